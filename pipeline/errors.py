@@ -1,0 +1,32 @@
+"""What can go wrong, as a tree.
+
+PonenteError
+├── InputError       the user's data, configuration or request is refused; never retried
+├── DamagedOutput    finished bytes are not the bytes that were recorded
+├── StorageError     a store did something the protocol cannot live with
+└── StepFailed       a step ended without an output (carries the log path and the cause)
+
+A message says what was expected, what was found, where, and what to do about it, in one line.
+"""
+
+from __future__ import annotations
+
+
+class PonenteError(Exception):
+    """Base of every error this project raises on purpose."""
+
+
+class InputError(PonenteError):
+    """The user's data, configuration or request cannot be used; trying again would not help."""
+
+
+class DamagedOutput(PonenteError):
+    """A finished output's bytes differ from its manifest: missing, truncated or changed."""
+
+
+class StorageError(PonenteError):
+    """The store refused, lost or tore something."""
+
+
+class StepFailed(PonenteError):
+    """A step of the graph ended without an output."""

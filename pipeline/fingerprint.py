@@ -1,0 +1,137 @@
+"""Canonical bytes of a step's configuration, and the SHA-256 that names its output.
+
+Two configurations get the same bytes when, and only when, they say the same thing: a dataclass
+carries its class, a float is written in hexadecimal (so -0.0 is not 0.0), a tuple is not a list,
+the key 1 is not "1", there is no depth limit, and a value whose meaning cannot be written down
+(NaN, a lambda, an open file, an array) raises `InputError` naming the path to it.
+
+What does not change a result is marked `Runtime` in its annotation and left out:
+
+    @dataclass(frozen=True)
+    class Example:
+        learning_rate: float
+        log_every: Annotated[int, Runtime] = 10
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import hashlib
+import json
+import math
+import typing
+from typing import Any
+
+from pipeline.errors import InputError
+
+
+class Runtime:
+    """Marker for `Annotated[...]`: this field says where or how to run, never what is computed."""
+
+
+def is_runtime(annotation: Any) -> bool:
+    """Whether an annotation carries the `Runtime` marker."""
+    return any(
+        mark is Runtime or isinstance(mark, Runtime)
+        for mark in getattr(annotation, "__metadata__", ())
+    )
+
+
+@functools.cache
+def identity_fields(cls: type) -> tuple[str, ...]:
+    """Names of a dataclass's fields that belong to its identity, in order of declaration."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return tuple(f.name for f in dataclasses.fields(cls) if not is_runtime(hints[f.name]))
+
+
+def canonical(value: Any, path: str = "config") -> Any:
+    """`value` as a JSON tree that tells apart everything Python tells apart.
+
+    Raises:
+        InputError: naming the path, when a value has no canonical form.
+    """
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        if math.isnan(value):
+            raise InputError(f"{path}: NaN cannot be part of a step's identity; give a number")
+        return {"float": value.hex()}
+    if type(value) is bytes:
+        return {"bytes": value.hex()}
+    if isinstance(value, enum.Enum):
+        return {"enum": _name_of(type(value), path), "member": value.name}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _canonical_dataclass(value, path)
+    if type(value) in (list, tuple):
+        items = [canonical(item, f"{path}[{i}]") for i, item in enumerate(value)]
+        return {type(value).__name__: items}
+    if type(value) in (set, frozenset):
+        return {"set": sorted((canonical(item, f"{path}{{}}") for item in value), key=_dumps)}
+    if type(value) is dict:
+        pairs = [
+            [canonical(key, f"{path} key"), canonical(item, f"{path}[{key!r}]")]
+            for key, item in value.items()
+        ]
+        return {"dict": sorted(pairs, key=lambda pair: _dumps(pair[0]))}
+    raise InputError(
+        f"{path}: a value of type {type(value).__module__}.{type(value).__qualname__} cannot be "
+        "part of a step's identity; use numbers, strings, tuples, dicts, enums or frozen "
+        "dataclasses of these"
+    )
+
+
+def _canonical_dataclass(value: Any, path: str) -> dict[str, Any]:
+    if not value.__dataclass_params__.frozen:
+        raise InputError(
+            f"{path}: {type(value).__qualname__} must be @dataclass(frozen=True) to be part of a "
+            "step's identity"
+        )
+    return {
+        "class": _name_of(type(value), path),
+        "fields": {
+            name: canonical(getattr(value, name), f"{path}.{name}")
+            for name in identity_fields(type(value))
+        },
+    }
+
+
+def _name_of(cls: type, path: str) -> str:
+    if "<locals>" in cls.__qualname__:
+        raise InputError(f"{path}: {cls.__qualname__} is defined in a function; move it to a module")
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _dumps(tree: Any) -> str:
+    return json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def digest(tree: Any) -> str:
+    """Hex SHA-256 of a canonical tree's JSON (sorted keys, ASCII, no spaces)."""
+    return hashlib.sha256(_dumps(tree).encode("ascii")).hexdigest()
+
+
+def difference(old: Any, new: Any, path: str = "") -> list[str]:
+    """Field-level differences of two canonical trees, as `path: old -> new` lines."""
+    if type(old) is dict and type(new) is dict:
+        # The wrappers of `canonical` would only lengthen the path a reader sees.
+        lines = []
+        for key in sorted({*old, *new}):
+            inner = path if key in ("fields", "float", "list", "tuple") else f"{path}.{key}".strip(".")
+            lines += difference(old.get(key), new.get(key), inner)
+        return lines
+    if type(old) is list and type(new) is list and len(old) == len(new):
+        return [
+            line
+            for i, (a, b) in enumerate(zip(old, new, strict=True))
+            for line in difference(a, b, f"{path}[{i}]")
+        ]
+    return [] if old == new and type(old) is type(new) else [f"{path}: {_show(old)} -> {_show(new)}"]
+
+
+def _show(leaf: Any) -> str:
+    if isinstance(leaf, str) and leaf.lower().startswith(("0x", "-0x")):
+        return repr(float.fromhex(leaf))
+    text = json.dumps(leaf)
+    return text if len(text) <= 60 else text[:57] + "..."
