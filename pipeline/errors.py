@@ -4,6 +4,7 @@ PonenteError
 ├── InputError       the user's data, configuration or request is refused; never retried
 ├── DamagedOutput    finished bytes are not the bytes that were recorded
 ├── StorageError     a store did something the protocol cannot live with
+├── WorkerLost       a process the step depended on died; the step can be tried again
 └── StepFailed       a step ended without an output (carries the log path and the cause)
 
 A message says what was expected, what was found, where, and what to do about it, in one line.
@@ -26,6 +27,10 @@ class DamagedOutput(PonenteError):
 
 class StorageError(PonenteError):
     """The store refused, lost or tore something."""
+
+
+class WorkerLost(PonenteError):
+    """A process the step depended on died; the step can be tried again."""
 
 
 class StepFailed(PonenteError):

@@ -21,6 +21,7 @@ import functools
 import hashlib
 import json
 import math
+import re
 import typing
 from typing import Any
 
@@ -64,12 +65,12 @@ def canonical(value: Any, path: str = "config") -> Any:
         return {"enum": _name_of(type(value), path), "member": value.name}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _canonical_dataclass(value, path)
-    if type(value) in (list, tuple):
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
         items = [canonical(item, f"{path}[{i}]") for i, item in enumerate(value)]
         return {type(value).__name__: items}
-    if type(value) in (set, frozenset):
+    if isinstance(value, set | frozenset) and type(value) in (set, frozenset):
         return {"set": sorted((canonical(item, f"{path}{{}}") for item in value), key=_dumps)}
-    if type(value) is dict:
+    if isinstance(value, dict) and type(value) is dict:
         pairs = [
             [canonical(key, f"{path} key"), canonical(item, f"{path}[{key!r}]")]
             for key, item in value.items()
@@ -99,7 +100,9 @@ def _canonical_dataclass(value: Any, path: str) -> dict[str, Any]:
 
 def _name_of(cls: type, path: str) -> str:
     if "<locals>" in cls.__qualname__:
-        raise InputError(f"{path}: {cls.__qualname__} is defined in a function; move it to a module")
+        raise InputError(
+            f"{path}: {cls.__qualname__} is defined in a function; move it to a module"
+        )
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
@@ -118,7 +121,9 @@ def difference(old: Any, new: Any, path: str = "") -> list[str]:
         # The wrappers of `canonical` would only lengthen the path a reader sees.
         lines = []
         for key in sorted({*old, *new}):
-            inner = path if key in ("fields", "float", "list", "tuple") else f"{path}.{key}".strip(".")
+            inner = (
+                path if key in ("fields", "float", "list", "tuple") else f"{path}.{key}".strip(".")
+            )
             lines += difference(old.get(key), new.get(key), inner)
         return lines
     if type(old) is list and type(new) is list and len(old) == len(new):
@@ -127,11 +132,13 @@ def difference(old: Any, new: Any, path: str = "") -> list[str]:
             for i, (a, b) in enumerate(zip(old, new, strict=True))
             for line in difference(a, b, f"{path}[{i}]")
         ]
-    return [] if old == new and type(old) is type(new) else [f"{path}: {_show(old)} -> {_show(new)}"]
+    return (
+        [] if old == new and type(old) is type(new) else [f"{path}: {_show(old)} -> {_show(new)}"]
+    )
 
 
 def _show(leaf: Any) -> str:
-    if isinstance(leaf, str) and leaf.lower().startswith(("0x", "-0x")):
+    if isinstance(leaf, str) and re.fullmatch(r"-?0x[01]\.[0-9a-f]+p[+-]\d+", leaf):
         return repr(float.fromhex(leaf))
     text = json.dumps(leaf)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -21,7 +21,6 @@ import uuid
 from collections.abc import Iterator
 from typing import IO, Any
 
-import fsspec
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
@@ -31,8 +30,9 @@ _memory_lock = threading.Lock()
 _CHUNK = 1 << 22
 
 
-def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
+def filesystem(url: str) -> tuple[Any, str]:
     """The fsspec filesystem of `url` and the path inside it."""
+    # Typed as Any: fsspec's annotations admit text where only bytes are ever read or written.
     return url_to_fs(url)
 
 

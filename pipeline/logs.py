@@ -1,0 +1,68 @@
+"""Each attempt's output, kept: logging, stdout and stderr, also of C++ libraries."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+
+from pipeline import storage
+
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+@contextlib.contextmanager
+def capture(url: str, *, redirect: bool) -> Iterator[None]:
+    """Send this process's log records to the object `url` while the block runs.
+
+    Args:
+        url: the log; written as it grows on a local disk, uploaded at the end elsewhere.
+        redirect: also send file descriptors 1 and 2 there (a worker's, not a terminal's).
+    """
+    local = storage.is_local(url)
+    path = storage.local_path(url) if local else tempfile.mkstemp(suffix=".log")[1]
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "a", buffering=1) as file, contextlib.ExitStack() as stack:
+        handler = logging.StreamHandler(file)
+        handler.setFormatter(logging.Formatter(_FORMAT))
+        stack.enter_context(_attached(handler))
+        if redirect:
+            stack.enter_context(_redirected(file.fileno()))
+        yield
+    if not local:
+        with open(path, "rb") as done:
+            storage.write_atomic(url, done.read())
+        os.unlink(path)
+
+
+@contextlib.contextmanager
+def _attached(handler: logging.Handler) -> Iterator[None]:
+    root, ours = logging.getLogger(), logging.getLogger("ponente")
+    level = ours.level
+    root.addHandler(handler)
+    ours.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        ours.setLevel(level)
+
+
+@contextlib.contextmanager
+def _redirected(target: int) -> Iterator[None]:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
+    try:
+        for descriptor in saved:
+            os.dup2(target, descriptor)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for descriptor, copy in saved.items():
+            os.dup2(copy, descriptor)
+            os.close(copy)

@@ -1,0 +1,91 @@
+"""A small graph without machine learning, for the engine's tests: workers can import it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pipeline import Artifact, InputError, Result, Runtime, StepRun, step, storage
+
+
+class Numbers(Artifact):
+    """Integers, one text file a shard."""
+
+    def values(self) -> list[int]:
+        """All numbers, in shard order."""
+        texts = (
+            storage.read_bytes(storage.join(self.shard(s.name), "n.txt")) for s in self.shards()
+        )
+        return [int(word) for text in texts for word in text.split()]
+
+
+class Total(Artifact):
+    """One number, in the result."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A config with a part that matters and a part that does not."""
+
+    factor: int = 1
+    note: Annotated[str, Runtime] = ""
+
+
+def write_numbers(directory: str, item: tuple[int, int]) -> Mapping[str, Any]:
+    """Shard writer: `count` numbers from `first`; marks its run in `PONENTE_MARKS`."""
+    first, count = item
+    if marks := os.environ.get("PONENTE_MARKS"):
+        with open(marks, "a") as file:
+            file.write(f"{first}\n")
+    with storage.open_write(storage.join(directory, "n.txt")) as file:
+        file.write(" ".join(str(n) for n in range(first, first + count)).encode())
+    return {"count": count}
+
+
+@step(output=Numbers, version=1)
+def numbers(run: StepRun, *, count: int, shards: int = 2) -> Result:
+    """0 .. count - 1 in equal shards."""
+    size = count // shards
+    items = {f"part/{i:03d}": (i * size, size) for i in range(shards)}
+    written = run.map(write_numbers, items)
+    return {"count": sum(s.result["count"] for s in written.values())}
+
+
+@step(output=Numbers, version=1)
+def scaled(
+    run: StepRun, numbers: Numbers, *, scale: Scale, delay: Annotated[float, Runtime] = 0
+) -> Result:
+    """The numbers, multiplied."""
+    del delay
+    with (
+        run.shard("all") as directory,
+        storage.open_write(storage.join(directory, "n.txt")) as file,
+    ):
+        file.write(" ".join(str(n * scale.factor) for n in numbers.values()).encode())
+    return {}
+
+
+@step(output=Total, version=1)
+def total(run: StepRun, left: Numbers, right: Numbers | None = None) -> Result:
+    """The sum of one or two sets of numbers."""
+    both = left.values() + (right.values() if right is not None else [])
+    return {"total": sum(both), "headline": [f"total {sum(both)}"]}
+
+
+@step(output=Total, version=1)
+def refuse(run: StepRun, left: Numbers) -> Result:
+    """Refuses whatever it is given."""
+    raise InputError(f"expected something else than {len(left.values())} numbers")
+
+
+@step(output=Total, version=1)
+def kill_once(run: StepRun, left: Numbers, *, flag: str) -> Result:
+    """Kills its own process the first time, succeeds the second."""
+    if not Path(flag).exists():
+        Path(flag).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"total": sum(left.values())}
