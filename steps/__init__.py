@@ -1,0 +1,1 @@
+"""The step library: configuration in, artifact out; importable without jax or numpy."""

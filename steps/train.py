@@ -1,0 +1,152 @@
+"""Train a model on shuffled sequences: the declaration, and the glue to `training.loop`.
+
+The loop runs on every process of the hardware at once. A checkpoint exists when its ledger record
+does; a new attempt, on this hardware or another, goes on from the newest sound one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Annotated, Any
+
+from models.config import TransformerConfig
+from pipeline import (
+    GangProcess,
+    Hardware,
+    InputError,
+    Result,
+    Runtime,
+    StepRun,
+    local,
+    step,
+    storage,
+)
+from pipeline.ledger import Ledger
+from pipeline.run import Emit
+from steps.artifacts import TRAIN, VALIDATION, Checkpoint, Sequences
+from training.config import OptimizerConfig, TrainConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Assignment:
+    """What every process of the gang is sent: the job, and where its checkpoints are recorded."""
+
+    job: Any
+    root: str
+
+
+@step(output=Checkpoint, version=1, cpus=0)
+def train(
+    run: StepRun,
+    sequences: Sequences,
+    *,
+    model: TransformerConfig,
+    optimizer: OptimizerConfig,
+    train: TrainConfig,
+    hardware: Annotated[Hardware, Runtime] = local(),
+) -> Result:
+    """A model trained for `train.steps` steps; refuses sizes that do not fit before it compiles."""
+    from training.job import Shuffle, TrainJob
+
+    cache, order = sequences.cache, sequences.result
+    if train.sequence_length != order["sequence_length"]:
+        raise InputError(
+            f"train.sequence_length is {train.sequence_length}, the shuffled sequences are "
+            f"{order['sequence_length']} tokens long; give both steps the same length"
+        )
+    job = TrainJob(
+        model=model,
+        optimizer=optimizer,
+        train=train,
+        train_shards=cache.split(TRAIN),
+        validation_shards=cache.split(VALIDATION),
+        vocab_size=cache.result["vocab_size"],
+        eos_id=cache.result["eos_id"],
+        token_bytes=tuple(cache.token_bytes().tolist()),
+        shuffle=Shuffle(**{k: order[k] for k in ("io_block_size", "window_blocks", "seed")}),
+        checkpoint_directory=storage.join(run.directory, "checkpoints"),
+        attempt=run.attempt,
+        resume_from=_recorded_checkpoints(run.ledger),
+    )
+    trained = run.gang(hardware, train_process, Assignment(job, run.root))
+    with run.shard("record") as directory:
+        for name in ("history", "evaluations"):
+            lines = "".join(json.dumps(row) + "\n" for row in trained[name])
+            storage.write_atomic(storage.join(directory, f"{name}.jsonl"), lines.encode())
+    entropy = cache.result["splits"][TRAIN]["unigram_entropy"]
+    return {
+        **_summary(trained, entropy),
+        "model": dataclasses.asdict(model),
+        "sequence_length": train.sequence_length,
+        "hardware": hardware.name,
+    }
+
+
+def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
+    """One process of the gang: the training loop, with checkpoints recorded in the ledger."""
+    from training.distributed import Coordinator
+    from training.loop import train as train_loop
+
+    job, ledger = assignment.job, Ledger(assignment.root)
+    coordinator = (
+        Coordinator(process.coordinator, process.count, process.index)
+        if process.coordinator is not None
+        else None
+    )
+
+    def on_commit(step: int, path: str) -> None:
+        ledger.add(_shard_name(path), path, {"step": step})
+
+    def on_drop(step: int, path: str) -> None:
+        ledger.drop(_shard_name(path))
+
+    def on_progress(step: int, steps: int, row: dict[str, Any]) -> None:
+        emit(
+            {"event": "progress", "done": step, "total": steps, "unit": "steps", "note": _note(row)}
+        )
+
+    result = train_loop(
+        job,
+        coordinator=coordinator,
+        on_commit=on_commit,
+        on_drop=on_drop,
+        on_progress=on_progress,
+    )
+    return {
+        **dataclasses.asdict(result),
+        "checkpoint": _shard_name(result.checkpoint),
+    }
+
+
+def _shard_name(path: str) -> str:
+    """Ledger name of a checkpoint's directory, which is named by step and attempt."""
+    return f"checkpoint/{path.rstrip('/').rpartition('/')[2]}"
+
+
+def _recorded_checkpoints(ledger: Ledger) -> tuple[tuple[int, str], ...]:
+    shards = ledger.finished("checkpoint/").values()
+    paths = [(s.result["step"], storage.join(ledger.root, s.root)) for s in shards]
+    return tuple(sorted(paths))
+
+
+def _note(row: dict[str, Any]) -> str:
+    return f"loss {row['loss']:.3f}  {row['tokens_per_second']:,.0f} tokens/s"
+
+
+def _summary(trained: dict[str, Any], entropy: float) -> dict[str, Any]:
+    first, last = trained["evaluations"][0], trained["evaluations"][-1]
+    return {
+        "checkpoint": trained["checkpoint"],
+        "unigram_entropy": entropy,
+        "first": first,
+        "last": last,
+        "seconds": trained["seconds"],
+        "compilations": trained["compilations"],
+        "attention": f"{trained['backend']}: {trained['backend_reason']}",
+        "headline": [
+            f"validation loss {first['loss']:.3f} -> {last['loss']:.3f} nats per token over "
+            f"{last['step']:,} steps (unigram entropy {entropy:.3f}; "
+            f"{last['bits_per_byte']:.3f} bits per byte)"
+        ],
+    }

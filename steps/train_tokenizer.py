@@ -1,0 +1,30 @@
+"""Train a byte-level BPE tokenizer on the training split of a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipeline import Result, StepRun, step, storage
+from steps.artifacts import TRAIN, Documents, Tokenizer
+
+
+@step(output=Tokenizer, version=1)
+def train_tokenizer(run: StepRun, documents: Documents, *, vocab_size: int) -> Result:
+    """A tokenizer of exactly `vocab_size` entries; refuses when the text supports fewer."""
+    from data.tokenizer import TextTokenizer, train
+
+    tokenizer_json = train(_texts(run, documents), vocab_size)
+    with run.shard("tokenizer") as directory:
+        storage.write_atomic(storage.join(directory, "tokenizer.json"), tokenizer_json)
+    tokenizer = TextTokenizer(tokenizer_json)
+    return {"vocab_size": tokenizer.vocab_size, "digest": tokenizer.digest}
+
+
+def _texts(run: StepRun, documents: Documents) -> Iterator[list[str]]:
+    from data.table import read_table
+
+    files = documents.files(TRAIN)
+    for index, (_, file) in enumerate(files):
+        for batch in read_table(file, ("text",)):
+            yield batch.column("text").to_pylist()
+        run.progress(index + 1, len(files), "shards read")

@@ -1,0 +1,120 @@
+"""Manifests and ledgers: complete, or not there, or an error; never half."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from pipeline import storage
+from pipeline.errors import DamagedOutput, StorageError
+from pipeline.ledger import Ledger
+from pipeline.manifest import Manifest, load, load_verified
+
+
+def _publish(root, **changes):
+    with storage.open_write(f"{root}/attempts/1/shards/a/data.bin") as file:
+        file.write(b"0123456789")
+    shard = Ledger(str(root)).add("a", f"{root}/attempts/1/shards/a", {"count": 10})
+    fields = {
+        "key": "k" * 64,
+        "step": "s",
+        "version": 1,
+        "label": "s",
+        "config": {},
+        "inputs": {},
+        "shards": (shard,),
+        "result": {"x": 1},
+        "attempt": "1",
+        "started": 0.0,
+        "seconds": 1.0,
+        "provenance": {},
+        **changes,
+    }
+    manifest = Manifest(**fields)
+    storage.create(f"{root}/manifest.json", manifest.to_bytes())
+    return manifest
+
+
+def test_a_manifest_comes_back_as_it_was_written(tmp_path):
+    """Round trip through the store."""
+    written = _publish(tmp_path)
+    assert load(str(tmp_path)) == written
+    assert load_verified(str(tmp_path), "k" * 64) == written
+
+
+def test_no_manifest_means_no_output(tmp_path):
+    """A directory with files but no manifest is not an output."""
+    (tmp_path / "data.bin").write_bytes(b"x")
+    assert load(str(tmp_path)) is None
+
+
+def test_every_torn_manifest_is_an_error(tmp_path):
+    """Cut at any byte, the manifest is damage and never a success."""
+    whole = _publish(tmp_path).to_bytes()
+    for length in range(len(whole)):
+        storage.write_atomic(str(tmp_path / "manifest.json"), whole[:length])
+        with pytest.raises(DamagedOutput):
+            load_verified(str(tmp_path), "k" * 64)
+
+
+@pytest.mark.parametrize("change", [{"schema": 2}, {"shards": 3}, {"unknown": 1}, {"key": None}])
+def test_foreign_manifests_are_refused(tmp_path, change):
+    """Another schema, a field of another type, a field we do not know."""
+    tree = {**json.loads(_publish(tmp_path).to_bytes()), **change}
+    storage.write_atomic(str(tmp_path / "manifest.json"), json.dumps(tree).encode())
+    with pytest.raises(DamagedOutput):
+        load_verified(str(tmp_path), "k" * 64)
+
+
+def test_another_key_in_the_same_place_is_refused(tmp_path):
+    """The full key is compared, not only the part in the path."""
+    _publish(tmp_path)
+    with pytest.raises(DamagedOutput, match="expected"):
+        load_verified(str(tmp_path), "k" * 63 + "x")
+
+
+@pytest.mark.parametrize("damage", ["delete", "truncate", "extend"])
+def test_missing_and_resized_files_are_noticed_on_every_hit(tmp_path, damage):
+    """A hit looks at every file's size."""
+    _publish(tmp_path)
+    file = tmp_path / "attempts/1/shards/a/data.bin"
+    if damage == "delete":
+        file.unlink()
+    else:
+        file.write_bytes(b"012345678" if damage == "truncate" else b"0123456789x")
+    with pytest.raises(DamagedOutput, match=r"data\.bin"):
+        load_verified(str(tmp_path), "k" * 64)
+
+
+def test_content_digest_depends_on_content_alone(tmp_path):
+    """Equal files give equal digests in another attempt and place; a changed byte does not."""
+    first = _publish(tmp_path / "one")
+    second = _publish(tmp_path / "two", attempt="2", started=9.0)
+    assert first.digest == second.digest
+    file = first.shards[0].files[0]
+    changed = dataclasses.replace(
+        first.shards[0], files=(dataclasses.replace(file, sha256="0" * 64),)
+    )
+    assert dataclasses.replace(first, shards=(changed,)).digest != first.digest
+
+
+def test_the_first_record_of_a_shard_stands(tmp_path):
+    """Two attempts at one shard: the ledger keeps the first, and tells the second."""
+    ledger = Ledger(str(tmp_path))
+    for attempt in ("1", "2"):
+        with storage.open_write(f"{tmp_path}/attempts/{attempt}/x") as file:
+            file.write(attempt.encode())
+    first = ledger.add("part/0", f"{tmp_path}/attempts/1", {"n": 1})
+    second = ledger.add("part/0", f"{tmp_path}/attempts/2", {"n": 2})
+    assert first == second == ledger.read("part/0")
+    assert list(ledger.finished()) == ["part/0"]
+    ledger.drop("part/0")
+    assert ledger.finished() == {}
+
+
+def test_shards_outside_the_step_are_refused(tmp_path):
+    """A shard's files live under the step's own directory."""
+    with pytest.raises(StorageError):
+        Ledger(str(tmp_path / "step")).add("a", str(tmp_path / "elsewhere"), {})
