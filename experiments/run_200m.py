@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from data.source import fineweb_edu, python_documentation
 from models import presets
 from models.config import TransformerConfig
-from pipeline import main, pod
+from pipeline import main, named, pod
 from steps.artifacts import Report
 from steps.block_shuffle import block_shuffle
 from steps.evaluate import evaluate
@@ -71,7 +71,7 @@ SMOKE = Settings(
 
 def graph(s: Settings) -> Report:
     """Documents to a report, ten lines."""
-    some = sample(s.source, tokens=s.tokenizer_tokens, seed=s.seed)
+    some = named(sample(s.source, tokens=s.tokenizer_tokens, seed=s.seed), "sample_some")
     tokenizer = train_tokenizer(some, vocab_size=s.model.vocab_size)
     documents = sample(
         s.source, tokenizer, tokens=s.tokens, validation_tokens=s.validation_tokens, seed=s.seed

@@ -1,0 +1,1 @@
+"""Haliax modules with named axes: the transformer, its attention and loss, and what they cost."""

@@ -9,7 +9,7 @@ from pipeline.errors import InputError, PonenteError
 from pipeline.fingerprint import Runtime
 from pipeline.hardware import Hardware, local, pod
 from pipeline.run import GangProcess, StepRun
-from pipeline.step import Result, step
+from pipeline.step import Result, named, step
 
 __all__ = [
     "Artifact",
@@ -22,6 +22,7 @@ __all__ = [
     "StepRun",
     "local",
     "main",
+    "named",
     "pod",
     "step",
 ]

@@ -34,16 +34,12 @@ class Request:
     """Everything a process needs to execute a step; picklable."""
 
     step: StepFunction[..., Any]
+    label: str
     key: str
     root: str
     inputs: Mapping[str, tuple[str, str]]  # argument -> (step directory, key)
     arguments: Mapping[str, Any]  # configuration and runtime arguments
     canonical_config: Mapping[str, Any]
-
-    @property
-    def label(self) -> str:
-        """What people call the step."""
-        return self.step.label
 
 
 @dataclass(frozen=True)

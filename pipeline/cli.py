@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import runpy
@@ -65,9 +66,11 @@ def command() -> None:
 
 
 def _parser(presets: Mapping[str, Any]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("verb", nargs="?", choices=VERBS, default="run")
-    parser.add_argument("step", nargs="?", help="show, logs: which step")
+    parser = argparse.ArgumentParser(
+        add_help=False,
+        allow_abbrev=False,
+        usage=f"%(prog)s [{'|'.join(VERBS)}] [STEP (show, logs)] [flags]",
+    )
     parser.add_argument("--preset", choices=list(presets), default=next(iter(presets)))
     parser.add_argument(
         "--prefix",
@@ -84,8 +87,9 @@ def _parser(presets: Mapping[str, Any]) -> argparse.ArgumentParser:
 
 def _main(build: Callable[[S], Any], presets: Mapping[str, S], arguments: list[str]) -> int:
     clock = time.perf_counter()
+    verb, step, flags = _split(arguments)
     parser = _parser(presets)
-    options, overrides = parser.parse_known_args(arguments)
+    options, overrides = parser.parse_known_args(flags)
     if options.help:
         parser.print_help()
         overrides = ["--help"]
@@ -93,10 +97,19 @@ def _main(build: Callable[[S], Any], presets: Mapping[str, S], arguments: list[s
     wanted = build(settings)
     targets = [as_node(t) for t in (wanted if isinstance(wanted, tuple) else (wanted,))]
     prefix = storage.normalise(options.prefix)
-    if options.verb == "run":
+    if verb == "run":
         return _run(targets, prefix, settings, options, clock)
     verbs = {"plan": _plan, "graph": _graph, "show": _show, "logs": _logs}
-    return verbs[options.verb](targets, prefix, options.step)
+    return verbs[verb](targets, prefix, step)
+
+
+def _split(arguments: list[str]) -> tuple[str, str | None, list[str]]:
+    """(verb, step, flags): words before the first flag are the verb and the step it is about."""
+    words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
+    verb = words[0] if words else "run"
+    if verb not in VERBS or len(words) > (2 if verb in ("show", "logs") else 1):
+        raise InputError(f"expected one of {', '.join(VERBS)}, got {' '.join(words)!r}")
+    return verb, words[1] if len(words) > 1 else None, arguments[len(words) :]
 
 
 def _override(preset: S, overrides: list[str]) -> S:

@@ -28,25 +28,38 @@ class Display(Protocol):
         ...
 
 
+class Rate:
+    """Turns progress events of one step into text with a rate and the time left.
+
+    The rate counts from the first event seen, so neither the compilation before it nor what an
+    earlier attempt did is in it.
+    """
+
+    def __init__(self) -> None:
+        self._first: tuple[float, float] | None = None
+
+    def describe(self, event: dict[str, Any]) -> str:
+        """`done/total unit  rate  time left  note`."""
+        done, total, unit = event["done"], event["total"], event["unit"]
+        text = f"{done:,.0f}/{total:,.0f} {unit}"
+        if self._first is None or done < self._first[0]:
+            self._first = (done, event["time"])
+        more, seconds = done - self._first[0], event["time"] - self._first[1]
+        if more and seconds > 0.5:
+            rate = more / seconds
+            text += f"  {rate:,.2f} {unit}/s"
+            text += f"  {_duration((total - done) / rate)} left" if done < total else ""
+        return text + (f"  {event['note']}" if event.get("note") else "")
+
+
 @dataclass
 class _Row:
     label: str
     state: str = "waiting"
     detail: str = ""
-    since: float = field(default_factory=time.monotonic)
     done: float = 0.0
     total: float = 0.0
-
-
-def describe_progress(event: dict[str, Any], seconds: float) -> str:
-    """`done/total unit  rate  ETA  note` of a progress event, `seconds` after the step began."""
-    done, total, unit = event["done"], event["total"], event["unit"]
-    text = f"{done:,.0f}/{total:,.0f} {unit}"
-    if done and seconds > 0.5:
-        rate = done / seconds
-        left = (total - done) / rate
-        text += f"  {rate:,.1f} {unit}/s" + (f"  {_duration(left)} left" if done < total else "")
-    return text + (f"  {event['note']}" if event.get("note") else "")
+    rate: Rate = field(default_factory=Rate)
 
 
 def _duration(seconds: float) -> str:
@@ -75,7 +88,7 @@ class PlainDisplay:
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stdout
-        self._started: dict[str, float] = {}
+        self._rates: dict[str, Rate] = {}
         self._last: dict[str, float] = {}
 
     def __call__(self, event: dict[str, Any]) -> None:
@@ -85,12 +98,12 @@ class PlainDisplay:
             return
         key = event["key"]
         if event["event"] == "started":
-            self._started[key] = now
+            self._rates[key], self._last[key] = Rate(), now
         if event["event"] == "progress":
-            since = now - self._started.get(key, now)
-            if now - self._last.get(key, self._started.get(key, now)) >= _LINE_SECONDS:
+            text = self._rates.setdefault(key, Rate()).describe(event)
+            if now - self._last.get(key, now) >= _LINE_SECONDS:
                 self._last[key] = now
-                self._print(label, describe_progress(event, since))
+                self._print(label, text)
         elif event["event"] != "queued" and (text := _sentence(event)) is not None:
             self._print(label, text)
 
@@ -119,13 +132,11 @@ class LiveDisplay:
         if row is None:
             return
         kind = event["event"]
-        if kind == "started":
-            row.since = time.monotonic()
         if kind == "warning":
             self._warnings.append(f"{row.label}: {event['message']}")
         elif kind == "progress":
             row.done, row.total = event["done"], event["total"]
-            row.detail = describe_progress(event, time.monotonic() - row.since)
+            row.detail = row.rate.describe(event)
         elif (text := _sentence(event)) is not None:
             row.state, row.detail = kind, text
         self._live.update(self._draw())

@@ -143,6 +143,7 @@ class Execution:
     def _request(self, node: Node) -> Request:
         return Request(
             step=node.step,
+            label=node.label,
             key=node.key,
             root=self.path(node),
             inputs={name: (self.path(n), n.key) for name, n in node.inputs.items()},

@@ -33,7 +33,7 @@ class Planned:
 
 
 class _Earlier:
-    """Manifests in the store by step label, read once and only when a reason is wanted."""
+    """Manifests in the store by step function, read once and only when a reason is wanted."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -66,7 +66,7 @@ def plan(targets: list[Node], prefix: str) -> list[Planned]:
     for node in order:
         entry = looked[node.key]
         if entry.status in ("miss", "partial", "running"):
-            why = _reason(node, earlier.of(node.label), changed)
+            why = _reason(node, earlier.of(node.step.label), changed)
             changed[node.key] = why
             reason = f"{entry.reason}; {why}" if entry.reason else why
         else:

@@ -17,6 +17,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError, WorkerCrashedE
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from pipeline import errors
 from pipeline.errors import InputError, PonenteError, WorkerLost
 from pipeline.hardware import Hardware
 from pipeline.inline import InlineWorkers
@@ -247,8 +248,8 @@ def _collect(answers: list[Any], hardware: Hardware) -> Any:
             raise WorkerLost(
                 f"process {index} of {hardware.processes} on {hardware.name} died ({_line(error)})"
             ) from error
-        if status == "InputError":
-            raise InputError(value)
+        if status in ("InputError", "DamagedOutput", "WorkerLost"):
+            raise getattr(errors, status)(value)
         if status != "done":
             raise PonenteError(
                 f"process {index} of {hardware.processes} on {hardware.name}: {value}"

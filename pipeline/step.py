@@ -38,7 +38,10 @@ _KEY_DIGITS = 20  # of 64 hex digits appear in the path: 80 bits; the manifest h
 
 
 class Node:
-    """One call of a step in a graph: what to run, on which inputs, with which configuration."""
+    """One call of a step in a graph: what to run, on which inputs, with which configuration.
+
+    `label` is what people call it: the step function's own name, or the one `named` gave.
+    """
 
     def __init__(
         self,
@@ -51,6 +54,7 @@ class Node:
         self.inputs = inputs
         self.config = config
         self.runtime = runtime
+        self.label = step.label
         self.canonical_config = {
             name: fingerprint.canonical(value, f"{step.label}({name}=...)")
             for name, value in config.items()
@@ -65,14 +69,9 @@ class Node:
         )
 
     @property
-    def label(self) -> str:
-        """What people call it: the step function's own name."""
-        return self.step.label
-
-    @property
     def directory(self) -> str:
-        """Name of its output directory under the store's prefix."""
-        return f"{self.label}-{self.key[:_KEY_DIGITS]}"
+        """Name of its output directory under the store's prefix; a display name changes nothing."""
+        return f"{self.step.label}-{self.key[:_KEY_DIGITS]}"
 
     def __repr__(self) -> str:
         return f"<{self.directory}>"
@@ -208,6 +207,15 @@ def as_node(artifact: Artifact | Node) -> Node:
     if isinstance(artifact, Node):
         return artifact
     raise InputError(f"expected the output of a step call, got {artifact!r}")
+
+
+def named(artifact: A, name: str) -> A:
+    """The same node under another display name, for graphs that call a step twice.
+
+    The name is not part of the key: renaming keeps what was built.
+    """
+    as_node(artifact).label = name
+    return artifact
 
 
 def topological(targets: list[Node]) -> list[Node]:

@@ -35,7 +35,9 @@ def block_shuffle(
             f"sequence_length {sequence_length:,} is longer than the data: {tokens.path} has "
             f"{there:,} training tokens; sample more tokens or shorten the sequence"
         )
-    order = BlockShuffle(count, io_block_size, window_blocks, seed)
+    order = BlockShuffle(
+        sequences=count, io_block_size=io_block_size, window_blocks=window_blocks, seed=seed
+    )
     first = order.rows(np.arange(min(count, io_block_size * window_blocks)))
     if len(np.unique(first)) != len(first):
         raise AssertionError(f"{order}: a row came twice in the first window")

@@ -1,4 +1,4 @@
-"""Charts of a training run as inline SVG, drawn with matplotlib; nothing is fetched to view them."""
+"""Charts of a training run as inline SVG, drawn with matplotlib; viewing fetches nothing."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def _cards(
         (f"{scores.result['bits_per_byte']:.3f}", "bits per byte, whole held-out split"),
         (f"{rates[len(rates) // 2]:,.0f}", "tokens per second, median step"),
         (f"{last['step']:,}", "steps"),
-        (f"{model.result['seconds']:,.0f} s", "training, last attempt"),
+        (f"{model.result['seconds']['total']:,.0f} s", "training, last attempt"),
     ]
 
 

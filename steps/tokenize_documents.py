@@ -52,13 +52,14 @@ def tokenize_shard(directory: str, item: tuple[str, str]) -> Mapping[str, Any]:
         _encoded(file, tokenizer),
         vocab_size=tokenizer.vocab_size,
         eos_id=tokenizer.eos_id,
+        tokenizer_digest=tokenizer.digest,
     )
     with storage.open_write(storage.join(directory, "occurrences.npy")) as out:
-        np.save(out, written.occurrences, allow_pickle=False)
+        np.save(out, written.counts, allow_pickle=False)
     return {
         "tokens": written.tokens,
         "documents": written.documents,
-        "content": written.content,
+        "content": written.digest,
         "seconds": time.monotonic() - clock,
         "cpu_seconds": time.process_time() - cpu,
     }

@@ -22,9 +22,11 @@ from pipeline import (
     step,
     storage,
 )
+from pipeline.errors import WorkerLost
 from pipeline.ledger import Ledger
 from pipeline.run import Emit
 from steps.artifacts import TRAIN, VALIDATION, Checkpoint, Sequences
+from steps.gang import coordinator_of
 from training.config import OptimizerConfig, TrainConfig
 
 
@@ -78,22 +80,16 @@ def train(
     return {
         **_summary(trained, entropy),
         "model": dataclasses.asdict(model),
-        "sequence_length": train.sequence_length,
+        "train": dataclasses.asdict(train),
         "hardware": hardware.name,
     }
 
 
 def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
     """One process of the gang: the training loop, with checkpoints recorded in the ledger."""
-    from training.distributed import Coordinator
     from training.loop import train as train_loop
 
     job, ledger = assignment.job, Ledger(assignment.root)
-    coordinator = (
-        Coordinator(process.coordinator, process.count, process.index)
-        if process.coordinator is not None
-        else None
-    )
 
     def on_commit(step: int, path: str) -> None:
         ledger.add(_shard_name(path), path, {"step": step})
@@ -106,13 +102,21 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
             {"event": "progress", "done": step, "total": steps, "unit": "steps", "note": _note(row)}
         )
 
+    def on_event(kind: str, fields: dict[str, Any]) -> None:
+        if kind == "damaged_checkpoint":
+            emit({"event": "warning", "message": f"damaged checkpoint: {fields['reason']}"})
+
     result = train_loop(
         job,
-        coordinator=coordinator,
+        coordinator=coordinator_of(process),
         on_commit=on_commit,
         on_drop=on_drop,
         on_progress=on_progress,
+        on_event=on_event,
     )
+    if result.preempted:
+        # Not a failure: the checkpoint is saved, and another attempt goes on from it.
+        raise WorkerLost(f"preempted at step {result.steps}, after saving a checkpoint")
     return {
         **dataclasses.asdict(result),
         "checkpoint": _shard_name(result.checkpoint),

@@ -1,0 +1,1 @@
+"""The training loop: state, optimizer, sharding, checkpoints, metrics, resume."""

@@ -1,0 +1,123 @@
+"""Real English text that is wherever Python is, so that a first run needs no network.
+
+Two kinds of documents, about 2 MB together: the topics of the language reference that `help()`
+shows (`pydoc_data.topics`), and the docstrings of the standard library, one document per module in
+source order (the module's docstring, then its classes and functions), which is how a reader of
+`help(module)` meets them and long enough to fill a context.
+
+The table is a function of the Python build alone: files are visited in sorted order, a docstring
+that occurred before is left out, nothing depends on the locale or on the file system. Distributors
+patch the library, so two builds of one version may differ in a few documents.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import platform
+import pydoc_data.topics
+import re
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from data.source import PYTHON_DOCS
+from pipeline.errors import InputError
+
+SOURCE = "Documentation inside CPython: pydoc_data.topics and the standard library's docstrings"
+LICENCE = "PSF-2.0"
+
+_SHORTEST_DOCSTRING = 41
+_SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
+_UNDERLINE = re.compile(r"^[ \t]*([*=\-~^#\"'+])\1{2,}[ \t]*$\n?", re.MULTILINE)
+_DIRECTIVE = re.compile(r"^[ \t]*\.\. (?:_[^\n]*:|index::[^\n]*)$\n?", re.MULTILINE)
+_BLANK_LINES = re.compile(r"\n{3,}")
+_WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def check_version(source: str) -> None:
+    """Raise `InputError` unless `source` is the documentation of the Python that runs now."""
+    asked, running = source.removeprefix(PYTHON_DOCS), platform.python_version()
+    if asked != running:
+        raise InputError(
+            f"source {source!r}: the text inside Python {asked} was asked for, but this is Python "
+            f"{running}; run with Python {asked}, or use python_documentation() for this one"
+        )
+
+
+@functools.cache
+def documents() -> pa.Table:
+    """Every document, with columns of FineWeb-edu.
+
+    Returns:
+        A table of `id` and `url` (string, unique), `text` (string, never empty) and `token_count`
+        (int64): UTF-8 bytes / 4, rounded, since no tokenizer has counted these documents yet.
+    """
+    found = [*_topics(), *module_documents(Path(sysconfig.get_paths()["stdlib"]))]
+    version = platform.python_version()
+    return pa.table(
+        {
+            "id": pa.array([name for name, _ in found], pa.string()),
+            "text": pa.array([text for _, text in found], pa.string()),
+            "url": pa.array([f"{PYTHON_DOCS}{version}/{name}" for name, _ in found], pa.string()),
+            "token_count": pa.array(
+                [round(len(text.encode("utf-8")) / 4) for _, text in found], pa.int64()
+            ),
+        }
+    )
+
+
+def clean_topic(text: str) -> str:
+    """A topic without the underlines, labels and index entries of reStructuredText."""
+    text = _UNDERLINE.sub("", _DIRECTIVE.sub("", text))
+    return _BLANK_LINES.sub("\n\n", text).strip()
+
+
+def docstrings(source: str) -> Iterator[str]:
+    """The docstrings of one module's source in source order, cleaned, 41 characters or longer."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # old escapes in the library are not this run's concern
+        tree = ast.parse(source)
+    yield from _docstrings_under(tree)
+
+
+def module_documents(library: Path) -> Iterator[tuple[str, str]]:
+    """(id, text) of every module under a folder that has docstrings, by path."""
+    seen: set[str] = set()
+    for path in _library_files(library):
+        texts = []
+        for text in docstrings(path.read_text(encoding="utf-8")):
+            if text not in seen:
+                seen.add(text)
+                texts.append(text)
+        if texts:
+            yield f"Lib/{path.relative_to(library).as_posix()}", "\n\n".join(texts)
+
+
+def _docstrings_under(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, _WITH_DOCSTRING):
+        text = inspect.cleandoc(ast.get_docstring(node, clean=False) or "").strip()
+        if len(text) >= _SHORTEST_DOCSTRING:
+            yield text
+    for child in ast.iter_child_nodes(node):
+        yield from _docstrings_under(child)
+
+
+def _topics() -> Iterator[tuple[str, str]]:
+    for name, text in sorted(pydoc_data.topics.topics.items()):
+        if cleaned := clean_topic(text):
+            yield f"topics/{name}", cleaned
+
+
+def _library_files(library: Path) -> list[Path]:
+    """The importable modules of the library; generated and vendored folders are left out."""
+
+    def wanted(path: Path) -> bool:
+        folders = path.relative_to(library).parts[:-1]
+        return all(name.isidentifier() and name not in _SKIPPED for name in folders)
+
+    return sorted(filter(wanted, library.rglob("*.py")), key=lambda path: path.as_posix())

@@ -1,0 +1,128 @@
+"""The order of training: from a position in the run to a row of the token array.
+
+The tokens of a split are one long array, cut into rows of one sequence each. An order maps a
+global position (batch * batch size + place in the batch) to a row, as a pure function of the seed
+and that position: nothing is stored, resuming needs one integer, and every process of any number of
+processes computes the same batch. Each epoch visits every row once, in an order of its own.
+
+`BlockShuffle` trades randomness against locality of reading: blocks of neighbouring rows are
+permuted over the whole set, then rows are permuted inside windows of so many blocks, so that what
+a window reads from storage is bounded. Blocks of one row, or one window over all, shuffle fully.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from data.permutation import FeistelPermutation, derive_key
+from pipeline.errors import InputError
+
+
+def sequence_count(tokens: int, sequence_length: int) -> int:
+    """Whole sequences in so many tokens, documents joined and cut; the rest is left over."""
+    if sequence_length < 1:
+        raise InputError(f"sequence_length={sequence_length}: expected at least 1")
+    return tokens // sequence_length
+
+
+class Order(Protocol):
+    """What a loader asks of an order."""
+
+    @property
+    def sequences(self) -> int:
+        """Rows in one epoch."""
+        ...
+
+    def rows(self, positions: np.ndarray) -> np.ndarray:
+        """The row at each global position, int64."""
+        ...
+
+
+@dataclass(frozen=True)
+class SequentialOrder:
+    """Rows as they lie, again from the start after the last; for evaluation."""
+
+    sequences: int
+
+    def __post_init__(self) -> None:
+        _at_least_one("SequentialOrder", "sequences", self.sequences)
+
+    def rows(self, positions: np.ndarray) -> np.ndarray:
+        """The row at each global position (int64)."""
+        return np.asarray(positions, np.int64) % self.sequences
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockShuffle:
+    """A reshuffle in every epoch, whose reads stay inside a window.
+
+    Attributes:
+        sequences: rows in the set.
+        io_block_size: neighbouring rows that stay together until the second permutation.
+        window_blocks: blocks whose rows are permuted together; a loader that holds a window of
+            `io_block_size * window_blocks` sequences in its cache reads everything once.
+        seed: any integer.
+    """
+
+    sequences: int
+    io_block_size: int
+    window_blocks: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        for name in ("sequences", "io_block_size", "window_blocks"):
+            _at_least_one("BlockShuffle", name, getattr(self, name))
+
+    @property
+    def blocks(self) -> int:
+        """Blocks in the set, the last one perhaps short."""
+        return -(-self.sequences // self.io_block_size)
+
+    def rows(self, positions: np.ndarray) -> np.ndarray:
+        """The row at each global position (int64, non-negative), epoch after epoch."""
+        positions = np.asarray(positions, np.int64)
+        if positions.size and positions.min() < 0:
+            raise IndexError("expected positions of 0 or more")
+        epochs, places = np.divmod(positions, self.sequences)
+        rows = np.empty_like(positions)
+        for epoch in np.unique(epochs):
+            chosen = epochs == epoch
+            rows[chosen] = self._rows_of_epoch(int(epoch), places[chosen])
+        return rows
+
+    def _rows_of_epoch(self, epoch: int, places: np.ndarray) -> np.ndarray:
+        block_order = _permutation(self.blocks, self.seed, epoch, "blocks", 0)
+        missing = self.blocks * self.io_block_size - self.sequences
+        # The short block may come anywhere. Slots are places as if it were whole: they jump over
+        # its missing rows, which lie at the end of its window until that window is permuted.
+        short_rank = int(block_order.inverse(np.array([self.blocks - 1]))[0])
+        window_size = self.window_blocks * self.io_block_size
+        short_window = short_rank // self.window_blocks
+        end = min((short_window + 1) * window_size, self.blocks * self.io_block_size) - missing
+        slots = np.where(places >= end, places + missing, places)
+        windows = slots // window_size
+        for window in np.unique(windows):
+            chosen = windows == window
+            begin = int(window) * window_size
+            size = min(window_size, self.blocks * self.io_block_size - begin)
+            size -= missing if window == short_window else 0
+            inside = _permutation(size, self.seed, epoch, "window", int(window))
+            slots[chosen] = begin + inside(slots[chosen] - begin)
+        after_short = slots >= (short_rank + 1) * self.io_block_size - missing
+        slots = np.where((windows == short_window) & after_short, slots + missing, slots)
+        ranks, offsets = np.divmod(slots, self.io_block_size)
+        return block_order(ranks) * self.io_block_size + offsets
+
+
+@functools.lru_cache(maxsize=64)
+def _permutation(size: int, seed: int, epoch: int, stage: str, window: int) -> FeistelPermutation:
+    return FeistelPermutation(size, derive_key(seed, epoch, stage, window))
+
+
+def _at_least_one(owner: str, name: str, value: int) -> None:
+    if value < 1:
+        raise InputError(f"{owner}.{name}={value}: expected at least 1; give a larger value")

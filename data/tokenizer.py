@@ -1,0 +1,161 @@
+"""Byte-level BPE: training one, and turning text into ids and back.
+
+A tokenizer is the bytes of its `tokenizer.json`; their SHA-256 is its identity. It is byte-level,
+so every text has ids and decodes to itself, and each id stands for a known number of UTF-8 bytes,
+which is what turns a loss per token into bits per byte.
+
+`<|endoftext|>` ends a document and nothing else does: a text that contains these characters is
+tokenised as characters, so no document can forge a boundary, and encoding adds no token of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from pipeline import storage
+from pipeline.errors import InputError
+
+EOS = "<|endoftext|>"
+SMALLEST_VOCAB = 257  # every byte and EOS
+
+
+def train(texts: Iterable[list[str]], vocab_size: int) -> bytes:
+    """Train byte-level BPE (Sennrich et al. 2016, with the pre-tokeniser of GPT-2).
+
+    Args:
+        texts: batches of documents. The same batches give the same bytes.
+        vocab_size: number of ids, EOS (id 0) and the 256 bytes included.
+
+    Returns:
+        The content of a `tokenizer.json`.
+
+    Raises:
+        InputError: `vocab_size` below 257, or the text is too small to yield that many entries.
+    """
+    if vocab_size < SMALLEST_VOCAB:
+        raise InputError(
+            f"vocab_size={vocab_size}: expected at least {SMALLEST_VOCAB} (256 bytes and {EOS}); "
+            "ask for more"
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[EOS],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(iter(texts), trainer=trainer)
+    found = tokenizer.get_vocab_size()
+    if found < vocab_size:
+        raise InputError(
+            f"vocab_size={vocab_size}: the text has pairs for {found} entries only; "
+            f"train on more text, or ask for {found} or fewer"
+        )
+    return tokenizer.to_str().encode("utf-8")
+
+
+class TextTokenizer:
+    """A byte-level tokenizer with an EOS token, from the bytes of its `tokenizer.json`.
+
+    Args:
+        content: the file's bytes.
+        parallel: sets TOKENIZERS_PARALLELISM for this process; None leaves the environment alone.
+            One thread costs nothing per core, so workers that each own a core pass False.
+
+    Raises:
+        InputError: not a `tokenizer.json`, not byte-level, or without the EOS token.
+    """
+
+    def __init__(self, content: bytes, *, parallel: bool | None = None) -> None:
+        if parallel is not None:
+            os.environ["TOKENIZERS_PARALLELISM"] = "true" if parallel else "false"
+        description = _parse(content)
+        self._tokenizer = _build(content)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True
+        special = {t["content"]: t["id"] for t in description["added_tokens"] if t["special"]}
+        if EOS not in special:
+            raise InputError(
+                f"tokenizer.json: expected the special token {EOS}, found "
+                f"{', '.join(special) or 'none'}; add it, or train a tokenizer here"
+            )
+        self.eos_id: int = special[EOS]
+        self.digest: str = hashlib.sha256(content).hexdigest()
+        self.token_bytes: np.ndarray = _token_bytes(self._tokenizer, description["added_tokens"])
+
+    @classmethod
+    def load(cls, url: str, *, parallel: bool | None = None) -> TextTokenizer:
+        """The tokenizer in the file at `url`."""
+        try:
+            return cls(storage.read_bytes(url), parallel=parallel)
+        except FileNotFoundError as error:
+            raise InputError(f"{url}: expected a tokenizer.json, found no file") from error
+        except InputError as error:
+            raise InputError(f"{url}: {error}") from error
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        return len(self.token_bytes)
+
+    def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of every text, with nothing added.
+
+        Returns:
+            (uint32 ids of all texts one after the other, int64 number of ids of each text).
+        """
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        parts = [np.asarray(encoding.ids, np.uint32) for encoding in encodings]
+        lengths = np.fromiter((len(part) for part in parts), np.int64, len(parts))
+        return np.concatenate([np.empty(0, np.uint32), *parts]), lengths
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of `ids`; EOS reads as its name, bytes that are not UTF-8 as U+FFFD."""
+        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
+
+
+def _parse(content: bytes) -> dict:
+    try:
+        description = json.loads(content.decode("utf-8"))
+        decoder = (description["decoder"] or {}).get("type")
+        description["added_tokens"], description["model"]["vocab"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"tokenizer.json: expected the JSON of a tokenizer, found {content[:40]!r}; "
+            "give the tokenizer.json of the tokenizers library"
+        ) from error
+    if decoder != "ByteLevel":
+        raise InputError(
+            f"tokenizer.json: expected a ByteLevel decoder, found {decoder}; only byte-level "
+            "tokenizers have the exact bytes per token that bits per byte needs"
+        )
+    return description
+
+
+def _build(content: bytes) -> Tokenizer:
+    try:
+        return Tokenizer.from_str(content.decode("utf-8"))
+    except Exception as error:  # the library raises nothing more specific
+        raise InputError(
+            f"tokenizer.json: the tokenizers library refuses it: {error}; export it again"
+        ) from error
+
+
+def _token_bytes(tokenizer: Tokenizer, added_tokens: list[dict]) -> np.ndarray:
+    """int32[vocab]: the UTF-8 bytes that each id decodes to, 0 for special tokens and holes."""
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    sizes = np.zeros(max(vocabulary.values()) + 1, np.int32)
+    for token, index in vocabulary.items():
+        sizes[index] = len(token)  # the byte-level alphabet has one character per byte
+    for token in added_tokens:
+        sizes[token["id"]] = 0 if token["special"] else len(token["content"].encode("utf-8"))
+    return sizes

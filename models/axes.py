@@ -1,0 +1,55 @@
+"""The glossary of axis names; every array of the project uses these and no other spelling.
+
+Parallelism is a mapping from these names to mesh axes, so the names are the whole interface
+between the model and whoever places it on devices.
+
+Query heads are two axes, `kv_heads` and `q_per_kv`, so that grouped-query attention contracts by
+name without repeating keys or values. `heads` is the two flattened, `kv_heads` outermost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from haliax import Axis
+
+from models.config import TransformerConfig
+
+BATCH = "batch"
+MICROBATCH = "microbatch"
+POSITION = "position"
+KEY_POSITION = "key_position"
+EMBED = "embed"
+HEADS = "heads"
+KV_HEADS = "kv_heads"
+Q_PER_KV = "q_per_kv"
+HEAD_SIZE = "head_size"
+MLP = "mlp"
+VOCAB = "vocab"
+LAYERS = "layers"
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelAxes:
+    """The sized axes of one model's parameters."""
+
+    Vocab: Axis
+    Layers: Axis
+    Embed: Axis
+    KVHeads: Axis
+    QPerKV: Axis
+    HeadSize: Axis
+    Mlp: Axis
+
+
+def model_axes(config: TransformerConfig) -> ModelAxes:
+    """Axes of the parameters that `config` describes."""
+    return ModelAxes(
+        Vocab=Axis(VOCAB, config.vocab_size),
+        Layers=Axis(LAYERS, config.layers),
+        Embed=Axis(EMBED, config.embed),
+        KVHeads=Axis(KV_HEADS, config.kv_heads),
+        QPerKV=Axis(Q_PER_KV, config.q_per_kv),
+        HeadSize=Axis(HEAD_SIZE, config.head_size),
+        Mlp=Axis(MLP, config.mlp),
+    )

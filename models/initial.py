@@ -1,0 +1,42 @@
+"""Initial values of matrices.
+
+A matrix starts as a normal distribution cut at three standard deviations, with standard deviation
+1/sqrt(fan_in) (LeCun et al., 1998, "Efficient BackProp", section 4.6), so activations keep their
+size at any width. The two matrices of a block that write to the residual stream are divided by
+sqrt(2 * layers), so that the stream's variance does not grow with depth (GPT-2, Radford et al.,
+2019, section 2.3). The embedding and an untied head get a fixed small standard deviation (0.02 in
+GPT-2 and Llama), so the first logits are near zero and the first loss near log(vocab).
+"""
+
+from __future__ import annotations
+
+import math
+
+import haliax as hax
+import jax
+import jax.numpy as jnp
+from haliax import Axis, NamedArray
+
+from models.config import TransformerConfig
+
+CUT = 3.0
+
+
+def truncated(key: jax.Array, axes: tuple[Axis, ...], std: float) -> NamedArray:
+    """Float32 normal numbers of scale `std`, none beyond `CUT` of it."""
+    return hax.random.truncated_normal(key, axes, -CUT, CUT, dtype=jnp.float32) * std
+
+
+def matrix(
+    key: jax.Array, In: tuple[Axis, ...], Out: tuple[Axis, ...], config: TransformerConfig
+) -> NamedArray:
+    """A matrix from `In` to `Out` at init_scale / sqrt(fan_in)."""
+    fan_in = math.prod(axis.size for axis in In)
+    return truncated(key, (*In, *Out), config.init_scale / math.sqrt(fan_in))
+
+
+def residual_matrix(
+    key: jax.Array, In: tuple[Axis, ...], Out: tuple[Axis, ...], config: TransformerConfig
+) -> NamedArray:
+    """A matrix whose output is added to the residual stream: `matrix` / sqrt(2 * layers)."""
+    return matrix(key, In, Out, config) / math.sqrt(2 * config.layers)

@@ -1,0 +1,261 @@
+"""Sources are cut into units without losing a row, and what is wrong is named."""
+
+import math
+import random
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+
+from data import embedded, parquet
+from data.source import python_documentation
+from pipeline.errors import InputError
+
+WORDS = [
+    "water",
+    "stone",
+    "river",
+    "light",
+    "and",
+    "the",
+    "of",
+    "a",
+    "in",
+    "to",
+    "ångström",
+    "北京",
+    "wind",
+]
+
+
+def rows(count, start=0):
+    numbers = random.Random(start)
+    texts = [" ".join(numbers.choices(WORDS, k=numbers.randrange(1, 40))) for _ in range(count)]
+    return pa.table(
+        {
+            "id": [f"doc-{start + i}" for i in range(count)],
+            "text": texts,
+            "token_count": pa.array([len(t) // 4 for t in texts], pa.int64()),
+            "score": [1.0] * count,
+        }
+    )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three files of 500 rows in row groups of 100."""
+    for index in (2, 0, 1):
+        pq.write_table(rows(500, 500 * index), tmp_path / f"{index}.parquet", row_group_size=100)
+    return tmp_path
+
+
+def read_all(units, columns):
+    return pa.Table.from_batches([b for unit in units for b in parquet.read_unit(unit, columns)])
+
+
+@pytest.mark.parametrize("target", [1, 20_000, 1 << 30])
+def test_units_cover_every_row_once_and_in_order(folder, target):
+    """Whatever the size of a unit, reading all of them is reading the files."""
+    units = parquet.list_units(f"{folder}/*.parquet", target_bytes=target)
+    expected = pa.concat_tables([rows(500, 0), rows(500, 500), rows(500, 1000)])
+    for columns in (["id", "text", "token_count"], ["id"], ["token_count", "id"]):
+        assert read_all(units, columns).equals(expected.select(columns))
+    assert sum(unit.rows for unit in units) == 1500
+    assert len(units) == {1: 15, 1 << 30: 3}.get(target, len(units))
+
+
+def test_a_unit_ends_at_the_row_group_that_reaches_the_target(folder):
+    """Units hold the target or are the last of their file, and are minimal."""
+    target = 20_000
+    for unit in parquet.list_units(f"{folder}/*.parquet", target_bytes=target):
+        metadata = pq.ParquetFile(unit.file).metadata
+        sizes = [metadata.row_group(g).column(1).total_uncompressed_size for g in unit.row_groups]
+        assert unit.text_bytes == sum(sizes)
+        assert sum(sizes[:-1]) < target
+        assert sum(sizes) >= target or unit.row_groups[-1] == metadata.num_row_groups - 1
+
+
+def test_another_filesystem_reads_the_same(folder):
+    """Files in an object store (fsspec's memory here) are listed by URL and read by range."""
+    store = fsspec.filesystem("memory")
+    for path in folder.iterdir():
+        store.pipe_file(f"/source-test/{path.name}", path.read_bytes())
+    units = parquet.list_units("memory://source-test/*.parquet")
+    assert [unit.file.split("://")[0] for unit in units] == ["memory"] * 3
+    local = parquet.list_units(f"{folder}/*.parquet")
+    assert read_all(units, ["id", "text"]).equals(read_all(local, ["id", "text"]))
+
+
+class CountedFile(AbstractBufferedFile):
+    """A file of an object store that counts the bytes asked for."""
+
+    def _fetch_range(self, start, end):
+        self.fs.fetched += end - start
+        return self.fs.store.cat_file("/" + self.path, start, end)
+
+
+class CountedStore(AbstractFileSystem):
+    """The memory store as fsspec's object stores open their files, reading ahead by default."""
+
+    protocol = "counted"
+    store = fsspec.filesystem("memory")
+    fetched = 0
+
+    def ls(self, path, detail=True, **_):
+        found = self.store.ls("/" + self._strip_protocol(path), detail=True)
+        found = [{**entry, "name": entry["name"].lstrip("/")} for entry in found]
+        return found if detail else [entry["name"] for entry in found]
+
+    def _open(self, path, mode="rb", **options):
+        return CountedFile(self, path, mode, **options)
+
+
+def test_ids_and_counts_alone_are_fetched_from_an_object_store():
+    """A pass over ids and counts fetches what the footer says these columns are, and footers."""
+    fsspec.register_implementation("counted", CountedStore, clobber=True)
+    words = random.Random(0)
+    table = rows(400).set_column(1, "text", [[words.randbytes(2000).hex() for _ in range(400)]])
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, row_group_size=50)
+    store = fsspec.filesystem("counted")
+    store.store.pipe_file("/counted/x.parquet", sink.getvalue().to_pybytes())
+    metadata = pq.ParquetFile(pa.BufferReader(sink.getvalue())).metadata
+    columns = sum(
+        metadata.row_group(group).column(column).total_compressed_size
+        for group in range(metadata.num_row_groups)
+        for column in (0, 2)
+    )
+    units = parquet.list_units("counted://counted/*.parquet")
+    assert read_all(units, ["id", "token_count"]).num_rows == 400
+    footers = 2 * (64 << 10)
+    assert columns < store.fetched <= 2 * columns + footers < sink.getvalue().size / 3
+
+
+def test_text_is_not_read_for_ids_and_counts(folder):
+    """With the text pages destroyed, ids and counts still read: projection is real."""
+    path = folder / "0.parquet"
+    metadata = pq.ParquetFile(path).metadata
+    damaged = bytearray(path.read_bytes())
+    for group in range(metadata.num_row_groups):
+        column = metadata.row_group(group).column(1)
+        begin = column.dictionary_page_offset or column.data_page_offset
+        damaged[begin : begin + column.total_compressed_size] = bytes(column.total_compressed_size)
+    path.write_bytes(damaged)
+    units = parquet.list_units(str(path))
+    assert read_all(units, ["id", "token_count"]).num_rows == 500
+    with pytest.raises(InputError, match=r"0\.parquet"):
+        read_all(units, ["text"])
+
+
+def test_a_file_without_counts_gets_a_quarter_of_its_bytes(tmp_path):
+    """token_count is ceil(UTF-8 bytes / 4) where the file has none, whatever the columns' names."""
+    table = rows(50).select(["id", "text"]).rename_columns(["key", "content"])
+    pq.write_table(table, tmp_path / "x.parquet")
+    units = parquet.list_units(str(tmp_path / "x.parquet"), text="content", id="key")
+    counts = read_all(units, ["token_count"])["token_count"].to_pylist()
+    assert counts == [math.ceil(len(t.encode()) / 4) for t in table["content"].to_pylist()]
+    assert read_all(units, ["id", "token_count"]).schema.names == ["id", "token_count"]
+
+
+def test_integer_ids_and_large_strings_become_strings(tmp_path):
+    """Ids and texts have one type downstream."""
+    table = pa.table({"id": [7, 8], "text": pa.array(["a", "b"], pa.large_string())})
+    pq.write_table(table, tmp_path / "x.parquet")
+    found = read_all(parquet.list_units(str(tmp_path / "x.parquet")), ["id", "text"])
+    assert found.to_pylist() == [{"id": "7", "text": "a"}, {"id": "8", "text": "b"}]
+
+
+def test_one_text_column_serves_as_its_own_id(tmp_path):
+    """Text and id may be the same column."""
+    pq.write_table(pa.table({"text": ["a", "b"]}), tmp_path / "x.parquet")
+    found = read_all(parquet.list_units(str(tmp_path / "x.parquet"), id="text"), ["id", "text"])
+    assert found["id"].to_pylist() == found["text"].to_pylist() == ["a", "b"]
+
+
+@pytest.mark.parametrize("column", ["text", "id"])
+def test_a_null_is_named_by_file_row_group_and_row(tmp_path, column):
+    """A row without text or id is refused with its address, in any batch of the row group."""
+    columns = {"id": [str(i) for i in range(6000)], "text": ["t"] * 6000}
+    columns[column][5] = "x"
+    columns[column][4500] = None
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet", row_group_size=3000)
+    units = parquet.list_units(str(tmp_path / "x.parquet"))
+    with pytest.raises(InputError, match=r"x\.parquet: row group 1, row 1500: .*" + repr(column)):
+        read_all(units, ["id", "text", "token_count"])
+
+
+def test_a_negative_count_is_refused(tmp_path):
+    """A count below zero would corrupt every budget."""
+    table = pa.table({"id": ["a", "b"], "text": ["a", "b"], "token_count": [3, -1]})
+    pq.write_table(table, tmp_path / "x.parquet")
+    with pytest.raises(InputError, match="row 1: 'token_count' is negative"):
+        read_all(parquet.list_units(str(tmp_path / "x.parquet")), ["token_count"])
+
+
+def good_bytes():
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows(200), sink)
+    return sink.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"<html>not found</html>",
+        good_bytes()[:-1],
+        good_bytes()[: len(good_bytes()) // 2],
+        good_bytes()[-100:],
+        b"PAR1" + bytes(40) + b"PAR1",
+    ],
+    ids=["empty", "html", "cut", "half", "footer", "zeros"],
+)
+def test_what_is_not_parquet_is_named(tmp_path, content):
+    """A bad file among good ones is an InputError with its name."""
+    (tmp_path / "a.parquet").write_bytes(good_bytes())
+    (tmp_path / "b.parquet").write_bytes(content)
+    with pytest.raises(InputError, match=r"b\.parquet"):
+        parquet.list_units(f"{tmp_path}/*.parquet")
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"body": ["a"], "id": ["a"]}, ["'text'", "body", "text="]),
+        ({"text": ["a"], "url": ["a"]}, ["'id'", "url", "id="]),
+        ({"text": [1], "id": ["a"]}, ["'text'", "int64"]),
+        ({"text": ["a"], "id": [1.5]}, ["'id'", "double"]),
+        ({"text": [b"a"], "id": ["a"]}, ["'text'", "binary"]),
+        ({"text": ["a"], "id": ["a"], "token_count": [1.5]}, ["'token_count'", "double"]),
+    ],
+)
+def test_a_wrong_schema_is_named(tmp_path, columns, words):
+    """The message has the file, the column and what was found."""
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    with pytest.raises(InputError, match=r"x\.parquet") as error:
+        parquet.list_units(str(tmp_path / "x.parquet"))
+    assert all(word in str(error.value) for word in words)
+    assert "\n" not in str(error.value)
+
+
+def test_a_glob_that_matches_nothing_and_files_without_rows(tmp_path):
+    """No file and no row are both refused, with the glob."""
+    with pytest.raises(InputError, match=r"nothing-\*\.parquet"):
+        parquet.list_units(f"{tmp_path}/nothing-*.parquet")
+    pq.write_table(rows(1).slice(0, 0), tmp_path / "x.parquet")
+    with pytest.raises(InputError, match="0 rows"):
+        parquet.list_units(f"{tmp_path}/*.parquet")
+
+
+def test_embedded_documents_fan_out():
+    """The embedded table reads as units too, at least four, without loss."""
+    units = parquet.list_units(python_documentation())
+    assert len(units) >= 4
+    columns = ["id", "text", "token_count"]
+    assert read_all(units, columns).equals(embedded.documents().select(columns))
+    sizes = sum(len(t.encode()) for t in embedded.documents()["text"].to_pylist())
+    assert sum(unit.text_bytes for unit in units) == sizes
+    with pytest.raises(InputError, match=r"3\.1\.4"):
+        parquet.list_units("python-docs://3.1.4")

@@ -1,0 +1,114 @@
+"""Our own Parquet files are read as written or not at all."""
+
+import gc
+import random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from data import table
+from pipeline.errors import DamagedOutput
+
+SCHEMA = pa.schema([("id", pa.string()), ("text", pa.string())])
+
+
+def batches(count):
+    """`count` batches of 100 rows with text that compresses poorly."""
+    numbers = random.Random(0)
+    for start in range(0, 100 * count, 100):
+        texts = [format(numbers.getrandbits(400), "x") for _ in range(100)]
+        yield pa.record_batch(
+            {"id": [f"d{start + i}" for i in range(100)], "text": texts}, schema=SCHEMA
+        )
+
+
+def write(url, count=5, parts=None):
+    with table.TableWriter(str(url), SCHEMA) as writer:
+        for batch in parts or batches(count):
+            writer.write(batch)
+
+
+def test_round_trip_and_projection(tmp_path):
+    """Rows come back in order, and only the columns asked for."""
+    write(tmp_path / "new" / "x.parquet")
+    expected = pa.Table.from_batches(batches(5))
+    url = str(tmp_path / "new" / "x.parquet")
+    assert pa.Table.from_batches(table.read_table(url)).equals(expected)
+    only = pa.Table.from_batches(table.read_table(url, ["id"]))
+    assert only.equals(expected.select(["id"]))
+
+
+def test_row_groups_are_cut_by_bytes(tmp_path, monkeypatch):
+    """A row group is closed when its batches reach the limit."""
+    monkeypatch.setattr(table, "_ROW_GROUP_BYTES", 2 * next(batches(1)).nbytes)
+    write(tmp_path / "x.parquet", 5)
+    metadata = pq.ParquetFile(tmp_path / "x.parquet").metadata
+    assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [
+        200,
+        200,
+        100,
+    ]
+
+
+def test_same_rows_same_bytes(tmp_path):
+    """Writing twice gives identical files."""
+    write(tmp_path / "a.parquet")
+    write(tmp_path / "b.parquet")
+    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
+
+
+def interrupted():
+    """Two batches and an error."""
+    yield from batches(2)
+    raise RuntimeError("interrupted")
+
+
+def test_a_body_that_raises_leaves_no_readable_file(tmp_path, monkeypatch):
+    """An interrupted write cannot be mistaken for a finished one, though rows were written."""
+    monkeypatch.setattr(table, "_ROW_GROUP_BYTES", 1)
+    url = str(tmp_path / "x.parquet")
+    with pytest.raises(RuntimeError, match="interrupted"):
+        write(url, parts=interrupted())
+    gc.collect()
+    assert (tmp_path / "x.parquet").stat().st_size > 5000
+    with pytest.raises(DamagedOutput, match=r"x\.parquet"):
+        list(table.read_table(url))
+
+
+def test_no_flipped_bit_and_no_cut_reads_as_other_rows(tmp_path):
+    """150 flips and 50 truncations: every one is the same rows or an error that names the file."""
+    path = tmp_path / "x.parquet"
+    write(path, 3)
+    good, expected = path.read_bytes(), pa.Table.from_batches(batches(3)).to_pylist()
+    numbers, errors = random.Random(1), 0
+    for trial in range(200):
+        damaged = bytearray(good)
+        if trial < 150:
+            damaged[numbers.randrange(len(good))] ^= 1 << numbers.randrange(8)
+        else:
+            del damaged[numbers.randrange(len(good)) :]
+        path.write_bytes(damaged)
+        try:
+            found = pa.Table.from_batches(table.read_table(str(path))).to_pylist()
+        except DamagedOutput as damaged:
+            found, message = None, str(damaged)
+        if found is None:
+            assert "x.parquet" in message
+            errors += 1
+        else:
+            assert found == expected
+    assert errors > 180
+
+
+def test_a_missing_file_is_damage(tmp_path):
+    """A file that the caller knows was written is damaged when it is gone."""
+    with pytest.raises(DamagedOutput, match=r"gone\.parquet"):
+        list(table.read_table(str(tmp_path / "gone.parquet")))
+
+
+def test_a_failing_disk_is_not_called_damage():
+    """An error with a number is the system's and is left as it is."""
+    assert not table.is_damage(OSError(5, "Input/output error"))
+    assert not table.is_damage(ConnectionError("reset"))
+    assert table.is_damage(OSError("Corrupt snappy compressed data."))

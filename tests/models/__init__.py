@@ -1,0 +1,1 @@
+"""Tests of models/, against NumPy and against each other."""

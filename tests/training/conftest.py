@@ -1,0 +1,24 @@
+"""Cheap compilation: most tests compile the same few programs, and none needs them to be fast."""
+
+from __future__ import annotations
+
+import pytest
+
+SETTINGS = {
+    "jax_disable_most_optimizations": True,
+    "jax_persistent_cache_min_compile_time_secs": 0.05,
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cheap_compilation(tmp_path_factory):
+    """Compile without optimisations, and keep programs in a folder of this session only."""
+    import jax
+
+    settings = {**SETTINGS, "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled"))}
+    old = {name: jax.config.values[name] for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    yield
+    for name, value in old.items():
+        jax.config.update(name, value)

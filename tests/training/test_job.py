@@ -1,0 +1,41 @@
+"""What cannot be trained is refused before anything starts."""
+
+import dataclasses
+
+import pytest
+
+from pipeline.errors import InputError
+from tests.training import tiny
+from training.job import check_job
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"vocab_size": 65}, "vocab_size is 64, the tokenizer has 65"),
+        ({"token_bytes": (1,) * 63}, "expected 64 entries"),
+        ({"train_shards": ()}, "more than the 0 training tokens"),
+        ({"train_shards": (("x", 31),)}, "32 is more than the 31 training tokens"),
+        ({"train_shards": (("x", 32 * 8 - 1),)}, "8 sequences of 32 tokens are more than the 7"),
+        ({"resume_from": ((4, "b"), (2, "a"))}, r"rising order, got \[4, 2\]"),
+    ],
+)
+def test_refusals_are_one_line(changes, words):
+    """Each refusal says what was expected and what was found, in one line."""
+    with pytest.raises(InputError, match=words) as caught:
+        check_job(tiny.make_job("nowhere", **changes))
+    assert "\n" not in str(caught.value)
+
+
+def test_exactly_one_batch_is_enough():
+    """A job with as many sequences as one batch has is accepted."""
+    job = tiny.make_job("nowhere", train_shards=(("x", 200), ("y", 56)))
+    check_job(job)
+    assert job.sequences == tiny.BATCH
+
+
+def test_a_job_is_plain_data():
+    """A job can be taken apart and put together again."""
+    job = tiny.make_job("nowhere")
+    fields = {field.name: getattr(job, field.name) for field in dataclasses.fields(job)}
+    assert type(job)(**fields) == job

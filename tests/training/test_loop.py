@@ -1,0 +1,196 @@
+"""The whole loop: a resumed run is the uninterrupted one, and every way to stop is clean."""
+
+import dataclasses
+import functools
+import os
+import shutil
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+from pipeline.errors import DamagedOutput, InputError
+from tests.training import tiny
+from training.load import load_model
+from training.loop import train
+
+HALF = dataclasses.replace(tiny.TRAIN, fsdp=2)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder with the tiny run's token shards."""
+    root = str(tmp_path_factory.mktemp("data"))
+    tiny.write_data(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """Uninterrupted runs by number of devices: (result, committed checkpoints, job)."""
+
+    @functools.cache
+    def whole(devices):
+        job = tiny.make_job(
+            data,
+            train=tiny.TRAIN if devices == 1 else HALF,
+            checkpoint_directory=str(tmp_path_factory.mktemp("whole")),
+        )
+        committed = []
+        result = train(
+            job,
+            on_commit=lambda step, path: committed.append((step, path)),
+            devices=jax.devices()[:devices],
+        )
+        return result, committed, job
+
+    return whole
+
+
+def model_of(result):
+    return load_model(result.checkpoint, tiny.MODEL)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("step", [1, 3, 5])
+def test_resumed_run_is_the_uninterrupted_one(whole, tmp_path, devices, step):
+    """Resumed at a step, history, evaluations and final parameters have the same bits."""
+    want, committed, job = whole(devices)
+    resumed = dataclasses.replace(
+        job, resume_from=tuple(committed[:step]), checkpoint_directory=str(tmp_path)
+    )
+    got = train(resumed, devices=jax.devices()[:devices])
+    assert got.events[0]["kind"] == "resumed"
+    assert tiny.learned(got.history) == tiny.learned(want.history)
+    assert got.evaluations == want.evaluations
+    assert tiny.equal(model_of(got), model_of(want))
+    assert (got.steps, got.compilations) == (6, 1)
+
+
+def test_result_of_an_uninterrupted_run(whole):
+    """Rows for every step, evaluations at 0, every 4 and the end, checkpoints at every step."""
+    result, committed, _ = whole(1)
+    assert [row["step"] for row in result.history] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in result.evaluations] == [0, 4, 6]
+    assert [step for step, _ in committed] == [1, 2, 3, 4, 5, 6]
+    assert result.checkpoint == committed[-1][1]
+    assert (result.steps, result.preempted, result.compilations) == (6, False, 1)
+    assert result.backend == "reference"
+    assert "cpu" in result.backend_reason
+    assert all(np.isfinite(row["loss"]) for row in result.history)
+    parts = {name: value for name, value in result.seconds.items() if name != "total"}
+    assert sum(parts.values()) < 1.2 * result.seconds["total"]
+
+
+def test_same_losses_on_one_device_and_on_four(whole):
+    """Losses of the whole loop agree between one device and a 2 x 2 mesh within 1e-5."""
+    one, four = ([row["loss"] for row in whole(n)[0].history] for n in (1, 4))
+    np.testing.assert_allclose(one, four, rtol=0, atol=1e-5)
+
+
+def test_finished_run_is_not_trained_again(whole, tmp_path):
+    """Resuming from the last step returns its history and its checkpoint at once."""
+    want, committed, job = whole(1)
+    again = dataclasses.replace(
+        job, resume_from=tuple(committed), checkpoint_directory=str(tmp_path / "unused")
+    )
+    got = train(again, devices=jax.devices()[:1])
+    assert got.history == want.history
+    assert got.checkpoint == want.checkpoint
+    assert got.compilations == 0
+    assert not (tmp_path / "unused").exists()
+
+
+def test_sigterm_saves_and_the_next_run_goes_on(whole, tmp_path):
+    """A signal at step 2 ends the run with a checkpoint; resumed, it ends as if uninterrupted."""
+    want, _, job = whole(1)
+    config = dataclasses.replace(tiny.TRAIN, checkpoint_every=1000)
+    job = dataclasses.replace(job, train=config, checkpoint_directory=str(tmp_path))
+    committed = []
+
+    def on_progress(step, steps, row):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    stopped = train(
+        job,
+        on_progress=on_progress,
+        on_commit=lambda step, path: committed.append((step, path)),
+        devices=jax.devices()[:1],
+    )
+    assert stopped.preempted
+    assert 2 <= stopped.steps < 6
+    assert committed == [(stopped.steps, stopped.checkpoint)]
+    job = dataclasses.replace(job, resume_from=tuple(committed), attempt="1")
+    got = train(job, devices=jax.devices()[:1])
+    assert not got.preempted
+    assert tiny.learned(got.history) == tiny.learned(want.history)
+    assert tiny.equal(model_of(got), model_of(want))
+
+
+def test_damaged_newest_checkpoint_falls_back_loudly(whole, tmp_path):
+    """The run goes on from the older checkpoint, says so, and ends with the same bits."""
+    want, committed, job = whole(1)
+    copies = []
+    for step, path in committed[:3]:
+        shutil.copytree(path, tmp_path / str(step))
+        copies.append((step, str(tmp_path / str(step))))
+    os.unlink(tmp_path / "3" / "arrays" / "manifest.ocdbt")
+    events = []
+    got = train(
+        dataclasses.replace(
+            job, resume_from=tuple(copies), checkpoint_directory=str(tmp_path / "new")
+        ),
+        on_event=lambda kind, fields: events.append((kind, fields.get("step"))),
+        devices=jax.devices()[:1],
+    )
+    assert events[:2] == [("damaged_checkpoint", 3), ("resumed", 2)]
+    assert tiny.learned(got.history) == tiny.learned(want.history)
+    assert tiny.equal(model_of(got), model_of(want))
+
+
+def test_no_sound_checkpoint_stops_the_run(whole, tmp_path):
+    """With records of checkpoints that are all gone, training does not begin again."""
+    _, _, job = whole(1)
+    job = dataclasses.replace(job, resume_from=((1, str(tmp_path / "gone")),))
+    with pytest.raises(DamagedOutput, match="none of 1"):
+        train(job, devices=jax.devices()[:1])
+
+
+@pytest.mark.parametrize(
+    ("train_changes", "words"),
+    [
+        ({"fsdp": 3}, "8 devices are not divisible by fsdp 3"),
+        ({"batch_size": 12}, "12 is not divisible by 8 devices"),
+        ({"attention": "splash"}, "splash cannot run"),
+        ({"remat": "half"}, "remat"),
+    ],
+)
+def test_what_does_not_fit_the_devices_is_refused(data, tmp_path, train_changes, words):
+    """Refused in one line; no checkpoint is begun."""
+    config = dataclasses.replace(tiny.TRAIN, **train_changes)
+    job = tiny.make_job(data, train=config, checkpoint_directory=str(tmp_path / "none"))
+    with pytest.raises(InputError, match=words) as caught:
+        train(job)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "none").exists()
+
+
+def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(data, tmp_path):
+    """An infinite learning signal is never applied; after max_skipped steps the run stops."""
+    optimizer = dataclasses.replace(tiny.OPTIMIZER, learning_rate=1e38, warmup=0, weight_decay=1e3)
+    config = dataclasses.replace(tiny.TRAIN, max_skipped=2, checkpoint_every=1000)
+    job = tiny.make_job(data, optimizer=optimizer, train=config, checkpoint_directory=str(tmp_path))
+    with pytest.raises(InputError, match="not finite"):
+        train(job, devices=jax.devices()[:1])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_validation_split_means_no_evaluation(data, tmp_path):
+    """Without validation shards the run trains and its evaluations are empty."""
+    config = dataclasses.replace(tiny.TRAIN, steps=2)
+    job = tiny.make_job(
+        data, train=config, validation_shards=(), checkpoint_directory=str(tmp_path)
+    )
+    assert train(job, devices=jax.devices()[:1]).evaluations == []

@@ -1,0 +1,38 @@
+"""SIGTERM becomes a question the loop asks between steps."""
+
+import os
+import signal
+import threading
+
+from training.preemption import StopSignal
+
+
+def test_sigterm_is_noticed_and_the_old_handler_comes_back():
+    """Inside the context SIGTERM only sets the flag; after it the old handler is in place."""
+    heard = []
+    old = signal.signal(signal.SIGTERM, lambda *_: heard.append("old"))
+    try:
+        with StopSignal(many_processes=False) as stop:
+            assert not stop.requested(1)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.requested(2)
+            assert heard == []
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard == ["old"]
+    finally:
+        signal.signal(signal.SIGTERM, old)
+
+
+def test_outside_the_main_thread_nothing_is_installed():
+    """A loop in a thread runs without a handler instead of failing."""
+    before = signal.getsignal(signal.SIGTERM)
+    seen = []
+
+    def body():
+        with StopSignal(many_processes=False) as stop:
+            seen.append((stop.requested(1), signal.getsignal(signal.SIGTERM) is before))
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert seen == [(False, True)]

@@ -1,0 +1,190 @@
+"""The train step: exact accumulation, the same numbers on any mesh, and nothing applied blindly."""
+
+import dataclasses
+import functools
+
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.loss import next_token_loss
+from tests.training import tiny
+
+ONES = np.ones((tiny.BATCH, tiny.LENGTH), np.float32)
+
+
+@functools.cache
+def cached(devices=1, **changes):
+    """Programs are shared between tests: compiling one takes seconds."""
+    return tiny.program(devices, **changes)
+
+
+def run(program, batches, mask=ONES):
+    """Final state and the metrics of every step, from a new state."""
+    state, rows = program.init(), []
+    for batch in batches:
+        placed = (program.layout.place(x, tiny.BATCH) for x in (batch, mask))
+        state, metrics = program.step(state, *placed)
+        rows.append({name: float(value) for name, value in metrics.items()})
+    return state, rows
+
+
+def test_losses_and_gradient_norm_are_those_of_the_mean_loss():
+    """Loss and gradient norm equal autodiff of the plain mean over the counted predictions."""
+    program = cached()
+    tokens = tiny.random_tokens(0)
+    mask = (np.random.default_rng(1).random(tokens.shape) < 0.6).astype(np.float32)
+    model = program.init().model
+
+    def mean(model):
+        named = hax.named(jnp.asarray(tokens), ("batch", "position"))
+        log_p = jax.nn.log_softmax(model.logits(named).array, axis=-1)
+        picked = jnp.take_along_axis(log_p[:, :-1], tokens[:, 1:, None], axis=-1)[..., 0]
+        return -jnp.sum(picked * mask[:, :-1]) / mask[:, :-1].sum()
+
+    loss, gradient = jax.value_and_grad(mean)(model)
+    norm = np.sqrt(sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(gradient)))
+    _, rows = run(program, [tokens], mask)
+    assert rows[0]["loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert rows[0]["grad_norm"] == pytest.approx(norm, rel=1e-4)
+    assert rows[0]["tokens"] == mask[:, :-1].sum()
+
+
+def test_accumulation_is_exact_under_unequal_masks():
+    """Four microbatches that count unequal tokens give the gradient of one batch to 1e-6."""
+    tokens = jnp.asarray(tiny.random_tokens(3))
+    # Row r goes to microbatch r % 4; the microbatches count about 1, 10, 20 and 31 tokens a row.
+    keep = np.array([1, 10, 20, 31])[np.arange(tiny.BATCH) % 4]
+    mask = jnp.asarray((np.arange(tiny.LENGTH) < keep[:, None]).astype(np.float32))
+    model = cached().init().model
+    results = []
+    for count in (1, 4):
+        config = dataclasses.replace(tiny.TRAIN, microbatches=count, z_loss=1e-3)
+        loss = _loss_function(config)
+        results.append(jax.jit(loss.gradients)(model, tokens, mask))
+    (one, one_gradient), (four, four_gradient) = results
+    assert float(one.count) == float(four.count) == 2 * (1 + 10 + 20 + 31)
+    assert float(four.nll) == pytest.approx(float(one.nll), rel=1e-6)
+    assert float(four.z) == pytest.approx(float(one.z), rel=1e-6)
+    largest = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(one_gradient))
+    for a, b in zip(jax.tree.leaves(one_gradient), jax.tree.leaves(four_gradient), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6 * largest)
+
+
+def _loss_function(config):
+    from training.step import LossFunction
+
+    return LossFunction(config, cached().layout, "reference")
+
+
+def test_z_loss_is_in_the_gradient():
+    """With z-loss the gradient is that of nll + z, by finite differences along itself."""
+    config = dataclasses.replace(tiny.TRAIN, z_loss=1e-2)
+    loss, tokens = _loss_function(config), jnp.asarray(tiny.random_tokens(5))
+    model = cached().init().model
+    sums, gradient = jax.jit(loss.gradients)(model, tokens, jnp.asarray(ONES))
+
+    def objective(t):
+        moved = jax.tree.map(lambda p, g: p + t * g, model, gradient)
+        named = hax.named(tokens, ("batch", "position"))
+        out = next_token_loss(moved, named, z_loss=1e-2)
+        return float(out.total + out.z)
+
+    square = sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(gradient))
+    h = 2e-3 / np.sqrt(square)
+    slope = (objective(h) - objective(-h)) / (2 * h)
+    assert slope == pytest.approx(square, rel=2e-2)
+    assert float(sums.z) > 0
+
+
+@pytest.mark.parametrize(
+    ("devices", "changes"),
+    [(4, {"fsdp": 4}), (4, {"fsdp": 2, "microbatches": 2}), (8, {})],
+    ids=["fsdp4", "data2-fsdp2-micro2", "data8"],
+)
+def test_same_losses_on_every_mesh(devices, changes):
+    """Six losses on a mesh agree with one device within 1e-5."""
+    batches = [tiny.random_tokens(i) for i in range(6)]
+    _, one = run(cached(), batches)
+    program = cached(devices, **changes)
+    _, many = run(program, batches)
+    np.testing.assert_allclose(
+        [row["loss"] for row in many], [row["loss"] for row in one], rtol=0, atol=1e-5
+    )
+    assert program.step._cache_size() == 1
+
+
+def test_fsdp_state_is_split_from_the_start():
+    """With fsdp 4 a device holds a quarter of every matrix, in the model and in both moments."""
+    state = cached(4, fsdp=4).init()
+    for tree in (state.model, state.optimizer_state[1].mu, state.optimizer_state[1].nu):
+        query = tree.blocks.stacked.attention.query.array
+        shapes = {shard.data.size for shard in query.addressable_shards}
+        assert shapes == {query.size // 4}
+
+
+def test_loss_falls_on_a_repeated_pattern():
+    """Twenty steps on a repeating sequence take the loss below a fifth of where it began."""
+    pattern = np.tile(np.arange(tiny.BATCH)[:, None] + np.arange(4), (1, tiny.LENGTH // 4))
+    program = cached(steps=60)
+    _, rows = run(program, [pattern.astype(np.int32)] * 60)
+    assert rows[0]["loss"] > 3.5
+    assert rows[-1]["loss"] < 0.2 * rows[0]["loss"]
+
+
+def test_bfloat16_compute_keeps_float32_state():
+    """In bfloat16 the losses stay close to float32's and every stored array is float32."""
+    batches = [tiny.random_tokens(i) for i in range(3)]
+    state, rows = run(cached(compute_dtype="bfloat16"), batches)
+    _, reference = run(cached(), batches)
+    np.testing.assert_allclose(
+        [row["loss"] for row in rows], [row["loss"] for row in reference], rtol=2e-2
+    )
+    assert {x.dtype.name for x in jax.tree.leaves(state.model)} == {"float32"}
+
+
+def test_non_finite_step_changes_nothing_but_the_counts():
+    """A step with a NaN gradient leaves parameters and moments alone; the next one is as usual."""
+    program = cached()
+    good = tiny.random_tokens(0)
+    state, _ = run(program, [good])
+    before = jax.tree.map(np.array, state)
+    bad_mask = ONES.copy()
+    bad_mask[3, 5] = np.nan
+    placed = (program.layout.place(x, tiny.BATCH) for x in (good, bad_mask))
+    state, metrics = program.step(state, *placed)
+    assert np.isnan(metrics["loss"])
+    assert (int(state.step), int(state.skipped), float(metrics["skipped"])) == (2, 1, 1.0)
+    assert tiny.equal(before.model, state.model)
+    assert tiny.equal(before.optimizer_state, state.optimizer_state)
+    placed = (program.layout.place(x, tiny.BATCH) for x in (good, ONES))
+    state, metrics = program.step(state, *placed)
+    assert np.isfinite(metrics["loss"])
+    assert not tiny.equal(before.model, state.model)
+    assert (int(state.step), int(state.skipped)) == (3, 1)
+
+
+def test_infinite_update_is_not_applied():
+    """Finite gradients whose update would make parameters infinite are not applied either."""
+    program = cached()
+    state = program.init()
+    huge = jax.tree.map(lambda x: x * 1e38 * 3, state.optimizer_state[1].mu)
+    huge = jax.tree.map(lambda x: jnp.full_like(x, 3e38), huge)
+    adam = state.optimizer_state[1]._replace(mu=huge)
+    optimizer_state = (state.optimizer_state[0], adam, state.optimizer_state[2])
+    state = dataclasses.replace(state, optimizer_state=optimizer_state)
+    before = jax.tree.map(np.array, state.model)
+    placed = (program.layout.place(x, tiny.BATCH) for x in (tiny.random_tokens(0), ONES))
+    state, metrics = program.step(state, *placed)
+    assert np.isfinite(metrics["grad_norm"])
+    assert int(state.skipped) == 1
+    assert tiny.equal(before, state.model)
+
+
+def test_learning_rate_metric_follows_the_step():
+    """The rate of a step is that of its number, warmup first."""
+    _, rows = run(cached(), [tiny.random_tokens(i) for i in range(3)])
+    np.testing.assert_allclose([row["learning_rate"] for row in rows[:2]], [5e-3, 1e-2], rtol=1e-6)
+    assert rows[2]["learning_rate"] < 1e-2

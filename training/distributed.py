@@ -1,0 +1,61 @@
+"""Many processes as one program.
+
+Every process calls `initialize` with the same address and its own index before it touches a device.
+When a process dies the others are ended by JAX's coordination service after the heartbeat timeout:
+the unit of failure is the whole group, and the remedy is the newest checkpoint.
+
+Environment variables of XLA and JAX are read when JAX starts, so the caller sets them before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.errors import InputError
+
+HEARTBEAT_SECONDS = 60
+INITIALIZATION_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """Where process 0 listens ("host:port"), the number of processes, and which one this is."""
+
+    address: str
+    count: int
+    index: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.count:
+            raise InputError(
+                f"Coordinator: expected 0 <= index < count, got {self.index} of {self.count}"
+            )
+        if ":" not in self.address:
+            raise InputError(f'Coordinator.address: expected "host:port", got {self.address!r}')
+
+
+def initialize(
+    coordinator: Coordinator | None,
+    *,
+    heartbeat_seconds: int = HEARTBEAT_SECONDS,
+    initialization_seconds: int = INITIALIZATION_SECONDS,
+) -> None:
+    """Join the group; nothing to do without a coordinator (a single process)."""
+    if coordinator is None:
+        return
+    import jax
+
+    jax.distributed.initialize(
+        coordinator_address=coordinator.address,
+        num_processes=coordinator.count,
+        process_id=coordinator.index,
+        initialization_timeout=initialization_seconds,
+        heartbeat_timeout_seconds=heartbeat_seconds,
+    )
+
+
+def shutdown() -> None:
+    """Leave the group; waits until every process has come here. Call it after success only."""
+    import jax
+
+    jax.distributed.shutdown()

@@ -1,0 +1,124 @@
+"""What one training run is given and what it gives back: plain data, no JAX.
+
+A `TrainJob` can be sent to another process as it is. It names data by directory and checkpoints by
+path, so whoever builds it decides where things are and which of them exist.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from models.config import TransformerConfig
+from pipeline.errors import InputError
+from training.config import OptimizerConfig, TrainConfig
+
+Row = dict[str, float]
+Shards = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shuffle:
+    """Block shuffle of the training sequences, see `data.order.BlockShuffle`."""
+
+    io_block_size: int
+    window_blocks: int
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainJob:
+    """One training run.
+
+    Attributes:
+        model: shape of the model.
+        optimizer: AdamW and its schedule.
+        train: steps, batches and cadence.
+        train_shards: (directory, tokens) of the token cache's training split.
+        validation_shards: the same of the validation split; empty for no evaluation.
+        vocab_size: of the tokenizer that wrote the cache.
+        eos_id: id that ends every document in the cache.
+        token_bytes: UTF-8 bytes of every id, for bits per byte.
+        shuffle: order of the training sequences.
+        checkpoint_directory: where checkpoints are written.
+        attempt: part of their names, different for every run that shares the directory.
+        resume_from: (step, path) of committed checkpoints, oldest first.
+    """
+
+    model: TransformerConfig
+    optimizer: OptimizerConfig
+    train: TrainConfig
+    train_shards: Shards
+    validation_shards: Shards
+    vocab_size: int
+    eos_id: int
+    token_bytes: tuple[int, ...]
+    shuffle: Shuffle
+    checkpoint_directory: str
+    attempt: str = "0"
+    resume_from: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def sequences(self) -> int:
+        """Training sequences: the concatenated shards cut into pieces of sequence_length."""
+        return sum(tokens for _, tokens in self.train_shards) // self.train.sequence_length
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """What a run did.
+
+    Attributes:
+        steps: steps done, counted from the very first one.
+        history: one row per step, those before a resume included (see `training.metrics`).
+        evaluations: rows with step, loss (nats per token), bits_per_byte, tokens, bytes.
+        checkpoint: path of the newest committed checkpoint.
+        preempted: a termination signal ended the run before its last step.
+        backend: attention back end used; `backend_reason` says why that one.
+        seconds: wall time of this run by part; "total" is all of it.
+        compilations: how often the train step was compiled; anything but 1 is a defect.
+    """
+
+    steps: int
+    history: list[Row]
+    evaluations: list[Row]
+    checkpoint: str
+    preempted: bool
+    backend: str
+    backend_reason: str
+    seconds: dict[str, float]
+    compilations: int
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+
+def check_job(job: TrainJob) -> None:
+    """Refuse what cannot be trained, before anything is started or compiled.
+
+    Raises:
+        InputError: vocabularies differ, or there is less data than one batch.
+    """
+    if job.model.vocab_size != job.vocab_size:
+        raise InputError(
+            f"TransformerConfig.vocab_size is {job.model.vocab_size}, the tokenizer has "
+            f"{job.vocab_size} ids; set the model's vocab_size to {job.vocab_size}"
+        )
+    if len(job.token_bytes) != job.vocab_size:
+        raise InputError(
+            f"TrainJob.token_bytes: expected {job.vocab_size} entries, one per id, got "
+            f"{len(job.token_bytes)}; take them from the tokenizer that wrote the tokens"
+        )
+    tokens = sum(count for _, count in job.train_shards)
+    length, batch = job.train.sequence_length, job.train.batch_size
+    if tokens < length:
+        raise InputError(
+            f"TrainConfig.sequence_length: {length} is more than the {tokens} training tokens; "
+            "shorten it or sample more data"
+        )
+    if job.sequences < batch:
+        raise InputError(
+            f"TrainConfig.batch_size: {batch} sequences of {length} tokens are more than the "
+            f"{job.sequences} sequences in {tokens} training tokens; lower it or sample more data"
+        )
+    steps = [step for step, _ in job.resume_from]
+    if steps != sorted(steps):
+        raise InputError(f"TrainJob.resume_from: expected steps in rising order, got {steps}")

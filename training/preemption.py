@@ -1,0 +1,54 @@
+"""Noticing SIGTERM, which a spot machine gets some 30 seconds before it is taken away.
+
+One process: a handler sets a flag that the loop looks at between steps. Many processes: JAX's
+coordination service hears the signal of any of them and answers yes in all of them at the same
+step, so that all leave the loop together.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from types import FrameType, TracebackType
+
+from jax.experimental import multihost_utils
+
+logger = logging.getLogger(__name__)
+
+
+class StopSignal:
+    """Context in which SIGTERM asks the loop to stop instead of ending the process."""
+
+    def __init__(self, *, many_processes: bool) -> None:
+        self._many = many_processes
+        self._flag = threading.Event()
+        self._old: object = None
+        self._installed = False
+
+    def __enter__(self) -> StopSignal:
+        if not self._many:
+            if threading.current_thread() is threading.main_thread():
+                self._old = signal.signal(signal.SIGTERM, self._on_signal)
+                self._installed = True
+            else:
+                logger.info("not in the main thread: SIGTERM will not write a checkpoint")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._installed:
+            signal.signal(signal.SIGTERM, self._old)  # pyrefly: ignore
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._flag.set()
+
+    def requested(self, step: int) -> bool:
+        """Whether to stop after `step`; many processes must all ask at every step."""
+        if self._many:
+            return multihost_utils.reached_preemption_sync_point(step)
+        return self._flag.is_set()

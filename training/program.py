@@ -1,0 +1,97 @@
+"""The compiled parts of a run for one set of devices, real or only described.
+
+Everything that decides what the compiler sees is here: mesh, optimizer, schedule, attention back
+end. A preflight builds the same `Program` for a topology description and lowers it without a
+device; the loop builds it for `jax.devices()` and runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from models.attention import choose_backend
+from models.config import TransformerConfig
+from training.config import OptimizerConfig, TrainConfig
+from training.evaluation import EvaluationStep, make_evaluation_step
+from training.mesh import Layout, check_batch, make_layout
+from training.optimizer import build, schedule
+from training.state import TrainState, abstract_state, init_state
+from training.step import make_train_step
+
+
+@dataclass(frozen=True)
+class Program:
+    """A train step and an evaluation step with the layout they run on.
+
+    Attributes:
+        step: jitted, see `training.step.make_train_step`.
+        evaluation_step: jitted, see `training.evaluation.make_evaluation_step`.
+        backend: attention back end; `backend_reason` says why that one.
+        abstract: shapes, dtypes and shardings of the state.
+    """
+
+    model: TransformerConfig
+    train: TrainConfig
+    layout: Layout
+    optimizer: optax.GradientTransformation
+    step: Any
+    evaluation_step: EvaluationStep
+    backend: str
+    backend_reason: str
+    abstract: TrainState
+
+    def init(self) -> TrainState:
+        """The state at step 0."""
+        return init_state(self.model, self.optimizer, self.layout, self.train.seed)
+
+    def abstract_batch(self) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+        """Tokens int32 and mask float32 [batch, position] as the step takes them."""
+        shape = (self.train.batch_size, self.train.sequence_length)
+        return (
+            jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self.layout.batch),
+            jax.ShapeDtypeStruct(shape, jnp.float32, sharding=self.layout.batch),
+        )
+
+    def lower(self) -> Any:
+        """The train step lowered for its devices; `.compile()` needs their compiler only."""
+        return self.step.lower(self.abstract, *self.abstract_batch())
+
+
+def build_program(
+    model: TransformerConfig,
+    optimizer: OptimizerConfig,
+    train: TrainConfig,
+    devices: Sequence[Any],
+) -> Program:
+    """The program of a run on `devices`; nothing is compiled yet.
+
+    Raises:
+        InputError: when batch, fsdp, schedule, remat or attention do not fit model or devices.
+    """
+    layout = make_layout(devices, train.fsdp)
+    check_batch(layout, train.batch_size, train.microbatches)
+    backend, reason = choose_backend(
+        train.attention,
+        devices[0].platform,
+        position=train.sequence_length,
+        head_size=model.head_size,
+    )
+    transformation = build(optimizer)
+    rate = schedule(optimizer, train.steps)
+    return Program(
+        model=model,
+        train=train,
+        layout=layout,
+        optimizer=transformation,
+        step=make_train_step(model, train, transformation, rate, layout, backend),
+        evaluation_step=make_evaluation_step(train, layout, backend),
+        backend=backend,
+        backend_reason=reason,
+        abstract=abstract_state(model, transformation, layout),
+    )

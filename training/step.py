@@ -1,0 +1,186 @@
+"""One optimizer step as one compiled program, the same for one process and for many.
+
+The loss of a microbatch is a *sum* over its counted tokens. Sums of losses and gradients are
+accumulated in float32 and divided once by the number of counted tokens in the whole batch, so the
+result does not depend on the number of microbatches, also when masks make them unequal.
+
+A step whose loss, gradient norm or updated parameters are not finite leaves parameters and
+optimizer state unchanged and is counted in `skipped`; the batch counts as seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import optax
+
+from models.attention_splash import AttentionSharding
+from models.config import TransformerConfig
+from models.loss import next_token_loss
+from models.precision import cast
+from models.transformer import Transformer
+from training.config import TrainConfig
+from training.mesh import BATCH_AXES, Layout
+from training.optimizer import Schedule
+from training.state import TrainState, abstract_state, shardings_of
+
+Metrics = dict[str, jax.Array]
+TrainStep = Callable[[TrainState, jax.Array, jax.Array], tuple[TrainState, Metrics]]
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Over the counted tokens of a batch, float32 scalars: nll in nats, z-loss, token count."""
+
+    nll: jax.Array
+    z: jax.Array
+    count: jax.Array
+
+
+jax.tree_util.register_dataclass(Sums, ("nll", "z", "count"), ())
+
+
+@dataclass(frozen=True)
+class LossFunction:
+    """The summed loss of a batch with its gradients, for parameters in float32.
+
+    Attributes:
+        config: of the training run.
+        layout: mesh and axis mappings.
+        backend: attention back end, "reference" or "splash".
+    """
+
+    config: TrainConfig
+    layout: Layout
+    backend: str
+
+    def __call__(
+        self, model: Transformer, tokens: jax.Array, mask: jax.Array
+    ) -> tuple[jax.Array, Sums]:
+        """Summed objective (nll + z) and its parts; tokens int32, mask f32 [batch, position]."""
+        with hax.axis_mapping(self.layout.compute):
+            loss = next_token_loss(
+                cast(model, jnp.dtype(self.config.compute_dtype)),
+                hax.named(tokens, ("batch", "position")),
+                loss_mask=hax.named(mask, ("batch", "position")),
+                z_loss=self.config.z_loss,
+                chunks=self.config.loss_chunks,
+                remat=self.config.remat,
+                backend=self.backend,
+                sharding=AttentionSharding(self.layout.mesh, BATCH_AXES),
+            )
+        return loss.total + loss.z, Sums(loss.total, loss.z, loss.count)
+
+    def gradients(
+        self, model: Transformer, tokens: jax.Array, mask: jax.Array
+    ) -> tuple[Sums, Transformer]:
+        """Summed losses and summed float32 gradients of a global batch [batch, position]."""
+        split = self.layout.shardings(model)
+        value_and_grad = jax.grad(self, has_aux=True)
+
+        def part(tokens: jax.Array, mask: jax.Array) -> tuple[Sums, Transformer]:
+            gradient, sums = value_and_grad(model, tokens, mask)
+            return sums, jax.lax.with_sharding_constraint(gradient, split)
+
+        count = self.config.microbatches
+        if count == 1:
+            return part(tokens, mask)
+
+        def add(total: Any, batch: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, part(*batch)), None
+
+        parts = self._cut(tokens), self._cut(mask)
+        zero = jax.tree.map(
+            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(part, *_first(parts))
+        )
+        return jax.lax.scan(add, zero, parts)[0]
+
+    def _cut(self, rows: jax.Array) -> jax.Array:
+        """[batch, position] -> [microbatch, batch, position] without moving a row between devices.
+
+        Rows of a device are contiguous, so every microbatch takes every n-th row of each device.
+        """
+        count = self.config.microbatches
+        parts = rows.reshape(rows.shape[0] // count, count, *rows.shape[1:]).swapaxes(0, 1)
+        return jax.lax.with_sharding_constraint(parts, self.layout.microbatch)
+
+
+def _first(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), tree)
+
+
+def _select(keep: jax.Array, new: Any, old: Any) -> Any:
+    return jax.tree.map(lambda a, b: jnp.where(keep, a, b), new, old)
+
+
+def _apply(
+    state: TrainState,
+    gradients: Transformer,
+    loss: jax.Array,
+    rate: jax.Array,
+    optimizer: optax.GradientTransformation,
+) -> tuple[TrainState, Metrics]:
+    norm = optax.tree.norm(gradients)
+    # Adam's bias correction in optax raises a float to an integer power.
+    with jax.numpy_dtype_promotion("standard"):
+        direction, optimizer_state = optimizer.update(gradients, state.optimizer_state, state.model)
+    model = jax.tree.map(lambda p, d: p - rate * d, state.model, direction)
+    parameter_norm = optax.tree.norm(model)
+    finite = jnp.isfinite(loss) & jnp.isfinite(norm) & jnp.isfinite(parameter_norm)
+    new = TrainState(
+        step=state.step + 1,
+        skipped=state.skipped + jnp.where(finite, 0, 1).astype(jnp.int32),
+        model=_select(finite, model, state.model),
+        optimizer_state=_select(finite, optimizer_state, state.optimizer_state),
+    )
+    return new, {"grad_norm": norm, "parameter_norm": parameter_norm}
+
+
+def make_train_step(
+    model: TransformerConfig,
+    config: TrainConfig,
+    optimizer: optax.GradientTransformation,
+    rate: Schedule,
+    layout: Layout,
+    backend: str,
+) -> TrainStep:
+    """The jitted step (state, tokens, mask) -> (state, metrics); the state is donated.
+
+    Tokens are int32 and the mask float32, both [batch, position] split by `layout.batch`; a masked
+    position makes no prediction that counts. Metrics are float32 scalars: `loss` (mean nll in nats
+    per counted token), `grad_norm` and `parameter_norm` (global 2-norms), `learning_rate`, `tokens`
+    (counted in the loss) and `skipped` (steps not applied so far).
+
+    No device is needed to make it, nor to lower it for a described topology.
+    """
+    loss_function = LossFunction(config, layout, backend)
+
+    def train_step(
+        state: TrainState, tokens: jax.Array, mask: jax.Array
+    ) -> tuple[TrainState, Metrics]:
+        sums, summed = loss_function.gradients(state.model, tokens, mask)
+        count = jnp.maximum(sums.count, 1.0)
+        gradients = jax.tree.map(lambda g: g / count, summed)
+        learning_rate = rate(state.step)
+        loss = sums.nll / count
+        new, metrics = _apply(state, gradients, loss + sums.z, learning_rate, optimizer)
+        metrics |= {
+            "loss": loss,
+            "learning_rate": learning_rate,
+            "tokens": sums.count,
+            "skipped": new.skipped,
+        }
+        return new, {name: value.astype(jnp.float32) for name, value in metrics.items()}
+
+    target = shardings_of(abstract_state(model, optimizer, layout))
+    return jax.jit(
+        train_step,
+        donate_argnums=0,
+        in_shardings=(target, layout.batch, layout.batch),
+        out_shardings=(target, layout.replicated),
+    )
