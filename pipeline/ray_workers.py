@@ -10,7 +10,7 @@ import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError, WorkerCrashedError
@@ -192,7 +192,7 @@ class _Placement:
             self._refuse_if_too_small()
             self._group = placement_group([self._bundle] * hardware.processes, strategy="PACK")
         try:
-            ray.get(self._group.ready(), timeout=_PLACEMENT_SECONDS)
+            ray.get(cast(Any, self._group).ready(), timeout=_PLACEMENT_SECONDS)
         except ray.exceptions.GetTimeoutError:
             self.release()
             raise WorkerLost(

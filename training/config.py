@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pipeline.errors import InputError
 from pipeline.fingerprint import Runtime
@@ -121,7 +121,7 @@ class TrainConfig:
     remat: Annotated[str, Runtime] = "full"
     attention: Annotated[str, Runtime] = "auto"
     fsdp: Annotated[int, Runtime] = 1
-    loss_chunks: Annotated[int | str, Runtime] = "auto"
+    loss_chunks: Annotated[int | Literal["auto"], Runtime] = "auto"
 
     def __post_init__(self) -> None:
         owner = "TrainConfig"
@@ -145,6 +145,11 @@ class TrainConfig:
         ):
             raise InputError(
                 f'{owner}.loss_chunks: expected "auto" or a number >= 1, got {self.loss_chunks!r}'
+            )
+        if isinstance(self.loss_chunks, int) and self.sequence_length % self.loss_chunks:
+            raise InputError(
+                f"{owner}: sequence_length {self.sequence_length} is not divisible by loss_chunks "
+                f'{self.loss_chunks}; choose a divisor or "auto"'
             )
         if self.batch_size % self.microbatches:
             raise InputError(

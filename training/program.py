@@ -17,6 +17,7 @@ import optax
 
 from models.attention import choose_backend
 from models.config import TransformerConfig
+from models.remat import checkpoint_policy
 from training.config import OptimizerConfig, TrainConfig
 from training.evaluation import EvaluationStep, make_evaluation_step
 from training.mesh import Layout, check_batch, make_layout
@@ -76,6 +77,7 @@ def build_program(
     """
     layout = make_layout(devices, train.fsdp)
     check_batch(layout, train.batch_size, train.microbatches)
+    checkpoint_policy(train.remat)  # refuses an unknown setting now and not while tracing
     backend, reason = choose_backend(
         train.attention,
         devices[0].platform,

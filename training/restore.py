@@ -83,8 +83,8 @@ def newest_sound(
     """
     for step, path in reversed(checkpoints):
         try:
-            state = restore(path, like)
-            if int(state.step) != step:  # pyrefly: ignore
+            state: Any = restore(path, like)
+            if int(state.step) != step:
                 raise DamagedOutput(f"{path}: expected step {step}, found {int(state.step)}")
             return step, path, state, read_history(path)
         except DamagedOutput as error:

@@ -7,7 +7,7 @@ numbers while it trains, so a checkpoint of this tree is a checkpoint of the run
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import equinox as eqx
 import jax
@@ -41,9 +41,9 @@ def _make(
     def make(key: jax.Array) -> TrainState:
         model = Transformer.init(config, key=key)
         zero = jnp.zeros((), jnp.int32)
-        return TrainState(
-            step=zero, skipped=zero, model=model, optimizer_state=optimizer.init(model)
-        )
+        # optax takes any pytree; its annotations name fewer.
+        optimizer_state = optimizer.init(cast(Any, model))
+        return TrainState(step=zero, skipped=zero, model=model, optimizer_state=optimizer_state)
 
     return make
 

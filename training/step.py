@@ -126,9 +126,11 @@ def _apply(
     optimizer: optax.GradientTransformation,
 ) -> tuple[TrainState, Metrics]:
     norm = optax.tree.norm(gradients)
+    # Typed as Any: optax takes any pytree, its annotations name fewer.
+    update: Any = optimizer.update
     # Adam's bias correction in optax raises a float to an integer power.
     with jax.numpy_dtype_promotion("standard"):
-        direction, optimizer_state = optimizer.update(gradients, state.optimizer_state, state.model)
+        direction, optimizer_state = update(gradients, state.optimizer_state, state.model)
     model = jax.tree.map(lambda p, d: p - rate * d, state.model, direction)
     parameter_norm = optax.tree.norm(model)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm) & jnp.isfinite(parameter_norm)

@@ -1,6 +1,5 @@
 """Saving: asynchronous, whole or absent, and never a silent failure."""
 
-import functools
 import json
 import os
 import threading
@@ -17,11 +16,6 @@ from training.checkpoint_index import read_index, verify_files
 from training.restore import read_history, restore
 
 HISTORY = {"rows": [{"step": 1, "loss": 4.0}], "evaluations": []}
-
-
-@functools.cache
-def cached(devices=1, fsdp=1):
-    return tiny.program(devices, fsdp=fsdp)
 
 
 @pytest.fixture
@@ -41,11 +35,11 @@ def make(tmp_path):
 @pytest.mark.parametrize(("devices", "fsdp"), [(1, 1), (2, 2), (8, 4)])
 def test_four_devices_restore_on_any_number(make, devices, fsdp):
     """A state split over four devices comes back with the same bits on 1, 2 and 8."""
-    state = cached(4, 4).init()
+    state = tiny.program(4, fsdp=4).init()
     checkpointer = make()
     path = checkpointer.save(3, state, HISTORY)
     checkpointer.wait()
-    like = cached(devices, fsdp).abstract
+    like = tiny.program(devices, fsdp=fsdp).abstract
     restored = restore(path, like)
     assert tiny.equal(state, restored)
     for got, want in zip(jax.tree.leaves(restored), jax.tree.leaves(like), strict=True):
@@ -62,7 +56,7 @@ def test_commit_comes_after_every_byte(make, tmp_path):
         seen.append((step, path, threading.current_thread() is threading.main_thread()))
 
     checkpointer = make(on_commit=on_commit)
-    path = checkpointer.save(12, cached().init(), HISTORY)
+    path = checkpointer.save(12, tiny.program().init(), HISTORY)
     checkpointer.wait()
     assert path == str(tmp_path / "00000012.a")
     assert seen == [(12, path, False)]
@@ -91,14 +85,14 @@ def test_old_checkpoints_are_forgotten_then_deleted(make):
     """Beyond `keep`, the oldest is dropped: first told, then deleted; earlier runs' ones count."""
     events = []
     old = make(attempt="old")
-    old_path = old.save(1, cached().init(), {})
+    old_path = old.save(1, tiny.program().init(), {})
     old.wait()
 
     def on_drop(step, path):
         events.append((step, path, os.path.exists(path)))
 
     checkpointer = make(keep=2, on_drop=on_drop, existing=[(1, old_path)])
-    paths = [checkpointer.save(step, cached().init(), {}) for step in (2, 3)]
+    paths = [checkpointer.save(step, tiny.program().init(), {}) for step in (2, 3)]
     checkpointer.wait()
     assert events == [(1, old_path, True)]
     assert not os.path.exists(old_path)
@@ -114,12 +108,12 @@ def test_failed_commit_is_raised_by_the_next_save(make):
             raise OSError("no space left on device")
 
     checkpointer = make(on_commit=on_commit)
-    checkpointer.save(1, cached().init(), {})
+    checkpointer.save(1, tiny.program().init(), {})
     with pytest.raises(StorageError, match="no space left"):
-        checkpointer.save(2, cached().init(), {})
+        checkpointer.save(2, tiny.program().init(), {})
     assert checkpointer.latest is None
     fail.append(False)
-    checkpointer.save(3, cached().init(), {})
+    checkpointer.save(3, tiny.program().init(), {})
     checkpointer.wait()
     assert checkpointer.latest[0] == 3
 
@@ -130,17 +124,17 @@ def test_existing_path_is_refused(make, tmp_path):
     checkpointer = make(on_commit=lambda step, path: commits.append(step))
     (tmp_path / "00000005.a").mkdir()
     with pytest.raises(InputError, match="exists already"):
-        checkpointer.save(5, cached().init(), {})
+        checkpointer.save(5, tiny.program().init(), {})
     (tmp_path / "00000006.a").write_text("a file where the directory should be")
     with pytest.raises(InputError, match="exists already"):
-        checkpointer.save(6, cached().init(), {})
+        checkpointer.save(6, tiny.program().init(), {})
     assert commits == []
 
 
 def test_index_lists_every_file_with_its_digest(make):
     """The index accounts for each file under the checkpoint except itself."""
     checkpointer = make()
-    path = checkpointer.save(2, cached().init(), HISTORY)
+    path = checkpointer.save(2, tiny.program().init(), HISTORY)
     checkpointer.wait()
     listed = {entry["name"] for entry in read_index(path)["files"]}
     found = {

@@ -31,6 +31,7 @@ TRAIN = {"steps": 10, "batch_size": 4, "sequence_length": 32}
         ("attention", "flash"),
         ("loss_chunks", 0),
         ("loss_chunks", "many"),
+        ("loss_chunks", 5),
     ],
 )
 def test_train_config_refuses(field, value):

@@ -189,8 +189,5 @@ def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(data, tmp_p
 
 def test_no_validation_split_means_no_evaluation(data, tmp_path):
     """Without validation shards the run trains and its evaluations are empty."""
-    config = dataclasses.replace(tiny.TRAIN, steps=2)
-    job = tiny.make_job(
-        data, train=config, validation_shards=(), checkpoint_directory=str(tmp_path)
-    )
+    job = tiny.make_job(data, validation_shards=(), checkpoint_directory=str(tmp_path))
     assert train(job, devices=jax.devices()[:1]).evaluations == []

@@ -32,10 +32,10 @@ def run_processes(root, count, devices, *extra):
     }
     port = str(free_port())
     outputs = [os.path.join(root, f"report-{count}-{i}.json") for i in range(count)]
+    worker = [sys.executable, "-m", "tests.training.worker", root]
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.training.worker", root, output, str(count), str(i), port]
-            + list(extra if i == 0 else ()),
+            [*worker, output, str(count), str(i), port, *(extra if i == 0 else ())],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
