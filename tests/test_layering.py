@@ -1,0 +1,137 @@
+"""The architecture, held: who imports whom, what planning must not import, sizes and names."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("pipeline", "steps", "data", "models", "training", "experiments")
+EDGE = {"pipeline.storage", "pipeline.errors", "pipeline.fingerprint"}
+ALLOWED = {
+    "pipeline": set(),
+    "data": set(),
+    "models": set(),
+    "training": {"models", "data"},
+    "steps": {"pipeline", "data", "models", "training"},
+    "experiments": {"pipeline", "steps", "data", "models", "training"},
+}
+MACHINE_LEARNING = {"jax", "haliax", "equinox", "optax", "orbax", "tensorstore", "tokenizers"}
+
+
+def imports(source: str) -> set[str]:
+    """Dotted names of everything a source text imports, at any depth."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def violations(package: str, source: str) -> list[str]:
+    """Imports of our own packages that `package` may not make."""
+    wrong = []
+    for name in imports(source):
+        top = name.split(".")[0]
+        if top in ("tests", *PACKAGES) and top != package and top not in ALLOWED[package]:
+            edge = any(name == e or name.startswith(e + ".") for e in EDGE)
+            if not (package in ("data", "models", "training") and edge):
+                wrong.append(name)
+        if package == "pipeline" and top in MACHINE_LEARNING | {"numpy"}:
+            wrong.append(name)
+    return wrong
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_go_one_way(package):
+    """experiments -> steps -> {data, models, training -> {models, data}}; steps -> pipeline."""
+    for path in (ROOT / package).rglob("*.py"):
+        assert violations(package, path.read_text()) == [], path
+
+
+@pytest.mark.parametrize(
+    ("package", "line"),
+    [
+        ("data", "from models.config import TransformerConfig"),
+        ("models", "import training.loop"),
+        ("training", "from pipeline.run import StepRun"),
+        ("pipeline", "import numpy as np"),
+        ("steps", "from experiments import run_200m"),
+        ("data", "def f():\n    from steps import sample"),
+    ],
+)
+def test_the_import_check_can_fail(package, line):
+    """Each kind of forbidden import is seen."""
+    assert violations(package, line)
+
+
+def loaded_by(code: str) -> set[str]:
+    """Top-level modules loaded after running `code` in a new process."""
+    script = f"{code}\nimport sys; print(*sorted({{m.split('.')[0] for m in sys.modules}}))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_planning_the_200m_run_imports_no_machine_learning(tmp_path):
+    """`plan` of the real experiment: no jax, no numpy, no ray."""
+    code = (
+        "import runpy, sys\n"
+        f"sys.argv = ['run_200m.py', 'plan', '--prefix', {str(tmp_path)!r}]\n"
+        "try: runpy.run_path('experiments/run_200m.py', run_name='__main__')\n"
+        "except SystemExit as stop: assert stop.code == 0"
+    )
+    heavy = {*MACHINE_LEARNING, "numpy", "pyarrow", "ray", "matplotlib"}
+    assert loaded_by(code) & heavy == set()
+
+
+def test_the_planning_check_can_fail():
+    """A module that is loaded is seen."""
+    assert "numpy" in loaded_by("import numpy")
+
+
+def sources() -> list[Path]:
+    """Every Python file that belongs to the project."""
+    return [p for top in (*PACKAGES, "tests") for p in (ROOT / top).rglob("*.py")]
+
+
+def test_no_module_is_named_like_one_of_pythons():
+    """A file `tokenize.py` beside a script would shadow the standard library's."""
+    names = {path.stem for path in sources()} | set(PACKAGES)
+    assert names & set(sys.stdlib_module_names) - {"__init__"} == set()
+
+
+def test_files_and_functions_stay_small():
+    """No file above 400 lines, no function of ours above 80."""
+    for path in sources():
+        text = path.read_text()
+        assert text.count("\n") <= 400, path
+        if "tests" not in path.parts:
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.FunctionDef):
+                    length = (node.end_lineno or 0) - node.lineno + 1
+                    assert length <= 80, f"{path}:{node.name} has {length} lines"
+
+
+def test_no_source_file_is_ignored_by_git():
+    """Ray honours .gitignore when it ships code, so an ignored package would be missing there."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    paths = [str(p.relative_to(ROOT)) for p in sources()]
+    asked = subprocess.run(
+        ["git", "check-ignore", "--no-index", *paths], capture_output=True, text=True, cwd=ROOT
+    )
+    assert asked.stdout == ""
+
+
+def test_every_package_is_an_ordinary_one():
+    """A package without __init__.py loses to any folder of the same name."""
+    for path in sources():
+        assert (path.parent / "__init__.py").exists(), path.parent
