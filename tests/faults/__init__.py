@@ -1,0 +1,1 @@
+"""Faults on purpose: real kills of the real command."""

@@ -1,0 +1,120 @@
+"""The main job's training step on a pod of two CPU processes: the pod against one process."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from data.loader import Loader
+from data.order import BlockShuffle
+from data.token_array import TokenArray
+from experiments.run_200m import SMOKE
+from pipeline import pod, storage
+from pipeline.events import EventLog
+from pipeline.executor import Execution
+from pipeline.ray_backend import RayBackend
+from pipeline.step import as_node
+from steps.artifacts import Checkpoint, TokenCache
+from steps.block_shuffle import block_shuffle
+from steps.sample import sample
+from steps.tokenize_documents import tokenize
+from steps.train import train
+from steps.train_tokenizer import train_tokenizer
+
+pytestmark = pytest.mark.slow
+CONFIG = dataclasses.replace(
+    SMOKE.train, steps=6, batch_size=8, sequence_length=64, evaluate_every=3, evaluate_batches=2
+)
+MODEL = dataclasses.replace(SMOKE.model, vocab_size=512, layers=2, embed=64, mlp=96, head_size=16)
+
+
+def _graph(hardware):
+    documents = sample(SMOKE.source, tokens=60_000, validation_tokens=5_000)
+    tokenizer = train_tokenizer(documents, vocab_size=MODEL.vocab_size)
+    tokens = tokenize(documents, tokenizer)
+    sequences = block_shuffle(tokens, sequence_length=64, io_block_size=4, window_blocks=16)
+    model = train(
+        sequences, model=MODEL, optimizer=SMOKE.optimizer, train=CONFIG, hardware=pod(hardware)
+    )
+    return tokens, model
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The same graph on one process and on a pod of two with two devices each."""
+    backend, found = RayBackend(), {}
+    for hardware in ("local", "cpu-2x2"):
+        store = str(tmp_path_factory.mktemp(hardware))
+        log = EventLog(store, "test", [])
+        nodes = [as_node(n) for n in _graph(hardware)]
+        execution = Execution(nodes, store, log, retry_command="again")
+        execution.run(backend, execution.look())
+        found[hardware] = {
+            kind.__name__: kind(execution.path(node), execution.published[node.key])
+            for kind, node in zip((TokenCache, Checkpoint), nodes, strict=True)
+        }
+    backend.close()
+    return found
+
+
+def test_hardware_is_not_part_of_the_key(trained):
+    """The pod's model and the laptop's are the same output."""
+    keys = {artifacts["Checkpoint"].manifest.key for artifacts in trained.values()}
+    assert len(keys) == 1
+    assert trained["cpu-2x2"]["Checkpoint"].result["hardware"] == "cpu-2x2"
+
+
+def test_losses_on_the_pod_are_those_of_one_process(trained):
+    """Training and validation losses agree within 1e-5 at every step."""
+    rows = {h: a["Checkpoint"].rows("history") for h, a in trained.items()}
+    losses = {h: np.array([row["loss"] for row in r]) for h, r in rows.items()}
+    assert len(losses["local"]) == CONFIG.steps
+    np.testing.assert_allclose(losses["cpu-2x2"], losses["local"], rtol=0, atol=1e-5)
+    evaluations = {h: a["Checkpoint"].rows("evaluations") for h, a in trained.items()}
+    np.testing.assert_allclose(
+        [row["loss"] for row in evaluations["cpu-2x2"]],
+        [row["loss"] for row in evaluations["local"]],
+        rtol=0,
+        atol=1e-5,
+    )
+    assert [row["step"] for row in evaluations["local"]] == [0, 3, 6]
+
+
+def test_the_pods_processes_read_the_rows_of_one_process(trained):
+    """The two halves that the processes read are the global batch of a single reader."""
+    cache = trained["local"]["TokenCache"]
+    order = BlockShuffle(
+        sequences=cache.tokens("train") // 64, io_block_size=4, window_blocks=16, seed=0
+    )
+
+    def batches(index, count, artifact):
+        tokens = TokenArray(artifact.split("train"), vocab_size=MODEL.vocab_size)
+        with Loader(
+            tokens,
+            order,
+            sequence_length=64,
+            batch_size=8,
+            process_index=index,
+            process_count=count,
+            stop_batch=6,
+        ) as loader:
+            return list(loader)
+
+    whole = batches(0, 1, cache)
+    halves = [batches(i, 2, trained["cpu-2x2"]["TokenCache"]) for i in range(2)]
+    for one, first, second in zip(whole, *halves, strict=True):
+        np.testing.assert_array_equal(one, np.concatenate([first, second]))
+
+
+def test_the_token_caches_are_equal(trained):
+    """Two builds of the cache hold the same tokens."""
+    content = [
+        {s.name: s.result.get("content") for s in a["TokenCache"].shards()}
+        for a in trained.values()
+    ]
+    assert content[0] == content[1]
+    table = storage.read_bytes(trained["local"]["TokenCache"].token_bytes_file)
+    assert len(json.loads(table)) == MODEL.vocab_size
