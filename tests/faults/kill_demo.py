@@ -84,10 +84,7 @@ def trial(moment: float, flags: list[str], reference: dict[str, Any]) -> dict[st
     clock = time.monotonic()
     again = subprocess.run(command(store, flags), cwd=ROOT, capture_output=True, text=True)
     after = published(store)
-    same = [
-        np.array_equal(a, b)
-        for a, b in zip(parameters(store), reference["parameters"], strict=True)
-    ]
+    pairs = zip(parameters(store), reference["parameters"], strict=True)
     return {
         "killed_after_s": round(moment, 1),
         "finished_before": sorted(before),

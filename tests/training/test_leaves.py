@@ -13,7 +13,11 @@ def test_flatten_and_unflatten_are_inverse():
     state = tiny.program().init()
     flat = leaves.flatten(state)
     assert len(flat) == len(jax.tree.leaves(state))
-    assert "model.blocks.stacked.attention.query" in flat
+    assert leaves.describe(state)["model.embedding"] == {
+        "axes": ["vocab", "embed"],
+        "shape": [tiny.VOCAB, 32],
+        "dtype": "float32",
+    }
     again = leaves.unflatten(state, flat)
     assert jax.tree.structure(again) == jax.tree.structure(state)
     assert tiny.equal(state, again)

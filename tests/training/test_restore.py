@@ -105,6 +105,15 @@ def test_exchanged_checkpoints_are_found(copies):
         newest_sound([(one, second), (two, first)], program.abstract)
 
 
+def test_an_edited_index_is_found(copies):
+    """An index that is well-formed but not the one that was written is damage."""
+    program, paths = copies
+    index = pathlib.Path(paths[1][1], "index.json")
+    index.write_text(index.read_text().replace('"step": 2', '"step": 3', 1))
+    with pytest.raises(DamagedOutput, match="its own digest"):
+        restore(paths[1][1], program.abstract)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
