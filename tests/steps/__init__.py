@@ -1,0 +1,1 @@
+"""Tests of the step library, through the experiment that uses it."""

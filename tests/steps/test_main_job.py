@@ -1,0 +1,111 @@
+"""The whole road: documents to a report, run, run again, changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+
+from pipeline import storage
+from pipeline.manifest import Manifest, load
+from steps.artifacts import Checkpoint, TokenCache
+from tests.pipeline.helpers import check_invariants
+from tests.steps.mini import MINI, run
+
+
+def published(store: str) -> dict[str, tuple[str, Manifest]]:
+    """(path, manifest) of every output in a store, by display name."""
+    found = {}
+    for name in storage.list_names(store):
+        path = storage.join(store, name)
+        manifest = load(path)
+        if manifest is not None:
+            found[manifest.label] = (path, manifest)
+    return found
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A store in which the main job has run once."""
+    directory = str(tmp_path_factory.mktemp("store"))
+    assert run(directory) == 0
+    return directory
+
+
+def test_every_step_is_published_and_verifies(store):
+    """Nine outputs whose files have the digests their manifests say."""
+    assert check_invariants(store) == 9
+    assert set(published(store)) == {
+        *("sample_some", "train_tokenizer", "sample", "tokenize", "block_shuffle"),
+        *("train", "evaluate", "generate", "report"),
+    }
+
+
+def test_running_again_executes_nothing(store, capsys):
+    """All steps are reused, and the headline is printed all the same."""
+    assert run(store) == 0
+    out = capsys.readouterr().out
+    assert "all 9 steps up to date" in out
+    assert re.search(r"validation loss \d\.\d+ -> \d\.\d+ nats", out)
+    assert "report: " in out
+
+
+def test_a_change_reruns_what_depends_on_it_and_nothing_else(store, capsys):
+    """More prompts: only the text and the report; the plan says so before."""
+    changed = dataclasses.replace(MINI, prompts=("Return",))
+    assert run(store, "plan", settings=changed) == 0
+    planned = capsys.readouterr().out
+    assert "prompts" in planned
+    assert "2 of 9 steps would run" in planned
+    assert run(store, settings=changed) == 0
+    assert "2 steps executed, 7 reused" in capsys.readouterr().out
+
+
+def test_tokens_are_counted_and_cover_the_budget(store):
+    """Asked and got: at least the budget, at most a few per cent over; EOS after each document."""
+    path, manifest = published(store)["tokenize"]
+    cache = TokenCache(path, manifest)
+    for split, asked in (("train", 80_000), ("validation", 8_000)):
+        result = manifest.result["splits"][split]
+        assert result["tokens_asked"] == asked
+        assert result["tokens"] == cache.tokens(split)
+        # One document of this small corpus may hold several thousand tokens.
+        assert 0.9 * asked < result["tokens"] < 1.25 * asked + 5_000
+    assert cache.token_bytes()[manifest.result["eos_id"]] == 0
+
+
+def test_the_loss_falls_and_every_step_has_a_row(store):
+    """Eight rows in order, evaluations at 0, 4 and 8, and the loss below its start."""
+    path, manifest = published(store)["train"]
+    checkpoint = Checkpoint(path, manifest)
+    assert [row["step"] for row in checkpoint.rows("history")] == list(range(1, 9))
+    evaluations = checkpoint.rows("evaluations")
+    assert [row["step"] for row in evaluations] == [0, 4, 8]
+    assert evaluations[-1]["loss"] < evaluations[0]["loss"]
+    np.testing.assert_allclose(evaluations[0]["loss"], np.log(512), rtol=0.05)
+    assert manifest.result["compilations"] == 1
+
+
+def test_evaluating_the_whole_split_reads_every_sequence(store):
+    """The score counts every prediction inside every row of the held-out split."""
+    _, tokens = published(store)["tokenize"]
+    _, scores = published(store)["evaluate"]
+    sequences, left = divmod(tokens.result["splits"]["validation"]["tokens"], 64)
+    assert scores.result["tokens"] == sequences * 63 + max(0, left - 1)
+    assert 0 < scores.result["bits_per_byte"] < 8
+
+
+def test_the_report_has_what_people_look_at(store):
+    """Charts, the graph with every step, the sample, the configuration; nothing fetched."""
+    path, manifest = published(store)["report"]
+    page = storage.read_bytes(
+        storage.join(path, manifest.shard("page").root, "index.html")
+    ).decode()
+    for label in ("sample_some", "tokenize", "block_shuffle", "train", "evaluate", "generate"):
+        assert f'class="name">{label}<' in page
+    assert page.count("<svg") == 5
+    assert "unigram entropy" in page
+    assert "learning_rate" in page
+    assert not re.search(r'(src|href)="http', page)

@@ -1,0 +1,96 @@
+"""Bad input is refused before training, in one line, and nothing that was finished is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.pipeline.helpers import check_invariants
+from tests.steps.mini import MINI, run
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A store in which everything up to the shuffled sequences is finished."""
+    directory = str(tmp_path_factory.mktemp("store"))
+    wrong = dataclasses.replace(MINI, model=dataclasses.replace(MINI.model, head_size=16))
+    assert run(directory, settings=wrong) == 0
+    return directory
+
+
+def refusal(capsys, store, settings):
+    """The error's first line, after checking that it is the cause of a clean exit."""
+    finished = check_invariants(store)
+    assert run(store, settings=settings) == 1
+    error = capsys.readouterr().err
+    assert check_invariants(store) >= finished
+    assert "Traceback" not in error
+    lines = error.splitlines()
+    assert len(lines) <= 3, "one line of cause, the log, the command"
+    return lines[0]
+
+
+def test_a_glob_that_matches_nothing(capsys, store, tmp_path):
+    """The glob is named."""
+    source = str(tmp_path / "none-*.parquet")
+    line = refusal(capsys, store, dataclasses.replace(MINI, source=source))
+    assert source in line
+
+
+def test_a_file_without_a_text_column(capsys, store, tmp_path):
+    """The file, the missing column and the columns there are."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"id": ["1"], "body": ["hello"]}), path)
+    line = refusal(capsys, store, dataclasses.replace(MINI, source=str(path)))
+    assert str(path) in line
+    assert "text" in line
+    assert "body" in line
+
+
+def test_a_file_that_is_not_parquet(capsys, store, tmp_path):
+    """An error page saved as Parquet is named."""
+    path = tmp_path / "a.parquet"
+    path.write_text("<html>404</html>")
+    line = refusal(capsys, store, dataclasses.replace(MINI, source=str(path)))
+    assert str(path) in line
+
+
+def test_a_vocabulary_larger_than_the_text_supports(capsys, store):
+    """Asked for and possible are both in the line."""
+    big = dataclasses.replace(MINI.model, vocab_size=200_000)
+    line = refusal(capsys, store, dataclasses.replace(MINI, model=big))
+    assert "200000" in line
+    assert "entries" in line
+
+
+def test_a_model_with_more_ids_than_the_tokenizer(capsys, store, monkeypatch):
+    """A model whose vocabulary is not the tokenizer's is refused before compiling."""
+    import experiments.run_200m as experiment
+
+    real = experiment.train_model
+    monkeypatch.setattr(
+        experiment,
+        "train_model",
+        lambda *a, model, **k: real(*a, model=dataclasses.replace(model, vocab_size=600), **k),
+    )
+    line = refusal(capsys, store, MINI)
+    assert "600" in line
+    assert "512" in line
+
+
+def test_a_sequence_longer_than_the_data(capsys, store):
+    """Both lengths are in the line."""
+    long = dataclasses.replace(MINI.train, sequence_length=1 << 20)
+    line = refusal(capsys, store, dataclasses.replace(MINI, train=long))
+    assert "1,048,576" in line
+    assert "longer than the data" in line
+
+
+def test_more_tokens_than_the_source_has(capsys, store):
+    """Asked and available are both in the line."""
+    line = refusal(capsys, store, dataclasses.replace(MINI, tokens=10**9))
+    assert "1,000,000,000" in line
+    assert "available" in line
