@@ -96,5 +96,5 @@ def test_sigterm_to_one_process_stops_both_with_a_checkpoint(root):
     first, second = run_processes(root, 2, 2, "2")
     assert first["preempted"]
     assert second["preempted"]
-    assert 2 <= first["steps"] == second["steps"] <= 6
-    assert first["committed"][-1][0] == first["steps"]
+    assert 2 <= first["steps"] == second["steps"] < 2000
+    assert [step for step, _ in first["committed"]] == [first["steps"]]

@@ -28,9 +28,13 @@ def main() -> None:
         if step == stop_at:
             os.kill(os.getpid(), signal.SIGTERM)
 
+    config = dataclasses.replace(tiny.TRAIN, fsdp=2)
+    if stop_at is not None:
+        # Long enough for the signal to reach every process before the last step.
+        config = dataclasses.replace(config, steps=2000, evaluate_every=2000, checkpoint_every=2000)
     job = tiny.make_job(
         root,
-        train=dataclasses.replace(tiny.TRAIN, fsdp=2),
+        train=config,
         checkpoint_directory=f"{root}/checkpoints-{count}",
     )
     result = train(
