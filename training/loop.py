@@ -68,7 +68,7 @@ def train(
     distributed.initialize(coordinator)
     program = build_program(job.model, job.optimizer, job.train, devices or jax.devices())
     run = _Run(job, program, on_progress, on_event, began)
-    with StopSignal(enabled=coordinator is None) as stop:
+    with StopSignal(many_processes=coordinator is not None) as stop:
         result = run.go(on_commit, on_drop, stop)
     if coordinator is not None:
         distributed.shutdown()
@@ -155,7 +155,7 @@ class _Run:
                 self.recorder.restart_clock()
             self.recorder.push(step, metrics, loader.waited - waited)
             waited = loader.waited
-            last, stopping = step == config.steps, stop.requested()
+            last, stopping = step == config.steps, stop.requested(step)
             if last or step % config.evaluate_every == 0:
                 self._evaluate(step, state)
             if last or stopping or step % config.checkpoint_every == 0:

@@ -1,10 +1,8 @@
 """Noticing SIGTERM, which a spot machine gets some 30 seconds before it is taken away.
 
-A handler sets a flag that the loop looks at between steps. This is for a single process: the
-processes of a gang would have to leave the loop at the same step, and JAX's own agreement on one
-(`multihost_utils.reached_preemption_sync_point`) let one process save while another was still
-inside a step, which hung both. A gang that loses a process ends as a whole and goes on from its
-newest checkpoint.
+One process: a handler sets a flag that the loop looks at between steps. Many processes: JAX's
+coordination service hears the signal of any of them and answers yes in all of them at the same
+step, so that all leave the loop together.
 """
 
 from __future__ import annotations
@@ -14,24 +12,22 @@ import signal
 import threading
 from types import FrameType, TracebackType
 
+from jax.experimental import multihost_utils
+
 logger = logging.getLogger(__name__)
 
 
 class StopSignal:
-    """Context in which SIGTERM asks the loop to stop instead of ending the process.
+    """Context in which SIGTERM asks the loop to stop instead of ending the process."""
 
-    Args:
-        enabled: False leaves the signal alone, as a process of a gang must.
-    """
-
-    def __init__(self, *, enabled: bool) -> None:
-        self._enabled = enabled
+    def __init__(self, *, many_processes: bool) -> None:
+        self._many = many_processes
         self._flag = threading.Event()
         self._old: object = None
         self._installed = False
 
     def __enter__(self) -> StopSignal:
-        if self._enabled:
+        if not self._many:
             if threading.current_thread() is threading.main_thread():
                 self._old = signal.signal(signal.SIGTERM, self._on_signal)
                 self._installed = True
@@ -51,6 +47,8 @@ class StopSignal:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._flag.set()
 
-    def requested(self) -> bool:
-        """Whether to stop after the step that is under way."""
+    def requested(self, step: int) -> bool:
+        """Whether to stop after `step`; many processes must all ask at every step."""
+        if self._many:
+            return multihost_utils.reached_preemption_sync_point(step)
         return self._flag.is_set()

@@ -12,10 +12,10 @@ def test_sigterm_is_noticed_and_the_old_handler_comes_back():
     heard = []
     old = signal.signal(signal.SIGTERM, lambda *_: heard.append("old"))
     try:
-        with StopSignal(enabled=True) as stop:
-            assert not stop.requested()
+        with StopSignal(many_processes=False) as stop:
+            assert not stop.requested(1)
             os.kill(os.getpid(), signal.SIGTERM)
-            assert stop.requested()
+            assert stop.requested(2)
             assert heard == []
         os.kill(os.getpid(), signal.SIGTERM)
         assert heard == ["old"]
@@ -29,18 +29,10 @@ def test_outside_the_main_thread_nothing_is_installed():
     seen = []
 
     def body():
-        with StopSignal(enabled=True) as stop:
-            seen.append((stop.requested(), signal.getsignal(signal.SIGTERM) is before))
+        with StopSignal(many_processes=False) as stop:
+            seen.append((stop.requested(1), signal.getsignal(signal.SIGTERM) is before))
 
     thread = threading.Thread(target=body)
     thread.start()
     thread.join()
     assert seen == [(False, True)]
-
-
-def test_a_process_of_a_gang_leaves_the_signal_alone():
-    """Disabled, the context neither installs a handler nor asks to stop."""
-    before = signal.getsignal(signal.SIGTERM)
-    with StopSignal(enabled=False) as stop:
-        assert signal.getsignal(signal.SIGTERM) is before
-        assert not stop.requested()

@@ -23,7 +23,7 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def run_processes(root, count, devices):
+def run_processes(root, count, devices, *extra):
     """Reports of `count` worker processes that ran together."""
     environment = {
         **os.environ,
@@ -35,7 +35,7 @@ def run_processes(root, count, devices):
     worker = [sys.executable, "-m", "tests.training.worker", root]
     processes = [
         subprocess.Popen(
-            [*worker, output, str(count), str(i), port],
+            [*worker, output, str(count), str(i), port, *extra],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -44,7 +44,7 @@ def run_processes(root, count, devices):
         for i, output in enumerate(outputs)
     ]
     try:
-        logs = [process.communicate(timeout=240)[0] for process in processes]
+        logs = [process.communicate(timeout=180)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -89,3 +89,12 @@ def test_two_processes_are_one_program(root):
     ]
     for a, b in zip(*map(jax.tree.leaves, restored), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-4)
+
+
+def test_sigterm_to_one_process_stops_both_with_a_checkpoint(root):
+    """A signal to process 0 ends both at the same step, after a committed checkpoint."""
+    first, second = run_processes(root, 2, 2, "2")
+    assert first["preempted"]
+    assert second["preempted"]
+    assert 2 <= first["steps"] == second["steps"] < 2000
+    assert [step for step, _ in first["committed"]] == [first["steps"]]
