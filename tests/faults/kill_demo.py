@@ -3,7 +3,7 @@
     python -m tests.faults.kill_demo --trials 10 --steps 60 --seed 0
 
 Each trial starts from an empty store, is killed (its process group at once; Ray's own processes
-notice and end) at a moment drawn from the undisturbed run's length, and is run again to its end. One JSON line per
+notice and end) at a moment drawn from the undisturbed run, and is run again. One JSON line per
 trial: what was finished when it died, whether finished steps were redone, and whether the token
 cache and the final parameters are bit-equal to the undisturbed run's.
 """
