@@ -57,6 +57,11 @@ def train(
             f"train.sequence_length is {train.sequence_length}, the shuffled sequences are "
             f"{order['sequence_length']} tokens long; give both steps the same length"
         )
+    if not cache.split(VALIDATION):
+        raise InputError(
+            f"{cache.path}: no validation tokens, which the loss curve needs; "
+            "sample with validation_tokens above 0"
+        )
     job = TrainJob(
         model=model,
         optimizer=optimizer,

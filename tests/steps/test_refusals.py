@@ -94,3 +94,9 @@ def test_more_tokens_than_the_source_has(capsys, store):
     line = refusal(capsys, store, dataclasses.replace(MINI, tokens=10**9))
     assert "1,000,000,000" in line
     assert "available" in line
+
+
+def test_training_without_validation_tokens(capsys, store):
+    """Refused before the first step, and not after the last."""
+    line = refusal(capsys, store, dataclasses.replace(MINI, validation_tokens=0))
+    assert "no validation tokens" in line
