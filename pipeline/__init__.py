@@ -10,6 +10,7 @@ from pipeline.fingerprint import Runtime
 from pipeline.hardware import Hardware, local, pod
 from pipeline.run import GangProcess, StepRun
 from pipeline.step import Result, named, step
+from pipeline.sweep import select, sweep
 
 __all__ = [
     "Artifact",
@@ -24,5 +25,7 @@ __all__ = [
     "main",
     "named",
     "pod",
+    "select",
     "step",
+    "sweep",
 ]

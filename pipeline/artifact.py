@@ -7,27 +7,56 @@ and a step refuses an input of another class.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from pipeline import storage
-from pipeline.manifest import Manifest, Shard
+from pipeline.errors import DamagedOutput
+from pipeline.manifest import Manifest, Shard, beside, load
+
+A = TypeVar("A", bound="Artifact")
 
 
 class Artifact:
-    """A published output. `path` is the step's directory, `manifest` what was published there."""
+    """A published output.
+
+    Attributes:
+        path: URL of the step's directory.
+        manifest: what was published there.
+        home: URL of the directory its files are in: `path`, or the output it refers to.
+        opens: inputs of its step that its methods open too (see `input`): what they hold is part
+            of what this artifact says.
+    """
+
+    opens: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, path: str, manifest: Manifest) -> None:
         self.path = path
         self.manifest = manifest
+        self.home = manifest.home(path)
 
     @property
     def result(self) -> dict[str, Any]:
         """The JSON mapping the step returned: counts, losses, digests."""
         return self.manifest.result
 
+    def input(self, name: str, kind: type[A]) -> A:
+        """The artifact its step read as input `name`.
+
+        Raises:
+            DamagedOutput: when it is not there any more.
+        """
+        if name not in self.opens:
+            raise AssertionError(f"{type(self).__name__}.opens does not name {name!r}")
+        reference = self.manifest.inputs[name]
+        path = beside(self.path, reference["directory"])
+        found = load(path)
+        if found is None:
+            raise DamagedOutput(f"{path}: input {name!r} of {self.path} is gone; run again")
+        return kind(path, found)
+
     def shard(self, name: str) -> str:
         """URL of the directory of one shard. Raises `KeyError` when there is no such shard."""
-        return storage.join(self.path, self.manifest.shard(name).root)
+        return storage.join(self.home, self.manifest.shard(name).root)
 
     def shards(self, prefix: str = "") -> list[Shard]:
         """The shards whose name starts with `prefix`, in order of name."""

@@ -3,43 +3,80 @@
     published? -> lease -> published? -> attempt directory -> the body -> manifest -> release
 
 The body writes under its attempt; the manifest is created if absent; so a writer that was paused
-and wakes up after a takeover can neither touch nor replace what was published. Runs in whatever
-process the executor chose, and turns every error into an `Outcome`, so that nothing but data
-travels back.
+and wakes up after a takeover can neither touch nor replace what was published. Only a rebuild that
+was asked for replaces a manifest: it keeps the old one beside it, and asks first whether its lease
+is still the newest. Runs in whatever process the executor chose, and turns every error into an
+`Outcome`, so that nothing but data travels back.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-import os
 import time
 import traceback
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from pipeline import lease, manifest, provenance, storage
+from pipeline import fingerprint, lease, manifest, provenance, storage, store
 from pipeline.artifact import Artifact
-from pipeline.errors import DamagedOutput, InputError, PonenteError, WorkerLost
+from pipeline.errors import DamagedOutput, InputError, PonenteError, Stopped, WorkerLost
+from pipeline.ledger import Ledger
 from pipeline.logs import capture
-from pipeline.run import Emit, StepRun, Workers
+from pipeline.manifest import Manifest, Origin
+from pipeline.run import Emit, Reference, StepRun, Workers
 from pipeline.step import StepFunction
+from pipeline.tidy import FAILURE, RETIRED, discard_unreferenced
 
 logger = logging.getLogger("ponente")
 
 
 @dataclass(frozen=True)
 class Request:
-    """Everything a process needs to execute a step; picklable."""
+    """Everything a process needs to execute a step; picklable.
+
+    Attributes:
+        inputs: input name -> (URL of its directory, its key).
+        arguments: configuration and runtime arguments.
+        made_from: see `Node.made_from`.
+        replaces: attempt of the published output that this one is to replace; empty if none.
+    """
 
     step: StepFunction[..., Any]
     label: str
     key: str
     root: str
-    inputs: Mapping[str, tuple[str, str]]  # argument -> (step directory, key)
-    arguments: Mapping[str, Any]  # configuration and runtime arguments
+    inputs: Mapping[str, tuple[str, str]]
+    arguments: Mapping[str, Any]
     canonical_config: Mapping[str, Any]
+    made_from: str
+    replaces: str = ""
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where this build records its shards; see `generation`."""
+        return Ledger(self.root, generation(self.made_from, self.replaces))
+
+    def published(self) -> bool:
+        """Whether there is an output, and not the one to be replaced.
+
+        Raises:
+            DamagedOutput: when what is there is not what was recorded.
+        """
+        try:
+            found = manifest.load_verified(self.root, self.key)
+        except DamagedOutput:
+            if self.replaces:
+                return False
+            raise
+        return found is not None and found.attempt != self.replaces
+
+
+def generation(made_from: str, replaces: str) -> str:
+    """Name of the ledger of one build: what from, and instead of what."""
+    return fingerprint.digest([made_from, replaces])[:12]
 
 
 @dataclass(frozen=True)
@@ -47,8 +84,8 @@ class Outcome:
     """How an attempt ended.
 
     Attributes:
-        status: "published", "reused" (somebody else published) or "failed".
-        cause: one line, when failed.
+        status: "published", "reused" (somebody else published), "stopped" or "failed".
+        cause: one line, when failed or stopped.
         log: URL of the attempt's full log.
         transient: whether trying again could help.
     """
@@ -58,7 +95,6 @@ class Outcome:
     cause: str = ""
     log: str = ""
     transient: bool = False
-    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 def execute(request: Request, emit: Emit, workers: Workers, *, redirect: bool = True) -> Outcome:
@@ -74,116 +110,203 @@ def execute(request: Request, emit: Emit, workers: Workers, *, redirect: bool = 
     def tell(event: dict[str, Any]) -> None:
         emit({**event, "step": request.label, "key": request.key})
 
-    def published() -> bool:
-        return manifest.load_verified(request.root, request.key) is not None
-
+    held: lease.Lease | None = None
     try:
-        held = lease.acquire(request.root, published=published, waiting=_once(tell))
+        waiting = _wait(tell, workers)
+        held = lease.acquire(request.root, published=request.published, waiting=waiting)
+        if held is None:
+            return Outcome("reused")
+        return _attempt(request, held, tell, workers, redirect)
+    except Stopped as error:
+        return Outcome("stopped", cause=_one_line(error))
     except (PonenteError, OSError) as error:
         return Outcome("failed", cause=_one_line(error), transient=isinstance(error, OSError))
-    if held is None:
-        return Outcome("reused")
-    try:
-        return _attempt(request, held.number, tell, workers, redirect)
     finally:
-        held.release()
+        if held is not None:
+            held.release()
 
 
-def _once(tell: Emit) -> Any:
+def _wait(tell: Emit, workers: Workers) -> Any:
     told: list[int] = []
 
     def waiting(holder: dict[str, Any]) -> None:
+        if workers.stopping:
+            raise Stopped(f"was waiting for {lease.words(holder)}")
         if not told:
             told.append(1)
-            host = str(holder.get("host", "?")).split(" ")[0]
-            tell({"event": "waiting", "holder": f"process {holder.get('pid')} on {host}"})
+            tell({"event": "waiting", "holder": lease.words(holder)})
 
     return waiting
 
 
 def _attempt(
-    request: Request, number: int, tell: Emit, workers: Workers, redirect: bool
+    request: Request, held: lease.Lease, tell: Emit, workers: Workers, redirect: bool
 ) -> Outcome:
-    attempt = f"{number:06d}-{uuid.uuid4().hex[:8]}"
-    run = StepRun(request.root, request.label, attempt, tell, workers)
+    attempt = f"{held.number:06d}-{uuid.uuid4().hex[:8]}"
+    run = StepRun(request.ledger, request.label, attempt, tell, workers)
     log = storage.join(run.directory, "log.txt")
     tell({"event": "started", "attempt": attempt, "log": log})
     started, clock = time.time(), time.monotonic()
     with capture(log, redirect=redirect):
         try:
-            result = request.step.function(run, **_open_inputs(request), **request.arguments)
-            _publish(request, run, dict(result or {}), started, time.monotonic() - clock)
+            inputs = _open_inputs(request)
+            # Before the body: an edit while it runs is not what runs.
+            made_by = provenance.collect(request.step.function)
+            body = request.step.function(run, **_grouped(request, inputs), **request.arguments)
+            seconds = time.monotonic() - clock
+            record = _record(request, run, body, inputs, made_by, started, seconds)
+            won = _publish(request, held, record)
         except Exception as error:  # noqa: BLE001 - a body may raise anything; it becomes data
             logger.error("%s", traceback.format_exc())
-            return Outcome(
-                "failed",
-                time.monotonic() - clock,
-                _one_line(error),
-                log,
-                transient=isinstance(error, OSError | WorkerLost)
-                and not isinstance(error, FileNotFoundError),
-            )
-    return Outcome("published", time.monotonic() - clock, log=log, details=dict(result or {}))
+            seconds, cause = time.monotonic() - clock, _one_line(error)
+            if _overtaken(request):
+                return Outcome("reused", seconds, log=log)
+            if isinstance(error, Stopped):
+                return Outcome("stopped", seconds, cause, log)
+            _keep_failure(run, cause, log)
+            transient = isinstance(error, OSError | WorkerLost)
+            lasting = isinstance(error, FileNotFoundError)
+            return Outcome("failed", seconds, cause, log, transient and not lasting)
+    return Outcome("published" if won else "reused", time.monotonic() - clock, log=log)
+
+
+def _overtaken(request: Request) -> bool:
+    """Whether somebody published meanwhile, and so perhaps deleted what this attempt wrote."""
+    try:
+        return request.published()
+    except (PonenteError, OSError):
+        return False
+
+
+def _keep_failure(run: StepRun, cause: str, log: str) -> None:
+    failure = json.dumps({"cause": cause, "log": log, "time": time.time()})
+    try:
+        storage.write_atomic(storage.join(run.directory, FAILURE), failure.encode())
+    except (PonenteError, OSError) as error:
+        # It is for people who ask later; the outcome itself says the same to the driver.
+        logger.warning("could not keep the failure: %s", error)
 
 
 def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
-    if isinstance(error, InputError | DamagedOutput | WorkerLost):
+    if isinstance(error, InputError | DamagedOutput | WorkerLost | Stopped):
         return text
     return f"{type(error).__name__}: {text}"
 
 
-def _open_inputs(request: Request) -> dict[str, Artifact | None]:
-    opened: dict[str, Artifact | None] = dict.fromkeys(request.step.input_types)
+def _open_inputs(request: Request) -> dict[str, tuple[str, Manifest]]:
+    opened = {}
     for name, (path, key) in request.inputs.items():
         found = manifest.load_verified(path, key)
         if found is None:
             raise DamagedOutput(f"{path}: input {name!r} of {request.label} is gone; run again")
-        opened[name] = request.step.input_types[name](path, found)
+        opened[name] = (path, found)
     return opened
 
 
-def _publish(
-    request: Request, run: StepRun, result: dict[str, Any], started: float, seconds: float
-) -> None:
-    record = manifest.Manifest(
+def _grouped(request: Request, inputs: dict[str, tuple[str, Manifest]]) -> dict[str, Any]:
+    """The body's input arguments: artifacts, tuples of them, None for what was left out."""
+    arguments: dict[str, Any] = {}
+    for name, declared in request.step.inputs.items():
+        if declared.many:
+            mine = [inputs[n] for n in inputs if n.startswith(f"{name}[")]
+            arguments[name] = tuple(declared.kind(path, found) for path, found in mine)
+        else:
+            arguments[name] = declared.kind(*inputs[name]) if name in inputs else None
+    return arguments
+
+
+def _record(
+    request: Request,
+    run: StepRun,
+    body: Mapping[str, Any] | Reference | None,
+    inputs: dict[str, tuple[str, Manifest]],
+    made_by: dict[str, Any],
+    started: float,
+    seconds: float,
+) -> Manifest:
+    if isinstance(body, Reference):
+        shards, origin = body.artifact.manifest.shards, refer_to(body.artifact, request, body.kind)
+        result = dict(body.result)
+    else:
+        shards, origin = tuple(run.finished().values()), None
+        # Shards of an earlier attempt are taken at their record's word, so ask before publishing.
+        manifest.check_sizes(request.root, shards, f"delete {request.root} to redo its shards")
+        result = json.loads(json.dumps(dict(body or {})))
+    opened = {name: inputs[name][1].content for name in request.step.output.opens}
+    return Manifest(
         key=request.key,
         step=request.step.name,
         version=request.step.version,
         label=request.label,
         config=dict(request.canonical_config),
-        inputs={
-            name: {"key": key, "directory": os.path.basename(path), "digest": _digest(path)}
-            for name, (path, key) in request.inputs.items()
-        },
-        shards=tuple(run.ledger.finished().values()),
+        inputs=describe_inputs(request.root, inputs),
+        shards=shards,
         result=result,
+        content=manifest.content_digest(shards, result, opened),
+        made_from=request.made_from,
         attempt=run.attempt,
         started=started,
         seconds=seconds,
-        provenance=provenance.collect(request.step.function),
+        provenance=made_by,
+        origin=origin,
     )
+
+
+def describe_inputs(
+    root: str, inputs: Mapping[str, tuple[str, Manifest]]
+) -> dict[str, dict[str, str]]:
+    """What a manifest in `root` says of its inputs, given as name -> (directory URL, manifest)."""
+    return {
+        name: {"key": found.key, "directory": relative(root, path), "digest": found.content}
+        for name, (path, found) in inputs.items()
+    }
+
+
+def relative(root: str, path: str) -> str:
+    """How a manifest in `root` names the directory `path`; the inverse of `manifest.beside`."""
+    prefix, _, name = path.rpartition("/")
+    return name if prefix == root.rpartition("/")[0] else path
+
+
+def refer_to(artifact: Artifact, request: Request, kind: str) -> Origin:
+    """An origin that names whose files these really are, through any number of references."""
+    origin = artifact.manifest.origin
+    key = origin.key if origin is not None else artifact.manifest.key
+    return Origin(kind, relative(request.root, artifact.home), key)
+
+
+def _publish(request: Request, held: lease.Lease, record: Manifest) -> bool:
+    """Publish; False when another attempt's output stands instead."""
     url = storage.join(request.root, manifest.NAME)
-    if not storage.create(url, record.to_bytes()):
+    if request.replaces:
+        _retire(request)
+        if not held.newest():
+            raise WorkerLost(f"{request.root}: another process took over; this output is discarded")
+        storage.write_atomic(url, record.to_bytes())
+    elif not storage.create(url, record.to_bytes()):
         manifest.load_verified(request.root, request.key)
         logger.warning("another attempt published first; this one's output is discarded")
-    _discard_unreferenced(request.root)
+        _tidy(request, lost=True)
+        return False
+    _tidy(request, lost=False)
+    return True
 
 
-def _digest(path: str) -> str:
-    found = manifest.load(path)
-    return found.digest if found else ""
+def _tidy(request: Request, *, lost: bool) -> None:
+    """What is left to do once an output stands; none of it can undo that it does."""
+    try:
+        if not lost:
+            store.remember(request.root, request.made_from, request.key)
+        discard_unreferenced(request.root, lost=lost)
+    except (PonenteError, OSError) as error:
+        logger.warning("could not tidy up: %s", error)
 
 
-def _discard_unreferenced(root: str) -> None:
-    """Delete the data of attempts nothing published refers to; their logs stay."""
-    published = manifest.load(root)
-    if published is None:
+def _retire(request: Request) -> None:
+    """Keep the manifest that is about to be replaced, so that its data is not taken for litter."""
+    try:
+        old = storage.read_bytes(storage.join(request.root, manifest.NAME))
+    except FileNotFoundError:
         return
-    kept = {shard.root for shard in published.shards}
-    attempts = storage.join(root, "attempts")
-    for attempt in storage.list_names(attempts):
-        if not any(f"attempts/{attempt}/" in f"{path}/" for path in kept):
-            for name in storage.list_names(storage.join(attempts, attempt)):
-                if name != "log.txt":
-                    storage.delete_tree(storage.join(attempts, attempt, name))
+    storage.create(storage.join(request.root, RETIRED, f"{request.replaces}.json"), old)

@@ -4,7 +4,9 @@ PonenteError
 ├── InputError       the user's data, configuration or request is refused; never retried
 ├── DamagedOutput    finished bytes are not the bytes that were recorded
 ├── StorageError     a store did something the protocol cannot live with
+│   └── StoreUnavailable  it failed again and again; a new attempt may do better
 ├── WorkerLost       a process the step depended on died; the step can be tried again
+├── Stopped          the user asked to stop; what is finished is kept
 └── StepFailed       a step ended without an output (carries the log path and the cause)
 
 A message says what was expected, what was found, where, and what to do about it, in one line.
@@ -29,8 +31,16 @@ class StorageError(PonenteError):
     """The store refused, lost or tore something."""
 
 
+class StoreUnavailable(StorageError, OSError):
+    """The store failed again and again; an `OSError` too, so that the step is tried again."""
+
+
 class WorkerLost(PonenteError):
     """A process the step depended on died; the step can be tried again."""
+
+
+class Stopped(PonenteError):
+    """The user asked to stop; finished steps and shards are kept."""
 
 
 class StepFailed(PonenteError):

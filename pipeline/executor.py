@@ -1,70 +1,33 @@
 """The driver's loop: which step runs when, what happens to a failure.
 
-A step starts when its inputs are published. Whoever executes it follows `attempt.py`; this loop
-only places requests, counts tries, and reads events. Retries are ours alone: a step whose worker
-died or whose storage failed is tried again as a new attempt; a refused input is not.
+A step starts when its inputs are published and settled. Whoever executes it follows `attempt.py`;
+this loop only places requests, counts tries, and reads events. Retries are ours alone: a step whose
+worker died or whose storage failed is tried again as a new attempt; a refused input is not.
+
+A step whose output would be made from the same contents as one that is there is not run: its
+output refers to that one. A step that was there and whose input came out differently is run.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import logging
+import threading
+import time
+from typing import Any
 
-from pipeline import manifest, storage
-from pipeline.attempt import Outcome, Request, execute
-from pipeline.errors import StepFailed
+from pipeline import lease, manifest
+from pipeline.attempt import Outcome, Request
+from pipeline.backend import Backend
+from pipeline.errors import PonenteError, StepFailed, Stopped
 from pipeline.events import EventLog
-from pipeline.inline import InlineWorkers
-from pipeline.manifest import Manifest
-from pipeline.plan import needed_keys
+from pipeline.look import Choice, contents, decide, look, needed_keys, pick, resolve, staleness
+from pipeline.refer import refer
 from pipeline.step import Node, topological
+from pipeline.store import Found, Store
 
-TRIES = 3
+STOP_SECONDS = 30.0
 
-
-class Backend(Protocol):
-    """Where requests are executed."""
-
-    def submit(self, request: Request) -> None:
-        """Begin executing a request."""
-        ...
-
-    def poll(self) -> list[tuple[Request, Outcome]]:
-        """Outcomes since the last call; waits a moment when there are none."""
-        ...
-
-    def events(self) -> list[dict[str, Any]]:
-        """Events of the workers since the last call."""
-        ...
-
-    def close(self) -> None:
-        """Let go of whatever was started; running steps are ended."""
-        ...
-
-
-class InlineBackend:
-    """Executes each request at once, in this process."""
-
-    def __init__(self, log: EventLog) -> None:
-        self._log = log
-        self._finished: list[tuple[Request, Outcome]] = []
-
-    def submit(self, request: Request) -> None:
-        """Execute the request."""
-        self._finished.append(
-            (request, execute(request, self._log.emit, InlineWorkers(), redirect=False))
-        )
-
-    def poll(self) -> list[tuple[Request, Outcome]]:
-        """What was executed since the last call."""
-        finished, self._finished = self._finished, []
-        return finished
-
-    def events(self) -> list[dict[str, Any]]:
-        """Nothing: events went straight to the log."""
-        return []
-
-    def close(self) -> None:
-        """Nothing to let go of."""
+logger = logging.getLogger("ponente")
 
 
 class Execution:
@@ -72,108 +35,249 @@ class Execution:
 
     Args:
         targets: the nodes whose outputs are wanted.
-        prefix: the store.
+        store: where outputs are.
         log: where events go.
         retry_command: what to print so that a user can go on after a failure.
+        choice: which part of the graph, and how.
+
+    Attributes:
+        targets: the nodes wanted, after the choice.
+        order: every node of the graph, inputs first.
+        published: outputs that are there, by key.
+        executed: nodes that were run, in the order they ended.
     """
 
-    def __init__(self, targets: list[Node], prefix: str, log: EventLog, retry_command: str) -> None:
-        self._targets = targets
-        self._prefix = prefix
+    def __init__(
+        self,
+        targets: list[Node],
+        store: Store,
+        log: EventLog,
+        retry_command: str,
+        choice: Choice = Choice(),
+    ) -> None:
+        self.targets = resolve(targets, choice)
+        self.order = topological(self.targets)
+        self._store = store
         self._log = log
         self._retry_command = retry_command
-        self._order = topological(targets)
-        self.published: dict[str, Manifest] = {}
+        self._choice = choice
+        self._users: dict[str, list[Node]] = {}
+        for node in self.order:
+            for child in node.inputs.values():
+                self._users.setdefault(child.key, []).append(node)
+        self._waiting: dict[str, Node] = {}
+        self._candidates: dict[str, Node] = {}
+        self._running: dict[str, Node] = {}
+        self._forced = {node.key for name in choice.force for node in pick(self.order, name)}
+        self._exposed = False
+        self._replaces: dict[str, str] = {}
+        self._tries: dict[str, int] = {}
+        self._attempts: dict[str, str] = {}
+        self._failures: list[str] = []
+        self._stop = threading.Event()
+        self.published: dict[str, Found] = {}
         self.executed: list[Node] = []
-
-    def path(self, node: Node) -> str:
-        """The node's directory in the store."""
-        return storage.join(self._prefix, node.directory)
 
     def look(self) -> list[Node]:
         """Read the store; returns the nodes that must run, inputs first.
 
         Raises:
             DamagedOutput: when a needed output is there but is not what was recorded.
+            InputError: when the choice of steps cannot be followed.
         """
-        for node in self._order:
-            if node.key not in self.published:
-                found = manifest.load_verified(self.path(node), node.key)
-                if found is not None:
-                    self.published[node.key] = found
-                    self._tell("hit", node, seconds=found.seconds)
-        needed = needed_keys(self._targets, set(self.published))
-        return [node for node in self._order if node.key in needed]
+        seen = look(self.order, self._store)
+        needed = decide(self.targets, self.order, seen, self._choice)
+        for node in needed:
+            self._replaces[node.key] = seen.replaces(node.key)
+            seen.found.pop(node.key, None)
+        for node in self.order:
+            if (found := seen.found.get(node.key)) is not None:
+                if node.key in seen.same:
+                    found = self._refer(node, seen.found, found)
+                    seen.found[node.key] = found
+                self.published[node.key] = found
+                self._tell("hit", node, seconds=found.manifest.seconds, origin=found.origin)
+        return needed
+
+    def stop(self) -> None:
+        """Start nothing more, and end once what runs has ended or `STOP_SECONDS` have passed."""
+        self._stop.set()
 
     def run(self, backend: Backend, needed: list[Node]) -> None:
         """Execute the needed nodes.
 
         Raises:
-            StepFailed: after everything already running has ended, naming the first failure.
+            StepFailed: after everything already running has ended, naming the failures.
+            Stopped: when `stop` was called.
         """
-        waiting = {node.key: node for node in needed}
-        running: dict[str, Node] = {}
-        tries: dict[str, int] = {}
-        failure: StepFailed | None = None
         for node in needed:
-            self._tell("queued", node)
-        while running or (waiting and failure is None):
-            if failure is None:
-                for node in [n for n in waiting.values() if self._ready(n)]:
-                    running[node.key] = waiting.pop(node.key)
-                    backend.submit(self._request(node))
+            self._enqueue(node)
+        # A published step above one that runs can turn stale; without any, nothing needs watching.
+        self._exposed = not self._with_users(set(self._waiting)).isdisjoint(self.published)
+        deadline = None
+        while self._running or (self._waiting and self._going()):
+            if self._stop.is_set() and deadline is None:
+                deadline = time.monotonic() + STOP_SECONDS
+                backend.stop()
+            if deadline is not None and time.monotonic() > deadline:
+                break
+            if self._going():
+                self._start(backend)
             for request, outcome in backend.poll():
-                node = running.pop(request.key)
-                tries[node.key] = tries.get(node.key, 0) + 1
                 self._drain(backend)
-                if outcome.status != "failed":
-                    self._finish(node, outcome)
-                elif outcome.transient and tries[node.key] < TRIES and failure is None:
-                    self._tell("retried", node, cause=outcome.cause, tries=tries[node.key])
-                    waiting[node.key] = node
-                else:
-                    failure = failure or self._fail(node, outcome)
+                self._settle(self._running.pop(request.key), outcome)
             self._drain(backend)
-        if failure is not None:
-            raise failure
+        if self._failures:
+            retry = f"  retry: {self._retry_command}"
+            raise StepFailed("\n".join([*self._failures, retry]))
+        if any(node.key not in self.published for node in self.targets):
+            raise Stopped("stopped; finished steps and shards are kept")
 
-    def _ready(self, node: Node) -> bool:
-        return all(child.key in self.published for child in node.inputs.values())
+    def _going(self) -> bool:
+        stopped = self._stop.is_set() or (self._failures and not self._choice.keep_going)
+        return not stopped
 
-    def _request(self, node: Node) -> Request:
+    def _enqueue(self, node: Node) -> None:
+        self._waiting[node.key] = self._candidates[node.key] = node
+        self._tell("queued", node)
+
+    def _start(self, backend: Backend) -> None:
+        candidates, self._candidates = self._candidates, {}
+        unsettled = self._unsettled()
+        for node in candidates.values():
+            full = len(self._running) >= min(self._choice.jobs or backend.slots, backend.slots)
+            if full or not self._ready(node, unsettled):
+                if full or unsettled:
+                    self._candidates[node.key] = node
+                continue
+            del self._waiting[node.key]
+            held = contents(node, self.published)
+            fresh = node.key in self._forced or self._replaces.get(node.key)
+            same = None if fresh else self._store.same(node, held or {})
+            if same is not None:
+                self._refer(node, self.published, same)
+                self._publish(node, self._found(node), None)
+            else:
+                self._running[node.key] = node
+                backend.submit(self._request(node, held or {}))
+
+    def _ready(self, node: Node, unsettled: set[str]) -> bool:
+        return all(
+            child.key in self.published and child.key not in unsettled
+            for child in node.inputs.values()
+        )
+
+    def _unsettled(self) -> set[str]:
+        """Steps that are to run, and published ones that what those make could yet turn stale."""
+        return self._with_users({*self._waiting, *self._running}) if self._exposed else set()
+
+    def _with_users(self, keys: set[str]) -> set[str]:
+        reached = set(keys)
+        for node in self.order:
+            if any(child.key in reached for child in node.inputs.values()):
+                reached.add(node.key)
+        return reached
+
+    def _request(self, node: Node, held: dict[str, str]) -> Request:
         return Request(
             step=node.step,
             label=node.label,
             key=node.key,
-            root=self.path(node),
-            inputs={name: (self.path(n), n.key) for name, n in node.inputs.items()},
+            root=self._store.path(node),
+            inputs={name: (self.published[n.key].path, n.key) for name, n in node.inputs.items()},
             arguments={**node.config, **node.runtime},
             canonical_config=node.canonical_config,
+            made_from=node.made_from(held),
+            replaces=self._replaces.get(node.key, ""),
         )
 
-    def _finish(self, node: Node, outcome: Outcome) -> None:
-        found = manifest.load_verified(self.path(node), node.key)
+    def _settle(self, node: Node, outcome: Outcome) -> None:
+        tries = self._tries[node.key] = self._tries.get(node.key, 0) + 1
+        if outcome.transient:
+            self._release(node)
+        if outcome.status in ("published", "reused"):
+            self._publish(node, self._found(node), outcome)
+        elif outcome.status == "stopped" or (outcome.transient and self._stop.is_set()):
+            self._tell("stopped", node, cause=outcome.cause)
+        elif outcome.transient and tries < node.step.resources.tries and self._going():
+            self._tell("retried", node, cause=outcome.cause, tries=tries)
+            self._waiting[node.key] = self._candidates[node.key] = node
+        else:
+            self._fail(node, outcome)
+
+    def _found(self, node: Node) -> Found:
+        path = self._store.path(node)
+        found = manifest.load_verified(path, node.key)
         if found is None:
-            raise StepFailed(
-                f"{node.label}: its worker said published, but {self.path(node)} has no manifest"
-            )
-        self.published[node.key] = found
-        self.executed.append(node)
-        self._tell(
-            "finished", node, seconds=outcome.seconds, status=outcome.status, result=found.result
-        )
+            raise StepFailed(f"{node.label}: its worker said published, but {path} has no manifest")
+        return Found(path, found)
 
-    def _fail(self, node: Node, outcome: Outcome) -> StepFailed:
+    def _publish(self, node: Node, found: Found, outcome: Outcome | None) -> None:
+        """Take note of an output: of an attempt of ours or somebody's, or (None) of a reference."""
+        self.published[node.key] = found
+        if outcome is None:
+            self._tell("hit", node, seconds=found.manifest.seconds, origin=found.origin)
+        else:
+            if outcome.status == "published":
+                self.executed.append(node)
+            self._tell(
+                "finished",
+                node,
+                seconds=outcome.seconds,
+                status=outcome.status,
+                result=found.manifest.result,
+            )
+        for user in self._users.get(node.key, ()):
+            if user.key in self._waiting:
+                self._candidates[user.key] = user
+            elif user.key in self.published and user.key not in self._running:
+                self._recheck(user)
+
+    def _recheck(self, user: Node) -> None:
+        """Queue a published step whose input turned out to hold something else."""
+        there = self.published[user.key]
+        if staleness(user, there, self.published):
+            self._exposed = True
+            del self.published[user.key]
+            self._replaces[user.key] = "" if there.shared else there.manifest.attempt
+            wanted = {user.key} | needed_keys(user.inputs.values(), self.published)
+            for node in self.order:
+                if node.key in wanted - set(self._waiting) - set(self._running):
+                    self._enqueue(node)
+
+    def _refer(self, node: Node, inputs: dict[str, Found], to: Found) -> Found:
+        mine = {name: inputs[child.key] for name, child in node.inputs.items()}
+        return refer(self._store, node, mine, to, "same inputs")
+
+    def _fail(self, node: Node, outcome: Outcome) -> None:
         self._tell("failed", node, cause=outcome.cause, log=outcome.log)
         lines = [f"step {node.label} failed: {outcome.cause}"]
         if outcome.log:
             lines.append(f"  log:   {outcome.log}")
-        lines.append(f"  retry: {self._retry_command}")
-        return StepFailed("\n".join(lines))
+        self._failures.append("\n".join(lines))
+        for key in self._with_users({node.key}):
+            self._candidates.pop(key, None)
+            if (later := self._waiting.pop(key, None)) is not None:
+                self._tell("skipped", later, cause=f"{node.label} failed")
 
     def _drain(self, backend: Backend) -> None:
         for event in backend.events():
+            if event["event"] == "started":
+                self._attempts[event["key"]] = event["attempt"]
             self._log.emit(event)
+
+    def _release(self, node: Node) -> None:
+        """Release the lease of an attempt whose worker is lost: nobody need wait for its silence.
+
+        Should the worker live after all, publishing is safe as ever.
+        """
+        attempt, path = self._attempts.pop(node.key, ""), self._store.path(node)
+        try:
+            owner = lease.holder(path) if attempt else None
+            if owner is not None and owner["number"] == int(attempt.partition("-")[0]):
+                lease.end(path)
+        except (PonenteError, OSError) as error:
+            logger.warning("%s: the lease cannot be released: %s", path, error)
 
     def _tell(self, kind: str, node: Node, **details: Any) -> None:
         self._log.emit({"event": kind, "step": node.label, "key": node.key, **details})

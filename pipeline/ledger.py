@@ -1,32 +1,45 @@
-"""The ledger of a step: one record per finished shard, shared by all attempts at the step.
+"""The ledger of a step: one record per finished shard, shared by attempts at the same thing.
 
 A shard is finished when its record exists, and a record is created only after the shard's files
 are written and digested. A new attempt finds the records of a dead one and does not redo them; of
 two writers of one shard, the first record stands and the other's files are left to be discarded.
+
+Records are kept by generation: what is being built, from which contents. A rebuild, or a build over
+inputs that changed meanwhile, starts a ledger of its own, so shards of two things never mix.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from pipeline import storage
-from pipeline.errors import DamagedOutput, StorageError
-from pipeline.manifest import File, Shard
+from pipeline import fingerprint, integrity, storage
+from pipeline.errors import DamagedOutput, InputError, StorageError
+from pipeline.manifest import Shard
 
-_DIRECTORY = "ledger"
+DIRECTORY = "ledger"
 
 
+@dataclass(frozen=True)
 class Ledger:
-    """The finished shards of the step in directory `root`."""
+    """The finished shards of the step in directory `root`, for one generation of it."""
 
-    def __init__(self, root: str) -> None:
-        self.root = root
+    root: str
+    generation: str = "first"
 
-    def _record(self, name: str) -> str:
-        return storage.join(self.root, _DIRECTORY, name.replace("/", "~") + ".json")
+    def record(self, name: str) -> str:
+        """URL of the record of a shard.
+
+        Raises:
+            InputError: for a name that cannot be a path, or shares its record with another's.
+        """
+        storage.join(self.root, name)
+        if "~" in name:
+            raise InputError(f"shard {name!r}: '~' stands for '/' in the ledger; leave it out")
+        return storage.join(self.root, DIRECTORY, self.generation, name.replace("/", "~") + ".json")
 
     def finished(self, prefix: str = "") -> dict[str, Shard]:
         """Finished shards by name, those starting with `prefix`, in order of name.
@@ -34,16 +47,42 @@ class Ledger:
         Raises:
             DamagedOutput: when a record cannot be read.
         """
-        names = storage.list_names(storage.join(self.root, _DIRECTORY))
+        names = storage.list_names(storage.join(self.root, DIRECTORY, self.generation))
         wanted = [n.removesuffix(".json").replace("~", "/") for n in names if n.endswith(".json")]
-        return {name: self.read(name) for name in wanted if name.startswith(prefix)}
+        # A listing may still show a record that was dropped.
+        found = {name: self.find(name) for name in wanted if name.startswith(prefix)}
+        return {name: shard for name, shard in found.items() if shard is not None}
+
+    def find(self, name: str) -> Shard | None:
+        """The record of one shard, None when it is not finished; asks for it, lists nothing."""
+        try:
+            return self.read(name)
+        except FileNotFoundError:
+            return None
+
+    def count(self) -> tuple[int, int]:
+        """(finished, expected) shards; expected is 0 while nobody has said."""
+        names = storage.list_names(storage.join(self.root, DIRECTORY, self.generation))
+        expected = [int(n.split("-")[1]) for n in names if n.endswith("-.expected")]
+        return sum(n.endswith(".json") for n in names), sum(expected)
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Say which shards will come, so that others can tell n of m."""
+        wanted = sorted(names)
+        mark = f"{fingerprint.digest(wanted)[:8]}-{len(wanted)}-.expected"
+        storage.create(
+            storage.join(self.root, DIRECTORY, self.generation, mark), b"", durable=False
+        )
 
     def read(self, name: str) -> Shard:
         """The record of one finished shard. Raises `FileNotFoundError` or `DamagedOutput`."""
-        url = self._record(name)
+        url = self.record(name)
         try:
-            return Shard.from_json(storage.read_json(url))
-        except (ValueError, KeyError, TypeError) as error:
+            shard = Shard.from_json(storage.read_json(url))
+            if shard.name != name:
+                raise ValueError(f"the record of shard {shard.name!r}")
+            return shard
+        except ValueError as error:
             raise DamagedOutput(
                 f"{url}: not a shard record ({error!r}); delete it to redo the shard"
             ) from error
@@ -57,15 +96,14 @@ class Ledger:
         if not directory.startswith(base):
             raise StorageError(f"shard {name}: expected a directory under {base}, got {directory}")
         files = tuple(
-            File(path, size, storage.sha256(storage.join(directory, path)))
-            for path, size in storage.list_files(directory)
+            integrity.measure(directory, path) for path, _ in storage.list_files(directory)
         )
         shard = Shard(name, directory.removeprefix(base), files, dict(result))
         record = json.dumps(dataclasses.asdict(shard), sort_keys=True).encode()
-        if storage.create(self._record(name), record):
+        if storage.create(self.record(name), record):
             return shard
         return self.read(name)
 
     def drop(self, name: str) -> None:
         """Forget a shard; before its files go, so that no reader finds a record without them."""
-        storage.delete_tree(self._record(name))
+        storage.delete_tree(self.record(name))

@@ -6,94 +6,102 @@ import html
 from dataclasses import dataclass
 
 from pipeline import storage
-from pipeline.manifest import Manifest, load
+from pipeline.errors import DamagedOutput
+from pipeline.manifest import Manifest, beside, load
+from pipeline.pages.layout import ARROW_TIP, Box, layered
 
-_WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 168, 54, 56, 22, 8
+_BOX = Box()
 
 
 @dataclass(frozen=True)
 class Ancestor:
-    """One published output of a lineage: its directory's name and its manifest."""
+    """One published output of a lineage: its directory's URL and its manifest."""
 
-    directory: str
+    path: str
     manifest: Manifest
 
     @property
+    def directory(self) -> str:
+        """Name of its directory."""
+        return self.path.rpartition("/")[2]
+
+    @property
     def parents(self) -> list[str]:
-        """Directories of the outputs it read."""
-        return [reference["directory"] for reference in self.manifest.inputs.values()]
+        """URLs of the outputs it read, and of the one it refers to."""
+        said = [reference["directory"] for reference in self.manifest.inputs.values()]
+        origin = self.manifest.origin
+        if origin is not None:
+            said.append(origin.directory)
+        return list(dict.fromkeys(beside(self.path, directory) for directory in said))
 
 
 def lineage(paths: list[str]) -> list[Ancestor]:
-    """The outputs at `paths` and everything they were made from, inputs first, each once."""
+    """The outputs at `paths` and everything they were made from, inputs first, each once.
+
+    What is not there any more is left out, with what it was made from.
+
+    Raises:
+        DamagedOutput: when a manifest cannot be read, or an output is said to be made from itself.
+    """
     found: dict[str, Ancestor] = {}
-
-    def visit(path: str) -> None:
-        prefix, _, directory = path.rpartition("/")
-        manifest = load(path)
-        if directory in found or manifest is None:
-            return
-        ancestor = Ancestor(directory, manifest)
-        for parent in ancestor.parents:
-            visit(storage.join(prefix, parent))
-        found[directory] = ancestor
-
-    for path in paths:
-        visit(path)
+    # Ancestors whose parents are being visited; a lineage can be longer than Python's stack.
+    entered: dict[str, Ancestor] = {}
+    stack = [(path, False) for path in reversed(paths)]
+    while stack:
+        path, visited = stack.pop()
+        if visited:
+            found[path] = entered.pop(path)
+        elif path in entered:
+            raise DamagedOutput(
+                f"{path}: the manifests say it was made from itself; move it away and run again"
+            )
+        elif path not in found and (manifest := load(path)) is not None:
+            entered[path] = ancestor = Ancestor(path, manifest)
+            stack.append((path, True))
+            stack.extend((parent, False) for parent in reversed(ancestor.parents))
     return list(found.values())
+
+
+def users(prefix: str, directories: list[str], path: str) -> list[str]:
+    """Names of those outputs in the store at `prefix` that read the output in directory `path`."""
+    found = []
+    for name in directories:
+        try:
+            manifest = load(storage.join(prefix, name))
+        except DamagedOutput:
+            continue
+        if manifest and path in Ancestor(storage.join(prefix, name), manifest).parents:
+            found.append(name)
+    return found
 
 
 def draw(ancestors: list[Ancestor]) -> str:
     """The lineage as an SVG: a box per step with its time and size, an arrow per input.
 
-    Boxes stand in columns by the longest way from a source.
+    Boxes stand in columns by the longest way from a source; an input that is gone has no box.
     """
-    column: dict[str, int] = {}
-    for ancestor in ancestors:
-        column[ancestor.directory] = 1 + max((column[p] for p in ancestor.parents), default=-1)
-    places: dict[str, tuple[int, int]] = {}
-    rows: dict[int, int] = {}
-    for ancestor in ancestors:
-        x = column[ancestor.directory]
-        y = rows.get(x, 0)
-        rows[x] = y + 1
-        places[ancestor.directory] = (
-            _MARGIN + x * (_WIDTH + _GAP_X),
-            _MARGIN + y * (_HEIGHT + _GAP_Y),
-        )
-    width = 2 * _MARGIN + (max(column.values()) + 1) * (_WIDTH + _GAP_X) - _GAP_X
-    height = 2 * _MARGIN + max(rows.values()) * (_HEIGHT + _GAP_Y) - _GAP_Y
+    layout = layered({a.path: a.parents for a in ancestors}, _BOX)
     arrows = [
-        _arrow(places[parent], places[ancestor.directory])
-        for ancestor in ancestors
-        for parent in ancestor.parents
+        f'<path class="edge" d="{path}" marker-end="url(#tip)"/>' for path in layout.edges.values()
     ]
-    boxes = [_box(ancestor, *places[ancestor.directory]) for ancestor in ancestors]
+    boxes = [_box(ancestor, *layout.places[ancestor.path]) for ancestor in ancestors]
     return (
-        f'<svg class="dag" viewBox="0 0 {width} {height}" style="max-width:{width}px" '
-        'role="img" aria-label="graph of steps">'
-        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
-        'markerHeight="7" orient="auto"><path d="M0 0 8 4 0 8z"/></marker></defs>'
+        f'<svg class="dag" viewBox="0 0 {layout.width:.0f} {layout.height:.0f}" '
+        f'style="max-width:{layout.width:.0f}px" role="img" aria-label="graph of steps">'
+        + ARROW_TIP
         + "".join(arrows + boxes)
         + "</svg>"
     )
 
 
-def _arrow(start: tuple[int, int], end: tuple[int, int]) -> str:
-    x1, y1 = start[0] + _WIDTH, start[1] + _HEIGHT / 2
-    x2, y2 = end[0], end[1] + _HEIGHT / 2
-    bend = (x2 - x1) / 2
-    path = f"M{x1} {y1}C{x1 + bend} {y1} {x2 - bend} {y2} {x2} {y2}"
-    return f'<path class="edge" d="{path}" marker-end="url(#tip)"/>'
-
-
-def _box(ancestor: Ancestor, x: int, y: int) -> str:
+def _box(ancestor: Ancestor, x: float, y: float) -> str:
     manifest = ancestor.manifest
     size = sum(shard.bytes for shard in manifest.shards)
     details = f"{manifest.seconds:.1f} s" + (f", {size / 1e6:,.1f} MB" if size else "")
     return (
-        f'<g transform="translate({x} {y})"><title>{html.escape(ancestor.directory)}</title>'
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" rx="8"/>'
+        f'<g transform="translate({x:.1f} {y:.1f})">'
+        f"<title>{html.escape(ancestor.directory)}</title>"
+        f'<rect width="{_BOX.width}" height="{_BOX.height}" rx="8"/>'
         f'<text x="12" y="23" class="name">{html.escape(manifest.label)}</text>'
         f'<text x="12" y="42" class="small">{html.escape(details)}</text></g>'
     )

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 
 from pipeline import storage
+from pipeline.errors import PonenteError
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -34,8 +35,13 @@ def capture(url: str, *, redirect: bool) -> Iterator[None]:
         yield
     if not local:
         with open(path, "rb") as done:
-            storage.write_atomic(url, done.read())
+            text = done.read()
         os.unlink(path)
+        try:
+            storage.write_atomic(url, text)
+        except (OSError, PonenteError) as error:
+            # The step has ended; how it ended does not depend on its log.
+            logging.getLogger("ponente").warning("%s: the log was not kept: %s", url, error)
 
 
 @contextlib.contextmanager

@@ -1,32 +1,47 @@
 """The record that makes an output exist: `manifest.json`, written last and created if absent.
 
 It carries the full 256-bit key (compared on every hit), every file with size and SHA-256, what the
-step returned, and where it came from. A torn, foreign or future manifest is `DamagedOutput`, never
-a success.
+step returned, a digest of the content, and where it came from. A manifest may own no files and
+refer to another output's instead (`Origin`): an adopted output, one whose inputs turned out to have
+the content they had before, the best of a sweep. A torn, foreign or future manifest is
+`DamagedOutput`, never a success.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline import storage
-from pipeline.errors import DamagedOutput
+from pipeline import fingerprint, storage, strict
+from pipeline.errors import DamagedOutput, InputError
 
-SCHEMA = 1
+SCHEMA = 2
+_SHA256 = re.compile("[0-9a-f]{64}")
 NAME = "manifest.json"
+
+# Parts of a result that may differ between two runs that made the same thing: times, and words.
+UNIDENTIFYING = ("measured", "headline")
 
 
 @dataclass(frozen=True)
 class File:
-    """One file of a shard: path relative to the shard's root, size in bytes, SHA-256 in hex."""
+    """One file of a shard.
+
+    Attributes:
+        path: relative to the shard's root.
+        size: in bytes.
+        sha256: in hex.
+        blocks: CRC-32 of every MiB, 8 hex digits each; empty for a file of one block or less.
+    """
 
     path: str
     size: int
     sha256: str
+    blocks: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,9 +67,40 @@ class Shard:
 
     @staticmethod
     def from_json(tree: dict[str, Any]) -> Shard:
-        """The inverse of `dataclasses.asdict`; raises KeyError or TypeError on foreign input."""
-        files = tuple(File(**file) for file in tree["files"])
-        return Shard(tree["name"], tree["root"], files, dict(tree["result"]))
+        """The inverse of `dataclasses.asdict`; raises `ValueError` on foreign or hostile input."""
+        shard = strict.build(Shard, tree)
+        shard.check()
+        return shard
+
+    def check(self) -> None:
+        """Raises `ValueError` for what no writer of ours records: places outside, no digest."""
+        try:
+            if not storage.join("", self.root).startswith("/attempts/"):
+                raise InputError(f"expected a directory in an attempt, got {self.root!r}")
+            for file in self.files:
+                storage.join("", file.path)
+        except InputError as error:
+            raise ValueError(str(error)) from None
+        if len({file.path for file in self.files}) != len(self.files):
+            raise ValueError(f"shard {self.name!r}: a file twice")
+        for file in self.files:
+            if file.size < 0 or not _SHA256.fullmatch(file.sha256):
+                raise ValueError(f"shard {self.name!r}: {file.path}: impossible size or digest")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The output whose files a referring manifest stands for.
+
+    Attributes:
+        kind: "adopted", "same inputs" or "selected".
+        directory: its directory: a name beside the referring one, or a URL in another store.
+        key: its key.
+    """
+
+    kind: str
+    directory: str
+    key: str
 
 
 @dataclass(frozen=True)
@@ -67,12 +113,15 @@ class Manifest:
         label: what people call the step.
         config: canonical configuration (see `fingerprint.canonical`).
         inputs: argument name -> {"key", "directory", "digest"} of the artifact that was read; the
-            directory is beside this output's own.
+            directory is a name beside this output's own, or a URL in another store.
         shards: every finished part, in order of name.
         result: the JSON mapping the step returned.
+        content: digest of what was made (see `content_digest`).
+        made_from: digest of the step, its configuration and its inputs' contents.
         attempt: the attempt that published.
         started: Unix time in seconds; `seconds`: wall time of the publishing attempt.
         provenance: git commit, source digests, package versions (see `provenance.py`).
+        origin: whose files these are, when they are not this output's own.
     """
 
     key: str
@@ -83,10 +132,13 @@ class Manifest:
     inputs: dict[str, dict[str, str]]
     shards: tuple[Shard, ...]
     result: dict[str, Any]
+    content: str
+    made_from: str
     attempt: str
     started: float
     seconds: float
     provenance: dict[str, Any]
+    origin: Origin | None = None
     schema: int = SCHEMA
 
     def shard(self, name: str) -> Shard:
@@ -99,14 +151,50 @@ class Manifest:
         )
 
     @property
-    def digest(self) -> str:
-        """SHA-256 over names, sizes and digests of all files: equal when the content is equal."""
-        lines = [f"{s.name}/{f.path} {f.size} {f.sha256}" for s in self.shards for f in s.files]
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    def size(self) -> int:
+        """Total size of its files in bytes."""
+        return sum(shard.bytes for shard in self.shards)
+
+    def home(self, path: str) -> str:
+        """The directory its shards are in, when the manifest itself is in directory `path`."""
+        return path if self.origin is None else beside(path, self.origin.directory)
 
     def to_bytes(self) -> bytes:
-        """Indented JSON, for people as much as for `load`."""
-        return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True).encode()
+        """JSON for `load`; `ponente show` is for people."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True).encode()
+
+
+def beside(path: str, directory: str) -> str:
+    """The directory a manifest in `path` means by `directory`: a sibling's name, or a URL."""
+    return directory if "/" in directory else storage.join(path.rpartition("/")[0], directory)
+
+
+def content_digest(
+    shards: tuple[Shard, ...], result: Mapping[str, Any], opened: Mapping[str, str]
+) -> str:
+    """SHA-256 of what an output says: equal when nothing that reads it could tell a difference.
+
+    Args:
+        shards: a shard whose result has "content" is known by that digest, for formats that write
+            the same data under other bytes; any other by its files.
+        result: without what is only measured (`UNIDENTIFYING`).
+        opened: contents of those inputs that the artifact itself opens (see `Artifact.opens`).
+    """
+    parts = [
+        [
+            shard.name,
+            _identifying(shard.result),
+            shard.result.get("content") or [[f.path, f.size, f.sha256] for f in shard.files],
+        ]
+        for shard in sorted(shards, key=lambda shard: shard.name)
+    ]
+    return fingerprint.digest(
+        {"shards": parts, "result": _identifying(result), "opened": dict(opened)}
+    )
+
+
+def _identifying(result: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in result.items() if name not in UNIDENTIFYING}
 
 
 def load(path: str) -> Manifest | None:
@@ -115,7 +203,11 @@ def load(path: str) -> Manifest | None:
     Raises:
         DamagedOutput: when the object there is torn, foreign or of a later schema.
     """
-    url = storage.join(path, NAME)
+    return parse(storage.join(path, NAME))
+
+
+def parse(url: str) -> Manifest | None:
+    """The manifest in the object `url`; see `load`."""
     try:
         tree = storage.read_json(url)
     except FileNotFoundError:
@@ -125,11 +217,22 @@ def load(path: str) -> Manifest | None:
             f"{url}: not JSON ({error}); move the directory away and run again"
         ) from error
     try:
-        if tree["schema"] != SCHEMA:
-            raise DamagedOutput(f"{url}: schema {tree['schema']}, this version reads {SCHEMA}")
-        shards = tuple(Shard.from_json(shard) for shard in tree.pop("shards"))
-        return Manifest(shards=shards, **tree)
-    except (KeyError, TypeError, AttributeError) as error:
+        schema = tree.get("schema") if isinstance(tree, dict) else None
+        if type(schema) is int and schema != SCHEMA:
+            raise DamagedOutput(
+                f"{url}: schema {schema}, this version reads {SCHEMA}; "
+                "move the directory away and run again"
+            )
+        manifest = strict.build(Manifest, tree)
+        for shard in manifest.shards:
+            shard.check()
+        for name, reference in manifest.inputs.items():
+            if set(reference) != {"key", "directory", "digest"}:
+                raise ValueError(f"input {name}: wrong fields: {sorted(reference)}")
+        if len({shard.name for shard in manifest.shards}) != len(manifest.shards):
+            raise ValueError("a shard twice")
+        return manifest
+    except ValueError as error:
         raise DamagedOutput(
             f"{url}: not a manifest of ours ({error!r}); move the directory away and run again"
         ) from error
@@ -146,14 +249,26 @@ def load_verified(path: str, key: str) -> Manifest | None:
         return None
     if manifest.key != key:
         raise DamagedOutput(f"{path}: published for key {manifest.key}, expected {key}")
-    for shard in manifest.shards:
+    check_sizes(
+        manifest.home(path), manifest.shards, f"build it again with --force {manifest.label}"
+    )
+    return manifest
+
+
+def check_sizes(home: str, shards: Iterable[Shard], remedy: str) -> None:
+    """Raises `DamagedOutput` when a file of these shards has not the size that was recorded."""
+    for shard in shards:
         for file in shard.files:
-            url = storage.join(path, shard.root, file.path)
+            url = file_url(home, shard, file)
             found = storage.size(url)
             if found != file.size:
                 state = "missing" if found is None else f"{found} bytes"
-                raise DamagedOutput(
-                    f"{url}: expected {file.size} bytes, found {state}; "
-                    f"delete {path} to build it again"
-                )
-    return manifest
+                raise DamagedOutput(f"{url}: expected {file.size} bytes, found {state}; {remedy}")
+
+
+def file_url(home: str, shard: Shard, file: File) -> str:
+    """Where a file is. Raises `DamagedOutput` for a record that points out of its directory."""
+    try:
+        return storage.join(home, shard.root, file.path)
+    except InputError as error:
+        raise DamagedOutput(f"{home}: shard {shard.name!r}: {error}") from error

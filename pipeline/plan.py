@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from pipeline import fingerprint, lease, manifest, provenance, storage
-from pipeline.errors import DamagedOutput
+from pipeline import lease, sources, storage
+from pipeline.attempt import generation
 from pipeline.ledger import Ledger
+from pipeline.look import Seen, contents, look, needed_keys
 from pipeline.manifest import Manifest
+from pipeline.reasons import NEVER, Reasons
 from pipeline.step import Node, topological
+from pipeline.store import Found, Store
+from pipeline.tidy import ATTEMPTS, FAILURE
+
+_NAMED = 5  # changed files that a warning names
 
 
 @dataclass(frozen=True)
@@ -16,10 +23,13 @@ class Planned:
     """One step of the plan.
 
     Attributes:
-        status: "hit", "partial", "running", "miss" or "damaged".
+        status: "hit", "stale", "partial", "running", "failed", "miss" or "damaged".
         reason: one line: what is reused, how many shards are there, what changed.
         needed: whether a run would execute it (an input of a hit is not needed).
-        published: the manifest, for a hit.
+        found: the output, for a hit.
+        detail: how far it got: shards, a failure, who runs it.
+        nearest: directory of the earlier output the reason compares with.
+        lines: differences to it, a line a field.
         warnings: what a user should know, such as code changed since the output was built.
     """
 
@@ -28,133 +38,107 @@ class Planned:
     status: str
     reason: str
     needed: bool = False
-    published: Manifest | None = None
+    found: Found | None = None
+    detail: str = ""
+    nearest: str = ""
+    lines: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
-class _Earlier:
-    """Manifests in the store by step function, read once and only when a reason is wanted."""
+def plan(targets: list[Node], store: Store, forced: frozenset[str] = frozenset()) -> list[Planned]:
+    """The plan for bringing `targets` up to date, inputs first.
 
-    def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
-        self._names: list[str] | None = None
-        self._by_label: dict[str, list[Manifest]] = {}
-
-    def of(self, label: str) -> list[Manifest]:
-        if label not in self._by_label:
-            if self._names is None:
-                self._names = storage.list_names(self._prefix)
-            found = []
-            for name in self._names:
-                if name.rpartition("-")[0] == label:
-                    try:
-                        found.append(manifest.load(storage.join(self._prefix, name)))
-                    except DamagedOutput:
-                        continue
-            self._by_label[label] = [m for m in found if m is not None]
-        return self._by_label[label]
-
-
-def plan(targets: list[Node], prefix: str) -> list[Planned]:
-    """The plan for bringing `targets` up to date in the store at `prefix`, inputs first."""
-    earlier = _Earlier(prefix)
+    Args:
+        targets: what is wanted.
+        store: where outputs are looked for.
+        forced: keys of steps that would be built again though they are there.
+    """
     order = topological(targets)
-    looked = {node.key: _look(node, prefix) for node in order}
-    needed = needed_keys(targets, {key for key, p in looked.items() if p.status == "hit"})
-    changed: dict[str, str] = {}
-    planned = []
-    for node in order:
-        entry = looked[node.key]
-        if entry.status in ("miss", "partial", "running"):
-            why = _reason(node, earlier.of(node.step.label), changed)
-            changed[node.key] = why
-            reason = f"{entry.reason}; {why}" if entry.reason else why
-        else:
-            reason = entry.reason
-        planned.append(
-            Planned(
-                node,
-                entry.path,
-                entry.status,
-                reason,
-                node.key in needed,
-                entry.published,
-                entry.warnings,
-            )
-        )
-    return planned
+    seen = look(order, store)
+    there = {key for key in seen.found if key not in forced}
+    needed = needed_keys(targets, there) | forced
+    reasons = Reasons(store)
+    return [_describe(node, store, seen, reasons, node.key in needed) for node in order]
 
 
-def needed_keys(targets: list[Node], hits: set[str]) -> set[str]:
-    """Keys of the steps to execute: targets that are no hits, and what those need, in turn."""
-    needed: set[str] = set()
-    stack = list(targets)
-    while stack:
-        node = stack.pop()
-        if node.key not in hits and node.key not in needed:
-            needed.add(node.key)
-            stack.extend(node.inputs.values())
-    return needed
+def _describe(
+    node: Node,
+    store: Store,
+    seen: Seen,
+    reasons: Reasons,
+    needed: bool,
+) -> Planned:
+    path = store.path(node)
 
+    def entry(status: str, reason: str, **more: Any) -> Planned:
+        return Planned(node, path, status, reason, needed=needed, **more)
 
-def _look(node: Node, prefix: str) -> Planned:
-    path = storage.join(prefix, node.directory)
-    try:
-        published = manifest.load_verified(path, node.key)
-    except DamagedOutput as error:
-        return Planned(node, path, "damaged", str(error))
-    if published is not None:
-        return Planned(
-            node,
-            path,
+    if node.key in seen.damaged:
+        return entry("damaged", seen.damaged[node.key])
+    if (found := seen.found.get(node.key)) is not None:
+        return entry(
             "hit",
-            _hit_reason(published),
-            published=published,
-            warnings=_code_warning(node, published),
+            _hit_reason(found, same=node.key in seen.same),
+            found=found,
+            warnings=code_warnings(node, found.manifest),
         )
-    finished = len(Ledger(path).finished()) if storage.exists(path) else 0
-    if finished or storage.exists(path):
-        holder = lease.holder(path)
-        if holder is not None:
-            host = str(holder.get("host", "?")).split(" ")[0]
-            return Planned(node, path, "running", f"process {holder.get('pid')} on {host}")
-    if finished:
-        return Planned(node, path, "partial", f"{finished} shards finished")
-    return Planned(node, path, "miss", "")
+    if node.key in seen.stale:
+        reasons.because(node, [seen.stale[node.key]])
+        return entry("stale", seen.stale[node.key])
+    state, detail = _unfinished(node, path, seen)
+    nearest, lines = reasons.explain(node)
+    why = "; ".join(lines) if lines else NEVER
+    reason = f"{detail}; {why}" if detail else why
+    return entry(state, reason, detail=detail, nearest=nearest, lines=lines)
 
 
-def _hit_reason(published: Manifest) -> str:
-    size = sum(shard.bytes for shard in published.shards)
-    return f"built in {published.seconds:.1f} s, {size / 1e6:,.1f} MB"
+def _unfinished(node: Node, path: str, seen: Seen) -> tuple[str, str]:
+    """("running" | "failed" | "partial" | "miss", detail) of a step without an output."""
+    if not storage.exists(path):
+        return "miss", ""
+    if (holder := lease.holder(path)) is not None:
+        return "running", lease.words(holder)
+    held = contents(node, seen.found)
+    finished, expected = 0, 0
+    if held is not None:
+        finished, expected = Ledger(path, generation(node.made_from(held), "")).count()
+    shards = f"{finished} of {expected or '?'} shards finished" if finished else ""
+    failure = last_failure(path)
+    if failure is not None:
+        said = f"{failure['cause']} (log: {failure['log']})"
+        return "failed", f"{said}; {shards}" if shards else said
+    return ("partial", shards) if shards else ("miss", "")
 
 
-def _code_warning(node: Node, published: Manifest) -> list[str]:
-    then = published.provenance.get("source")
-    now = provenance.source_digest(node.step.function)
-    if then and now and then != now:
-        return [f"{node.label}: the step's code changed since this output was built"]
-    return []
+def last_failure(path: str) -> dict[str, Any] | None:
+    """How the newest attempt at the step in directory `path` failed; None if it did not."""
+    attempts = storage.join(path, ATTEMPTS)
+    names = storage.list_names(attempts)
+    if not names:
+        return None
+    try:
+        failure = storage.read_json(storage.join(attempts, names[-1], FAILURE))
+        return {"cause": str(failure["cause"]), "log": str(failure["log"])}
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        return None
 
 
-def _reason(node: Node, candidates: list[Manifest], changed: dict[str, str]) -> str:
-    """Why there is no output: the differences to the nearest earlier manifest, or a first time."""
-    nearest: tuple[int, list[str]] | None = None
-    for old in candidates:
-        lines = fingerprint.difference(old.config, node.canonical_config)
-        if old.version != node.step.version:
-            lines.append(f"version: {old.version} -> {node.step.version}")
-        for name in sorted({*old.inputs, *node.inputs}):
-            lines += _input_difference(name, old, node, changed)
-        if lines and (nearest is None or len(lines) < nearest[0]):
-            nearest = (len(lines), lines)
-    return "; ".join(nearest[1]) if nearest else "never built here"
+def _hit_reason(found: Found, *, same: bool) -> str:
+    reason = f"built in {found.manifest.seconds:.1f} s, {found.manifest.size / 1e6:,.1f} MB"
+    if same:
+        return f"{reason}; made before from inputs of the same content: {found.path}"
+    if found.shared:
+        return f"{reason}; shared: {found.path}"
+    if found.manifest.origin is not None:
+        return f"{reason}; {found.manifest.origin.kind}: {found.manifest.origin.directory}"
+    return reason
 
 
-def _input_difference(name: str, old: Manifest, node: Node, changed: dict[str, str]) -> list[str]:
-    new = node.inputs.get(name)
-    if name not in old.inputs or new is None:
-        return [f"input {name}: {'added' if new is not None else 'removed'}"]
-    if old.inputs[name]["key"] == new.key:
+def code_warnings(node: Node, published: Manifest) -> list[str]:
+    """Whether the step's code is not what built the output, as lines to show."""
+    files = sources.changed(node.step.function, published.provenance.get("sources") or {})
+    if not files:
         return []
-    why = changed.get(new.key)
-    return [f"input {name} changed" + (f" ({new.label}: {why})" if why else "")]
+    more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
+    named = ", ".join(files[:_NAMED]) + more
+    return [f"{node.label}: code changed since this output was built: {named}"]

@@ -5,28 +5,21 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
-import inspect
 import os
 import platform
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pipeline import sources
+
 _PACKAGES = (
     *("jax", "jaxlib", "libtpu", "haliax", "equinox", "optax", "orbax-checkpoint"),
     *("tensorstore", "ray", "fsspec", "gcsfs", "pyarrow", "tokenizers", "numpy"),
 )
-
-
-def source_digest(function: Callable[..., Any]) -> str:
-    """SHA-256 of the source file a step function is defined in; empty if it has none."""
-    try:
-        path = inspect.getsourcefile(function)
-        return hashlib.sha256(Path(path or "").read_bytes()).hexdigest()
-    except (TypeError, OSError):
-        return ""
 
 
 @functools.cache
@@ -62,10 +55,11 @@ def _packages() -> dict[str, str]:
 
 
 def collect(function: Callable[..., Any]) -> dict[str, Any]:
-    """Git commit, digest of the uncommitted diff, source digest, versions, machine."""
+    """Git commit, digest of the uncommitted diff, source digests, versions, machine."""
     return {
         "git": _git(str(Path(__file__).parent)),
-        "source": source_digest(function),
+        "sources": sources.digests(function),
+        "host": socket.gethostname(),
         "python": platform.python_version(),
         "packages": _packages(),
         "platform": platform.platform(),

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pipeline import storage
+from pipeline.artifact import Artifact
+from pipeline.errors import InputError
 from pipeline.hardware import Hardware
 from pipeline.ledger import Ledger
 from pipeline.manifest import Shard
@@ -26,28 +28,64 @@ logger = logging.getLogger("ponente")
 
 @dataclass(frozen=True)
 class ShardTask:
-    """One shard to write: picklable, executed by `write_shard` in whatever process."""
+    """One shard to write: picklable, executed by `write_shard` in whatever process.
 
-    root: str
+    `number` counts tries at it within the attempt. Each has a directory of its own, since a writer
+    that was given up may still be writing.
+    """
+
+    ledger: Ledger
     attempt: str
     name: str
     writer: ShardWriter
     item: Any
+    number: int = 1
 
 
 def write_shard(task: ShardTask) -> Shard:
-    """Write one shard under the attempt and record it; returns the record that stands."""
-    directory = storage.join(task.root, "attempts", task.attempt, "shards", task.name)
+    """Write one shard under the attempt and record it; returns the record that stands.
+
+    The record is asked for first: the listing that led to this task may have lagged behind.
+    """
+    finished = task.ledger.find(task.name)
+    if finished is not None:
+        return finished
+    part = "shards" if task.number == 1 else f"shards-{task.number}"
+    directory = storage.join(task.ledger.root, "attempts", task.attempt, part, task.name)
     storage.delete_tree(directory)
     result = task.writer(directory, task.item)
-    return Ledger(task.root).add(task.name, directory, result)
+    return task.ledger.add(task.name, directory, result)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A body returns this when its output is one of its inputs': nothing is copied.
+
+    Attributes:
+        artifact: whose files the output stands for.
+        kind: why, such as "selected".
+        result: what the output says of itself.
+    """
+
+    artifact: Artifact
+    kind: str
+    result: Mapping[str, Any]
 
 
 class Workers(Protocol):
     """How a step's body gets help: implemented in this process, and on Ray."""
 
-    def map(self, tasks: list[ShardTask]) -> Iterator[Shard]:
-        """Write the shards, several at once where there are cores; yields as they finish."""
+    @property
+    def stopping(self) -> bool:
+        """Whether the user asked to stop."""
+        ...
+
+    def map(self, tasks: list[ShardTask], emit: Emit) -> Iterator[Shard]:
+        """Write the shards, several at once where there are cores; yields as they finish.
+
+        Raises:
+            Stopped: when the user asked to stop, after the shards in flight are finished.
+        """
         ...
 
     def gang(self, hardware: Hardware, function: Callable[..., Any], job: Any, emit: Emit) -> Any:
@@ -77,13 +115,17 @@ class StepRun:
         attempt: name of this attempt.
     """
 
-    def __init__(self, root: str, label: str, attempt: str, emit: Emit, workers: Workers) -> None:
-        self.root = root
+    def __init__(
+        self, ledger: Ledger, label: str, attempt: str, emit: Emit, workers: Workers
+    ) -> None:
+        self.root = ledger.root
         self.label = label
         self.attempt = attempt
-        self.ledger = Ledger(root)
+        self.ledger = ledger
         self._emit = emit
         self._workers = workers
+        self._written: set[str] = set()
+        self._known: set[str] = set()  # shards once seen finished: a listing may lag behind
 
     @property
     def directory(self) -> str:
@@ -101,7 +143,12 @@ class StepRun:
 
     def finished(self, prefix: str = "") -> dict[str, Shard]:
         """Shards finished by this attempt or an earlier one."""
-        return self.ledger.finished(prefix)
+        found: dict[str, Shard | None] = dict(self.ledger.finished(prefix))
+        for name in self._known - found.keys():
+            if name.startswith(prefix):
+                found[name] = self.ledger.find(name)  # dropped since, or not listed yet
+        self._known |= found.keys()
+        return {name: shard for name, shard in sorted(found.items()) if shard is not None}
 
     @contextlib.contextmanager
     def shard(self, name: str, result: dict[str, Any] | None = None) -> Iterator[str]:
@@ -109,10 +156,15 @@ class StepRun:
 
         `result` may be filled inside the block.
         """
+        self.ledger.record(name)  # refuses a bad name before anything is written
+        if name in self._written:
+            raise InputError(f"shard {name!r} is written twice by one attempt; name them apart")
+        self._written.add(name)
         directory = storage.join(self.directory, "shards", name)
         storage.delete_tree(directory)
         yield directory
         self.ledger.add(name, directory, result or {})
+        self._known.add(name)
 
     def map(self, writer: ShardWriter, items: Mapping[str, Any]) -> dict[str, Shard]:
         """Write one shard per item with `writer(directory, item) -> result`, across workers.
@@ -122,15 +174,17 @@ class StepRun:
         """
         shards = {name: s for name, s in self.finished().items() if name in items}
         tasks = [
-            ShardTask(self.root, self.attempt, name, writer, item)
+            ShardTask(self.ledger, self.attempt, name, writer, item)
             for name, item in items.items()
             if name not in shards
         ]
         if shards:
             logger.info("%d of %d shards were finished before", len(shards), len(items))
+        self.ledger.expect(items)
         self.progress(len(shards), len(items), "shards")
-        for shard in self._workers.map(tasks):
+        for shard in self._workers.map(tasks, self._emit):
             shards[shard.name] = shard
+            self._known.add(shard.name)
             self._emit({"event": "shard", "shard": shard.name, "bytes": shard.bytes})
             self.progress(len(shards), len(items), "shards")
         return dict(sorted(shards.items()))

@@ -1,8 +1,9 @@
 """Steps and nodes: declaring a graph.
 
 A step is a function whose first argument is the `StepRun` it executes in. Decorated, calling it
-builds a `Node`; nothing runs. Arguments annotated with an `Artifact` class are inputs and take
-nodes; all others are configuration, and those marked `Annotated[..., Runtime]` stay out of the key.
+builds a `Node`; nothing runs. Arguments annotated with an `Artifact` class (or `tuple[Class, ...]`)
+are inputs and take nodes; all others are configuration, and those marked `Annotated[..., Runtime]`
+stay out of the key.
 
     @step(output=Tokenizer, version=1)
     def train_tokenizer(run: StepRun, documents: Documents, *, vocab_size: int) -> Result: ...
@@ -15,12 +16,14 @@ where documents belong is an error there as it is, with the argument named, when
 
 from __future__ import annotations
 
+import collections
 import functools
 import importlib
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from pipeline import fingerprint
@@ -35,12 +38,42 @@ A = TypeVar("A", bound=Artifact)
 Result = Mapping[str, Any]
 
 _KEY_DIGITS = 20  # of 64 hex digits appear in the path: 80 bits; the manifest has them all
+_SHOWN_DIGITS = 6  # tell nodes of one label apart on a screen
+_SHOWN_STEPS = 8  # of a cycle, in the message about it
+_LABEL_LENGTH = 64
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a step's own body needs while it runs; its shards and gangs ask for their own.
+
+    Attributes:
+        cpus: cores; 0 for a body that only waits for its workers.
+        memory: bytes of host memory to reserve; 0 for no reservation.
+        custom: other resources by name, as the cluster's nodes declare them.
+        tries: attempts before a transient failure (lost worker, storage error) is final.
+    """
+
+    cpus: float = 1
+    memory: int = 0
+    custom: Mapping[str, float] = field(default_factory=dict)
+    tries: int = 3
+
+
+@dataclass(frozen=True)
+class _Input:
+    """An input argument: the class it takes, whether it may be left out, whether it is a tuple."""
+
+    kind: type[Artifact]
+    optional: bool = False
+    many: bool = False
 
 
 class Node:
     """One call of a step in a graph: what to run, on which inputs, with which configuration.
 
-    `label` is what people call it: the step function's own name, or the one `named` gave.
+    `label` is what people call it: the step function's own name, or the one `named` gave. Inputs
+    are by argument; a tuple's are `argument[0]`, `argument[1]`, ...
     """
 
     def __init__(
@@ -54,6 +87,7 @@ class Node:
         self.inputs = inputs
         self.config = config
         self.runtime = runtime
+        self.output: type[Artifact] = step.output
         self.label = step.label
         self.canonical_config = {
             name: fingerprint.canonical(value, f"{step.label}({name}=...)")
@@ -65,6 +99,20 @@ class Node:
                 "version": step.version,
                 "config": self.canonical_config,
                 "inputs": {name: node.key for name, node in inputs.items()},
+            }
+        )
+
+    def made_from(self, contents: Mapping[str, str]) -> str:
+        """Digest of the step, its configuration and its inputs' contents (by input name).
+
+        Two nodes that share it make the same thing, whatever their inputs were made from.
+        """
+        return fingerprint.digest(
+            {
+                "step": self.step.name,
+                "version": self.step.version,
+                "config": self.canonical_config,
+                "contents": dict(contents),
             }
         )
 
@@ -86,7 +134,8 @@ class StepFunction(Generic[P, A]):
         output: type[A],
         version: int,
         name: str | None,
-        cpus: float,
+        resources: Resources,
+        reads_lineage: bool,
     ) -> None:
         functools.update_wrapper(self, function)
         if function.__module__ == "__main__" and name is None:
@@ -94,18 +143,24 @@ class StepFunction(Generic[P, A]):
                 f"step {function.__qualname__}: a step defined in the file that is run needs a "
                 f'stable name; write @step(name="{function.__qualname__}", ...)'
             )
+        if not (function.__name__.isascii() and function.__name__.isidentifier()):
+            raise InputError(
+                f"step {function.__qualname__!a}: its function's name becomes the name of a "
+                "directory; give it one of letters a-z, digits and _"
+            )
         self.function = function
         self.output = output
         self.version = version
         self.name = name or f"{function.__module__}.{function.__qualname__}"
         self.label = function.__name__
-        self.cpus = cpus
+        self.resources = resources
+        self.reads_lineage = reads_lineage
         self._signature, self._inputs, self._runtime = _read_signature(function)
 
     @property
-    def input_types(self) -> dict[str, type[Artifact]]:
-        """Artifact class of each input argument."""
-        return {name: kind for name, (kind, _) in self._inputs.items()}
+    def inputs(self) -> Mapping[str, _Input]:
+        """Its input arguments by name."""
+        return self._inputs
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> A:
         """A node that stands for the step's artifact.
@@ -121,8 +176,7 @@ class StepFunction(Generic[P, A]):
         inputs, config, runtime = {}, {}, {}
         for name, value in bound.arguments.items():
             if name in self._inputs:
-                if (node := self._check_input(name, value)) is not None:
-                    inputs[name] = node
+                inputs |= dict(self._input_nodes(name, value))
             elif isinstance(value, Node):
                 raise InputError(
                     f"{self.label}({name}=...): expected a configuration value, got the output of "
@@ -132,24 +186,37 @@ class StepFunction(Generic[P, A]):
                 (runtime if name in self._runtime else config)[name] = value
         return typing.cast(A, Node(self, inputs, config, runtime))
 
-    def _check_input(self, name: str, value: Any) -> Node | None:
-        expected, optional = self._inputs[name]
-        if value is None and optional:
-            return None
-        if isinstance(value, Node) and issubclass(value.step.output, expected):
+    def _input_nodes(self, name: str, value: Any) -> Iterator[tuple[str, Node]]:
+        expected = self._inputs[name]
+        if expected.many:
+            if not isinstance(value, tuple | list) or not value:
+                raise InputError(
+                    f"{self.label}({name}=...): expected one or more {expected.kind.__name__}, "
+                    f"got {value!r}"
+                )
+            for index, item in enumerate(value):
+                yield f"{name}[{index}]", self._check_input(f"{name}[{index}]", expected, item)
+        elif value is not None or not expected.optional:
+            yield name, self._check_input(name, expected, value)
+
+    def _check_input(self, name: str, expected: _Input, value: Any) -> Node:
+        if isinstance(value, Node) and issubclass(value.output, expected.kind):
             return value
         found = (
-            f"{value.step.output.__name__} (the output of step {value.label!r})"
+            f"{value.output.__name__} (the output of step {value.label!r})"
             if isinstance(value, Node)
             else f"{value!r} of type {type(value).__name__}"
         )
-        raise InputError(f"{self.label}({name}=...): expected {expected.__name__}, got {found}")
+        raise InputError(
+            f"{self.label}({name}=...): expected {expected.kind.__name__}, got {found}"
+        )
 
     def __reduce__(self) -> Any:
         # A worker finds the step where the driver did; only a step of the file being run has no
         # importable home and travels by value.
         if self.function.__module__ == "__main__":
-            return (StepFunction, (self.function, self.output, self.version, self.name, self.cpus))
+            declared = (self.output, self.version, self.name, self.resources, self.reads_lineage)
+            return (StepFunction, (self.function, *declared))
         return (_find, (self.function.__module__, self.function.__qualname__))
 
 
@@ -157,35 +224,47 @@ def _find(module: str, qualname: str) -> Any:
     return functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
 
 
-def _artifact_type(annotation: Any) -> tuple[type[Artifact], bool] | None:
-    """(artifact class, may be None) when an annotation names an artifact; None otherwise."""
+def _as_input(annotation: Any) -> _Input | None:
+    """What an annotation says when it names artifacts; None when it does not."""
+    if typing.get_origin(annotation) is tuple:
+        first, *rest = typing.get_args(annotation)
+        if rest == [...] and isinstance(first, type) and issubclass(first, Artifact):
+            return _Input(first, many=True)
     options = (
         typing.get_args(annotation)
         if typing.get_origin(annotation) in (typing.Union, types.UnionType)
         else (annotation,)
     )
     found = [o for o in options if isinstance(o, type) and issubclass(o, Artifact)]
-    return (found[0], type(None) in options) if len(found) == 1 else None
+    return _Input(found[0], type(None) in options) if len(found) == 1 else None
 
 
 def _read_signature(
     function: Callable[..., Any],
-) -> tuple[inspect.Signature, dict[str, tuple[type[Artifact], bool]], frozenset[str]]:
+) -> tuple[inspect.Signature, dict[str, _Input], frozenset[str]]:
     signature = inspect.signature(function)
     hints = typing.get_type_hints(function, include_extras=True)
     parameters = list(signature.parameters.values())[1:]
     inputs, runtime = {}, set()
     for parameter in parameters:
         hint = hints[parameter.name]
-        if (artifact := _artifact_type(hint)) is not None:
-            inputs[parameter.name] = artifact
+        if (declared := _as_input(hint)) is not None:
+            inputs[parameter.name] = declared
         elif fingerprint.is_runtime(hint):
             runtime.add(parameter.name)
     return signature.replace(parameters=parameters), inputs, frozenset(runtime)
 
 
 def step(
-    *, output: type[A], version: int, name: str | None = None, cpus: float = 1
+    *,
+    output: type[A],
+    version: int,
+    name: str | None = None,
+    cpus: float = 1,
+    memory: int = 0,
+    custom: Mapping[str, float] | None = None,
+    tries: int = 3,
+    reads_lineage: bool = False,
 ) -> Callable[[Callable[Concatenate[StepRun, P], Result]], StepFunction[P, A]]:
     """Declare a step.
 
@@ -193,11 +272,14 @@ def step(
         output: the artifact class of what it publishes.
         version: raise it when the code changes what comes out; it is part of the key.
         name: stable name, part of the key; by default module and qualified name.
-        cpus: cores the step's own body needs; 0 for a body that only waits for its workers.
+        cpus, memory, custom, tries: see `Resources`.
+        reads_lineage: it reads more of its inputs than what they hold, such as what they were made
+            from; so it runs again when that changed, though their contents did not.
     """
 
     def declare(function: Callable[Concatenate[StepRun, P], Result]) -> StepFunction[P, A]:
-        return StepFunction(function, output, version, name, cpus)
+        resources = Resources(cpus, memory, custom or {}, tries)
+        return StepFunction(function, output, version, name, resources, reads_lineage)
 
     return declare
 
@@ -213,22 +295,91 @@ def named(artifact: A, name: str) -> A:
     """The same node under another display name, for graphs that call a step twice.
 
     The name is not part of the key: renaming keeps what was built.
+
+    Raises:
+        InputError: for a name that a log line, a flag or a path could not carry.
     """
-    as_node(artifact).label = name
+    node = as_node(artifact)
+    if not _is_display_name(name):
+        raise InputError(
+            f"named({node.label}, ...): expected 1 to {_LABEL_LENGTH} printable characters without "
+            f"slashes, no '-' in front and no spaces around them, got {name!a:.300}"
+        )
+    node.label = name
     return artifact
 
 
+def _is_display_name(name: Any) -> bool:
+    return (
+        isinstance(name, str)
+        and 0 < len(name) <= _LABEL_LENGTH
+        and name.isprintable()
+        and name == name.strip()
+        and not name.startswith("-")
+        and not {"/", "\\"} & set(name)
+    )
+
+
 def topological(targets: list[Node]) -> list[Node]:
-    """Every node the targets need, inputs before users; equal nodes (same key) once."""
+    """Every node the targets need, inputs before users; equal nodes (same key) once.
+
+    Raises:
+        InputError: for a cycle, for two steps that claim one key, and for two keys that would
+            share a directory.
+    """
     order: dict[str, Node] = {}
+    entered: dict[str, Node] = {}
+    owners: dict[str, Node] = {}
     stack = [(node, False) for node in reversed(targets)]
     while stack:
         node, expanded = stack.pop()
-        if node.key in order:
-            continue
         if expanded:
-            order[node.key] = node
-        else:
+            order[node.key] = entered.pop(node.key)
+        elif node.key in entered:
+            ring = list(entered)[list(entered).index(node.key) + 1 :]
+            way = ", ".join(entered[key].label for key in ring[:_SHOWN_STEPS])
+            way += f" and {len(ring) - _SHOWN_STEPS} more" if len(ring) > _SHOWN_STEPS else ""
+            raise InputError(
+                f"step {node.label!r} needs its own output"
+                + (f", by way of {way}" if way else "")
+                + "; a graph of steps cannot have a cycle"
+            )
+        elif node.key not in order:
+            entered[node.key] = node
+            _check_owner(node, owners.setdefault(node.directory, node))
             stack.append((node, True))
             stack.extend((child, False) for child in node.inputs.values())
+        else:
+            _check_owner(node, order[node.key])
     return list(order.values())
+
+
+def _check_owner(node: Node, owner: Node) -> None:
+    if node.key != owner.key:
+        raise InputError(
+            f"steps {owner.label!r} and {node.label!r} would both write to {node.directory}: their "
+            f"keys {owner.key} and {node.key} begin alike; change the version of one of them"
+        )
+    if node.step.function is not owner.step.function:
+        raise InputError(
+            f"two steps are called {node.step.name!r} and cannot be told apart: "
+            f"{_home(owner)} and {_home(node)}; give one of them another name"
+        )
+
+
+def _home(node: Node) -> str:
+    code = node.step.function.__code__
+    return f"{node.step.function.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
+
+
+def tell_apart(nodes: list[Node]) -> dict[str, str]:
+    """Label of every node by key, with as much of the key as sets nodes of one label apart."""
+    found: dict[str, str] = {}
+    labels = collections.Counter(node.label for node in nodes)
+    for node in nodes:
+        found[node.key] = node.label
+        if labels[node.label] > 1:
+            found[node.key] = f"{node.label}@{node.key[:_SHOWN_DIGITS]}"
+    # Keys that begin alike are told apart by all of their digits.
+    shown = collections.Counter(found.values())
+    return {k: v if shown[v] == 1 else f"{v.rpartition('@')[0]}@{k}" for k, v in found.items()}

@@ -10,7 +10,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from pipeline import Artifact, storage
-from pipeline.manifest import load
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,23 +20,13 @@ TRAIN, VALIDATION = "train", "validation"
 Shards = tuple[tuple[str, int], ...]
 
 
-def open_input(artifact: Artifact, name: str, kind: type[Artifact]) -> Any:
-    """The artifact that `artifact`'s step read as input `name`, from the same store."""
-    reference = artifact.manifest.inputs[name]
-    path = storage.join(artifact.path.rpartition("/")[0], reference["directory"])
-    manifest = load(path)
-    if manifest is None:
-        raise FileNotFoundError(f"{path}: input {name!r} of {artifact.path} is not there any more")
-    return kind(path, manifest)
-
-
 class Documents(Artifact):
     """Sampled documents: Parquet (id, text, token_count), one file per shard and split."""
 
     def files(self, split: str) -> list[tuple[str, str]]:
         """(shard name, URL) of every file of a split, in source order."""
         return [
-            (shard.name, storage.join(self.path, shard.root, f"{split}.parquet"))
+            (shard.name, storage.join(self.home, shard.root, f"{split}.parquet"))
             for shard in self.shards("sample/")
             if any(file.path == f"{split}.parquet" for file in shard.files)
         ]
@@ -64,7 +53,7 @@ class TokenCache(Artifact):
     def split(self, name: str) -> Shards:
         """(directory, tokens) of the shards of a split, in document order."""
         return tuple(
-            (storage.join(self.path, shard.root, "cache"), shard.result["tokens"])
+            (storage.join(self.home, shard.root, "cache"), shard.result["tokens"])
             for shard in self.shards(f"{name}/")
         )
 
@@ -87,14 +76,23 @@ class TokenCache(Artifact):
 class Sequences(Artifact):
     """A token cache seen as shuffled training sequences: an order, not a copy."""
 
+    opens = ("tokens",)
+
     @property
     def cache(self) -> TokenCache:
         """The tokens the order is over."""
-        return open_input(self, "tokens", TokenCache)
+        return self.input("tokens", TokenCache)
 
 
 class Checkpoint(Artifact):
     """A trained model and the record of its training."""
+
+    opens = ("sequences",)
+
+    @property
+    def sequences(self) -> Sequences:
+        """What it was trained on."""
+        return self.input("sequences", Sequences)
 
     @property
     def final(self) -> str:

@@ -6,22 +6,23 @@ from typing import Any
 
 from pipeline import Result, StepRun, step, storage
 from pipeline.lineage import lineage
-from steps.artifacts import Checkpoint, Completions, Report, Scores, Sequences, open_input
+from steps.artifacts import Checkpoint, Completions, Report, Scores
 
 
-@step(output=Report, version=1)
+@step(output=Report, version=1, reads_lineage=True)
 def report(run: StepRun, model: Checkpoint, scores: Scores, text: Completions) -> Result:
     """The HTML report of a training run."""
     from steps.charts import gradient_chart, loss_chart, rate_chart, throughput_chart
     from steps.page import render
 
+    measured = model.result["measured"]
     history, evaluations = model.rows("history"), model.rows("evaluations")
-    cache = open_input(model, "sequences", Sequences).cache
+    cache = model.sequences.cache
     entropy = model.result["unigram_entropy"]
     ancestors = lineage([model.path, scores.path, text.path])
     page = render(
         title="ponente run",
-        subtitle=f"trained on {model.result['hardware']}, key {model.manifest.key[:20]}",
+        subtitle=f"trained on {measured['hardware']}, key {model.manifest.key[:20]}",
         cards=_cards(model, scores, history),
         charts=[
             ("Loss", loss_chart(history, evaluations, entropy)),
@@ -59,7 +60,7 @@ def _cards(
         (f"{scores.result['bits_per_byte']:.3f}", "bits per byte, whole held-out split"),
         (f"{rates[len(rates) // 2]:,.0f}", "tokens per second, median step"),
         (f"{last['step']:,}", "steps"),
-        (f"{model.result['seconds']['total']:,.0f} s", "training, last attempt"),
+        (f"{model.result['measured']['seconds']['total']:,.0f} s", "training, last attempt"),
     ]
 
 

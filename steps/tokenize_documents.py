@@ -32,6 +32,9 @@ def tokenize(run: StepRun, documents: Documents, tokenizer: Tokenizer) -> Result
         "eos_id": text_tokenizer.eos_id,
         "tokenizer": text_tokenizer.digest,
         "splits": {split: _summary(run, written, split, documents) for split in splits},
+        "measured": {
+            "cpu_seconds": sum(s.result["measured"]["cpu_seconds"] for s in written.values())
+        },
     }
 
 
@@ -60,8 +63,10 @@ def tokenize_shard(directory: str, item: tuple[str, str]) -> Mapping[str, Any]:
         "tokens": written.tokens,
         "documents": written.documents,
         "content": written.digest,
-        "seconds": time.monotonic() - clock,
-        "cpu_seconds": time.process_time() - cpu,
+        "measured": {
+            "seconds": time.monotonic() - clock,
+            "cpu_seconds": time.process_time() - cpu,
+        },
     }
 
 
@@ -91,5 +96,4 @@ def _summary(
         "tokens_asked": asked["tokens_asked"],
         "bytes": asked["bytes"],
         "unigram_entropy": unigram_entropy(np.asarray(occurrences)),
-        "cpu_seconds": sum(shard.result["cpu_seconds"] for shard in parts),
     }

@@ -35,7 +35,7 @@ class Assignment:
     """What every process of the gang is sent: the job, and where its checkpoints are recorded."""
 
     job: Any
-    root: str
+    ledger: Ledger
 
 
 @step(output=Checkpoint, version=1, cpus=0)
@@ -76,7 +76,7 @@ def train(
         attempt=run.attempt,
         resume_from=_recorded_checkpoints(run.ledger),
     )
-    trained = run.gang(hardware, train_process, Assignment(job, run.root))
+    trained = run.gang(hardware, train_process, Assignment(job, run.ledger))
     with run.shard("record") as directory:
         for name in ("history", "evaluations"):
             lines = "".join(json.dumps(row) + "\n" for row in trained[name])
@@ -86,7 +86,7 @@ def train(
         **_summary(trained, entropy),
         "model": dataclasses.asdict(model),
         "train": dataclasses.asdict(train),
-        "hardware": hardware.name,
+        "measured": _measured(trained, hardware),
     }
 
 
@@ -94,7 +94,7 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
     """One process of the gang: the training loop, with checkpoints recorded in the ledger."""
     from training.loop import train as train_loop
 
-    job, ledger = assignment.job, Ledger(assignment.root)
+    job, ledger = assignment.job, assignment.ledger
 
     def on_commit(step: int, path: str) -> None:
         ledger.add(_shard_name(path), path, {"step": step})
@@ -143,6 +143,15 @@ def _note(row: dict[str, Any]) -> str:
     return f"loss {row['loss']:.3f}  {row['tokens_per_second']:,.0f} tokens/s"
 
 
+def _measured(trained: dict[str, Any], hardware: Hardware) -> dict[str, Any]:
+    return {
+        "hardware": hardware.name,
+        "seconds": trained["seconds"],
+        "compilations": trained["compilations"],
+        "attention": f"{trained['backend']}: {trained['backend_reason']}",
+    }
+
+
 def _summary(trained: dict[str, Any], entropy: float) -> dict[str, Any]:
     first, last = trained["evaluations"][0], trained["evaluations"][-1]
     return {
@@ -150,9 +159,6 @@ def _summary(trained: dict[str, Any], entropy: float) -> dict[str, Any]:
         "unigram_entropy": entropy,
         "first": first,
         "last": last,
-        "seconds": trained["seconds"],
-        "compilations": trained["compilations"],
-        "attention": f"{trained['backend']}: {trained['backend_reason']}",
         "headline": [
             f"validation loss {first['loss']:.3f} -> {last['loss']:.3f} nats per token over "
             f"{last['step']:,} steps (unigram entropy {entropy:.3f}; "

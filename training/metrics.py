@@ -15,7 +15,6 @@ recomputation, with the output head and without the embedding's gather.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ import jax
 
 from models.config import TransformerConfig
 from models.flops import peak_flops, training_flops_per_token
-from pipeline import storage
 from pipeline.errors import InputError
 from training.job import Row
 
@@ -136,37 +134,3 @@ class Recorder:
                 f"step {step}: loss or gradients were not finite in {self._skipped_in_a_row} "
                 "steps in a row, none was applied; lower the learning rate or lengthen warmup"
             )
-
-
-class JsonLines:
-    """Appends rows to a JSON-lines object; one writer.
-
-    Object stores cannot append: there, rows are collected and the object is replaced every `every`
-    rows and on `close`.
-    """
-
-    def __init__(self, url: str, every: int = 100) -> None:
-        self._url = url
-        self._every = every
-        self._local = storage.is_local(url)
-        self._lines: list[str] = []
-        self._unwritten = 0
-        if not self._local and storage.exists(url):
-            self._lines = storage.read_bytes(url).decode().splitlines()
-
-    def write(self, row: Row) -> None:
-        """Append one row."""
-        line = json.dumps(row)
-        if self._local:
-            storage.append_line(self._url, line)
-            return
-        self._lines.append(line)
-        self._unwritten += 1
-        if self._unwritten >= self._every:
-            self.close()
-
-    def close(self) -> None:
-        """Write what is not written yet."""
-        if self._unwritten:
-            storage.write_atomic(self._url, "".join(f"{line}\n" for line in self._lines).encode())
-            self._unwritten = 0

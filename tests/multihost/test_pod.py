@@ -15,8 +15,9 @@ from experiments.run_200m import SMOKE
 from pipeline import pod, storage
 from pipeline.events import EventLog
 from pipeline.executor import Execution
-from pipeline.ray_backend import RayBackend
+from pipeline.on_ray.backend import RayBackend
 from pipeline.step import as_node
+from pipeline.store import Store
 from steps.artifacts import Checkpoint, TokenCache
 from steps.block_shuffle import block_shuffle
 from steps.sample import sample
@@ -50,11 +51,12 @@ def trained(tmp_path_factory):
         store = str(tmp_path_factory.mktemp(hardware))
         log = EventLog(store, "test", [])
         nodes = [as_node(n) for n in _graph(hardware)]
-        execution = Execution(nodes, store, log, retry_command="again")
+        execution = Execution(nodes, Store(store), log, "again")
         execution.run(backend, execution.look())
         found[hardware] = {
-            kind.__name__: kind(execution.path(node), execution.published[node.key])
+            kind.__name__: kind(there.path, there.manifest)
             for kind, node in zip((TokenCache, Checkpoint), nodes, strict=True)
+            if (there := execution.published[node.key])
         }
     backend.close()
     return found
@@ -64,7 +66,7 @@ def test_hardware_is_not_part_of_the_key(trained):
     """The pod's model and the laptop's are the same output."""
     keys = {artifacts["Checkpoint"].manifest.key for artifacts in trained.values()}
     assert len(keys) == 1
-    assert trained["cpu-2x2"]["Checkpoint"].result["hardware"] == "cpu-2x2"
+    assert trained["cpu-2x2"]["Checkpoint"].result["measured"]["hardware"] == "cpu-2x2"
 
 
 def test_losses_on_the_pod_are_those_of_one_process(trained):

@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from pipeline import storage
+from pipeline.backend import InlineBackend
 from pipeline.events import EventLog
-from pipeline.executor import Execution, InlineBackend
+from pipeline.executor import Execution
+from pipeline.ledger import DIRECTORY as LEDGER
 from pipeline.ledger import Ledger
-from pipeline.manifest import load
+from pipeline.look import Choice
+from pipeline.manifest import Manifest, Shard, load, load_verified
 from pipeline.step import Node, as_node
+from pipeline.store import Store
 
 
-def bring_up(prefix: str, *wanted: Any, events: list[dict[str, Any]] | None = None) -> Execution:
+def bring_up(
+    prefix: str,
+    *wanted: Any,
+    events: list[dict[str, Any]] | None = None,
+    shared: tuple[str, ...] = (),
+    **choice: Any,
+) -> Execution:
     """Execute a graph in this process; returns the finished execution."""
     log = EventLog(prefix, "test", [events.append] if events is not None else [])
-    execution = Execution([as_node(w) for w in wanted], prefix, log, retry_command="again")
-    execution.run(InlineBackend(log), execution.look())
+    execution = Execution(
+        [as_node(w) for w in wanted], Store(prefix, shared), log, "again", Choice(**choice)
+    )
+    try:
+        execution.run(InlineBackend(log), execution.look())
+    finally:
+        log.close()
     return execution
 
 
-def executed(prefix: str, *wanted: Any) -> list[str]:
+def executed(prefix: str, *wanted: Any, **options: Any) -> list[str]:
     """Labels of the steps that a run had to execute."""
-    return [node.label for node in bring_up(prefix, *wanted).executed]
+    return [node.label for node in bring_up(prefix, *wanted, **options).executed]
 
 
 def result(prefix: str, wanted: Any) -> dict[str, Any]:
@@ -33,24 +49,80 @@ def result(prefix: str, wanted: Any) -> dict[str, Any]:
     return published.result
 
 
-def check_invariants(prefix: str) -> int:
-    """What must hold in every store after any disturbance; returns the number of outputs.
+def ledgers(path: str) -> list[Ledger]:
+    """The ledgers of a step's directory, one for each generation."""
+    return [Ledger(path, name) for name in storage.list_names(storage.join(path, LEDGER))]
 
-    Each manifest verifies byte for byte, each ledger record has its files, and nothing of an
-    attempt that nobody refers to is left but its log.
-    """
-    outputs = 0
+
+def recorded(prefix: str) -> dict[tuple[str, str], Shard]:
+    """Every finished shard in a store by (step directory, root): of ledgers and manifests."""
+    found: dict[tuple[str, str], Shard] = {}
     for name in storage.list_names(prefix):
         path = storage.join(prefix, name)
         published = load(path)
-        shards = list(Ledger(path).finished().values())
-        if published is not None:
-            outputs += 1
-            assert published.key.startswith(name.rpartition("-")[2])
-            shards += published.shards
-        for shard in shards:
-            for file in shard.files:
-                url = storage.join(path, shard.root, file.path)
-                assert storage.size(url) == file.size
-                assert storage.sha256(url) == file.sha256
-    return outputs
+        shards = {s.root: s for ledger in ledgers(path) for s in ledger.finished().values()}
+        # The files of an output that refers to another one are looked at there.
+        own = published is not None and published.origin is None
+        for shard in published.shards if published is not None and own else ():
+            # What a ledger says of a published shard, the manifest must say too.
+            assert shards.setdefault(shard.root, shard) == shard, f"{path}: two records {shard}"
+        found |= {(name, shard.root): shard for shard in shards.values()}
+    return found
+
+
+def check_invariants(prefix: str, *, finished: bool = False) -> int:
+    """What must hold in every store after any disturbance; returns the number of outputs.
+
+    Each manifest and each ledger record verifies byte for byte, no key is published twice, and an
+    input was published with the digest that its user recorded. With `finished`, for a store whose
+    last run ended well: of what is not published only logs are left.
+    """
+    published: dict[str, Manifest] = {}
+    for name in storage.list_names(prefix):
+        found = load_verified_at(prefix, name)
+        if found is not None:
+            assert found.key not in {m.key for m in published.values()}, f"{found.key} twice"
+            published[name] = found
+    for name, found in published.items():
+        for reference in found.inputs.values():
+            source = published.get(reference["directory"].rpartition("/")[2])
+            if source is not None:
+                assert source.key == reference["key"], f"{name}: another input than recorded"
+                assert source.content == reference["digest"], f"{name}: its input has changed"
+    files = _files(prefix)
+    kept = set()
+    for (name, _), shard in recorded(prefix).items():
+        for file in shard.files:
+            path = f"{name}/{shard.root}/{file.path}"
+            data = storage.read_bytes(storage.join(prefix, path)) if path in files else None
+            assert data is not None, f"{path}: recorded and missing"
+            assert len(data) == file.size, f"{path}: {len(data)} bytes, recorded {file.size}"
+            assert hashlib.sha256(data).hexdigest() == file.sha256, f"{path}: other content"
+            kept.add(path)
+    if finished:
+        data = {path for path in files if path.split("/")[1] == "attempts"}
+        logs = {p for p in data if p.split("/")[3:] in (["log.txt"], ["failure.json"])}
+        assert data - kept - logs == set(), f"left of unpublished attempts: {data - kept - logs}"
+    return len(published)
+
+
+def load_verified_at(prefix: str, name: str) -> Manifest | None:
+    """The manifest of the step directory `name`, published for the key in its name."""
+    path = storage.join(prefix, name)
+    found = load(path)
+    if found is not None:
+        assert found.key.startswith(name.rpartition("-")[2]), f"{path}: key {found.key}"
+        assert load_verified(path, found.key) == found
+    return found
+
+
+def temporaries(prefix: str) -> list[str]:
+    """Temporary files left in a store."""
+    return sorted(path for path in _files(prefix) if path.endswith(".tmp"))
+
+
+def _files(prefix: str) -> set[str]:
+    """Every file of a store, relative to it, asked of the store and not of our own listing."""
+    fs, root = storage.filesystem(prefix)
+    fs.invalidate_cache()
+    return {path.removeprefix(root.rstrip("/") + "/") for path in fs.find(root)}

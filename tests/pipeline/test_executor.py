@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from pipeline import storage
+from pipeline import integrity, storage
 from pipeline.errors import DamagedOutput, StepFailed
 from pipeline.step import as_node
 from tests.pipeline.helpers import bring_up, check_invariants, executed, result
@@ -68,15 +68,15 @@ def test_a_refused_input_fails_once_with_cause_log_and_retry(tmp_path):
 def test_a_transient_failure_is_tried_again(tmp_path, monkeypatch):
     """An OSError in a body is retried as a new attempt; shards written before it are kept."""
     store, tries = str(tmp_path), []
-    real = storage.sha256
+    real = integrity.measure
 
-    def flaky(url):
-        tries.append(url)
+    def flaky(directory, path):
+        tries.append(path)
         if len(tries) == 3:
             raise ConnectionResetError("reset by peer")
-        return real(url)
+        return real(directory, path)
 
-    monkeypatch.setattr(storage, "sha256", flaky)
+    monkeypatch.setattr(integrity, "measure", flaky)
     events = []
     bring_up(store, numbers(count=10, shards=5), events=events)
     assert [e["event"] for e in events].count("retried") == 1
@@ -87,9 +87,9 @@ def test_damage_to_a_reused_output_is_noticed(tmp_path):
     """A truncated file of a published output stops the run before anything builds on it."""
     store = str(tmp_path)
     execution = bring_up(store, numbers(count=10))
-    shard = execution.published[as_node(numbers(count=10)).key].shards[0]
-    path = execution.path(as_node(numbers(count=10)))
-    storage.write_atomic(storage.join(path, shard.root, "n.txt"), b"")
+    found = execution.published[as_node(numbers(count=10)).key]
+    shard = found.manifest.shards[0]
+    storage.write_atomic(storage.join(found.path, shard.root, "n.txt"), b"")
     with pytest.raises(DamagedOutput, match=r"n\.txt"):
         bring_up(store, total(numbers(count=10)))
 
@@ -100,9 +100,9 @@ from pipeline import storage
 from tests.pipeline.helpers import bring_up
 from tests.pipeline.test_executor import _graph
 real = storage.create
-def slow(url, data):
+def slow(url, data, **options):
     time.sleep(0.004)
-    return real(url, data)
+    return real(url, data, **options)
 storage.create = slow
 bring_up(sys.argv[1], _graph())
 """
@@ -123,8 +123,8 @@ def test_killed_at_a_random_moment_it_finishes_the_next_time(tmp_path, seed):
     assert check_invariants(store) == 3
     again = bring_up(store, _graph())
     assert again.executed == []
-    digests = {m.label: m.digest for m in clean.published.values()}
-    assert {m.label: m.digest for m in again.published.values()} == digests
+    digests = {f.manifest.label: f.manifest.content for f in clean.published.values()}
+    assert {f.manifest.label: f.manifest.content for f in again.published.values()} == digests
     written = marks.read_text().split()
     assert len(written) <= 5 + 1, "at most the shard in flight was written twice"
 

@@ -10,7 +10,7 @@ import pytest
 from pipeline import storage
 from pipeline.errors import DamagedOutput, StorageError
 from pipeline.ledger import Ledger
-from pipeline.manifest import Manifest, load, load_verified
+from pipeline.manifest import Manifest, content_digest, load, load_verified
 
 
 def _publish(root, **changes):
@@ -26,6 +26,8 @@ def _publish(root, **changes):
         "inputs": {},
         "shards": (shard,),
         "result": {"x": 1},
+        "content": content_digest((shard,), {"x": 1}, {}),
+        "made_from": "",
         "attempt": "1",
         "started": 0.0,
         "seconds": 1.0,
@@ -59,7 +61,7 @@ def test_every_torn_manifest_is_an_error(tmp_path):
             load_verified(str(tmp_path), "k" * 64)
 
 
-@pytest.mark.parametrize("change", [{"schema": 2}, {"shards": 3}, {"unknown": 1}, {"key": None}])
+@pytest.mark.parametrize("change", [{"schema": 99}, {"shards": 3}, {"unknown": 1}, {"key": None}])
 def test_foreign_manifests_are_refused(tmp_path, change):
     """Another schema, a field of another type, a field we do not know."""
     tree = {**json.loads(_publish(tmp_path).to_bytes()), **change}
@@ -92,12 +94,25 @@ def test_content_digest_depends_on_content_alone(tmp_path):
     """Equal files give equal digests in another attempt and place; a changed byte does not."""
     first = _publish(tmp_path / "one")
     second = _publish(tmp_path / "two", attempt="2", started=9.0)
-    assert first.digest == second.digest
-    file = first.shards[0].files[0]
+    assert first.content == second.content
+    shard = first.shards[0]
     changed = dataclasses.replace(
-        first.shards[0], files=(dataclasses.replace(file, sha256="0" * 64),)
+        shard, files=(dataclasses.replace(shard.files[0], sha256="0" * 64),)
     )
-    assert dataclasses.replace(first, shards=(changed,)).digest != first.digest
+    assert content_digest((changed,), first.result, {}) != first.content
+    assert content_digest((shard,), {"x": 2}, {}) != first.content
+    assert content_digest((shard,), first.result, {"a": "b"}) != first.content
+
+
+def test_content_digest_ignores_measurements_and_believes_a_format_about_its_content(tmp_path):
+    """Times do not count; a shard that says what it holds is known by that, not by its bytes."""
+    shard = _publish(tmp_path).shards[0]
+    plain = content_digest((shard,), {"x": 1}, {})
+    assert plain == content_digest((shard,), {"x": 1, "measured": {"s": 3}, "headline": []}, {})
+    said = dataclasses.replace(shard, result={"content": "c"})
+    other = dataclasses.replace(said, files=())
+    assert content_digest((said,), {}, {}) == content_digest((other,), {}, {})
+    assert content_digest((said,), {}, {}) != content_digest((shard,), {}, {})
 
 
 def test_the_first_record_of_a_shard_stands(tmp_path):

@@ -13,6 +13,7 @@ from pipeline.events import EventLog
 from pipeline.executor import Execution
 from pipeline.run import Emit
 from pipeline.step import as_node
+from pipeline.store import Store
 from tests.pipeline.helpers import bring_up, check_invariants
 from tests.pipeline.toy import Scale, Total, kill_once, numbers, refuse, scaled, total
 
@@ -51,7 +52,7 @@ def ganged(run: StepRun, *, job: int, hardware: str, dies: bool = False) -> Resu
 @pytest.fixture(scope="module")
 def backend():
     """One Ray for the whole file: starting it takes seconds."""
-    from pipeline.ray_backend import RayBackend
+    from pipeline.on_ray.backend import RayBackend
 
     started = RayBackend()
     yield started
@@ -60,7 +61,7 @@ def backend():
 
 def _run(backend, prefix, wanted, events=None):
     log = EventLog(prefix, "test", [events.append] if events is not None else [])
-    execution = Execution([as_node(wanted)], prefix, log, retry_command="again")
+    execution = Execution([as_node(wanted)], Store(prefix), log, "again")
     execution.run(backend, execution.look())
     return execution
 
@@ -72,11 +73,11 @@ def test_ray_builds_what_the_inline_executor_builds(tmp_path, backend):
     events = []
     on_ray = _run(backend, str(tmp_path / "ray"), graph, events)
     inline = bring_up(str(tmp_path / "inline"), graph)
-    assert {m.digest for m in on_ray.published.values()} == {
-        m.digest for m in inline.published.values()
+    assert {f.manifest.content for f in on_ray.published.values()} == {
+        f.manifest.content for f in inline.published.values()
     }
-    assert [m.result for m in on_ray.published.values()] == [
-        m.result for m in inline.published.values()
+    assert [f.manifest.result for f in on_ray.published.values()] == [
+        f.manifest.result for f in inline.published.values()
     ]
     assert check_invariants(str(tmp_path / "ray")) == 3
     assert [e["event"] for e in events].count("shard") == 5
@@ -87,7 +88,7 @@ def test_a_step_that_loses_its_worker_is_tried_again(tmp_path, backend):
     events = []
     graph = kill_once(numbers(count=4), flag=str(tmp_path / "flag"))
     execution = _run(backend, str(tmp_path / "store"), graph, events)
-    assert execution.published[as_node(graph).key].result["total"] == 6
+    assert execution.published[as_node(graph).key].manifest.result["total"] == 6
     assert [e["event"] for e in events].count("retried") == 1
 
 
@@ -102,7 +103,7 @@ def test_a_refused_input_is_reported_once(tmp_path, backend):
 def test_a_gang_of_two_processes_shares_a_coordinator(tmp_path, backend):
     """cpu-2x2: two processes, two virtual devices each, one meeting point."""
     graph = ganged(job=7, hardware="cpu-2x2")
-    (said,) = [m.result for m in _run(backend, str(tmp_path), graph).published.values()]
+    (said,) = [f.manifest.result for f in _run(backend, str(tmp_path), graph).published.values()]
     assert (said["job"], said["index"], said["count"]) == (7, 0, 2)
     assert ":" in said["coordinator"]
     assert said["flags"] == "--xla_force_host_platform_device_count=2"

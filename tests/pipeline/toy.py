@@ -61,12 +61,42 @@ def scaled(
 ) -> Result:
     """The numbers, multiplied."""
     del delay
+    if "all" in run.finished():
+        return {"sum": sum(numbers.values()) * scale.factor}
     with (
         run.shard("all") as directory,
         storage.open_write(storage.join(directory, "n.txt")) as file,
     ):
         file.write(" ".join(str(n * scale.factor) for n in numbers.values()).encode())
-    return {}
+    return {"sum": sum(numbers.values()) * scale.factor}
+
+
+@step(output=Numbers, version=1)
+def clamp(run: StepRun, numbers: Numbers, *, limit: int) -> Result:
+    """The numbers, none above the limit: two limits can make the same."""
+    return _write(run, [min(n, limit) for n in numbers.values()])
+
+
+@step(output=Numbers, version=1)
+def noise(run: StepRun, numbers: Numbers) -> Result:
+    """Other numbers every time; fails when `PONENTE_TOY_FAIL` names it."""
+    written = _write(run, [n + int.from_bytes(os.urandom(4)) for n in numbers.values()])
+    if os.environ.get("PONENTE_TOY_FAIL") == "noise":
+        raise InputError("told to fail")
+    return written
+
+
+def _write(run: StepRun, values: list[int]) -> Result:
+    with run.shard("all") as directory:
+        url = storage.join(directory, "n.txt")
+        storage.write_atomic(url, " ".join(str(n) for n in values).encode())
+    return {"count": len(values)}
+
+
+@step(output=Total, version=1, reads_lineage=True)
+def shown(run: StepRun, left: Total) -> Result:
+    """What a total was made from."""
+    return {"made_from": left.manifest.inputs}
 
 
 @step(output=Total, version=1)

@@ -1,16 +1,12 @@
 """The recorder is one step late, its clock leaves pauses out, and rows say what they mean."""
 
-import json
-import uuid
-
 import jax.numpy as jnp
 import pytest
 
 from models.flops import training_flops_per_token
-from pipeline import storage
 from pipeline.errors import InputError
 from tests.training import tiny
-from training.metrics import JsonLines, Recorder, Throughput
+from training.metrics import Recorder, Throughput
 
 THROUGHPUT = Throughput(tokens=1000, flops=(3e6, 4e6), peak=1e10)
 
@@ -97,25 +93,3 @@ def test_throughput_knows_peaks_of_tpus_only():
     causal = training_flops_per_token(tiny.MODEL, 32, causal=True)
     assert row["mfu"] == pytest.approx(512 * causal / (4 * 918e12))
     assert row["mfu"] < row["mfu_full"]
-
-
-def test_json_lines_appends_to_a_file(tmp_path):
-    """On a disk every row is there as soon as it is written, after those of an earlier writer."""
-    url = str(tmp_path / "rows.jsonl")
-    for step in range(3):
-        JsonLines(url).write({"step": step})
-        lines = storage.read_bytes(url).decode().splitlines()
-        assert [json.loads(line)["step"] for line in lines] == list(range(step + 1))
-
-
-def test_json_lines_replaces_an_object():
-    """On an object store rows arrive in groups and on close, after those of an earlier writer."""
-    url = f"memory://{uuid.uuid4().hex}/rows.jsonl"
-    for start in (0, 5):
-        writer = JsonLines(url, every=3)
-        for step in range(start, start + 5):
-            writer.write({"step": step})
-        assert len(storage.read_bytes(url).splitlines()) == start + 3
-        writer.close()
-    lines = storage.read_bytes(url).decode().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == list(range(10))

@@ -1,61 +1,34 @@
-"""Ray as a step's body sees it: shards mapped over tasks, gangs of processes on a slice.
+"""A gang on Ray: one process a host of the hardware, all of them or none.
 
-Ray's own retries are off everywhere: a task that kills its worker would be run three times
-without anybody knowing. A lost worker is reported once, as `WorkerLost`, and the executor decides.
+Slices of TPU chips are reserved by Ray's own slice scheduler; CPU pods by a placement group. The
+loss or the silence of one process ends them all, and the executor decides what then.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+import uuid
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError, WorkerCrashedError
+from ray.exceptions import RayActorError, RayError, WorkerCrashedError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from pipeline import errors
-from pipeline.errors import InputError, PonenteError, WorkerLost
+from pipeline.errors import InputError, PonenteError, Stopped, WorkerLost
 from pipeline.hardware import Hardware
 from pipeline.inline import InlineWorkers
-from pipeline.manifest import Shard
-from pipeline.run import Emit, GangProcess, ShardTask, write_shard
+from pipeline.on_ray import shipping
+from pipeline.on_ray.pulse import Pulse, Watch, emitter, terminate_self
+from pipeline.run import Emit, GangProcess
 
-_PLACEMENT_SECONDS = 120.0
-_IN_FLIGHT_PER_CPU = 2
-
-
-class _EventSink:
-    """Collects events of all workers until the driver asks for them."""
-
-    def __init__(self) -> None:
-        self._events: list[dict[str, Any]] = []
-
-    def emit(self, event: dict[str, Any]) -> None:
-        """Keep one event."""
-        self._events.append(event)
-
-    def drain(self) -> list[dict[str, Any]]:
-        """All events since the last call, in order of arrival."""
-        events, self._events = self._events, []
-        return events
-
-
-def sink_emitter(sink: Any, stamp: Mapping[str, str] | None = None) -> Emit:
-    """An emitter that posts to an `EventSink` without waiting, stamped with this machine's time.
-
-    Args:
-        sink: the driver's `EventSink`.
-        stamp: fields every event gets, such as the step it belongs to.
-    """
-
-    def emit(event: dict[str, Any]) -> None:
-        sink.emit.remote({"time": time.time(), **event, **(stamp or {})})
-
-    return emit
+_PLACEMENT_SECONDS = float(os.environ.get(shipping.PLACEMENT, 120))  # the driver's, handed on
+_LOOK_SECONDS = 5.0
 
 
 class _GangProcess:
@@ -72,12 +45,15 @@ class _GangProcess:
         function: Callable[..., Any],
         job: Any,
         process: GangProcess,
-        sink: Any,
+        collector: Any,
         stamp: Mapping[str, str],
+        pulse: str,
     ) -> tuple[str, Any]:
         """Call the function; errors come back as data, so that no class needs to unpickle."""
         try:
-            return "done", function(job, process=process, emit=sink_emitter(sink, stamp))
+            shipping.require_same_code()
+            with Pulse(collector, pulse, on_stop=terminate_self):
+                return "done", function(job, process=process, emit=emitter(collector, stamp))
         except PonenteError as error:
             return type(error).__name__, str(error)
         except Exception:  # noqa: BLE001 - travels back as text and is raised there
@@ -85,79 +61,80 @@ class _GangProcess:
 
 
 # Typed as Any: ray.remote adds `.remote` and `.options`, which its annotations do not say.
-EventSink: Any = ray.remote(num_cpus=0, max_restarts=0)(_EventSink)
 _GangActor: Any = ray.remote(max_restarts=0)(_GangProcess)
-_write_shard: Any = ray.remote(num_cpus=1, max_retries=0)(write_shard)
 
 
-class RayWorkers:
-    """Workers of a step that itself runs as a Ray task.
+def run_gang(
+    hardware: Hardware,
+    function: Callable[..., Any],
+    job: Any,
+    emit: Emit,
+    collector: Any,
+    stamp: Mapping[str, str],
+    pulse: Pulse,
+) -> Any:
+    """Run `function(job, process=..., emit=...)` on the hardware; process 0's answer.
 
     Args:
-        sink: the driver's `EventSink`.
-        label, key: stamped on events that gang processes emit.
+        hardware: where.
+        function: what every process calls.
+        job: its argument, the same in all.
+        emit: the step's emitter, for a gang that is this process.
+        collector, stamp: what the processes' own emitters and pulses are made of.
+        pulse: the step's own.
+
+    Raises:
+        WorkerLost: when there is no room, or a process died or went silent.
+        Stopped: when the user had asked to stop before.
     """
-
-    def __init__(self, sink: Any, label: str, key: str) -> None:
-        self._sink = sink
-        self._stamp = {"step": label, "key": key}
-
-    def map(self, tasks: list[ShardTask]) -> Iterator[Shard]:
-        """Write the shards as tasks of one core each, a bounded number in flight."""
-        limit = max(1, int(ray.cluster_resources().get("CPU", 1)) * _IN_FLIGHT_PER_CPU)
-        waiting, running = list(reversed(tasks)), {}
-        while waiting or running:
-            while waiting and len(running) < limit:
-                task = waiting.pop()
-                running[_write_shard.remote(task)] = task
-            ready, _ = ray.wait(list(running), num_returns=1, timeout=None)
-            for reference in ready:
-                task = running.pop(reference)
-                try:
-                    yield ray.get(reference)
-                except RayTaskError as error:
-                    raise _cause(error) from error
-                except RayError as error:
-                    raise WorkerLost(
-                        f"shard {task.name}: its worker died ({_line(error)})"
-                    ) from error
-
-    def gang(self, hardware: Hardware, function: Callable[..., Any], job: Any, emit: Emit) -> Any:
-        """Run on every process of the hardware at once; process 0's answer."""
-        accelerators = _accelerators() if hardware.kind == "local" else {}
-        if hardware.kind == "local" and not accelerators:
-            return InlineWorkers().gang(hardware, function, job, emit)
-        place = _Placement(hardware, accelerators)
+    if pulse.stopping:
+        raise Stopped("stopped before its processes were started")
+    accelerators = _accelerators() if hardware.kind == "local" else {}
+    if hardware.kind == "local" and not accelerators:
+        pulse.on_stop = terminate_self
         try:
-            return self._run_gang(place, hardware, function, job)
+            return InlineWorkers().gang(hardware, function, job, emit)
         finally:
-            place.release()
-
-    def _run_gang(
-        self, place: _Placement, hardware: Hardware, function: Callable[..., Any], job: Any
-    ) -> Any:
+            pulse.on_stop = None
+    place = _Placement(hardware, accelerators)
+    try:
+        gang = f"{pulse.name}/gang-{uuid.uuid4().hex[:12]}"
         actors = [place.actor(index) for index in range(hardware.processes)]
         try:
-            address = (
-                ray.get(actors[0].coordinator.remote(), timeout=_PLACEMENT_SECONDS)
-                if hardware.processes > 1
-                else None
-            )
-            job_reference = ray.put(job)
-            answers = [
-                actor.run.remote(
-                    function,
-                    job_reference,
-                    GangProcess(index, hardware.processes, address),
-                    self._sink,
-                    self._stamp,
-                )
-                for index, actor in enumerate(actors)
-            ]
-            return _collect(answers, hardware)
+            return _run(actors, hardware, function, job, collector, stamp, gang)
         finally:
+            collector.forget.remote(gang)
             for actor in actors:
                 ray.kill(actor)
+    finally:
+        place.release()
+
+
+def _run(
+    actors: list[Any],
+    hardware: Hardware,
+    function: Callable[..., Any],
+    job: Any,
+    collector: Any,
+    stamp: Mapping[str, str],
+    gang: str,
+) -> Any:
+    many = hardware.processes > 1
+    address = ray.get(actors[0].coordinator.remote(), timeout=_PLACEMENT_SECONDS) if many else None
+    job_reference = ray.put(job)
+    pulses = [f"{gang}/{index}" for index in range(hardware.processes)]
+    answers = [
+        actor.run.remote(
+            function,
+            job_reference,
+            GangProcess(index, hardware.processes, address),
+            collector,
+            stamp,
+            pulses[index],
+        )
+        for index, actor in enumerate(actors)
+    ]
+    return _collect(answers, pulses, hardware, collector)
 
 
 def _accelerators() -> dict[str, float]:
@@ -179,12 +156,21 @@ class _Placement:
             # because it is alpha and only a TPU run needs it.
             from ray.util.tpu import SlicePlacementGroup
 
-            self._slice = SlicePlacementGroup(
-                topology=hardware.topology,
-                accelerator_version=hardware.generation,
-                chips_per_vm=hardware.devices_per_process,
-                head_reservation_timeout_s=_PLACEMENT_SECONDS,
-            )
+            hosts = [{"ray.io/tpu-worker-id": str(i)} for i in range(hardware.processes)]
+            try:
+                self._slice = SlicePlacementGroup(
+                    topology=hardware.topology,
+                    accelerator_version=hardware.generation,
+                    chips_per_vm=hardware.devices_per_process,
+                    # Process i on host i, which is what the TPU itself calls them.
+                    bundle_label_selector=hosts if hardware.processes > 1 else None,
+                    head_reservation_timeout_s=_PLACEMENT_SECONDS,
+                )
+            except TimeoutError as error:
+                raise WorkerLost(
+                    f"hardware {hardware.name!r}: no free slice of topology {hardware.topology} "
+                    f"within {_PLACEMENT_SECONDS:.0f} s; see `ray status`"
+                ) from error
             self._group = self._slice.placement_group
             self._bundle = {"TPU": hardware.devices_per_process}
         else:
@@ -236,12 +222,17 @@ class _Placement:
             remove_placement_group(self._group)
 
 
-def _collect(answers: list[Any], hardware: Hardware) -> Any:
-    """Wait for all processes; the first failure ends the wait."""
-    pending = list(answers)
+def _collect(answers: list[Any], pulses: list[str], hardware: Hardware, collector: Any) -> Any:
+    """Wait for all processes; the first failure or silence ends the wait."""
+    pending, watch = list(answers), Watch()
+    waited_for = dict.fromkeys(pulses, time.monotonic())
     while pending:
-        ready, pending = ray.wait(pending, num_returns=1)
+        ready, pending = ray.wait(pending, num_returns=1, timeout=_LOOK_SECONDS)
+        if not ready:
+            _refuse_silence(watch, waited_for, hardware, collector)
+            continue
         index = answers.index(ready[0])
+        waited_for.pop(pulses[index])
         try:
             status, value = ray.get(ready[0])
         except (RayActorError, WorkerCrashedError, RayError) as error:
@@ -257,8 +248,15 @@ def _collect(answers: list[Any], hardware: Hardware) -> Any:
     return ray.get(answers[0])[1]
 
 
-def _cause(error: RayTaskError) -> BaseException:
-    return error.cause if isinstance(error.cause, BaseException) else error
+def _refuse_silence(
+    watch: Watch, waited_for: Mapping[str, float], hardware: Hardware, collector: Any
+) -> None:
+    silence = ray.get(collector.silence.remote(), timeout=watch.seconds)
+    if lost := watch.lost(silence, waited_for):
+        indices = ", ".join(sorted(name.rpartition("/")[2] for name in lost))
+        raise WorkerLost(
+            f"process {indices} of {hardware.processes} on {hardware.name} went silent"
+        )
 
 
 def _line(error: BaseException) -> str:

@@ -1,0 +1,174 @@
+"""Ctrl-C and a plain `kill` while a run goes on: once stops it cleanly, twice ends it at once.
+
+A handler runs between any two instructions of the main thread, which may hold any lock. So it only
+sets flags and raises; a thread of its own speaks, and ends the process should the main thread not
+come to its end.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+from pipeline.cli.context import say
+
+END_SECONDS = 2.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SHOW_CURSOR = b"\x1b[?25h"
+_STOPPING = (
+    "stopping: what is in flight is finished first, and training saves a checkpoint; "
+    "Ctrl-C again ends it at once"
+)
+INTERRUPTED = "interrupted; finished steps are kept, run it again to go on"
+
+
+class Interrupts:
+    """Context in which both signals stop the run.
+
+    Attributes:
+        status: what the process is to exit with after a signal.
+    """
+
+    def __init__(self) -> None:
+        self.status = 130
+        self._count = 0
+        self._ending = False
+        self._stop: Callable[[], None] | None = None
+        self._previous: dict[int, Any] = {}
+        # Its `put` is the one way to another thread that a signal handler may take.
+        self._words: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._attend, name="interrupts", daemon=True)
+
+    def __enter__(self) -> Interrupts:
+        self._thread.start()
+        self.install()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        if not self._ending:
+            self._words.put("over")
+        _ignore_at_exit()
+
+    def install(self) -> None:
+        """Take the signals; again after a library took them (Ray does when it starts)."""
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                previous = signal.signal(number, self._handle)
+                self._previous.setdefault(number, previous)
+
+    @contextlib.contextmanager
+    def stopping(self, stop: Callable[[], None]) -> Iterator[None]:
+        """While the block runs, the first signal calls `stop` instead of ending the run."""
+        self._stop = stop
+        try:
+            yield
+        finally:
+            self._stop = None
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Let nothing but a second signal cut this block short; a first one counts after it."""
+        count = self._count
+        with self.stopping(lambda: None):
+            yield
+        if self._count > count and sys.exc_info()[0] is None:
+            raise KeyboardInterrupt
+
+    def terminated(self) -> KeyboardInterrupt:
+        """What to raise when a library answered SIGTERM its own way."""
+        self.status = 128 + signal.SIGTERM
+        self._begin_to_end()
+        return KeyboardInterrupt()
+
+    def leave(self) -> None:
+        """Where a signal ended the run in the middle of something: do not tear that down.
+
+        A Ray that was still starting, for one, aborts the interpreter on its way out.
+        """
+        if self._ending:
+            sys.stdout.flush()
+            _end(self.status)
+
+    def _handle(self, number: int, frame: Any) -> None:
+        del frame
+        self._count += 1
+        if self._count == 1:
+            self.status = 128 + number
+            if self._stop is not None:
+                self._words.put("stopping")
+                self._stop()
+                return
+        if self._ending:
+            _end(self.status, INTERRUPTED)
+        self._begin_to_end()
+        raise KeyboardInterrupt
+
+    def _begin_to_end(self) -> None:
+        self._ending = True
+        self._words.put("end")
+        # What is torn down halfway has nothing to tell anybody.
+        sys.unraisablehook = lambda _: None
+
+    def _attend(self) -> None:
+        while (word := self._words.get()) != "over":
+            if word == "stopping":
+                say(_STOPPING, error=True)
+            else:
+                # Nothing is put after it: this waits.
+                with contextlib.suppress(queue.Empty):
+                    self._words.get(timeout=END_SECONDS)
+                _end(self.status, INTERRUPTED)
+
+
+def _end(status: int, message: str = "") -> None:
+    """End this process and all it has started, now."""
+    with contextlib.suppress(OSError):
+        if os.isatty(1):
+            os.write(1, _SHOW_CURSOR)
+        if message:
+            os.write(2, f"{message}\n".encode())
+    # Ray's agents outlive a killed driver by a minute.
+    for pid in _descendants(os.getpid()):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    os._exit(status)
+
+
+def _descendants(root: int) -> list[int]:
+    """Processes this one started, and those that they did; none where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    with contextlib.suppress(OSError):
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                with open(f"/proc/{name}/stat", errors="replace") as file:
+                    parent = int(file.read().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(name))
+    found, frontier = [], [root]
+    while frontier:
+        mine = children.get(frontier.pop(), [])
+        found += mine
+        frontier += mine
+    return found
+
+
+@functools.cache
+def _ignore_at_exit() -> None:
+    """Once all is said, a Ctrl-C would only put a stack trace of the interpreter on the screen."""
+    for number in _SIGNALS:
+        atexit.register(signal.signal, number, signal.SIG_IGN)

@@ -1,0 +1,166 @@
+"""`run`: bring everything up to date."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+import uuid
+from typing import Any
+
+from pipeline import storage
+from pipeline.backend import InlineBackend
+from pipeline.cli.context import Context, retry_command, say
+from pipeline.cli.interrupts import INTERRUPTED, Interrupts
+from pipeline.display import choose
+from pipeline.errors import InputError, PonenteError, Stopped
+from pipeline.events import EventLog
+from pipeline.executor import Execution
+from pipeline.plan import code_warnings
+
+
+def run(context: Context) -> int:
+    """Execute what is not up to date, and say what came of it; returns the exit status."""
+    with Interrupts() as interrupts:
+        try:
+            _run(context, interrupts)
+        except Stopped as stopped:
+            say(f"{stopped}; run it again to go on", error=True)
+        except KeyboardInterrupt:
+            say(INTERRUPTED, error=True)
+            interrupts.leave()
+        else:
+            return 0
+    return interrupts.status
+
+
+def _run(context: Context, interrupts: Interrupts) -> None:
+    _say_settings(context)
+    storage.check_writable(context.store.prefix)
+    run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
+    log = EventLog(context.store.prefix, run_id, [])
+    execution = Execution(context.targets, context.store, log, retry_command(), context.choice)
+    display = choose(execution.order)
+    log.listen(display)
+    log.emit(_started(context, run_id, execution))
+    outcome, needed, page = "failed", [], ""
+    try:
+        needed = execution.look()
+        looked = time.perf_counter() - context.clock
+        _check_code(context, execution)
+        if needed:
+            _execute(context, log, execution, needed, interrupts)
+        outcome = "ok"
+    except (KeyboardInterrupt, Stopped):
+        outcome = "interrupted"
+        raise
+    finally:
+        with interrupts.held():
+            display.close()
+            labels = [node.label for node in execution.executed]
+            log.emit({"event": "run_finished", "outcome": outcome, "executed": labels})
+            log.close()
+            page = _write_page(context, run_id) if needed else ""
+    if needed:
+        say(f"page of this run: {page}")
+    _say_outcome(context, execution, looked if not needed else None)
+
+
+def _execute(
+    context: Context,
+    log: EventLog,
+    execution: Execution,
+    needed: list[Any],
+    interrupts: Interrupts,
+) -> None:
+    if context.options.executor == "inline":
+        inline = InlineBackend(log)
+
+        def stop() -> None:
+            execution.stop()
+            inline.stop()
+
+        with interrupts.stopping(stop):
+            execution.run(inline, needed)
+        return
+    cluster = context.options.cluster
+    from pipeline.on_ray.backend import RayBackend
+
+    say("starting Ray" if cluster is None else f"joining Ray at {cluster}")
+    try:
+        backend = RayBackend(cluster)
+    except SystemExit:
+        # Ray takes SIGTERM while it starts, and this is its answer.
+        raise interrupts.terminated() from None
+    try:
+        interrupts.install()
+        with interrupts.stopping(execution.stop):
+            execution.run(backend, needed)
+    finally:
+        backend.close()
+
+
+def _write_page(context: Context, run_id: str) -> str:
+    """The run's page; a page that cannot be written costs nobody a run."""
+    from pipeline.pages.page import write
+
+    try:
+        return write(context.store.prefix, run_id)
+    except (PonenteError, OSError) as error:
+        return f"not written ({error})"
+
+
+def _started(context: Context, run_id: str, execution: Execution) -> dict[str, Any]:
+    return {
+        "event": "run_started",
+        "run": run_id,
+        "command": sys.argv,
+        "store": context.store.prefix,
+        "settings": dataclasses.asdict(context.settings),
+        "graph": [
+            {
+                "label": node.label,
+                "key": node.key,
+                "step": node.step.name,
+                "directory": node.directory,
+                "inputs": {name: child.key for name, child in node.inputs.items()},
+            }
+            for node in execution.order
+        ],
+    }
+
+
+def _check_code(context: Context, execution: Execution) -> None:
+    warnings = [
+        warning
+        for node in execution.order
+        if node.key in execution.published
+        for warning in code_warnings(node, execution.published[node.key].manifest)
+    ]
+    if context.options.strict and warnings:
+        raise InputError(
+            f"--strict: {'; '.join(warnings)}; raise the step's version, or build it again "
+            "with --force"
+        )
+    for warning in warnings:
+        say(f"warning: {warning}")
+
+
+def _say_settings(context: Context) -> None:
+    options = context.options
+    say(f"{os.path.basename(sys.argv[0])}  preset {options.preset}  store {options.prefix}")
+    for field in dataclasses.fields(context.settings):
+        say(f"  {field.name} = {getattr(context.settings, field.name)}")
+
+
+def _say_outcome(context: Context, execution: Execution, looked: float | None) -> None:
+    total = len(execution.published)
+    if looked is None:
+        executed = len(execution.executed)
+        say(f"{executed} steps executed, {total - executed} reused")
+    else:
+        say(f"all {total} steps up to date; looking took {looked:.2f} s")
+    for node in execution.targets:
+        for line in execution.published[node.key].manifest.result.get("headline", ()):
+            say(line)

@@ -1,0 +1,140 @@
+"""gcsfs, with its retries and errors made ours.
+
+Every request of gcsfs, also those of an open file, passes `_request`. There, what may pass (429,
+5xx, connections reset, bodies cut short) is tried again until `GIVE_UP_SECONDS` are over and then
+raised as `StoreUnavailable`; what will not pass (no permission, no bucket) is an `InputError` at
+once. Both name the gs:// URL.
+
+The class below derives from gcsfs's plain one: the default one asks the storage control service
+about each bucket first, which no emulator answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import random
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import aiohttp
+from gcsfs.core import GCSFileSystem
+from gcsfs.retry import HttpError, is_retriable
+from google.auth.exceptions import GoogleAuthError
+from requests.exceptions import RequestException
+
+from pipeline.errors import InputError, StoreUnavailable
+
+GIVE_UP_SECONDS = 90.0
+FIRST_WAIT_SECONDS = 0.25
+LONGEST_WAIT_SECONDS = 16.0
+SILENCE_SECONDS = 60.0  # a connection that says nothing for so long is given up
+
+# gcsfs's own request, without the decorator that retries it.
+_send_once = inspect.unwrap(GCSFileSystem._request)
+
+
+class GoogleStorage(GCSFileSystem):
+    """gcsfs's filesystem with bounded retries and errors that name the URL.
+
+    Args:
+        give_up_after: seconds of trying one request; None for `GIVE_UP_SECONDS`.
+    """
+
+    def __init__(self, *args: Any, give_up_after: float | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.give_up_after = give_up_after
+        self.requests_timeout = aiohttp.ClientTimeout(
+            total=give_up_after, sock_connect=10, sock_read=SILENCE_SECONDS
+        )
+
+    async def _request(self, method: str, path: str, *args: Any, **kwargs: Any) -> Any:
+        limit = GIVE_UP_SECONDS if self.give_up_after is None else self.give_up_after
+        begun, wait, tries = time.monotonic(), FIRST_WAIT_SECONDS, 0
+        while True:
+            tries += 1
+            try:
+                return await _send_once(self, method, path, *args, **kwargs)
+            except (
+                HttpError,
+                aiohttp.ClientError,
+                RequestException,
+                GoogleAuthError,
+                OSError,
+                ValueError,
+            ) as error:
+                url = _location(self._format_path(path, args), kwargs)
+                if not _may_pass(error):
+                    _refuse(error, self._format_path(path, args), url)
+                    raise
+                spent = time.monotonic() - begun
+                if spent >= limit:
+                    raise StoreUnavailable(
+                        f"{url}: {method} failed {tries} times in {spent:.1f} s, the last time "
+                        f"with {_brief(error)}; run again when the store answers"
+                    ) from error
+            await asyncio.sleep(min(wait * random.uniform(0.5, 1.5), limit - spent))
+            wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+
+
+def _may_pass(error: Exception) -> bool:
+    return is_retriable(error) or isinstance(error, TimeoutError | ConnectionError)
+
+
+def _brief(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _refuse(error: Exception, request: str, url: str) -> None:
+    """Raise the `InputError` an error stands for; return when it is the caller's to handle."""
+    code = error.code if isinstance(error, HttpError) else None
+    if str(error).startswith("Forbidden") or code in (401, 403) or _no_login(error):
+        raise InputError(
+            f"{url}: not permitted ({_brief(error)}); log in (gcloud auth application-default "
+            "login) or have the bucket grant objects.create, get, list and delete"
+        ) from error
+    # An object that is absent is an answer, a bucket that is absent a mistake.
+    if isinstance(error, FileNotFoundError):
+        if "upload_id=" in request:
+            raise StoreUnavailable(f"{url}: the store forgot an upload under way") from error
+        if "/o/" not in request:
+            bucket = url.removeprefix("gs://").partition("/")[0]
+            raise InputError(
+                f"{url}: there is no bucket {bucket!r}; create it (gcloud storage buckets create) "
+                "or correct the prefix"
+            ) from error
+
+
+def _no_login(error: Exception) -> bool:
+    return isinstance(error, GoogleAuthError) and not getattr(error, "retryable", False)
+
+
+def _location(request: str, options: Mapping[str, Any]) -> str:
+    """The gs:// URL that a request is about, as far as the request tells."""
+    parts = urlsplit(request)
+    found = re.search(r"/b/([^/]+)(?:/o(?:/([^/]+))?)?", parts.path)
+    if found is None:
+        return request
+    name = unquote(found.group(2) or "")
+    if not name:
+        query = dict(parse_qsl(parts.query))
+        name = query.get("name") or options.get("prefix") or _body_name(options)
+    return "/".join(part for part in ("gs:/", unquote(found.group(1)), name) if part)
+
+
+def _body_name(options: Mapping[str, Any]) -> str:
+    """The object's name in the first part of a multipart upload."""
+    body = options.get("data")
+    if not isinstance(body, bytes):
+        return ""
+    start = body.find(b"{")
+    end = body.find(b"\n", start)
+    try:
+        return str(json.loads(body[start:end])["name"])
+    except (ValueError, KeyError, TypeError):
+        return ""

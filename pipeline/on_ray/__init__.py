@@ -1,0 +1,1 @@
+"""Executing requests, shards and gangs on Ray; imported only when something must run there."""

@@ -1,0 +1,96 @@
+"""Sweeps as graph: a step built once for each of many settings, and the best of them.
+
+    models = sweep(lambda rate: train(sequences, optimizer=Optimizer(rate), ...), [1e-3, 3e-3])
+    best = select(models, by="last.loss")
+
+Every candidate is a step of its own, cached on its own: adding a rate trains one more model. The
+selected output is no copy; it refers to the winner's files, and to a type checker it is what the
+candidates are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, TypeVar, cast
+
+from pipeline.artifact import Artifact
+from pipeline.errors import InputError
+from pipeline.run import Reference, StepRun
+from pipeline.step import as_node, named, step
+
+A = TypeVar("A", bound=Artifact)
+V = TypeVar("V")
+
+
+def sweep(build: Callable[[V], A], over: Iterable[V] | Mapping[str, V]) -> tuple[A, ...]:
+    """`build(value)` for each value; labelled with the value, or with its name in a mapping."""
+    values = over.items() if isinstance(over, Mapping) else ((str(value), value) for value in over)
+    built = []
+    for name, value in values:
+        artifact = build(cast(V, value))
+        built.append(named(artifact, f"{as_node(artifact).label}[{name}]"))
+    return tuple(built)
+
+
+def select(candidates: tuple[A, ...], *, by: str, mode: Literal["min", "max"] = "min") -> A:
+    """The candidate whose result has the smallest (or largest) number at the dotted path `by`.
+
+    Of equals the first wins. Raises `InputError` when it runs, naming the paths there are, if a
+    candidate has no such number.
+    """
+    if mode not in ("min", "max"):
+        raise InputError(f"select(mode=...): expected 'min' or 'max', got {mode!r}")
+    chosen = selection(candidates, by=by, mode=mode)
+    node = as_node(chosen)
+    kinds = {as_node(candidate).output for candidate in candidates}
+    if len(kinds) != 1:
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise InputError(f"select(candidates=...): expected outputs of one class, got {names}")
+    node.output = kinds.pop()
+    return cast(A, chosen)
+
+
+@step(output=Artifact, version=1, name="select", cpus=0)
+def selection(run: StepRun, candidates: tuple[Artifact, ...], *, by: str, mode: str) -> Any:
+    """The step behind `select`."""
+    del run
+    values = [_number(candidate, by) for candidate in candidates]
+    best = values.index(min(values) if mode == "min" else max(values))
+    winner = candidates[best]
+    table = [
+        {"step": c.manifest.label, "value": value}
+        for c, value in zip(candidates, values, strict=True)
+    ]
+    result = {**winner.result, "selected": {"index": best, "by": by, "mode": mode}}
+    headline = f"best by {by}: {winner.manifest.label} ({values[best]:g})"
+    return Reference(
+        winner,
+        "selected",
+        {
+            **result,
+            "measured": {**winner.result.get("measured", {}), "candidates": table},
+            "headline": [headline],
+        },
+    )
+
+
+def _number(artifact: Artifact, by: str) -> float:
+    value: Any = artifact.result
+    for part in by.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        there = ", ".join(_paths(artifact.result)) or "no numbers"
+        raise InputError(
+            f"select(by={by!r}): {artifact.manifest.label} has {value!r} there; it has {there}"
+        )
+    return value
+
+
+def _paths(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
+    found: list[str] = []
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            found += _paths(value, f"{prefix}{name}.")
+        elif isinstance(value, int | float):
+            found.append(prefix + name)
+    return found

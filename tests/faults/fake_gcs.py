@@ -1,0 +1,344 @@
+"""Google Cloud Storage in memory, as far as gcsfs and TensorStore speak it, with faults on demand.
+
+In a test, `with FakeGCS() as server:` sets the environment for this process and those it starts.
+For other processes, `python -m tests.faults.fake_gcs --port 4443` serves until interrupted.
+
+It keeps what the real service promises: generations, `ifGenerationMatch` on every kind of upload
+and on delete, listings that show every write. The knobs in `Faults` break it on purpose.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import fsspec.config
+
+from tests.faults.fake_gcs_store import BEFORE, Faults, Refused, Store, Stored, describe
+
+__all__ = ["FakeGCS", "Faults"]
+
+OBJECT = re.compile(r"^(/download)?/storage/v1/b/([^/]+)/o/([^/]+)$")
+COPY = re.compile(r"^/storage/v1/b/([^/]+)/o/([^/]+)/(rewriteTo|copyTo)/b/([^/]+)/o/([^/]+)$")
+LISTING = re.compile(r"^/storage/v1/b/([^/]+)/o$")
+BUCKET = re.compile(r"^/storage/v1/b/([^/]+)$")
+UPLOAD = re.compile(r"^(?:/resumable)?/upload/storage/v1/b/([^/]+)/o$")
+
+
+class Answer:
+    """What goes back."""
+
+    def __init__(
+        self,
+        status: int,
+        body: bytes = b"",
+        headers: dict[str, str] | None = None,
+        content_type: str = "application/json",
+    ) -> None:
+        self.status = status
+        self.body = body
+        self.headers = {"Content-Type": content_type, **(headers or {})}
+
+    @classmethod
+    def json(cls, tree: Any, status: int = 200) -> Answer:
+        """A JSON answer."""
+        return cls(status, json.dumps(tree).encode())
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection of a client."""
+
+    protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16  # an answer in pieces would wait for the client's delayed acknowledgement
+    disable_nagle_algorithm = True
+    store: Store
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+    def handle(self) -> None:
+        """Serve the connection; a client that goes away is no event."""
+        with contextlib.suppress(ConnectionError):
+            super().handle()
+
+    def finish(self) -> None:
+        """Flush what is left, if anybody still listens."""
+        with contextlib.suppress(ConnectionError):
+            super().finish()
+
+    def do_GET(self) -> None:
+        """Any request."""
+        store = self.store
+        url = urlsplit(self.path)
+        query = dict(parse_qsl(url.query, keep_blank_values=True))
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        with store.lock:
+            store.requests += 1
+            fault = store.faults.kind()
+        if fault == "reset":
+            return self._reset(url.path, query)
+        if fault in BEFORE:
+            answer = _error(int(fault), "injected")
+        else:
+            answer = self._answer(url.path, query, body)
+        with store.lock:
+            if store.faults.lose and self.command != "GET" and answer.status < 300:
+                store.faults.lose -= 1
+                fault = "lost"
+        if fault == "lost":
+            return self._reset(url.path, query)
+        store.log.append((self.command, url.path, query, answer.status))
+        return self._send(answer, fault)
+
+    do_POST = do_PUT = do_DELETE = do_HEAD = do_GET
+
+    def _answer(self, path: str, query: dict[str, str], body: bytes) -> Answer:
+        try:
+            if path.startswith("/batch/"):
+                return self._batch(body)
+            return _carry_out(self.store, self.command, path, query, dict(self.headers), body)
+        except Refused as refused:
+            return _error(refused.status, refused.message)
+
+    def _reset(self, path: str, query: dict[str, str]) -> None:
+        """Drop the connection without an answer."""
+        self.store.log.append((self.command, path, query, 0))
+        linger = struct.pack("ii", 1, 0)  # the peer sees a reset, not an orderly end
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self.close_connection = True
+        self.connection.close()
+        raise ConnectionResetError
+
+    def _send(self, answer: Answer, fault: str) -> None:
+        self.send_response(answer.status)
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
+        if answer.status != 204:
+            self.send_header("Content-Length", str(len(answer.body)))
+        self.end_headers()
+        half = len(answer.body) // 2
+        if fault in ("short", "slow"):
+            self.wfile.write(answer.body[:half])
+            self.wfile.flush()
+            if fault == "short" and answer.body:
+                self.close_connection = True
+                return
+            time.sleep(self.store.faults.slow_seconds)
+            self.wfile.write(answer.body[half:])
+        else:
+            self.wfile.write(answer.body)
+
+    def _batch(self, body: bytes) -> Answer:
+        """Several deletes in one request."""
+        parts = []
+        for line in re.findall(rb"DELETE (\S+) HTTP", body):
+            url = urlsplit(line.decode())
+            try:
+                answer = _carry_out(
+                    self.store, "DELETE", url.path, dict(parse_qsl(url.query)), {}, b""
+                )
+            except Refused as refused:
+                answer = _error(refused.status, refused.message)
+            text = answer.body.decode()
+            parts.append(
+                "--batch_1\r\nContent-Type: application/http\r\n\r\n"
+                f"HTTP/1.1 {answer.status} -\r\n\r\n{text}\r\n"
+            )
+        return Answer(
+            200, "".join([*parts, "--batch_1--"]).encode(), {}, "multipart/mixed; boundary=batch_1"
+        )
+
+
+def _error(status: int, message: str) -> Answer:
+    return Answer.json({"error": {"code": status, "message": message}}, status)
+
+
+def _carry_out(
+    store: Store,
+    method: str,
+    path: str,
+    query: dict[str, str],
+    headers: dict[str, str],
+    body: bytes,
+) -> Answer:
+    """Do what a request asks. Raises `Refused`."""
+    if found := COPY.match(path):
+        source, name, verb, target, copy = (unquote(part) for part in found.groups())
+        original = store.get(source, name, {})
+        made = describe(target, store.put(target, copy, original.data, query, {}))
+        return Answer.json({"done": True, "resource": made} if verb == "rewriteTo" else made)
+    if found := OBJECT.match(path):
+        download, bucket, name = found.group(1), unquote(found.group(2)), unquote(found.group(3))
+        if method == "DELETE":
+            store.delete(bucket, name, query)
+            return Answer(204)
+        stored = store.get(bucket, name, query)
+        if download or query.get("alt") == "media":
+            return _media(stored, headers.get("Range", ""))
+        return Answer.json(describe(bucket, stored))
+    if found := UPLOAD.match(path):
+        return _upload(store, method, unquote(found.group(1)), query, headers, body)
+    if found := LISTING.match(path):
+        return Answer.json(store.list(unquote(found.group(1)), query))
+    if found := BUCKET.match(path):
+        name = unquote(found.group(1))
+        store.bucket(name)
+        return Answer.json({"kind": "storage#bucket", "name": name, "id": name})
+    if path == "/storage/v1/b" and method == "POST":
+        name = json.loads(body)["name"]
+        store.buckets.setdefault(name, {})
+        return Answer.json({"kind": "storage#bucket", "name": name, "id": name})
+    if path == "/storage/v1/b":
+        rows = [{"kind": "storage#bucket", "name": name, "id": name} for name in store.buckets]
+        return Answer.json({"kind": "storage#buckets", "items": rows})
+    raise Refused(501, f"not spoken here: {method} {path}")
+
+
+def _media(stored: Stored, range_: str) -> Answer:
+    size = len(stored.data)
+    headers = {
+        "x-goog-generation": str(stored.generation),
+        "x-goog-metageneration": "1",
+        "x-goog-stored-content-length": str(size),
+        "x-goog-stored-content-encoding": "identity",
+        "ETag": str(stored.generation),
+    }
+    if not range_:
+        return Answer(200, stored.data, headers, stored.content_type)
+    first, _, last = range_.removeprefix("bytes=").partition("-")
+    start = int(first) if first else max(size - int(last), 0)
+    stop = min(int(last) + 1, size) if first and last else size
+    if start >= size:
+        raise Refused(416, "Requested range not satisfiable")
+    headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
+    return Answer(206, stored.data[start:stop], headers, stored.content_type)
+
+
+def _upload(
+    store: Store,
+    method: str,
+    bucket: str,
+    query: dict[str, str],
+    headers: dict[str, str],
+    body: bytes,
+) -> Answer:
+    if session := query.get("upload_id"):
+        if method == "DELETE":
+            store.abandon(session)
+            return Answer(499)
+        stored, held = store.extend(session, headers.get("Content-Range", ""), body)
+        if stored is None:
+            return Answer(308, b"", {"Range": f"bytes=0-{held - 1}"} if held else {})
+        return Answer.json(describe(bucket, stored))
+    kind = query.get("uploadType")
+    if kind == "media":
+        about = {"contentType": headers.get("Content-Type")}
+        return Answer.json(describe(bucket, store.put(bucket, query["name"], body, query, about)))
+    if kind == "resumable":
+        about = json.loads(body) if body else {}
+        name = query.get("name") or about["name"]
+        return Answer(200, b"{}", {"Location": store.begin(bucket, name, query, about)})
+    boundary = b"--" + headers["Content-Type"].partition("boundary=")[2].strip('"').encode()
+    _, first, rest = body.split(boundary, 2)
+    about = json.loads(re.split(rb"\r?\n\r?\n", first, maxsplit=1)[1])
+    data = re.split(rb"\r?\n\r?\n", rest, maxsplit=1)[1]
+    end = data.rindex(boundary)  # the data itself may hold anything
+    data = data[:end].removesuffix(b"\r\n" if first.startswith(b"\r") else b"\n")
+    name = query.get("name") or about["name"]
+    return Answer.json(describe(bucket, store.put(bucket, name, data, query, about)))
+
+
+class FakeGCS(Store):
+    """The server.
+
+    Args:
+        port: 0 takes a free one.
+        buckets: those that exist.
+        page: listings come in pages of this many entries.
+    """
+
+    def __init__(
+        self, *, port: int = 0, buckets: tuple[str, ...] = ("bucket",), page: int = 1000
+    ) -> None:
+        super().__init__(buckets, page)
+        handler = type("BoundHandler", (Handler,), {"store": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+        self._server.daemon_threads = True
+        self.root = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._stack = contextlib.ExitStack()
+
+    def environment(self) -> dict[str, str]:
+        """What a process needs to take this server for the real one."""
+        return {
+            "STORAGE_EMULATOR_HOST": self.root,
+            "TENSORSTORE_GCS_HTTP_URL": self.root,
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # its probe speaks gRPC to the real one
+            "GOOGLE_AUTH_TOKEN_FOR_TESTING": "token",
+            "NO_GCE_CHECK": "true",
+            "FSSPEC_GS": '{"token": "anon"}',
+        }
+
+    def __enter__(self) -> FakeGCS:
+        thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        self._stack.callback(self._server.server_close)
+        self._stack.callback(self._server.shutdown)
+        self._stack.enter_context(_environment(self.environment()))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Set the variables, and what fsspec would have read from them had it started now."""
+    before = {name: os.environ.get(name) for name in values}
+    options = fsspec.config.conf.get("gs")
+    os.environ.update(values)
+    fsspec.config.conf["gs"] = json.loads(values["FSSPEC_GS"])
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name)
+            else:
+                os.environ[name] = value
+        fsspec.config.conf.pop("gs")
+        if options is not None:
+            fsspec.config.conf["gs"] = options
+
+
+def main() -> None:
+    """Serve until interrupted."""
+    parser = argparse.ArgumentParser(description="Google Cloud Storage in memory.")
+    parser.add_argument("--port", type=int, default=4443)
+    parser.add_argument("--bucket", action="append", default=[])
+    parser.add_argument("--fail", type=float, default=0.0, help="probability of a fault")
+    parser.add_argument("--stale", type=int, default=0, help="listings lag by so many requests")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    server = FakeGCS(port=options.port, buckets=tuple(options.bucket or ["bucket"]))
+    server.faults = Faults(options.fail, seed=options.seed, stale=options.stale)
+    with server, contextlib.suppress(KeyboardInterrupt):
+        lines = [f"export {name}='{value}'" for name, value in server.environment().items()]
+        sys.stdout.write("\n".join(lines) + "\n")
+        sys.stdout.flush()
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

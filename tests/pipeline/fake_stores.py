@@ -1,0 +1,123 @@
+"""Object stores in memory for the doctor's tests: a good one, and one for each broken promise."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import fsspec
+from fsspec.implementations.memory import MemoryFileSystem
+
+
+class FakeStore(MemoryFileSystem):
+    """An object store in memory, with conditional create as fsspec's own `open(..., "xb")`."""
+
+    protocol = "fakestore"
+    store: dict = {}  # noqa: RUF012 - fsspec's memory stores are shared like this
+    pseudo_dirs = [""]  # noqa: RUF012
+    cachable = False
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return "/" + path.removeprefix(f"{cls.protocol}://").strip("/")
+
+
+class Overwrites(FakeStore):
+    """Ignores the condition of a create."""
+
+    protocol = "overwrites"
+
+    def pipe_file(self, path, value, mode="overwrite", **kwargs):
+        super().pipe_file(path, value, mode="overwrite")
+
+
+class Refuses(FakeStore):
+    """Has no conditional create and says so."""
+
+    protocol = "refuses"
+
+    def pipe_file(self, path, value, mode="overwrite", **kwargs):
+        if mode == "create":
+            raise NotImplementedError
+        super().pipe_file(path, value)
+
+
+class LostRace(FakeStore):
+    """Refuses a second create only some time after the first."""
+
+    protocol = "lostrace"
+
+    def pipe_file(self, path, value, mode="overwrite", **kwargs):
+        there = self.exists(path)
+        time.sleep(0.2)
+        if mode == "create" and there:
+            raise FileExistsError(path)
+        super().pipe_file(path, value)
+
+
+class ListsLate(FakeStore):
+    """A listing that does not show what was just written."""
+
+    protocol = "listslate"
+
+    def ls(self, path, detail=True, **kwargs):
+        return []
+
+
+class KeepsOld(FakeStore):
+    """An overwrite is accepted and lost."""
+
+    protocol = "keepsold"
+
+    def pipe_file(self, path, value, mode="overwrite", **kwargs):
+        if mode == "create" or not self.exists(path):
+            super().pipe_file(path, value, mode=mode)
+
+
+class NeverDeletes(FakeStore):
+    """A delete is accepted and ignored."""
+
+    protocol = "neverdeletes"
+
+    def rm(self, path, recursive=False, maxdepth=None):
+        return
+
+
+class Denies(FakeStore):
+    """Every access is refused, with a secret in the message."""
+
+    protocol = "denies"
+
+    def ls(self, path, detail=True, **kwargs):
+        raise PermissionError("403 for https://me:hunter2hunter2@store/x?token=abcdefgh123\nline 2")
+
+    def pipe_file(self, path, value, mode="overwrite", **kwargs):
+        raise PermissionError("403")
+
+
+class Buckets(FakeStore):
+    """Paths are bucket/name, as on GCS; only the bucket "mine" exists."""
+
+    protocol = "buckets"
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return path.removeprefix("buckets://").strip("/")
+
+    def ls(self, path, detail=True, **kwargs):
+        raise FileNotFoundError(path)
+
+    def exists(self, path, **kwargs):
+        return path == "mine"
+
+
+for kind in FakeStore.__subclasses__():
+    fsspec.register_implementation(kind.protocol, kind, clobber=True)
+
+
+fsspec.register_implementation("fakestore", FakeStore, clobber=True)
+
+
+def new(protocol: str) -> str:
+    """A fresh prefix in a fake store."""
+    return f"{protocol}://bucket/{uuid.uuid4().hex}"
