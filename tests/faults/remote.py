@@ -327,7 +327,6 @@ def _bring_up_until(prefix: str, stop: int) -> None:
     assert len(written) == stop
 
 
-# number: (title, times in CI, times in full, function)
 FAULTS = {
     12: [Fault("four executors race for one graph on gs://", 2, 50, racing_executors)],
     21: [Fault("store that cannot be written", 1, 5, unwritable_stores)],
