@@ -178,10 +178,10 @@ def test_a_chain_of_five_thousand_steps(tmp_path):
     targets = chain(5000)
     order = topological(targets)
     assert len(order) == 5000 > sys.getrecursionlimit()
-    assert [e.status for e in plan(targets, prefix)] == ["miss"] * 5000
+    assert [e.status for e in plan(targets, Store(prefix))] == ["miss"] * 5000
     assert len(needed_keys(targets, set())) == 5000
     publish(prefix, order)
-    assert {e.status for e in plan(targets, prefix)} == {"hit"}
+    assert {e.status for e in plan(targets, Store(prefix))} == {"hit"}
     found = lineage([storage.join(prefix, targets[0].directory)])
     assert [a.directory for a in found] == [node.directory for node in order]
     picture = draw(found)

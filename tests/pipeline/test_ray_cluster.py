@@ -164,6 +164,6 @@ def test_a_silent_node_is_given_up(cluster, backend, tmp_path, body):
 
 
 def _files(path):
-    """Everything in a store but its log of events, and leases, which are not output."""
-    files = (p for p in path.rglob("*") if p.is_file() and p.suffix != ".jsonl")
+    """Everything in a store but logs, leases, and what a frozen writer had not finished."""
+    files = (p for p in path.rglob("*") if p.is_file() and p.suffix not in (".jsonl", ".tmp"))
     return {str(p): p.read_bytes() for p in files if p.parent.name != "leases"}
