@@ -145,6 +145,8 @@ class Execution:
         candidates, self._candidates = self._candidates, {}
         unsettled = self._unsettled()
         for node in candidates.values():
+            if node.key not in self._waiting:
+                continue  # an output found on the way made it a candidate twice
             full = len(self._running) >= min(self._choice.jobs or backend.slots, backend.slots)
             if full or not self._ready(node, unsettled):
                 if full or unsettled:

@@ -13,10 +13,14 @@ import time
 import pytest
 
 from pipeline import integrity, storage
+from pipeline.backend import InlineBackend
 from pipeline.errors import DamagedOutput, StepFailed
+from pipeline.events import EventLog
+from pipeline.executor import Execution
 from pipeline.step import as_node
+from pipeline.store import Store
 from tests.pipeline.helpers import bring_up, check_invariants, executed, result
-from tests.pipeline.toy import Scale, numbers, refuse, scaled, total
+from tests.pipeline.toy import Scale, numbers, refuse, scaled, shown, total
 
 
 def _graph(count=10, factor=3):
@@ -139,3 +143,17 @@ def test_two_executors_at_once_publish_once(tmp_path):
     assert [racer.wait(60) for racer in racers] == [0] * 4
     assert check_invariants(store) == 3
     assert len(marks.read_text().split()) == 5
+
+
+def test_what_another_run_published_after_our_look_is_taken(tmp_path):
+    """A whole graph appears between the look and the run: nothing is executed, nothing is lost."""
+    store = str(tmp_path)
+    log = EventLog(store, "late", [])
+    late = Execution([as_node(shown(_graph()))], Store(store), log, "again")
+    needed = late.look()
+    assert len(needed) == 4
+    bring_up(store, shown(_graph()))
+    late.run(InlineBackend(log), needed)
+    assert late.executed == []
+    assert len(late.published) == 4
+    assert check_invariants(store, finished=True) == 4
