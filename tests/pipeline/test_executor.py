@@ -20,7 +20,7 @@ from pipeline.executor import Execution
 from pipeline.step import as_node
 from pipeline.store import Store
 from tests.pipeline.helpers import bring_up, check_invariants, executed, result
-from tests.pipeline.toy import Scale, numbers, refuse, scaled, shown, total
+from tests.pipeline.toy import Scale, numbers, refuse, scaled, total
 
 
 def _graph(count=10, factor=3):
@@ -146,14 +146,18 @@ def test_two_executors_at_once_publish_once(tmp_path):
 
 
 def test_what_another_run_published_after_our_look_is_taken(tmp_path):
-    """A whole graph appears between the look and the run: nothing is executed, nothing is lost."""
+    """Most of a graph appears between the look and the run: it is taken, and the rest is run."""
     store = str(tmp_path)
     log = EventLog(store, "late", [])
-    late = Execution([as_node(shown(_graph()))], Store(store), log, "again")
+    layer = [scaled(numbers(count=4), scale=Scale(factor)) for factor in (1, 2, 3)]
+    for _ in range(3):
+        layer = [scaled(left, scale=Scale(5)) for left in layer]
+    graph = [total(left, right) for left in layer for right in layer]
+    mine = [scaled(left, scale=Scale(7)) for left in layer]
+    late = Execution([as_node(t) for t in (*graph, *mine)], Store(store), log, "again")
     needed = late.look()
-    assert len(needed) == 4
-    bring_up(store, shown(_graph()))
+    bring_up(store, *graph)
     late.run(InlineBackend(log), needed)
-    assert late.executed == []
-    assert len(late.published) == 4
-    assert check_invariants(store, finished=True) == 4
+    assert late.executed == [as_node(target) for target in mine]
+    assert len(late.published) == len(needed) == 1 + 3 * 4 + 9 + 3
+    assert check_invariants(store, finished=True) == len(needed)
