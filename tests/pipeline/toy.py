@@ -27,6 +27,12 @@ class Total(Artifact):
     """One number, in the result."""
 
 
+class Order(Artifact):
+    """Says only how many numbers there are, and opens them."""
+
+    opens = ("numbers",)
+
+
 @dataclass(frozen=True)
 class Scale:
     """A config with a part that matters and a part that does not."""
@@ -91,6 +97,18 @@ def _write(run: StepRun, values: list[int]) -> Result:
         url = storage.join(directory, "n.txt")
         storage.write_atomic(url, " ".join(str(n) for n in values).encode())
     return {"count": len(values)}
+
+
+@step(output=Order, version=1)
+def order(run: StepRun, numbers: Numbers) -> Result:
+    """An order over the numbers, which is the same for any that are as many."""
+    return {"count": len(numbers.values())}
+
+
+@step(output=Total, version=1)
+def opened(run: StepRun, order: Order) -> Result:
+    """The sum of what an order is over."""
+    return {"total": sum(order.input("numbers", Numbers).values())}
 
 
 @step(output=Total, version=1, reads_lineage=True)
