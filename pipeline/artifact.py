@@ -45,7 +45,7 @@ class Artifact:
         Raises:
             DamagedOutput: when it is not there any more.
         """
-        if name not in self.opens:
+        if not self.reads(name):
             raise AssertionError(f"{type(self).__name__}.opens does not name {name!r}")
         reference = self.manifest.inputs[name]
         path = beside(self.path, reference["directory"])
@@ -53,6 +53,16 @@ class Artifact:
         if found is None:
             raise DamagedOutput(f"{path}: input {name!r} of {self.path} is gone; run again")
         return kind(path, found)
+
+    def inputs(self, argument: str, kind: type[A]) -> list[A]:
+        """The artifacts its step read as the tuple `argument`, in order."""
+        count = sum(name.partition("[")[0] == argument for name in self.manifest.inputs)
+        return [self.input(f"{argument}[{index}]", kind) for index in range(count)]
+
+    @classmethod
+    def reads(cls, name: str) -> bool:
+        """Whether its methods open the input of this name; a tuple's is `argument[index]`."""
+        return name.partition("[")[0] in cls.opens
 
     def shard(self, name: str) -> str:
         """URL of the directory of one shard. Raises `KeyError` when there is no such shard."""

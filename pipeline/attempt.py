@@ -233,7 +233,11 @@ def _record(
         # Shards of an earlier attempt are taken at their record's word, so ask before publishing.
         manifest.check_sizes(request.root, shards, f"delete {request.root} to redo its shards")
         result = json.loads(json.dumps(dict(body or {})))
-    opened = {name: inputs[name][1].content for name in request.step.output.opens}
+    opened = {
+        name: found.content
+        for name, (_, found) in inputs.items()
+        if request.step.output.reads(name)
+    }
     return Manifest(
         key=request.key,
         step=request.step.name,

@@ -36,6 +36,8 @@ if typing.TYPE_CHECKING:
 P = ParamSpec("P")
 A = TypeVar("A", bound=Artifact)
 Result = Mapping[str, Any]
+# From a step's configuration and runtime settings to what `plan` should say about them.
+Advise = Callable[[Mapping[str, Any]], list[str]]
 
 _KEY_DIGITS = 20  # of 64 hex digits appear in the path: 80 bits; the manifest has them all
 _SHOWN_DIGITS = 6  # tell nodes of one label apart on a screen
@@ -116,6 +118,10 @@ class Node:
             }
         )
 
+    def advice(self) -> list[str]:
+        """What its step says about this configuration before anything runs."""
+        return self.step.advise({**self.config, **self.runtime}) if self.step.advise else []
+
     @property
     def directory(self) -> str:
         """Name of its output directory under the store's prefix; a display name changes nothing."""
@@ -136,6 +142,7 @@ class StepFunction(Generic[P, A]):
         name: str | None,
         resources: Resources,
         reads_lineage: bool,
+        advise: Advise | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
         if function.__module__ == "__main__" and name is None:
@@ -155,6 +162,7 @@ class StepFunction(Generic[P, A]):
         self.label = function.__name__
         self.resources = resources
         self.reads_lineage = reads_lineage
+        self.advise = advise
         self._signature, self._inputs, self._runtime = _read_signature(function)
 
     @property
@@ -216,7 +224,7 @@ class StepFunction(Generic[P, A]):
         # importable home and travels by value.
         if self.function.__module__ == "__main__":
             declared = (self.output, self.version, self.name, self.resources, self.reads_lineage)
-            return (StepFunction, (self.function, *declared))
+            return (StepFunction, (self.function, *declared, self.advise))
         return (_find, (self.function.__module__, self.function.__qualname__))
 
 
@@ -265,6 +273,7 @@ def step(
     custom: Mapping[str, float] | None = None,
     tries: int = 3,
     reads_lineage: bool = False,
+    advise: Advise | None = None,
 ) -> Callable[[Callable[Concatenate[StepRun, P], Result]], StepFunction[P, A]]:
     """Declare a step.
 
@@ -275,11 +284,13 @@ def step(
         cpus, memory, custom, tries: see `Resources`.
         reads_lineage: it reads more of its inputs than what they hold, such as what they were made
             from; so it runs again when that changed, though their contents did not.
+        advise: what `plan` says about its configuration before anything runs, such as a setting
+            that will be slow; what cannot work is refused, not advised against.
     """
 
     def declare(function: Callable[Concatenate[StepRun, P], Result]) -> StepFunction[P, A]:
         resources = Resources(cpus, memory, custom or {}, tries)
-        return StepFunction(function, output, version, name, resources, reads_lineage)
+        return StepFunction(function, output, version, name, resources, reads_lineage, advise)
 
     return declare
 

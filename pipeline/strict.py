@@ -10,9 +10,21 @@ import dataclasses
 import functools
 import types
 import typing
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+Build = Callable[[Any], Any]
+
+
+class _Wrong(Exception):
+    """What is wrong with a value, and where in it: the innermost place first."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.places: list[str] = []
 
 
 def build(kind: type[T], tree: Any) -> T:
@@ -21,39 +33,78 @@ def build(kind: type[T], tree: Any) -> T:
     Raises:
         ValueError: naming the first field that is missing, unknown or of another type.
     """
-    return _build(kind, tree, kind.__name__)
+    try:
+        return _builder(kind)(tree)
+    except _Wrong as wrong:
+        where = kind.__name__ + "".join(reversed(wrong.places))
+        raise ValueError(f"{where}: {wrong.what}") from None
 
 
 @functools.cache
-def _fields(kind: type[Any]) -> dict[str, Any]:
-    return {f.name: typing.get_type_hints(kind)[f.name] for f in dataclasses.fields(kind)}
-
-
-def _build(kind: Any, value: Any, where: str) -> Any:
+def _builder(kind: Any) -> Build:
+    """The function that turns JSON into `kind`: made once, for a record has thousands of parts."""
     if kind is Any:
-        return value
+        return lambda value: value
     if dataclasses.is_dataclass(kind):
-        fields = _fields(typing.cast(type[Any], kind))
-        _expect(isinstance(value, dict), kind, value, where)
-        if set(value) != set(fields):
-            raise ValueError(f"{where}: wrong fields: {sorted(set(value) ^ set(fields))}")
-        return kind(**{n: _build(t, value[n], f"{where}.{n}") for n, t in fields.items()})
+        return _dataclass(typing.cast(type[Any], kind))
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
-        (other,) = [t for t in arguments if t is not type(None)]
-        return None if value is None else _build(other, value, where)
+        (other,) = (_builder(t) for t in arguments if t is not type(None))
+        return lambda value: None if value is None else other(value)
     if origin is tuple:
-        _expect(isinstance(value, list), kind, value, where)
-        return tuple(_build(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(value))
+        return _tuple(kind, _builder(arguments[0]))
     if origin is dict:
-        _expect(isinstance(value, dict), kind, value, where)
-        return {name: _build(arguments[1], v, f"{where}.{name}") for name, v in value.items()}
+        return _dict(kind, _builder(arguments[1]))
     allowed = (int, float) if kind is float else (kind,)
-    _expect(type(value) in allowed, kind, value, where)
-    return value
+
+    def leaf(value: Any) -> Any:
+        if type(value) not in allowed:
+            raise _mismatch(kind, value)
+        return value
+
+    return leaf
 
 
-def _expect(right: bool, kind: Any, value: Any, where: str) -> None:
-    if not right:
-        name = getattr(kind, "__name__", str(kind))
-        raise ValueError(f"{where}: expected {name}, got {type(value).__name__}")
+def _dataclass(kind: type[Any]) -> Build:
+    hints = typing.get_type_hints(kind)
+    fields = {field.name: _builder(hints[field.name]) for field in dataclasses.fields(kind)}
+
+    def make(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise _mismatch(kind, value)
+        if value.keys() != fields.keys():
+            raise _Wrong(f"wrong fields: {sorted(set(value) ^ set(fields))}")
+        return kind(**{name: _at(f".{name}", part, value[name]) for name, part in fields.items()})
+
+    return make
+
+
+def _tuple(kind: Any, part: Build) -> Build:
+    def make(value: Any) -> Any:
+        if not isinstance(value, list):
+            raise _mismatch(kind, value)
+        return tuple(_at(i, part, item) for i, item in enumerate(value))
+
+    return make
+
+
+def _dict(kind: Any, part: Build) -> Build:
+    def make(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise _mismatch(kind, value)
+        return {name: _at(f".{name}", part, item) for name, item in value.items()}
+
+    return make
+
+
+def _at(place: str | int, part: Build, value: Any) -> Any:
+    try:
+        return part(value)
+    except _Wrong as wrong:
+        wrong.places.append(place if isinstance(place, str) else f"[{place}]")
+        raise
+
+
+def _mismatch(kind: Any, value: Any) -> _Wrong:
+    name = getattr(kind, "__name__", str(kind))
+    return _Wrong(f"expected {name}, got {type(value).__name__}")

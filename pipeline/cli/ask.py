@@ -42,6 +42,9 @@ def plan(context: Context) -> int:
     warnings = [warning for entry in entries for warning in entry.warnings]
     for warning in warnings:
         say(f"warning: {warning}")
+    for entry in entries:
+        for advice in entry.node.advice():
+            say(f"warning: {labels[entry.node.key]}: {advice}")
     say(f"{sum(e.needed for e in entries)} of {len(entries)} steps would run")
     if warnings and context.options.strict:
         raise InputError("--strict: outputs were built by other code; see the warnings")

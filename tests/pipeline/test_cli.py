@@ -75,6 +75,14 @@ def test_run_then_plan_then_run(ponente):
     assert "0 of 4 steps would run" in ponente("plan")[1]
 
 
+def test_plan_gives_a_steps_advice_before_anything_runs(ponente):
+    """What a step says of its configuration is a warning of `plan`, and only where it applies."""
+    out = ponente("plan", "--limit", "0")[1]
+    assert "warning: clamp: a limit of 0 makes every number 0" in out
+    assert "4 of 4 steps would run" in out
+    assert "warning" not in ponente("plan", "--limit", "1")[1]
+
+
 def test_plan_and_explain_name_the_field_that_changed(ponente, tmp_path):
     """The difference to the nearest earlier output, transitively, and what follows from it."""
     ponente()

@@ -24,7 +24,9 @@ from tests.pipeline.toy import (
     noise,
     numbers,
     opened,
+    opened_many,
     order,
+    orders,
     refuse,
     scaled,
     shown,
@@ -94,6 +96,18 @@ def test_an_artifact_that_opens_its_inputs_is_as_different_as_they_are(tmp_path)
     other = opened(order(clamp(numbers(count=10), limit=5)))
     assert executed(store, other) == ["clamp", "order", "opened"]
     assert result(store, other)["total"] == sum(min(n, 5) for n in range(10))
+
+
+def test_an_artifact_opens_a_tuple_of_inputs_in_their_order(tmp_path):
+    """Twelve inputs are opened as they were given, and each is part of what the artifact says."""
+    store, counts = str(tmp_path), [10, 2, 4, 6, 8, 12, 14, 16, 18, 20, 22, 24]
+    parts = [numbers(count=count) for count in counts]
+    bring_up(store, opened_many(orders(parts)))
+    expected = [sum(range(count)) for count in counts]
+    assert result(store, opened_many(orders(parts)))["totals"] == expected
+    other = opened_many(orders([*parts[:-1], clamp(parts[-1], limit=1)]))
+    assert executed(store, other) == ["clamp", "orders", "opened_many"]
+    assert result(store, other)["totals"] == [*expected[:-1], 23]
 
 
 def test_force_builds_again_and_what_depends_on_it_only_if_it_differs(tmp_path):

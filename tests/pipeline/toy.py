@@ -77,7 +77,12 @@ def scaled(
     return {"sum": sum(numbers.values()) * scale.factor}
 
 
-@step(output=Numbers, version=1)
+def advise_against_zero(settings: Mapping[str, Any]) -> list[str]:
+    """What `plan` says of a limit that leaves nothing to add up."""
+    return ["a limit of 0 makes every number 0"] if settings["limit"] == 0 else []
+
+
+@step(output=Numbers, version=1, advise=advise_against_zero)
 def clamp(run: StepRun, numbers: Numbers, *, limit: int) -> Result:
     """The numbers, none above the limit: two limits can make the same."""
     return _write(run, [min(n, limit) for n in numbers.values()])
@@ -103,6 +108,18 @@ def _write(run: StepRun, values: list[int]) -> Result:
 def order(run: StepRun, numbers: Numbers) -> Result:
     """An order over the numbers, which is the same for any that are as many."""
     return {"count": len(numbers.values())}
+
+
+@step(output=Order, version=1)
+def orders(run: StepRun, numbers: tuple[Numbers, ...]) -> Result:
+    """An order over several sets of numbers."""
+    return {"count": sum(len(part.values()) for part in numbers)}
+
+
+@step(output=Total, version=1)
+def opened_many(run: StepRun, order: Order) -> Result:
+    """The sums of what an order of several is over, in the order of the inputs."""
+    return {"totals": [sum(part.values()) for part in order.inputs("numbers", Numbers)]}
 
 
 @step(output=Total, version=1)
