@@ -1,0 +1,168 @@
+"""Best-fit packing: documents laid into rows of one sequence, cut only where a row is too short.
+
+Joining documents and cutting the stream every `length` tokens cuts most rows' last document in two.
+Packing (Ding et al. 2024, "Fewer Truncations Improve Language Modeling", arXiv:2404.10830) cuts a
+document only when it is longer than a row: into whole rows and a remainder. Remainders are placed
+longest first, each into the row it fills best (best-fit decreasing; of equally full rows, the one
+that became so last), or a new row. What stays empty at the end of a row is padding, EOS after EOS.
+
+A piece that does not end with EOS always fills its row, so padding only follows the end of a
+document, and a row never begins a document in the middle of another. Pieces of a row are in the
+order of the documents, rows in the order of their last pieces: the last row then ends with EOS, and
+the rows one after the other are documents with EOS after each (padding reads as empty documents),
+which is what a token shard holds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.errors import InputError
+
+
+class Packing(NamedTuple):
+    """Where every piece of the documents goes; sorted by row, then by start.
+
+    Attributes:
+        starts: int64 (pieces,), first token of each in the stream of documents.
+        lengths: int64 (pieces,), tokens, from 1 to a row's length.
+        rows: int64 (pieces,), which row it is in; every row from 0 to the last has a piece.
+    """
+
+    starts: np.ndarray
+    lengths: np.ndarray
+    rows: np.ndarray
+
+    @property
+    def row_count(self) -> int:
+        """Rows."""
+        return int(self.rows[-1]) + 1 if len(self.rows) else 0
+
+
+def pack(offsets: np.ndarray, length: int) -> Packing:
+    """Lay documents into rows; a function of its arguments alone.
+
+    Args:
+        offsets: int64 (documents + 1,), where each document begins in the stream, its EOS included,
+            and the end of the last: ascending.
+        length: tokens in a row.
+
+    Raises:
+        InputError: `length` is below 1, or `offsets` do not ascend.
+    """
+    begins, sizes = _sizes(offsets, length)
+    whole, rest = np.divmod(sizes, length)
+    fragments = np.flatnonzero(rest)
+    starts = np.concatenate([_cut(begins, whole, length), (begins + whole * length)[fragments]])
+    lengths = np.concatenate([np.full(int(whole.sum()), length), rest[fragments]])
+    full = len(starts) - len(fragments)
+    rows = np.concatenate([np.arange(full), full + _best_fit(rest[fragments], length)])
+    return _in_order(starts, lengths, rows)
+
+
+def fill(packing: Packing, tokens: np.ndarray, length: int, eos_id: int) -> np.ndarray:
+    """The rows: [rows, length], dtype of `tokens`, padded with EOS.
+
+    Args:
+        packing: of these tokens' documents into rows of this length.
+        tokens: (tokens,), the documents one after the other.
+        length: tokens in a row.
+        eos_id: pads.
+    """
+    laid = np.full(packing.row_count * length, eos_id, tokens.dtype)
+    before = np.cumsum(packing.lengths) - packing.lengths
+    first = np.searchsorted(packing.rows, packing.rows)  # the first piece of each piece's row
+    places = packing.rows * length + before - before[first]
+    pieces = (packing.starts.tolist(), packing.lengths.tolist(), places.tolist())
+    for start, size, place in zip(*pieces, strict=True):
+        laid[place : place + size] = tokens[start : start + size]
+    return laid.reshape(packing.row_count, length)
+
+
+def documents_cut_by_packing(offsets: np.ndarray, length: int) -> int:
+    """Documents that do not fit into a row."""
+    return int((_sizes(offsets, length)[1] > length).sum())
+
+
+def documents_cut_by_joining(offsets: np.ndarray, length: int) -> int:
+    """Documents with the end of a row inside, when the stream is cut every `length` tokens."""
+    begins, sizes = _sizes(offsets, length)
+    return int((begins // length != (begins + sizes - 1) // length).sum())
+
+
+def rows_of_next_fit(offsets: np.ndarray, length: int) -> int:
+    """Rows that packing in order takes, where what does not fit the open row opens the next.
+
+    Documents longer than a row are cut as `pack` cuts them.
+    """
+    whole, rest = np.divmod(_sizes(offsets, length)[1], length)
+    rows, room = int(whole.sum()), 0
+    for size in rest[rest > 0].tolist():
+        if size > room:
+            rows, room = rows + 1, length
+        room -= size
+    return rows
+
+
+def _sizes(offsets: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    if length < 1:
+        raise InputError(f"length={length}: expected rows of at least 1 token; give a larger one")
+    offsets = np.asarray(offsets, np.int64)
+    sizes = np.diff(offsets)
+    if len(offsets) == 0 or (sizes < 1).any():
+        where = int(np.argmax(sizes < 1)) if len(offsets) else 0
+        raise InputError(
+            f"offsets: expected them to ascend, each document having its EOS at least; found "
+            f"{offsets[where : where + 2].tolist()} at {where}; give a token shard's offsets"
+        )
+    return offsets[:-1], sizes
+
+
+def _cut(begins: np.ndarray, whole: np.ndarray, length: int) -> np.ndarray:
+    """Starts of the pieces that fill a row, `whole` of them from each of `begins`."""
+    before = np.cumsum(whole) - whole
+    number = np.arange(int(whole.sum())) - np.repeat(before, whole)
+    return np.repeat(begins, whole) + number * length
+
+
+def _best_fit(sizes: np.ndarray, length: int) -> np.ndarray:
+    """The bin of every size, below `length`, by best-fit decreasing: int64 (sizes,), from 0."""
+    longest_first = np.argsort(-sizes, kind="stable")
+    rooms: list[int] = []  # ascending; the rooms that some bin has left
+    bins_with: list[list[int]] = [[] for _ in range(length)]
+    opened, placed = 0, []
+    for size in sizes[longest_first].tolist():
+        at = bisect_left(rooms, size)
+        if at < len(rooms):
+            room = rooms[at]
+            bins = bins_with[room]
+            chosen = bins.pop()
+            if not bins:
+                del rooms[at]
+        else:
+            room, chosen = length, opened
+            opened += 1
+        left = room - size
+        if left:
+            bins = bins_with[left]
+            if not bins:
+                insort(rooms, left)
+            bins.append(chosen)
+        placed.append(chosen)
+    found = np.empty(len(sizes), np.int64)
+    found[longest_first] = placed
+    return found
+
+
+def _in_order(starts: np.ndarray, lengths: np.ndarray, rows: np.ndarray) -> Packing:
+    """Rows numbered by their last pieces, and pieces sorted by row and start."""
+    last = np.full(int(rows.max()) + 1 if len(rows) else 0, -1)
+    np.maximum.at(last, rows, starts)
+    rank = np.empty_like(last)
+    rank[np.argsort(last)] = np.arange(len(last))
+    rows = rank[rows]
+    order = np.lexsort((starts, rows))
+    return Packing(starts[order], lengths[order], rows[order])
