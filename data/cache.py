@@ -1,48 +1,61 @@
-"""Tokens at rest: one shard is one directory is one TensorStore database.
+"""Tokens at rest: documents in, one shard on disk or in a bucket; and what a shard says of itself.
 
-A shard holds two arrays: `tokens`, the ids of its documents one after the other with EOS after each
-and nothing else added, and `offsets`, where each document begins (int64, documents + 1 of them,
-from 0). Ids are uint16 when the vocabulary fits, else uint32. Vocabulary, EOS and tokenizer are
-attributes of `tokens`, so a shard says what it is.
+A shard holds the ids of its documents one after the other with EOS after each and nothing else
+added, and where each document begins. Ids are uint16 when the vocabulary fits, else uint32.
+Vocabulary, EOS and tokenizer are attributes of `tokens`, so a shard says what it is. Files are Zarr
+3, written by TensorStore in the layout of `data/chunks.py`; the same documents give the same bytes.
 
-OCDBT + Zarr 3 + CRC-32C, because a damaged, missing, swapped or truncated file must never read as
-data: OCDBT knows which chunks exist, the CRC notices a changed bit, and a chunk that is not there
-is an error rather than zeros (chunks that are all zeros are stored to make that sound). A shard is
-written in one transaction, so it is there whole or not at all, and is read back before it counts.
-File names inside are random; `content_digest` is what two runs can compare.
+A damaged, missing, swapped or truncated file must never read as data. Every file is written whole
+or not at all, and read back before the shard counts, against checksums that were taken of the
+tokens as they came and not of what TensorStore made of them; whoever keeps `ShardCounts.check` (the
+ledger does) and gives it back when reading can be told no other shard's tokens.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import tensorstore as ts
 
-from pipeline import storage
+from data import chunks
+from data.array_writer import ArrayWriter
+from data.chunks import CHUNK, ChunkChecker, token_dtype
+from data.shard_files import ShardFiles, ShardHead, damaged, open_files, read_head
 from pipeline.errors import DamagedOutput, InputError, StorageError
 
-CHUNK = 8192  # tokens decoded for one aligned read; a sequence of 8,192 costs one range request
-TOKENS, OFFSETS = "tokens", "offsets"
+__all__ = [
+    "CHUNK",
+    "ShardCounts",
+    "TokenShard",
+    "content_digest",
+    "describe",
+    "read_offsets",
+    "token_dtype",
+    "unigram_entropy",
+    "write_shard",
+]
 
-_READ_BLOCK = 512 * CHUNK
-_TIMEOUT_S = 600.0
-_STORE_FAILED = (
-    "ABORTED",
-    "ALREADY_EXISTS",
-    "CANCELLED",
-    "DEADLINE_EXCEEDED",
-    "INTERNAL",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "UNAUTHENTICATED",
-    "UNAVAILABLE",
-    "UNIMPLEMENTED",
-    "UNKNOWN",
-)
+_READ_BLOCK = 1024  # chunks: a few MiB, so that a bucket is not asked too often
+
+
+class TokenShard(NamedTuple):
+    """What a `TokenArray` is made of.
+
+    Attributes:
+        directory: a local path or a `gs://` URL.
+        tokens: how many it holds.
+        check: `ShardCounts.check` of when it was written; "" when nobody kept it, and then a
+            sound shard in the place of another of the same size is not noticed.
+    """
+
+    directory: str
+    tokens: int
+    check: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,7 +66,8 @@ class ShardCounts:
         tokens: ids in the shard, EOS included.
         documents: documents, each ended by one EOS.
         bytes_on_disk: bytes of the shard's files.
-        digest: `content_digest` of the shard, verified by reading it back.
+        digest: `content_digest` of the shard.
+        check: hex SHA-256 of the shard's checksums, by which readers tell it from any other.
         counts: int64[vocab], how often each id occurs.
     """
 
@@ -61,12 +75,8 @@ class ShardCounts:
     documents: int
     bytes_on_disk: int
     digest: str
+    check: str
     counts: np.ndarray
-
-
-def token_dtype(vocab_size: int) -> np.dtype:
-    """uint16 when every id below `vocab_size` fits, else uint32."""
-    return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
 def write_shard(
@@ -77,7 +87,10 @@ def write_shard(
     eos_id: int,
     tokenizer_digest: str = "",
 ) -> ShardCounts:
-    """Write one shard; its tokens are in memory until the end (2 or 4 bytes each).
+    """Write one shard and read it back.
+
+    Its tokens are in memory until the end (2 or 4 bytes each), and two more copies of them while
+    TensorStore encodes and writes.
 
     Args:
         directory: an absolute local path or a `gs://` URL with nothing in it.
@@ -89,63 +102,74 @@ def write_shard(
 
     Raises:
         InputError: an id that is not below `vocab_size`, or EOS inside a document.
-        StorageError: the shard could not be written, or did not read back as written.
+        StorageError: the shard could not be written, or did not read back as written, or its
+            directory holds one.
     """
+    open_files(directory)  # refuses a place for no shards before any work
     dtype = token_dtype(vocab_size)
-    blocks, lengths = [np.empty(0, dtype)], [np.zeros(1, np.int64)]
+    blocks: deque[np.ndarray] = deque()
+    digest = hashlib.sha256()
+    lengths = [np.zeros(1, np.int64)]
     counts = np.zeros(vocab_size, np.int64)
     for ids, batch_lengths in documents:
         _check_ids(ids, vocab_size, eos_id, directory)
-        block = _with_eos(ids, batch_lengths, eos_id).astype(dtype)
+        block = _with_eos(ids.astype(dtype, copy=False), batch_lengths, eos_id)
         counts += np.bincount(block, minlength=vocab_size)
         blocks.append(block)
+        digest.update(_little(block).data)
         lengths.append(np.asarray(batch_lengths, np.int64) + 1)
-    tokens, offsets = np.concatenate(blocks), np.cumsum(np.concatenate(lengths))
+    offsets = np.cumsum(np.concatenate(lengths))
     attributes = {"vocab_size": vocab_size, "eos_id": eos_id, "tokenizer": tokenizer_digest}
-    _write(directory, tokens, offsets, attributes)
-    digest = _digest(tokens.dtype, offsets, [tokens])
-    _read_back(directory, digest)
+    tokens = _whole_chunks(blocks, int(offsets[-1]), dtype)
+    check, size = _write(directory, tokens, offsets.astype(chunks.OFFSET), attributes)
     return ShardCounts(
-        tokens=len(tokens),
+        tokens=int(offsets[-1]),
         documents=len(offsets) - 1,
-        bytes_on_disk=sum(size for _, size in storage.list_files(directory)),
-        digest=digest,
+        bytes_on_disk=size,
+        digest=_digest(digest, dtype, offsets),
+        check=check,
         counts=counts,
     )
 
 
-def content_digest(directory: str) -> str:
-    """Hex SHA-256 over dtype, counts, offsets and tokens of a shard, read from storage.
+def content_digest(directory: str, check: str = "") -> str:
+    """Hex SHA-256 over tokens, dtype, counts and offsets of a shard, read from storage.
 
     Raises:
         DamagedOutput: a part is missing or does not agree with its checksum.
+        StorageError: the store failed.
     """
-    context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
-    tokens = settle(open_array(directory, TOKENS, context), directory)
-    offsets = settle(open_array(directory, OFFSETS, context), directory)
-    blocks = (
-        settle(tokens[begin : min(begin + _READ_BLOCK, tokens.shape[0])].read(), directory)
-        for begin in range(0, tokens.shape[0], _READ_BLOCK)
-    )
-    return _digest(tokens.dtype.numpy_dtype, settle(offsets.read(), directory), blocks)
+    head = read_head(open_files(directory), check)
+    digest = hashlib.sha256()
+    for block in _blocks(directory, head):
+        digest.update(_little(block).data)
+    return _digest(digest, head.dtype, _offsets(open_files(directory), head))
 
 
-def read_offsets(directory: str) -> np.ndarray:
-    """Where each document begins, and the end of the last: int64[documents + 1]."""
-    array = settle(open_array(directory, OFFSETS, ts.Context()), directory)
-    return settle(array.read(), directory)
+def read_offsets(directory: str, check: str = "") -> np.ndarray:
+    """Where each document begins, and the end of the last: int64[documents + 1].
+
+    Args:
+        directory: of the shard.
+        check: `ShardCounts.check`; "" when nobody kept it.
+
+    Raises:
+        DamagedOutput: they are missing, or not what was written.
+        StorageError: the store failed.
+    """
+    files = open_files(directory)
+    return _offsets(files, read_head(files, check))
 
 
 def describe(directory: str) -> dict[str, Any]:
     """A shard's own account: tokens, documents, dtype, vocab_size, eos_id, tokenizer."""
-    context = ts.Context()
-    tokens = settle(open_array(directory, TOKENS, context), directory)
-    offsets = settle(open_array(directory, OFFSETS, context), directory)
+    files = open_files(directory)
+    head = read_head(files, "")
     return {
-        "tokens": tokens.shape[0],
-        "documents": offsets.shape[0] - 1,
-        "dtype": tokens.dtype.name,
-        **tokens.spec().to_json()["metadata"]["attributes"],
+        "tokens": head.tokens,
+        "documents": len(_offsets(files, head)) - 1,
+        "dtype": head.dtype.name,
+        **head.attributes,
     }
 
 
@@ -160,36 +184,6 @@ def unigram_entropy(counts: np.ndarray) -> float:
         raise InputError("unigram entropy: no tokens were counted; tokenise some documents first")
     seen = counts[counts > 0] / total
     return float(-(seen * np.log(seen)).sum())
-
-
-def open_array(directory: str, name: str, context: ts.Context) -> ts.Future:
-    """Begin to open one array of a shard for reading; settle the future with `settle`."""
-    return ts.open(_spec(directory, name), open=True, read=True, context=context)
-
-
-def settle(future: ts.Future, directory: str, timeout_s: float = _TIMEOUT_S) -> Any:
-    """The future's result, with errors in this project's terms.
-
-    Raises:
-        DamagedOutput: what is stored is missing, cut short or changed.
-        StorageError: the store failed or did not answer in `timeout_s` seconds.
-    """
-    try:
-        return future.result(timeout=timeout_s)
-    except TimeoutError as error:
-        raise StorageError(
-            f"{directory}: no answer from storage in {timeout_s:g} s; check it and run again"
-        ) from error
-    except (ValueError, OSError) as error:
-        # TensorStore has one exception class; the status code is the message's first word, and an
-        # invalid argument (bytes that decode to nonsense) has none.
-        reason = " ".join(str(error).split(" [")[0].split())
-        if reason.startswith(_STORE_FAILED):
-            raise StorageError(f"{directory}: {reason}; check the storage, run again") from error
-        raise DamagedOutput(
-            f"{directory}: expected the shard written earlier, found {reason}; "
-            "rebuild the step that wrote it"
-        ) from error
 
 
 def _check_ids(ids: np.ndarray, vocab_size: int, eos_id: int, directory: str) -> None:
@@ -217,81 +211,142 @@ def _with_eos(ids: np.ndarray, lengths: np.ndarray, eos_id: int) -> np.ndarray:
     return joined
 
 
+def _whole_chunks(blocks: deque[np.ndarray], count: int, dtype: np.dtype) -> np.ndarray:
+    """The tokens of all blocks, which are let go one by one, and zeros to the end of the chunk."""
+    tokens, at = np.zeros(chunks.chunk_count(count) * CHUNK, dtype), 0
+    while blocks:
+        block = blocks.popleft()
+        tokens[at : at + len(block)] = block
+        at += len(block)
+    return tokens
+
+
 def _write(
     directory: str, tokens: np.ndarray, offsets: np.ndarray, attributes: dict[str, Any]
-) -> None:
-    context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
-    transaction = ts.Transaction(atomic=True)
-    for name, array in ((TOKENS, tokens), (OFFSETS, offsets)):
-        spec = _spec(directory, name)
-        spec["metadata"] = _metadata(array, attributes if name == TOKENS else {})
-        opening = ts.open(spec, create=True, context=context, transaction=transaction)
-        _settle_write(_settle_write(opening, directory).write(array), directory)
-    _settle_write(transaction.commit_async(), directory)
-
-
-def _settle_write(future: Any, directory: str) -> Any:
-    """As `settle`; while writing, nothing has been finished that could be damaged."""
-    try:
-        return settle(future, directory)
-    except DamagedOutput as error:
-        raise StorageError(
-            f"{directory}: the shard cannot be written: {error.__cause__}"
-        ) from error
-
-
-def _read_back(directory: str, digest: str) -> None:
-    try:
-        found = content_digest(directory)
-    except DamagedOutput as error:
-        found = str(error)
-    if found != digest:
-        raise StorageError(
-            f"{directory}: the shard does not read back as written: expected content {digest}, "
-            f"found {found}; check the storage and run again"
-        )
-
-
-def _metadata(array: np.ndarray, attributes: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "shape": list(array.shape),
-        "data_type": array.dtype.name,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [CHUNK]}},
-        "codecs": [
-            {"name": "bytes", "configuration": {"endian": "little"}},
-            {"name": "zstd", "configuration": {"level": 1}},
-            {"name": "crc32c"},
-        ],
-        "attributes": attributes,
+) -> tuple[str, int]:
+    """Write the arrays and read them back; returns the shard's check and the bytes of its files."""
+    count = int(offsets[-1])
+    beyond = len(tokens) // CHUNK + chunks.BEYOND_CHUNKS
+    about = {
+        chunks.TOKENS: chunks.tokens_metadata(count, tokens.dtype, attributes),
+        chunks.OFFSETS: chunks.plain_metadata(len(offsets), chunks.OFFSET),
+        chunks.CHECKSUMS: chunks.plain_metadata(beyond, chunks.CRC),
     }
+    files = open_files(directory)
+    with ArrayWriter(directory) as writer:
+        # First and alone: who creates it is the only one who writes here.
+        writer.begin({chunks.TOKENS: (about[chunks.TOKENS], tokens[:count])})
+        checksums = chunks.chunk_checksums(tokens)
+        checksums += [chunks.checksum(offsets), _checksum_of_file(files, chunks.TOKENS)]
+        every = np.array(checksums, chunks.CRC)
+        small = {chunks.OFFSETS: offsets, chunks.CHECKSUMS: every}
+        writer.begin({name: (about[name], values) for name, values in small.items()})
+    check = hashlib.sha256(every.tobytes()).hexdigest()
+    try:
+        return check, _read_back(files, check, about, offsets)
+    except DamagedOutput as error:
+        raise _does_not_read_back(directory, error) from error
 
 
-def _spec(directory: str, name: str) -> dict[str, Any]:
-    return {
-        "driver": "zarr3",
-        "kvstore": {"driver": "ocdbt", "base": _kvstore(directory)},
-        "path": name,
-        # Published shards never change: what was true at opening stays true.
-        "recheck_cached_data": "open",
-        "recheck_cached_metadata": "open",
-        "fill_missing_data_reads": False,
-        "store_data_equal_to_fill_value": True,
-    }
+def _checksum_of_file(files: ShardFiles, array: str) -> int:
+    """CRC-32C of an array's zarr.json, which was just written."""
+    try:
+        return chunks.checksum(files.begin(chunks.metadata_file(array))())
+    except DamagedOutput as error:
+        raise _does_not_read_back(files.directory, error) from error
 
 
-def _kvstore(directory: str) -> dict[str, Any]:
-    if storage.is_local(directory):
-        return {"driver": "file", "path": storage.local_path(directory).rstrip("/") + "/"}
-    if directory.startswith("gs://"):
-        bucket, _, path = directory.removeprefix("gs://").partition("/")
-        return {"driver": "gcs", "bucket": bucket, "path": path.rstrip("/") + "/"}
-    raise InputError(f"{directory}: token shards lie on a local path or on gs://; choose one")
+def _does_not_read_back(directory: str, error: DamagedOutput) -> StorageError:
+    """The same error for a shard that nobody has finished: its advice is another."""
+    found = str(error).removeprefix(f"{directory}: ").rpartition("; ")[0]
+    return StorageError(
+        f"{directory}: the shard does not read back as written: {found}; check the storage and "
+        "run again"
+    )
 
 
-def _digest(dtype: np.dtype, offsets: np.ndarray, blocks: Iterable[np.ndarray]) -> str:
-    little = np.dtype(dtype).newbyteorder("<")
-    digest = hashlib.sha256(f"{dtype.name} {len(offsets) - 1} {offsets[-1]}\n".encode())
-    digest.update(offsets.astype("<i8").tobytes())
-    for block in blocks:
-        digest.update(block.astype(little, copy=False).tobytes())
-    return digest.hexdigest()
+def _read_back(
+    files: ShardFiles, check: str, about: dict[str, dict[str, Any]], offsets: np.ndarray
+) -> int:
+    """Read every byte of a new shard, as readers do and beyond; returns how many there are.
+
+    Raises:
+        DamagedOutput: it is not what was to be written, or not where readers look for it.
+        StorageError: the store failed.
+    """
+    size = sum(_check_metadata(files, array, expected) for array, expected in about.items())
+    head = read_head(files, check)
+    for _ in _blocks(files.directory, head):
+        pass
+    if not np.array_equal(_offsets(files, head), offsets):
+        raise damaged(files.directory, "other offsets")
+    if head.tokens:
+        _check_index(head, files.directory)
+        size += chunks.data_bytes(head.tokens, head.dtype)
+    checksums = len(head.checksums) + chunks.BEYOND_CHUNKS
+    return size + offsets.nbytes + (checksums + 2) * chunks.CRC.itemsize
+
+
+def _check_metadata(files: ShardFiles, array: str, expected: dict[str, Any]) -> int:
+    """Raise `DamagedOutput` when an array's zarr.json says something else; returns its size."""
+    name = chunks.metadata_file(array)
+    content = files.begin(name)()
+    try:
+        same = json.loads(content) == expected
+    except ValueError:
+        same = False
+    if not same:
+        raise damaged(files.directory, f"another layout in {name}")
+    return len(content)
+
+
+def _check_index(head: ShardHead, directory: str) -> None:
+    """Raise `DamagedOutput` when Zarr's index says that the chunks lie elsewhere."""
+    count = len(head.checksums)
+    tail = np.empty(count * 16 + chunks.CRC.itemsize, np.uint8)
+    files = open_files(directory, chunks.data_bytes(head.tokens, head.dtype))
+    files.fill(count * chunks.record_bytes(head.dtype), tail)
+    expected = chunks.regular_index(count, head.dtype)
+    found = chunks.unseal(tail.tobytes(), expected.dtype)
+    if found is None or not np.array_equal(found.reshape(-1, 2), expected):
+        raise damaged(directory, f"another index in {chunks.data_file(chunks.TOKENS)}")
+
+
+def _blocks(directory: str, head: ShardHead) -> Iterator[np.ndarray]:
+    """The tokens of a shard in order, in blocks [n], every chunk checked."""
+    if not head.tokens:
+        return
+    files = open_files(directory, chunks.data_bytes(head.tokens, head.dtype))
+    checker = ChunkChecker(head.dtype, min(_READ_BLOCK, len(head.checksums)))
+    record, left = chunks.record_bytes(head.dtype), head.tokens
+    for first in range(0, len(head.checksums), _READ_BLOCK):
+        checksums = head.checksums[first : first + _READ_BLOCK]
+        records = np.empty((len(checksums), record), np.uint8)
+        files.fill(first * record, records)
+        if not checker.agree(records, checksums):
+            raise damaged(directory, f"damage in chunks {first} to {first + len(records) - 1}")
+        tokens = chunks.tokens_of(records, head.dtype).reshape(-1)
+        yield tokens[: min(left, len(tokens))]
+        left -= len(tokens)
+
+
+def _offsets(files: ShardFiles, head: ShardHead) -> np.ndarray:
+    sealed = files.begin(chunks.data_file(chunks.OFFSETS))()
+    found = chunks.unseal(sealed, chunks.OFFSET)
+    if found is None or _checksum_of_sealed(sealed) != head.offsets_checksum:
+        raise damaged(files.directory, "offsets that disagree with their checksum")
+    return found.astype(np.int64)
+
+
+def _checksum_of_sealed(sealed: bytes) -> int:
+    return int.from_bytes(sealed[-chunks.CRC.itemsize :], "little")
+
+
+def _little(tokens: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(tokens, tokens.dtype.newbyteorder("<"))
+
+
+def _digest(tokens: Any, dtype: np.dtype, offsets: np.ndarray) -> str:
+    tokens.update(offsets.astype(chunks.OFFSET).tobytes())
+    tokens.update(f"{dtype.name} {len(offsets) - 1} {offsets[-1]}\n".encode())
+    return tokens.hexdigest()

@@ -2,39 +2,44 @@
 
 The unit of fan-out is a range of row groups of one file, holding about `target_bytes` of text by
 the file's footer; the embedded documentation is cut the same way. Reading is by row group with
-column projection, so a survey that wants ids and token counts never fetches the text.
+column projection, so a survey that wants ids and token counts never fetches the text. A huge
+source can be taken file by file: `list_files` reads no footer, `file_units` and `row_groups` one.
 
-A unit reads as columns `id`, `text`, `token_count` whatever the file calls them. A row without an
-id or text, a missing column or a damaged file is an `InputError` with its address; no row is ever
-skipped here.
+A unit reads as columns `id`, `text`, `token_count`, `score` whatever the file calls them. A row
+without an id or text, text that is not UTF-8, a missing column, a damaged file and a file that
+changed since it was listed are an `InputError` with its address; no row is ever skipped here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import IO
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from fsspec.implementations.local import LocalFileSystem
 
-from data import embedded
+from data import embedded, parquet_file
+from data.parquet_file import Columns, check_schema, check_values, open_parquet
+from data.ranges import FileState, find, look
+from data.retries import shown
 from data.source import is_embedded
-from data.table import is_damage, one_line
-from pipeline import storage
-from pipeline.errors import InputError, StorageError
+from pipeline.errors import InputError
 
 BYTES_PER_TOKEN = 4  # of English text, where a file has no `token_count`
 EMBEDDED_ROW_GROUPS = 8
+FOOTERS_AT_ONCE = 16
 
 _BATCH_ROWS = 1024
-_TYPES = {"id": pa.string(), "text": pa.string(), "token_count": pa.int64()}
+_TYPES = {
+    "id": pa.string(),
+    "text": pa.string(),
+    "token_count": pa.int64(),
+    "score": pa.float64(),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +55,9 @@ class Unit:
         id: the file's name for the id column.
         text: the file's name for the text column.
         counted: whether the file has a `token_count` column.
+        score: the file's name for the score, a column of numbers; None when it has none.
+        size: bytes of the file when it was cut into units; 0 where nobody looked.
+        version: what its store called its content then, see `data.ranges.FileState`.
     """
 
     file: str
@@ -59,10 +67,48 @@ class Unit:
     id: str = "id"
     text: str = "text"
     counted: bool = True
+    score: str | None = None
+    size: int = 0
+    version: str = ""
+
+
+class RowGroup(NamedTuple):
+    """A row group by the footer of its file.
+
+    Attributes:
+        rows: documents.
+        text_bytes: uncompressed bytes of the text column.
+        compressed_bytes: bytes of the file that reading id, text, token count and score fetches.
+    """
+
+    rows: int
+    text_bytes: int
+    compressed_bytes: int
+
+
+def list_files(source: str) -> list[tuple[str, int]]:
+    """(URL, bytes) of every file of a source, in order of name; no file is opened.
+
+    The embedded documentation is one file of 0 bytes.
+
+    Raises:
+        InputError: no file matches, or it is not permitted.
+        StorageError: the store could not be listed.
+    """
+    if is_embedded(source):
+        embedded.check_version(source)
+        return [(source, 0)]
+    return [(url, state.size) for url, state in _found(source)]
 
 
 def list_units(
-    source: str, *, text: str = "text", id: str = "id", target_bytes: int = 64 << 20
+    source: str,
+    *,
+    text: str = "text",
+    id: str = "id",
+    score: str = "score",
+    target_bytes: int = 64 << 20,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Unit]:
     """The units of a source, in the order of file names and row groups.
 
@@ -70,76 +116,118 @@ def list_units(
         source: see `data.source`.
         text: name of the text column, a string type.
         id: name of the column that identifies a document, a string or integer type.
+        score: name of a column of numbers that may be read as `score`, where a file has it.
         target_bytes: a unit ends with the row group that reaches this many bytes of text.
+        progress: called with (footers read, files) after each file.
 
     Raises:
         InputError: no file matches, a file is not readable Parquet, a column is missing or of
             another type, or there are no rows at all.
-        StorageError: the store could not be listed.
+        StorageError: the store could not be listed or read.
     """
     if is_embedded(source):
         embedded.check_version(source)
         return _embedded_units(source)
-    files = _matching_files(source)
-    with ThreadPoolExecutor(max_workers=min(16, len(files))) as pool:
-        found = pool.map(lambda file: _file_units(file, text, id, target_bytes), files)
-        units = [unit for units in found for unit in units]
+    files = _found(source)
+    units: list[Unit] = []
+    with ThreadPoolExecutor(max_workers=min(FOOTERS_AT_ONCE, len(files))) as pool:
+        found = pool.map(lambda f: _cut(f[0], f[1], text, id, score, target_bytes), files)
+        try:
+            for done, cut in enumerate(found, 1):
+                units += cut
+                if progress is not None:
+                    progress(done, len(files))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
     if not units:
         raise InputError(
-            f"source {source!r}: {len(files)} Parquet files match, with 0 rows in all; "
+            f"source {shown(source)!r}: {len(files)} Parquet files match, with 0 rows in all; "
             "give a source with documents"
         )
     return units
+
+
+def file_units(
+    url: str,
+    *,
+    text: str = "text",
+    id: str = "id",
+    score: str = "score",
+    target_bytes: int = 64 << 20,
+) -> list[Unit]:
+    """The units of one file, as `list_units` would cut it; none when it has no rows.
+
+    Args:
+        url: from `list_files`; the rest as for `list_units`.
+
+    Raises:
+        InputError, StorageError: as `list_units`.
+    """
+    if is_embedded(url):
+        return list_units(url)
+    return _cut(url, look(url), text, id, score, target_bytes)
+
+
+def row_groups(
+    url: str, *, text: str = "text", id: str = "id", score: str = "score"
+) -> list[RowGroup]:
+    """The row groups of one file, from its footer alone; arguments and errors as `file_units`."""
+    if is_embedded(url):
+        return [RowGroup(u.rows, u.text_bytes, u.text_bytes) for u in list_units(url)]
+    return _groups(url, look(url), text, id, score)[1]
 
 
 def read_unit(unit: Unit, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The unit's rows in source order, as record batches of at most 1,024 rows.
 
     Args:
-        unit: from `list_units`.
-        columns: any of `id` (string), `text` (string) and `token_count` (int64). Where the file
-            has no `token_count` the text is read and ceil(UTF-8 bytes / 4) stands in.
+        unit: from `list_units` or `file_units`.
+        columns: any of `id` (string), `text` (string), `token_count` (int64) and `score` (float64,
+            NaN as it is). Where the file has no `token_count` the text is read and
+            ceil(UTF-8 bytes / 4) stands in.
 
     Raises:
-        InputError: a null or a negative count (file, row group and row are named), or damage.
+        InputError: a null, a text that is not UTF-8 or a negative count (file, row group and row
+            are named), damage, a file that changed, or a score asked of a file that has none.
+        StorageError: the store does not answer.
     """
-    current, row = -1, 0
+    if "score" in columns and unit.score is None:
+        raise InputError(
+            f"{shown(unit.file)}: has no column of numbers to read as a score; pass "
+            "score=<name of the column>, or do not select by score"
+        )
+    current, row, rows = -1, 0, 0
     for group, batch in _batches(unit, columns):
         row = row if group == current else 0
-        yield _checked(batch, f"{unit.file}: row group {group}", row)
-        current, row = group, row + batch.num_rows
+        yield check_values(batch, f"{shown(unit.file)}: row group {group}", row)
+        current, row, rows = group, row + batch.num_rows, rows + batch.num_rows
+    if rows != unit.rows:
+        raise InputError(
+            f"{shown(unit.file)}: row groups {unit.row_groups[0]} to {unit.row_groups[-1]}: "
+            f"expected {unit.rows:,} rows, found {rows:,}; the file is damaged: fetch it again"
+        )
 
 
-def _matching_files(source: str) -> list[str]:
-    fs, path = storage.filesystem(source)
-    try:
-        found = sorted(fs.glob(path))
-    except FileNotFoundError:
-        found = []
-    except Exception as error:
-        raise StorageError(
-            f"source {source!r}: the store could not be listed: {one_line(error)}; "
-            "check the address, the network and your permission"
-        ) from error
-    if not found:
-        raise InputError(f"source {source!r}: no file matches; check the address and the pattern")
-    return found if isinstance(fs, LocalFileSystem) else [fs.unstrip_protocol(f) for f in found]
+def _found(source: str) -> list[tuple[str, FileState]]:
+    files = find(source)
+    with ThreadPoolExecutor(max_workers=min(FOOTERS_AT_ONCE, len(files))) as pool:
+        states = pool.map(lambda file: file[1] or look(file[0]), files)
+        return [(url, state) for (url, _), state in zip(files, states, strict=True)]
 
 
-def _file_units(file: str, text: str, id: str, target_bytes: int) -> list[Unit]:
-    with _open(file) as parquet:
-        metadata, schema = parquet.metadata, parquet.schema_arrow
-    counted = _check_schema(file, schema, text, id)
-    leaf = next(i for i in range(metadata.num_columns) if metadata.schema.column(i).path == text)
+def _cut(
+    file: str, state: FileState, text: str, id: str, score: str, target_bytes: int
+) -> list[Unit]:
+    names, found = _groups(file, state, text, id, score)
     units: list[Unit] = []
     groups: list[int] = []
     rows = size = 0
-    for index in range(metadata.num_row_groups):
-        group = metadata.row_group(index)
+    for index, group in enumerate(found):
         groups.append(index)
-        rows += group.num_rows
-        size += group.column(leaf).total_uncompressed_size
-        if size >= target_bytes or index == metadata.num_row_groups - 1:
+        rows += group.rows
+        size += group.text_bytes
+        if size >= target_bytes or index == len(found) - 1:
             if rows:
                 units.append(
                     Unit(
@@ -149,71 +237,25 @@ def _file_units(file: str, text: str, id: str, target_bytes: int) -> list[Unit]:
                         text_bytes=size,
                         id=id,
                         text=text,
-                        counted=counted,
+                        counted=names.token_count is not None,
+                        score=names.score,
+                        size=state.size,
+                        version=state.version,
                     )
                 )
             groups, rows, size = [], 0, 0
     return units
 
 
-def _check_schema(file: str, schema: pa.Schema, text: str, id: str) -> bool:
-    """Refuse a file without usable text and id columns; whether it counts tokens."""
-    for argument, name in (("text", text), ("id", id)):
-        if schema.names.count(name) != 1:
-            raise InputError(
-                f"{file}: expected one column {name!r} for the {argument}, found columns "
-                f"{', '.join(schema.names)}; pass {argument}=<name of the column>"
-            )
-        kind = schema.field(name).type
-        is_string = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-        if not (is_string or (argument == "id" and pa.types.is_integer(kind))):
-            raise InputError(
-                f"{file}: column {name!r} has type {kind}, expected a string; "
-                f"pass {argument}=<name of a string column>"
-            )
-    if "token_count" not in schema.names:
-        return False
-    kind = schema.field("token_count").type
-    if not pa.types.is_integer(kind):
-        raise InputError(
-            f"{file}: column 'token_count' has type {kind}, expected an integer; "
-            "write it as int64, or leave the column out"
-        )
-    return True
-
-
-@contextmanager
-def _open(file: str) -> Iterator[pq.ParquetFile]:
-    """The Parquet file at a URL; what is wrong with its bytes becomes an `InputError`."""
-    try:
-        with (
-            _open_ranges(file) as handle,
-            pq.ParquetFile(handle, pre_buffer=True, page_checksum_verification=True) as parquet,
-        ):
-            yield parquet
-    except FileNotFoundError as error:
-        raise InputError(
-            f"{file}: expected a Parquet file, found none; check the source"
-        ) from error
-    except (pa.ArrowException, OSError) as error:
-        if not is_damage(error):
-            raise
-        raise InputError(
-            f"{file}: expected a whole Parquet file, found {one_line(error)}; "
-            "fetch the file again or leave it out of the source"
-        ) from error
-
-
-def _open_ranges(file: str) -> IO[bytes]:
-    """The file, fetching exactly what is read.
-
-    An object store's file reads 5 MiB ahead by default, which would fetch the text around every
-    chunk of ids; Arrow joins neighbouring reads by itself.
-    """
-    fs, path = storage.filesystem(file)
-    if isinstance(fs, LocalFileSystem):
-        return storage.open_read(file)
-    return fs.open(path, "rb", cache_type="none")
+def _groups(
+    file: str, state: FileState, text: str, id: str, score: str
+) -> tuple[Columns, list[RowGroup]]:
+    with open_parquet(file, state) as parquet:
+        metadata, schema = parquet.metadata, parquet.schema_arrow
+    names = check_schema(file, schema, text, id, score)
+    wanted = {name for name in (id, text, names.token_count, names.score) if name is not None}
+    found = parquet_file.row_groups(file, state.size, metadata, text, wanted)
+    return names, [RowGroup(*group) for group in found]
 
 
 def _batches(unit: Unit, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -226,16 +268,21 @@ def _batches(unit: Unit, columns: Sequence[str]) -> Iterator[tuple[int, pa.Recor
             for batch in table.slice(rows.start, len(rows)).to_batches(_BATCH_ROWS):
                 yield group, batch
         return
-    names = {"id": unit.id, "text": unit.text, "token_count": "token_count"}
+    names = {"id": unit.id, "text": unit.text, "token_count": "token_count", "score": unit.score}
     wanted = {name for name in columns if name != "token_count" or unit.counted}
     count_by_length = "token_count" in columns and not unit.counted
     wanted |= {"text"} if count_by_length else set()
-    in_file = sorted({names[name] for name in wanted})
-    with _open(unit.file) as parquet:
+    in_file = sorted({str(names[name]) for name in wanted})
+    state = FileState(unit.size, unit.version) if unit.size else None
+    with open_parquet(unit.file, state) as parquet:
         for group in unit.row_groups:
             # One row group at a time: a read of many would hold all of them in memory.
             for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=[group], columns=in_file):
-                found = {name: batch.column(names[name]).cast(_TYPES[name]) for name in wanted}
+                # A score may be an integer that no double holds; nobody selects by its last digit.
+                found = {
+                    name: batch.column(names[name]).cast(_TYPES[name], safe=name != "score")
+                    for name in wanted
+                }
                 if count_by_length:
                     found["token_count"] = _count_by_length(found["text"])
                 yield group, pa.RecordBatch.from_pydict({name: found[name] for name in columns})
@@ -245,24 +292,6 @@ def _count_by_length(text: pa.Array) -> pa.Array:
     filled = pc.call_function("binary_length", [pc.fill_null(text, "")])
     counts = -(-filled.to_numpy(zero_copy_only=False).astype(np.int64) // BYTES_PER_TOKEN)
     return pa.array(counts, pa.int64())
-
-
-def _checked(batch: pa.RecordBatch, where: str, first_row: int) -> pa.RecordBatch:
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if column.null_count:
-            row = first_row + pc.index(column.is_null(), True).as_py()
-            raise InputError(
-                f"{where}, row {row}: expected a value in {name!r}, found null; "
-                "drop such rows from the source"
-            )
-    if "token_count" in batch.schema.names:
-        negative = np.flatnonzero(batch.column("token_count").to_numpy() < 0)
-        if len(negative):
-            raise InputError(
-                f"{where}, row {first_row + negative[0]}: 'token_count' is negative; "
-                "correct it, or leave the column out of the source"
-            )
-    return batch
 
 
 def _embedded_rows(rows: int) -> list[range]:

@@ -1,249 +1,237 @@
 """Which documents are in the sample, decided by a hash of (seed, document id) alone.
 
-A document's place is u = hash / 2^64, uniform in [0, 1). Train takes [0, p), validation takes
-[1 - v, 1) and test [1 - v - t, 1 - v): a document is in at most one split, a larger train sample
-contains the smaller one, and validation and test do not move when train grows. No order of files,
-number of workers or position in a file has any influence.
+A document's place is u = hash / 2^64, uniform in [0, 1). Train takes [0, p); the held-out splits
+take ranges from the other end, in the order they are named: with budgets for validation and test,
+[1 - v, 1) and [1 - v - t, 1 - v). A document is in at most one split, and a larger train sample
+contains the smaller one. No order of files, number of workers or position in a file has any
+influence.
 
-The edges are whole bins of the hash's top 16 bits. A survey sums the token counts of every bin,
-which reads ids and counts and no text; `thresholds` then takes the fewest bins that hold the tokens
-asked for, so the sample exceeds its budget by less than one bin, 1/65,536 of the source.
+A held-out split depends on its own budget and those named before it: it does not move when train
+grows, or when another is named after it. It does depend on what the budget is counted in: another
+tokenizer, or a `min_score` that leaves fewer documents to count, needs another share of the hash
+for the same tokens. With any of these the larger range still contains the smaller one.
+
+Edges lie between two documents. A survey sums the token counts of 65,536 bins of the hash, which
+reads ids and counts and no text; a second look at the few bins in which an edge must lie
+(`edge_bins`) finds the document, so that a split holds what was asked by less than its last
+document. Where there is no second look, edges are those of bins.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+import re
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
-from data.parquet import Unit, read_unit
-from data.table import TableWriter
-from pipeline import storage
+from data.probe import Rate
+from data.survey import BINS, Survey, bins_of
 from pipeline.errors import InputError
 
-BINS = 1 << 16
-SPLITS = ("train", "validation", "test")
+TRAIN = "train"
 ALL_THAT_IS_LEFT = -1
-EMPTY_TEXT = "empty text"
-OUTSIDE = "outside the ranges"
+HASHES = 1 << 64
 
-_BIN_SHIFT = np.uint64(48)
-_SCHEMA = pa.schema([("id", pa.string()), ("text", pa.string()), ("token_count", pa.int64())])
+_BIN_BITS = 48
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Tokens asked for in each split; `train=-1` asks for all that the others leave."""
+    """Tokens asked for in each split.
+
+    Attributes:
+        train: -1 asks for all that the others leave.
+        held_out: (name, tokens) of the other splits; their order decides their places. A budget
+            of 0 is a split without documents.
+    """
 
     train: int
-    validation: int
-    test: int = 0
+    held_out: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.train < 1 and self.train != ALL_THAT_IS_LEFT:
+            raise InputError(f"tokens={self.train}: expected at least 1, or -1 for all there is")
+        if not isinstance(self.held_out, tuple | list):
             raise InputError(
-                f"Budget.train={self.train} tokens: expected at least 1, or -1 for all there is"
+                f"splits={self.held_out!r}: expected pairs of a name and a number of tokens, whose "
+                'order decides where each split lies, such as (("validation", 10_000_000),)'
             )
-        for name in ("validation", "test"):
-            if getattr(self, name) < 0:
+        names = [name for name, _ in self.held_out]
+        for name, tokens in self.held_out:
+            if not _NAME.fullmatch(name) or name == TRAIN or names.count(name) > 1:
                 raise InputError(
-                    f"Budget.{name}={getattr(self, name)} tokens: expected 0 or more; "
-                    f"use 0 for no {name} split"
+                    f"splits: {name!r}: expected names of letters, digits, '_' and '-', each once "
+                    f"and none of them {TRAIN!r}; rename it"
                 )
+            if tokens < 0:
+                raise InputError(
+                    f"splits: {name}={tokens} tokens: expected 0 or more; leave it out, or use 0 "
+                    "for no such split"
+                )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Train and the held-out splits that get documents, in order."""
+        return (TRAIN, *(name for name, tokens in self.held_out if tokens))
+
+    def asked(self, name: str) -> int:
+        """Tokens asked for in a split, -1 for all that is left."""
+        return self.train if name == TRAIN else dict(self.held_out)[name]
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{name} {tokens:,}" for name, tokens in ((TRAIN, self.train), *self.held_out)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranges:
-    """First bin and end bin of every split; disjoint by construction of `thresholds`."""
+    """(name, first hash, last hash) of every split; disjoint by construction of `thresholds`."""
 
-    train: tuple[int, int]
-    validation: tuple[int, int]
-    test: tuple[int, int]
+    splits: tuple[tuple[str, int, int], ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the splits, in order."""
+        return tuple(name for name, _, _ in self.splits)
+
+    @property
+    def share(self) -> float:
+        """The share of all documents that is in a split."""
+        return sum(last - first + 1 for _, first, last in self.splits) / HASHES
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Survey:
-    """What a part of a source holds, by bin of the document hash.
+@dataclass(frozen=True, eq=False)
+class Edge:
+    """The documents of some bins, one by one.
 
     Attributes:
-        documents: number of documents.
-        tokens: sum of their `token_count`.
-        text_bytes: uncompressed bytes of the text column, by the files' footers.
-        tokens_by_bin: int64[65536].
-        documents_by_bin: int64[65536].
+        bins: int64 [bins], ascending.
+        hashes: uint64 [documents], ascending: of every document in these bins.
+        counts: int64 [documents]: its `token_count`.
     """
 
-    documents: int
-    tokens: int
-    text_bytes: int
-    tokens_by_bin: np.ndarray
-    documents_by_bin: np.ndarray
+    bins: np.ndarray
+    hashes: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, bins: np.ndarray, hashes: np.ndarray, counts: np.ndarray) -> Edge:
+        """The edge of documents in any order."""
+        order = np.lexsort((counts, hashes))
+        return cls(bins, hashes[order], counts[order])
 
 
-def document_hash(ids: list[str] | pa.Array, seed: int) -> np.ndarray:
-    """Keyed BLAKE2b (RFC 7693) of each id in 64 bits, the same on every platform.
+def edge_bins(survey: Survey, budget: Budget, rate: Rate | None = None) -> np.ndarray:
+    """int64, ascending: the bins to look at again, since an edge of a split lies in one of them.
 
-    Args:
-        ids: document ids, none null.
-        seed: any integer of 64 bits with sign.
-
-    Returns:
-        uint64 array, one hash per id.
+    A held-out split begins where the one before it ended, somewhere in a bin; so its own edge lies
+    between where it would be without those documents and where it would be with all of that bin.
     """
-    if not -(1 << 63) <= seed < 1 << 63:
-        raise InputError(f"seed={seed}: expected an integer of 64 bits; use a smaller one")
-    key = seed.to_bytes(8, "little", signed=True)
-    names = ids.to_pylist() if isinstance(ids, pa.Array) else ids
-    digests = [
-        hashlib.blake2b(name.encode("utf-8"), digest_size=8, key=key).digest() for name in names
-    ]
-    return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
+    known = rate or Rate()
+    predicted = known.predict(survey.tokens_by_bin, survey.documents_by_bin)
+    downwards, upwards = np.cumsum(predicted[::-1]), np.cumsum(predicted)
+    found: list[np.ndarray] = []
+    least = most = 0.0  # tokens in the splits so far
+    for tokens in (tokens for _, tokens in budget.held_out if tokens):
+        first, last = np.searchsorted(downwards, [least + tokens, most + tokens])
+        found.append(BINS - 1 - np.arange(first, min(last, BINS - 1) + 1))
+        least, most = least + tokens, float(downwards[min(last, BINS - 1)])
+    if budget.train != ALL_THAT_IS_LEFT:
+        found.append(np.searchsorted(upwards, [budget.train]))
+    bins = np.unique(np.concatenate(found or [np.empty(0, np.int64)]))
+    return bins[(bins >= 0) & (bins < BINS)].astype(np.int64)
 
 
-def survey(unit: Unit, seed: int) -> Survey:
-    """Count one unit's documents and tokens by bin, without reading text where it can be helped."""
-    tokens = np.zeros(BINS, np.int64)
-    documents = np.zeros(BINS, np.int64)
-    for batch in read_unit(unit, ("id", "token_count")):
-        bins = _bins(document_hash(batch.column("id"), seed))
-        np.add.at(tokens, bins, batch.column("token_count").to_numpy())
-        np.add.at(documents, bins, 1)
-    return Survey(
-        documents=int(documents.sum()),
-        tokens=int(tokens.sum()),
-        text_bytes=unit.text_bytes,
-        tokens_by_bin=tokens,
-        documents_by_bin=documents,
-    )
-
-
-def merge(surveys: Iterable[Survey]) -> Survey:
-    """The survey of several parts together; no parts make an empty survey."""
-    documents = tokens = text_bytes = 0
-    tokens_by_bin = np.zeros(BINS, np.int64)
-    documents_by_bin = np.zeros(BINS, np.int64)
-    for part in surveys:
-        documents += part.documents
-        tokens += part.tokens
-        text_bytes += part.text_bytes
-        tokens_by_bin += part.tokens_by_bin
-        documents_by_bin += part.documents_by_bin
-    return Survey(
-        documents=documents,
-        tokens=tokens,
-        text_bytes=text_bytes,
-        tokens_by_bin=tokens_by_bin,
-        documents_by_bin=documents_by_bin,
-    )
-
-
-def thresholds(survey: Survey, budget: Budget, tokens_per_count: float = 1.0) -> Ranges:
-    """The bins of every split, so that each holds at least what was asked, by less than one bin.
+def thresholds(
+    survey: Survey, budget: Budget, rate: Rate | None = None, edge: Edge | None = None
+) -> Ranges:
+    """The hashes of every split, so that each holds at least what was asked by less than its last
+    document, or without an `edge` by less than a bin.
 
     Args:
         survey: of the whole source.
         budget: tokens asked for.
-        tokens_per_count: tokens of our tokenizer per unit of `token_count`.
+        rate: what the source's count is in tokens of our tokenizer; None counts as the source does.
+        edge: the documents of `edge_bins`; None for edges between bins.
 
     Raises:
         InputError: more is asked than there is; the message says for which split.
     """
-    predicted = survey.tokens_by_bin * float(tokens_per_count)
-    validation_begin = _take_last(predicted, BINS, budget.validation, "validation", budget)
-    test_begin = _take_last(predicted, validation_begin, budget.test, "test", budget)
+    down = _Cuts(survey, rate or Rate(), edge, downwards=True)
+    up = _Cuts(survey, rate or Rate(), edge, downwards=False)
+    splits: list[tuple[str, int, int]] = []
+    last, held = HASHES - 1, 0.0
+    for name, asked in budget.held_out:
+        if not asked:
+            continue
+        if asked > down.total - held or last < 0:
+            raise InputError(too_much(name, budget, asked, down.total - held, down.total))
+        first, held = down.reach(held + asked)
+        splits.append((name, first, last))
+        last = first - 1
+    left = down.total - held
     if budget.train == ALL_THAT_IS_LEFT:
-        train_end = test_begin
-        if not survey.documents_by_bin[:train_end].any():
-            raise InputError(_too_much("train", budget, 1, 0.0, predicted.sum()))
-    else:
-        cumulative = np.cumsum(predicted[:test_begin])
-        train_end = int(np.searchsorted(cumulative, budget.train)) + 1
-        if train_end > test_begin:
-            available = float(cumulative[-1]) if test_begin else 0.0
-            raise InputError(_too_much("train", budget, budget.train, available, predicted.sum()))
-    return Ranges(
-        train=(0, train_end),
-        validation=(validation_begin, BINS),
-        test=(test_begin, validation_begin),
-    )
+        if left <= 0:
+            raise InputError(too_much(TRAIN, budget, 1, 0.0, down.total))
+        return Ranges(splits=((TRAIN, 0, last), *splits))
+    if budget.train > left:
+        raise InputError(too_much(TRAIN, budget, budget.train, left, down.total))
+    end, _ = up.reach(budget.train)
+    return Ranges(splits=((TRAIN, 0, min(end, last)), *splits))
+
+
+class _Cuts:
+    """Where a running sum over the documents, from one end of the hash, reaches a target."""
+
+    def __init__(self, survey: Survey, rate: Rate, edge: Edge | None, *, downwards: bool) -> None:
+        step = -1 if downwards else 1
+        self._rate, self._edge, self._step = rate, edge, step
+        self._tokens = np.cumsum(survey.tokens_by_bin[::step])
+        self._documents = np.cumsum(survey.documents_by_bin[::step])
+        self._sums = rate.predict(self._tokens, self._documents)
+        self.total = float(self._sums[-1])
+
+    def reach(self, target: float) -> tuple[int, float]:
+        """(the hash farthest from the end that is needed, the sum with it); target <= total."""
+        target = min(target, self.total)  # which rounding may have passed
+        index = int(np.searchsorted(self._sums, target))
+        place = index if self._step > 0 else BINS - 1 - index
+        if self._edge is None or place not in self._edge.bins:
+            first = place << _BIN_BITS
+            far = first if self._step < 0 else first + (1 << _BIN_BITS) - 1
+            return far, float(self._sums[index])
+        begin, end = np.searchsorted(bins_of(self._edge.hashes), [place, place + 1])
+        hashes = self._edge.hashes[begin:end][:: self._step]
+        tokens = np.cumsum(self._edge.counts[begin:end][:: self._step])
+        if index:
+            tokens += self._tokens[index - 1]
+        documents = np.arange(1, len(hashes) + 1) + (self._documents[index - 1] if index else 0)
+        sums = self._rate.predict(tokens, documents)
+        if not len(sums) or sums[-1] < target:
+            raise InputError(
+                f"bin {place} of the document hash: expected the documents counted before, found "
+                f"{len(sums)} that hold too few tokens; the source changes while it is read"
+            )
+        needed = int(np.searchsorted(sums, target))
+        # Documents with one hash are in one split.
+        needed = int(np.flatnonzero(hashes == hashes[needed])[-1])
+        return int(hashes[needed]), float(sums[needed])
 
 
 def select(hashes: np.ndarray, ranges: Ranges) -> np.ndarray:
-    """The index in `SPLITS` of each document (int8), -1 for those in none."""
-    bins = _bins(hashes)
-    splits = np.full(bins.shape, -1, np.int8)
-    for index, name in enumerate(SPLITS):
-        begin, end = getattr(ranges, name)
-        splits[(bins >= begin) & (bins < end)] = index
+    """The index in `ranges.splits` of each document (int16), -1 for those in none."""
+    splits = np.full(hashes.shape, -1, np.int16)
+    for index, (_, first, last) in enumerate(ranges.splits):
+        splits[(hashes >= np.uint64(first)) & (hashes <= np.uint64(last))] = index
     return splits
 
 
-def sample_unit(unit: Unit, ranges: Ranges, seed: int, directory: str) -> dict[str, dict[str, int]]:
-    """Write the unit's sampled documents to `<directory>/<split>.parquet`, in source order.
-
-    A document of white space alone is dropped. One record batch is in memory at a time.
-
-    Returns:
-        For each split with documents: `documents`, `tokens` (by `token_count`), `bytes` (UTF-8 of
-        the text). Under `dropped`: documents by reason, `empty text` and `outside the ranges`.
-    """
-    dropped = {EMPTY_TEXT: 0, OUTSIDE: 0}
-    counts: dict[str, dict[str, int]] = {}
-    writers: dict[str, TableWriter] = {}
-    with ExitStack() as stack:
-        for batch in read_unit(unit, _SCHEMA.names):
-            for name, kept in _by_split(batch, ranges, seed, dropped):
-                if name not in writers:
-                    url = storage.join(directory, f"{name}.parquet")
-                    writers[name] = stack.enter_context(TableWriter(url, _SCHEMA))
-                    counts[name] = {"documents": 0, "tokens": 0, "bytes": 0}
-                writers[name].write(kept)
-                counts[name]["documents"] += kept.num_rows
-                counts[name]["tokens"] += int(kept.column("token_count").to_numpy().sum())
-                counts[name]["bytes"] += sum(len(t.encode()) for t in kept["text"].to_pylist())
-    return {**counts, "dropped": dropped}
-
-
-def _by_split(
-    batch: pa.RecordBatch, ranges: Ranges, seed: int, dropped: dict[str, int]
-) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The batch's rows of each split that has any; `dropped` counts the others."""
-    splits = select(document_hash(batch.column("id"), seed), ranges)
-    dropped[OUTSIDE] += int((splits < 0).sum())
-    sampled = np.flatnonzero(splits >= 0)
-    texts = batch.column("text").take(pa.array(sampled)).to_pylist()
-    empty = sampled[[not text.strip() for text in texts]]
-    dropped[EMPTY_TEXT] += len(empty)
-    splits[empty] = -1
-    for index, name in enumerate(SPLITS):
-        rows = np.flatnonzero(splits == index)
-        if len(rows):
-            yield name, batch.take(pa.array(rows)).select(_SCHEMA.names)
-
-
-def _bins(hashes: np.ndarray) -> np.ndarray:
-    return (hashes >> _BIN_SHIFT).astype(np.int64)
-
-
-def _take_last(predicted: np.ndarray, end: int, asked: int, name: str, budget: Budget) -> int:
-    """The first of the fewest bins before `end` that hold `asked` tokens."""
-    if asked == 0:
-        return end
-    held = np.cumsum(predicted[:end][::-1])
-    bins = int(np.searchsorted(held, asked)) + 1
-    if bins > end:
-        available = float(held[-1]) if end else 0.0
-        raise InputError(_too_much(name, budget, asked, available, predicted.sum()))
-    return end - bins
-
-
-def _too_much(name: str, budget: Budget, asked: int, available: float, total: float) -> str:
+def too_much(name: str, budget: Budget, asked: int, available: float, total: float) -> str:
+    """What to say when a split asks for more than there is."""
     return (
         f"{name}: {asked:,} tokens asked, about {available:,.0f} available after the other splits "
-        f"(the source holds about {total:,.0f}; budget: train {budget.train:,}, "
-        f"validation {budget.validation:,}, test {budget.test:,}); ask for less or add documents"
+        f"(the source holds about {total:,.0f}; budget: {budget}); ask for less or add documents"
     )

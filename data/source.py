@@ -1,9 +1,17 @@
 """Where documents come from, as one URL string.
 
-A source is an fsspec glob of Parquet files (`./docs/*.parquet`, `gs://bucket/docs/*.parquet`,
-`hf://datasets/owner/name@revision/*.parquet`) or the documentation that every CPython carries
-(`python-docs://3.12.4`). A source names exact bytes: a hub dataset carries its revision, the
-embedded text its Python version, so the string may stand in a step's identity.
+A source is a path or a pattern of Parquet files, or the text inside this Python:
+
+- `./docs/*.parquet`, `/data/*/x.parquet`: on a disk that every worker sees.
+- `gs://bucket/docs/*.parquet`: on Google Cloud Storage.
+- `hf://datasets/owner/name@<commit>/data/*.parquet`: on the Hugging Face hub. HF_TOKEN opens what
+  is private or gated; HF_ENDPOINT names a mirror. Without `@<commit>` the branch `main` is read.
+- `https://host/docs/x.parquet`, or `https://host/docs/*.parquet` where the server lists the folder.
+  The address stands in records and logs, so it must hold no password and no signature.
+- `python-docs://3.12.4`: the documentation that every CPython carries.
+
+A source names exact bytes: a hub dataset carries its commit, the embedded text its Python version,
+so the string may stand in a step's identity. A file that changes while it is read is refused.
 Only the standard library is imported here: planning needs nothing more.
 """
 

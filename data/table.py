@@ -7,6 +7,7 @@ they read as `DamagedOutput`. A file that was not finished has no footer and can
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
 import pyarrow as pa
@@ -64,19 +65,42 @@ class TableWriter:
         self._pending, self._pending_bytes = [], 0
 
 
-def read_table(url: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+def read_table(
+    url: str, columns: Sequence[str] | None = None, row_groups: Sequence[int] | None = None
+) -> Iterator[pa.RecordBatch]:
     """The rows of a file that `TableWriter` wrote, every page checked against its checksum.
+
+    Args:
+        url: the file.
+        columns: names of those wanted; all by default.
+        row_groups: indices of those wanted; all by default.
 
     Raises:
         DamagedOutput: the file is gone, cut short or changed.
     """
+    with (
+        _as_damage(url),
+        storage.open_read(url) as handle,
+        pq.ParquetFile(handle, page_checksum_verification=True, pre_buffer=True) as file,
+    ):
+        for group in range(file.num_row_groups) if row_groups is None else row_groups:
+            yield from file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=columns)
+
+
+def count_row_groups(url: str) -> int:
+    """Row groups of a file that `TableWriter` wrote, from its footer.
+
+    Raises:
+        DamagedOutput: the file is gone, cut short or changed.
+    """
+    with _as_damage(url), storage.open_read(url) as handle, pq.ParquetFile(handle) as file:
+        return file.num_row_groups
+
+
+@contextmanager
+def _as_damage(url: str) -> Iterator[None]:
     try:
-        with (
-            storage.open_read(url) as handle,
-            pq.ParquetFile(handle, page_checksum_verification=True, pre_buffer=True) as file,
-        ):
-            for group in range(file.num_row_groups):
-                yield from file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=columns)
+        yield
     except (pa.ArrowException, OSError) as error:
         if not is_damage(error):
             raise

@@ -6,23 +6,42 @@ which is what turns a loss per token into bits per byte.
 
 `<|endoftext|>` ends a document and nothing else does: a text that contains these characters is
 tokenised as characters, so no document can forge a boundary, and encoding adds no token of its own.
+
+Documents at scale go through `encode_documents`: Arrow arrays, in bounded memory, by the back end
+of `checked`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
+import pyarrow as pa
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from data import long_text
+from data.encoders import (
+    Backend,
+    CheckedEncoder,
+    Encoder,
+    Ids,
+    OracleEncoder,
+    digest_of,
+    fast_encoder,
+)
 from pipeline import storage
-from pipeline.errors import InputError
+from pipeline.errors import DamagedOutput, InputError
 
 EOS = "<|endoftext|>"
 SMALLEST_VOCAB = 257  # every byte and EOS
+
+_KEPT = 4  # tokenizers a process keeps read
+_read: OrderedDict[str, TextTokenizer] = OrderedDict()
+_read_lock = threading.Lock()
 
 
 def train(texts: Iterable[list[str]], vocab_size: int) -> bytes:
@@ -71,12 +90,11 @@ class TextTokenizer:
             One thread costs nothing per core, so workers that each own a core pass False.
 
     Raises:
-        InputError: not a `tokenizer.json`, not byte-level, or without the EOS token.
+        InputError: not a `tokenizer.json`, not byte-level, without the EOS token, or with dropout.
     """
 
     def __init__(self, content: bytes, *, parallel: bool | None = None) -> None:
-        if parallel is not None:
-            os.environ["TOKENIZERS_PARALLELISM"] = "true" if parallel else "false"
+        _set_parallel(parallel)
         description = _parse(content)
         self._tokenizer = _build(content)
         self._tokenizer.no_truncation()
@@ -89,7 +107,11 @@ class TextTokenizer:
                 f"{', '.join(special) or 'none'}; add it, or train a tokenizer here"
             )
         self.eos_id: int = special[EOS]
-        self.digest: str = hashlib.sha256(content).hexdigest()
+        self.digest: str = digest_of(content)
+        self._content = content
+        self._added = tuple(t["content"] for t in description["added_tokens"])
+        self._oracle = OracleEncoder(self._tokenizer)
+        self._fast: dict[tuple[Backend, bool], Encoder | None] = {}
         self.token_bytes: np.ndarray = _token_bytes(self._tokenizer, description["added_tokens"])
 
     @classmethod
@@ -102,31 +124,98 @@ class TextTokenizer:
         except InputError as error:
             raise InputError(f"{url}: {error}") from error
 
+    @classmethod
+    def load_once(cls, url: str, digest: str, *, parallel: bool | None = None) -> TextTokenizer:
+        """The tokenizer with that digest, read from `url` when this process has not done so before.
+
+        Raises:
+            DamagedOutput: the file is not the one with that digest.
+        """
+        _set_parallel(parallel)
+        with _read_lock:
+            if digest not in _read:
+                found = cls.load(url)
+                if found.digest != digest:
+                    raise DamagedOutput(
+                        f"{url}: expected the tokenizer {digest}, found {found.digest}; rebuild "
+                        "the step that wrote it"
+                    )
+                _read[digest] = found
+                while len(_read) > _KEPT:
+                    _read.popitem(last=False)
+            _read.move_to_end(digest)
+            return _read[digest]
+
     @property
     def vocab_size(self) -> int:
         """One more than the largest id."""
         return len(self.token_bytes)
 
-    def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    def encode_batch(self, texts: list[str]) -> Ids:
         """Ids of every text, with nothing added.
 
         Returns:
             (uint32 ids of all texts one after the other, int64 number of ids of each text).
+
+        Raises:
+            InputError: a text has a lone surrogate, which UTF-8 cannot express.
         """
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        parts = [np.asarray(encoding.ids, np.uint32) for encoding in encodings]
-        lengths = np.fromiter((len(part) for part in parts), np.int64, len(parts))
-        return np.concatenate([np.empty(0, np.uint32), *parts]), lengths
+        try:
+            return self._oracle.encode_strings(texts)
+        except (TypeError, UnicodeError) as error:
+            for text in texts:
+                _refuse_surrogates(text)
+            raise error
+
+    def checked(self, backend: Backend = "auto", *, parallel: bool = False) -> CheckedEncoder:
+        """An encoder for the documents of one shard.
+
+        Args:
+            backend: "auto" is fastokens where it is installed and can read this tokenizer.
+            parallel: whether fastokens uses all cores.
+
+        Raises:
+            InputError: a back end that is asked for by name cannot be had.
+        """
+        choice = (backend, parallel)
+        if choice not in self._fast:
+            self._fast[choice] = fast_encoder(self._content, backend, parallel=parallel)
+        return CheckedEncoder(self._oracle, self._fast[choice], added=self._added)
+
+    def encode_documents(self, texts: Sequence[pa.Array], encoder: Encoder) -> Iterator[Ids]:
+        """Ids of documents, about a mebibyte of text at a time and none divided.
+
+        Args:
+            texts: string or large_string arrays without nulls.
+            encoder: of this tokenizer; see `checked`.
+        """
+        return long_text.encode_documents(texts, encoder, self._tokenizer)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids`; EOS reads as its name, bytes that are not UTF-8 as U+FFFD."""
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
 
+def _set_parallel(parallel: bool | None) -> None:
+    if parallel is not None:
+        os.environ["TOKENIZERS_PARALLELISM"] = "true" if parallel else "false"
+
+
+def _refuse_surrogates(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"text: expected Unicode, found the lone surrogate {text[error.start]!a} at character "
+            f"{error.start}; mend the text where it is read"
+        ) from error
+
+
 def _parse(content: bytes) -> dict:
     try:
         description = json.loads(content.decode("utf-8"))
         decoder = (description["decoder"] or {}).get("type")
+        dropout = description["model"].get("dropout")
         description["added_tokens"], description["model"]["vocab"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
@@ -137,6 +226,11 @@ def _parse(content: bytes) -> dict:
         raise InputError(
             f"tokenizer.json: expected a ByteLevel decoder, found {decoder}; only byte-level "
             "tokenizers have the exact bytes per token that bits per byte needs"
+        )
+    if dropout:
+        raise InputError(
+            f"tokenizer.json: found dropout {dropout}, with which a text has other ids each time; "
+            "set it to null"
         )
     return description
 

@@ -72,9 +72,8 @@ def graph(s: Settings) -> Report:
     """Documents to a report, ten lines."""
     some = named(sample(s.source, tokens=s.tokenizer_tokens, seed=s.seed), "sample_some")
     tokenizer = train_tokenizer(some, vocab_size=s.model.vocab_size)
-    documents = sample(
-        s.source, tokenizer, tokens=s.tokens, validation_tokens=s.validation_tokens, seed=s.seed
-    )
+    held_out = (("validation", s.validation_tokens),)
+    documents = sample(s.source, tokenizer, tokens=s.tokens, splits=held_out, seed=s.seed)
     tokens = tokenize(documents, tokenizer)
     sequences = block_shuffle(
         tokens,

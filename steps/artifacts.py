@@ -14,22 +14,34 @@ from pipeline import Artifact, storage
 if TYPE_CHECKING:
     import numpy as np
 
+    from data.cache import TokenShard
+    from data.dataset import DatasetSpec, Source
     from data.tokenizer import TextTokenizer
 
 TRAIN, VALIDATION = "train", "validation"
-Shards = tuple[tuple[str, int], ...]
 
 
 class Documents(Artifact):
     """Sampled documents: Parquet (id, text, token_count), one file per shard and split."""
 
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Names of the splits with documents: train, then the held-out ones as they were named."""
+        described = self.result["splits"]
+        return tuple(name for name in self.result["order"] if described[name]["documents"])
+
     def files(self, split: str) -> list[tuple[str, str]]:
-        """(shard name, URL) of every file of a split, in source order."""
-        return [
-            (shard.name, storage.join(self.home, shard.root, f"{split}.parquet"))
-            for shard in self.shards("sample/")
-            if any(file.path == f"{split}.parquet" for file in shard.files)
-        ]
+        """(shard name, URL) of every file of a split, in source order.
+
+        A shard that was written again without duplicates keeps its name, and the file is the new.
+        """
+        unique = {shard.name: shard for shard in self.shards("unique/")}
+        found = []
+        for shard in self.shards("sample/"):
+            last = unique.get(f"unique/{shard.name.removeprefix('sample/')}", shard)
+            if split in last.result["splits"]:
+                found.append((shard.name, storage.join(self.home, last.root, f"{split}.parquet")))
+        return found
 
 
 class Tokenizer(Artifact):
@@ -48,23 +60,48 @@ class Tokenizer(Artifact):
 
 
 class TokenCache(Artifact):
-    """Token ids in TensorStore, a shard of documents at a time; see `data/cache.py`."""
+    """Token ids in TensorStore, a chunk of documents to a shard; see `data/cache.py`.
 
-    def split(self, name: str) -> Shards:
-        """(directory, tokens) of the shards of a split, in document order."""
+    A packed one holds training tokens only, and opens the cache it was packed from for the rest.
+    """
+
+    opens = ("tokens",)
+
+    @property
+    def packed(self) -> bool:
+        """Whether training shards hold whole rows of `result["sequence_length"]`, padded."""
+        return "tokens" in self.manifest.inputs
+
+    def _of(self, split: str) -> TokenCache:
+        """The cache that holds a split."""
+        return self if split == TRAIN or not self.packed else self._unpacked
+
+    @property
+    def _unpacked(self) -> TokenCache:
+        return self.input("tokens", TokenCache) if self.packed else self
+
+    def split(self, name: str) -> tuple[TokenShard, ...]:
+        """The shards of a split, in document order."""
+        from data.cache import TokenShard
+
+        cache = self._of(name)
         return tuple(
-            (storage.join(self.home, shard.root, "cache"), shard.result["tokens"])
-            for shard in self.shards(f"{name}/")
+            TokenShard(
+                storage.join(cache.home, shard.root, "cache"),
+                shard.result["tokens"],
+                shard.result["check"],
+            )
+            for shard in cache.shards(f"{name}/")
         )
 
     def tokens(self, split: str) -> int:
         """Tokens in a split, EOS included."""
-        return sum(count for _, count in self.split(split))
+        return sum(shard.result["tokens"] for shard in self._of(split).shards(f"{split}/"))
 
     @property
     def token_bytes_file(self) -> str:
         """URL of a JSON list: UTF-8 bytes each id stands for."""
-        return storage.join(self.shard("vocabulary"), "token_bytes.json")
+        return storage.join(self._unpacked.shard("vocabulary"), "token_bytes.json")
 
     def token_bytes(self) -> np.ndarray:
         """int32 [vocab]: UTF-8 bytes each id stands for, 0 for EOS."""
@@ -74,14 +111,56 @@ class TokenCache(Artifact):
 
 
 class Sequences(Artifact):
-    """A token cache seen as shuffled training sequences: an order, not a copy."""
+    """A token cache seen as shuffled training sequences, or several of them by weight.
 
-    opens = ("tokens",)
+    An order, not a copy: what is read are the caches. What is not training (validation tokens,
+    vocabulary) is the first cache's.
+    """
+
+    opens = ("tokens", "sequences")
+
+    @property
+    def parts(self) -> list[Sequences]:
+        """The inputs of a mixture, in order; none for the sequences of one cache."""
+        return self.inputs("sequences", Sequences)
 
     @property
     def cache(self) -> TokenCache:
-        """The tokens the order is over."""
-        return self.input("tokens", TokenCache)
+        """The tokens the order is over; the first ones of a mixture."""
+        parts = self.parts
+        return parts[0].cache if parts else self.input("tokens", TokenCache)
+
+    @property
+    def padded(self) -> bool:
+        """Whether sequences may end in padding."""
+        return any(part.cache.packed for part in (self.parts or [self]))
+
+    def source(self) -> Source:
+        """One cache's training shards and their order."""
+        from data.dataset import Source
+
+        return Source(
+            name=self.cache.path.rstrip("/").rpartition("/")[2],
+            shards=self.cache.split(TRAIN),
+            **{name: self.result[name] for name in ("io_block_size", "window_blocks", "seed")},
+        )
+
+    def dataset(self) -> DatasetSpec:
+        """What `data.dataset.Dataset` reads: plain data, to be sent to other processes."""
+        from data.dataset import DatasetSpec
+        from data.mixture import Stage
+
+        cache = self.cache.result
+        stages = self.result.get("stages", ())
+        return DatasetSpec(
+            sources=tuple(part.source() for part in (self.parts or [self])),
+            stages=tuple(Stage(start=s["start"], weights=tuple(s["weights"])) for s in stages),
+            sequence_length=self.result["sequence_length"],
+            vocab_size=cache["vocab_size"],
+            eos_id=cache["eos_id"],
+            tokenizer=cache["tokenizer"],
+            seed=self.result["seed"],
+        )
 
 
 class Checkpoint(Artifact):

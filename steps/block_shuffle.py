@@ -1,19 +1,38 @@
 """An order over a token cache: which sequence is read at which position of training.
 
 Nothing is copied. The output is a record of the order (it is a pure function of the seed and the
-sizes) and of what was checked: that there is at least one batch's worth of data, that a sample of
-the order is what a bijection must be, and how much memory one window of blocks is.
+sizes) and of what was checked: that there is at least one sequence, and that a sample of the order
+is what a bijection must be.
 """
 
 from __future__ import annotations
 
-from pipeline import InputError, Result, StepRun, step
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pipeline import InputError, Result, Runtime, StepRun, step
 from steps.artifacts import TRAIN, Sequences, TokenCache
 
-_WINDOW_BYTES_WARNING = 4 << 30
+_WIDEST_TOKEN = 4  # bytes; half of it where the vocabulary has at most 65,536 ids
 
 
-@step(output=Sequences, version=1)
+def advise(settings: Mapping[str, Any]) -> list[str]:
+    """What `plan` says of a shuffle window that the host's memory cannot keep."""
+    sequences = settings["io_block_size"] * settings["window_blocks"]
+    window = sequences * settings["sequence_length"] * _WIDEST_TOKEN
+    budget = settings["host_memory"]
+    if window <= budget:
+        return []
+    return [
+        f"a shuffle window of {settings['window_blocks']:,} blocks of {settings['io_block_size']} "
+        f"sequences holds up to {window / 2**30:.1f} GiB of tokens, more than host_memory of "
+        f"{budget / 2**30:.1f} GiB: what is next in it cannot wait in the page cache, and every "
+        "sequence is fetched from storage on its own; lower window_blocks or io_block_size, or "
+        "raise host_memory to what hosts can spare"
+    ]
+
+
+@step(output=Sequences, version=2, advise=advise)
 def block_shuffle(
     run: StepRun,
     tokens: TokenCache,
@@ -22,14 +41,31 @@ def block_shuffle(
     io_block_size: int = 64,
     window_blocks: int = 1024,
     seed: int = 0,
+    host_memory: Annotated[int, Runtime] = 4 << 30,
 ) -> Result:
-    """Sequences of `sequence_length` tokens, blocks of them shuffled, then sequences in windows."""
+    """Sequences of `sequence_length` tokens, blocks of them shuffled, then sequences in windows.
+
+    Args:
+        run: the attempt.
+        tokens: the token cache; a packed one must be packed for this `sequence_length`.
+        sequence_length: tokens in a sequence.
+        io_block_size: neighbouring sequences that are shuffled as one, see `data.order`.
+        window_blocks: blocks whose sequences are shuffled among each other.
+        seed: another seed is another order.
+        host_memory: bytes a host can keep of a window; `plan` warns when a window is larger.
+    """
     import numpy as np
 
-    from data.order import BlockShuffle
+    from data.order import BlockShuffle, sequence_count
 
+    packed = tokens.result.get("sequence_length", sequence_length)
+    if packed != sequence_length:
+        raise InputError(
+            f"sequence_length {sequence_length:,}: {tokens.path} is packed into rows of {packed:,} "
+            "tokens; shuffle with that length or pack again"
+        )
     there = tokens.tokens(TRAIN)
-    count = there // sequence_length
+    count = sequence_count(there, sequence_length)
     if count == 0:
         raise InputError(
             f"sequence_length {sequence_length:,} is longer than the data: {tokens.path} has "
@@ -41,12 +77,6 @@ def block_shuffle(
     first = order.rows(np.arange(min(count, io_block_size * window_blocks)))
     if len(np.unique(first)) != len(first):
         raise AssertionError(f"{order}: a row came twice in the first window")
-    window_bytes = min(count, io_block_size * window_blocks) * sequence_length * 2
-    if window_bytes > _WINDOW_BYTES_WARNING:
-        run.warn(
-            f"a shuffle window holds {window_bytes / 2**30:.1f} GiB of tokens; rows are re-read "
-            "from storage when the host cannot keep that much: lower window_blocks or io_block_size"
-        )
     return {
         "sequence_length": sequence_length,
         "sequences": count,
@@ -54,6 +84,5 @@ def block_shuffle(
         "tokens_left_over": there - count * sequence_length,
         "io_block_size": io_block_size,
         "window_blocks": window_blocks,
-        "window_bytes": window_bytes,
         "seed": seed,
     }

@@ -33,6 +33,8 @@ def evaluate(
         train=TrainConfig(**model.result["train"]),
         shards=shards,
         token_bytes=tuple(tokens.token_bytes().tolist()),
+        eos_id=tokens.result["eos_id"],
+        tokenizer=tokens.result["tokenizer"],
     )
     scores = run.gang(hardware, score_process, job)
     return {"split": split, **scores}

@@ -1,142 +1,331 @@
-"""Sample documents to a token budget: a survey of the source, a threshold, a pass that writes.
+"""Sample documents to a token budget: count the source, choose, write, drop duplicates.
 
-The survey reads ids and token counts only and is kept shard by shard; the threshold follows from
-it and is exact to one of 65,536 hash bins. See `data/sampling.py` for what makes samples nested
-and splits disjoint.
+Counting reads ids and token counts and no text; what is chosen follows from the counts and the
+budget alone, so every attempt chooses the same, and what is finished is kept shard by shard. See
+`data/sampling.py` and `data/row_group_sample.py` for what makes samples nested and splits disjoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pipeline import InputError, Result, StepRun, step, storage
+from pipeline import InputError, Result, Runtime, StepRun, step, storage
 from pipeline.manifest import Shard
 from steps.artifacts import Documents, Tokenizer
+from steps.sample_report import Chosen, summary
+from steps.sample_shards import (
+    BlockItem,
+    EdgeItem,
+    Filter,
+    ProbeItem,
+    SampleItem,
+    SurveyItem,
+    UniqueItem,
+    block_shard,
+    clusters,
+    edge_shard,
+    load_edge,
+    load_survey,
+    probe_shard,
+    sample_shard,
+    survey_shard,
+    unique_shard,
+)
 
-_PROBE_UNITS = 8
-_PROBE_DOCUMENTS = 200
+if TYPE_CHECKING:
+    from data.parquet import Unit
+    from data.probe import Rate
+    from data.row_group_sample import Group, Walk
+    from data.sampling import Budget
+
+_SURVEY_UNITS = 16  # of one file, counted by one task
+_PROBE_GROUPS = 16
+_PROBE_FILES = 4  # of a walk, which fetches little more than it samples
+_PROBE_PARTS = 8  # of these files together
+_BLOCKS_AT_ONCE = 64
 
 
-@step(output=Documents, version=1)
+@dataclass(frozen=True)
+class _Ask:
+    """What the step was asked for, and its attempt."""
+
+    run: StepRun
+    source: str
+    tokenizer: Tokenizer | None
+    budget: Budget
+    chosen: Filter
+    verify: bool
+
+
+@step(output=Documents, version=2)
 def sample(
     run: StepRun,
     source: str,
     tokenizer: Tokenizer | None = None,
     *,
     tokens: int,
-    validation_tokens: int = 0,
-    test_tokens: int = 0,
+    splits: tuple[tuple[str, int], ...] = (),
     seed: int = 0,
+    min_score: float | None = None,
+    unit: Literal["document", "row_group"] = "document",
+    drop_duplicates: bool = False,
+    verify_files: Annotated[bool, Runtime] = False,
 ) -> Result:
-    """Documents of `source` by hash of (seed, id), up to a budget of tokens per split.
+    """Documents of `source` up to a budget of tokens per split.
 
     Args:
         run: the attempt.
         source: Parquet glob or embedded text (see `data/source.py`).
-        tokenizer: count the budget in this tokenizer's tokens (measured on a probe) rather than
-            in the source's own `token_count`.
-        tokens: training tokens asked for; -1 for all that validation and test leave.
-        validation_tokens: held-out tokens asked for; they do not move when `tokens` changes.
-        test_tokens: the same for a second held-out split.
+        tokenizer: count the budget in this tokenizer's tokens, EOS included (predicted from a
+            probe), rather than in the source's own `token_count`.
+        tokens: training tokens asked for; -1 for all that the other splits leave.
+        splits: (name, tokens) of the held-out splits. They do not move when `tokens` changes, nor
+            when another is named after them.
         seed: another seed is another sample.
+        min_score: drop documents whose `score` is less, before anything is counted.
+        unit: sample documents by hash of (seed, id), which reads ids and counts of the whole
+            source; or whole row groups, which reads little more than the sample.
+        drop_duplicates: of documents with equal text keep one. Budgets are met before.
+        verify_files: check each file that is read against its published SHA-256 first, which reads
+            all of it.
+
+    Raises:
+        InputError: the source cannot be read, or holds less than was asked.
     """
+    from data.sampling import Budget
+
+    if unit not in ("document", "row_group"):
+        raise InputError(f"unit={unit!r}: expected 'document' or 'row_group'")
+    chosen = Filter(seed, min_score, drop_duplicates)
+    budget = Budget(train=tokens, held_out=splits)
+    ask = _Ask(run, source, tokenizer, budget, chosen, verify_files)
+    choice = _choose_documents(ask) if unit == "document" else _choose_row_groups(ask)
+    items = {f"sample/{index:06d}": item for index, item in enumerate(choice.items)}
+    written = run.map(sample_shard, items)
+    unique, repeated = (
+        _drop_duplicates(ask, written, by_position=unit == "row_group")
+        if drop_duplicates
+        else ({}, None)
+    )
+    return summary(run, budget, choice, written, unique, repeated)
+
+
+def _choose_documents(ask: _Ask) -> Chosen:
+    """Count the whole source, and let each of its units be sampled by ranges of the hash."""
     from data.parquet import list_units
-    from data.sampling import Budget, merge, thresholds
+    from data.sampling import edge_bins, thresholds
+    from data.survey import merge
 
-    units = list_units(source)
-    names = [f"{index:05d}" for index in range(len(units))]
-    items = {f"survey/{n}": (unit, seed) for n, unit in zip(names, units, strict=True)}
-    surveyed = run.map(survey_shard, items)
-    survey = merge([_load_survey(run, shard) for shard in surveyed.values()])
-    ratio = _tokens_per_count(units, tokenizer) if tokenizer is not None else 1.0
-    budget = Budget(train=tokens, validation=validation_tokens, test=test_tokens)
-    try:
-        ranges = thresholds(survey, budget, ratio)
-    except InputError as error:
-        raise InputError(f"{source}: {error}") from None
-    written = run.map(
-        sample_shard,
-        {f"sample/{n}": (unit, ranges, seed) for n, unit in zip(names, units, strict=True)},
+    units = list_units(
+        ask.source, progress=lambda done, total: ask.run.progress(done, total, "footers")
     )
-    return _summary(written, survey, budget, ratio)
-
-
-def survey_shard(directory: str, item: tuple[Any, int]) -> Mapping[str, Any]:
-    """Shard writer: counts of one unit by hash bin."""
-    import numpy as np
-
-    from data.sampling import survey
-
-    unit, seed = item
-    found = survey(unit, seed)
-    with storage.open_write(storage.join(directory, "bins.npy")) as file:
-        bins = np.stack([found.tokens_by_bin, found.documents_by_bin])
-        np.save(file, bins, allow_pickle=False)
-    return {"documents": found.documents, "tokens": found.tokens, "bytes": found.text_bytes}
-
-
-def sample_shard(directory: str, item: tuple[Any, Any, int]) -> Mapping[str, Any]:
-    """Shard writer: one unit's documents, a Parquet file per split."""
-    from data.sampling import sample_unit
-
-    unit, ranges, seed = item
-    return sample_unit(unit, ranges, seed, directory)
-
-
-def _load_survey(run: StepRun, shard: Shard) -> Any:
-    import numpy as np
-
-    from data.sampling import Survey
-
-    with storage.open_read(storage.join(run.root, shard.root, "bins.npy")) as file:
-        tokens_by_bin, documents_by_bin = np.load(file, allow_pickle=False)
-    return Survey(
-        documents=shard.result["documents"],
-        tokens=shard.result["tokens"],
-        text_bytes=shard.result["bytes"],
-        tokens_by_bin=tokens_by_bin,
-        documents_by_bin=documents_by_bin,
-    )
-
-
-def _tokens_per_count(units: list[Any], tokenizer: Tokenizer) -> float:
-    """Tokens (EOS included) per `token_count`, on the first documents of evenly spaced units."""
-    from data.parquet import read_unit
-
-    text_tokenizer = tokenizer.load()
-    stride = max(1, len(units) // _PROBE_UNITS)
-    got = counted = 0
-    for unit in units[::stride]:
-        for batch in read_unit(unit, ("text", "token_count")):
-            head = batch.slice(0, _PROBE_DOCUMENTS)
-            ids, _ = text_tokenizer.encode_batch(head.column("text").to_pylist())
-            got += len(ids) + len(head)
-            counted += sum(head.column("token_count").to_pylist())
-            break
-    return got / counted
-
-
-def _summary(written: Mapping[str, Shard], survey: Any, budget: Any, ratio: float) -> Result:
-    asked = {"train": budget.train, "validation": budget.validation, "test": budget.test}
-    splits: dict[str, dict[str, float]] = {}
-    for split, wanted in asked.items():
-        parts = [s.result[split] for s in written.values() if split in s.result]
-        counted = sum(part["tokens"] for part in parts)
-        splits[split] = {
-            "tokens_asked": wanted,
-            "tokens_predicted": round(counted * ratio),
-            "documents": sum(part["documents"] for part in parts),
-            "bytes": sum(part["bytes"] for part in parts),
+    opened: set[str] = set()
+    items: dict[str, SurveyItem] = {}
+    for index, group in enumerate(_of_one_file(units)):
+        first = group[0].file not in opened
+        opened.add(group[0].file)
+        items[f"survey/{index:06d}"] = SurveyItem(group, ask.chosen, ask.verify and first)
+    surveyed = ask.run.map(survey_shard, items)
+    survey = merge(load_survey(ask.run, shard) for shard in surveyed.values())
+    if not survey.documents:
+        raise InputError(
+            f"{ask.source}: none of {survey.seen:,} documents scores {ask.chosen.min_score} or "
+            "more; ask for a lower min_score"
+        )
+    rate = _probe_units(ask, units)
+    edge = None
+    if all(unit.counted for unit in units):  # else a second look would read all text again
+        bins = edge_bins(survey, ask.budget, rate)
+        looked = {
+            name.replace("survey", "edge"): EdgeItem(item.units, ask.chosen, bins)
+            for name, item in items.items()
+            if len(bins)
         }
-    dropped: dict[str, int] = {}
-    for shard in written.values():
-        for reason, count in shard.result["dropped"].items():
-            dropped[reason] = dropped.get(reason, 0) + count
-    return {
-        "source_documents": survey.documents,
-        "source_tokens_by_count": survey.tokens,
-        "tokens_per_count": ratio,
-        "splits": splits,
-        "dropped": dropped,
+        edge = load_edge(ask.run, bins, ask.run.map(edge_shard, looked).values())
+    try:
+        ranges = thresholds(survey, ask.budget, rate, edge)
+    except InputError as error:
+        raise InputError(f"{ask.source}: {error}") from None
+    return Chosen(
+        items=[SampleItem(unit, ranges, ask.chosen) for unit in units],
+        rate=rate,
+        counted=survey,
+    )
+
+
+def _of_one_file(units: list[Unit]) -> Iterator[tuple[Unit, ...]]:
+    """Neighbouring units of one file, some at a time; one, where counting reads the text."""
+    found: list[Unit] = []
+    for unit in units:
+        limit = _SURVEY_UNITS if unit.counted else 1
+        if found and (found[0].file != unit.file or len(found) >= limit):
+            yield tuple(found)
+            found = []
+        found.append(unit)
+    if found:
+        yield tuple(found)
+
+
+def _probe_units(ask: _Ask, units: list[Unit]) -> Rate | None:
+    """The tokenizer's rate on documents of some row groups, chosen by the seed and no budget."""
+    from data.document_hash import document_hash
+    from data.probe import estimate
+
+    if ask.tokenizer is None:
+        return None
+    groups = [(unit, index) for unit in units for index in unit.row_groups]
+    names = [f"{unit.file.rpartition('/')[2]}\0{index}" for unit, index in groups]
+    places = document_hash(names, ask.chosen.seed)
+    order = sorted(range(len(groups)), key=lambda index: (places[index], index))
+    found: dict[str, Shard] = {}
+    # A high `min_score` can leave row groups without a document.
+    for start in range(0, len(order), _PROBE_GROUPS):
+        part = order[start : start + _PROBE_GROUPS]
+        items = {
+            f"probe/{start + n:06d}": ProbeItem(groups[i], ask.chosen, ask.tokenizer.file)
+            for n, i in enumerate(part)
+        }
+        found |= ask.run.map(probe_shard, items)
+        if any(cluster.documents for cluster in clusters(found)):
+            break
+    return estimate(clusters(found))
+
+
+def _choose_row_groups(ask: _Ask) -> Chosen:
+    """Walk over the source's row groups until every split has what was asked."""
+    from data.parquet import list_files
+    from data.row_group_sample import Walk, join_units
+
+    files, seed = [url for url, _ in list_files(ask.source)], ask.chosen.seed
+    rate = _probe_walk(ask, Walk(files, seed, backwards=False))
+    held_out = _walked(ask, Walk(files, seed, backwards=True), "walk-back")
+    taken: dict[str, list[Group]] = {}
+    for name in ask.budget.names[1:]:
+        taken[name] = _take(ask, held_out, name, rate, taken)
+    others = {group.key for groups in taken.values() for group in groups}
+    forward = _walked(ask, Walk(files, seed, backwards=False), "walk")
+    train = (group for group in forward if group.key not in others)
+    taken[ask.budget.names[0]] = _take(ask, train, ask.budget.names[0], rate, taken)
+    items = []
+    passed_over = fetched = 0
+    for name in ask.budget.names:
+        used = [group for group in taken[name] if group.documents]
+        fetched += sum(group.compressed_bytes for group in used)
+        passed_over += sum(group.unit.rows for group in taken[name] if not group.documents)
+        units = join_units(group.unit for group in used)
+        items += [SampleItem(unit, name, ask.chosen) for unit in units]
+    return Chosen(
+        items=items, rate=rate, passed_over=passed_over, files=len(files), fetched=fetched
+    )
+
+
+def _probe_walk(ask: _Ask, walk: Walk) -> Rate | None:
+    """The tokenizer's rate on the first row groups of the walk's first files."""
+    from data.probe import estimate
+
+    if ask.tokenizer is None:
+        return None
+    blocks = walk.next_blocks(_PROBE_FILES)
+    parts = -(-_PROBE_PARTS // len(blocks))
+    items = {
+        f"probe/{index:06d}-{part}": ProbeItem(
+            block, ask.chosen, ask.tokenizer.file, part=part, parts=parts
+        )
+        for index, block in enumerate(blocks)
+        for part in range(parts)
     }
+    found = clusters(ask.run.map(probe_shard, items))
+    if not any(cluster.documents for cluster in found):
+        raise InputError(
+            f"{ask.source}: min_score={ask.chosen.min_score}: no document of the first row groups "
+            f"of {len(blocks)} files scores as much, so nothing says how many tokens its "
+            'documents have; ask for a lower score, or use unit="document"'
+        )
+    return estimate(found)
+
+
+def _walked(ask: _Ask, walk: Walk, prefix: str) -> Iterator[Group]:
+    """The row groups of a walk, counted a few blocks ahead of who asks for them."""
+    from data.row_group_sample import Group
+
+    at_once, number = 1, 0
+    while blocks := walk.next_blocks(at_once):
+        items = {
+            f"{prefix}/{number + index:06d}": BlockItem(
+                block, ask.chosen, ask.verify and block.round == 0
+            )
+            for index, block in enumerate(blocks)
+        }
+        counted = ask.run.map(block_shard, items)
+        for block, name in zip(blocks, items, strict=True):
+            walk.learn(block, counted[name].result["row_groups"])
+            yield from (Group.from_json(tree) for tree in counted[name].result["groups"])
+        number += len(blocks)
+        at_once = min(2 * at_once, _BLOCKS_AT_ONCE)
+
+
+def _take(
+    ask: _Ask,
+    groups: Iterator[Group],
+    name: str,
+    rate: Rate | None,
+    others: Mapping[str, list[Group]],
+) -> list[Group]:
+    """The fewest next row groups that hold what a split asks for."""
+    from data.probe import Rate
+    from data.sampling import ALL_THAT_IS_LEFT, too_much
+
+    known = rate or Rate()
+    asked, held = ask.budget.asked(name), 0.0
+    found: list[Group] = []
+    for group in groups:
+        found.append(group)
+        held += float(known.predict(group.tokens, group.documents))
+        if asked != ALL_THAT_IS_LEFT and held >= asked:
+            return found
+    if asked == ALL_THAT_IS_LEFT and any(group.documents for group in found):
+        return found
+    total = held + sum(
+        float(known.predict(group.tokens, group.documents))
+        for part in others.values()
+        for group in part
+    )
+    raise InputError(f"{ask.source}: {too_much(name, ask.budget, max(1, asked), held, total)}")
+
+
+def _drop_duplicates(
+    ask: _Ask, written: Mapping[str, Shard], *, by_position: bool
+) -> tuple[dict[str, Shard], int]:
+    """(shards written again without their duplicates, documents whose id is not the only one)."""
+    import numpy as np
+
+    from data.duplicates import Part, find_duplicates
+    from data.sample_writer import read_hashes
+
+    train, *held_out = ask.budget.names
+    rank = {name: index for index, name in enumerate((*held_out, train))}
+    places = [(shard, split) for shard in written.values() for split in shard.result["splits"]]
+    parts = [
+        Part(
+            rank=rank[split],
+            documents=shard.result["splits"][split]["documents"],
+            load=partial(read_hashes, storage.join(ask.run.root, shard.root), split),
+        )
+        for shard, split in places
+    ]
+    found = find_duplicates(parts, by_position=by_position)
+    lost: dict[str, dict[str, np.ndarray]] = {}
+    for index in found.lost:
+        shard = places[index][0]
+        none = {split: np.empty(0, np.int64) for split in shard.result["splits"]}
+        lost.setdefault(shard.name, none)[places[index][1]] = found.lost[index]
+    items = {
+        f"unique/{name.rpartition('/')[2]}": UniqueItem(
+            storage.join(ask.run.root, written[name].root), rows
+        )
+        for name, rows in lost.items()
+    }
+    return ask.run.map(unique_shard, items), found.repeated_ids

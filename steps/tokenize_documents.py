@@ -1,99 +1,222 @@
-"""Documents to token ids: a TensorStore cache, a shard of documents per task."""
+"""Documents to token ids: a TensorStore cache, a row group of documents per task."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from pipeline import Result, StepRun, step, storage
+from pipeline import InputError, Result, Runtime, StepRun, step, storage
 from pipeline.manifest import Shard
 from steps.artifacts import Documents, TokenCache, Tokenizer
 
+_REQUESTS = 16  # small files read at once
+_NAMED = 3  # shards a warning is given for
 
-@step(output=TokenCache, version=1, name="steps.tokenize", cpus=0)
-def tokenize(run: StepRun, documents: Documents, tokenizer: Tokenizer) -> Result:
-    """Every split of the documents as token ids, EOS after each document and nothing else added."""
+
+@dataclass(frozen=True, kw_only=True)
+class RowGroup:
+    """What one task tokenises.
+
+    Attributes:
+        file, row_group: the documents: URL of a Parquet file of ours, and which row group of it.
+        tokenizer, digest: URL of the tokenizer.json and its SHA-256.
+        backend: what encodes; see `data/encoders.py`.
+    """
+
+    file: str
+    row_group: int
+    tokenizer: str
+    digest: str
+    backend: Literal["auto", "tokenizers", "fastokens"]
+
+
+@step(output=TokenCache, version=2, name="steps.tokenize", cpus=0)
+def tokenize(
+    run: StepRun,
+    documents: Documents,
+    tokenizer: Tokenizer,
+    *,
+    backend: Annotated[Literal["auto", "tokenizers", "fastokens"], Runtime] = "auto",
+) -> Result:
+    """Every split of the documents as token ids, EOS after each document and nothing else added.
+
+    Args:
+        run: the attempt.
+        documents: sampled documents.
+        tokenizer: gives the ids.
+        backend: "auto" is fastokens where it is installed. The ids are those of tokenizers whatever
+            is chosen: a sample of every shard is compared, and tokenizers takes over where one
+            differs.
+    """
     text_tokenizer = tokenizer.load()
+    text_tokenizer.checked(backend)  # refuses a back end that cannot be had, before any work
     with run.shard("vocabulary") as directory:
         token_bytes = json.dumps(text_tokenizer.token_bytes.tolist()).encode()
         storage.write_atomic(storage.join(directory, "token_bytes.json"), token_bytes)
-    splits = [s for s in ("train", "validation", "test") if documents.files(s)]
-    written = run.map(
-        tokenize_shard,
-        {
-            f"{split}/{name.rpartition('/')[2]}": (file, tokenizer.file)
-            for split in splits
-            for name, file in documents.files(split)
-        },
-    )
+    items = {
+        name: RowGroup(
+            file=file,
+            row_group=row_group,
+            tokenizer=tokenizer.file,
+            digest=text_tokenizer.digest,
+            backend=backend,
+        )
+        for name, (file, row_group) in _row_groups(documents).items()
+    }
+    written = list(run.map(tokenize_shard, items).values())
+    _warn(run, written)
+    splits = {
+        split: [s for s in written if s.name.startswith(f"{split}/")] for split in documents.splits
+    }
     return {
         "vocab_size": text_tokenizer.vocab_size,
         "eos_id": text_tokenizer.eos_id,
         "tokenizer": text_tokenizer.digest,
-        "splits": {split: _summary(run, written, split, documents) for split in splits},
-        "measured": {
-            "cpu_seconds": sum(s.result["measured"]["cpu_seconds"] for s in written.values())
+        "splits": {
+            split: _summary(run, parts, documents.result["splits"][split]["tokens_asked"])
+            for split, parts in splits.items()
+            if parts
         },
+        "measured": _measured(written),
     }
 
 
-def tokenize_shard(directory: str, item: tuple[str, str]) -> Mapping[str, Any]:
-    """Shard writer: one Parquet file's token cache and how often each id occurs."""
+def tokenize_shard(directory: str, item: RowGroup) -> Mapping[str, Any]:
+    """Shard writer: the token cache of one row group, and how often each id occurs."""
     import time
 
     import numpy as np
 
     from data.cache import write_shard
+    from data.encoders import text_offsets
     from data.tokenizer import TextTokenizer
 
-    file, tokenizer_file = item
-    tokenizer = TextTokenizer.load(tokenizer_file)
     clock, cpu = time.monotonic(), time.process_time()
+    parallel = _may_use_all_cores()
+    one_thread = None if parallel else False  # the environment may know better than "all cores"
+    tokenizer = TextTokenizer.load_once(item.tokenizer, item.digest, parallel=one_thread)
+    texts = _texts(item)
+    size = sum(int(np.ptp(text_offsets(array)[[0, -1]])) for array in texts)
+    encoder = tokenizer.checked(item.backend, parallel=parallel)
+    encoder.check(texts)
     written = write_shard(
         storage.join(directory, "cache"),
-        _encoded(file, tokenizer),
+        tokenizer.encode_documents(texts, encoder),
         vocab_size=tokenizer.vocab_size,
         eos_id=tokenizer.eos_id,
         tokenizer_digest=tokenizer.digest,
     )
-    with storage.open_write(storage.join(directory, "occurrences.npy")) as out:
-        np.save(out, written.counts, allow_pickle=False)
+    with storage.open_write(storage.join(directory, "occurrences.npz")) as out:
+        np.savez_compressed(out, occurrences=written.counts)
     return {
         "tokens": written.tokens,
         "documents": written.documents,
+        "bytes": size,
         "content": written.digest,
+        "check": written.check,
         "measured": {
             "seconds": time.monotonic() - clock,
             "cpu_seconds": time.process_time() - cpu,
+            **encoder.record(),
         },
     }
 
 
-def _encoded(file: str, tokenizer: Any) -> Iterator[tuple[Any, Any]]:
+def _may_use_all_cores() -> bool:
+    """Whether nobody gave this process one core: Ray says so to a task by OMP_NUM_THREADS."""
+    return os.environ.get("OMP_NUM_THREADS") != "1"
+
+
+def _texts(item: RowGroup) -> list[Any]:
+    """The documents' texts, as Arrow arrays."""
+    import pyarrow as pa
+
     from data.table import read_table
 
-    for batch in read_table(file, ("text",)):
-        yield tokenizer.encode_batch(batch.column("text").to_pylist())
+    batches = read_table(item.file, ("text",), (item.row_group,))
+    texts = [batch.column("text") for batch in batches]
+    for array in texts:
+        try:
+            array.validate(full=True)  # Parquet readers take any bytes for a string
+        except pa.ArrowInvalid as error:
+            raise InputError(
+                f"{item.file}, row group {item.row_group}: expected texts in UTF-8, found {error}; "
+                "mend or leave out the document where it is sampled"
+            ) from error
+    return texts
 
 
-def _summary(
-    run: StepRun, written: Mapping[str, Shard], split: str, documents: Documents
-) -> dict[str, Any]:
-    import numpy as np
+def _row_groups(documents: Documents) -> dict[str, tuple[str, int]]:
+    """(file, row group) of every piece of work by the name of its shard."""
+    from data.table import count_row_groups
 
+    files = [
+        (f"{split}/{name.rpartition('/')[2]}", file)
+        for split in documents.splits
+        for name, file in documents.files(split)
+    ]
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        counts = list(pool.map(count_row_groups, [file for _, file in files]))
+    return {
+        f"{name}/{row_group:04d}": (file, row_group)
+        for (name, file), count in zip(files, counts, strict=True)
+        for row_group in range(count)
+    }
+
+
+def _warn(run: StepRun, written: Sequence[Shard]) -> None:
+    """Say which shards the oracle encoded although a faster back end was there."""
+    found = [s for s in written if s.result["measured"]["fell_back"]]
+    for shard in found[:_NAMED]:
+        difference = shard.result["measured"]["difference"]
+        run.warn(f"{shard.name}: {difference}: tokenizers encoded this shard instead")
+    if len(found) > _NAMED:
+        run.warn(f"tokenizers encoded {len(found)} of {len(written)} shards for such reasons")
+
+
+def _summary(run: StepRun, parts: Sequence[Shard], asked: int) -> dict[str, Any]:
+    """A split in numbers; `tokens` is what was got, and `error` by how much it misses `asked`."""
     from data.cache import unigram_entropy
 
-    parts = [shard for shard in written.values() if shard.name.startswith(f"{split}/")]
-    occurrences = 0
-    for shard in parts:
-        with storage.open_read(storage.join(run.root, shard.root, "occurrences.npy")) as file:
-            occurrences = occurrences + np.load(file, allow_pickle=False)
-    asked = documents.result["splits"][split]
+    tokens = sum(shard.result["tokens"] for shard in parts)
+    size = sum(shard.result["bytes"] for shard in parts)
     return {
-        "tokens": sum(shard.result["tokens"] for shard in parts),
+        "tokens": tokens,
         "documents": sum(shard.result["documents"] for shard in parts),
-        "tokens_asked": asked["tokens_asked"],
-        "bytes": asked["bytes"],
-        "unigram_entropy": unigram_entropy(np.asarray(occurrences)),
+        "bytes": size,
+        "tokens_asked": asked,
+        "error": tokens / asked - 1 if asked > 0 else None,
+        "tokens_per_byte": tokens / size if size else None,
+        "unigram_entropy": unigram_entropy(_occurrences(run, parts)),
+    }
+
+
+def _occurrences(run: StepRun, parts: Sequence[Shard]) -> Any:
+    """int64[vocab]: how often each id occurs in these shards."""
+    import numpy as np
+
+    def load(shard: Shard) -> Any:
+        with storage.open_read(storage.join(run.root, shard.root, "occurrences.npz")) as file:
+            return np.load(file, allow_pickle=False)["occurrences"]
+
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        return sum(pool.map(load, parts))
+
+
+def _measured(written: Sequence[Shard]) -> dict[str, Any]:
+    """What encoded how many shards, and what it cost: facts of this run, not of the tokens."""
+    shards = [shard.result["measured"] for shard in written]
+    backends: dict[str, int] = {}
+    for shard in shards:
+        name = f"{shard['backend']} {shard['version']}"
+        backends[name] = backends.get(name, 0) + 1
+    return {
+        "cpu_seconds": sum(shard["cpu_seconds"] for shard in shards),
+        "shards_by_backend": dict(sorted(backends.items())),
+        "documents_checked": sum(shard["checked"] for shard in shards),
+        "shards_fell_back": sum(shard["fell_back"] for shard in shards),
     }

@@ -49,29 +49,22 @@ def train(
     hardware: Annotated[Hardware, Runtime] = local(),
 ) -> Result:
     """A model trained for `train.steps` steps; refuses sizes that do not fit before it compiles."""
-    from training.job import Shuffle, TrainJob
+    from training.job import TrainJob
 
-    cache, order = sequences.cache, sequences.result
-    if train.sequence_length != order["sequence_length"]:
-        raise InputError(
-            f"train.sequence_length is {train.sequence_length}, the shuffled sequences are "
-            f"{order['sequence_length']} tokens long; give both steps the same length"
-        )
+    cache = sequences.cache
     if not cache.split(VALIDATION):
         raise InputError(
             f"{cache.path}: no validation tokens, which the loss curve needs; "
-            "sample with validation_tokens above 0"
+            'sample with splits=(("validation", tokens),)'
         )
     job = TrainJob(
         model=model,
         optimizer=optimizer,
         train=train,
-        train_shards=cache.split(TRAIN),
+        data=sequences.dataset(),
         validation_shards=cache.split(VALIDATION),
-        vocab_size=cache.result["vocab_size"],
-        eos_id=cache.result["eos_id"],
         token_bytes=tuple(cache.token_bytes().tolist()),
-        shuffle=Shuffle(**{k: order[k] for k in ("io_block_size", "window_blocks", "seed")}),
+        padded=sequences.padded,
         checkpoint_directory=storage.join(run.directory, "checkpoints"),
         attempt=run.attempt,
         resume_from=_recorded_checkpoints(run.ledger),

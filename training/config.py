@@ -89,6 +89,7 @@ class TrainConfig:
         steps: optimizer steps.
         batch_size: sequences per step, over all devices (the global batch).
         sequence_length: tokens per sequence.
+        separate_documents: attention stops at the end of a document (see `training.boundaries`).
         microbatches: parts a global batch is cut into to save memory; gradients are summed.
         seed: of the initial parameters.
         compute_dtype: dtype of matmuls; parameters and optimizer state are float32.
@@ -108,6 +109,7 @@ class TrainConfig:
     steps: int
     batch_size: int
     sequence_length: int
+    separate_documents: bool = False
     microbatches: int = 1
     seed: int = 0
     compute_dtype: str = "bfloat16"

@@ -24,6 +24,7 @@ from models.loss import nll_per_token
 from models.precision import cast
 from models.transformer import Transformer
 from pipeline.errors import InputError
+from training.boundaries import Boundaries
 from training.config import TrainConfig
 from training.job import Row
 from training.mesh import BATCH_AXES, Layout
@@ -96,7 +97,9 @@ def _batch(
     )
 
 
-def make_evaluation_step(config: TrainConfig, layout: Layout, backend: str) -> EvaluationStep:
+def make_evaluation_step(
+    config: TrainConfig, layout: Layout, backend: str, boundaries: Boundaries
+) -> EvaluationStep:
     """Jitted (model, tokens, mask, token_bytes) -> sums of nll (nats), tokens, bytes of a batch."""
 
     def evaluation_step(
@@ -106,6 +109,7 @@ def make_evaluation_step(config: TrainConfig, layout: Layout, backend: str) -> E
             nll = nll_per_token(
                 cast(model, jnp.dtype(config.compute_dtype)),
                 hax.named(tokens, ("batch", "position")),
+                segment_ids=boundaries.segments(tokens),
                 chunks=config.loss_chunks,
                 backend=backend,
                 sharding=AttentionSharding(layout.mesh, BATCH_AXES),

@@ -7,23 +7,17 @@ path, so whoever builds it decides where things are and which of them exist.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from models.config import TransformerConfig
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, TrainConfig
 
+if TYPE_CHECKING:
+    from data.cache import TokenShard
+    from data.dataset import DatasetSpec
+
 Row = dict[str, float]
-Shards = tuple[tuple[str, int], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shuffle:
-    """Block shuffle of the training sequences, see `data.order.BlockShuffle`."""
-
-    io_block_size: int
-    window_blocks: int
-    seed: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +28,11 @@ class TrainJob:
         model: shape of the model.
         optimizer: AdamW and its schedule.
         train: steps, batches and cadence.
-        train_shards: (directory, tokens) of the token cache's training split.
-        validation_shards: the same of the validation split; empty for no evaluation.
-        vocab_size: of the tokenizer that wrote the cache.
-        eos_id: id that ends every document in the cache.
+        data: the training sequences and their order.
+        validation_shards: of the validation split; empty for no evaluation.
         token_bytes: UTF-8 bytes of every id, for bits per byte.
-        shuffle: order of the training sequences.
         checkpoint_directory: where checkpoints are written.
+        padded: whether training sequences may end in padding.
         attempt: part of their names, different for every run that shares the directory.
         resume_from: (step, path) of committed checkpoints, oldest first.
     """
@@ -48,20 +40,13 @@ class TrainJob:
     model: TransformerConfig
     optimizer: OptimizerConfig
     train: TrainConfig
-    train_shards: Shards
-    validation_shards: Shards
-    vocab_size: int
-    eos_id: int
+    data: DatasetSpec
+    validation_shards: tuple[TokenShard, ...]
     token_bytes: tuple[int, ...]
-    shuffle: Shuffle
     checkpoint_directory: str
+    padded: bool = False
     attempt: str = "0"
     resume_from: tuple[tuple[int, str], ...] = ()
-
-    @property
-    def sequences(self) -> int:
-        """Training sequences: the concatenated shards cut into pieces of sequence_length."""
-        return sum(tokens for _, tokens in self.train_shards) // self.train.sequence_length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,27 +82,36 @@ def check_job(job: TrainJob) -> None:
     Raises:
         InputError: vocabularies differ, or there is less data than one batch.
     """
-    if job.model.vocab_size != job.vocab_size:
+    data, vocab_size = job.data, job.data.vocab_size
+    if job.model.vocab_size != vocab_size:
         raise InputError(
             f"TransformerConfig.vocab_size is {job.model.vocab_size}, the tokenizer has "
-            f"{job.vocab_size} ids; set the model's vocab_size to {job.vocab_size}"
+            f"{vocab_size} ids; set the model's vocab_size to {vocab_size}"
         )
-    if len(job.token_bytes) != job.vocab_size:
+    if len(job.token_bytes) != vocab_size:
         raise InputError(
-            f"TrainJob.token_bytes: expected {job.vocab_size} entries, one per id, got "
+            f"TrainJob.token_bytes: expected {vocab_size} entries, one per id, got "
             f"{len(job.token_bytes)}; take them from the tokenizer that wrote the tokens"
         )
-    tokens = sum(count for _, count in job.train_shards)
     length, batch = job.train.sequence_length, job.train.batch_size
-    if tokens < length:
+    if data.sequence_length != length:
         raise InputError(
-            f"TrainConfig.sequence_length: {length} is more than the {tokens} training tokens; "
-            "shorten it or sample more data"
+            f"TrainConfig.sequence_length is {length}, the shuffled sequences are "
+            f"{data.sequence_length} tokens long; give both the same length"
         )
-    if job.sequences < batch:
+    sequences = 0
+    for source in data.sources:
+        tokens = sum(shard.tokens for shard in source.shards)
+        if tokens < length:
+            raise InputError(
+                f"TrainConfig.sequence_length: {length} is more than the {tokens} training tokens "
+                f"of {source.name}; shorten it or sample more data"
+            )
+        sequences += tokens // length
+    if sequences < batch:
         raise InputError(
             f"TrainConfig.batch_size: {batch} sequences of {length} tokens are more than the "
-            f"{job.sequences} sequences in {tokens} training tokens; lower it or sample more data"
+            f"{sequences} sequences in the training tokens; lower it or sample more data"
         )
     steps = [step for step, _ in job.resume_from]
     if steps != sorted(steps):

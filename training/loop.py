@@ -16,8 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from data.dataset import Dataset
 from data.loader import Loader
-from data.order import BlockShuffle
 from data.token_array import TokenArray
 from training import distributed
 from training.checkpoint import Checkpointer, Commit
@@ -66,7 +66,14 @@ def train(
     began = time.perf_counter()
     check_job(job)
     distributed.initialize(coordinator)
-    program = build_program(job.model, job.optimizer, job.train, devices or jax.devices())
+    program = build_program(
+        job.model,
+        job.optimizer,
+        job.train,
+        devices or jax.devices(),
+        eos_id=job.data.eos_id,
+        padded=job.padded,
+    )
     run = _Run(job, program, on_progress, on_event, began)
     with StopSignal(many_processes=coordinator is not None) as stop:
         result = run.go(on_commit, on_drop, stop)
@@ -121,7 +128,8 @@ class _Run:
             stack.enter_context(closing(self.checkpointer))
             steps, preempted = start, False
             if start < self.config.steps:
-                loader = stack.enter_context(self._loader(start))
+                dataset = stack.enter_context(Dataset(self.job.data))
+                loader = stack.enter_context(self._loader(dataset, start))
                 steps, preempted = self._loop(state, start, loader, stop)
             with self._pause("checkpoint"):
                 self.checkpointer.wait()
@@ -219,21 +227,14 @@ class _Run:
     def _damaged(self, step: int, path: str, reason: str) -> None:
         self._event("damaged_checkpoint", step=step, path=path, reason=reason)
 
-    def _loader(self, start: int) -> Loader:
-        shuffle = self.job.shuffle
+    def _loader(self, dataset: Dataset, start: int) -> Loader:
         return Loader(
-            TokenArray(self.job.train_shards, vocab_size=self.job.vocab_size),
-            BlockShuffle(
-                sequences=self.job.sequences,
-                io_block_size=shuffle.io_block_size,
-                window_blocks=shuffle.window_blocks,
-                seed=shuffle.seed,
-            ),
-            sequence_length=self.config.sequence_length,
+            dataset,
             batch_size=self.config.batch_size,
             process_index=jax.process_index(),
             process_count=jax.process_count(),
             start_batch=start,
+            stop_batch=self.config.steps,
         )
 
     def _ones(self) -> jax.Array:
@@ -245,8 +246,9 @@ class _Run:
         shards = self.job.validation_shards
         if not shards:
             return []
-        tokens = TokenArray(shards, vocab_size=self.job.vocab_size)
-        return validation_batches(len(tokens), tokens.read, self.config, self.program.layout)
+        data = self.job.data
+        with TokenArray(shards, data.vocab_size, tokenizer_digest=data.tokenizer) as tokens:
+            return validation_batches(len(tokens), tokens.read, self.config, self.program.layout)
 
     def _result(self, steps: int, preempted: bool) -> TrainResult:
         self.seconds["total"] = time.perf_counter() - self.began

@@ -18,6 +18,7 @@ import optax
 from models.attention import choose_backend
 from models.config import TransformerConfig
 from models.remat import checkpoint_policy
+from training.boundaries import Boundaries
 from training.config import OptimizerConfig, TrainConfig
 from training.evaluation import EvaluationStep, make_evaluation_step
 from training.mesh import Layout, check_batch, make_layout
@@ -69,8 +70,19 @@ def build_program(
     optimizer: OptimizerConfig,
     train: TrainConfig,
     devices: Sequence[Any],
+    *,
+    eos_id: int,
+    padded: bool = False,
 ) -> Program:
     """The program of a run on `devices`; nothing is compiled yet.
+
+    Args:
+        model: shape of the model.
+        optimizer: the optimizer and its schedule.
+        train: batches and how to compute on them.
+        devices: real ones, or a topology's.
+        eos_id: the id that ends a document.
+        padded: whether rows may end in padding.
 
     Raises:
         InputError: when batch, fsdp, schedule, remat or attention do not fit model or devices.
@@ -86,13 +98,14 @@ def build_program(
     )
     transformation = build(optimizer)
     rate = schedule(optimizer, train.steps)
+    boundaries = Boundaries(eos_id=eos_id, separate=train.separate_documents, padded=padded)
     return Program(
         model=model,
         train=train,
         layout=layout,
         optimizer=transformation,
-        step=make_train_step(model, train, transformation, rate, layout, backend),
-        evaluation_step=make_evaluation_step(train, layout, backend),
+        step=make_train_step(model, train, transformation, rate, layout, backend, boundaries),
+        evaluation_step=make_evaluation_step(train, layout, backend, boundaries),
         backend=backend,
         backend_reason=reason,
         abstract=abstract_state(model, transformation, layout),

@@ -8,14 +8,16 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
+from data.cache import TokenShard
 from data.token_array import TokenArray
 from models.attention import choose_backend
 from models.config import TransformerConfig
 from training import distributed
+from training.boundaries import Boundaries
 from training.config import TrainConfig
 from training.distributed import Coordinator
 from training.evaluation import evaluate, make_evaluation_step, validation_batches
-from training.job import Row, Shards
+from training.job import Row
 from training.load import load_model_onto
 from training.mesh import check_batch, make_layout
 
@@ -28,15 +30,19 @@ class ScoreJob:
         checkpoint: path of a committed checkpoint.
         model: shape of the model in it.
         train: the configuration it was trained with: batch, sequence length, dtype.
-        shards: (directory, tokens) of the split.
+        shards: of the split.
         token_bytes: UTF-8 bytes of every id.
+        eos_id: the id that ends a document.
+        tokenizer: digest of the tokenizer that wrote the shards.
     """
 
     checkpoint: str
     model: TransformerConfig
     train: TrainConfig
-    shards: Shards
+    shards: tuple[TokenShard, ...]
     token_bytes: tuple[int, ...]
+    eos_id: int
+    tokenizer: str = ""
 
 
 def score(job: ScoreJob, *, coordinator: Coordinator | None = None) -> Row:
@@ -55,12 +61,14 @@ def score(job: ScoreJob, *, coordinator: Coordinator | None = None) -> Row:
         position=job.train.sequence_length,
         head_size=job.model.head_size,
     )
-    tokens = TokenArray(job.shards, vocab_size=job.model.vocab_size)
-    everything = dataclasses.replace(job.train, evaluate_batches=len(tokens))
+    boundaries = Boundaries(eos_id=job.eos_id, separate=job.train.separate_documents)
+    with TokenArray(job.shards, job.model.vocab_size, tokenizer_digest=job.tokenizer) as tokens:
+        everything = dataclasses.replace(job.train, evaluate_batches=len(tokens))
+        batches = validation_batches(len(tokens), tokens.read, everything, layout)
     row = evaluate(
-        make_evaluation_step(job.train, layout, backend),
+        make_evaluation_step(job.train, layout, backend, boundaries),
         load_model_onto(layout, job.checkpoint, job.model),
-        validation_batches(len(tokens), tokens.read, everything, layout),
+        batches,
         jax.device_put(np.asarray(job.token_bytes, np.int32), layout.replicated),
     )
     if coordinator is not None:

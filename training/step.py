@@ -24,6 +24,7 @@ from models.config import TransformerConfig
 from models.loss import next_token_loss
 from models.precision import cast
 from models.transformer import Transformer
+from training.boundaries import Boundaries
 from training.config import TrainConfig
 from training.mesh import BATCH_AXES, Layout
 from training.optimizer import Schedule
@@ -53,11 +54,13 @@ class LossFunction:
         config: of the training run.
         layout: mesh and axis mappings.
         backend: attention back end, "reference" or "splash".
+        boundaries: what the ends of documents mean.
     """
 
     config: TrainConfig
     layout: Layout
     backend: str
+    boundaries: Boundaries
 
     def __call__(
         self, model: Transformer, tokens: jax.Array, mask: jax.Array
@@ -67,7 +70,8 @@ class LossFunction:
             loss = next_token_loss(
                 cast(model, jnp.dtype(self.config.compute_dtype)),
                 hax.named(tokens, ("batch", "position")),
-                loss_mask=hax.named(mask, ("batch", "position")),
+                loss_mask=hax.named(self.boundaries.counted(tokens, mask), ("batch", "position")),
+                segment_ids=self.boundaries.segments(tokens),
                 z_loss=self.config.z_loss,
                 chunks=self.config.loss_chunks,
                 remat=self.config.remat,
@@ -150,6 +154,7 @@ def make_train_step(
     rate: Schedule,
     layout: Layout,
     backend: str,
+    boundaries: Boundaries,
 ) -> TrainStep:
     """The jitted step (state, tokens, mask) -> (state, metrics); the state is donated.
 
@@ -160,7 +165,7 @@ def make_train_step(
 
     No device is needed to make it, nor to lower it for a described topology.
     """
-    loss_function = LossFunction(config, layout, backend)
+    loss_function = LossFunction(config, layout, backend, boundaries)
 
     def train_step(
         state: TrainState, tokens: jax.Array, mask: jax.Array

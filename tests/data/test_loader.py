@@ -1,5 +1,6 @@
 """Batches depend on their number alone, and threads end when asked."""
 
+import collections
 import threading
 import time
 
@@ -8,148 +9,249 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import cache
-from data.loader import Loader, batch_rows
-from data.order import BlockShuffle, SequentialOrder
-from data.token_array import TokenArray
+from data.dataset import Dataset
+from data.loader import GROUP_TOKENS, Loader, SlowDisk
+from data.order import BlockShuffle
 from pipeline.errors import DamagedOutput, InputError
+from tests.data.token_shards import rows_of, source, spec, write_shards
 
 LENGTH = 32
 SEQUENCES = 250
 
 
 @pytest.fixture(scope="module")
-def tokens(tmp_path_factory):
-    """250 sequences of 32 tokens and 5 tokens more, in three shards; sequences cross their ends."""
-    root, shards = tmp_path_factory.mktemp("tokens"), []
-    ids = (np.arange(SEQUENCES * LENGTH + 5) % 60_000 + 1).astype(np.uint32)
-    for index, part in enumerate(np.split(ids, [3001, 3050])):
-        documents = [(part[:-1], np.array([len(part) - 1]))]
-        counts = cache.write_shard(str(root / str(index)), documents, vocab_size=60_002, eos_id=0)
-        shards.append((str(root / str(index)), counts.tokens))
-    return TokenArray(shards, 60_002)
+def stored(tmp_path_factory):
+    """250 sequences of 32 tokens and 5 tokens more, in three shards: (shards, tokens in lists)."""
+    return write_shards(tmp_path_factory.mktemp("tokens"), [3001, 49, 4955])
 
 
-def table(tokens):
-    """All whole sequences, (sequences, length)."""
-    return tokens.read(np.arange(SEQUENCES) * LENGTH, LENGTH)
+@pytest.fixture(scope="module")
+def dataset(stored):
+    with Dataset(spec(source(stored[0]))) as made:
+        yield made
 
 
-def order(seed=0):
-    return BlockShuffle(sequences=SEQUENCES, io_block_size=8, window_blocks=4, seed=seed)
-
-
-def take(tokens, count, **more):
-    more = {"sequence_length": LENGTH, "batch_size": 12, **more}
-    with Loader(tokens, more.pop("order", order()), **more) as loader:
+def take(dataset, count, **more):
+    with Loader(dataset, **{"batch_size": 12, **more}) as loader:
         return [next(loader) for _ in range(count)]
 
 
-def test_batch_n_is_the_rows_of_batch_n(tokens):
-    """Over two epochs each batch is a lookup of `batch_rows` in the table of sequences."""
-    rows = table(tokens)
-    for n, batch in enumerate(take(tokens, 45)):
+def test_batch_n_is_the_sequences_at_its_positions(dataset, stored):
+    """Over two epochs each batch is a lookup of the shuffle in the list of rows."""
+    order = BlockShuffle(sequences=SEQUENCES, io_block_size=8, window_blocks=4, seed=0)
+    rows = rows_of(stored[1], LENGTH)
+    for n, batch in enumerate(take(dataset, 45)):
         assert batch.dtype == np.int32
-        assert batch.shape == (12, LENGTH)
         positions = np.arange(12 * n, 12 * n + 12)
-        assert np.array_equal(batch_rows(order(), n, 12), order().rows(positions))
-        assert np.array_equal(batch, rows[order().rows(positions)])
+        assert batch.tolist() == [rows[row] for row in order.rows(positions)]
 
 
-@settings(max_examples=12, deadline=None)
-@given(processes=st.sampled_from([1, 2, 3, 4, 6, 12]), start=st.integers(0, 60))
-def test_any_number_of_processes_from_any_batch_sees_the_same_global_batches(
-    tokens, processes, start
-):
-    """The processes' parts in order are the batch, and starting at k gives the tail."""
-    whole = take(tokens, 3, start_batch=start)
-    parts = [
-        take(tokens, 3, start_batch=start, process_index=i, process_count=processes)
-        for i in range(processes)
-    ]
-    for n in range(3):
-        assert np.array_equal(np.concatenate([part[n] for part in parts]), whole[n])
-        assert np.array_equal(whole[n], table(tokens)[batch_rows(order(), start + n, 12)])
+@settings(max_examples=20, deadline=None)
+@given(
+    io_block_size=st.integers(1, 40),
+    window_blocks=st.integers(1, 300),
+    seed=st.integers(-2, 2),
+    batch_size=st.integers(1, 60),
+    length=st.sampled_from([7, 32, 100, 1024]),
+)
+def test_every_row_once_per_epoch(stored, io_block_size, window_blocks, seed, batch_size, length):
+    """Three epochs, batches across their ends: each has every row once, in an order of its own."""
+    shuffled = source(stored[0], "web", io_block_size, window_blocks, seed)
+    expected = sorted(map(tuple, rows_of(stored[1], length)))
+    with Dataset(spec(shuffled, length=length)) as dataset:
+        batch_size = min(batch_size, dataset.sequences)
+        batches = take(dataset, -(-3 * len(expected) // batch_size), batch_size=batch_size)
+    found = np.concatenate(batches)[: 3 * len(expected)]
+    epochs = [list(map(tuple, epoch)) for epoch in found.reshape(3, len(expected), length).tolist()]
+    for epoch in epochs:
+        assert sorted(epoch) == expected
+    if len(expected) > 50:
+        assert len(set(map(tuple, epochs))) == 3
 
 
-def test_a_process_reads_its_own_rows_only(tokens):
-    """Of a batch of 12, each of 4 processes asks storage for 3 windows."""
-
-    class Counting:
-        asked = 0
-
-        def __len__(self):
-            return len(tokens)
-
-        def read(self, starts, length):
-            Counting.asked += len(starts)
-            return tokens.read(starts, length)
-
-    take(Counting(), 5, process_index=2, process_count=4, stop_batch=5)
-    assert Counting.asked == 15
+def test_an_epoch_has_the_tokens_of_the_shards(stored):
+    """Counted one by one: what is missing is fewer tokens than a row has."""
+    every = collections.Counter(token for shard in stored[1] for token in shard)
+    with Dataset(spec(source(stored[0]))) as dataset:
+        found = collections.Counter(
+            np.concatenate(take(dataset, 25, batch_size=10)).ravel().tolist()
+        )
+    assert found <= every
+    assert (every - found).total() == 8005 % LENGTH
 
 
-def test_evaluation_reads_the_set_once_and_stops(tokens):
-    """In sequential order with a last batch the iterator ends after the rows in order."""
-    with Loader(
-        tokens, SequentialOrder(SEQUENCES), sequence_length=LENGTH, batch_size=25, stop_batch=10
-    ) as loader:
-        assert np.array_equal(np.concatenate(list(loader)), table(tokens))
-        assert list(loader) == []
+def test_the_number_of_threads_changes_nothing(dataset):
+    """Batches come in order however many threads read them, in groups or alone."""
+    one = take(dataset, 70, threads=1)
+    for more in ({"threads": 7}, {"threads": 3, "prefetch_batches": 2}, {"prefetch_bytes": 1}):
+        for batch, same in zip(take(dataset, 70, **more), one, strict=True):
+            assert np.array_equal(batch, same)
 
 
-class Slow:
-    """Tokens that take a while, count reads, and fail at one."""
+def test_a_loader_stops_where_it_should(dataset):
+    """The iterator ends before the last batch's number, at once if it begins there."""
+    for start, left in ((0, 20), (19, 1), (20, 0), (30, 0)):
+        with Loader(dataset, batch_size=25, start_batch=start, stop_batch=20) as loader:
+            assert len(list(loader)) == left
+            assert list(loader) == []
 
-    def __init__(self, seconds=0.0, fail_at=None):
-        self.seconds, self.fail_at, self.reads = seconds, fail_at, 0
+
+class Fake:
+    """Rows that are their own number; counts reads, takes a while, fails at one row."""
+
+    sequence_length = LENGTH
+    sequences = 100_000
+
+    def __init__(self, seconds=0.0, fail_at=None, is_local=False):
+        self.seconds, self.fail_at, self.is_local = seconds, fail_at, is_local
+        self.reads, self.begun, self.most, self.now = [], 0, 0, 0
         self.lock = threading.Lock()
 
-    def __len__(self):
-        return SEQUENCES * LENGTH
+    def rows(self, positions):
+        return positions
 
-    def read(self, starts, length):
+    def read_rows(self, rows):
         with self.lock:
-            self.reads += 1
+            self.reads.append(rows.tolist())
+            self.now += 1
+            self.most = max(self.most, self.now)
         time.sleep(self.seconds)
-        if self.fail_at is not None and starts[0] == self.fail_at * 10 * LENGTH:
+        with self.lock:
+            self.now -= 1
+        if self.fail_at in rows:
             raise DamagedOutput("shard 3 is damaged")
-        return np.repeat(starts[:, None], length, 1).astype(np.int32)
+        return np.repeat(rows[:, None], self.sequence_length, 1).astype(np.int32)
 
 
-def sequential(tokens, **more):
-    return Loader(tokens, SequentialOrder(SEQUENCES), sequence_length=LENGTH, batch_size=10, **more)
+def test_a_process_reads_its_own_rows_only():
+    """Of every batch of 12, the third of 4 processes reads sequences 6, 7 and 8."""
+    fake = Fake()
+    take(fake, 50, process_index=2, process_count=4, stop_batch=50)
+    read = sorted(row for rows in fake.reads for row in rows)
+    assert read == [12 * n + place for n in range(50) for place in (6, 7, 8)]
 
 
-def test_an_error_is_raised_at_its_batch(tokens):
-    """Batches before a damaged one arrive; then its error, and again when asked again."""
-    with sequential(Slow(fail_at=4), prefetch=3) as loader:
-        firsts = [int(next(loader)[0, 0]) for _ in range(4)]
-        assert firsts == [n * 10 * LENGTH for n in range(4)]
+def test_small_batches_are_read_together_and_the_first_alone():
+    """Reads begin with one batch and double; a large batch is never grouped."""
+    fake = Fake(is_local=True)
+    take(fake, 127, batch_size=10, threads=1, stop_batch=127, prefetch_batches=10_000)
+    assert [len(rows) for rows in fake.reads] == [10, 20, 40, 80, 160, 320, 640]
+    large = Fake(is_local=True)
+    large.sequence_length = GROUP_TOKENS // 2 + 1
+    take(large, 5, batch_size=1, stop_batch=5)
+    assert [len(rows) for rows in large.reads] == [1] * 5
+
+
+def settled(fake):
+    """Rows read, when reading has gone as far as it will."""
+    read = -1
+    while read != (read := sum(map(len, fake.reads))):
+        time.sleep(0.1)
+    return read
+
+
+@pytest.mark.parametrize("prefetch", [1, 3, 40])
+def test_prefetch_is_bounded_in_batches(prefetch):
+    """However slow the consumer, only so many batches are read ahead; room is used again."""
+    fake = Fake()
+    with Loader(fake, batch_size=10, prefetch_batches=prefetch) as loader:
+        for handed in range(5):
+            assert settled(fake) <= 10 * (handed + prefetch)
+            next(loader)
+
+
+@pytest.mark.parametrize(("limit", "batches"), [(1, 1), (3 * 10 * LENGTH * 4, 3)])
+def test_prefetch_is_bounded_in_bytes(limit, batches):
+    """A batch of ten rows has 4 bytes a token; one batch is always read ahead."""
+    fake = Fake()
+    with Loader(fake, batch_size=10, prefetch_bytes=limit) as loader:
+        next(loader)
+        while sum(map(len, fake.reads)) < 10 * (1 + batches):
+            time.sleep(0.01)
+        assert settled(fake) == 10 * (1 + batches)
+
+
+@pytest.mark.parametrize("fail_at", [0, 45, 1234])
+@pytest.mark.parametrize("threads", [1, 4])
+def test_an_error_is_raised_at_its_batch(fail_at, threads):
+    """Batches before a damaged one arrive, of its group too; then its error, again and again."""
+    with Loader(Fake(fail_at=fail_at), batch_size=10, threads=threads) as loader:
+        for n in range(fail_at // 10):
+            assert next(loader)[:, 0].tolist() == list(range(10 * n, 10 * n + 10))
         for _ in range(2):
             with pytest.raises(DamagedOutput, match="shard 3"):
                 next(loader)
 
 
-@pytest.mark.parametrize("prefetch", [1, 3])
-def test_prefetch_is_bounded(prefetch):
-    """However slow the consumer, only so many batches are read ahead."""
-    slow = Slow()
-    with sequential(slow, prefetch=prefetch) as loader:
-        time.sleep(0.1)
-        assert slow.reads == prefetch
+def test_an_error_of_the_order_is_raised_too():
+    """Nothing that goes wrong in a thread leaves the consumer waiting."""
+    fake = Fake()
+    fake.rows = lambda positions: 1 // 0
+    with Loader(fake, batch_size=10) as loader, pytest.raises(ZeroDivisionError):
         next(loader)
-        time.sleep(0.1)
-        assert slow.reads == prefetch + 1
+
+
+def test_a_damaged_shard_is_found_at_its_batch(tmp_path):
+    """One byte of a stored shard is changed: batches before it are right, and it is not read."""
+    shards, tokens = write_shards(tmp_path, [48 * 1024])
+    largest = max((p for p in tmp_path.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(bytes(content))
+    rows = rows_of(tokens, 1024)
+    order = BlockShuffle(sequences=48, io_block_size=8, window_blocks=4, seed=0)
+    with Dataset(spec(source(shards), length=1024)) as dataset:
+        found = []
+        with (
+            Loader(dataset, batch_size=4, stop_batch=12) as loader,
+            pytest.raises(DamagedOutput, match="shard-0"),
+        ):
+            found.extend(loader)
+    expected = [rows[row] for row in order.rows(np.arange(48))]
+    assert len(found) < 12
+    assert [row for batch in found for row in batch.tolist()] == expected[: 4 * len(found)]
+
+
+def test_reads_that_wait_get_more_threads():
+    """On a local disk one thread reads until reads have waited again and again."""
+    slow = Fake(0.02, is_local=True)
+    take(slow, 40, batch_size=10, prefetch_batches=16)
+    assert 1 < slow.most <= 8
+    one = Fake(0.02, is_local=True)
+    take(one, 20, batch_size=10, prefetch_batches=16, threads=1)
+    assert one.most == 1
+
+
+def test_only_many_slow_reads_in_a_row_mean_a_slow_disk():
+    """A read that took twice its processor time or less begins the count anew."""
+    disk = SlowDisk()
+    assert not any(disk.seen(1.0, 0.4 if n % 8 else 0.6) for n in range(100))
+    disk = SlowDisk()
+    assert [n for n in range(17) if disk.seen(1.0, 0.4)] == [7, 15]
+
+
+def test_an_object_store_is_read_by_all_threads_at_once():
+    """The first sixteen reads go on only when all sixteen have begun."""
+    together, remote = threading.Barrier(16, timeout=30), Fake()
+    plain = remote.read_rows
+
+    def read_rows(rows):
+        tokens = plain(rows)
+        if remote.reads.index(rows.tolist()) < 16:
+            together.wait()
+        return tokens
+
+    remote.read_rows = read_rows
+    take(remote, 20, batch_size=10)
 
 
 def test_waiting_is_counted():
     """A consumer faster than storage waits; one that is slower does not."""
-    with sequential(Slow(0.05), prefetch=1) as loader:
+    with Loader(Fake(0.05), batch_size=10, prefetch_batches=1) as loader:
         for _ in range(4):
             next(loader)
         assert 0.15 < loader.waited < 2
-    with sequential(Slow(0.01), prefetch=2) as loader:
+    with Loader(Fake(0.01), batch_size=10) as loader:
         time.sleep(0.2)
         next(loader)
         assert loader.waited < 0.1
@@ -158,7 +260,7 @@ def test_waiting_is_counted():
 def test_closing_is_prompt_and_leaves_no_thread():
     """With reads under way, closing waits for these alone; a closed loader says so."""
     before = threading.active_count()
-    loader = sequential(Slow(0.2), prefetch=2)
+    loader = Loader(Fake(0.2), batch_size=10)
     began = time.perf_counter()
     loader.close()
     loader.close()
@@ -168,23 +270,49 @@ def test_closing_is_prompt_and_leaves_no_thread():
         next(loader)
 
 
+def test_closing_does_not_wait_for_a_store_that_hangs(monkeypatch):
+    """A read that never returns holds up neither `close` nor a consumer in another thread."""
+    monkeypatch.setattr("data.loader._CLOSE_SECONDS", 0.1)
+    released = threading.Event()
+    hanging = Fake()
+    hanging.read_rows = lambda rows: released.wait(60)
+    loader = Loader(hanging, batch_size=10)
+    raised = []
+
+    def consume():
+        try:
+            next(loader)
+        except ValueError as error:
+            raised.append(str(error))
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    began = time.perf_counter()
+    loader.close()
+    consumer.join(10)
+    assert time.perf_counter() - began < 5
+    assert len(raised) == 1
+    assert "closed" in raised[0]
+    released.set()
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"batch_size": 10, "process_count": 3}, "not divisible by 3"),
+        ({"batch_size": 10, "process_count": 3}, "batch_size=10 is not divisible by 3 processes"),
         ({"batch_size": 251}, "batch_size=251: expected 1 to 250"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"process_index": 2, "process_count": 2}, "process_index=2"),
         ({"process_count": 0}, "0 processes"),
-        ({"order": SequentialOrder(251)}, "251 sequences, but 8005 tokens hold 250"),
-        ({"prefetch": 0}, "prefetch=0"),
+        ({"prefetch_batches": 0}, "prefetch_batches=0"),
+        ({"prefetch_bytes": 0}, "prefetch_bytes=0"),
+        ({"threads": 0}, "threads=0"),
         ({"start_batch": -1}, "start_batch=-1"),
-        ({"sequence_length": 0}, "sequence_length=0"),
     ],
 )
-def test_impossible_loaders_are_refused(tokens, change, words):
+def test_impossible_loaders_are_refused(dataset, change, words):
     """Sizes that do not fit are refused before a thread starts."""
     before = threading.active_count()
     with pytest.raises(InputError, match=words):
-        take(tokens, 1, **change)
+        take(dataset, 1, **change)
     assert threading.active_count() == before

@@ -1,9 +1,11 @@
 """Sources are cut into units without losing a row, and what is wrong is named."""
 
+import dataclasses
 import math
 import random
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -186,6 +188,25 @@ def test_a_null_is_named_by_file_row_group_and_row(tmp_path, column):
         read_all(units, ["id", "text", "token_count"])
 
 
+@pytest.mark.parametrize("column", ["text", "id"])
+def test_what_is_not_utf8_is_named(tmp_path, column):
+    """Arrow itself would hand it on; NUL and every character of Unicode are text."""
+    values = [b"a\0b", "\U0010ffff".encode()] * 3000
+    path = tmp_path / "x.parquet"
+    for row in (None, 4500):
+        if row is not None:
+            values[row] = b"caf\xe9"
+        strings = pa.array(values, pa.binary()).view(pa.string())
+        table = pa.table({"id": ["i"] * 6000, "text": ["t"] * 6000})
+        place = table.schema.get_field_index(column)
+        pq.write_table(table.set_column(place, column, strings), path, row_group_size=3000)
+        units = parquet.list_units(str(path))
+        if row is None:
+            assert read_all(units, [column])[column].to_pylist() == [v.decode() for v in values]
+    with pytest.raises(InputError, match=r"row group 1, row 1500: .*not UTF-8 \(byte 3\)"):
+        read_all(units, [column])
+
+
 def test_a_negative_count_is_refused(tmp_path):
     """A count below zero would corrupt every budget."""
     table = pa.table({"id": ["a", "b"], "text": ["a", "b"], "token_count": [3, -1]})
@@ -238,6 +259,95 @@ def test_a_wrong_schema_is_named(tmp_path, columns, words):
         parquet.list_units(str(tmp_path / "x.parquet"))
     assert all(word in str(error.value) for word in words)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "float16", "int8", "uint64", "int64"])
+def test_a_score_of_any_number_reads_as_a_double(tmp_path, kind):
+    """Also one that no double holds to the last digit."""
+    values = [0, 3, 1 << 62 if kind in ("uint64", "int64") else 5]
+    column = pa.array(np.array(values, kind))
+    pq.write_table(rows(3).set_column(3, "quality", column), tmp_path / "x.parquet")
+    (unit,) = parquet.list_units(str(tmp_path / "x.parquet"), score="quality")
+    assert unit.score == "quality"
+    found = read_all([unit], ["score", "id"])
+    assert found.schema.field("score").type == pa.float64()
+    assert found["score"].to_pylist() == [float(v) for v in values]
+
+
+@pytest.mark.parametrize("column", [None, ["a", "b"], [True, False]])
+def test_a_score_that_is_not_there_is_refused_when_asked_for(tmp_path, column):
+    """A file without numbers to score by is a good source, but not for a score."""
+    table = rows(2).drop_columns(["score"])
+    if column:
+        table = table.append_column("score", [column])
+    pq.write_table(table, tmp_path / "x.parquet")
+    (unit,) = parquet.list_units(str(tmp_path / "x.parquet"))
+    assert unit.score is None
+    assert read_all([unit], ["id"]).num_rows == 2
+    with pytest.raises(InputError, match=r"x\.parquet: .*score="):
+        read_all([unit], ["id", "score"])
+    with pytest.raises(InputError, match="score"):
+        read_all(parquet.list_units(python_documentation())[:1], ["score"])
+
+
+def test_a_null_score_is_named_and_nan_is_passed_on(tmp_path):
+    """As any null; what is not a number is a value."""
+    table = rows(2).set_column(3, "score", pa.array([math.nan, 1.0]))
+    pq.write_table(table, tmp_path / "x.parquet")
+    found = read_all(parquet.list_units(str(tmp_path / "x.parquet")), ["score"])
+    assert math.isnan(found["score"][0].as_py())
+    pq.write_table(rows(2).set_column(3, "score", pa.array([2.0, None])), tmp_path / "y.parquet")
+    with pytest.raises(InputError, match=r"y\.parquet: row group 0, row 1: .*'score'"):
+        read_all(parquet.list_units(str(tmp_path / "y.parquet")), ["score"])
+
+
+def test_row_groups_and_units_of_one_file(folder):
+    """The footer of one file tells what `list_units` tells of all."""
+    units = parquet.list_units(f"{folder}/*.parquet", target_bytes=1)
+    files = parquet.list_files(f"{folder}/*.parquet")
+    assert [size for _, size in files] == [
+        (folder / f"{i}.parquet").stat().st_size for i in range(3)
+    ]
+    assert [u for url, _ in files for u in parquet.file_units(url, target_bytes=1)] == units
+    groups = [group for url, _ in files for group in parquet.row_groups(url)]
+    assert [(g.rows, g.text_bytes) for g in groups] == [(u.rows, u.text_bytes) for u in units]
+    assert all(g.text_bytes / 20 < g.compressed_bytes < g.text_bytes * 2 for g in groups)
+
+
+def test_the_embedded_text_is_one_file():
+    """The functions for one file take it too."""
+    source = python_documentation()
+    assert parquet.list_files(source) == [(source, 0)]
+    units = parquet.list_units(source)
+    assert parquet.file_units(source) == units
+    assert [group.rows for group in parquet.row_groups(source)] == [unit.rows for unit in units]
+
+
+def test_a_local_file_that_changes_is_refused(folder):
+    """Between cutting and reading."""
+    units = parquet.list_units(f"{folder}/1.parquet")
+    pq.write_table(rows(500, 7), folder / "1.parquet", row_group_size=100)
+    with pytest.raises(InputError, match=r"1\.parquet: the source changed"):
+        read_all(units, ["id"])
+
+
+def test_fewer_rows_than_the_unit_has_are_refused(folder):
+    """What the footer promised is what is read."""
+    (unit,) = parquet.list_units(f"{folder}/1.parquet")
+    with pytest.raises(InputError, match=r"row groups 0 to 4: expected 501 rows, found 500"):
+        read_all([dataclasses.replace(unit, rows=501)], ["id"])
+
+
+def test_a_flipped_bit_in_a_name_is_refused(tmp_path):
+    """Else a file would seem to have no token counts, and others would be made up."""
+    pq.write_table(rows(5), tmp_path / "x.parquet", store_schema=False)
+    data = (tmp_path / "x.parquet").read_bytes()
+    place = data.rindex(b"token_count")
+    assert data.count(b"token_count") == 2
+    for at in (place, data.index(b"token_count")):
+        (tmp_path / "x.parquet").write_bytes(data[:at] + b"u" + data[at + 1 :])
+        with pytest.raises(InputError, match="'uoken_count'"):
+            parquet.list_units(str(tmp_path / "x.parquet"))
 
 
 def test_a_glob_that_matches_nothing_and_files_without_rows(tmp_path):

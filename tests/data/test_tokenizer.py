@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from data import embedded, tokenizer
 from data.tokenizer import EOS, TextTokenizer
-from pipeline.errors import InputError
+from pipeline.errors import DamagedOutput, InputError
 
 VOCAB = 600
 
@@ -196,3 +196,36 @@ def test_missing_file_is_named(tmp_path):
     """A path without a file is an InputError with the path."""
     with pytest.raises(InputError, match=r"gone\.json"):
         TextTokenizer.load(str(tmp_path / "gone.json"))
+
+
+def test_loading_once_reads_once_and_only_the_right_file(content, tmp_path, monkeypatch):
+    """By digest: another file under the same name is damage, and few are kept."""
+    monkeypatch.setattr(tokenizer, "_read", type(tokenizer._read)())
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    first = TextTokenizer.load_once(str(path), digest)
+    path.unlink()
+    assert TextTokenizer.load_once(str(path), digest) is first
+    for blanks in range(1, 7):
+        other = content + b" " * blanks
+        path.write_bytes(other)
+        with pytest.raises(DamagedOutput, match=digest[:8]):
+            TextTokenizer.load_once(str(path), digest[:-8] + "elsewise")
+        TextTokenizer.load_once(str(path), hashlib.sha256(other).hexdigest())
+    assert len(tokenizer._read) == 4
+    assert TextTokenizer.load_once(str(path), hashlib.sha256(other).hexdigest()).vocab_size == VOCAB
+
+
+def test_dropout_is_refused(content):
+    """A text would have other ids each time."""
+    description = json.loads(content)
+    description["model"]["dropout"] = 0.1
+    with pytest.raises(InputError, match=r"dropout 0\.1"):
+        TextTokenizer(json.dumps(description).encode())
+
+
+def test_a_lone_surrogate_is_refused(trained):
+    """With where it is."""
+    with pytest.raises(InputError, match=r"'\\udc80' at character 3"):
+        trained.encode_batch(["fine", "abc\udc80"])

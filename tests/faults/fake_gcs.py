@@ -108,7 +108,8 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if path.startswith("/batch/"):
                 return self._batch(body)
-            return _carry_out(self.store, self.command, path, query, dict(self.headers), body)
+            headers = {name.title(): value for name, value in self.headers.items()}
+            return _carry_out(self.store, self.command, path, query, headers, body)
         except Refused as refused:
             return _error(refused.status, refused.message)
 

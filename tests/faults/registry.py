@@ -17,7 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_MODULES = ("crash", "records", "remote", "leases", "interrupts")
+_MODULES = (
+    "crash",
+    "records",
+    "remote",
+    "leases",
+    "interrupts",
+    "cache_damage",
+    "cache_full",
+    "hub",
+    "source_files",
+    "tokenizers",
+)
 _SHOWN = 8
 
 

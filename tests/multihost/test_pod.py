@@ -33,7 +33,7 @@ MODEL = dataclasses.replace(SMOKE.model, vocab_size=512, layers=2, embed=64, mlp
 
 
 def _graph(hardware):
-    documents = sample(SMOKE.source, tokens=60_000, validation_tokens=5_000)
+    documents = sample(SMOKE.source, tokens=60_000, splits=(("validation", 5_000),))
     tokenizer = train_tokenizer(documents, vocab_size=MODEL.vocab_size)
     tokens = tokenize(documents, tokenizer)
     sequences = block_shuffle(tokens, sequence_length=64, io_block_size=4, window_blocks=16)

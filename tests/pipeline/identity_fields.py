@@ -177,7 +177,12 @@ def candidates(kind: Any, value: Any) -> Iterator[Any]:
     elif kind is str:
         yield from _WORDS
     elif typing.get_origin(kind) is tuple and typing.get_args(kind)[1:] == (...,):
-        yield (*value, *list(candidates(typing.get_args(kind)[0], None))[:1])
+        yield (*(value or ()), *list(candidates(typing.get_args(kind)[0], None))[:1])
+    elif typing.get_origin(kind) is tuple:
+        yield tuple(next(candidates(bare(part), None)) for part in typing.get_args(kind))
+    elif dataclasses.is_dataclass(kind) and kind is not Hardware and value is None:
+        made = {name: next(candidates(bare(hint), None)) for name, hint in _hints(kind).items()}
+        yield typing.cast(type[Any], kind)(**made)
     elif kind is Hardware:
         yield from (pod("cpu-2x2"), local())
     elif kind is type(None):

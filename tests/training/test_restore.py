@@ -128,7 +128,7 @@ def test_another_model_is_refused_by_name(saved, changes, words):
     """A sound checkpoint of another shape is an InputError naming the array, not a fallback."""
     _, paths, _ = saved
     config = dataclasses.replace(tiny.MODEL, **changes)
-    program = build_program(config, tiny.OPTIMIZER, tiny.TRAIN, jax.devices()[:1])
+    program = build_program(config, tiny.OPTIMIZER, tiny.TRAIN, jax.devices()[:1], eos_id=0)
     with pytest.raises(InputError, match=words):
         newest_sound(paths, program.abstract)
 

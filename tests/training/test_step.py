@@ -66,9 +66,10 @@ def test_accumulation_is_exact_under_unequal_masks():
 
 
 def _loss_function(config):
+    from training.boundaries import Boundaries
     from training.step import LossFunction
 
-    return LossFunction(config, tiny.program().layout, "reference")
+    return LossFunction(config, tiny.program().layout, "reference", Boundaries(eos_id=0))
 
 
 def test_z_loss_is_in_the_gradient():

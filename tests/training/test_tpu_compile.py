@@ -36,7 +36,7 @@ model = TransformerConfig(
 train = TrainConfig(
     steps=10, batch_size=8, sequence_length=512, fsdp=int(sys.argv[1]), microbatches=2
 )
-program = build_program(model, OptimizerConfig(), train, devices)
+program = build_program(model, OptimizerConfig(), train, devices, eos_id=0)
 compiled = program.lower().compile()
 text = compiled.as_text()
 memory = compiled.memory_analysis()

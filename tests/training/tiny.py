@@ -9,13 +9,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from data.cache import write_shard
+from data.cache import TokenShard, write_shard
+from data.dataset import DatasetSpec, Source
 from models.config import TransformerConfig
 from training.config import OptimizerConfig, TrainConfig
-from training.job import Row, Shuffle, TrainJob
+from training.job import Row, TrainJob
 from training.program import Program, build_program
 
 VOCAB = 64
+EOS = 0
 LENGTH = 32
 BATCH = 8
 
@@ -39,10 +41,11 @@ TOKEN_BYTES = tuple(i % 5 for i in range(VOCAB))
 
 
 @functools.cache
-def program(devices: int = 1, **changes: Any) -> Program:
+def program(devices: int = 1, padded: bool = False, **changes: Any) -> Program:
     """The tiny run's program on the first `devices` devices; one object per set of changes."""
     train = dataclasses.replace(TRAIN, **changes)
-    return build_program(MODEL, OPTIMIZER, train, jax.devices()[:devices])
+    found = jax.devices()[:devices]
+    return build_program(MODEL, OPTIMIZER, train, found, eos_id=EOS, padded=padded)
 
 
 def random_tokens(seed: int, rows: int = BATCH) -> np.ndarray:
@@ -50,13 +53,19 @@ def random_tokens(seed: int, rows: int = BATCH) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, VOCAB, (rows, LENGTH)).astype(np.int32)
 
 
-def write_tokens(directory: str, tokens: int, seed: int) -> tuple[str, int]:
-    """A shard of documents of 49 random ids and EOS; returns (directory, tokens)."""
+def write_tokens(directory: str, tokens: int, seed: int) -> TokenShard:
+    """A shard of documents of 49 random ids and EOS."""
     documents = tokens // 50
     ids = np.random.default_rng(seed).integers(1, VOCAB, documents * 49).astype(np.uint32)
     lengths = np.full(documents, 49)
-    counts = write_shard(directory, iter([(ids, lengths)]), vocab_size=VOCAB, eos_id=0)
-    return directory, counts.tokens
+    counts = write_shard(directory, iter([(ids, lengths)]), vocab_size=VOCAB, eos_id=EOS)
+    return TokenShard(directory, counts.tokens, counts.check)
+
+
+def dataset(*shards: TokenShard) -> DatasetSpec:
+    """One source, shuffled in windows of 12 sequences."""
+    source = Source(name="tiny", shards=shards, io_block_size=4, window_blocks=3, seed=7)
+    return DatasetSpec(sources=(source,), sequence_length=LENGTH, vocab_size=VOCAB, eos_id=EOS)
 
 
 def make_job(root: str, **changes: Any) -> TrainJob:
@@ -65,12 +74,11 @@ def make_job(root: str, **changes: Any) -> TrainJob:
         "model": MODEL,
         "optimizer": OPTIMIZER,
         "train": TRAIN,
-        "train_shards": ((f"{root}/train-0", 2000), (f"{root}/train-1", 1000)),
-        "validation_shards": ((f"{root}/validation", 600),),
-        "vocab_size": VOCAB,
-        "eos_id": 0,
+        "data": dataset(
+            TokenShard(f"{root}/train-0", 2000, ""), TokenShard(f"{root}/train-1", 1000, "")
+        ),
+        "validation_shards": (TokenShard(f"{root}/validation", 600, ""),),
         "token_bytes": TOKEN_BYTES,
-        "shuffle": Shuffle(io_block_size=4, window_blocks=3, seed=7),
         "checkpoint_directory": f"{root}/checkpoints",
     }
     return TrainJob(**{**fields, **changes})

@@ -1,0 +1,81 @@
+"""Hashes of documents: the id's says where one belongs, the text's what it is.
+
+All are BLAKE2b (RFC 7693), the same on every platform, over UTF-8 bytes as Arrow keeps them: no
+Python string is made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.errors import InputError
+
+_CONTENT_BYTES = 16
+
+
+def document_hash(ids: list[str] | pa.Array, seed: int) -> np.ndarray:
+    """Keyed BLAKE2b of each id in 64 bits: the document's place in every sample with this seed.
+
+    Args:
+        ids: document ids, none null.
+        seed: any integer of 64 bits with sign.
+
+    Returns:
+        uint64 [documents].
+    """
+    if not -(1 << 63) <= seed < 1 << 63:
+        raise InputError(f"seed={seed}: expected an integer of 64 bits; use a smaller one")
+    key = seed.to_bytes(8, "little", signed=True)
+    array = ids if isinstance(ids, pa.Array) else pa.array(ids, pa.string())
+    keyed = hashlib.blake2b(digest_size=8, key=key)
+    digests = []
+    for name in utf8_slices(array):
+        hashed = keyed.copy()  # twice as fast as taking in the key again
+        hashed.update(name)
+        digests.append(hashed.digest())
+    return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
+
+
+def text_hash(texts: pa.Array) -> list[bytes]:
+    """BLAKE2b of each text in 16 bytes; equal texts are those with equal hashes."""
+    blake2b = hashlib.blake2b
+    return [blake2b(text, digest_size=_CONTENT_BYTES).digest() for text in utf8_slices(texts)]
+
+
+def rows_digest(ids: pa.Array, text_hashes: list[bytes]) -> int:
+    """A checksum of (id, text) of every row that no order and no cut into parts changes.
+
+    It is the sum modulo 2^128 of BLAKE2b-128 over (hash of the text, id) of each row, so digests
+    of parts add up to the digest of the whole. It finds accidents; whoever can choose millions of
+    ids could make two sets with one sum.
+    """
+    blake2b = hashlib.blake2b
+    total = 0
+    for content, name in zip(text_hashes, utf8_slices(ids), strict=True):
+        row = blake2b(content, digest_size=_CONTENT_BYTES)
+        row.update(name)
+        total += int.from_bytes(row.digest(), "little")
+    return total % (1 << 128)
+
+
+def digest_hex(digest: int) -> str:
+    """A sum of `rows_digest` as 32 hexadecimal digits."""
+    return f"{digest % (1 << 128):032x}"
+
+
+def utf8_slices(array: pa.Array) -> Iterator[bytes]:
+    """The UTF-8 bytes of each value of a string array without nulls."""
+    if not len(array):
+        return
+    _, offsets, data = array.buffers()
+    edges = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
+    # Bytes are cut out faster than views are made; an array may be a slice of a larger buffer.
+    start, base = 0, int(edges[0])
+    found = data.slice(base, int(edges[-1]) - base).to_pybytes() if data is not None else b""
+    for end in (edges[1:] - base).tolist():
+        yield found[start:end]
+        start = end

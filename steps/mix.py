@@ -1,0 +1,88 @@
+"""Several shuffled caches as one stream of training sequences, by weight, stage after stage.
+
+Nothing is copied and nothing tokenised again: the output is a record of who is in the mixture and
+with which weights. Change a weight, and only this step and what is trained on it change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from pipeline import InputError, Result, StepRun, step
+from steps.artifacts import Sequences
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """Weights that hold from a point of training on.
+
+    Attributes:
+        start_tokens: training tokens seen before it, padding included; rounded up to a sequence.
+        weights: one per input, in their order; only their ratios count.
+    """
+
+    start_tokens: int
+    weights: tuple[float, ...]
+
+
+@step(output=Sequences, version=1)
+def mix(
+    run: StepRun,
+    sequences: tuple[Sequences, ...],
+    *,
+    weights: tuple[float, ...],
+    later: tuple[Phase, ...] = (),
+    seed: int = 0,
+) -> Result:
+    """Sequences of every input in proportion to its weight; each input repeats, reshuffled.
+
+    What is not training (validation, vocabulary) is the first input's.
+
+    Args:
+        run: the attempt.
+        sequences: shuffled caches of one tokenizer and one sequence length.
+        weights: share of sequences of each input, from the start.
+        later: other weights from later points of training on.
+        seed: another seed interleaves the inputs differently.
+    """
+    from data.mixture import Mixture, Stage
+
+    length = _common_length(sequences)
+    phases = (Phase(start_tokens=0, weights=weights), *later)
+    stages = tuple(
+        Stage(start=-(-phase.start_tokens // length), weights=phase.weights) for phase in phases
+    )
+    if any(len(stage.weights) != len(sequences) for stage in stages):
+        raise InputError(
+            f"mix: {len(sequences)} inputs and weights {[s.weights for s in stages]}; give one "
+            "weight per input in every phase"
+        )
+    Mixture(stages, seed)  # refuses weights and starts that make no mixture
+    return {
+        "sequence_length": length,
+        "sequences": sum(part.result["sequences"] for part in sequences),
+        "tokens_used": sum(part.result["tokens_used"] for part in sequences),
+        "sources": [
+            {"cache": part.cache.path, "sequences": part.result["sequences"]} for part in sequences
+        ],
+        "stages": [dataclasses.asdict(stage) for stage in stages],
+        "seed": seed,
+    }
+
+
+def _common_length(sequences: tuple[Sequences, ...]) -> int:
+    first = sequences[0]
+    for part in sequences:
+        if "stages" in part.result:
+            raise InputError(f"mix: {part.path} is a mixture already; mix its inputs instead")
+        for what, found, expected in (
+            ("sequence_length", part.result["sequence_length"], first.result["sequence_length"]),
+            ("tokenizer", part.cache.result["tokenizer"], first.cache.result["tokenizer"]),
+        ):
+            if found != expected:
+                raise InputError(
+                    f"mix: {part.path} has {what} {found}, {first.path} has {expected}; "
+                    "mix sequences that were made alike"
+                )
+    return first.result["sequence_length"]

@@ -1,0 +1,123 @@
+"""Training documents laid into rows of one sequence, cut only where they are longer; no shuffling.
+
+The output is a token cache of its own for training tokens, whose shards hold whole rows; validation
+and test tokens, which are scored as one stream, stay where they are and are opened from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline import InputError, Result, StepRun, step, storage
+from steps.artifacts import TRAIN, TokenCache
+
+if TYPE_CHECKING:
+    from data.cache import TokenShard
+
+_COUNTED = ("rows", "tokens_packed", "documents", "documents_cut", "documents_cut_by_joining")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unpacked:
+    """What one task packs.
+
+    Attributes:
+        shard: tokens of whole documents.
+        sequence_length: tokens in a row.
+        vocab_size, eos_id, tokenizer: of the cache.
+    """
+
+    shard: TokenShard
+    sequence_length: int
+    vocab_size: int
+    eos_id: int
+    tokenizer: str
+
+
+@step(output=TokenCache, version=1, cpus=0)
+def pack(run: StepRun, tokens: TokenCache, *, sequence_length: int) -> Result:
+    """Best-fit packing of every training shard into rows of `sequence_length` tokens.
+
+    A document longer than a row is cut, others are not; the end of a row without a document that
+    fits is padding, EOS after EOS. The result says what that costs, beside joining all documents
+    and cutting every `sequence_length` tokens (`documents_cut_by_joining`) and beside packing them
+    as they come (`padding_share_of_next_fit`).
+    """
+    if "sequence_length" in tokens.result:
+        raise InputError(
+            f"{tokens.path}: expected documents, found rows of "
+            f"{tokens.result['sequence_length']} tokens; pack the cache that `tokenize` wrote"
+        )
+    if sequence_length < 2:
+        raise InputError(f"sequence_length={sequence_length}: expected at least 2; give more")
+    about = {name: tokens.result[name] for name in ("vocab_size", "eos_id", "tokenizer")}
+    names = [shard.name for shard in tokens.shards(f"{TRAIN}/")]
+    written = run.map(
+        pack_shard,
+        {
+            name: Unpacked(shard=shard, sequence_length=sequence_length, **about)
+            for name, shard in zip(names, tokens.split(TRAIN), strict=True)
+        },
+    )
+    parts = [shard.result for shard in written.values()]
+    total = {name: sum(part[name] for part in parts) for name in _COUNTED}
+    if not total["rows"]:
+        raise InputError(f"{tokens.path}: found no training tokens to pack; sample some documents")
+    next_fit = sum(part["rows_of_next_fit"] for part in parts) * sequence_length
+    room = total["rows"] * sequence_length
+    return {
+        **about,
+        **total,
+        "sequence_length": sequence_length,
+        "padding_tokens": room - total["tokens_packed"],
+        "padding_share": 1 - total["tokens_packed"] / room,
+        "padding_share_of_next_fit": 1 - total["tokens_packed"] / next_fit,
+        "splits": tokens.result["splits"],
+        "measured": {"cpu_seconds": sum(part["measured"]["cpu_seconds"] for part in parts)},
+    }
+
+
+def pack_shard(directory: str, item: Unpacked) -> Mapping[str, Any]:
+    """Shard writer: the rows of one shard's documents."""
+    import time
+
+    import numpy as np
+
+    from data import packing
+    from data.cache import read_offsets, write_shard
+    from data.token_array import TokenArray
+
+    clock, cpu = time.monotonic(), time.process_time()
+    length, shard = item.sequence_length, item.shard
+    offsets = read_offsets(shard.directory, shard.check)
+    with TokenArray([shard], item.vocab_size, tokenizer_digest=item.tokenizer) as array:
+        stream = array.read(np.zeros(1, np.int64), shard.tokens)[0]
+    laid = packing.pack(offsets, length)
+    rows = packing.fill(laid, stream, length, item.eos_id).reshape(-1)
+    # The last row ends with EOS, so that rows are documents again, and padding is empty ones.
+    is_eos = rows == item.eos_id
+    sizes = np.diff(np.flatnonzero(is_eos), prepend=-1) - 1
+    written = write_shard(
+        storage.join(directory, "cache"),
+        [(rows[~is_eos], sizes)],
+        vocab_size=item.vocab_size,
+        eos_id=item.eos_id,
+        tokenizer_digest=item.tokenizer,
+    )
+    return {
+        "tokens": written.tokens,
+        "tokens_packed": len(stream),
+        "rows": laid.row_count,
+        "documents": len(offsets) - 1,
+        "documents_cut": packing.documents_cut_by_packing(offsets, length),
+        "documents_cut_by_joining": packing.documents_cut_by_joining(offsets, length),
+        "rows_of_next_fit": packing.rows_of_next_fit(offsets, length),
+        "content": written.digest,
+        "check": written.check,
+        "measured": {
+            "seconds": time.monotonic() - clock,
+            "cpu_seconds": time.process_time() - cpu,
+        },
+    }

@@ -1,0 +1,50 @@
+"""What the benchmark of the token cache measures is what it says."""
+
+import json
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from data.tokenizer import TextTokenizer
+from tests.bench import token_cache, token_cache_ours
+from tests.data.split_tokenizers import documents, tokenizer_json
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """60 documents in two files."""
+    directory = tmp_path / "corpus"
+    directory.mkdir()
+    (directory / "tokenizer.json").write_bytes(tokenizer_json("gpt2"))
+    texts = documents(60)
+    for number, part in enumerate((texts[:30], texts[30:])):
+        table = pa.table({"id": part, "text": part, "token_count": [1] * len(part), "more": part})
+        pq.write_table(table, directory / f"{number}.parquet")
+    return directory
+
+
+def test_every_document_is_written_once(corpus, tmp_path):
+    """Row groups together hold the corpus, and the rate counts its tokens."""
+    prepared = tmp_path / "prepared"
+    token_cache_ours.prepare(corpus, prepared, 2, 25, 1 << 14)
+    items = token_cache_ours.items(prepared, "tokenizers")
+    texts = [*documents(60)[:25], *documents(60)[30:55]]
+    assert [t for item in items for t in token_cache_ours._texts(item)] == texts
+    written = [token_cache_ours.write(str(tmp_path / f"{n}"), i) for n, i in enumerate(items)]
+    oracle = TextTokenizer(tokenizer_json("gpt2"))
+    tokens = len(oracle.encode_batch(texts)[0])
+    assert sum(count for count, _ in written) == tokens + len(texts)
+    bare = token_cache_ours._bare("tokenizers", prepared / "tokenizer.json")
+    assert bare(texts) == tokens
+
+
+def test_absent_and_failing_systems_have_a_line(capsys, tmp_path):
+    """Nothing is left out in silence."""
+    token_cache._peers(None, ("datasets", "levanter"), tmp_path, str(tmp_path))
+    token_cache._run([sys.executable, "-c", "raise OSError('full')"], "broken", tmp_path)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["measure"] for line in lines] == ["datasets", "levanter", "broken"]
+    assert all("absent" in line for line in lines[:2])
+    assert lines[2]["failed"] == "OSError: full"

@@ -1,0 +1,55 @@
+"""Small shards whose tokens are known, for tests of what reads them."""
+
+from pathlib import Path
+
+import numpy as np
+
+from data import cache
+from data.cache import TokenShard
+from data.dataset import DatasetSpec, Source
+
+VOCAB = 60_002
+
+
+def write_shards(root, sizes, first=1):
+    """Shards of so many tokens, and each one's tokens as a list.
+
+    Tokens count up from `first` over all shards, but the last of a shard is EOS, 0.
+    """
+    shards, tokens = [], []
+    for index, size in enumerate(sizes):
+        ids = np.arange(first, first + max(size - 1, 0), dtype=np.uint32)
+        first += len(ids)
+        directory = str(Path(root) / f"shard-{index}")
+        documents = [(ids, np.array([len(ids)]))] if size else []
+        counts = cache.write_shard(directory, documents, vocab_size=VOCAB, eos_id=0)
+        shards.append(TokenShard(directory, counts.tokens, counts.check))
+        tokens.append([*ids.tolist(), 0] if size else [])
+    return tuple(shards), tokens
+
+
+def rows_of(tokens, length):
+    """The rows of a source, cut by hand: aligned ones shard by shard, then the joined tails."""
+    rows, tail = [], []
+    for shard in tokens:
+        whole = len(shard) // length * length
+        rows += [shard[begin : begin + length] for begin in range(0, whole, length)]
+        tail += shard[whole:]
+    return rows + [tail[i : i + length] for i in range(0, len(tail) - length + 1, length)]
+
+
+def source(shards, name="web", io_block_size=8, window_blocks=4, seed=0):
+    """A source with a small shuffle."""
+    return Source(
+        name=name,
+        shards=tuple(shards),
+        io_block_size=io_block_size,
+        window_blocks=window_blocks,
+        seed=seed,
+    )
+
+
+def spec(*sources, length=32, **more):
+    """A data set of rows of 32 tokens."""
+    more = {"vocab_size": VOCAB, "eos_id": 0, "sequence_length": length, **more}
+    return DatasetSpec(sources=sources, **more)
