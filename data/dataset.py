@@ -9,7 +9,6 @@ reader can work out the rows of many positions at a time and read them when it l
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import TracebackType
 
 import numpy as np
 
@@ -148,12 +147,7 @@ class Dataset:
     def __enter__(self) -> Dataset:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

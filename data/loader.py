@@ -14,7 +14,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from types import TracebackType
 from typing import Protocol
 
 import numpy as np
@@ -140,12 +139,7 @@ class Loader:
     def __enter__(self) -> Loader:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 
 from jax.experimental import multihost_utils
 
@@ -35,12 +35,7 @@ class StopSignal:
                 logger.info("not in the main thread: SIGTERM will not write a checkpoint")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._installed:
             signal.signal(signal.SIGTERM, self._old)  # pyrefly: ignore
 

@@ -16,7 +16,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Any
 
 from pipeline.cli.context import say
@@ -53,12 +52,7 @@ class Interrupts:
         self.install()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         if not self._ending:
