@@ -12,3 +12,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.pop("PONENTE_PREFIX", None)
 os.environ.pop("RAY_ADDRESS", None)
+
+from hypothesis import settings
+
+# How long an example takes says more of the machine's other work than of the code.
+settings.register_profile("suite", deadline=None)
+settings.load_profile("suite")

@@ -39,6 +39,7 @@ def batches(dataset, batch_size=4, **more):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dataset", ["mixture"], indirect=True)
 def test_resuming_at_every_step_gives_the_tail(dataset):
     """All of 200 steps to the end: every source's epochs end among them, and a stage does."""
     whole = batches(dataset, stop_batch=STEPS)
