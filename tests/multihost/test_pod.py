@@ -8,9 +8,8 @@ import json
 import numpy as np
 import pytest
 
+from data.dataset import Dataset
 from data.loader import Loader
-from data.order import BlockShuffle
-from data.token_array import TokenArray
 from experiments.run_200m import SMOKE
 from pipeline import pod, storage
 from pipeline.events import EventLog
@@ -87,26 +86,18 @@ def test_losses_on_the_pod_are_those_of_one_process(trained):
 
 def test_the_pods_processes_read_the_rows_of_one_process(trained):
     """The two halves that the processes read are the global batch of a single reader."""
-    cache = trained["local"]["TokenCache"]
-    order = BlockShuffle(
-        sequences=cache.tokens("train") // 64, io_block_size=4, window_blocks=16, seed=0
-    )
 
-    def batches(index, count, artifact):
-        tokens = TokenArray(artifact.split("train"), vocab_size=MODEL.vocab_size)
-        with Loader(
-            tokens,
-            order,
-            sequence_length=64,
-            batch_size=8,
-            process_index=index,
-            process_count=count,
-            stop_batch=6,
-        ) as loader:
+    def batches(index, count, model):
+        with (
+            Dataset(model.sequences.dataset()) as data,
+            Loader(
+                data, batch_size=8, process_index=index, process_count=count, stop_batch=6
+            ) as loader,
+        ):
             return list(loader)
 
-    whole = batches(0, 1, cache)
-    halves = [batches(i, 2, trained["cpu-2x2"]["TokenCache"]) for i in range(2)]
+    whole = batches(0, 1, trained["local"]["Checkpoint"])
+    halves = [batches(i, 2, trained["cpu-2x2"]["Checkpoint"]) for i in range(2)]
     for one, first, second in zip(whole, *halves, strict=True):
         np.testing.assert_array_equal(one, np.concatenate([first, second]))
 
