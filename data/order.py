@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -24,40 +23,6 @@ from pipeline.errors import InputError
 _TABLE = 4096  # rows in a table; it takes half a millisecond and 32 KB
 _LOOKED_UP = 4  # tables; positions further apart than this are computed
 _KEPT = 256  # tables, permutations; enough for a mixture of many sources, 8 MB of tables
-
-
-def sequence_count(tokens: int, sequence_length: int) -> int:
-    """Whole sequences in so many tokens, documents joined and cut; the rest is left over."""
-    if sequence_length < 1:
-        raise InputError(f"sequence_length={sequence_length}: expected at least 1")
-    return tokens // sequence_length
-
-
-class Order(Protocol):
-    """What a loader asks of an order."""
-
-    @property
-    def sequences(self) -> int:
-        """Rows in one epoch."""
-        ...
-
-    def rows(self, positions: np.ndarray) -> np.ndarray:
-        """The row at each global position, int64."""
-        ...
-
-
-@dataclass(frozen=True)
-class SequentialOrder:
-    """Rows as they lie, again from the start after the last; for evaluation."""
-
-    sequences: int
-
-    def __post_init__(self) -> None:
-        _at_least_one("SequentialOrder", "sequences", self.sequences)
-
-    def rows(self, positions: np.ndarray) -> np.ndarray:
-        """The row at each global position (int64)."""
-        return np.asarray(positions, np.int64) % self.sequences
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,7 +56,8 @@ def block_shuffle(
     """
     import numpy as np
 
-    from data.order import BlockShuffle, sequence_count
+    from data.order import BlockShuffle
+    from data.rows import row_count
 
     packed = tokens.result.get("sequence_length", sequence_length)
     if packed != sequence_length:
@@ -65,7 +66,7 @@ def block_shuffle(
             "tokens; shuffle with that length or pack again"
         )
     there = tokens.tokens(TRAIN)
-    count = sequence_count(there, sequence_length)
+    count = row_count([there], sequence_length)
     if count == 0:
         raise InputError(
             f"sequence_length {sequence_length:,} is longer than the data: {tokens.path} has "

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from data.order import BlockShuffle, SequentialOrder, sequence_count
+from data.order import BlockShuffle
 from pipeline.errors import InputError
 
 
@@ -168,30 +168,15 @@ def test_the_order_is_frozen():
 FROZEN = [718, 713, 622, 193, 416, 831, 269]
 
 
-def test_sequential_order_is_the_position():
-    """Rows as they lie, and again from the start."""
-    assert SequentialOrder(5).rows(np.arange(12)).tolist() == [0, 1, 2, 3, 4] * 2 + [0, 1]
-
-
 @pytest.mark.parametrize("field", ["sequences", "io_block_size", "window_blocks"])
 def test_sizes_below_one_are_refused(field):
     """The message has the field and the value."""
     sizes = {"sequences": 5, "io_block_size": 1, "window_blocks": 1, field: 0}
     with pytest.raises(InputError, match=f"{field}=0"):
         BlockShuffle(**sizes, seed=0)
-    with pytest.raises(InputError, match="sequences=0"):
-        SequentialOrder(0)
 
 
 def test_negative_positions_are_refused():
     """There is nothing before the first sequence."""
     with pytest.raises(IndexError):
         shuffle(10).rows(np.array([-1]))
-
-
-@pytest.mark.parametrize(("tokens", "count"), [(0, 0), (255, 0), (256, 1), (1000, 3)])
-def test_sequences_are_whole(tokens, count):
-    """What does not fill a sequence is left over."""
-    assert sequence_count(tokens, 256) == count
-    with pytest.raises(InputError, match="sequence_length=0"):
-        sequence_count(tokens, 0)
