@@ -33,10 +33,17 @@ devices = topologies.get_topology_desc(platform="tpu", topology_name="v6e:2x2").
 model = TransformerConfig(
     vocab_size=1024, layers=2, embed=256, heads=2, kv_heads=1, head_size=128, mlp=512
 )
+fsdp = int(sys.argv[1])
+separate = fsdp > 1  # documents told apart in one of the two programs
 train = TrainConfig(
-    steps=10, batch_size=8, sequence_length=512, fsdp=int(sys.argv[1]), microbatches=2
+    steps=10,
+    batch_size=8,
+    sequence_length=512,
+    fsdp=fsdp,
+    microbatches=2,
+    separate_documents=separate,
 )
-program = build_program(model, OptimizerConfig(), train, devices, eos_id=0)
+program = build_program(model, OptimizerConfig(), train, devices, eos_id=0, padded=separate)
 compiled = program.lower().compile()
 text = compiled.as_text()
 memory = compiled.memory_analysis()
@@ -56,7 +63,7 @@ print(json.dumps({
 
 @pytest.mark.parametrize("fsdp", [1, 4])
 def test_train_step_compiles_for_v6e(fsdp):
-    """Splash kernels are in the program, and memory is that of the state, donated."""
+    """Splash kernels are in the program, also with segments; memory is the state's, donated."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(fsdp)],
         env={**os.environ, **ENVIRONMENT},
