@@ -1,6 +1,7 @@
 # Two commands: `make demo` runs the main job in miniature, `make test` sets up and passes the tests.
 PYTHON ?= python3
 BIN := .venv/bin
+COMPILING := tests/models tests/training
 FIRST_PARTY := pipeline steps data models training experiments
 
 .PHONY: demo test fast lint setup clean
@@ -8,8 +9,10 @@ FIRST_PARTY := pipeline steps data models training experiments
 demo: .venv/installed
 	$(BIN)/python experiments/run_200m.py --preset smoke
 
-test: .venv/installed lint
-	$(BIN)/python -m pytest
+# Models and training compile on one core each; the rest starts clusters and kills processes, alone.
+test: .venv/oracle lint
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(COMPILING)
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(COMPILING))
 
 fast: .venv/installed lint
 	$(BIN)/python -m pytest -m "not slow"
@@ -26,6 +29,13 @@ setup: .venv/installed
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.8
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[dev]'
+	touch $@
+
+# What only tests need, and 2 GB of it: PyTorch with transformers. Where pip is told of local wheels
+# (PIP_FIND_LINKS), such as PyTorch's CPU build, uv is told of them too.
+.venv/oracle: .venv/installed
+	$(if $(PIP_FIND_LINKS),UV_FIND_LINKS="$(PIP_FIND_LINKS)") \
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[dev,oracle]'
 	touch $@
 
 clean:

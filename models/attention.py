@@ -1,72 +1,116 @@
 """Causal grouped-query attention: one call, several back ends.
 
-`reference` is plain Haliax and runs everywhere; it makes all scores, in float32. `splash` is the
-TPU kernel. Both compute softmax(cap(q k^T / sqrt(head_size))) v over the positions up to one's own,
-in one's own segment; each is tested against the other, forward and backward. The choice is made
-once, by `choose_backend`, with a reason to log; nothing falls back silently.
+`reference` is plain Haliax and makes all scores, in float32. `blockwise` is plain JAX and makes a
+block of them at a time, on any device. `splash` is the TPU's kernel, `cudnn` an NVIDIA GPU's. All
+compute softmax(cap(q k^T)) v of scaled queries over the positions up to one's own, or the last
+`window` of them, in one's own segment. The choice is made once, by `choose_backend`, with a reason
+to log; nothing falls back silently.
 """
 
 from __future__ import annotations
 
 import functools
 
-import equinox as eqx
 import haliax as hax
 import jax
 import jax.numpy as jnp
 from haliax import Axis, NamedArray
 
-from models.attention_splash import AttentionSharding, splash, why_not
+from models import attention_cudnn, attention_splash
+from models.attention_blocks import narrow
+from models.attention_blockwise import blockwise
+from models.attention_cudnn import cudnn
+from models.attention_splash import splash
 from models.axes import (
     BATCH,
-    EMBED,
     HEAD_SIZE,
     HEADS,
     KEY_POSITION,
     KV_HEADS,
     POSITION,
     Q_PER_KV,
-    ModelAxes,
+    QUERY_FEATURES,
 )
-from models.config import TransformerConfig
-from models.initial import matrix, residual_matrix
-from models.norms import RmsNorm
-from models.rotary import rotate
+from models.placement import Placement
 from pipeline.errors import InputError
 
 MASKED = -1e30
+BACKENDS = ("reference", "blockwise", "splash", "cudnn")
+KERNEL_OF = {"tpu": "splash", "gpu": "cudnn"}
+BLOCKWISE_FROM = 512
+"""Positions of a row from which blocks are faster on a CPU: a quarter there, 2.5 times at 1,024."""
 
 
 def choose_backend(
-    requested: str, platform: str, *, position: int, head_size: int
+    requested: str,
+    platform: str,
+    *,
+    position: int,
+    head_size: int,
+    soft_cap: float | None = None,
+    segments: bool = False,
+    window: int | None = None,
+    dtype: str = "bfloat16",
+    sequence_shards: int = 1,
 ) -> tuple[str, str]:
     """The back end to use and, for the log, why.
 
     Args:
-        requested: "auto", "reference" or "splash".
-        platform: of the devices that will run the program: "tpu", "cpu" or "gpu".
+        requested: "auto" or one of `BACKENDS`.
+        platform: of the devices that will run the program: "tpu", "cpu" or "gpu" (NVIDIA's).
         position: tokens per row.
         head_size: width of one head.
+        soft_cap: of the scores, or None.
+        segments: whether attention stops at the end of a document.
+        window: positions that one sees, or None for all.
+        dtype: of queries, keys and values.
+        sequence_shards: devices that the positions of a row are spread over.
 
     Raises:
-        InputError: `requested` is unknown, or is "splash" where it cannot run.
+        InputError: `requested` is unknown, or cannot run here.
     """
-    if requested == "reference":
-        return "reference", "reference attention: requested"
-    if requested not in ("auto", "splash"):
+    if requested not in ("auto", *BACKENDS):
         raise InputError(
-            f"attention: expected auto, reference or splash, found {requested!r}; auto is safe"
+            f"attention: expected auto, {', '.join(BACKENDS[:-1])} or {BACKENDS[-1]}, "
+            f"found {requested!r}; auto is safe"
         )
-    obstacle = why_not(position, head_size)
-    if platform != "tpu":
-        obstacle = f"the kernel needs platform tpu and this is {platform}"
-    if obstacle is None:
-        return "splash", f"splash attention: {requested}, {position} positions on {platform}"
-    if requested == "splash":
-        raise InputError(
-            f'attention: splash cannot run here, {obstacle}; use "auto" or "reference"'
+    obstacles = {
+        "splash": attention_splash.why_not(position, head_size, sequence_shards),
+        "cudnn": attention_cudnn.why_not(
+            head_size,
+            soft_cap=soft_cap,
+            segments=segments,
+            dtype=dtype,
+            sequence_shards=sequence_shards,
+        ),
+    }
+    for needs, kernel in KERNEL_OF.items():
+        if platform != needs:
+            obstacles[kernel] = f"it needs platform {needs} and this is {platform}"
+    if requested != "auto":
+        if obstacle := obstacles.get(requested):
+            raise InputError(
+                f'attention: {requested} cannot run, {obstacle}; use "auto" or "blockwise"'
+            )
+        return requested, f"{requested} attention: requested"
+    kernel = KERNEL_OF.get(platform)
+    shape = f"{position} positions on {platform}"
+    if kernel is None:
+        seen = position if window is None else min(window, position)
+        if position < BLOCKWISE_FROM:
+            return (
+                "reference",
+                f"reference attention: auto, {shape}, where all scores at once are as fast",
+            )
+        return "blockwise", f"blockwise attention: auto, {shape} that see up to {seen}"
+    if obstacle := obstacles[kernel]:
+        return "blockwise", f"blockwise attention: auto, {shape}; not {kernel}: {obstacle}"
+    reason = f"{kernel} attention: auto, {shape}"
+    if kernel == "splash" and narrow(position, head_size, sequence_shards):
+        reason += (
+            ", slowly: of the multiples of 128 only 128 divides the row; try a multiple of 512"
         )
-    return "reference", f"reference attention: auto, {obstacle}"
+    return kernel, reason
 
 
 def attend(
@@ -75,58 +119,144 @@ def attend(
     v: NamedArray,
     *,
     backend: str,
+    window: int | None = None,
     soft_cap: float | None = None,
     segment_ids: NamedArray | None = None,
-    sharding: AttentionSharding | None = None,
+    placement: Placement | None = None,
     interpret: bool = False,
 ) -> NamedArray:
-    """Causal self-attention; axes and dtype of the result are those of `q`.
+    """Causal self-attention; the result has the axes of `q` in any order, and its dtype.
+
+    The output and what else the backward pass needs of the forward pass are named
+    "attention_residuals".
 
     Args:
-        q: queries [batch, position, kv_heads, q_per_kv, head_size], not yet scaled.
-        k: keys [batch, position, kv_heads, head_size].
-        v: values, same axes.
-        backend: "reference" or "splash".
+        q: queries [batch, position, kv_heads, q_per_kv, head_size] in any order, already scaled.
+        k: keys [batch, position, kv_heads, head_size], the same.
+        v: values, the same.
+        backend: one of `BACKENDS`.
+        window: how many positions one sees, itself among them; None for all.
         soft_cap: c in c * tanh(score / c), or None.
         segment_ids: int32 [batch, position]; attention stays inside equal ids.
-        sharding: mesh axes for splash; the reference ignores it and is partitioned by the compiler.
+        placement: mesh axes for the kernels; the others are partitioned by the compiler.
         interpret: run splash in Pallas' interpreter.
 
     Raises:
-        InputError: the back end is unknown or cannot run these shapes.
+        InputError: the back end is unknown or cannot run these shapes, or `window` is below 1.
     """
-    scale = q.resolve_axis(HEAD_SIZE).size ** -0.5
+    if window is not None and window < 1:
+        raise InputError(f"attention: expected a window of at least 1 position, found {window}")
+    if window is not None and window >= q.resolve_axis(POSITION).size:
+        window = None
     if backend == "reference":
-        return _reference(q * scale, k, v, soft_cap, segment_ids)
-    if backend != "splash":
+        out = _reference(q, k, v, window, soft_cap, segment_ids)
+        return hax.tree_checkpoint_name(out, "attention_residuals")
+    if backend == "blockwise":
+        return _by_blocks(q, k, v, window, soft_cap, segment_ids)
+    if backend not in KERNEL_OF.values():
         raise InputError(
-            f"attention: expected back end reference or splash, found {backend!r}; "
+            f"attention: expected back end {', '.join(BACKENDS)}, found {backend!r}; "
             "take the one that choose_backend returns"
         )
-    obstacle = why_not(q.resolve_axis(POSITION).size, q.resolve_axis(HEAD_SIZE).size)
+    _check_kernel(backend, q, soft_cap, segment_ids, placement)
+    if backend == "cudnn":
+        return _by_cudnn(q, k, v, window, placement)
+    return _by_splash(q, k, v, window, soft_cap, segment_ids, placement, interpret)
+
+
+def _check_kernel(
+    backend: str,
+    q: NamedArray,
+    soft_cap: float | None,
+    segment_ids: NamedArray | None,
+    placement: Placement | None,
+) -> None:
+    position, head_size = (q.resolve_axis(name).size for name in (POSITION, HEAD_SIZE))
+    shards = 1 if placement is None else placement.shards(placement.sequence)
+    if backend == "splash":
+        obstacle = attention_splash.why_not(position, head_size, shards)
+    else:
+        obstacle = attention_cudnn.why_not(
+            head_size,
+            soft_cap=soft_cap,
+            segments=segment_ids is not None,
+            dtype=q.dtype.name,
+            sequence_shards=shards,
+        )
     if obstacle is not None:
-        raise InputError(f'attention: splash cannot run, {obstacle}; use "reference"')
+        raise InputError(f'attention: {backend} cannot run, {obstacle}; use "blockwise"')
+
+
+def _by_blocks(
+    q: NamedArray,
+    k: NamedArray,
+    v: NamedArray,
+    window: int | None,
+    soft_cap: float | None,
+    segment_ids: NamedArray | None,
+) -> NamedArray:
+    rows = (BATCH, POSITION, KV_HEADS)
+    queries = q.rearrange((*rows, Q_PER_KV, HEAD_SIZE))
+    out = blockwise(
+        queries.array,
+        k.rearrange((*rows, HEAD_SIZE)).array,
+        v.rearrange((*rows, HEAD_SIZE)).array,
+        window=window,
+        soft_cap=soft_cap,
+        segment_ids=_rows(segment_ids),
+    )
+    return hax.named(out, queries.axes)
+
+
+def _by_cudnn(
+    q: NamedArray, k: NamedArray, v: NamedArray, window: int | None, placement: Placement | None
+) -> NamedArray:
+    rows = (BATCH, POSITION, KV_HEADS)
+    queries = q.rearrange((*rows, Q_PER_KV, HEAD_SIZE)).flatten_axes((KV_HEADS, Q_PER_KV), HEADS)
+    keys, values = (x.rearrange((*rows, HEAD_SIZE)).array for x in (k, v))
+    out = cudnn(queries.array, keys, values, window=window, placement=placement)
+    heads = tuple(q.resolve_axis(name) for name in (KV_HEADS, Q_PER_KV))
+    return hax.named(out, queries.axes).unflatten_axis(HEADS, heads)
+
+
+def _by_splash(
+    q: NamedArray,
+    k: NamedArray,
+    v: NamedArray,
+    window: int | None,
+    soft_cap: float | None,
+    segment_ids: NamedArray | None,
+    placement: Placement | None,
+    interpret: bool,
+) -> NamedArray:
     heads_first = (BATCH, KV_HEADS, POSITION, HEAD_SIZE)
-    queries = (q * scale).rearrange((BATCH, KV_HEADS, Q_PER_KV, POSITION, HEAD_SIZE))
+    queries = q.rearrange((BATCH, KV_HEADS, Q_PER_KV, POSITION, HEAD_SIZE))
     queries = queries.flatten_axes((KV_HEADS, Q_PER_KV), HEADS)
     out = splash(
         queries.array,
         k.rearrange(heads_first).array,
         v.rearrange(heads_first).array,
-        None if segment_ids is None else segment_ids.rearrange((BATCH, POSITION)).array,
+        _rows(segment_ids),
+        window=window,
         soft_cap=soft_cap,
-        sharding=sharding,
+        placement=placement,
         interpret=interpret,
     )
-    groups = (q.resolve_axis(KV_HEADS), q.resolve_axis(Q_PER_KV))
-    return hax.named(out, queries.axes).unflatten_axis(HEADS, groups).rearrange(q.axes)
+    features = tuple(q.resolve_axis(name) for name in (KV_HEADS, Q_PER_KV, HEAD_SIZE))
+    merged = hax.named(out, (q.resolve_axis(BATCH), QUERY_FEATURES, q.resolve_axis(POSITION)))
+    return merged.unflatten_axis(QUERY_FEATURES, features)
 
 
-@functools.partial(jax.checkpoint, static_argnums=(3,))
+def _rows(segment_ids: NamedArray | None) -> jax.Array | None:
+    return None if segment_ids is None else segment_ids.rearrange((BATCH, POSITION)).array
+
+
+@functools.partial(jax.checkpoint, static_argnums=(3, 4))
 def _reference(
     q: NamedArray,
     k: NamedArray,
     v: NamedArray,
+    window: int | None,
     soft_cap: float | None,
     segment_ids: NamedArray | None,
 ) -> NamedArray:
@@ -148,7 +278,7 @@ def _reference(
     )
     if soft_cap is not None:
         scores = soft_cap * hax.tanh(scores / soft_cap)
-    visible = _visible(q.resolve_axis(POSITION), k.resolve_axis(KEY_POSITION), segment_ids)
+    visible = _visible(q.resolve_axis(POSITION), k.resolve_axis(KEY_POSITION), window, segment_ids)
     scores = hax.where(visible, scores, MASKED)
     # Any shift cancels, so the maximum needs no gradient.
     largest = hax.max(jax.lax.stop_gradient(scores), axis=KEY_POSITION)
@@ -158,84 +288,17 @@ def _reference(
     return out.rearrange(q.axes).astype(q.dtype)
 
 
-def _visible(Position: Axis, KeyPosition: Axis, segment_ids: NamedArray | None) -> NamedArray:
+def _visible(
+    Position: Axis, KeyPosition: Axis, window: int | None, segment_ids: NamedArray | None
+) -> NamedArray:
     """Which keys a position attends to: boolean [position, key_position], by row with segments."""
     keys = hax.arange(KeyPosition)
-    causal = hax.arange(Position).broadcast_to((Position, KeyPosition)) >= keys
+    positions = hax.arange(Position).broadcast_to((Position, KeyPosition))
+    causal = positions >= keys
+    if window is not None:
+        causal = causal & (positions - keys < window)
     if segment_ids is None:
         return causal
     of_keys = segment_ids.rename({POSITION: KEY_POSITION})
     both = (segment_ids.resolve_axis(BATCH), Position, KeyPosition)
     return causal & (segment_ids.broadcast_to(both) == of_keys)
-
-
-class Attention(eqx.Module):
-    """Projections, optional norms of queries and keys, rotation, attention, output projection.
-
-    Attributes:
-        query: [embed, kv_heads, q_per_kv, head_size].
-        key: [embed, kv_heads, head_size].
-        value: [embed, kv_heads, head_size].
-        output: [kv_heads, q_per_kv, head_size, embed].
-        query_norm: over head_size, shared by all heads (Dehghani et al., 2023, arXiv:2302.05442,
-            as in Qwen3); None without qk_norm.
-        key_norm: the same for keys.
-        soft_cap: on the scores.
-    """
-
-    query: NamedArray
-    key: NamedArray
-    value: NamedArray
-    output: NamedArray
-    query_norm: RmsNorm | None
-    key_norm: RmsNorm | None
-    soft_cap: float | None = eqx.field(static=True)
-
-    @staticmethod
-    def init(config: TransformerConfig, axes: ModelAxes, *, key: jax.Array) -> Attention:
-        """Float32 parameters."""
-        keys = jax.random.split(key, 4)
-        heads = (axes.KVHeads, axes.QPerKV, axes.HeadSize)
-        kv = (axes.KVHeads, axes.HeadSize)
-
-        def norm() -> RmsNorm | None:
-            return RmsNorm.init(axes.HeadSize, config.norm_epsilon) if config.qk_norm else None
-
-        return Attention(
-            query=matrix(keys[0], (axes.Embed,), heads, config),
-            key=matrix(keys[1], (axes.Embed,), kv, config),
-            value=matrix(keys[2], (axes.Embed,), kv, config),
-            output=residual_matrix(keys[3], heads, (axes.Embed,), config),
-            query_norm=norm(),
-            key_norm=norm(),
-            soft_cap=config.attention_soft_cap,
-        )
-
-    def __call__(
-        self,
-        x: NamedArray,
-        angles: NamedArray,
-        *,
-        segment_ids: NamedArray | None,
-        backend: str,
-        sharding: AttentionSharding | None,
-        interpret: bool,
-    ) -> NamedArray:
-        """[batch, position, embed] to the same axes, in the parameters' dtype."""
-        q, k, v = (hax.dot(x, w, axis=EMBED) for w in (self.query, self.key, self.value))
-        if self.query_norm is not None and self.key_norm is not None:
-            q, k = self.query_norm(q), self.key_norm(k)
-        out = attend(
-            hax.tree_checkpoint_name(rotate(q, angles), "queries"),
-            hax.tree_checkpoint_name(rotate(k, angles), "keys"),
-            hax.tree_checkpoint_name(v, "values"),
-            backend=backend,
-            soft_cap=self.soft_cap,
-            segment_ids=segment_ids,
-            sharding=sharding,
-            interpret=interpret,
-        )
-        if backend == "reference":  # splash names its own output together with its log-sum-exp
-            out = hax.tree_checkpoint_name(out, "attention_residuals")
-        projected = hax.dot(out, self.output, axis=(KV_HEADS, Q_PER_KV, HEAD_SIZE))
-        return hax.tree_checkpoint_name(projected, "attention_output")

@@ -1,92 +1,94 @@
 """Causal attention by JAX's splash kernel (Pallas for TPU), forward and backward.
 
-The kernel never writes the scores to memory and skips blocks above the diagonal. It serves several
+The kernel never writes the scores to memory and skips blocks that the mask hides. It serves several
 query heads with one key/value head, so keys and values are not repeated. It is called per row of
-the batch under `jax.vmap`, and under `jax.shard_map` where the batch is spread over devices,
-because the compiler cannot partition a kernel by itself.
+the batch under `jax.vmap`, and under `jax.shard_map` where arrays are spread over devices, because
+the compiler cannot partition a kernel by itself. With positions spread over devices, each device
+has its part of the queries and gathers all keys and values; the device with the last positions then
+has the most to do, twice the mean.
+
+The differentiation rule around it is ours. The kernel's own keeps its output as [heads, position,
+head_size], which the TPU pads to 128 lanes: with heads of 64 that is twice the memory, for every
+layer. Ours keeps it as [query_features, position], as the next product reads it, and turns it back
+for the backward kernels. `_splash_attention_bwd_dkv` and `_dq` are private names of JAX;
+pyproject caps jax, and a test holds their parameters.
+
+With the fused backward kernel each block of keys writes what it adds to the queries' gradients:
+[batch, key blocks, heads, position, head_size] in the queries' dtype while one layer's backward
+pass runs, a head padded to 128 lanes. With 8 rows of 8,192 positions, 16 heads of 64 or 128 and
+key blocks of 2048 that is 1 GiB.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from typing import cast
+import functools
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu.splash_attention import (
     splash_attention_kernel,
     splash_attention_mask,
 )
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
-LANES = 128
+from models.attention_blocks import LANES, block_sizes
+from models.placement import Placement
 
-BLOCKS_SHORT = (1024, 512, 256, 128)
-BLOCKS_LONG = (2048, 1024, 512, 256, 128)
-LONG_FROM = 8192
-COMPUTE_BLOCK = 512
-BACKWARD_BLOCK = 1024
+RESIDUALS = "attention_residuals"
+
+SegmentIds = splash_attention_kernel.SegmentIds
 
 
 @dataclasses.dataclass(frozen=True)
-class AttentionSharding:
-    """Where attention runs when the batch, and perhaps the heads, are spread over devices.
+class Kernel:
+    """What the compiled kernel depends on besides its arrays."""
 
-    Attributes:
-        mesh: the devices.
-        batch_axes: mesh axes that divide "batch".
-        head_axes: mesh axes that divide "kv_heads".
-    """
-
-    mesh: Mesh
-    batch_axes: tuple[str, ...]
-    head_axes: tuple[str, ...] = ()
-
-    @property
-    def batch_shards(self) -> int:
-        """Into how many pieces the batch is divided."""
-        return math.prod(self.mesh.shape[name] for name in self.batch_axes)
-
-    @property
-    def head_shards(self) -> int:
-        """Into how many pieces the heads are divided."""
-        return math.prod(self.mesh.shape[name] for name in self.head_axes)
+    heads: int
+    position: int
+    head_size: int
+    window: int | None
+    soft_cap: float | None
+    sequence_shards: int = 1
+    interpret: bool = False
 
 
-def why_not(position: int, head_size: int) -> str | None:
+@functools.cache
+def build(kernel: Kernel) -> splash_attention_kernel.SplashAttentionKernel:
+    """JAX's kernel object for one row, returning its log-sum-exp too; its arrays are NumPy."""
+    shape = (kernel.position, kernel.position)
+    if kernel.window is None:
+        mask = splash_attention_mask.CausalMask(shape)
+    else:
+        mask = splash_attention_mask.LocalMask(shape, (kernel.window - 1, 0), 0)
+    sizes = block_sizes(kernel.position, kernel.head_size, kernel.window, kernel.sequence_shards)
+    with jax.ensure_compile_time_eval():
+        built = splash_attention_kernel.make_splash_mha(
+            splash_attention_mask.MultiHeadMask([mask] * kernel.heads),
+            block_sizes=sizes,
+            head_shards=1,
+            q_seq_shards=kernel.sequence_shards,
+            attn_logits_soft_cap=kernel.soft_cap,
+            save_residuals=True,
+            interpret=kernel.interpret,
+        )
+        return jax.tree.map(np.asarray, built)
+
+
+def why_not(position: int, head_size: int, sequence_shards: int = 1) -> str | None:
     """Why the kernel cannot run these shapes, or None when it can."""
-    if position % LANES:
-        return f"{position} positions are not a multiple of {LANES}"
+    if position % sequence_shards:
+        return f"{position} positions do not divide over {sequence_shards} devices"
+    if position // sequence_shards % LANES:
+        each = f" on each of {sequence_shards} devices" if sequence_shards > 1 else ""
+        return f"{position // sequence_shards} positions{each} are not a multiple of {LANES}"
     if head_size % 64:
         return f"a head size of {head_size} is not a multiple of 64"
     return None
-
-
-def block_sizes(position: int) -> splash_attention_kernel.BlockSizes:
-    """Tile sizes for a row length, a multiple of 128.
-
-    The largest tile that divides the row: 2048 from 8,192 positions on, 1024 below, where half
-    of a larger diagonal tile would be masked work. Scores are made 512 keys at a time, which keeps
-    the scratch of a 2048 tile inside the scoped vector memory. From the v6e autotuning tables of
-    openxla/tokamax (forward); nobody has published backward tables, so the backward pass keeps to
-    1024. The kernel's own default of 128 is several times slower everywhere.
-    """
-    table = BLOCKS_LONG if position >= LONG_FROM else BLOCKS_SHORT
-    block = next(size for size in table if position % size == 0)
-    compute = min(block, COMPUTE_BLOCK)
-    backward = min(block, BACKWARD_BLOCK)
-    backward_compute = min(backward, COMPUTE_BLOCK)
-    return splash_attention_kernel.BlockSizes(
-        block_q=block,
-        block_kv=block,
-        block_kv_compute=compute,
-        block_q_dkv=backward,
-        block_kv_dkv=backward,
-        block_kv_dkv_compute=backward_compute,
-        block_q_dq=backward,
-        block_kv_dq=backward,
-    )
 
 
 def splash(
@@ -95,56 +97,164 @@ def splash(
     v_BKPD: Array,
     segment_ids_BP: Array | None,
     *,
+    window: int | None,
     soft_cap: float | None,
-    sharding: AttentionSharding | None,
+    placement: Placement | None,
     interpret: bool,
 ) -> Array:
-    """Attention output [batch, heads, position, head_size] in the queries' dtype.
+    """Attention output [batch, heads * head_size, position] in the queries' dtype.
 
     Args:
         q_BHPD: queries, already scaled; heads of one key/value head are neighbours.
         k_BKPD: keys [batch, kv_heads, position, head_size].
         v_BKPD: values, same shape.
         segment_ids_BP: int32, or None.
+        window: how many positions one sees, itself among them; None for all.
         soft_cap: c in c * tanh(score / c), or None.
-        sharding: mesh axes to run over, or None for one device.
+        placement: mesh axes to run over, or None for one device.
         interpret: run in Pallas' interpreter.
     """
-
-    def local(q: Array, k: Array, v: Array, *segments: Array) -> Array:
-        kernel = _kernel(q.shape[1], q.shape[2], soft_cap, interpret)
-
-        def one_row(q: Array, k: Array, v: Array, *segments: Array) -> Array:
-            ids = [splash_attention_kernel.SegmentIds(q=row, kv=row) for row in segments]
-            return cast(Array, kernel(q, k, v, *ids))  # without residuals it returns no tuple
-
-        # The kernel's own indexing relies on NumPy's rank promotion.
-        with jax.numpy_rank_promotion("allow"):
-            return jax.vmap(one_row)(q, k, v, *segments)
-
-    segments = () if segment_ids_BP is None else (segment_ids_BP,)
-    if sharding is None:
-        return local(q_BHPD, k_BKPD, v_BKPD, *segments)
-    heads = PartitionSpec(sharding.batch_axes, sharding.head_axes)
-    return jax.shard_map(
-        local,
-        mesh=sharding.mesh,
-        in_specs=(heads,) * 3 + (PartitionSpec(sharding.batch_axes),) * len(segments),
-        out_specs=heads,
-        check_vma=False,
-    )(q_BHPD, k_BKPD, v_BKPD, *segments)
-
-
-def _kernel(
-    heads: int, position: int, soft_cap: float | None, interpret: bool
-) -> splash_attention_kernel.SplashAttentionKernel:
-    mask = splash_attention_mask.CausalMask((position, position))
-    return splash_attention_kernel.make_splash_mha(
-        splash_attention_mask.MultiHeadMask([mask] * heads),
-        block_sizes=block_sizes(position),
-        head_shards=1,
-        q_seq_shards=1,
-        attn_logits_soft_cap=soft_cap,
-        residual_checkpoint_name="attention_residuals",
+    _, heads, position, head_size = q_BHPD.shape
+    describe = functools.partial(
+        Kernel,
+        position=position,
+        head_size=head_size,
+        window=window,
+        soft_cap=soft_cap,
         interpret=interpret,
     )
+    if placement is None:
+        run = build(describe(heads))
+        return _attention(run, q_BHPD, k_BKPD, v_BKPD, segment_ids_BP, segment_ids_BP)
+    here = heads // placement.shards(placement.heads)
+    run = build(describe(here, sequence_shards=placement.shards(placement.sequence)))
+    rows, by_heads, sequence = (
+        axes or None for axes in (placement.batch, placement.heads, placement.sequence)
+    )
+    by_head = PartitionSpec(rows, by_heads, sequence)
+    masks = NamedSharding(placement.mesh, PartitionSpec(None, sequence))
+    return jax.shard_map(
+        functools.partial(_on_one_device, placement.sequence),
+        mesh=placement.mesh,
+        in_specs=(
+            run.manual_sharding_spec(masks),
+            by_head,
+            by_head,
+            by_head,
+            None if segment_ids_BP is None else PartitionSpec(rows, sequence),
+        ),
+        out_specs=PartitionSpec(rows, by_heads, sequence),
+        check_vma=False,
+    )(run, q_BHPD, k_BKPD, v_BKPD, segment_ids_BP)
+
+
+def _on_one_device(
+    sequence: tuple[str, ...], run: Any, q: Array, k: Array, v: Array, ids: Array | None
+) -> Array:
+    """Attention of this device's queries, with the keys and values of all positions."""
+    if not sequence:
+        return _attention(run, q, k, v, ids, ids)
+
+    def whole(x: Array, axis: int) -> Array:
+        return jax.lax.all_gather(x, sequence, axis=axis, tiled=True)
+
+    kv_ids = None if ids is None else whole(ids, 1)
+    return _attention(run, q, whole(k, 2), whole(v, 2), ids, kv_ids)
+
+
+@jax.custom_vjp
+def _attention(
+    run: Any, q: Array, k: Array, v: Array, q_ids: Array | None, kv_ids: Array | None
+) -> Array:
+    return _forward(run, q, k, v, q_ids, kv_ids)[0]
+
+
+def _forward(
+    run: Any, q: Array, k: Array, v: Array, q_ids: Array | None, kv_ids: Array | None
+) -> tuple[Array, tuple[Any, ...]]:
+    def one_row(
+        q: Array, k: Array, v: Array, q_ids: Array | None, kv_ids: Array | None
+    ) -> tuple[Array, Array]:
+        out, (log_sum_exp,) = run(q, k, v, _segment_ids(q_ids, kv_ids))
+        return out, log_sum_exp
+
+    # The kernel's own indexing relies on NumPy's rank promotion.
+    with jax.numpy_rank_promotion("allow"):
+        out, log_sum_exp = jax.vmap(one_row)(q, k, v, q_ids, kv_ids)
+    out = checkpoint_name(_merge_heads(out), RESIDUALS)
+    log_sum_exp = checkpoint_name(log_sum_exp, RESIDUALS)
+    return out, (run, q, k, v, q_ids, kv_ids, out, log_sum_exp)
+
+
+def _backward(
+    residuals: tuple[Any, ...], out_bar: Array
+) -> tuple[None, Array, Array, Array, None, None]:
+    run, q, k, v, q_ids, kv_ids, out, log_sum_exp = residuals
+    batch, heads, position, head_size = q.shape
+    # The inner products of the softmax's backward pass, taken where heads are not padded.
+    by_head = (batch, heads, head_size, position)
+    wide, wide_bar = (x.reshape(by_head).astype(jnp.float32) for x in (out, out_bar))
+    inner = jnp.sum(wide * wide_bar, axis=2)
+
+    def one_row(*row: Any) -> tuple[Array, Array, Array]:
+        q, k, v, q_ids, kv_ids, log_sum_exp, out_bar, inner = row
+        ids = _segment_ids(q_ids, kv_ids)
+        return backward_kernels(run, (q, k, v, ids, None, log_sum_exp, out_bar, inner))
+
+    rows = (q, k, v, q_ids, kv_ids, log_sum_exp, _split_heads(out_bar, heads), inner)
+    with jax.numpy_rank_promotion("allow"):
+        q_bar, k_bar, v_bar = jax.vmap(one_row)(*rows)
+    return None, q_bar, k_bar, v_bar, None, None
+
+
+def backward_kernels(run: Any, arrays: tuple[Any, ...]) -> tuple[Array, Array, Array]:
+    """Cotangents of one row's queries, keys and values, by JAX's backward kernel or kernels.
+
+    `arrays` are queries, keys, values, segment ids, None, log-sum-exp, the output's cotangent and
+    its inner products with the output.
+    """
+    settings, blocks = run.kwargs, run.kwargs["block_sizes"]
+    common = {
+        name: settings[name]
+        for name in ("is_mqa", "mask_value", "attn_logits_soft_cap", "mask_function", "interpret")
+    }
+    common |= {name: getattr(blocks, name) for name in ("q_layout", "k_layout", "v_layout")}
+    keys_values: Any = splash_attention_kernel._splash_attention_bwd_dkv
+    q_bar, k_bar, v_bar = keys_values(
+        *arrays,
+        bq=blocks.block_q_dkv,
+        bkv=blocks.block_kv_dkv,
+        bkv_compute=blocks.block_kv_dkv_compute,
+        mask_info=run.dkv_mask_info,
+        use_fused_bwd_kernel=blocks.use_fused_bwd_kernel,
+        **common,
+    )
+    if not blocks.use_fused_bwd_kernel:
+        queries: Any = splash_attention_kernel._splash_attention_bwd_dq
+        q_bar = queries(
+            *arrays,
+            bq=blocks.block_q_dq,
+            bkv=blocks.block_kv_dq,
+            mask_info=run.dq_mask_info,
+            **common,
+        )
+    return q_bar, k_bar, v_bar
+
+
+_attention.defvjp(_forward, _backward)
+
+
+def _segment_ids(q_ids: Array | None, kv_ids: Array | None) -> SegmentIds | None:
+    return None if q_ids is None or kv_ids is None else SegmentIds(q=q_ids, kv=kv_ids)
+
+
+def _merge_heads(x: Array) -> Array:
+    """[batch, heads, position, head_size] to [batch, heads * head_size, position]."""
+    batch, heads, position, head_size = x.shape
+    return x.swapaxes(2, 3).reshape(batch, heads * head_size, position)
+
+
+def _split_heads(x: Array, heads: int) -> Array:
+    """Inverse of `_merge_heads`."""
+    batch, features, position = x.shape
+    return x.reshape(batch, heads, features // heads, position).swapaxes(2, 3)

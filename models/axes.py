@@ -4,7 +4,8 @@ Parallelism is a mapping from these names to mesh axes, so the names are the who
 between the model and whoever places it on devices.
 
 Query heads are two axes, `kv_heads` and `q_per_kv`, so that grouped-query attention contracts by
-name without repeating keys or values. `heads` is the two flattened, `kv_heads` outermost.
+name without repeating keys or values. `heads` is the two flattened, `kv_heads` outermost;
+`query_features` and `kv_features` are all heads' features in one axis, as projections make them.
 """
 
 from __future__ import annotations
@@ -24,9 +25,15 @@ HEADS = "heads"
 KV_HEADS = "kv_heads"
 Q_PER_KV = "q_per_kv"
 HEAD_SIZE = "head_size"
+QUERY_FEATURES = "query_features"
+KV_FEATURES = "kv_features"
 MLP = "mlp"
 VOCAB = "vocab"
 LAYERS = "layers"
+
+TOKENS_FIRST = (BATCH, POSITION, EMBED)
+FEATURES_FIRST = (EMBED, BATCH, POSITION)
+"""The orders of the residual stream's axes, see `models.linear`."""
 
 
 @dataclasses.dataclass(frozen=True)

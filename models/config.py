@@ -8,13 +8,46 @@ arrays), so a number shown before a run is the number of the run.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from pipeline.errors import InputError
+
+MLP_KINDS = ("swiglu", "relu2", "relu", "gelu")
+NORM_KINDS = ("rms", "plain_rms", "layer")
+POSITION_KINDS = ("rotary", "learned")
+INIT_KINDS = ("fan_in", "mup")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """Llama 3's stretching of rotary frequencies for rows longer than those trained on.
+
+    Wavelengths above `original_context / low_frequency_factor` are divided by `factor`, those below
+    `original_context / high_frequency_factor` stay, and between the two the frequency is blended
+    linearly (Llama Team, 2024, arXiv:2407.21783, as in the released code and transformers'
+    `rope_type="llama3"`).
+    """
+
+    factor: float = 8.0
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    original_context: int = 8192
+
+    def __post_init__(self) -> None:
+        for name in ("factor", "low_frequency_factor", "original_context"):
+            _check_positive("RopeScaling", name, getattr(self, name))
+        if not self.high_frequency_factor > self.low_frequency_factor:
+            raise InputError(
+                "RopeScaling.high_frequency_factor: expected more than low_frequency_factor="
+                f"{self.low_frequency_factor}, found {self.high_frequency_factor}; "
+                "Llama 3 uses 4 and 1"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """A decoder-only transformer: pre-norm, rotary positions, grouped-query attention, SwiGLU.
+    """A decoder-only transformer with pre-norm blocks and grouped-query attention.
 
     Attributes:
         vocab_size: rows of the embedding; at least the tokenizer's number of ids.
@@ -22,16 +55,28 @@ class TransformerConfig:
         embed: width of the residual stream.
         heads: query heads.
         kv_heads: key and value heads; each serves `heads / kv_heads` query heads.
-        head_size: width of one head; even, because rotary positions turn pairs.
-        mlp: inner width of the SwiGLU.
-        qk_norm: RMS-normalise queries and keys per head, with a learnt weight, before rotation.
+        head_size: width of one head; even with rotary positions, which turn pairs.
+        mlp: inner width of the MLP.
+        mlp_kind: "swiglu" (gate, up and down), "relu2" (ReLU squared), "relu" or "gelu" (tanh form)
+            (up and down only).
+        norm: "rms" (learnt weight), "plain_rms" (none) or "layer" (LayerNorm, weight and bias).
+        biases: add a learnt bias to every projection of the blocks.
+        positions: "rotary", or "learned" (one added vector per position, up to `context`).
+        context: rows of the learned positions; None with rotary ones.
+        qk_norm: normalise queries and keys per head, before rotation.
         tied: the embedding is also the output head.
+        window_pattern: one letter a layer, repeated: "L" sees the whole row, "S" only the last
+            `window` positions, its own among them. The last layer always is "L".
+        window: positions an "S" layer sees; None with patterns of "L" alone.
         rope_base: base of the rotary frequencies.
+        rope_scaling: see `RopeScaling`; None for none.
         norm_epsilon: added to the mean square in every norm.
         logit_soft_cap: c in c * tanh(logits / c) over the vocabulary, None for no cap.
         attention_soft_cap: the same for attention scores.
-        init_scale: factor on the initial 1/sqrt(fan_in) of every matrix of the blocks.
+        init: "fan_in" or "mup", see `models.initial`.
+        init_scale: factor on the initial scale of every matrix of the blocks.
         embedding_std: initial standard deviation of the embedding and of an untied head.
+        zero_outputs: matrices that write to the residual stream start at zero.
     """
 
     vocab_size: int
@@ -41,51 +86,105 @@ class TransformerConfig:
     kv_heads: int
     head_size: int
     mlp: int
+    mlp_kind: str = "swiglu"
+    norm: str = "rms"
+    biases: bool = False
+    positions: str = "rotary"
+    context: int | None = None
     qk_norm: bool = True
     tied: bool = True
+    window_pattern: str = "L"
+    window: int | None = None
     rope_base: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
     norm_epsilon: float = 1e-6
     logit_soft_cap: float | None = None
     attention_soft_cap: float | None = None
+    init: str = "fan_in"
     init_scale: float = 1.0
     embedding_std: float = 0.02
+    zero_outputs: bool = False
 
     def __post_init__(self) -> None:
+        owner = "TransformerConfig"
         for name in ("vocab_size", "layers", "embed", "heads", "kv_heads", "head_size", "mlp"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise InputError(
-                    f"TransformerConfig.{name}: expected a positive integer, found {value!r}; "
-                    "give a whole number of at least 1"
-                )
+            _check_count(owner, name, getattr(self, name))
+        for name in ("window", "context"):
+            if getattr(self, name) is not None:
+                _check_count(owner, name, getattr(self, name))
         for name in ("rope_base", "norm_epsilon", "init_scale", "embedding_std"):
-            self._check_positive(name, getattr(self, name))
+            _check_positive(owner, name, getattr(self, name))
         for name in ("logit_soft_cap", "attention_soft_cap"):
             if getattr(self, name) is not None:
-                self._check_positive(name, getattr(self, name))
+                _check_positive(owner, name, getattr(self, name))
+        for name, allowed in (
+            ("mlp_kind", MLP_KINDS),
+            ("norm", NORM_KINDS),
+            ("positions", POSITION_KINDS),
+            ("init", INIT_KINDS),
+        ):
+            if getattr(self, name) not in allowed:
+                raise InputError(
+                    f"{owner}.{name}: expected one of {', '.join(allowed)}, found "
+                    f"{getattr(self, name)!r}; give one of them"
+                )
+        self._check_heads()
+        self._check_positions()
+
+    def _check_heads(self) -> None:
         if self.heads % self.kv_heads:
             raise InputError(
                 f"TransformerConfig.kv_heads: expected a divisor of heads={self.heads}, found "
                 f"{self.kv_heads}; every key/value head must serve the same number of query heads"
             )
-        if self.head_size % 2:
+        if self.positions == "rotary" and self.head_size % 2:
             raise InputError(
                 f"TransformerConfig.head_size: expected an even number, found {self.head_size}; "
                 "rotary positions turn pairs of features"
             )
 
-    @staticmethod
-    def _check_positive(name: str, value: float) -> None:
-        if not 0 < value < float("inf"):
+    def _check_positions(self) -> None:
+        pattern = self.window_pattern
+        if not pattern or set(pattern) - set("LS"):
             raise InputError(
-                f"TransformerConfig.{name}: expected a finite number above 0, found {value!r}; "
-                "leave the field out to get its default"
+                f"TransformerConfig.window_pattern: expected letters L (long) and S (short), found "
+                f"{pattern!r}; SSSL is three short layers before each long one"
             )
+        if ("S" in pattern) != (self.window is not None):
+            raise InputError(
+                "TransformerConfig.window: expected a width exactly where window_pattern has an S, "
+                f"found {self.window} with pattern {pattern!r}; set both or neither"
+            )
+        if (self.positions == "learned") != (self.context is not None):
+            raise InputError(
+                "TransformerConfig.context: expected a length exactly with positions='learned', "
+                f"found {self.context} with {self.positions!r}; set both or neither"
+            )
+
+    @classmethod
+    def from_plain(cls, fields: Mapping[str, Any]) -> TransformerConfig:
+        """From what `dataclasses.asdict` gives, as it comes back from JSON."""
+        scaling = fields.get("rope_scaling")
+        nested = None if scaling is None else RopeScaling(**scaling)
+        rebuilt: dict[str, Any] = {**fields, "rope_scaling": nested}
+        return cls(**rebuilt)
 
     @property
     def q_per_kv(self) -> int:
         """Query heads served by one key/value head."""
         return self.heads // self.kv_heads
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Positions every layer sees, None for the whole row; the last layer sees all."""
+        letters = [self.window_pattern[i % len(self.window_pattern)] for i in range(self.layers)]
+        letters[-1] = "L"
+        return tuple(None if letter == "L" else self.window for letter in letters)
+
+    @property
+    def mlp_matrices(self) -> int:
+        """Matrices of one MLP: 3 with a gate, else 2."""
+        return 3 if self.mlp_kind == "swiglu" else 2
 
     @property
     def matmul_parameters(self) -> int:
@@ -94,17 +193,42 @@ class TransformerConfig:
         The head counts once, tied or not; the embedding's gather does not.
         """
         attention = 2 * self.embed * self.head_size * (self.heads + self.kv_heads)
-        mlp = 3 * self.embed * self.mlp
+        mlp = self.mlp_matrices * self.embed * self.mlp
         return self.layers * (attention + mlp) + self.vocab_size * self.embed
 
     @property
     def norm_parameters(self) -> int:
-        """Weights of all norms: two per block, two per head width with qk_norm, one at the end."""
+        """Weights and biases of all norms: two per block, two per head width with qk_norm, one."""
+        per_feature = {"rms": 1, "plain_rms": 0, "layer": 2}[self.norm]
         per_block = 2 * self.embed + (2 * self.head_size if self.qk_norm else 0)
-        return self.layers * per_block + self.embed
+        return per_feature * (self.layers * per_block + self.embed)
+
+    @property
+    def bias_parameters(self) -> int:
+        """Biases of the blocks' projections."""
+        attention = self.head_size * (self.heads + 2 * self.kv_heads) + self.embed
+        mlp = (self.mlp_matrices - 1) * self.mlp + self.embed
+        return self.layers * (attention + mlp) if self.biases else 0
 
     @property
     def parameter_count(self) -> int:
         """All learnt numbers."""
         gathered = 0 if self.tied else self.vocab_size * self.embed
-        return self.matmul_parameters + self.norm_parameters + gathered
+        gathered += (self.context or 0) * self.embed
+        return self.matmul_parameters + self.norm_parameters + self.bias_parameters + gathered
+
+
+def _check_count(owner: str, name: str, value: object) -> None:
+    if type(value) is not int or value < 1:
+        raise InputError(
+            f"{owner}.{name}: expected a positive integer, found {value!r}; "
+            "give a whole number of at least 1"
+        )
+
+
+def _check_positive(owner: str, name: str, value: float) -> None:
+    if not 0 < value < float("inf"):
+        raise InputError(
+            f"{owner}.{name}: expected a finite number above 0, found {value!r}; "
+            "leave the field out to get its default"
+        )

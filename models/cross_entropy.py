@@ -1,17 +1,17 @@
 """Cross-entropy of a linear head, in chunks of positions, with its own backward pass.
 
 Full logits are the largest array of a small language model: 16,384 tokens x 32,768 ids x 4 bytes
-are 2 GiB, and their gradient as much again. With more than one chunk a `lax.scan` makes the logits
-of one chunk at a time, keeps only their log-sum-exp, and the backward pass makes them again
-(one more product with the head). With one chunk the logits are kept, which is faster.
+are 2 GiB, and their gradient as much again. Here a `lax.scan` makes the logits of one chunk at a
+time. Since the objective is a sum over tokens, its gradient with respect to a chunk's logits is
+known as soon as they are: the differentiated forward pass makes both gradients (of the hidden
+states and of the head) chunk by chunk and keeps those, so no logits are kept and none are made
+twice (as in Liger Kernel, Hsu et al., 2024, arXiv:2410.10989, section 3.2).
 
-Per token, with logits l = cap(h W^T), z = log sum_v exp(l_v) and target t:
+Per token, with logits l = cap(h W^T), z = log sum_v exp(l_v), target t and weight w:
 
-    nll = z - l_t
-    d nll / d l_v = softmax(l)_v - [v = t]
-    d z   / d l_v = softmax(l)_v
+    objective     = w (z - l_t + a z^2)
+    d / d l_v     = w (softmax(l)_v (1 + 2 a z) - [v = t])
 
-so any loss of (nll, z), masked or with a z-loss, gets its gradient from two cotangents per token.
 Logits, z and every reduction are float32; the gradient of the logits is rounded to the hidden
 states' dtype before its two matrix products, which accumulate in float32.
 """
@@ -20,14 +20,20 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import PartitionSpec
 
+from models.placement import Placement
 from pipeline.errors import InputError
 
 LOGIT_BUDGET_BYTES = 512 * 2**20
+
+Sums = tuple[Array, Array, Array]
+Gradients = tuple[Array, Array]
 
 
 def chunk_count(
@@ -49,125 +55,215 @@ def chunk_count(
     return next((chunks for chunks in divisors if chunks >= needed), position)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def token_losses(
-    hidden_BPE: Array, head_VE: Array, targets_BP: Array, soft_cap: float | None, chunks: int
-) -> tuple[Array, Array]:
-    """Negative log-likelihood and log-sum-exp of every token, both float32 [B, P].
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7))
+def summed_losses(
+    hidden_EBP: Array,
+    head_VE: Array,
+    targets_BP: Array,
+    weights_BP: Array,
+    z_loss: float,
+    soft_cap: float | None,
+    chunks: int,
+    placement: Placement | None,
+) -> Sums:
+    """The objective, sum of w * nll + z_loss * w * z^2, and its two parts; float32 scalars.
+
+    Only the objective is differentiable, with respect to the hidden states and the head; the parts
+    are for reading, and a gradient through them is zero.
 
     Args:
-        hidden_BPE: hidden states, any float dtype.
+        hidden_EBP: hidden states, any float dtype.
         head_VE: output head in the same dtype.
         targets_BP: int32 ids in [0, V).
+        weights_BP: float32 weight of every token.
+        z_loss: a in the formula above.
         soft_cap: c in c * tanh(logits / c), or None.
-        chunks: divisor of P; 1 keeps the logits for the backward pass.
+        chunks: divisor of P.
+        placement: mesh axes that divide the batch, or None on one device.
 
     Raises:
         InputError: `chunks` does not divide P.
     """
-    losses, _ = _forward(hidden_BPE, head_VE, targets_BP, soft_cap, chunks)
-    return losses
+    settings = (z_loss, soft_cap, chunks)
+    run = _over_devices(functools.partial(_sums, *settings), placement)
+    return run(hidden_EBP, head_VE, targets_BP, weights_BP)[0]
+
+
+def token_losses(
+    hidden_EBP: Array, head_VE: Array, targets_BP: Array, soft_cap: float | None, chunks: int
+) -> Array:
+    """Negative log-likelihood of every token, float32 [B, P]; arguments as above."""
+
+    def one_chunk(_: None, chunk: tuple[Array, Array]) -> tuple[None, Array]:
+        hidden, targets = chunk
+        return None, _losses(_logits(hidden, head_VE, soft_cap), targets)[0]
+
+    split = (_split(hidden_EBP, chunks), _split(targets_BP, chunks))
+    return _join(jax.lax.scan(one_chunk, None, split)[1])
 
 
 def _logits(hidden: Array, head: Array, soft_cap: float | None) -> Array:
-    logits = jnp.einsum("bpe,ve->bpv", hidden, head, preferred_element_type=jnp.float32)
+    logits = jnp.einsum("ve,ebp->vbp", head, hidden, preferred_element_type=jnp.float32)
     return logits if soft_cap is None else soft_cap * jnp.tanh(logits / soft_cap)
 
 
 def _losses(logits: Array, targets: Array) -> tuple[Array, Array]:
-    lse = jax.nn.logsumexp(logits, axis=-1)
+    """Negative log-likelihood and log-sum-exp, float32 [B, P]."""
+    lse = jax.nn.logsumexp(logits, axis=0)
     # A masked sum instead of a gather stays local when the vocabulary is sharded.
-    at_target = jnp.sum(jnp.where(_is_target(logits, targets), logits, 0.0), axis=-1)
+    at_target = jnp.sum(jnp.where(_is_target(logits, targets), logits, 0.0), axis=0)
     return lse - at_target, lse
 
 
 def _is_target(logits: Array, targets: Array) -> Array:
-    ids = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
-    return ids == targets[..., None]
+    return jax.lax.broadcasted_iota(targets.dtype, logits.shape, 0) == targets[None]
 
 
 def _logit_gradient(
     logits: Array,
     targets: Array,
     lse: Array,
-    nll_bar: Array,
-    lse_bar: Array,
+    weights: Array,
+    z_loss: float,
     soft_cap: float | None,
 ) -> Array:
-    """Gradient with respect to the logits before the cap, float32 [B, P, V]."""
-    softmax = jnp.exp(logits - lse[..., None])
-    gradient = softmax * (nll_bar + lse_bar)[..., None]
-    gradient = gradient - jnp.where(_is_target(logits, targets), nll_bar[..., None], 0.0)
+    """Gradient with respect to the logits before the cap, float32 [V, B, P]."""
+    softmax = jnp.exp(logits - lse[None])
+    gradient = softmax * (weights * (1.0 + 2.0 * z_loss * lse))[None]
+    gradient = gradient - jnp.where(_is_target(logits, targets), weights[None], 0.0)
     if soft_cap is not None:
         gradient = gradient * (1.0 - jnp.square(logits / soft_cap))
     return gradient
 
 
 def _split(x: Array, chunks: int) -> Array:
-    """[B, P, ...] to [chunks, B, P / chunks, ...]; the batch stays whole, so it stays sharded."""
-    batch, position, *rest = x.shape
+    """[..., P] to [chunks, ..., P / chunks]; the batch stays whole, so it stays sharded."""
+    *rest, position = x.shape
     if position % chunks:
         raise InputError(
             f"chunks: expected a divisor of the {position} positions, found {chunks}; "
             'give another number or "auto"'
         )
-    return jnp.moveaxis(x.reshape(batch, chunks, position // chunks, *rest), 1, 0)
+    return jnp.moveaxis(x.reshape(*rest, chunks, position // chunks), -2, 0)
 
 
 def _join(x: Array) -> Array:
     """Inverse of `_split`."""
-    chunks, batch, position, *rest = x.shape
-    return jnp.moveaxis(x, 0, 1).reshape(batch, chunks * position, *rest)
+    chunks, *rest, position = x.shape
+    return jnp.moveaxis(x, 0, -2).reshape(*rest, chunks * position)
+
+
+def _sums(
+    z_loss: float,
+    soft_cap: float | None,
+    chunks: int,
+    hidden: Array,
+    head: Array,
+    targets: Array,
+    weights: Array,
+) -> tuple[Sums, tuple[()]]:
+    """The sums alone, where nothing is differentiated."""
+
+    def one_chunk(sums: tuple[Array, Array], chunk: tuple[Array, ...]) -> tuple[Any, None]:
+        hidden, targets, weights = chunk
+        return _add(sums, *_losses(_logits(hidden, head, soft_cap), targets), weights, z_loss), None
+
+    zero = jnp.zeros((), jnp.float32)
+    split = tuple(_split(x, chunks) for x in (hidden, targets, weights))
+    (nll, z), _ = jax.lax.scan(one_chunk, (zero, zero), split)
+    return (nll + z, nll, z), ()
+
+
+def _sums_and_gradients(
+    z_loss: float,
+    soft_cap: float | None,
+    chunks: int,
+    hidden: Array,
+    head: Array,
+    targets: Array,
+    weights: Array,
+) -> tuple[Sums, Gradients]:
+    """The sums, and the objective's gradients: of the hidden states, and of the head in float32."""
+
+    def one_chunk(carry: tuple[Any, Array], chunk: tuple[Array, ...]) -> tuple[Any, Array]:
+        sums, head_bar = carry
+        hidden, targets, weights = chunk
+        logits = _logits(hidden, head, soft_cap)
+        nll, lse = _losses(logits, targets)
+        gradient = _logit_gradient(logits, targets, lse, weights, z_loss, soft_cap)
+        gradient = gradient.astype(hidden.dtype)
+        hidden_bar = jnp.einsum("ve,vbp->ebp", head, gradient)
+        more = jnp.einsum("vbp,ebp->ve", gradient, hidden, preferred_element_type=jnp.float32)
+        return (_add(sums, nll, lse, weights, z_loss), head_bar + more), hidden_bar
+
+    zero = jnp.zeros((), jnp.float32)
+    start = (zero, zero), jnp.zeros(head.shape, jnp.float32)
+    split = tuple(_split(x, chunks) for x in (hidden, targets, weights))
+    ((nll, z), head_bar), hidden_bar = jax.lax.scan(one_chunk, start, split)
+    return (nll + z, nll, z), (_join(hidden_bar), head_bar)
+
+
+def _add(
+    sums: tuple[Array, Array], nll: Array, lse: Array, weights: Array, z_loss: float
+) -> tuple[Array, Array]:
+    of_nll, of_z = sums
+    return of_nll + jnp.sum(nll * weights), of_z + z_loss * jnp.sum(jnp.square(lse) * weights)
+
+
+def _over_devices(run: Any, placement: Placement | None) -> Any:
+    """`run` on every device's rows; sums and the head's gradient are added over devices once."""
+    if placement is None:
+        return run
+    axes = (*placement.batch, *placement.sequence)
+    tokens, whole = (placement.batch, placement.sequence), PartitionSpec()
+    hidden, rows = PartitionSpec(None, *tokens), PartitionSpec(*tokens)
+
+    def local(*arrays: Array) -> tuple[Sums, Any]:
+        sums, gradients = run(*arrays)
+        if gradients:
+            gradients = gradients[0], jax.lax.psum(gradients[1], axes)
+        return jax.lax.psum(sums, axes), gradients
+
+    differentiated = run.func is _sums_and_gradients
+    return jax.shard_map(
+        local,
+        mesh=placement.mesh,
+        in_specs=(hidden, whole, rows, rows),
+        out_specs=(whole, (hidden, whole) if differentiated else ()),
+        axis_names=set(axes),
+        check_vma=False,
+    )
 
 
 def _forward(
-    hidden: Array, head: Array, targets: Array, soft_cap: float | None, chunks: int
-) -> tuple[tuple[Array, Array], tuple[Array | None, ...]]:
-    if chunks == 1:
-        logits = _logits(hidden, head, soft_cap)
-        nll, lse = _losses(logits, targets)
-        return (nll, lse), (hidden, head, targets, lse, logits)
-
-    def one_chunk(_: None, chunk: tuple[Array, Array]) -> tuple[None, tuple[Array, Array]]:
-        hidden, targets = chunk
-        return None, _losses(_logits(hidden, head, soft_cap), targets)
-
-    split = (_split(hidden, chunks), _split(targets, chunks))
-    _, (nll, lse) = jax.lax.scan(one_chunk, None, split)
-    nll, lse = _join(nll), _join(lse)
-    return (nll, lse), (hidden, head, targets, lse, None)
+    hidden: Array,
+    head: Array,
+    targets: Array,
+    weights: Array,
+    z_loss: float,
+    soft_cap: float | None,
+    chunks: int,
+    placement: Placement | None,
+) -> tuple[Sums, Gradients]:
+    settings = (z_loss, soft_cap, chunks)
+    run = _over_devices(functools.partial(_sums_and_gradients, *settings), placement)
+    return run(hidden, head, targets, weights)
 
 
 def _backward(
+    z_loss: float,
     soft_cap: float | None,
     chunks: int,
-    residuals: tuple[Array, Array, Array, Array, Array | None],
-    cotangents: tuple[Array, Array],
-) -> tuple[Array, Array, None]:
-    hidden, head, targets, lse, logits = residuals
-    if logits is not None:
-        gradient = _logit_gradient(logits, targets, lse, *cotangents, soft_cap)
-        hidden_bar, head_bar = _products(gradient, hidden, head)
-        return hidden_bar, head_bar.astype(head.dtype), None
-
-    def one_chunk(head_bar: Array, chunk: tuple[Array, ...]) -> tuple[Array, Array]:
-        hidden, targets, lse, nll_bar, lse_bar = chunk
-        logits = _logits(hidden, head, soft_cap)
-        gradient = _logit_gradient(logits, targets, lse, nll_bar, lse_bar, soft_cap)
-        hidden_bar, more = _products(gradient, hidden, head)
-        return head_bar + more, hidden_bar
-
-    split = tuple(_split(x, chunks) for x in (hidden, targets, lse, *cotangents))
-    head_bar, hidden_bar = jax.lax.scan(one_chunk, jnp.zeros(head.shape, jnp.float32), split)
-    return _join(hidden_bar), head_bar.astype(head.dtype), None
+    placement: Placement | None,
+    gradients: Gradients,
+    cotangents: Sums,
+) -> tuple[Array, Array, None, None]:
+    hidden_bar, head_bar = gradients
+    of_objective = cotangents[0]
+    scaled = hidden_bar.astype(jnp.float32) * of_objective
+    # Parameters are multiplied in the hidden states' dtype, and so are their cotangents.
+    head_bar = (head_bar * of_objective).astype(hidden_bar.dtype)
+    return scaled.astype(hidden_bar.dtype), head_bar, None, None
 
 
-def _products(gradient: Array, hidden: Array, head: Array) -> tuple[Array, Array]:
-    """Gradients of the hidden states (their dtype) and of the head (float32)."""
-    narrow = gradient.astype(hidden.dtype)
-    hidden_bar = jnp.einsum("bpv,ve->bpe", narrow, head)
-    head_bar = jnp.einsum("bpv,bpe->ve", narrow, hidden, preferred_element_type=jnp.float32)
-    return hidden_bar, head_bar
-
-
-token_losses.defvjp(_forward, _backward)
+summed_losses.defvjp(_forward, _backward)

@@ -5,13 +5,23 @@ feature (scores and their product with the values); a backward pass costs twice 
 Recomputation is never counted, nor is the embedding's gather; the output head is.
 
 Two conventions are in use and both are shown. `causal=True` counts the positions a token attends
-to, (sequence + 1) / 2 on average; `causal=False` counts the full square (PaLM, Chowdhery et al.,
-2022, appendix B, and Megatron-LM), which flatters long sequences.
+to: min(t + 1, window) for token t of its document, (length + 1) / 2 on average without a window.
+`causal=False` counts the full square, min(length, window) for every token, whatever the documents
+(PaLM, Chowdhery et al., 2022, appendix B, and Megatron-LM), which flatters long sequences.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from models.config import TransformerConfig
+from pipeline.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy
 
 PEAK_FLOPS = {
     "TPU v4": 275e12,
@@ -24,21 +34,142 @@ PEAK_FLOPS = {
 }
 """Dense bfloat16 operations per second and chip, by JAX's `device_kind` (cloud.google.com/tpu)."""
 
+GPU_PEAK_FLOPS = {
+    "NVIDIA A100": 312e12,
+    "NVIDIA H100": 989.4e12,
+    "NVIDIA H100 NVL": 835.5e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H200": 989.4e12,
+    "NVIDIA H200 NVL": 835.5e12,
+}
+"""The same, without sparsity, by the words a GPU's `device_kind` starts with (NVIDIA's data
+sheets); the longest entry that fits counts, so "NVIDIA H100 80GB HBM3" is an "NVIDIA H100"."""
 
-def forward_flops_per_token(config: TransformerConfig, sequence_length: int, causal: bool) -> float:
-    """Mean operations of one token's forward pass in a row of `sequence_length` tokens."""
-    attended = (sequence_length + 1) / 2 if causal else sequence_length
-    attention = 4 * config.layers * config.heads * config.head_size * attended
+
+@dataclasses.dataclass(frozen=True)
+class Parameters:
+    """Counts of learnt numbers, by what is meant.
+
+    Attributes:
+        total: all.
+        matmul: those that multiply every token: the blocks' matrices and the output head, tied or
+            not. Norms, biases and the gathered embedding are not among them.
+        without_embeddings: all but the embedding, an untied head and learned positions (Kaplan et
+            al., 2020, arXiv:2001.08361, section 2.1).
+    """
+
+    total: int
+    matmul: int
+    without_embeddings: int
+
+
+def parameters(config: TransformerConfig) -> Parameters:
+    """The counts of one model; exact, from its shape alone."""
+    tables = config.vocab_size * (1 if config.tied else 2) + (config.context or 0)
+    total = config.parameter_count
+    return Parameters(total, config.matmul_parameters, total - tables * config.embed)
+
+
+def attended_pairs(length: int, window: int | None = None) -> int:
+    """Pairs of a token and a position it sees, sum of min(t + 1, window) over a document."""
+    reach = length if window is None else min(length, window)
+    return reach * (reach + 1) // 2 + (length - reach) * reach
+
+
+def mean_attended(documents: Sequence[int], window: int | None = None) -> float:
+    """Positions one token sees on average, where attention stays inside documents.
+
+    Args:
+        documents: their lengths in tokens, as cut by the rows that hold them, padding among them.
+        window: positions one sees at most, its own among them; None for all.
+
+    Raises:
+        InputError: there are no documents, or one has no tokens.
+    """
+    if not documents or min(documents) < 1:
+        raise InputError(
+            "documents: expected lengths of at least 1 token, found "
+            f"{min(documents, default='none')}; leave empty documents out"
+        )
+    return sum(attended_pairs(length, window) for length in documents) / sum(documents)
+
+
+def document_lengths(segment_ids: numpy.ndarray) -> list[int]:
+    """Lengths of the documents of packed rows, in order; every row's end ends one.
+
+    Args:
+        segment_ids: integers [batch, position], equal inside a document and only there.
+
+    Raises:
+        InputError: an id comes back later in its row, which attention would take for one document.
+    """
+    lengths = []
+    for i, row in enumerate(segment_ids.tolist()):
+        starts = [t for t in range(len(row)) if t == 0 or row[t] != row[t - 1]]
+        if len(starts) != len(set(row)):
+            raise InputError(
+                f"segment_ids: expected each id in one run of positions, found one of row {i} in "
+                "two places; number the documents of a row differently"
+            )
+        ends = [*starts[1:], len(row)]
+        lengths += [end - start for start, end in zip(starts, ends, strict=True)]
+    return lengths
+
+
+def forward_flops_per_token(
+    config: TransformerConfig,
+    sequence_length: int,
+    causal: bool,
+    documents: Sequence[int] | None = None,
+) -> float:
+    """Mean operations of one token's forward pass in a row of `sequence_length` tokens.
+
+    Args:
+        config: the model; its windows bound what a layer's tokens attend to.
+        sequence_length: tokens per row.
+        causal: the convention, see above.
+        documents: lengths of packed documents that attention does not leave; None where it sees
+            the whole row. The full convention takes no notice of them.
+    """
+
+    def attended(window: int | None) -> float:
+        if causal:
+            return mean_attended([sequence_length] if documents is None else documents, window)
+        return sequence_length if window is None else min(sequence_length, window)
+
+    means = {window: attended(window) for window in set(config.windows)}
+    positions = math.fsum(means[window] for window in config.windows)
+    attention = 4 * config.heads * config.head_size * positions
     return float(2 * config.matmul_parameters + attention)
 
 
 def training_flops_per_token(
-    config: TransformerConfig, sequence_length: int, causal: bool
+    config: TransformerConfig,
+    sequence_length: int,
+    causal: bool,
+    documents: Sequence[int] | None = None,
 ) -> float:
     """Mean operations of one token's forward and backward pass, three times the forward pass."""
-    return 3.0 * forward_flops_per_token(config, sequence_length, causal)
+    return 3.0 * forward_flops_per_token(config, sequence_length, causal, documents)
+
+
+def ideal_tokens_per_second(
+    config: TransformerConfig, sequence_length: int, causal: bool, peak: float
+) -> float:
+    """Tokens a device of `peak` operations per second would train on at an MFU of one."""
+    return peak / training_flops_per_token(config, sequence_length, causal)
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Peak of one chip in operations per second, None for a device not in the table."""
-    return PEAK_FLOPS.get(device_kind)
+    """Dense bfloat16 peak of one device in operations per second, None where it is not known.
+
+    A TPU's kind must be in the table as it is: a newer chip's name may begin like an older one's.
+    """
+    if device_kind in PEAK_FLOPS:
+        return PEAK_FLOPS[device_kind]
+    fitting = [
+        name
+        for name in GPU_PEAK_FLOPS
+        if device_kind.startswith(name) and not device_kind[len(name) :][:1].isalnum()
+    ]
+    return GPU_PEAK_FLOPS[max(fitting, key=len)] if fitting else None

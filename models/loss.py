@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from haliax import NamedArray
 
 from models.axes import BATCH, EMBED, POSITION, VOCAB
-from models.cross_entropy import LOGIT_BUDGET_BYTES, chunk_count, token_losses
+from models.cross_entropy import LOGIT_BUDGET_BYTES, chunk_count, summed_losses, token_losses
+from models.placement import Placement
 from models.transformer import Forward, Transformer
 
 Chunks = int | Literal["auto"]
@@ -27,13 +28,15 @@ class Loss(eqx.Module):
     """Sums over the tokens that count; all float32 scalars.
 
     Attributes:
+        objective: total + z, the only one to differentiate; gradients of the others are zero.
         total: sum of negative log-likelihoods, in nats.
         z: z_loss times the sum of squared log-sum-exps.
         count: number of tokens summed over.
 
-    The objective of a step is (total + z) / count, each summed over everything in the step first.
+    The objective of a step is objective / count, each summed over everything in the step first.
     """
 
+    objective: jax.Array
     total: jax.Array
     z: jax.Array
     count: jax.Array
@@ -54,26 +57,35 @@ def next_token_loss(
     Args:
         model: the model, already cast to the compute dtype.
         tokens: int32 [batch, position].
-        loss_mask: [batch, position], boolean or 0/1: whether the prediction made at a position
+        loss_mask: [batch, position], boolean or a weight: whether the prediction made at a position
             (of the token after it) counts. Without it all but the last position count.
         z_loss: weight of the squared log-sum-exp (PaLM, Chowdhery et al., 2022, section 5: 1e-4).
-        chunks: chunks of positions, a divisor of the row length; "auto" takes as many as keep one
-            chunk's float32 logits within `chunk_budget` on each device that `sharding` names.
+        chunks: chunks of positions, a divisor of the row length (of one device's part of it, where
+            `placement` divides rows); "auto" takes as many as keep one chunk's float32 logits
+            within `chunk_budget` on each device that `placement` names.
         chunk_budget: bytes, for "auto" only.
         **forward: see `models.transformer.Forward`.
 
     Raises:
         InputError: `chunks` does not divide the row length, or see `Transformer.hidden`.
     """
-    nll, lse = _token_losses(model, tokens, chunks, chunk_budget, forward)
+    tokens = tokens.rearrange((BATCH, POSITION))
     weight = _predicts(tokens)
     if loss_mask is not None:
         weight = weight * loss_mask.rearrange(weight.axes).astype(jnp.float32)
-    return Loss(
-        total=hax.sum(nll * weight).array,
-        z=z_loss * hax.sum(hax.square(lse) * weight).array,
-        count=hax.sum(weight).array,
+    hidden, head, targets = _inputs(model, tokens, forward)
+    placement = forward.get("placement")
+    objective, total, z = summed_losses(
+        hidden,
+        head,
+        targets,
+        weight.array,
+        z_loss,
+        model.config.logit_soft_cap,
+        _chunks(model, tokens, chunks, chunk_budget, placement),
+        placement,
     )
+    return Loss(objective=objective, total=total, z=z, count=hax.sum(weight).array)
 
 
 def nll_per_token(
@@ -88,28 +100,37 @@ def nll_per_token(
 
     The last position is 0. Arguments as for `next_token_loss`.
     """
-    nll, _ = _token_losses(model, tokens, chunks, chunk_budget, forward)
-    return nll * _predicts(tokens)
-
-
-def _token_losses(
-    model: Transformer, tokens: NamedArray, chunks: Chunks, budget: int, forward: Forward
-) -> tuple[NamedArray, NamedArray]:
     tokens = tokens.rearrange((BATCH, POSITION))
-    hidden = model.hidden(tokens, **forward).rearrange((BATCH, POSITION, EMBED))
-    if chunks == "auto":
-        sharding = forward.get("sharding")
-        shards = 1 if sharding is None else sharding.batch_shards
-        batch, position = tokens.array.shape
-        chunks = chunk_count(batch, position, model.Vocab.size, shards=shards, budget=budget)
-    nll, lse = token_losses(
-        hidden.array,
-        model.output_head.rearrange((VOCAB, EMBED)).array,
-        jnp.roll(tokens.array, -1, axis=1),
-        model.config.logit_soft_cap,
-        chunks,
-    )
-    return hax.named(nll, tokens.axes), hax.named(lse, tokens.axes)
+    chunks = _chunks(model, tokens, chunks, chunk_budget, forward.get("placement"))
+    inputs = _inputs(model, tokens, forward)
+    nll = token_losses(*inputs, model.config.logit_soft_cap, chunks)
+    return hax.named(nll, tokens.axes) * _predicts(tokens)
+
+
+def _inputs(
+    model: Transformer, tokens: NamedArray, forward: Forward
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Hidden states [embed, batch, position], head [vocab, embed] and targets, as arrays."""
+    hidden = model.hidden(tokens, **forward).rearrange((EMBED, BATCH, POSITION))
+    head = model.output_head.rearrange((VOCAB, EMBED))
+    return hidden.array, head.array, jnp.roll(tokens.array, -1, axis=1)
+
+
+def _chunks(
+    model: Transformer,
+    tokens: NamedArray,
+    chunks: Chunks,
+    budget: int,
+    placement: Placement | None,
+) -> int:
+    if chunks != "auto":
+        return chunks
+    batch, position = tokens.array.shape
+    shards = 1
+    if placement is not None:
+        shards = placement.shards(placement.batch)
+        position //= placement.shards(placement.sequence)
+    return chunk_count(batch, position, model.Vocab.size, shards=shards, budget=budget)
 
 
 def _predicts(tokens: NamedArray) -> NamedArray:

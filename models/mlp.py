@@ -1,42 +1,61 @@
-"""SwiGLU (Shazeer, 2020, arXiv:2002.05202): (silu(x gate) * (x up)) down, without biases."""
+"""The feed-forward half of a block.
+
+"swiglu" (Shazeer, 2020, arXiv:2002.05202) is (silu(x gate) * (x up)) down; "relu2" (So et al.,
+2021, arXiv:2109.08668) is relu(x up)^2 down; "relu" and "gelu" (tanh form, as in GPT-2) likewise.
+"""
 
 from __future__ import annotations
 
 import equinox as eqx
 import haliax as hax
 import jax
+import jax.numpy as jnp
 from haliax import NamedArray
 
-from models.axes import ModelAxes
+from models.axes import EMBED, MLP, ModelAxes
 from models.config import TransformerConfig
-from models.initial import matrix, residual_matrix
+from models.initial import linear, residual_linear
+from models.linear import Linear
 
 
 class Mlp(eqx.Module):
-    """The feed-forward half of a block.
+    """Up, activation, down; with a gate or without.
 
     Attributes:
-        gate: [embed, mlp].
-        up: [embed, mlp].
-        down: [mlp, embed].
+        gate: embed to mlp; None without a gate.
+        up: embed to mlp.
+        down: mlp to embed.
+        kind: see `TransformerConfig.mlp_kind`.
     """
 
-    gate: NamedArray
-    up: NamedArray
-    down: NamedArray
+    gate: Linear | None
+    up: Linear
+    down: Linear
+    kind: str = eqx.field(static=True)
 
     @staticmethod
     def init(config: TransformerConfig, axes: ModelAxes, *, key: jax.Array) -> Mlp:
         """Float32 parameters."""
         gate, up, down = jax.random.split(key, 3)
+        wide = ((axes.Embed,), (axes.Mlp,), config)
         return Mlp(
-            gate=matrix(gate, (axes.Embed,), (axes.Mlp,), config),
-            up=matrix(up, (axes.Embed,), (axes.Mlp,), config),
-            down=residual_matrix(down, (axes.Mlp,), (axes.Embed,), config),
+            gate=linear(gate, *wide) if config.mlp_kind == "swiglu" else None,
+            up=linear(up, *wide),
+            down=residual_linear(down, (axes.Mlp,), (axes.Embed,), config),
+            kind=config.mlp_kind,
         )
 
     def __call__(self, x: NamedArray) -> NamedArray:
-        """[batch, position, embed] to the same axes, in the parameters' dtype."""
-        gate = hax.tree_checkpoint_name(hax.dot(x, self.gate, axis="embed"), "gate")
-        up = hax.tree_checkpoint_name(hax.dot(x, self.up, axis="embed"), "up")
-        return hax.dot(hax.nn.silu(gate) * up, self.down, axis="mlp")
+        """The residual stream's axes in either order to the same axes, in the parameters' dtype."""
+        up = hax.tree_checkpoint_name(self.up(x, EMBED, MLP), "up")
+        if self.gate is not None:
+            gate = hax.tree_checkpoint_name(self.gate(x, EMBED, MLP), "gate")
+            return self.down(hax.nn.silu(gate) * up, MLP, EMBED)
+        return self.down(_activation(self.kind, up), MLP, EMBED)
+
+
+def _activation(kind: str, up: NamedArray) -> NamedArray:
+    if kind == "gelu":
+        return hax.named(jax.nn.gelu(up.array, approximate=True), up.axes)
+    positive = hax.named(jnp.maximum(up.array, 0), up.axes)
+    return positive * positive if kind == "relu2" else positive

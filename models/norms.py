@@ -1,4 +1,7 @@
-"""RMSNorm (Zhang and Sennrich, 2019, arXiv:1910.07467): x / sqrt(mean(x^2) + epsilon) * weight.
+"""RMSNorm and LayerNorm.
+
+RMSNorm (Zhang and Sennrich, 2019, arXiv:1910.07467): x / sqrt(mean(x^2) + epsilon) * weight.
+LayerNorm (Ba et al., 2016, arXiv:1607.06450): the same of x - mean(x), plus a bias.
 
 Statistics and the product with the weight are float32 whatever the input's dtype; the result has
 the input's dtype.
@@ -11,26 +14,43 @@ import haliax as hax
 import jax.numpy as jnp
 from haliax import Axis, NamedArray
 
+from models.config import TransformerConfig
 
-class RmsNorm(eqx.Module):
-    """Normalisation over one axis with a learnt weight, initially one.
+
+class Norm(eqx.Module):
+    """Normalisation over one axis.
 
     Attributes:
-        weight: float32 [Axis].
+        weight: float32 [over], initially one; None for none.
+        bias: float32 [over], initially zero; None for none.
+        over: name of the axis.
+        centred: subtract the mean first (LayerNorm).
         epsilon: added to the mean square.
     """
 
-    weight: NamedArray
+    weight: NamedArray | None
+    bias: NamedArray | None
+    over: str = eqx.field(static=True)
+    centred: bool = eqx.field(static=True)
     epsilon: float = eqx.field(static=True)
 
     @staticmethod
-    def init(Over: Axis, epsilon: float) -> RmsNorm:
-        """A norm over `Over` that starts as plain normalisation."""
-        return RmsNorm(hax.ones(Over, dtype=jnp.float32), epsilon)
+    def init(Over: Axis, config: TransformerConfig) -> Norm:
+        """The norm of `config.norm` over `Over`, that starts as plain normalisation."""
+        centred = config.norm == "layer"
+        weight = None if config.norm == "plain_rms" else hax.ones(Over, dtype=jnp.float32)
+        bias = hax.zeros(Over, dtype=jnp.float32) if centred else None
+        return Norm(weight, bias, Over.name, centred, config.norm_epsilon)
 
     def __call__(self, x: NamedArray) -> NamedArray:
         """`x` normalised over the weight's axis; any other axes, axes and dtype unchanged."""
         wide = x.astype(jnp.float32)
-        mean_square = hax.mean(hax.square(wide), axis=self.weight.axes)
-        scaled = wide * hax.rsqrt(mean_square + self.epsilon) * self.weight.astype(jnp.float32)
-        return scaled.rearrange(x.axes).astype(x.dtype)
+        if self.centred:
+            wide = wide - hax.mean(wide, axis=self.over)
+        mean_square = hax.mean(hax.square(wide), axis=self.over)
+        wide = wide * hax.rsqrt(mean_square + self.epsilon)
+        if self.weight is not None:
+            wide = wide * self.weight.astype(jnp.float32)
+        if self.bias is not None:
+            wide = wide + self.bias.astype(jnp.float32)
+        return wide.rearrange(x.axes).astype(x.dtype)

@@ -13,7 +13,7 @@ import equinox as eqx
 import jax
 from jax.typing import DTypeLike
 
-from models.norms import RmsNorm
+from models.norms import Norm
 
 Tree = TypeVar("Tree")
 
@@ -26,4 +26,4 @@ def cast(model: Tree, dtype: DTypeLike) -> Tree:
             return node.astype(dtype)
         return node
 
-    return jax.tree.map(cast_node, model, is_leaf=lambda node: isinstance(node, RmsNorm))
+    return jax.tree.map(cast_node, model, is_leaf=lambda node: isinstance(node, Norm))

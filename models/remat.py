@@ -1,14 +1,4 @@
-"""What the backward pass keeps of a block, chosen by one setting.
-
-    "none"              keep everything (fastest, most memory)
-    "full"              keep the block's input only, recompute the block (least memory)
-    "dots"              keep the outputs of matrix products with weights
-    "save:gate,up"      keep the named intermediates and the block's input, recompute the rest
-
-A tuple of names means the same as the comma list. Every choice computes the same gradients; only
-time and memory differ. "save:queries,keys,values,attention_residuals,mlp_input,gate,up" repeats no
-matrix product and no attention, just norms, rotation and SiLU.
-"""
+"""The `jax.checkpoint` policy of a remat setting; the settings are in `models.residuals`."""
 
 from __future__ import annotations
 
@@ -17,24 +7,10 @@ from typing import Any
 
 import jax
 
-from pipeline.errors import InputError
-
-Remat = str | tuple[str, ...]
-
-CHECKPOINT_NAMES: dict[str, str] = {
-    "attention_input": "normalised input of attention [batch, position, embed]",
-    "queries": "after norm and rotation [batch, position, kv_heads, q_per_kv, head_size]",
-    "keys": "after norm and rotation [batch, position, kv_heads, head_size]",
-    "values": "[batch, position, kv_heads, head_size]",
-    "attention_residuals": "attention's output per head (splash: and its log-sum-exp)",
-    "attention_output": "projected output of attention [batch, position, embed]",
-    "mlp_input": "residual stream between attention and MLP [batch, position, embed]",
-    "gate": "gate projection before SiLU [batch, position, mlp]",
-    "up": "up projection [batch, position, mlp]",
-}
+from models.residuals import saved_names
 
 
-def checkpoint_policy(remat: Remat) -> Callable[..., Any] | None:
+def checkpoint_policy(remat: str) -> Callable[..., Any] | None:
     """The `jax.checkpoint` policy for a setting; None means: do not checkpoint at all.
 
     Raises:
@@ -47,23 +23,12 @@ def checkpoint_policy(remat: Remat) -> Callable[..., Any] | None:
         return policies.nothing_saveable
     if remat == "dots":
         return policies.dots_with_no_batch_dims_saveable
-    return policies.save_only_these_names(*_names(remat))
-
-
-def _names(remat: Remat) -> tuple[str, ...]:
-    if isinstance(remat, tuple):
-        names = remat
-    elif remat.startswith("save:"):
-        names = tuple(name.strip() for name in remat.removeprefix("save:").split(","))
-    else:
-        raise InputError(
-            f"remat: expected none, full, dots or save:<names>, found {remat!r}; names to save are "
-            f"{', '.join(CHECKPOINT_NAMES)}"
-        )
-    for name in names:
-        if name not in CHECKPOINT_NAMES:
-            raise InputError(
-                f"remat: no intermediate is called {name!r}; names to save are "
-                f"{', '.join(CHECKPOINT_NAMES)}"
-            )
-    return names
+    saved, offloaded = saved_names(remat)
+    if not offloaded:
+        return policies.save_only_these_names(*saved)
+    return policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=list(saved),
+        names_which_can_be_offloaded=list(offloaded),
+        offload_src="device",
+        offload_dst="pinned_host",
+    )

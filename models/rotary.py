@@ -9,26 +9,44 @@ ahead of time for devices that are not there.
 
 from __future__ import annotations
 
+import math
+
 import haliax as hax
 import jax.numpy as jnp
 from haliax import Axis, NamedArray
 
+from models.axes import HEAD_SIZE
+from models.config import RopeScaling
 
-def rotary_angles(Position: Axis, HeadSize: Axis, base: float) -> NamedArray:
-    """Angles in radians, float32 [position, head_size / 2]."""
+
+def rotary_angles(
+    Position: Axis, HeadSize: Axis, base: float, scaling: RopeScaling | None = None
+) -> NamedArray:
+    """Angles in radians, float32 [head_size / 2, position]."""
     Half = HeadSize.resize(HeadSize.size // 2)
     exponent = hax.arange(Half, dtype=jnp.float32) * (-2.0 / HeadSize.size)
     frequency = hax.exp(exponent * jnp.log(jnp.float32(base)))
-    return hax.arange(Position, dtype=jnp.float32).broadcast_axis(Half) * frequency
+    if scaling is not None:
+        frequency = _scaled(frequency, scaling)
+    both = (Half, Position)
+    return frequency.broadcast_to(both) * hax.arange(Position, dtype=jnp.float32)
 
 
-def rotate(x: NamedArray, angles: NamedArray) -> NamedArray:
-    """`x` [..., position, ..., head_size] turned by `angles`; axes and dtype unchanged."""
-    HeadSize = x.resolve_axis("head_size")
+def _scaled(frequency: NamedArray, scaling: RopeScaling) -> NamedArray:
+    """Llama 3: turns per original context decide between the frequency and a slower one."""
+    turns = frequency * (scaling.original_context / (2 * math.pi))
+    span = scaling.high_frequency_factor - scaling.low_frequency_factor
+    keep = hax.clip((turns - scaling.low_frequency_factor) / span, 0.0, 1.0)
+    return frequency * (keep + (1.0 - keep) / scaling.factor)
+
+
+def rotate(x: NamedArray, angles: NamedArray, scale: float = 1.0) -> NamedArray:
+    """`x` [..., position, ..., head_size] turned by `angles`, times `scale`; dtype unchanged."""
+    HeadSize = x.resolve_axis(HEAD_SIZE)
     half = HeadSize.size // 2
     wide = x.astype(jnp.float32)
     first = wide[HeadSize, :half]
     second = wide[HeadSize, half:]
-    cos, sin = hax.cos(angles), hax.sin(angles)
+    cos, sin = hax.cos(angles) * scale, hax.sin(angles) * scale
     turned = hax.concatenate(HeadSize, [first * cos - second * sin, second * cos + first * sin])
     return turned.rearrange(x.axes).astype(x.dtype)

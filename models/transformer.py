@@ -1,9 +1,8 @@
 """The transformer: embedding, a scanned stack of pre-norm blocks, a final norm, the output head.
 
-All blocks are one module whose arrays carry a "layers" axis (`hax.nn.Stacked`), so the program's
-size and its compile time do not grow with depth. Gradient checkpointing wraps the block itself in
-`jax.checkpoint` instead of using Stacked's own setting, which knows saved names but no "dots"
-policy and is frozen into the model; here it is an argument of the call.
+All blocks are one module whose arrays carry a "layers" axis (`hax.nn.Stacked`). Gradient
+checkpointing wraps the block itself in `jax.checkpoint` instead of using Stacked's own setting,
+which is frozen into the model; here it is an argument of the call.
 
 Parameters are float32. A forward pass multiplies in the dtype its parameters have (see
 `models.precision.cast`); norm statistics, softmax and logits are float32.
@@ -11,7 +10,8 @@ Parameters are float32. A forward pass multiplies in the dtype its parameters ha
 
 from __future__ import annotations
 
-from typing import TypedDict, Unpack
+from collections.abc import Callable
+from typing import Any, TypedDict, Unpack
 
 import equinox as eqx
 import haliax as hax
@@ -19,15 +19,26 @@ import jax
 import jax.numpy as jnp
 from haliax import Axis, NamedArray
 
-from models.attention import Attention
-from models.attention_splash import AttentionSharding
-from models.axes import POSITION, ModelAxes, model_axes
+from models.axes import (
+    BATCH,
+    EMBED,
+    FEATURES_FIRST,
+    POSITION,
+    TOKENS_FIRST,
+    VOCAB,
+    ModelAxes,
+    model_axes,
+)
 from models.config import TransformerConfig
-from models.initial import truncated
+from models.initial import head, truncated
+from models.layers import apply_layers
 from models.mlp import Mlp
-from models.norms import RmsNorm
-from models.remat import Remat, checkpoint_policy
+from models.norms import Norm
+from models.placement import Placement
+from models.remat import checkpoint_policy
 from models.rotary import rotary_angles
+from models.self_attention import Attention
+from pipeline.errors import InputError
 
 
 class Forward(TypedDict, total=False):
@@ -35,25 +46,31 @@ class Forward(TypedDict, total=False):
 
     Attributes:
         segment_ids: int32 [batch, position]; attention stays inside equal ids. Default: all one.
-        remat: what the backward pass keeps, see `models.remat`. Default: "full".
-        backend: "reference" or "splash", as `models.attention.choose_backend` returned it.
-        sharding: the mesh axes that splash runs over; None on one device.
+        remat: what the backward pass keeps, see `models.residuals`. Default: "full".
+        backend: as `models.attention.choose_backend` returned it. Default: "reference".
+        placement: the mesh axes of the code written per device; None on one device.
         interpret: run splash in Pallas' interpreter (tests on the CPU).
+        features_first: order of the activations' axes, see `models.linear`. Default: False.
+        unroll: layers in one turn of the compiled loop. Default: 1.
+        gather: brings one layer's parameters to where they are multiplied. Default: nothing.
     """
 
     segment_ids: NamedArray | None
-    remat: Remat
+    remat: str
     backend: str
-    sharding: AttentionSharding | None
+    placement: Placement | None
     interpret: bool
+    features_first: bool
+    unroll: int
+    gather: Callable[[Any], Any]
 
 
 class Block(eqx.Module):
     """x + attention(norm(x)), then the same with the MLP."""
 
-    attention_norm: RmsNorm
+    attention_norm: Norm
     attention: Attention
-    mlp_norm: RmsNorm
+    mlp_norm: Norm
     mlp: Mlp
 
     @staticmethod
@@ -61,30 +78,32 @@ class Block(eqx.Module):
         """Float32 parameters."""
         attention, mlp = jax.random.split(key, 2)
         return Block(
-            attention_norm=RmsNorm.init(axes.Embed, config.norm_epsilon),
+            attention_norm=Norm.init(axes.Embed, config),
             attention=Attention.init(config, axes, key=attention),
-            mlp_norm=RmsNorm.init(axes.Embed, config.norm_epsilon),
+            mlp_norm=Norm.init(axes.Embed, config),
             mlp=Mlp.init(config, axes, key=mlp),
         )
 
     def __call__(
         self,
         x: NamedArray,
-        angles: NamedArray,
+        angles: NamedArray | None,
         *,
+        window: int | None,
         segment_ids: NamedArray | None,
         backend: str,
-        sharding: AttentionSharding | None,
+        placement: Placement | None,
         interpret: bool,
     ) -> NamedArray:
-        """[batch, position, embed] to the same axes and dtype."""
+        """The residual stream's axes in either order to the same axes and dtype."""
         attention_input = hax.tree_checkpoint_name(self.attention_norm(x), "attention_input")
         x = x + self.attention(
             attention_input,
             angles,
+            window=window,
             segment_ids=segment_ids,
             backend=backend,
-            sharding=sharding,
+            placement=placement,
             interpret=interpret,
         )
         x = hax.tree_checkpoint_name(hax.auto_sharded(x), "mlp_input")
@@ -96,6 +115,7 @@ class Transformer(eqx.Module):
 
     Attributes:
         embedding: [vocab, embed].
+        position_embedding: [position, embed], None with rotary positions.
         blocks: all blocks, stacked along "layers".
         final_norm: before the output head.
         head: [vocab, embed], None when the embedding is tied.
@@ -103,8 +123,9 @@ class Transformer(eqx.Module):
     """
 
     embedding: NamedArray
+    position_embedding: NamedArray | None
     blocks: hax.nn.Stacked[Block]
-    final_norm: RmsNorm
+    final_norm: Norm
     head: NamedArray | None
     config: TransformerConfig = eqx.field(static=True)
 
@@ -112,21 +133,26 @@ class Transformer(eqx.Module):
     def init(config: TransformerConfig, *, key: jax.Array) -> Transformer:
         """Float32 parameters, see `models.initial` for their distribution."""
         axes = model_axes(config)
-        embedding, blocks, head = jax.random.split(key, 3)
+        embedding, blocks, of_head = jax.random.split(key, 3)
         table = (axes.Vocab, axes.Embed)
         stack = hax.nn.Stacked.init(axes.Layers, Block)
+        learned = None
+        if config.context is not None:
+            rows = (Axis(POSITION, config.context), axes.Embed)
+            learned = truncated(jax.random.fold_in(embedding, 1), rows, config.embedding_std)
         return Transformer(
             embedding=truncated(embedding, table, config.embedding_std),
+            position_embedding=learned,
             blocks=stack(config, axes, key=jax.random.split(blocks, config.layers)),
-            final_norm=RmsNorm.init(axes.Embed, config.norm_epsilon),
-            head=None if config.tied else truncated(head, table, config.embedding_std),
+            final_norm=Norm.init(axes.Embed, config),
+            head=None if config.tied else head(of_head, table, config),
             config=config,
         )
 
     @property
     def Vocab(self) -> Axis:
         """The vocabulary axis."""
-        return self.embedding.resolve_axis("vocab")
+        return self.embedding.resolve_axis(VOCAB)
 
     @property
     def output_head(self) -> NamedArray:
@@ -134,25 +160,27 @@ class Transformer(eqx.Module):
         return self.embedding if self.head is None else self.head
 
     def hidden(self, tokens: NamedArray, **forward: Unpack[Forward]) -> NamedArray:
-        """Final hidden states [batch, position, embed] of int32 tokens [batch, position].
+        """Final hidden states (embed, batch, position in some order) of int32 [batch, position].
 
         They are normalised and in the parameters' dtype; position i sees tokens 0..i of its
         segment. An id outside the vocabulary is a caller's error that is not detected here.
 
         Raises:
-            InputError: the remat setting is unknown, or the back end cannot run these shapes.
+            InputError: the remat setting is unknown, the back end cannot run these shapes, or rows
+                are longer than the learned positions.
         """
-        axes = model_axes(self.config)
-        Position = tokens.resolve_axis(POSITION)
-        angles = rotary_angles(Position, axes.HeadSize, self.config.rope_base)
+        order = FEATURES_FIRST if forward.get("features_first") else TOKENS_FIRST
+        x, angles = self._embed(tokens, order)
+        gather = forward.get("gather", lambda block: block)
 
-        def apply(block: Block, x: NamedArray) -> NamedArray:
-            return block(
+        def apply(block: Block, x: NamedArray, window: int | None) -> NamedArray:
+            return gather(block)(
                 x,
                 angles,
+                window=window,
                 segment_ids=forward.get("segment_ids"),
                 backend=forward.get("backend", "reference"),
-                sharding=forward.get("sharding"),
+                placement=forward.get("placement"),
                 interpret=forward.get("interpret", False),
             )
 
@@ -160,15 +188,36 @@ class Transformer(eqx.Module):
         if policy is not None:
             # Inside a scan XLA cannot merge the recomputation with the forward pass.
             apply = eqx.filter_checkpoint(apply, policy=policy, prevent_cse=False)
-        x = hax.auto_sharded(self.embedding.take("vocab", tokens))
-        return self.final_norm(self.blocks.fold_via(apply)(x))
+        windows = self.config.windows
+        unroll = forward.get("unroll", 1)
+        x = apply_layers(self.blocks.stacked, x, apply, windows, unroll=unroll)
+        return self.final_norm(x)
+
+    def _embed(
+        self, tokens: NamedArray, order: tuple[str, ...]
+    ) -> tuple[NamedArray, NamedArray | None]:
+        """The first residual stream, with its axes in `order`, and rotary angles if any."""
+        Position = tokens.resolve_axis(POSITION)
+        x = self.embedding.take(VOCAB, tokens)
+        if self.position_embedding is None:
+            config, axes = self.config, model_axes(self.config)
+            angles = rotary_angles(Position, axes.HeadSize, config.rope_base, config.rope_scaling)
+            return hax.auto_sharded(x.rearrange(order)), angles
+        context = self.position_embedding.resolve_axis(POSITION).size
+        if Position.size > context:
+            raise InputError(
+                f"tokens: expected rows of at most {context} positions, the length of the learned "
+                f"positions, found {Position.size}; shorten the rows or raise the config's context"
+            )
+        x = x + self.position_embedding[POSITION, : Position.size]
+        return hax.auto_sharded(x.rearrange(order)), None
 
     def logits(self, tokens: NamedArray, **forward: Unpack[Forward]) -> NamedArray:
         """Float32 logits [batch, position, vocab] of the next token at every position."""
-        return self.logits_of(self.hidden(tokens, **forward))
+        return self.logits_of(self.hidden(tokens, **forward)).rearrange((BATCH, POSITION, VOCAB))
 
     def logits_of(self, hidden: NamedArray) -> NamedArray:
-        """Float32 logits [..., vocab] of hidden states [..., embed], soft cap applied."""
-        logits = hax.dot(hidden, self.output_head, axis="embed", preferred_element_type=jnp.float32)
+        """Float32 logits [vocab, ...] of hidden states [embed, ...], soft cap applied."""
+        logits = hax.dot(self.output_head, hidden, axis=EMBED, preferred_element_type=jnp.float32)
         cap = self.config.logit_soft_cap
         return logits if cap is None else cap * hax.tanh(logits / cap)

@@ -29,8 +29,8 @@ def evaluate(
         raise InputError(f"{tokens.path}: no {split!r} split; sample some {split} tokens")
     job = ScoreJob(
         checkpoint=model.final,
-        model=TransformerConfig(**model.result["model"]),
-        train=TrainConfig(**model.result["train"]),
+        model=TransformerConfig.from_plain(model.result["model"]),
+        train=TrainConfig.from_plain(model.result["train"]),
         shards=shards,
         token_bytes=tuple(tokens.token_bytes().tolist()),
         eos_id=tokens.result["eos_id"],

@@ -26,7 +26,7 @@ def generate(
     from training.load import load_model
 
     text_tokenizer = tokenizer.load()
-    config = TransformerConfig(**model.result["model"])
+    config = TransformerConfig.from_plain(model.result["model"])
     transformer = load_model(model.final, config)
     encoded = [text_tokenizer.encode_batch([prompt])[0].tolist() for prompt in prompts]
     # One window for all prompts: the program is compiled once.

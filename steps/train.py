@@ -142,6 +142,7 @@ def _measured(trained: dict[str, Any], hardware: Hardware) -> dict[str, Any]:
         "seconds": trained["seconds"],
         "compilations": trained["compilations"],
         "attention": f"{trained['backend']}: {trained['backend_reason']}",
+        "notes": trained["notes"],
     }
 
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
 
 from pipeline import storage
 from pipeline.errors import InputError, StorageError
@@ -26,9 +25,16 @@ Commit = Callable[[int, str], None]
 SAVE_TIMEOUT_SECONDS = 1800
 
 
-def handler() -> ocp.PyTreeCheckpointHandler:
+def orbax() -> Any:
+    """Orbax, imported where it is first needed: it takes as long as a fifth of a first step."""
+    import orbax.checkpoint
+
+    return orbax.checkpoint
+
+
+def handler() -> Any:
     """How arrays are laid out on disk; the same for writing and reading."""
-    return ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True)
+    return orbax().PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True)
 
 
 def arrays_url(path: str) -> str:
@@ -64,7 +70,7 @@ class Checkpointer:
         self._on_drop = on_drop
         self._keep = keep
         self._committed = list(existing)
-        self._orbax = ocp.AsyncCheckpointer(handler(), timeout_secs=SAVE_TIMEOUT_SECONDS)
+        self._orbax = orbax().AsyncCheckpointer(handler(), timeout_secs=SAVE_TIMEOUT_SECONDS)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -89,7 +95,7 @@ class Checkpointer:
             raise InputError(f"{path}: exists already; give every run its own attempt")
         described = leaves.describe(state)
         text = json.dumps(history).encode()
-        self._orbax.save(arrays_url(path), args=ocp.args.PyTreeSave(leaves.flatten(state)))
+        self._orbax.save(arrays_url(path), args=orbax().args.PyTreeSave(leaves.flatten(state)))
         self._thread = threading.Thread(
             target=self._finish, args=(step, path, described, text), name=f"checkpoint-{step}"
         )

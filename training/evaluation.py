@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.attention_splash import AttentionSharding
 from models.loss import nll_per_token
 from models.precision import cast
 from models.transformer import Transformer
@@ -27,7 +26,7 @@ from pipeline.errors import InputError
 from training.boundaries import Boundaries
 from training.config import TrainConfig
 from training.job import Row
-from training.mesh import BATCH_AXES, Layout
+from training.mesh import Layout
 
 Read = Callable[[np.ndarray, int], np.ndarray]
 EvaluationStep = Callable[
@@ -106,13 +105,17 @@ def make_evaluation_step(
         model: Transformer, tokens: jax.Array, mask: jax.Array, token_bytes: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         with hax.axis_mapping(layout.compute):
+            narrow = cast(model, jnp.dtype(config.compute_dtype))
             nll = nll_per_token(
-                cast(model, jnp.dtype(config.compute_dtype)),
+                layout.gather_model(narrow),
                 hax.named(tokens, ("batch", "position")),
                 segment_ids=boundaries.segments(tokens),
                 chunks=config.loss_chunks,
                 backend=backend,
-                sharding=AttentionSharding(layout.mesh, BATCH_AXES),
+                placement=layout.placement,
+                features_first=layout.platform == "tpu",
+                unroll=config.unroll,
+                gather=layout.gather_block,
             ).array
         # Position i predicts token i + 1; both must be real.
         counted = mask[:, :-1] * mask[:, 1:]

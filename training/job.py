@@ -60,8 +60,9 @@ class TrainResult:
         checkpoint: path of the newest committed checkpoint.
         preempted: a termination signal ended the run before its last step.
         backend: attention back end used; `backend_reason` says why that one.
+        notes: what the program chose and why, and shapes that waste the chip, one sentence each.
         seconds: wall time of this run by part; "total" is all of it.
-        compilations: how often the train step was compiled; anything but 1 is a defect.
+        compilations: of the train step: 1, or 0 where no step was left to do.
     """
 
     steps: int
@@ -71,6 +72,7 @@ class TrainResult:
     preempted: bool
     backend: str
     backend_reason: str
+    notes: list[str]
     seconds: dict[str, float]
     compilations: int
     events: list[dict[str, Any]] = field(default_factory=list)

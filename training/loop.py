@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 from data.dataset import Dataset
 from data.loader import Loader
 from data.token_array import TokenArray
-from training import distributed
+from training import distributed, host_memory
 from training.checkpoint import Checkpointer, Commit
 from training.distributed import Coordinator
 from training.evaluation import EvaluationBatch, evaluate, validation_batches
@@ -75,7 +76,10 @@ def train(
         padded=job.padded,
     )
     run = _Run(job, program, on_progress, on_event, began)
-    with StopSignal(many_processes=coordinator is not None) as stop:
+    with (
+        host_memory.kept(program.layout.platform),
+        StopSignal(many_processes=coordinator is not None) as stop,
+    ):
         result = run.go(on_commit, on_drop, stop)
     if coordinator is not None:
         distributed.shutdown()
@@ -103,19 +107,21 @@ class _Run:
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.events: list[dict[str, Any]] = []
         self.rows: list[Row] = []
+        self.step: Any = None
+        self.compilations = 0
         self.evaluations: list[Row] = []
         if self.leader:
-            logger.info("%s", program.backend_reason)
+            for note in program.notes:
+                logger.info("%s", note)
 
     def go(self, on_commit: Commit | None, on_drop: Commit | None, stop: StopSignal) -> TrainResult:
         """Begin or resume, train, and drain the last checkpoint."""
-        state, start, existing = self._begin()
+        state, start, existing = self._begin_and_compile()
         self.validation = self._validation()
         self.token_bytes = jax.device_put(
             np.asarray(self.job.token_bytes, np.int32), self.program.layout.replicated
         )
         self.recorder = self._recorder()
-        self.seconds["start"] = time.perf_counter() - self.began
         with ExitStack() as stack:
             self.checkpointer = Checkpointer(
                 self.job.checkpoint_directory,
@@ -134,6 +140,22 @@ class _Run:
             with self._pause("checkpoint"):
                 self.checkpointer.wait()
         return self._result(steps, preempted)
+
+    def _begin_and_compile(self) -> tuple[TrainState, int, Sequence[tuple[int, str]]]:
+        """`_begin` while the step is compiled: that needs no arrays, and they need little of it."""
+        steps = self.config.steps
+        likely = not self.job.resume_from or self.job.resume_from[-1][0] < steps
+        with ThreadPoolExecutor(1, "compile") as compiler:
+            compiling = compiler.submit(self.program.compile) if likely else None
+            state, start, existing = self._begin()
+            began = time.perf_counter()
+            self.seconds["start"] = began - self.began
+            if compiling is not None:
+                self.step, self.compilations = compiling.result(), 1
+            elif start < steps:  # the newest checkpoint was damaged
+                self.step, self.compilations = self.program.compile(), 1
+            self.seconds["compile"] = time.perf_counter() - began
+        return state, start, existing
 
     def _begin(self) -> tuple[TrainState, int, Sequence[tuple[int, str]]]:
         found = newest_sound(self.job.resume_from, self.program.abstract, self._damaged)
@@ -155,12 +177,8 @@ class _Run:
         self.recorder.restart_clock()
         waited = 0.0
         for step, batch in zip(range(start + 1, config.steps + 1), loader, strict=False):
-            queued = time.perf_counter()
             tokens = layout.place(batch, config.batch_size)
-            state, metrics = self.program.step(state, tokens, mask)
-            if step == start + 1:
-                self.seconds["compile"] = time.perf_counter() - queued
-                self.recorder.restart_clock()
+            state, metrics = self.step(state, tokens, mask)
             self.recorder.push(step, metrics, loader.waited - waited)
             waited = loader.waited
             last, stopping = step == config.steps, stop.requested(step)
@@ -252,9 +270,6 @@ class _Run:
 
     def _result(self, steps: int, preempted: bool) -> TrainResult:
         self.seconds["total"] = time.perf_counter() - self.began
-        compilations = self.program.step._cache_size()
-        if compilations > 1:
-            logger.error("the train step was compiled %d times; expected once", compilations)
         latest = self.checkpointer.latest
         assert latest is not None, "the last step has a checkpoint"
         return TrainResult(
@@ -265,7 +280,8 @@ class _Run:
             preempted=preempted,
             backend=self.program.backend,
             backend_reason=self.program.backend_reason,
+            notes=list(self.program.notes),
             seconds=self.seconds,
-            compilations=compilations,
+            compilations=self.compilations,
             events=self.events,
         )

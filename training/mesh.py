@@ -1,7 +1,11 @@
-"""Devices as a mesh of two axes, and which named axis is split over which of them.
+"""Devices as a mesh, and which named axis is split over which of its axes.
 
-The batch is split over both mesh axes. Parameters and optimizer state are split along "embed" over
-"fsdp" when that axis is larger than 1 (https://arxiv.org/abs/1910.02054, stage 3), else replicated.
+The mesh has the axes "data", "fsdp", "sequence" and "tensor". The batch is split over the first
+two. A split state (https://arxiv.org/abs/1910.02054) is split along "embed" over "fsdp". Where
+layers multiply, parameters are whole but for what "tensor" splits: `Layout.gather` brings them
+there, and brings gradients back to where the state is, so that the compiler never contracts over a
+piece of "embed".
+
 Devices are ordered by process, so every process owns one contiguous range of the batch's rows.
 """
 
@@ -9,18 +13,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+import equinox as eqx
 import haliax as hax
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from models.placement import Placement
 from pipeline.errors import InputError
+from training.parallelism import Parallelism
 
-DATA = "data"
-FSDP = "fsdp"
+DATA, FSDP, SEQUENCE, TENSOR = MESH_AXES = ("data", "fsdp", "sequence", "tensor")
 BATCH_AXES = (DATA, FSDP)
+TENSOR_AXES = ("kv_heads", "query_features", "kv_features", "mlp", "vocab")
+
+Tree = TypeVar("Tree")
+Mapping = dict[str, Any]
 
 
 def is_named(leaf: Any) -> bool:
@@ -30,9 +40,10 @@ def is_named(leaf: Any) -> bool:
 
 @dataclass(frozen=True)
 class Layout:
-    """A mesh with axes ("data", "fsdp") and what is split over it."""
+    """A mesh and what is split over it."""
 
     mesh: Mesh
+    parallel: Parallelism
 
     @property
     def devices(self) -> int:
@@ -40,19 +51,69 @@ class Layout:
         return self.mesh.size
 
     @property
-    def fsdp(self) -> int:
-        """Number of devices that share one copy of the parameters."""
-        return self.mesh.shape[FSDP]
+    def platform(self) -> str:
+        """Of the devices: "tpu", "gpu" or "cpu"."""
+        return self.mesh.devices.flat[0].platform
 
     @property
-    def compute(self) -> dict[str, tuple[str, ...]]:
+    def batch_shards(self) -> int:
+        """Number of pieces of the batch."""
+        return self.mesh.shape[DATA] * self.mesh.shape[FSDP]
+
+    @property
+    def compute(self) -> Mapping:
         """Axis mapping of activations, for `haliax.axis_mapping`."""
-        return {"batch": BATCH_AXES}
+        mapping: Mapping = {"batch": BATCH_AXES}
+        if self.mesh.shape[SEQUENCE] > 1:
+            mapping["position"] = SEQUENCE
+        return mapping | self._tensor
 
     @property
-    def parameters(self) -> dict[str, str]:
-        """Axis mapping of parameters, gradients and optimizer state."""
-        return {"embed": FSDP} if self.fsdp > 1 else {}
+    def parameters(self) -> Mapping:
+        """Axis mapping of parameters, gradients and optimizer state at rest."""
+        return self._tensor | ({"embed": FSDP} if self.mesh.shape[FSDP] > 1 else {})
+
+    @property
+    def _tensor(self) -> Mapping:
+        return dict.fromkeys(TENSOR_AXES, TENSOR) if self.mesh.shape[TENSOR] > 1 else {}
+
+    @property
+    def placement(self) -> Placement:
+        """The mesh axes of activations, for kernels and the loss."""
+        several = {name for name in MESH_AXES if self.mesh.shape[name] > 1}
+        return Placement(
+            self.mesh,
+            batch=BATCH_AXES,
+            heads=tuple(several & {TENSOR}),
+            sequence=tuple(several & {SEQUENCE}),
+        )
+
+    def gather(self, tree: Tree) -> Tree:
+        """Parameters at rest to where they are multiplied; cotangents the other way."""
+        if self.mesh.shape[FSDP] == 1:
+            return tree
+        at_rest, whole = self.shardings(tree), self._shardings(tree, self._tensor)
+
+        @jax.custom_vjp
+        def move(tree: Tree) -> Tree:
+            return jax.lax.with_sharding_constraint(tree, whole)
+
+        def backward(_: None, cotangent: Tree) -> tuple[Tree]:
+            return (jax.lax.with_sharding_constraint(cotangent, at_rest),)
+
+        move.defvjp(lambda tree: (move(tree), None), backward)
+        return move(tree)
+
+    def gather_model(self, model: Any) -> Any:
+        """`gather` of what a whole step needs: all with "zero1", all but the blocks with "fsdp"."""
+        if self.parallel.sharding != "fsdp":
+            return self.gather(model)
+        outside = self.gather(eqx.tree_at(lambda m: m.blocks, model, None))
+        return eqx.tree_at(lambda m: m.blocks, outside, model.blocks, is_leaf=lambda x: x is None)
+
+    def gather_block(self, block: Tree) -> Tree:
+        """`gather` of one layer with "fsdp", else nothing."""
+        return self.gather(block) if self.parallel.sharding == "fsdp" else block
 
     @property
     def replicated(self) -> NamedSharding:
@@ -61,7 +122,7 @@ class Layout:
 
     @property
     def batch(self) -> NamedSharding:
-        """Of an array [batch, ...]: rows over all devices."""
+        """Of an array [batch, ...]: rows over all devices that "sequence" and "tensor" leave."""
         return NamedSharding(self.mesh, PartitionSpec(BATCH_AXES))
 
     @property
@@ -73,20 +134,25 @@ class Layout:
         """One `NamedSharding` per array of `tree` (state, gradients; arrays may be abstract).
 
         Raises:
-            InputError: when "embed" is not divisible by the fsdp size.
+            InputError: when an axis is not divisible by what splits it.
         """
-        return jax.tree.map(self._sharding, tree, is_leaf=is_named)
+        return self._shardings(tree, self.parameters)
 
-    def _sharding(self, leaf: Any) -> Any:
+    def _shardings(self, tree: Any, mapping: Mapping) -> Any:
+        return jax.tree.map(lambda leaf: self._sharding(leaf, mapping), tree, is_leaf=is_named)
+
+    def _sharding(self, leaf: Any, mapping: Mapping) -> Any:
         if not is_named(leaf):
             return self.replicated
         spec = []
         for axis in leaf.axes:
-            target = self.parameters.get(axis.name)
+            target = mapping.get(axis.name)
             if target is not None and axis.size % self.mesh.shape[target]:
+                name = "group" if target == FSDP else target
                 raise InputError(
-                    f"TrainConfig.fsdp: {axis.name} {axis.size} is not divisible by fsdp "
-                    f"{self.fsdp}; choose an fsdp that divides it"
+                    f"Parallelism.{name}: {axis.name} {axis.size} is not divisible by the "
+                    f"{self.mesh.shape[target]} devices that share it; choose a number that "
+                    "divides it"
                 )
             spec.append(target)
         sharding = NamedSharding(self.mesh, PartitionSpec(*spec))
@@ -107,28 +173,37 @@ class Layout:
         )
 
 
-def make_layout(devices: Sequence[Any], fsdp: int = 1) -> Layout:
+def make_layout(devices: Sequence[Any], parallel: Parallelism | None = None) -> Layout:
     """A layout over `devices` (of `jax.devices()` or of a topology description).
 
+    Args:
+        devices: all of them, of all processes.
+        parallel: with a concrete sharding; default all copied.
+
     Raises:
-        InputError: when the number of devices is not divisible by `fsdp`.
+        InputError: when the devices cannot be divided so.
     """
-    if len(devices) % fsdp:
+    parallel = parallel or Parallelism(sharding="replicated")
+    shape = parallel.mesh_shape(len(devices))
+    processes = len({device.process_index for device in devices})
+    local = len(devices) // processes
+    if local % (parallel.sequence * parallel.tensor):
         raise InputError(
-            f"TrainConfig.fsdp: {len(devices)} devices are not divisible by fsdp {fsdp}; "
-            "choose an fsdp that divides the number of devices"
+            f"Parallelism: sequence {parallel.sequence} x tensor {parallel.tensor} do not divide "
+            f"the {local} devices of a process; they must not reach over processes"
         )
     ordered = np.empty(len(devices), dtype=object)
     ordered[:] = sorted(devices, key=lambda device: (device.process_index, device.id))
-    mesh = Mesh(ordered.reshape(-1, fsdp), BATCH_AXES, axis_types=(AxisType.Auto,) * 2)
-    return Layout(mesh)
+    mesh = Mesh(ordered.reshape(shape), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+    return Layout(mesh, parallel)
 
 
 def check_batch(layout: Layout, batch_size: int, microbatches: int) -> None:
     """Raise `InputError` unless every microbatch spreads evenly over all devices."""
-    if batch_size % (layout.devices * microbatches):
+    if batch_size % (layout.batch_shards * microbatches):
         raise InputError(
-            f"TrainConfig.batch_size: {batch_size} is not divisible by {layout.devices} devices "
-            f"(data {layout.mesh.shape[DATA]} x fsdp {layout.fsdp}) times {microbatches} "
-            f"microbatches; choose a multiple of {layout.devices * microbatches}"
+            f"TrainConfig.batch_size: {batch_size} is not divisible by {layout.batch_shards} "
+            f"devices (data {layout.mesh.shape[DATA]} x fsdp {layout.mesh.shape[FSDP]}) times "
+            f"{microbatches} microbatches; choose a multiple of "
+            f"{layout.batch_shards * microbatches}"
         )

@@ -21,10 +21,14 @@ from models.remat import checkpoint_policy
 from training.boundaries import Boundaries
 from training.config import OptimizerConfig, TrainConfig
 from training.evaluation import EvaluationStep, make_evaluation_step
+from training.lint import lint
+from training.memory import resolve
 from training.mesh import Layout, check_batch, make_layout
-from training.optimizer import build, schedule
+from training.optimizer import build
+from training.schedule import schedule
 from training.state import TrainState, abstract_state, init_state
 from training.step import make_train_step
+from training.topology import HBM_BYTES
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,9 @@ class Program:
     Attributes:
         step: jitted, see `training.step.make_train_step`.
         evaluation_step: jitted, see `training.evaluation.make_evaluation_step`.
+        train: the configuration with nothing left "auto".
         backend: attention back end; `backend_reason` says why that one.
+        notes: sentences for the log: the back end, memory settings, and shapes that waste the chip.
         abstract: shapes, dtypes and shardings of the state.
     """
 
@@ -46,6 +52,7 @@ class Program:
     evaluation_step: EvaluationStep
     backend: str
     backend_reason: str
+    notes: tuple[str, ...]
     abstract: TrainState
 
     def init(self) -> TrainState:
@@ -59,6 +66,10 @@ class Program:
             jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self.layout.batch),
             jax.ShapeDtypeStruct(shape, jnp.float32, sharding=self.layout.batch),
         )
+
+    def compile(self) -> Any:
+        """The compiled train step; calling it with anything but those shapes is an error."""
+        return self.lower().compile()
 
     def lower(self) -> Any:
         """The train step lowered for its devices; `.compile()` needs their compiler only."""
@@ -87,15 +98,14 @@ def build_program(
     Raises:
         InputError: when batch, fsdp, schedule, remat or attention do not fit model or devices.
     """
-    layout = make_layout(devices, train.fsdp)
+    train, reason = resolved(model, optimizer, train, devices)
+    layout = make_layout(devices, train.parallel)
     check_batch(layout, train.batch_size, train.microbatches)
     checkpoint_policy(train.remat)  # refuses an unknown setting now and not while tracing
-    backend, reason = choose_backend(
-        train.attention,
-        devices[0].platform,
-        position=train.sequence_length,
-        head_size=model.head_size,
-    )
+    platform = devices[0].platform
+    backend, backend_reason = attention_backend(model, train, platform)
+    parallel, length = train.parallel, train.sequence_length
+    wasteful = lint(model, parallel, platform=platform, sequence_length=length)
     transformation = build(optimizer)
     rate = schedule(optimizer, train.steps)
     boundaries = Boundaries(eos_id=eos_id, separate=train.separate_documents, padded=padded)
@@ -107,6 +117,47 @@ def build_program(
         step=make_train_step(model, train, transformation, rate, layout, backend, boundaries),
         evaluation_step=make_evaluation_step(train, layout, backend, boundaries),
         backend=backend,
-        backend_reason=reason,
+        backend_reason=backend_reason,
+        notes=(backend_reason, reason, *wasteful),
         abstract=abstract_state(model, transformation, layout),
     )
+
+
+def attention_backend(
+    model: TransformerConfig, train: TrainConfig, platform: str
+) -> tuple[str, str]:
+    """The attention back end of a run and a sentence on why, see `choose_backend`."""
+    return choose_backend(
+        train.attention,
+        platform,
+        position=train.sequence_length,
+        head_size=model.head_size,
+        soft_cap=model.attention_soft_cap,
+        segments=train.separate_documents,
+        window=model.window,
+        dtype=train.compute_dtype,
+        sequence_shards=train.parallel.sequence,
+    )
+
+
+def resolved(
+    model: TransformerConfig, optimizer: OptimizerConfig, train: TrainConfig, devices: Sequence[Any]
+) -> tuple[TrainConfig, str]:
+    """`training.memory.resolve` for real or described devices."""
+    return resolve(
+        model,
+        optimizer,
+        train,
+        len(devices),
+        platform=devices[0].platform,
+        limit=memory_limit(devices[0]),
+    )
+
+
+def memory_limit(device: Any) -> float | None:
+    """Bytes that a program may use on a device, None where it cannot be known."""
+    if device.device_kind in HBM_BYTES:
+        return HBM_BYTES[device.device_kind]
+    if device.platform == "cpu":  # a share of the host, which says nothing of what is free
+        return None
+    return (device.memory_stats() or {}).get("bytes_limit")

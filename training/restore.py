@@ -13,13 +13,12 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from pipeline import storage
 from pipeline.errors import DamagedOutput, InputError
 from training import leaves
-from training.checkpoint import arrays_url, handler
+from training.checkpoint import arrays_url, handler, orbax
 from training.checkpoint_index import HISTORY, read_index, verify_files
 
 Tree = TypeVar("Tree")
@@ -106,13 +105,13 @@ def _verified(path: str) -> dict[str, Any]:
 
 
 def _read(path: str, target: dict[str, Any]) -> dict[str, jax.Array]:
-    arguments = ocp.args.PyTreeRestore(
+    arguments = orbax().args.PyTreeRestore(
         target,
-        restore_args=ocp.checkpoint_utils.construct_restore_args(target),
+        restore_args=orbax().checkpoint_utils.construct_restore_args(target),
         partial_restore=True,
     )
     try:
-        with ocp.Checkpointer(handler()) as reader:
+        with orbax().Checkpointer(handler()) as reader:
             return reader.restore(arrays_url(path), args=arguments)
     except (ValueError, OSError, KeyError) as error:
         raise DamagedOutput(f"{path}: arrays cannot be read: {str(error)[:300]}") from error

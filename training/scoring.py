@@ -10,16 +10,16 @@ import numpy as np
 
 from data.cache import TokenShard
 from data.token_array import TokenArray
-from models.attention import choose_backend
 from models.config import TransformerConfig
 from training import distributed
 from training.boundaries import Boundaries
-from training.config import TrainConfig
+from training.config import OptimizerConfig, TrainConfig
 from training.distributed import Coordinator
 from training.evaluation import evaluate, make_evaluation_step, validation_batches
 from training.job import Row
 from training.load import load_model_onto
 from training.mesh import check_batch, make_layout
+from training.program import attention_backend, resolved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,14 +53,11 @@ def score(job: ScoreJob, *, coordinator: Coordinator | None = None) -> Row:
         DamagedOutput: the checkpoint's files are missing or changed.
     """
     distributed.initialize(coordinator)
-    layout = make_layout(jax.devices(), job.train.fsdp)
+    train, _ = resolved(job.model, OptimizerConfig(), job.train, jax.devices())
+    job = dataclasses.replace(job, train=train)
+    layout = make_layout(jax.devices(), train.parallel)
     check_batch(layout, job.train.batch_size, 1)
-    backend, _ = choose_backend(
-        job.train.attention,
-        jax.devices()[0].platform,
-        position=job.train.sequence_length,
-        head_size=job.model.head_size,
-    )
+    backend, _ = attention_backend(job.model, train, jax.devices()[0].platform)
     boundaries = Boundaries(eos_id=job.eos_id, separate=job.train.separate_documents)
     with TokenArray(job.shards, job.model.vocab_size, tokenizer_digest=job.tokenizer) as tokens:
         everything = dataclasses.replace(job.train, evaluate_batches=len(tokens))

@@ -26,7 +26,7 @@ class TrainState(eqx.Module):
         step: int32 scalar, batches seen.
         skipped: int32 scalar, how many of them were not applied because they were not finite.
         model: float32 parameters.
-        optimizer_state: float32 Adam moments, shaped and split as the parameters, and counts.
+        optimizer_state: moments, shaped and split as the parameters, and counts.
     """
 
     step: jax.Array
@@ -65,4 +65,7 @@ def init_state(
 ) -> TrainState:
     """A new state, every array created on the devices that keep it."""
     target = shardings_of(abstract_state(config, optimizer, layout))
-    return jax.jit(_make(config, optimizer), out_shardings=target)(jax.random.key(seed))
+    # It runs once, and a CPU would take longer to optimise it than to run it.
+    quick = {"xla_backend_optimization_level": 1} if layout.platform == "cpu" else None
+    make = jax.jit(_make(config, optimizer), out_shardings=target, compiler_options=quick)
+    return make(jax.random.key(seed))

@@ -19,15 +19,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from models.attention_splash import AttentionSharding
 from models.config import TransformerConfig
 from models.loss import next_token_loss
 from models.precision import cast
 from models.transformer import Transformer
 from training.boundaries import Boundaries
+from training.compiler import compiler_options
 from training.config import TrainConfig
-from training.mesh import BATCH_AXES, Layout
-from training.optimizer import Schedule
+from training.mesh import Layout
+from training.schedule import Schedule
 from training.state import TrainState, abstract_state, shardings_of
 
 Metrics = dict[str, jax.Array]
@@ -53,7 +53,7 @@ class LossFunction:
     Attributes:
         config: of the training run.
         layout: mesh and axis mappings.
-        backend: attention back end, "reference" or "splash".
+        backend: attention back end, see `models.attention`.
         boundaries: what the ends of documents mean.
     """
 
@@ -63,12 +63,18 @@ class LossFunction:
     boundaries: Boundaries
 
     def __call__(
-        self, model: Transformer, tokens: jax.Array, mask: jax.Array
+        self, narrow: Transformer, tokens: jax.Array, mask: jax.Array
     ) -> tuple[jax.Array, Sums]:
-        """Summed objective (nll + z) and its parts; tokens int32, mask f32 [batch, position]."""
+        """Summed objective (nll + z) and its parts.
+
+        Args:
+            narrow: the model in the compute dtype, gathered.
+            tokens: int32 [batch, position].
+            mask: float32 [batch, position].
+        """
         with hax.axis_mapping(self.layout.compute):
             loss = next_token_loss(
-                cast(model, jnp.dtype(self.config.compute_dtype)),
+                narrow,
                 hax.named(tokens, ("batch", "position")),
                 loss_mask=hax.named(self.boundaries.counted(tokens, mask), ("batch", "position")),
                 segment_ids=self.boundaries.segments(tokens),
@@ -76,20 +82,28 @@ class LossFunction:
                 chunks=self.config.loss_chunks,
                 remat=self.config.remat,
                 backend=self.backend,
-                sharding=AttentionSharding(self.layout.mesh, BATCH_AXES),
+                placement=self.layout.placement,
+                features_first=self.layout.platform == "tpu",
+                unroll=self.config.unroll,
+                gather=self.layout.gather_block,
             )
-        return loss.total + loss.z, Sums(loss.total, loss.z, loss.count)
+        return loss.objective, Sums(loss.total, loss.z, loss.count)
 
     def gradients(
         self, model: Transformer, tokens: jax.Array, mask: jax.Array
     ) -> tuple[Sums, Transformer]:
-        """Summed losses and summed float32 gradients of a global batch [batch, position]."""
-        split = self.layout.shardings(model)
+        """Summed losses and summed float32 gradients of a global batch [batch, position].
+
+        The compute-dtype copy of the parameters is made once, whatever the number of microbatches;
+        a microbatch's gradients have its dtype and their sum is float32.
+        """
+        narrow = self.layout.gather_model(cast(model, jnp.dtype(self.config.compute_dtype)))
         value_and_grad = jax.grad(self, has_aux=True)
 
         def part(tokens: jax.Array, mask: jax.Array) -> tuple[Sums, Transformer]:
-            gradient, sums = value_and_grad(model, tokens, mask)
-            return sums, jax.lax.with_sharding_constraint(gradient, split)
+            gradient, sums = value_and_grad(narrow, tokens, mask)
+            gradient = jax.lax.with_sharding_constraint(gradient, self.layout.shardings(gradient))
+            return sums, jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradient)
 
         count = self.config.microbatches
         if count == 1:
@@ -188,6 +202,7 @@ def make_train_step(
     return jax.jit(
         train_step,
         donate_argnums=0,
+        compiler_options=compiler_options(layout.platform),
         in_shardings=(target, layout.batch, layout.batch),
         out_shardings=(target, layout.replicated),
     )

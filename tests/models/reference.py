@@ -6,34 +6,50 @@ model but the names of its parameters.
 
 from __future__ import annotations
 
+import cmath
+import math
+
 import numpy as np
 
-OUTSIDE_BLOCKS = ("embedding", "head", "final_norm")
+OUTSIDE_BLOCKS = ("embedding", "position_embedding", "head", "final_norm")
+HEADS = "kv_heads q_per_kv head_size"
 
 
 def parameters(model) -> dict[str, np.ndarray]:
     """The model's parameters as float64 arrays, axes in the order named here."""
     block = model.blocks.stacked
     attention, mlp = block.attention, block.mlp
-    orders = {
+    arrays = {
         "embedding": (model.embedding, "vocab embed"),
+        "position_embedding": (model.position_embedding, "position embed"),
         "head": (model.head, "vocab embed"),
-        "final_norm": (model.final_norm.weight, "embed"),
-        "attention_norm": (block.attention_norm.weight, "layers embed"),
-        "mlp_norm": (block.mlp_norm.weight, "layers embed"),
-        "query": (attention.query, "layers embed kv_heads q_per_kv head_size"),
-        "key": (attention.key, "layers embed kv_heads head_size"),
-        "value": (attention.value, "layers embed kv_heads head_size"),
-        "output": (attention.output, "layers kv_heads q_per_kv head_size embed"),
-        "query_norm": (attention.query_norm and attention.query_norm.weight, "layers head_size"),
-        "key_norm": (attention.key_norm and attention.key_norm.weight, "layers head_size"),
-        "gate": (mlp.gate, "layers embed mlp"),
-        "up": (mlp.up, "layers embed mlp"),
-        "down": (mlp.down, "layers mlp embed"),
     }
+    norms = {
+        "final_norm": (model.final_norm, "embed"),
+        "attention_norm": (block.attention_norm, "layers embed"),
+        "mlp_norm": (block.mlp_norm, "layers embed"),
+        "query_norm": (attention.query_norm, "layers head_size"),
+        "key_norm": (attention.key_norm, "layers head_size"),
+    }
+    for name, (norm, axes) in norms.items():
+        if norm is not None:
+            arrays |= {name: (norm.weight, axes), f"{name}.bias": (norm.bias, axes)}
+    linears = {
+        "query": (attention.query, "embed", HEADS),
+        "key": (attention.key, "embed", "kv_heads head_size"),
+        "value": (attention.value, "embed", "kv_heads head_size"),
+        "output": (attention.output, HEADS, "embed"),
+        "gate": (mlp.gate, "embed", "mlp"),
+        "up": (mlp.up, "embed", "mlp"),
+        "down": (mlp.down, "mlp", "embed"),
+    }
+    for name, (linear, inner, outer) in linears.items():
+        if linear is not None:
+            arrays[name] = (linear.matrix, f"layers {inner} {outer}")
+            arrays[f"{name}.bias"] = (linear.bias, f"layers {outer}")
     return {
         name: np.asarray(array.rearrange(tuple(axes.split())).array, np.float64)
-        for name, (array, axes) in orders.items()
+        for name, (array, axes) in arrays.items()
         if array is not None
     }
 
@@ -55,64 +71,117 @@ def nll(model, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return lse - np.take_along_axis(scores, tokens[:, 1:, None], -1)[..., 0], lse
 
 
+def layer_windows(config) -> list[int | None]:
+    """Positions each layer sees, None for all: the letters in turn, and the last layer all."""
+    windows, letters = [], list(config.window_pattern)
+    while len(windows) < config.layers:
+        letter = letters.pop(0)
+        letters.append(letter)
+        windows.append({"L": None, "S": config.window}[letter])
+    return [*windows[:-1], None]
+
+
 def _row(p, config, tokens, segment_ids):
     x = p["embedding"][tokens]
-    for layer in range(config.layers):
-        w = {name: array[layer] for name, array in p.items() if name not in OUTSIDE_BLOCKS}
-        h = _norm(x, w["attention_norm"], config.norm_epsilon)
-        x = x + _attention(w, config, h, segment_ids)
-        h = _norm(x, w["mlp_norm"], config.norm_epsilon)
-        gate = h @ w["gate"]
-        x = x + (gate / (1 + np.exp(-gate)) * (h @ w["up"])) @ w["down"]
+    if config.positions == "learned":
+        x = x + np.stack([p["position_embedding"][i] for i in range(len(tokens))])
+    for layer, window in enumerate(layer_windows(config)):
+        w = {n: a[layer] for n, a in p.items() if n.split(".")[0] not in OUTSIDE_BLOCKS}
+        x = x + _attention(w, config, _norm(x, w, "attention_norm", config), segment_ids, window)
+        x = x + _mlp(w, config, _norm(x, w, "mlp_norm", config))
     head = p["embedding"] if config.tied else p["head"]
-    return _cap(_norm(x, p["final_norm"], config.norm_epsilon) @ head.T, config.logit_soft_cap)
+    return _cap(_norm(x, p, "final_norm", config) @ head.T, config.logit_soft_cap)
 
 
-def _attention(w, config, h, segment_ids):
-    out = np.zeros((len(h), config.embed))
-    for g in range(config.kv_heads):
-        keys, values = h @ w["key"][:, g], h @ w["value"][:, g]
+def _mlp(w, config, h):
+    def project(x, name):
+        return x @ w[name] + w.get(f"{name}.bias", 0.0)
+
+    up = project(h, "up")
+    if config.mlp_kind == "swiglu":
+        gate = project(h, "gate")
+        up = gate / (1 + np.exp(-gate)) * up
+    elif config.mlp_kind == "gelu":
+        cubic = up + 0.044715 * up**3
+        up = 0.5 * up * (1 + np.tanh(math.sqrt(2 / math.pi) * cubic))
+    else:
+        up = np.where(up > 0, up, 0.0) ** {"relu": 1, "relu2": 2}[config.mlp_kind]
+    return project(up, "down")
+
+
+def _attention(w, config, h, segment_ids, window):
+    out = np.zeros((len(h), config.embed)) + w.get("output.bias", 0.0)
+
+    def project(name, *head):
+        bias = w[f"{name}.bias"][head] if config.biases else 0.0
+        return h @ w[name][(slice(None), *head)] + bias
+
+    def placed(x, norm):
         if config.qk_norm:
-            keys = _norm(keys, w["key_norm"], config.norm_epsilon)
-        keys = _rotate(keys, config.rope_base)
+            x = _norm(x, w, norm, config)
+        return x if config.positions == "learned" else _rotate(x, config)
+
+    for g in range(config.kv_heads):
+        keys, values = placed(project("key", g), "key_norm"), project("value", g)
         for r in range(config.heads // config.kv_heads):
-            queries = h @ w["query"][:, g, r]
-            if config.qk_norm:
-                queries = _norm(queries, w["query_norm"], config.norm_epsilon)
-            mixed = attention_head(
-                _rotate(queries, config.rope_base),
-                keys,
-                values,
-                segment_ids,
-                config.attention_soft_cap,
-            )
+            queries = placed(project("query", g, r), "query_norm")
+            cap = config.attention_soft_cap
+            mixed = attention_head(queries, keys, values, segment_ids, cap, window)
             out += mixed @ w["output"][g, r]
     return out
 
 
-def attention_head(queries, keys, values, segment_ids, soft_cap):
+def attention_head(queries, keys, values, segment_ids, soft_cap, window=None):
     """One head's causal attention, [position, head_size] each, position by position."""
     out = np.zeros_like(queries)
     for i, query in enumerate(queries):
-        seen = [j for j in range(i + 1) if segment_ids[j] == segment_ids[i]]
+        first = 0 if window is None else max(0, i - window + 1)
+        seen = [j for j in range(first, i + 1) if segment_ids[j] == segment_ids[i]]
         scores = _cap(keys[seen] @ query / np.sqrt(len(query)), soft_cap)
         weights = np.exp(scores - scores.max())
         out[i] = weights @ values[seen] / weights.sum()
     return out
 
 
-def _norm(x, weight, epsilon):
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * weight
+def _norm(x, w, name, config):
+    if config.norm == "layer":
+        centred = x - x.mean(-1, keepdims=True)
+        scaled = centred / np.sqrt(x.var(-1, keepdims=True) + config.norm_epsilon)
+        return scaled * w[name] + w[f"{name}.bias"]
+    scaled = x / np.sqrt((x**2).mean(-1, keepdims=True) + config.norm_epsilon)
+    return scaled if config.norm == "plain_rms" else scaled * w[name]
 
 
-def _rotate(x, base):
+def frequencies(config) -> list[float]:
+    """Radians per position of each pair, with Llama 3's scaling by wavelength."""
+    plain = [config.rope_base ** (-2 * i / config.head_size) for i in range(config.head_size // 2)]
+    scaling = config.rope_scaling
+    if scaling is None:
+        return plain
+    longest = scaling.original_context / scaling.low_frequency_factor
+    shortest = scaling.original_context / scaling.high_frequency_factor
+
+    def scaled(frequency):
+        wavelength = 2 * math.pi / frequency
+        if wavelength < shortest:
+            return frequency
+        if wavelength > longest:
+            return frequency / scaling.factor
+        smooth = scaling.original_context / wavelength - scaling.low_frequency_factor
+        smooth /= scaling.high_frequency_factor - scaling.low_frequency_factor
+        return (1 - smooth) * frequency / scaling.factor + smooth * frequency
+
+    return [scaled(frequency) for frequency in plain]
+
+
+def _rotate(x, config):
     """Each pair (i, i + half) as one complex number, times exp(i * angle)."""
     half = x.shape[1] // 2
     turned = np.empty_like(x)
     for position in range(len(x)):
-        for i in range(half):
-            angle = position * base ** (-2 * i / (2 * half))
-            pair = complex(x[position, i], x[position, i + half]) * np.exp(1j * angle)
+        for i, frequency in enumerate(frequencies(config)):
+            turn = cmath.exp(1j * position * frequency)
+            pair = complex(x[position, i], x[position, i + half]) * turn
             turned[position, i], turned[position, i + half] = pair.real, pair.imag
     return turned
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from models.config import TransformerConfig
+from models.config import RopeScaling, TransformerConfig
 from models.transformer import Transformer
 
 BASE = {
@@ -24,6 +24,11 @@ BASE = {
     "mlp": 40,
 }
 
+SCALING = RopeScaling(
+    factor=4.0, low_frequency_factor=1.0, high_frequency_factor=6.0, original_context=120
+)
+"""At base 500, a head of 8 has one pair kept, one blended and two slowed."""
+
 VARIANTS = {
     "grouped": {},
     "multi_head": {"kv_heads": 4},
@@ -33,6 +38,28 @@ VARIANTS = {
     "soft_caps": {"logit_soft_cap": 1.5, "attention_soft_cap": 0.8},
     "rope_and_epsilon": {"rope_base": 300.0, "norm_epsilon": 0.1},
     "one_layer": {"layers": 1},
+    "relu2": {"mlp_kind": "relu2"},
+    "relu": {"mlp_kind": "relu"},
+    "gelu": {"mlp_kind": "gelu"},
+    "plain_rms": {"norm": "plain_rms"},
+    "layer_norm": {"norm": "layer"},
+    "layer_norm_no_qk_norm": {"norm": "layer", "qk_norm": False},
+    "biases": {"biases": True},
+    "biases_without_gate": {"biases": True, "mlp_kind": "relu"},
+    "learned_positions": {"positions": "learned", "context": 15},
+    "rope_scaling": {"rope_base": 500.0, "rope_scaling": SCALING},
+    "all_short_but_the_last": {"window_pattern": "S", "window": 3},
+    "short_long": {"window_pattern": "SL", "window": 3, "layers": 4},
+    "three_short_one_long": {"window_pattern": "SSSL", "window": 4, "layers": 6},
+    "gpt2": {
+        "positions": "learned",
+        "context": 12,
+        "norm": "layer",
+        "biases": True,
+        "mlp_kind": "gelu",
+        "qk_norm": False,
+        "kv_heads": 4,
+    },
 }
 
 
@@ -42,18 +69,23 @@ def config(**changes) -> TransformerConfig:
 
 @functools.cache
 def model(**changes) -> Transformer:
-    """A model of random numbers: norm weights about one, matrices about 1/sqrt(embed)."""
+    """A model of random numbers: norm weights about one, the rest about zero."""
     shapes = jax.eval_shape(lambda: Transformer.init(config(**changes), key=jax.random.key(0)))
     rng = np.random.default_rng(0)
 
     def draw(path, leaf):
-        if path[-2:-1] == (jax.tree_util.GetAttrKey("weight"),):  # only norms call it so
+        if path[-2].name == "weight":  # only norms call it so
             return rng.uniform(0.5, 1.5, leaf.shape)
         return rng.normal(size=leaf.shape) * (0.4 if len(path) == 2 else 0.2)
 
     return jax.tree.map_with_path(
         lambda path, leaf: jax.numpy.asarray(draw(path, leaf), leaf.dtype), shapes
     )
+
+
+def leaves(made: Transformer) -> dict[str, jax.Array]:
+    """Arrays by their path."""
+    return {jax.tree_util.keystr(p): x for p, x in jax.tree_util.tree_leaves_with_path(made)}
 
 
 def init(shape: TransformerConfig) -> Transformer:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import pytest
 
 from models import presets
-from models.config import TransformerConfig
+from models.config import RopeScaling, TransformerConfig
 from models.transformer import Transformer
 from pipeline.errors import InputError
 from tests.models import small
@@ -27,11 +28,34 @@ def test_parameter_count_is_the_size_of_the_arrays(changes):
     assert sum(leaf.size for leaf in arrays_of(config)) == config.parameter_count
 
 
-def test_presets_have_the_documented_counts():
-    """The counts written beside the presets are those of the arrays."""
-    for config, count in ((presets.llama_200m, 203_452_416), (presets.tiny, 1_049_984)):
-        assert config.parameter_count == count == sum(leaf.size for leaf in arrays_of(config))
-    assert presets.llama_200m.matmul_parameters == 203_423_744
+PRESETS = {
+    "llama_200m": (203_452_416, 203_423_744),
+    "tiny": (1_049_984, 1_048_576),
+    "tpuchat_130m": (163_577_856, 130_023_424),
+    "llama_3_2_1b": (1_235_814_400, 1_235_746_816),
+    "nanochat_d16": (335_544_320, 268_435_456),
+    "tomat_200m": (208_693_760, 208_666_624),
+    "tomat_1b": (1_057_053_696, 1_056_964_608),
+    "bytes_tiny": (46_528, 36_864),
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_have_the_documented_counts(name):
+    """The counts written beside a preset are those of the arrays that it describes."""
+    config, (total, matmul) = getattr(presets, name), PRESETS[name]
+    arrays = arrays_of(config)
+    assert sum(leaf.size for leaf in arrays) == total == config.parameter_count
+    assert matmul == config.matmul_parameters
+    source = Path(presets.__file__).read_text()
+    assert f'"""{total:,} parameters' in source
+    assert f"{matmul:,}" in source
+
+
+def test_every_preset_is_tested():
+    """No shape goes without its counts."""
+    shapes = {n for n, v in vars(presets).items() if isinstance(v, TransformerConfig)}
+    assert shapes == set(PRESETS)
 
 
 def test_parameters_are_float32():
@@ -51,6 +75,19 @@ def test_parameters_are_float32():
         ({"rope_base": 0.0}, "rope_base"),
         ({"norm_epsilon": float("nan")}, "norm_epsilon"),
         ({"logit_soft_cap": 0.0}, "logit_soft_cap"),
+        ({"mlp_kind": "geglu"}, "mlp_kind: expected one of swiglu, relu2, relu, gelu"),
+        ({"norm": "batch"}, "norm: expected one of rms"),
+        ({"positions": "alibi"}, "positions: expected one of"),
+        ({"init": "zeros"}, "init: expected one of"),
+        ({"init_scale": 0.0}, "init_scale"),
+        ({"embedding_std": -1.0}, "embedding_std"),
+        ({"window": 4}, "set both or neither"),
+        ({"window_pattern": "SL"}, "set both or neither"),
+        ({"window_pattern": "SL", "window": 0}, "window"),
+        ({"window_pattern": "GL", "window": 4}, "letters L"),
+        ({"window_pattern": ""}, "letters L"),
+        ({"positions": "learned"}, "set both or neither"),
+        ({"context": 64}, "set both or neither"),
         ({"attention_soft_cap": float("inf")}, "attention_soft_cap"),
     ],
 )
@@ -59,6 +96,25 @@ def test_impossible_shapes_are_refused(changes, words):
     with pytest.raises(InputError, match=words) as error:
         small.config(**changes)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"factor": 0.0}, "RopeScaling.factor"),
+        ({"original_context": -1}, "original_context"),
+        ({"high_frequency_factor": 1.0}, "more than low_frequency_factor=1.0"),
+    ],
+)
+def test_impossible_scalings_are_refused(changes, words):
+    """The same for the scaling of rotary frequencies."""
+    with pytest.raises(InputError, match=words):
+        RopeScaling(**changes)
+
+
+def test_odd_heads_need_no_rotation():
+    """Learned positions turn no pairs, so a head may have any width."""
+    assert small.config(positions="learned", context=8, head_size=7).head_size == 7
 
 
 def test_planning_does_not_import_jax():

@@ -118,3 +118,18 @@ def test_impossible_requests_are_refused(prompt, changes, words):
     """One line that names the argument and its bound."""
     with pytest.raises(InputError, match=words):
         generate(small.model(), prompt, **({"new_tokens": 3, "window": 16} | changes))
+
+
+def test_a_window_beyond_the_learned_positions_is_refused():
+    """The padded row is what must fit the context, not only the completion."""
+    model = small.model(positions="learned", context=12)
+    assert generate(model, [5], new_tokens=3, window=12) == greedy(model, [5], 3)
+    with pytest.raises(InputError, match="at most 12 positions"):
+        generate(model, [5], new_tokens=3, window=13)
+
+
+@pytest.mark.parametrize("name", ["three_short_one_long", "gpt2"])
+def test_greedy_equals_brute_force_for_other_shapes(name):
+    """Windows, learned positions and the rest change nothing about completion."""
+    model = small.model(**small.VARIANTS[name])
+    assert generate(model, [3, 1, 4], new_tokens=8, window=12) == greedy(model, [3, 1, 4], 8)

@@ -23,7 +23,10 @@ from pipeline import Artifact, Hardware, InputError, Runtime, local, pod, step
 from pipeline.step import Node, StepFunction, as_node
 
 # Words that validated text fields accept; a field takes the first that differs and is accepted.
-_WORDS = ("constant", "float32", "bfloat16", "reference", "none", "train", "something else")
+_WORDS = (
+    *("constant", "float32", "bfloat16", "lion", "reference", "none", "train"),
+    "something else",
+)
 
 
 @dataclass(frozen=True)

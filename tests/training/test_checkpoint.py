@@ -32,14 +32,14 @@ def make(tmp_path):
         checkpointer.close()
 
 
-@pytest.mark.parametrize(("devices", "fsdp"), [(1, 1), (2, 2), (8, 4)])
-def test_four_devices_restore_on_any_number(make, devices, fsdp):
+@pytest.mark.parametrize(("devices", "group"), [(1, 1), (2, 2), (8, 4)])
+def test_four_devices_restore_on_any_number(make, devices, group):
     """A state split over four devices comes back with the same bits on 1, 2 and 8."""
-    state = tiny.program(4, fsdp=4).init()
+    state = tiny.program(4, parallel=tiny.split(4)).init()
     checkpointer = make()
     path = checkpointer.save(3, state, HISTORY)
     checkpointer.wait()
-    like = tiny.program(devices, fsdp=fsdp).abstract
+    like = tiny.program(devices, parallel=tiny.split(group)).abstract
     restored = restore(path, like)
     assert tiny.equal(state, restored)
     for got, want in zip(jax.tree.leaves(restored), jax.tree.leaves(like), strict=True):

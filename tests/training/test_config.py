@@ -1,14 +1,18 @@
 """Configurations refuse what cannot be trained, and say which fields are part of the identity."""
 
 import dataclasses
+import json
 import subprocess
 import sys
 
 import pytest
 
+from models import presets
+from models.config import TransformerConfig
 from pipeline.errors import InputError
 from pipeline.fingerprint import canonical, digest, identity_fields
 from training.config import OptimizerConfig, TrainConfig
+from training.parallelism import Parallelism
 
 TRAIN = {"steps": 10, "batch_size": 4, "sequence_length": 32}
 
@@ -27,7 +31,7 @@ TRAIN = {"steps": 10, "batch_size": 4, "sequence_length": 32}
         ("z_loss", float("nan")),
         ("evaluate_every", 0),
         ("keep_checkpoints", 0),
-        ("fsdp", 0),
+        ("unroll", 0),
         ("attention", "flash"),
         ("loss_chunks", 0),
         ("loss_chunks", "many"),
@@ -44,7 +48,9 @@ def test_train_config_refuses(field, value):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("schedule", "linear"),
+        ("kind", "adam"),
+        ("schedule", "exponential"),
+        ("moment_dtype", "float16"),
         ("learning_rate", -1.0),
         ("learning_rate", float("inf")),
         ("warmup", -0.1),
@@ -52,6 +58,12 @@ def test_train_config_refuses(field, value):
         ("min_ratio", 1.5),
         ("beta1", 1.0),
         ("beta2", -0.1),
+        ("muon_learning_rate", -1.0),
+        ("muon_momentum", 1.0),
+        ("muon_steps", 0),
+        ("muon_rms", 0.0),
+        ("lion_beta1", 1.0),
+        ("lion_beta2", float("nan")),
         ("epsilon", 0.0),
         ("clip_norm", 0.0),
         ("weight_decay", float("nan")),
@@ -64,9 +76,32 @@ def test_optimizer_config_refuses(field, value):
     assert "\n" not in str(caught.value)
 
 
+def test_muons_rate_needs_a_schedule_to_follow():
+    """It is a multiple of learning_rate, so that cannot be zero."""
+    with pytest.raises(InputError, match=r"muon_learning_rate.*learning_rate above 0"):
+        OptimizerConfig(learning_rate=0.0, muon_learning_rate=0.02)
+    assert OptimizerConfig(learning_rate=0.0, muon_learning_rate=0.0).muon_ratio == 1.0
+    assert OptimizerConfig(learning_rate=0.004, muon_learning_rate=0.02).muon_ratio == 5.0
+    assert OptimizerConfig(learning_rate=0.004).muon_ratio == 1.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [("adamw", "beta2"), ("muon", "muon_momentum"), ("muon", "beta1"), ("lion", "lion_beta2")],
+)
+def test_bfloat16_moments_that_would_never_fade_are_refused(kind, field):
+    """A beta of 0.999 is for float32; one of a kind that is not used does not matter."""
+    OptimizerConfig(kind=kind, **{field: 0.999})
+    with pytest.raises(InputError, match=rf"{field}: bfloat16 .* expected at most 0\.996"):
+        OptimizerConfig(kind=kind, moment_dtype="bfloat16", **{field: 0.999})
+    other = "lion" if kind == "adamw" else "adamw"
+    if field != "beta1":
+        OptimizerConfig(kind=other, moment_dtype="bfloat16", **{field: 0.999})
+
+
 RUNTIME = {
     *("checkpoint_every", "keep_checkpoints", "log_every", "max_skipped"),
-    *("remat", "attention", "fsdp", "loss_chunks"),
+    *("remat", "attention", "parallel", "unroll", "loss_chunks"),
 }
 
 
@@ -81,7 +116,14 @@ def test_runtime_fields_are_exactly_those_that_do_not_change_the_result():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("fsdp", 4), ("remat", "none"), ("log_every", 7), ("seed", 1), ("z_loss", 1e-4)],
+    [
+        ("parallel", Parallelism(tensor=2)),
+        ("unroll", 2),
+        ("remat", "none"),
+        ("log_every", 7),
+        ("seed", 1),
+        ("z_loss", 1e-4),
+    ],
 )
 def test_fingerprint_follows_the_identity(field, value):
     """Changing a field changes the fingerprint exactly when the field is identity."""
@@ -100,3 +142,15 @@ def test_configuration_imports_no_jax():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_configs_come_back_from_json():
+    """Nested parts are rebuilt, equal to what was written."""
+    train = TrainConfig(
+        steps=5, batch_size=8, sequence_length=16, parallel=Parallelism(tensor=2, group=4)
+    )
+    written = json.loads(json.dumps(dataclasses.asdict(train)))
+    assert TrainConfig.from_plain(written) == train
+    for model in (presets.llama_3_2_1b, presets.tiny):
+        written = json.loads(json.dumps(dataclasses.asdict(model)))
+        assert TransformerConfig.from_plain(written) == model

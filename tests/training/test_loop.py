@@ -15,7 +15,7 @@ from tests.training import tiny
 from training.load import load_model
 from training.loop import train
 
-HALF = dataclasses.replace(tiny.TRAIN, fsdp=2)
+HALF = dataclasses.replace(tiny.TRAIN, parallel=tiny.split(2))
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +161,7 @@ def test_no_sound_checkpoint_stops_the_run(whole, tmp_path):
 @pytest.mark.parametrize(
     ("train_changes", "words"),
     [
-        ({"fsdp": 3}, "8 devices are not divisible by fsdp 3"),
+        ({"parallel": tiny.split(3)}, "8 devices are not divisible by a group of 3"),
         ({"batch_size": 12}, "12 is not divisible by 8 devices"),
         ({"attention": "splash"}, "splash cannot run"),
         ({"remat": "half"}, "remat"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.training import tiny
+from training.parallelism import Parallelism
 
 ONES = np.ones((tiny.BATCH, tiny.LENGTH), np.float32)
 
@@ -96,8 +97,14 @@ def test_z_loss_is_in_the_gradient():
 
 @pytest.mark.parametrize(
     ("devices", "changes"),
-    [(4, {"fsdp": 4}), (4, {"fsdp": 2, "microbatches": 2})],
-    ids=["fsdp4", "data2-fsdp2-micro2"],
+    [
+        (4, {"parallel": tiny.split(4)}),
+        (4, {"parallel": tiny.split(2), "microbatches": 2}),
+        (4, {"parallel": tiny.split(4, "zero1"), "microbatches": 2}),
+        (4, {"parallel": Parallelism(sharding="zero1", tensor=2), "remat": "products"}),
+        (8, {"parallel": Parallelism(sharding="fsdp", sequence=2, group=2), "loss_chunks": 2}),
+    ],
+    ids=["fsdp4", "data2-fsdp2-micro2", "zero1", "zero1-tensor2", "data2-fsdp2-sequence2"],
 )
 def test_same_losses_on_every_mesh(devices, changes):
     """Six losses on a mesh agree with one device within 1e-5."""
@@ -112,10 +119,10 @@ def test_same_losses_on_every_mesh(devices, changes):
 
 
 def test_fsdp_state_is_split_from_the_start():
-    """With fsdp 4 a device holds a quarter of every matrix, in the model and in both moments."""
-    state = tiny.program(4, fsdp=4).init()
+    """Split over 4, a device holds a quarter of every matrix, in the model and in both moments."""
+    state = tiny.program(4, parallel=tiny.split(4)).init()
     for tree in (state.model, state.optimizer_state[1].mu, state.optimizer_state[1].nu):
-        query = tree.blocks.stacked.attention.query.array
+        query = tree.blocks.stacked.attention.query.matrix.array
         shapes = {shard.data.size for shard in query.addressable_shards}
         assert shapes == {query.size // 4}
 

@@ -27,19 +27,20 @@ import json, sys
 from jax.experimental import topologies
 from models.config import TransformerConfig
 from training.config import OptimizerConfig, TrainConfig
+from training.parallelism import Parallelism
 from training.program import build_program
 
 devices = topologies.get_topology_desc(platform="tpu", topology_name="v6e:2x2").devices
 model = TransformerConfig(
     vocab_size=1024, layers=2, embed=256, heads=2, kv_heads=1, head_size=128, mlp=512
 )
-fsdp = int(sys.argv[1])
-separate = fsdp > 1  # documents told apart in one of the two programs
+sharding = sys.argv[1]
+separate = sharding == "fsdp"  # documents told apart in one of the programs
 train = TrainConfig(
     steps=10,
     batch_size=8,
     sequence_length=512,
-    fsdp=fsdp,
+    parallel=Parallelism(sharding=sharding),
     microbatches=2,
     separate_documents=separate,
 )
@@ -53,6 +54,7 @@ print(json.dumps({
     "kernels": sum("tpu_custom_call" in line for line in text.splitlines()),
     "splash": text.count("splash"),
     "gather": text.count("all-gather"),
+    "permute": text.count("collective-permute"),
     "arguments": memory.argument_size_in_bytes,
     "aliased": memory.alias_size_in_bytes,
     "outputs": memory.output_size_in_bytes,
@@ -61,11 +63,11 @@ print(json.dumps({
 """
 
 
-@pytest.mark.parametrize("fsdp", [1, 4])
-def test_train_step_compiles_for_v6e(fsdp):
+@pytest.mark.parametrize("sharding", ["replicated", "zero1", "fsdp"])
+def test_train_step_compiles_for_v6e(sharding):
     """Splash kernels are in the program, also with segments; memory is the state's, donated."""
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(fsdp)],
+        [sys.executable, "-c", SCRIPT, sharding],
         env={**os.environ, **ENVIRONMENT},
         capture_output=True,
         text=True,
@@ -74,12 +76,13 @@ def test_train_step_compiles_for_v6e(fsdp):
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["backend"] == "splash"
-    # Forward, recomputed forward and two backward kernels, each in one scanned body.
-    assert found["kernels"] >= 3
+    # Forward and the fused backward kernel, each in one scanned body, and no forward twice.
+    assert found["kernels"] == 2
     assert found["splash"] > 0
     # Parameters and two moments in float32, over as many devices as share them; small norms pad.
-    state = 12 * found["parameters"] / fsdp
+    state = 12 * found["parameters"] / (1 if sharding == "replicated" else 4)
     assert state < found["arguments"] < 1.3 * state + 200_000
     assert found["aliased"] > 0.9 * state
     assert 0 < found["temporary"] < 1 << 30
-    assert (found["gather"] > 0) == (fsdp > 1)
+    assert (found["gather"] > 0) == (sharding != "replicated")
+    assert found["permute"] == 0

@@ -14,6 +14,7 @@ from data.dataset import DatasetSpec, Source
 from models.config import TransformerConfig
 from training.config import OptimizerConfig, TrainConfig
 from training.job import Row, TrainJob
+from training.parallelism import Parallelism
 from training.program import Program, build_program
 
 VOCAB = 64
@@ -33,11 +34,17 @@ TRAIN = TrainConfig(
     sequence_length=LENGTH,
     compute_dtype="float32",
     remat="none",
+    parallel=Parallelism(sharding="replicated"),
     evaluate_every=4,
     checkpoint_every=1,
     keep_checkpoints=99,
 )
 TOKEN_BYTES = tuple(i % 5 for i in range(VOCAB))
+
+
+def split(group: int, sharding: str = "fsdp") -> Parallelism:
+    """The state split over `group` devices."""
+    return Parallelism(sharding=sharding, group=group)
 
 
 @functools.cache

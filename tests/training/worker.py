@@ -29,7 +29,7 @@ def main() -> None:
         if step == stop_at:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    config = dataclasses.replace(tiny.TRAIN, fsdp=2)
+    config = dataclasses.replace(tiny.TRAIN, parallel=tiny.split(2))
     if stop_at is not None:
         # The same in every process, and long enough that the agreed step comes before the last.
         config = dataclasses.replace(config, steps=2000, evaluate_every=2000, checkpoint_every=2000)

@@ -1,0 +1,64 @@
+"""A stack of equal blocks applied one after the other, as a scan over its "layers" axis.
+
+The program's size and its compile time do not grow with depth. Layers that differ in something
+static (the attention window) are scanned by period: with windows S S S L the scan's body holds four
+blocks. Each block is checkpointed on its own, so what the backward pass keeps is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import haliax as hax
+import jax
+from haliax import NamedArray
+
+from models.axes import LAYERS
+
+Kind = TypeVar("Kind")
+
+
+def period_of(kinds: Sequence[Any]) -> int:
+    """Length of the shortest cycle whose repetition gives `kinds`, a divisor of their number."""
+    count = len(kinds)
+    return next(
+        period
+        for period in range(1, count + 1)
+        if count % period == 0 and all(kinds[i] == kinds[i % period] for i in range(count))
+    )
+
+
+def apply_layers(
+    stacked: Any,
+    x: NamedArray,
+    apply: Callable[[Any, NamedArray, Kind], NamedArray],
+    kinds: Sequence[Kind],
+    *,
+    unroll: int = 1,
+) -> NamedArray:
+    """`x` after every layer, `apply(block, x, kind)` each.
+
+    Args:
+        stacked: a block whose named arrays all have the axis "layers".
+        x: the carry; axes and dtype are those of the result.
+        apply: one layer.
+        kinds: what is static about each layer, one entry a layer.
+        unroll: cycles of layers in one turn of the compiled loop.
+    """
+    period = period_of(kinds)
+    named, structure = jax.tree.flatten(stacked, is_leaf=lambda leaf: isinstance(leaf, NamedArray))
+    layers_first = [leaf.rearrange((LAYERS, ...)) for leaf in named]
+    axes = [leaf.axes[1:] for leaf in layers_first]
+    cycles = [
+        leaf.array.reshape(len(kinds) // period, period, *leaf.array.shape[1:])
+        for leaf in layers_first
+    ]
+
+    def one_cycle(x: NamedArray, arrays: list[jax.Array]) -> tuple[NamedArray, None]:
+        for i in range(period):
+            leaves = [hax.named(array[i], axes[n]) for n, array in enumerate(arrays)]
+            x = apply(jax.tree.unflatten(structure, leaves), x, kinds[i])
+        return x, None
+
+    return jax.lax.scan(one_cycle, x, cycles, unroll=unroll)[0]

@@ -1,0 +1,83 @@
+"""The intermediates of a block that the backward pass may keep, by name; imports no JAX.
+
+    "none"              keep everything that differentiation asks for (most memory, float32 copies)
+    "products"          keep every matrix product and attention; recompute norms, rotation and
+                        activations, which are cheap: no matrix product is done twice
+    "attention"         keep attention and its inputs, recompute the MLP's products
+    "full"              keep the block's input only, recompute the block (least memory)
+    "dots"              JAX's own "dots with no batch dims": the outputs of products with weights
+    "save:gate,up"      keep the named intermediates and the block's input, recompute the rest
+    "save:gate;offload:queries,keys"    the same, and move some of them to the host's memory
+
+Every choice computes the same gradients; only time and memory differ.
+"""
+
+from __future__ import annotations
+
+from models.config import TransformerConfig
+from pipeline.errors import InputError
+
+CHECKPOINT_NAMES: dict[str, str] = {
+    "attention_input": "normalised input of attention [embed, batch, position]",
+    "queries": "before norm and rotation [query_features, batch, position]",
+    "keys": "before norm and rotation [kv_features, batch, position]",
+    "values": "[kv_features, batch, position]",
+    "attention_residuals": "attention's output [query_features, batch, position] and log-sum-exp",
+    "attention_output": "projected output of attention [embed, batch, position]",
+    "mlp_input": "residual stream between attention and MLP [embed, batch, position]",
+    "gate": "gate projection before SiLU [mlp, batch, position]",
+    "up": "up projection [mlp, batch, position]",
+}
+
+ATTENTION = ("queries", "keys", "values", "attention_residuals", "mlp_input")
+PRODUCTS = (*ATTENTION, "gate", "up")
+NAMED_POLICIES = {"full": (), "attention": ATTENTION, "products": PRODUCTS}
+
+
+def saved_names(remat: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names kept on the device and names moved to the host, for a setting that speaks of names.
+
+    Raises:
+        InputError: the setting or one of its names is unknown.
+    """
+    if remat in NAMED_POLICIES:
+        return NAMED_POLICIES[remat], ()
+    kept: dict[str, tuple[str, ...]] = {"save": (), "offload": ()}
+    for part in remat.split(";"):
+        verb, colon, names = part.strip().partition(":")
+        if not colon or verb not in kept or kept[verb]:
+            raise InputError(
+                f"remat: expected none, dots, {', '.join(NAMED_POLICIES)}, save:<names> or "
+                f"save:<names>;offload:<names>, found {remat!r}; names are "
+                f"{', '.join(CHECKPOINT_NAMES)}"
+            )
+        kept[verb] = tuple(NAMED_POLICIES.get(names.strip(), ())) or tuple(
+            _known(name.strip()) for name in names.split(",")
+        )
+    return kept["save"], kept["offload"]
+
+
+def _known(name: str) -> str:
+    if name not in CHECKPOINT_NAMES:
+        raise InputError(
+            f"remat: no intermediate is called {name!r}; names to save are "
+            f"{', '.join(CHECKPOINT_NAMES)}"
+        )
+    return name
+
+
+def widths(config: TransformerConfig) -> dict[str, int]:
+    """Numbers per token and layer under each name; attention's log-sum-exp is not counted."""
+    queries, keys = config.heads * config.head_size, config.kv_heads * config.head_size
+    gate = config.mlp if config.mlp_kind == "swiglu" else 0
+    return {
+        "attention_input": config.embed,
+        "queries": queries,
+        "keys": keys,
+        "values": keys,
+        "attention_residuals": queries,
+        "attention_output": config.embed,
+        "mlp_input": config.embed,
+        "gate": gate,
+        "up": config.mlp,
+    }

@@ -1,0 +1,126 @@
+"""The attention half of a block: projections, norms, rotation, attention, output projection."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import haliax as hax
+import jax
+from haliax import NamedArray
+
+from models.attention import attend
+from models.axes import (
+    EMBED,
+    HEAD_SIZE,
+    KV_FEATURES,
+    KV_HEADS,
+    Q_PER_KV,
+    QUERY_FEATURES,
+    ModelAxes,
+)
+from models.config import TransformerConfig
+from models.initial import linear, query_linear, residual_linear
+from models.linear import Linear
+from models.norms import Norm
+from models.placement import Placement
+from models.rotary import rotate
+
+QUERY_AXES = (KV_HEADS, Q_PER_KV, HEAD_SIZE)
+KV_AXES = (KV_HEADS, HEAD_SIZE)
+
+
+class Attention(eqx.Module):
+    """Grouped-query self-attention.
+
+    Attributes:
+        query: embed to kv_heads, q_per_kv, head_size.
+        key: embed to kv_heads, head_size.
+        value: embed to kv_heads, head_size.
+        output: kv_heads, q_per_kv, head_size to embed.
+        query_norm: over head_size, shared by all heads (Dehghani et al., 2023, arXiv:2302.05442,
+            as in Qwen3); None without qk_norm.
+        key_norm: the same for keys.
+        soft_cap: on the scores.
+    """
+
+    query: Linear
+    key: Linear
+    value: Linear
+    output: Linear
+    query_norm: Norm | None
+    key_norm: Norm | None
+    soft_cap: float | None = eqx.field(static=True)
+
+    @staticmethod
+    def init(config: TransformerConfig, axes: ModelAxes, *, key: jax.Array) -> Attention:
+        """Float32 parameters."""
+        keys = jax.random.split(key, 4)
+        heads = (axes.KVHeads, axes.QPerKV, axes.HeadSize)
+        kv = (axes.KVHeads, axes.HeadSize)
+
+        def norm() -> Norm | None:
+            return Norm.init(axes.HeadSize, config) if config.qk_norm else None
+
+        return Attention(
+            query=query_linear(keys[0], (axes.Embed,), heads, config),
+            key=linear(keys[1], (axes.Embed,), kv, config),
+            value=linear(keys[2], (axes.Embed,), kv, config),
+            output=residual_linear(keys[3], heads, (axes.Embed,), config),
+            query_norm=norm(),
+            key_norm=norm(),
+            soft_cap=config.attention_soft_cap,
+        )
+
+    def __call__(
+        self,
+        x: NamedArray,
+        angles: NamedArray | None,
+        *,
+        window: int | None,
+        segment_ids: NamedArray | None,
+        backend: str,
+        placement: Placement | None,
+        interpret: bool,
+    ) -> NamedArray:
+        """The residual stream's axes in either order to the same axes, in the parameters' dtype."""
+        q, k, v = self._projections(x)
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
+        scale = q.resolve_axis(HEAD_SIZE).size ** -0.5
+        if angles is None:
+            q = q * scale
+        else:
+            q, k = rotate(q, angles, scale), rotate(k, angles)
+        out = attend(
+            q,
+            k,
+            v,
+            backend=backend,
+            window=window,
+            soft_cap=self.soft_cap,
+            segment_ids=segment_ids,
+            placement=placement,
+            interpret=interpret,
+        )
+        order = tuple(QUERY_FEATURES if a.name == EMBED else a.name for a in x.axes)
+        out = out.flatten_axes(QUERY_AXES, QUERY_FEATURES).rearrange(order)
+        merged = self.output.flattened(QUERY_AXES, QUERY_FEATURES)
+        projected = merged(out, QUERY_FEATURES, EMBED)
+        return hax.tree_checkpoint_name(projected, "attention_output")
+
+    def _projections(self, x: NamedArray) -> tuple[NamedArray, NamedArray, NamedArray]:
+        """Queries, keys and values with the axes of `x`, but heads and their features for "embed".
+
+        They are made, and kept for the backward pass, with all features in one axis.
+        """
+
+        def project(by: Linear, names: tuple[str, ...], merged: str, kept: str) -> NamedArray:
+            flat = by.flattened(names, merged)(x, EMBED, merged)
+            flat = hax.tree_checkpoint_name(flat, kept)
+            axes = tuple(by.matrix.resolve_axis(name) for name in names)
+            return flat.unflatten_axis(merged, axes)
+
+        return (
+            project(self.query, QUERY_AXES, QUERY_FEATURES, "queries"),
+            project(self.key, KV_AXES, KV_FEATURES, "keys"),
+            project(self.value, KV_AXES, KV_FEATURES, "values"),
+        )

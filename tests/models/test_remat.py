@@ -1,0 +1,117 @@
+"""What the backward pass keeps: never changes the gradients, and is what the setting says."""
+
+from __future__ import annotations
+
+import functools
+
+import equinox as eqx
+import haliax as hax
+import jax
+import pytest
+
+from models.remat import checkpoint_policy
+from models.residuals import CHECKPOINT_NAMES, NAMED_POLICIES, PRODUCTS, saved_names, widths
+from pipeline.errors import InputError
+from tests.models import small
+
+ALL = "save:" + ",".join(CHECKPOINT_NAMES)
+SETTINGS = ("full", "attention", "products", "dots", "save:gate,up", ALL)
+OFFLOAD = "save:gate,up;offload:queries,attention_residuals"
+
+
+def squares(remat):
+    rows = small.named(small.tokens())
+    return lambda model: hax.sum(hax.square(model.hidden(rows, remat=remat))).array
+
+
+@functools.cache
+def plain_gradient():
+    return small.gradient(squares("none"), small.model(attention_soft_cap=2.0))
+
+
+@pytest.mark.parametrize("remat", SETTINGS)
+def test_every_setting_gives_the_same_gradients(remat):
+    """What the backward pass keeps never changes what it computes."""
+    got = small.gradient(squares(remat), small.model(attention_soft_cap=2.0))
+    assert small.relative(got, plain_gradient()) < 2e-6
+
+
+def test_offloading_gives_the_same_gradients():
+    """Named intermediates may go to the host's memory and come back."""
+    if "pinned_host" not in {memory.kind for memory in jax.devices()[0].addressable_memories()}:
+        pytest.skip("this backend has no pinned_host memory")
+    got = small.gradient(squares(OFFLOAD), small.model(attention_soft_cap=2.0))
+    assert small.relative(got, plain_gradient()) < 2e-6
+
+
+def test_offloading_is_in_the_program():
+    """The traced backward pass moves exactly the named values to the host, one layer at a time."""
+    rows = small.named(small.tokens())
+    gradient = eqx.filter_grad(lambda m: hax.sum(m.hidden(rows, remat=OFFLOAD)).array)
+    text = str(jax.make_jaxpr(gradient)(small.model()))
+    assert "<host>" in text
+    none = eqx.filter_grad(lambda m: hax.sum(m.hidden(rows, remat="save:gate")).array)
+    assert "<host>" not in str(jax.make_jaxpr(none)(small.model()))
+
+
+@functools.cache
+def saved_bytes(remat) -> int:
+    backward = jax.eval_shape(lambda m: jax.vjp(squares(remat), m)[1], small.model())
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(backward))
+
+
+def test_settings_differ_in_what_they_keep():
+    """Bytes kept for the backward pass grow from full over named values to none."""
+    order = ("full", "save:gate", "save:gate,up", "attention", "products", "none")
+    kept = [saved_bytes(remat) for remat in order]
+    assert kept == sorted(kept)
+    assert len(set(kept)) == len(kept)
+
+
+@pytest.mark.parametrize("name", CHECKPOINT_NAMES)
+def test_every_name_keeps_its_documented_width(name):
+    """Saving one name keeps its width per token and layer more than saving none."""
+    config, tokens = small.config(), small.tokens().size
+    more = saved_bytes(f"save:{name}") - saved_bytes("full")
+    want = 4 * tokens * config.layers * widths(config)[name]
+    assert more == want
+
+
+def test_widths_know_each_kind():
+    """Without a gate there is no gate to keep."""
+    assert widths(small.config(mlp_kind="relu2"))["gate"] == 0
+    assert set(widths(small.config())) == set(CHECKPOINT_NAMES)
+
+
+def dots(remat) -> int:
+    """Matrix products in the traced gradient, counting a scan's body once."""
+    jaxpr = jax.make_jaxpr(eqx.filter_grad(squares(remat)))(small.model())
+    return str(jaxpr).count("dot_general")
+
+
+def test_products_recomputes_no_projection():
+    """Under "products" no matrix product of the layer is made twice, attention's scores apart."""
+    in_scores = 2  # the reference back end makes its scores and their product again by itself
+    assert dots("products") == dots("none")
+    assert dots("full") > dots("attention") > dots("products")
+    assert dots("full") - dots("products") >= 7 - in_scores
+
+
+def test_settings_are_read():
+    """Named policies and lists, kept and offloaded."""
+    assert saved_names("full") == ((), ())
+    assert saved_names("products") == (PRODUCTS, ())
+    assert saved_names("save:gate, up") == (("gate", "up"), ())
+    assert saved_names("save:gate;offload:queries,keys") == (("gate",), ("queries", "keys"))
+    assert saved_names("save:attention;offload:up") == (NAMED_POLICIES["attention"], ("up",))
+    assert saved_names("offload:up") == ((), ("up",))
+    assert checkpoint_policy("none") is None
+
+
+@pytest.mark.parametrize(
+    "remat", ["some", "save:gates", "save:", "save:gate;save:up", "save:gate,", "keep:gate", ""]
+)
+def test_unknown_settings_are_refused(remat):
+    """The message lists what could be meant."""
+    with pytest.raises(InputError, match="mlp_input"):
+        small.model().hidden(small.named(small.tokens()), remat=remat)

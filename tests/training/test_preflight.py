@@ -1,0 +1,173 @@
+"""What a program needs, from the compiler of its own devices."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+from pipeline.errors import InputError
+from pipeline.hardware import pod
+from tests.training import tiny
+from training import topology
+from training.preflight import argument_bytes, parse_refusal, preflight, trace
+from training.topology import describe
+
+GIB = 2**30
+
+
+def test_the_compilers_messages():
+    """The two ways in which the TPU compiler refuses a program for its memory."""
+    found = parse_refusal(
+        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO "
+        "temporaries (73.50G) exceeds available HBM (31.25G)."
+    )
+    assert (found.temporaries, found.used, found.limit) == (73.5 * GIB, None, 31.25 * GIB)
+    found = parse_refusal(
+        "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 18.11G of 512.00M hbm. "
+        "Exceeded hbm capacity by 17.61G."
+    )
+    assert (found.temporaries, found.used, found.limit) == (None, 18.11 * GIB, GIB / 2)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem while allocating on stack",
+        "INTERNAL: HLO temporaries (73.50G) exceeds available HBM (31.25G)",
+    ],
+)
+def test_other_errors_propagate(message):
+    """Too little vector memory is a mistake in a kernel's block sizes and not in the batch."""
+
+    def fail():
+        raise jax.errors.JaxRuntimeError(message)
+
+    program = SimpleNamespace(lower=lambda: SimpleNamespace(compile=fail))
+    assert parse_refusal(message) is None
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message[:20]):
+        preflight(program)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_program_of_the_cpu(devices):
+    """FLOPs are the model's weights times six a token, and reference attention's full square."""
+    program = tiny.program(devices)
+    found = preflight(program)
+    model, train = program.model, program.train
+    tokens = train.batch_size * train.sequence_length // devices
+    square = 2 * tokens * train.sequence_length * model.heads * model.head_size * model.layers
+    # Two products forward and four backward; the backward pass makes the first two again.
+    assert found.cost.matmul_flops == 6 * model.matmul_parameters * tokens + 8 * square
+    assert found.cost.recomputed_flops == 2 * square
+    assert found.cost.recomputed_dots == 2 * model.layers
+    assert found.model_flops_full == 6 * model.matmul_parameters * tokens + 6 * square
+    assert found.fits
+    assert found.limit_gib is None
+    assert found.arguments_gib * GIB == argument_bytes(program)
+    assert found.need_gib >= found.arguments_gib + found.temporaries_gib
+    assert found.peak_gib > 0
+    counted = trace(program)
+    assert counted.source == "traced"
+    assert counted.matmul_flops == found.cost.matmul_flops
+    assert counted.recomputed_dots == found.cost.recomputed_dots
+
+
+def test_microbatches_do_the_same_work():
+    """A loop over two halves of the batch."""
+    whole, halves = (trace(tiny.program(1, microbatches=count)) for count in (1, 2))
+    assert whole.matmul_flops == halves.matmul_flops
+    assert 2 * whole.recomputed_dots == halves.recomputed_dots
+
+
+@pytest.mark.parametrize("name", ["v6e-3", "cpu-2x2", "local", "v6e:", "v6e:0x4", "4x4"])
+def test_unknown_slices_are_refused(name):
+    with pytest.raises(InputError, match="slice: expected"):
+        describe(name)
+
+
+@pytest.mark.parametrize("chips", topology.V6E)
+def test_slices_are_those_that_can_be_asked_for(chips):
+    """The table of planning, which imports no JAX, and the one here agree."""
+    planned = pod(f"v6e-{chips}")
+    assert topology.V6E[chips] == (planned.topology, planned.processes)
+
+
+def test_without_libtpu(monkeypatch):
+    monkeypatch.setattr(topology.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'ponente\[tpu\]'"):
+        describe("v6e-16")
+
+
+SCRIPT = """
+import dataclasses, json, sys
+from training.topology import describe
+names = {name: describe(name) for name in ("v6e-1", "v6e-4", "v6e-8", "v6e-16", "v6e:2x2")}
+from models.config import TransformerConfig
+from training.config import OptimizerConfig, TrainConfig
+from training.preflight import preflight, trace
+from training.program import build_program
+
+model = TransformerConfig(
+    vocab_size=1024, layers=2, embed=256, heads=2, kv_heads=1, head_size=128, mlp=512
+)
+def program(batch, remat):
+    train = TrainConfig(
+        steps=10,
+        batch_size=batch,
+        sequence_length=512,
+        remat=remat,
+        loss_chunks=1,
+        microbatches=2,
+    )
+    return build_program(model, OptimizerConfig(), train, names["v6e-1"], eos_id=0)
+
+print(json.dumps({
+    "devices": {name: len(devices) for name, devices in names.items()},
+    "hosts": {name: devices[-1].process_index + 1 for name, devices in names.items()},
+    "parameters": model.parameter_count,
+    "small": dataclasses.asdict(preflight(program(8, "full"))),
+    "small_traced": dataclasses.asdict(trace(program(8, "full"))),
+    "large": dataclasses.asdict(preflight(program(16384, "none"))),
+}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
+def test_the_tpu_compiler():
+    """One program that fits on a chip, and one whose activations are larger than its memory."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["devices"] == {"v6e-1": 1, "v6e-4": 4, "v6e-8": 8, "v6e-16": 16, "v6e:2x2": 4}
+    assert found["hosts"] == {"v6e-1": 1, "v6e-4": 1, "v6e-8": 1, "v6e-16": 4, "v6e:2x2": 1}
+    small, traced, large = found["small"], found["small_traced"], found["large"]
+    assert small["fits"]
+    assert small["limit_gib"] == large["limit_gib"] == 31.25
+    state = 12 * found["parameters"] / GIB
+    assert state < small["arguments_gib"] < 1.1 * state + 0.01
+    # The peak has the program's own code in it, which for two layers is about as large.
+    assert small["arguments_gib"] < small["peak_gib"] < small["need_gib"] + 0.1 < 1
+    for name in ("matmul_flops", "attention_flops", "recomputed_dots", "recomputed_flops"):
+        assert small["cost"][name] == traced[name], name
+    assert small["cost"]["kernels"] == traced["kernels"]
+    # Queries, keys, values, output, gate, up and the kernel, in two layers and two microbatches.
+    assert small["cost"]["recomputed_dots"] == 28
+    assert small["cost"]["cycles"] > 0
+    assert not large["fits"]
+    assert large["peak_gib"] is None
+    assert large["need_gib"] > 31.25
+    assert large["cost"]["source"] == "traced"
+    assert large["cost"]["recomputed_dots"] == 0
+    assert small["versions"]["libtpu"] is not None

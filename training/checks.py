@@ -1,0 +1,41 @@
+"""Checks of configuration fields, each an `InputError` of one line that names the field."""
+
+from __future__ import annotations
+
+import math
+
+from pipeline.errors import InputError
+
+
+def at_least(owner: str, **fields: tuple[float, float]) -> None:
+    """Raise unless every (value, bound) is a finite number with value >= bound."""
+    for name, (value, bound) in fields.items():
+        if not value >= bound or math.isinf(value):
+            raise InputError(f"{owner}.{name}: expected a number >= {bound}, got {value}")
+
+
+def above_zero(owner: str, **fields: float) -> None:
+    """Raise unless every value is a number above 0."""
+    for name, value in fields.items():
+        if not value > 0.0:
+            raise InputError(f"{owner}.{name}: expected a number above 0, got {value}")
+
+
+def fraction(owner: str, **fields: float) -> None:
+    """Raise unless every value is from 0 to 1."""
+    for name, value in fields.items():
+        if not 0.0 <= value <= 1.0:
+            raise InputError(f"{owner}.{name}: expected a number from 0 to 1, got {value}")
+
+
+def below_one(owner: str, **fields: float) -> None:
+    """Raise unless every value is from 0 to below 1."""
+    for name, value in fields.items():
+        if not 0.0 <= value < 1.0:
+            raise InputError(f"{owner}.{name}: expected a number from 0 to below 1, got {value}")
+
+
+def one_of(owner: str, name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raise unless the value is among the allowed words."""
+    if value not in allowed:
+        raise InputError(f"{owner}.{name}: expected one of {', '.join(allowed)}, got {value!r}")

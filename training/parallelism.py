@@ -1,0 +1,71 @@
+"""How a run is spread over devices, as plain data: what is copied and what is split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.errors import InputError
+
+SHARDINGS = ("auto", "replicated", "zero1", "fsdp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallelism:
+    """What devices share; none of it changes what is learned.
+
+    The batch is always split over all devices that `sequence` and `tensor` leave.
+
+    Attributes:
+        sharding: "replicated" (every device has the whole state), "zero1" (parameters and optimizer
+            state are split and one copy in the compute dtype is gathered a step;
+            https://arxiv.org/abs/1910.02054, stage 1), "fsdp" (gathered layer by layer, twice a
+            step; stage 3) or "auto" (the first of these that fits the memory).
+        group: devices that share one copy of a split state, "all" for all of them.
+        sequence: devices among which the positions of a row are split.
+        tensor: devices among which heads, MLP and vocabulary are split.
+    """
+
+    sharding: str = "auto"
+    group: int | Literal["all"] = "all"
+    sequence: int = 1
+    tensor: int = 1
+
+    def __post_init__(self) -> None:
+        if self.sharding not in SHARDINGS:
+            raise InputError(
+                f"Parallelism.sharding: expected one of {', '.join(SHARDINGS)}, got "
+                f"{self.sharding!r}"
+            )
+        for name in ("group", "sequence", "tensor"):
+            value = getattr(self, name)
+            if value == "all" and name == "group":
+                continue
+            if type(value) is not int or value < 1:
+                raise InputError(f"Parallelism.{name}: expected a number >= 1, got {value!r}")
+
+    @property
+    def splits_state(self) -> bool:
+        """Whether parameters and optimizer state are split at rest."""
+        return self.sharding in ("zero1", "fsdp")
+
+    def mesh_shape(self, devices: int) -> tuple[int, int, int, int]:
+        """Sizes of the mesh axes data, fsdp, sequence and tensor.
+
+        Raises:
+            InputError: the sizes do not divide the number of devices.
+        """
+        inner = self.sequence * self.tensor
+        if devices % inner:
+            raise InputError(
+                f"Parallelism: {devices} devices are not divisible by sequence {self.sequence} x "
+                f"tensor {self.tensor}; choose sizes whose product divides the devices"
+            )
+        rows = devices // inner
+        group = (rows if self.group == "all" else self.group) if self.splits_state else 1
+        if rows % group:
+            raise InputError(
+                f"Parallelism.group: {rows} devices are not divisible by a group of {group}; "
+                'choose one that divides them, or "all"'
+            )
+        return rows // group, group, self.sequence, self.tensor

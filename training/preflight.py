@@ -1,0 +1,210 @@
+"""Asking the TPU compiler about a train step before a slice is asked for.
+
+    program = build_program(model, optimizer, train, describe("v6e-16"), eos_id=0)
+    preflight(program).fits
+
+A program that does not fit is refused within seconds; one that fits takes as long to compile as on
+the slice itself.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from models.flops import training_flops_per_token
+from training.hlo import parse
+from training.hlo_cost import Cost, cost
+from training.jaxpr_cost import traced_cost
+from training.program import Program
+from training.topology import HBM_BYTES
+
+GIB = 2**30
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE = r"([\d.]+)([KMGT]?)B?"
+_TEMPORARIES = re.compile(rf"HLO temporaries \({_SIZE}\) exceeds available HBM \({_SIZE}\)")
+_USED = re.compile(rf"Used {_SIZE} of {_SIZE} hbm")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What the compiler says of a program that does not fit, in bytes on one device.
+
+    Attributes:
+        temporaries: memory for intermediates alone; None when only the total was said.
+        used: everything together; None when only the temporaries were said.
+        limit: memory a program may use.
+    """
+
+    temporaries: float | None
+    used: float | None
+    limit: float
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What the compiler says of a train step; sizes in GiB and FLOPs are of one device.
+
+    Attributes:
+        fits: whether it compiled.
+        limit_gib: memory a program may use, None for a device whose limit is not known.
+        need_gib: arguments and temporaries; outputs live in the donated arguments. The compiler
+            overlaps temporaries with dead arguments, so a program that fits may use less.
+        peak_gib: most memory in use at any moment, the program's code included; None when it does
+            not fit.
+        arguments_gib: state and batch.
+        temporaries_gib: intermediates, without what is offloaded to the host.
+        host_gib: memory of the host; None when it does not fit.
+        compile_seconds: wall time of the compiler.
+        model_flops: of forward and backward pass, attention counted causally; nothing recomputed.
+        model_flops_full: the same with attention over the full square.
+        cost: what a step executes.
+        versions: of jax and libtpu.
+    """
+
+    fits: bool
+    limit_gib: float | None
+    need_gib: float
+    peak_gib: float | None
+    arguments_gib: float
+    temporaries_gib: float
+    host_gib: float | None
+    compile_seconds: float
+    model_flops: float
+    model_flops_full: float
+    cost: Cost
+    versions: dict[str, str | None]
+
+    @property
+    def executed_over_model(self) -> float:
+        """FLOPs of matrix products and attention kernels over `model_flops`.
+
+        Attention's backward pass makes the scores again, which the model's FLOPs leave out, so
+        this is above 1 also where nothing else is recomputed.
+        """
+        return (self.cost.matmul_flops + self.cost.attention_flops) / self.model_flops
+
+
+def preflight(program: Program) -> Preflight:
+    """Compile the train step of `program` for its devices and read off what it needs.
+
+    Any error of the compiler other than too little device memory propagates.
+    """
+    lowered = program.lower()
+    started = time.perf_counter()
+    refusal: Refusal | None = None
+    compiled: Any = None
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        refusal = parse_refusal(str(error))
+        if refusal is None:
+            raise
+    seconds = time.perf_counter() - started
+    known = HBM_BYTES.get(program.layout.mesh.devices.flat[0].device_kind)
+    arguments = argument_bytes(program)
+    if refusal is not None:
+        spent = _spent_when_refused(refusal, arguments)
+        counted = trace(program)
+    else:
+        spent = _spent(compiled)
+        counted = cost(parse(compiled.as_text()))
+    devices, train = program.layout.devices, program.train
+    tokens = train.batch_size * train.sequence_length / devices
+    causal, full = (
+        tokens * training_flops_per_token(program.model, train.sequence_length, causal=causal)
+        for causal in (True, False)
+    )
+    limit = known if refusal is None else refusal.limit
+    return Preflight(
+        fits=refusal is None,
+        limit_gib=None if limit is None else limit / GIB,
+        **spent,
+        compile_seconds=seconds,
+        model_flops=causal,
+        model_flops_full=full,
+        cost=counted,
+        versions=versions(),
+    )
+
+
+def trace(program: Program) -> Cost:
+    """Cost of one step on one device without the compiler, see `training.jaxpr_cost`."""
+    traced = program.step.trace(program.abstract, *program.abstract_batch())
+    return traced_cost(traced.jaxpr, program.layout.devices)
+
+
+def argument_bytes(program: Program) -> int:
+    """State and batch on one device, without the padding of tiles."""
+    leaves = jax.tree.leaves((program.abstract, program.abstract_batch()))
+    return sum(
+        leaf.dtype.itemsize * _size(leaf.sharding.shard_shape(leaf.shape)) for leaf in leaves
+    )
+
+
+def parse_refusal(message: str) -> Refusal | None:
+    """The sizes in the compiler's message; None when it is about something else."""
+    if "RESOURCE_EXHAUSTED" not in message:
+        return None
+    if found := _TEMPORARIES.search(message):
+        return Refusal(_bytes(*found.groups()[:2]), None, _bytes(*found.groups()[2:]))
+    if found := _USED.search(message):
+        return Refusal(None, _bytes(*found.groups()[:2]), _bytes(*found.groups()[2:]))
+    return None
+
+
+def versions() -> dict[str, str | None]:
+    """Of jax and libtpu, None for one that is not installed."""
+    found: dict[str, str | None] = {}
+    for name in ("jax", "libtpu"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def _spent_when_refused(refusal: Refusal, arguments: int) -> dict[str, Any]:
+    if refusal.temporaries is None:
+        used = refusal.used or 0.0
+        temporaries = used - arguments
+    else:
+        temporaries = refusal.temporaries
+        used = temporaries + arguments
+    return {
+        "need_gib": used / GIB,
+        "peak_gib": None,
+        "arguments_gib": arguments / GIB,
+        "temporaries_gib": temporaries / GIB,
+        "host_gib": None,
+    }
+
+
+def _spent(compiled: Any) -> dict[str, Any]:
+    memory = compiled.memory_analysis()
+    fresh = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    need = memory.temp_size_in_bytes + memory.argument_size_in_bytes + fresh
+    host = memory.host_temp_size_in_bytes + memory.host_argument_size_in_bytes
+    return {
+        "need_gib": need / GIB,
+        "peak_gib": memory.peak_memory_in_bytes / GIB,
+        "arguments_gib": memory.argument_size_in_bytes / GIB,
+        "temporaries_gib": memory.temp_size_in_bytes / GIB,
+        "host_gib": host / GIB,
+    }
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    size = 1
+    for side in shape:
+        size *= side
+    return size
+
+
+def _bytes(number: str, unit: str) -> float:
+    return float(number) * _UNITS[unit]

@@ -1,0 +1,63 @@
+"""The learning rate as a pure function of the training step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from pipeline.errors import InputError
+from training.optimizer_config import OptimizerConfig
+
+Schedule = Callable[[jax.Array | int], jax.Array]
+
+
+def count_of(part: float, steps: int) -> int:
+    """Steps meant by `part`: a fraction of `steps` below 1 (rounded to nearest), else a count."""
+    return round(part * steps) if part < 1.0 else int(part)
+
+
+def schedule(config: OptimizerConfig, steps: int) -> Schedule:
+    """The learning rate of step 0 <= s < steps, as a traceable function of s to a float32 scalar.
+
+    With W warmup steps: `peak * (s + 1) / W` while s < W. Then, with p running linearly to 1 at the
+    last step, "cosine" is `peak * (min_ratio + (1 - min_ratio) * (1 + cos(pi p)) / 2)` over all
+    remaining steps (https://arxiv.org/abs/1608.03983, one cycle), "linear" falls as
+    `peak * (1 - (1 - min_ratio) p)` over all remaining steps, "wsd" stays at the peak and falls as
+    "linear" over its tail, "inverse_sqrt" is `peak * max(sqrt(max(W, 1) / (s + 1)), min_ratio)`,
+    "constant" stays at the peak.
+
+    Raises:
+        InputError: when warmup and decay do not fit into `steps`.
+    """
+    warmup = count_of(config.warmup, steps)
+    remaining = max(steps - warmup, 0)
+    tail = {
+        "cosine": remaining,
+        "linear": remaining,
+        "wsd": count_of(config.decay, steps),
+        "inverse_sqrt": 0,
+        "constant": 0,
+    }[config.schedule]
+    if warmup > steps or warmup + tail > steps:
+        raise InputError(
+            f"OptimizerConfig: warmup of {warmup} and decay of {tail} steps do not fit into "
+            f"{steps} steps; lower warmup or decay"
+        )
+
+    def rate(step: jax.Array | int) -> jax.Array:
+        done = jnp.asarray(step, jnp.float32) + 1.0
+        rise = jnp.minimum(done / max(warmup, 1), 1.0)
+        if config.schedule == "inverse_sqrt":
+            fallen = jnp.sqrt(max(warmup, 1) / jnp.maximum(done, max(warmup, 1)))
+            return config.learning_rate * rise * jnp.maximum(fallen, config.min_ratio)
+        progress = jnp.clip((done - (steps - tail)) / max(tail, 1), 0.0, 1.0)
+        if config.schedule == "cosine":
+            fall = 0.5 * (1.0 - jnp.cos(math.pi * progress))
+        else:
+            fall = progress
+        return config.learning_rate * rise * (1.0 - (1.0 - config.min_ratio) * fall)
+
+    return rate
