@@ -1,0 +1,84 @@
+"""The benches that ask the TPU compiler print what they promise."""
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.bench.hbm import LEVANTER
+from tests.bench.step_cost import operations, without_options
+from tests.bench.tpu_options import parser, setting
+from tests.training import tiny
+from training.hlo import parse
+from training.hlo_cost import Cost, Operation, cost
+
+
+def test_settings():
+    """JSON where it is JSON, and policies with commas stay whole."""
+    assert setting("unroll=4") == ("unroll", 4)
+    assert setting("separate_documents=true") == ("separate_documents", True)
+    assert setting("loss_chunks=auto") == ("loss_chunks", "auto")
+    assert setting("remat=save:a,b;offload:c") == ("remat", "save:a,b;offload:c")
+    with pytest.raises(argparse.ArgumentTypeError, match="NAME=VALUE"):
+        setting("unroll")
+    options = parser("").parse_args(["--remat", "save:gate,up", "--remat", "none"])
+    assert options.remat == ["save:gate,up", "none"]
+    assert (options.model, options.slice) == ("tomat_200m", "v6e-16")
+
+
+def test_the_baseline_is_the_same_step():
+    """Jitted anew, it computes the same and gives its state back where it took it."""
+    program = tiny.program(4, parallel=tiny.split(4))
+    bare = without_options(program)
+    ours, theirs = (cost(parse(each.lower().compile().as_text())) for each in (program, bare))
+    assert ours == theirs
+    assert ours.collectives
+
+
+def test_the_most_expensive_operations():
+    """Already in order; shares are of the whole program."""
+    found = [Operation("a", "matmul", 30, 3, 300, "f/dot", "bf16[8]")]
+    found.append(Operation("b", "other", 10, 1, 0, "", "f32[]"))
+    whole = Cost("compiled", 300, 0, 0, 0, {}, cycles=40, operations=tuple(found))
+    (line,) = operations(whole, 1)
+    assert (line["rank"], line["share"], line["flops_per_cycle"]) == (1, 0.75, 10)
+    assert [each["name"] for each in operations(whole, 9)] == ["a", "b"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
+@pytest.mark.parametrize("bench", ["hbm", "step_cost"])
+def test_programs_that_do_not_fit(bench):
+    """Refused in seconds; one line a policy, with the peer's figure beside ours."""
+    remat = ("--remat", "none", "--remat", "save:queries,attention_residuals")
+    # An untouched 200M model without recomputation is far above the limit in every version of it.
+    shape = ("--slice", "v6e-4", "--batch", "512", "--seq", "8192")
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.bench.{bench}", *shape, *remat],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    none, some = (json.loads(line) for line in done.stdout.splitlines())
+    assert (none["remat"], some["remat"]) == (remat[1], remat[3])
+    for line in (none, some):
+        assert not line["fits"]
+        assert line["need_gib"] > 31.25
+        assert line["peak_gib"] is None
+        assert (line["batch"], line["seq"], line["devices"]) == (512, 8192, 4)
+        assert set(line["versions"]) == {"jax", "libtpu"}
+    assert none["recomputed_dots"] == 0
+    assert some["recomputed_dots"] > 0
+
+
+def test_the_peers_figures_are_named_by_presets():
+    from models import presets
+
+    assert all(hasattr(presets, model) for model, *_ in LEVANTER)
+    assert LEVANTER["tomat_200m", "v6e-16", 128, 8192]["remat_off"]["temporaries_gib"] == 127.13
