@@ -61,4 +61,5 @@ def apply_layers(
             x = apply(jax.tree.unflatten(structure, leaves), x, kinds[i])
         return x, None
 
-    return jax.lax.scan(one_cycle, x, cycles, unroll=unroll)[0]
+    with jax.named_scope(LAYERS):  # by which a compiled program's loop over layers is known
+        return jax.lax.scan(one_cycle, x, cycles, unroll=unroll)[0]

@@ -27,6 +27,8 @@ import json, sys
 from jax.experimental import topologies
 from models.config import TransformerConfig
 from training.config import OptimizerConfig, TrainConfig
+from training.hlo import parse
+from training.hlo_cost import cost
 from training.parallelism import Parallelism
 from training.program import build_program
 
@@ -54,6 +56,7 @@ print(json.dumps({
     "kernels": sum("tpu_custom_call" in line for line in text.splitlines()),
     "splash": text.count("splash"),
     "gather": text.count("all-gather"),
+    "in_layer_loops": sum(c.in_layer_loops for c in cost(parse(text)).collectives),
     "permute": text.count("collective-permute"),
     "arguments": memory.argument_size_in_bytes,
     "aliased": memory.alias_size_in_bytes,
@@ -85,4 +88,6 @@ def test_train_step_compiles_for_v6e(sharding):
     assert found["aliased"] > 0.9 * state
     assert 0 < found["temporary"] < 1 << 30
     assert (found["gather"] > 0) == (sharding != "replicated")
+    # Gradients are reduced layer by layer; nothing goes around in a ring.
+    assert found["in_layer_loops"] > 0
     assert found["permute"] == 0
