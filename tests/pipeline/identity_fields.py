@@ -19,14 +19,24 @@ from typing import Annotated, Any, Literal
 import experiments
 import steps
 from experiments.run_200m import SMOKE
+from models.config import TransformerConfig
 from pipeline import Artifact, Hardware, InputError, Runtime, local, pod, step
 from pipeline.step import Node, StepFunction, as_node
 
 # Words that validated text fields accept; a field takes the first that differs and is accepted.
 _WORDS = (
     *("constant", "float32", "bfloat16", "lion", "reference", "none", "train"),
+    *("relu2", "layer", "learned", "rotary", "mup", "LS", "fsdp"),
     "something else",
 )
+# Fields that must agree with another one: what that one then is. The example of a model has both
+# set, so that they change alone wherever that is possible.
+_COMPANIONS = {
+    "positions": lambda new: {"context": 4096 if new == "learned" else None},
+    "context": lambda new: {"positions": "learned"},
+    "window_pattern": lambda new: {"window": 64 if "S" in new else None},
+    "window": lambda new: {"window_pattern": "SL"},
+}
 
 
 @dataclass(frozen=True)
@@ -117,6 +127,9 @@ def base_arguments(step_function: StepFunction[..., Any]) -> dict[str, Any]:
 def _example(kind: Any) -> Any:
     parts = [getattr(SMOKE, field.name) for field in dataclasses.fields(SMOKE)]
     for part in parts:
+        if kind is TransformerConfig and isinstance(part, TransformerConfig):
+            windows = {"window_pattern": "SL", "window": 64}
+            return dataclasses.replace(part, positions="learned", context=4096, **windows)
         if isinstance(kind, type) and type(part) is kind:
             return part
     if typing.get_origin(kind) is tuple:
@@ -153,7 +166,8 @@ def change(hint: Any, value: Any, path: list[str]) -> Any:
     for other in candidates(bare(field_hint), old):
         try:
             if not _same(other, old):
-                return dataclasses.replace(value, **{first: other})
+                along = _COMPANIONS.get(first, lambda new: {})(other)
+                return dataclasses.replace(value, **{first: other, **along})
         except InputError:
             continue
     raise AssertionError(f"{type(value).__name__}.{first}: no value but {old!r} was accepted")
@@ -184,8 +198,12 @@ def candidates(kind: Any, value: Any) -> Iterator[Any]:
     elif typing.get_origin(kind) is tuple:
         yield tuple(next(candidates(bare(part), None)) for part in typing.get_args(kind))
     elif dataclasses.is_dataclass(kind) and kind is not Hardware and value is None:
-        made = {name: next(candidates(bare(hint), None)) for name, hint in _hints(kind).items()}
-        yield typing.cast(type[Any], kind)(**made)
+        required = {
+            field.name: next(candidates(bare(_hints(kind)[field.name]), None))
+            for field in dataclasses.fields(kind)
+            if field.default is dataclasses.MISSING
+        }
+        yield typing.cast(type[Any], kind)(**required)
     elif kind is Hardware:
         yield from (pod("cpu-2x2"), local())
     elif kind is type(None):

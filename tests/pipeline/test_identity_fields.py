@@ -34,7 +34,9 @@ def test_every_step_and_every_configuration_was_found(record_property):
     paths = {leaf.name for leaf in LEAVES}
     for owner, config in (("model", SMOKE.model), ("optimizer", SMOKE.optimizer)):
         assert {f"train.{owner}.{f.name}" for f in dataclasses.fields(config)} <= paths
-    assert {f"train.train.{f.name}" for f in dataclasses.fields(SMOKE.train)} <= paths
+    own = {f"train.train.{f.name}" for f in dataclasses.fields(SMOKE.train)}
+    nested = {f"train.train.parallel.{f.name}" for f in dataclasses.fields(SMOKE.train.parallel)}
+    assert own - {"train.train.parallel"} | nested <= paths
     runtime = [leaf for leaf in LEAVES if leaf.runtime]
     assert len(LEAVES) >= 70, f"{len(LEAVES)} fields, {len(runtime)} of them Runtime"
     assert 15 <= len(runtime) <= len(LEAVES) // 2, [leaf.name for leaf in runtime]
