@@ -1,7 +1,7 @@
 """How much memory a train step takes on one device, and the settings that make it fit.
 
 The estimate is arithmetic on shapes, fitted to what libtpu's compiler says of the programs that
-`training.program` builds (docs/decisions: within 10 % on the models measured there); the compiler
+`training.program` builds (within 7 % on the eight of tests/training/test_memory.py); the compiler
 itself has the last word, see `training.preflight`. A device whose memory is not known is taken to
 have enough.
 """
