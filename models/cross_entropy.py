@@ -14,6 +14,8 @@ Per token, with logits l = cap(h W^T), z = log sum_v exp(l_v), target t and weig
 
 Logits, z and every reduction are float32; the gradient of the logits is rounded to the hidden
 states' dtype before its two matrix products, which accumulate in float32.
+
+On CPUs the chunks are of the vocabulary instead, see `models.cross_entropy_vocabulary`.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
 
+from models.cross_entropy_vocabulary import sums_and_gradients, vocabulary_chunks
 from models.placement import Placement
 from pipeline.errors import InputError
 
@@ -224,7 +227,7 @@ def _over_devices(run: Any, placement: Placement | None) -> Any:
             gradients = gradients[0], jax.lax.psum(gradients[1], axes)
         return jax.lax.psum(sums, axes), gradients
 
-    differentiated = run.func is _sums_and_gradients
+    differentiated = run.func is not _sums
     return jax.shard_map(
         local,
         mesh=placement.mesh,
@@ -245,9 +248,22 @@ def _forward(
     chunks: int,
     placement: Placement | None,
 ) -> tuple[Sums, Gradients]:
-    settings = (z_loss, soft_cap, chunks)
-    run = _over_devices(functools.partial(_sums_and_gradients, *settings), placement)
-    return run(hidden, head, targets, weights)
+    by_vocabulary = _vocabulary_chunks(head.shape[0], targets.size, chunks, placement)
+    if by_vocabulary is not None:
+        kind = functools.partial(sums_and_gradients, z_loss, soft_cap, by_vocabulary)
+    else:
+        kind = functools.partial(_sums_and_gradients, z_loss, soft_cap, chunks)
+    return _over_devices(kind, placement)(hidden, head, targets, weights)
+
+
+def _vocabulary_chunks(
+    vocab: int, tokens: int, chunks: int, placement: Placement | None
+) -> int | None:
+    """Chunks of ids where these are the faster ones: on CPUs, for logits that need chunks."""
+    if chunks == 1 or placement is None or placement.platform != "cpu" or placement.heads:
+        return None
+    here = tokens // placement.shards((*placement.batch, *placement.sequence))
+    return vocabulary_chunks(vocab, here)
 
 
 def _backward(

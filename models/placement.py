@@ -29,6 +29,11 @@ class Placement:
     heads: tuple[str, ...] = ()
     sequence: tuple[str, ...] = ()
 
+    @property
+    def platform(self) -> str:
+        """Of the devices: "tpu", "gpu" or "cpu"."""
+        return self.mesh.devices.flat[0].platform
+
     def shards(self, axes: tuple[str, ...]) -> int:
         """Into how many pieces `axes` of the mesh divide something."""
         return math.prod(self.mesh.shape[name] for name in axes)
