@@ -1,8 +1,9 @@
 """Batches for the training loop, read ahead of it.
 
-Batch n of a run is the sequences at positions n * batch_size and on; a process reads only its own
-contiguous part of them. There is no state beside n: a loader that starts at batch k yields what an
-uninterrupted one yields from there, and any number of processes sees the same global batches.
+Batch n of a run is the sequences at positions first + n * batch_size and on; a process reads only
+its own contiguous part of them. There is no state beside n: a loader that starts at batch k yields
+what an uninterrupted one yields from there, and any number of processes sees the same global
+batches.
 
 What a batch costs beside its tokens (an order of some hundred numpy calls, a hand-over between
 threads) is shared by many: the rows of some thousand positions are worked out at a time, and small
@@ -61,6 +62,7 @@ class Loader:
         process_count: processes that share each batch.
         start_batch: number of the first batch.
         stop_batch: number of the batch to end before; None never ends, for an order has no end.
+        first: position of batch 0's first sequence.
         prefetch_batches: limit of batches read in advance.
         prefetch_bytes: limit of their bytes (4 for each token).
         threads: that read, at most; None: 8 for shards on local disks, 16 for object stores.
@@ -83,6 +85,7 @@ class Loader:
         process_count: int = 1,
         start_batch: int = 0,
         stop_batch: int | None = None,
+        first: int = 0,
         prefetch_batches: int = 256,
         prefetch_bytes: int = 64 << 20,
         threads: int | None = None,
@@ -91,16 +94,16 @@ class Loader:
         _check_processes(batch_size, process_index, process_count)
         if threads is None:
             threads = LOCAL_THREADS if dataset.is_local else REMOTE_THREADS
-        if min(prefetch_batches, prefetch_bytes, threads) < 1 or start_batch < 0:
+        if min(prefetch_batches, prefetch_bytes, threads) < 1 or min(start_batch, first) < 0:
             raise InputError(
-                f"{prefetch_batches=}, {prefetch_bytes=}, {threads=}, {start_batch=}: expected "
-                "start_batch of 0 or more and the others of 1 or more"
+                f"{prefetch_batches=}, {prefetch_bytes=}, {threads=}, {start_batch=}, {first=}: "
+                "expected start_batch and first of 0 or more and the others of 1 or more"
             )
         self.waited = 0.0
         self._dataset = dataset
         self._stop = stop_batch
         share = batch_size // process_count
-        self._plan = _Plan(dataset, batch_size, process_index * share, share)
+        self._plan = _Plan(dataset, batch_size, first + process_index * share, share)
         tokens = share * dataset.sequence_length
         self._limit = max(1, min(prefetch_batches, prefetch_bytes // (4 * tokens)))
         # No group so large that it alone would keep the other threads from reading ahead.

@@ -22,7 +22,14 @@ from typing import Any
 
 from pipeline import fingerprint, lease, manifest, provenance, storage, store
 from pipeline.artifact import Artifact
-from pipeline.errors import DamagedOutput, InputError, PonenteError, Stopped, WorkerLost
+from pipeline.errors import (
+    DamagedOutput,
+    InputError,
+    PonenteError,
+    Preempted,
+    Stopped,
+    WorkerLost,
+)
 from pipeline.ledger import Ledger
 from pipeline.logs import capture
 from pipeline.manifest import Manifest, Origin
@@ -88,6 +95,7 @@ class Outcome:
         cause: one line, when failed or stopped.
         log: URL of the attempt's full log.
         transient: whether trying again could help.
+        preempted: it was told to leave and saved its work; going on uses up no try.
     """
 
     status: str
@@ -95,6 +103,7 @@ class Outcome:
     cause: str = ""
     log: str = ""
     transient: bool = False
+    preempted: bool = False
 
 
 def execute(request: Request, emit: Emit, workers: Workers, *, redirect: bool = True) -> Outcome:
@@ -163,6 +172,8 @@ def _attempt(
                 return Outcome("reused", seconds, log=log)
             if isinstance(error, Stopped):
                 return Outcome("stopped", seconds, cause, log)
+            if isinstance(error, Preempted):
+                return Outcome("failed", seconds, cause, log, transient=True, preempted=True)
             _keep_failure(run, cause, log)
             transient = isinstance(error, OSError | WorkerLost)
             lasting = isinstance(error, FileNotFoundError)

@@ -6,6 +6,7 @@ PonenteError
 ├── StorageError     a store did something the protocol cannot live with
 │   └── StoreUnavailable  it failed again and again; a new attempt may do better
 ├── WorkerLost       a process the step depended on died; the step can be tried again
+│   └── Preempted    it was told to leave, saved and left: not a failure, and no try is used up
 ├── Stopped          the user asked to stop; what is finished is kept
 └── StepFailed       a step ended without an output (carries the log path and the cause)
 
@@ -37,6 +38,10 @@ class StoreUnavailable(StorageError, OSError):
 
 class WorkerLost(PonenteError):
     """A process the step depended on died; the step can be tried again."""
+
+
+class Preempted(WorkerLost):
+    """The machine was taken away after the step had saved its work; it goes on from there."""
 
 
 class Stopped(PonenteError):

@@ -194,7 +194,8 @@ class Execution:
         )
 
     def _settle(self, node: Node, outcome: Outcome) -> None:
-        tries = self._tries[node.key] = self._tries.get(node.key, 0) + 1
+        tries = self._tries.get(node.key, 0) + (0 if outcome.preempted else 1)
+        self._tries[node.key] = tries
         if outcome.transient:
             self._release(node)
         if outcome.status in ("published", "reused"):

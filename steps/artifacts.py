@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from pipeline import Artifact, storage
+from pipeline import Artifact, InputError, storage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -177,6 +177,28 @@ class Checkpoint(Artifact):
     def final(self) -> str:
         """URL of the last checkpoint's directory."""
         return self.shard(self.result["checkpoint"])
+
+    @property
+    def steps(self) -> dict[int, str]:
+        """URL of every checkpoint that was kept, by the steps it has done, in rising order."""
+        kept = {
+            s.result["step"]: storage.join(self.home, s.root) for s in self.shards("checkpoint/")
+        }
+        return dict(sorted(kept.items()))
+
+    def at(self, step: int | None) -> str:
+        """URL of the checkpoint of `step`, the last one for None.
+
+        Raises:
+            InputError: when there is none of that step.
+        """
+        if step is None:
+            return self.final
+        if step not in self.steps:
+            raise InputError(
+                f"{self.path}: no checkpoint of step {step}; there are {list(self.steps)}"
+            )
+        return self.steps[step]
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """Rows of `history` (a row a step) or `evaluations` (a row an evaluation)."""

@@ -22,7 +22,7 @@ from pipeline import (
     step,
     storage,
 )
-from pipeline.errors import WorkerLost
+from pipeline.errors import Preempted
 from pipeline.ledger import Ledger
 from pipeline.run import Emit
 from steps.artifacts import TRAIN, VALIDATION, Checkpoint, Sequences
@@ -49,6 +49,19 @@ def train(
     hardware: Annotated[Hardware, Runtime] = local(),
 ) -> Result:
     """A model trained for `train.steps` steps; refuses sizes that do not fit before it compiles."""
+    return train_from(run, sequences, None, model, optimizer, train, hardware)
+
+
+def train_from(
+    run: StepRun,
+    sequences: Sequences,
+    start: Any,
+    model: TransformerConfig,
+    optimizer: OptimizerConfig,
+    train: TrainConfig,
+    hardware: Hardware,
+) -> dict[str, Any]:
+    """The body of every step that trains; `start` is a `training.job.Start` or None."""
     from training.job import TrainJob
 
     cache = sequences.cache
@@ -68,6 +81,7 @@ def train(
         checkpoint_directory=storage.join(run.directory, "checkpoints"),
         attempt=run.attempt,
         resume_from=_recorded_checkpoints(run.ledger),
+        start=start,
     )
     trained = run.gang(hardware, train_process, Assignment(job, run.ledger))
     with run.shard("record") as directory:
@@ -103,6 +117,9 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
     def on_event(kind: str, fields: dict[str, Any]) -> None:
         if kind == "damaged_checkpoint":
             emit({"event": "warning", "message": f"damaged checkpoint: {fields['reason']}"})
+        elif kind == "watchdog":
+            where = _keep_stacks(job, fields)
+            emit({"event": "warning", "message": f"{_first_line(fields['report'])}; see {where}"})
 
     result = train_loop(
         job,
@@ -113,12 +130,23 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
         on_event=on_event,
     )
     if result.preempted:
-        # Not a failure: the checkpoint is saved, and another attempt goes on from it.
-        raise WorkerLost(f"preempted at step {result.steps}, after saving a checkpoint")
+        raise Preempted(f"preempted at step {result.steps}, after saving a checkpoint")
     return {
         **dataclasses.asdict(result),
         "checkpoint": _shard_name(result.checkpoint),
     }
+
+
+def _keep_stacks(job: Any, fields: dict[str, Any]) -> str:
+    """Write a process's stacks beside the checkpoints' directory; returns where."""
+    name = f"stacks/process-{fields['process']}.txt"
+    url = storage.join(job.checkpoint_directory.rpartition("/")[0], name)
+    storage.write_atomic(url, fields["report"].encode())
+    return url
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
 
 
 def _shard_name(path: str) -> str:

@@ -35,6 +35,18 @@ def below_one(owner: str, **fields: float) -> None:
             raise InputError(f"{owner}.{name}: expected a number from 0 to below 1, got {value}")
 
 
+def rising(owner: str, name: str, pairs: tuple[tuple[int, int], ...]) -> None:
+    """Raise unless the first numbers of the pairs rise from 0 or more and the others are >= 1."""
+    firsts = [first for first, _ in pairs]
+    if any(a >= b for a, b in zip([-1, *firsts], firsts, strict=False)) or any(
+        value < 1 for _, value in pairs
+    ):
+        raise InputError(
+            f"{owner}.{name}: expected pairs (steps done, value) with rising steps from 0 and "
+            f"values of at least 1, got {pairs}"
+        )
+
+
 def one_of(owner: str, name: str, value: str, allowed: tuple[str, ...]) -> None:
     """Raise unless the value is among the allowed words."""
     if value not in allowed:

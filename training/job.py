@@ -11,13 +11,39 @@ from typing import TYPE_CHECKING, Any
 
 from models.config import TransformerConfig
 from pipeline.errors import InputError
+from training.checks import one_of
 from training.config import OptimizerConfig, TrainConfig
+from training.stages import stages
 
 if TYPE_CHECKING:
     from data.cache import TokenShard
     from data.dataset import DatasetSpec
 
 Row = dict[str, float]
+
+
+TAKES = ("model", "moments", "everything")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """A trained checkpoint that a new run begins with; says what of it is taken, and nothing else.
+
+    "model" takes the parameters: the optimizer's moments are zero and step, schedule and data begin
+    at 0. "moments" takes the optimizer's state too, its counts included. "everything" goes on where
+    the checkpoint stopped: its step, data position, history and average, under this run's number
+    of steps and schedule.
+
+    Attributes:
+        checkpoint: path of a committed checkpoint.
+        take: "model", "moments" or "everything".
+    """
+
+    checkpoint: str
+    take: str
+
+    def __post_init__(self) -> None:
+        one_of("Start", "take", self.take, TAKES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +60,8 @@ class TrainJob:
         checkpoint_directory: where checkpoints are written.
         padded: whether training sequences may end in padding.
         attempt: part of their names, different for every run that shares the directory.
-        resume_from: (step, path) of committed checkpoints, oldest first.
+        resume_from: (step, path) of committed checkpoints of this run, oldest first.
+        start: what a run with nothing to resume from begins with; None for new parameters.
     """
 
     model: TransformerConfig
@@ -47,6 +74,7 @@ class TrainJob:
     padded: bool = False
     attempt: str = "0"
     resume_from: tuple[tuple[int, str], ...] = ()
+    start: Start | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +85,13 @@ class TrainResult:
         steps: steps done, counted from the very first one.
         history: one row per step, those before a resume included (see `training.metrics`).
         evaluations: rows with step, loss (nats per token), bits_per_byte, tokens, bytes.
-        checkpoint: path of the newest committed checkpoint.
+        checkpoint: path of the newest committed checkpoint; empty when preempted before the first.
         preempted: a termination signal ended the run before its last step.
         backend: attention back end used; `backend_reason` says why that one.
         notes: what the program chose and why, and shapes that waste the chip, one sentence each.
         seconds: wall time of this run by part; "total" is all of it.
-        compilations: of the train step: 1, or 0 where no step was left to do.
+        compilations: of the train step: one for each stage of the schedules of batch and length
+            that had steps to do, so 1 for most runs.
     """
 
     steps: int
@@ -95,7 +124,8 @@ def check_job(job: TrainJob) -> None:
             f"TrainJob.token_bytes: expected {vocab_size} entries, one per id, got "
             f"{len(job.token_bytes)}; take them from the tokenizer that wrote the tokens"
         )
-    length, batch = job.train.sequence_length, job.train.batch_size
+    length = job.train.sequence_length
+    batch = max(stage.rows for stage in stages(job.train))
     if data.sequence_length != length:
         raise InputError(
             f"TrainConfig.sequence_length is {length}, the shuffled sequences are "

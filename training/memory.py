@@ -35,7 +35,7 @@ class Estimate:
     """Bytes on one device.
 
     Attributes:
-        state: parameters and optimizer state.
+        state: parameters, their average where there is one, and optimizer state.
         copies: the parameters in the compute dtype and gradients.
         saved: what the forward pass keeps for the backward pass, log-sum-exps included.
         working: intermediates of one layer's backward pass.
@@ -80,7 +80,8 @@ def estimate(
     width = 2 if train.compute_dtype == "bfloat16" else 4
     tokens = train.batch_size * train.sequence_length
     tokens /= data * group * sequence * train.microbatches
-    state = parameters * (4 + state_bytes_per_parameter(optimizer)) / group
+    average = 4 if train.ema else 0
+    state = parameters * (4 + average + state_bytes_per_parameter(optimizer)) / group
     return Estimate(
         state=state,
         copies=_copies(parameters, width, group, parallel.sharding, train.microbatches),

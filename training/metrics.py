@@ -85,7 +85,7 @@ class Recorder:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._rows = rows
-        self._throughput = throughput
+        self.throughput = throughput
         self._max_skipped = max_skipped
         self._on_row = on_row
         self._clock = clock
@@ -119,7 +119,7 @@ class Recorder:
         now = self._clock()
         seconds, self._last = now - self._last, now
         row = {"step": step, **values, "seconds": seconds, "data_wait": data_wait}
-        row |= self._throughput.row(seconds)
+        row |= self.throughput.row(seconds)
         self._rows.append(row)
         if self._on_row is not None:
             self._on_row(row)
@@ -131,6 +131,7 @@ class Recorder:
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if was_skipped else 0
         if self._skipped_in_a_row >= self._max_skipped:
             raise InputError(
-                f"step {step}: loss or gradients were not finite in {self._skipped_in_a_row} "
-                "steps in a row, none was applied; lower the learning rate or lengthen warmup"
+                f"step {step}: loss or gradients were not finite, or the loss was a spike, in "
+                f"{self._skipped_in_a_row} steps in a row, none was applied; lower the learning "
+                "rate or lengthen warmup, or look at this part of the data"
             )

@@ -2,7 +2,7 @@
 
 One process: a handler sets a flag that the loop looks at between steps. Many processes: JAX's
 coordination service hears the signal of any of them and answers yes in all of them at the same
-step, so that all leave the loop together.
+step, so that all leave the loop together. A second signal changes nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class StopSignal:
 
     def __init__(self, *, many_processes: bool) -> None:
         self._many = many_processes
+        self._asked = 0
         self._flag = threading.Event()
         self._old: object = None
         self._installed = False
@@ -42,8 +43,18 @@ class StopSignal:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._flag.set()
 
-    def requested(self, step: int) -> bool:
-        """Whether to stop after `step`; many processes must all ask at every step."""
-        if self._many:
-            return multihost_utils.reached_preemption_sync_point(step)
+    def requested(self) -> bool:
+        """Whether to stop now; many processes must all ask, equally often and at the same places.
+
+        Once they have agreed to stop, it stays so.
+        """
+        if self._many and not self._flag.is_set():
+            self._asked += 1
+            if multihost_utils.reached_preemption_sync_point(self._asked):
+                self._flag.set()
         return self._flag.is_set()
+
+    @property
+    def alone(self) -> bool:
+        """Whether the signal has arrived and no other process need agree."""
+        return not self._many and self._flag.is_set()

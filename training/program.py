@@ -7,6 +7,7 @@ device; the loop builds it for `jax.devices()` and runs it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ from training.memory import resolve
 from training.mesh import Layout, check_batch, make_layout
 from training.optimizer import build
 from training.schedule import schedule
+from training.stages import Stage, stages
 from training.state import TrainState, abstract_state, init_state
 from training.step import make_train_step
 from training.topology import HBM_BYTES
@@ -57,7 +59,7 @@ class Program:
 
     def init(self) -> TrainState:
         """The state at step 0."""
-        return init_state(self.model, self.optimizer, self.layout, self.train.seed)
+        return init_state(self.model, self.optimizer, self.layout, self.train)
 
     def abstract_batch(self) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
         """Tokens int32 and mask float32 [batch, position] as the step takes them."""
@@ -119,8 +121,34 @@ def build_program(
         backend=backend,
         backend_reason=backend_reason,
         notes=(backend_reason, reason, *wasteful),
-        abstract=abstract_state(model, transformation, layout),
+        abstract=abstract_state(model, transformation, layout, train),
     )
+
+
+def stage_programs(
+    program: Program,
+    optimizer: OptimizerConfig,
+    train: TrainConfig,
+    devices: Sequence[Any],
+    **setting: Any,
+) -> list[tuple[Stage, Program]]:
+    """A program for each stage of the run, all with the state of `program` where it is.
+
+    Args:
+        program: of the run.
+        optimizer, train, devices, setting: what `program` was built from.
+
+    Raises:
+        InputError: when a stage's batch does not fit the devices.
+    """
+    found = stages(train)
+    if len(found) == 1 and (found[0].rows, found[0].pieces) == (train.batch_size, 1):
+        return [(found[0], program)]
+    train = dataclasses.replace(train, parallel=program.train.parallel)
+    return [
+        (stage, build_program(program.model, optimizer, stage.config(train), devices, **setting))
+        for stage in found
+    ]
 
 
 def attention_backend(

@@ -4,8 +4,9 @@ The loss of a microbatch is a *sum* over its counted tokens. Sums of losses and 
 accumulated in float32 and divided once by the number of counted tokens in the whole batch, so the
 result does not depend on the number of microbatches, also when masks make them unequal.
 
-A step whose loss, gradient norm or updated parameters are not finite leaves parameters and
-optimizer state unchanged and is counted in `skipped`; the batch counts as seen.
+A step whose loss, gradient norm or updated parameters are not finite, or whose loss is a spike
+(`training.spikes`), leaves parameters, their average and the optimizer state unchanged and is
+counted in `skipped`; the batch counts as seen.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from training.compiler import compiler_options
 from training.config import TrainConfig
 from training.mesh import Layout
 from training.schedule import Schedule
+from training.spikes import is_spike, remember
 from training.state import TrainState, abstract_state, shardings_of
 
 Metrics = dict[str, jax.Array]
@@ -140,8 +142,10 @@ def _apply(
     state: TrainState,
     gradients: Transformer,
     loss: jax.Array,
+    finite: jax.Array,
     rate: jax.Array,
     optimizer: optax.GradientTransformation,
+    config: TrainConfig,
 ) -> tuple[TrainState, Metrics]:
     norm = optax.tree.norm(gradients)
     # Typed as Any: optax takes any pytree, its annotations name fewer.
@@ -151,12 +155,21 @@ def _apply(
         direction, optimizer_state = update(gradients, state.optimizer_state, state.model)
     model = jax.tree.map(lambda p, d: p - rate * d, state.model, direction)
     parameter_norm = optax.tree.norm(model)
-    finite = jnp.isfinite(loss) & jnp.isfinite(norm) & jnp.isfinite(parameter_norm)
+    sound = finite & jnp.isfinite(norm) & jnp.isfinite(parameter_norm)
+    average, recent = state.average, state.recent
+    if recent is not None:
+        sound &= ~is_spike(recent, loss, config.spike_guard)
+        recent = _select(sound, remember(recent, loss), recent)
+    if average is not None:
+        faded = jax.tree.map(lambda a, p: config.ema * a + (1.0 - config.ema) * p, average, model)
+        average = _select(sound, faded, average)
     new = TrainState(
         step=state.step + 1,
-        skipped=state.skipped + jnp.where(finite, 0, 1).astype(jnp.int32),
-        model=_select(finite, model, state.model),
-        optimizer_state=_select(finite, optimizer_state, state.optimizer_state),
+        skipped=state.skipped + jnp.where(sound, 0, 1).astype(jnp.int32),
+        model=_select(sound, model, state.model),
+        optimizer_state=_select(sound, optimizer_state, state.optimizer_state),
+        average=average,
+        recent=recent,
     )
     return new, {"grad_norm": norm, "parameter_norm": parameter_norm}
 
@@ -189,7 +202,8 @@ def make_train_step(
         gradients = jax.tree.map(lambda g: g / count, summed)
         learning_rate = rate(state.step)
         loss = sums.nll / count
-        new, metrics = _apply(state, gradients, loss + sums.z, learning_rate, optimizer)
+        finite = jnp.isfinite(loss + sums.z)
+        new, metrics = _apply(state, gradients, loss, finite, learning_rate, optimizer, config)
         metrics |= {
             "loss": loss,
             "learning_rate": learning_rate,
@@ -198,7 +212,7 @@ def make_train_step(
         }
         return new, {name: value.astype(jnp.float32) for name, value in metrics.items()}
 
-    target = shardings_of(abstract_state(model, optimizer, layout))
+    target = shardings_of(abstract_state(model, optimizer, layout, config))
     return jax.jit(
         train_step,
         donate_argnums=0,

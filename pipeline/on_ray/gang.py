@@ -85,6 +85,7 @@ def run_gang(
 
     Raises:
         WorkerLost: when there is no room, or a process died or went silent.
+        Preempted: when the processes were told to leave and saved.
         Stopped: when the user had asked to stop before.
     """
     if pulse.stopping:
@@ -239,7 +240,7 @@ def _collect(answers: list[Any], pulses: list[str], hardware: Hardware, collecto
             raise WorkerLost(
                 f"process {index} of {hardware.processes} on {hardware.name} died ({_line(error)})"
             ) from error
-        if status in ("InputError", "DamagedOutput", "WorkerLost"):
+        if status in ("InputError", "DamagedOutput", "WorkerLost", "Preempted"):
             raise getattr(errors, status)(value)
         if status != "done":
             raise PonenteError(

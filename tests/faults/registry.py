@@ -28,6 +28,7 @@ _MODULES = (
     "hub",
     "source_files",
     "tokenizers",
+    "training",
 )
 _SHOWN = 8
 

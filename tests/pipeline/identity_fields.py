@@ -190,7 +190,7 @@ def candidates(kind: Any, value: Any) -> Iterator[Any]:
     elif kind is int:
         yield from ((value or 0) + 1, (value or 0) + 2, (value or 0) * 2)
     elif kind is float:
-        yield from ((value or 0.0) * 0.5, (value or 0.0) + 0.25)
+        yield from ((value or 0.0) * 0.5, (value or 0.0) + 0.25, (value or 0.0) + 2.0)
     elif kind is str:
         yield from _WORDS
     elif typing.get_origin(kind) is tuple and typing.get_args(kind)[1:] == (...,):

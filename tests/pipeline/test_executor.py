@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-from pipeline import integrity, storage
+from pipeline import Artifact, integrity, step, storage
 from pipeline.backend import InlineBackend
-from pipeline.errors import DamagedOutput, StepFailed
+from pipeline.errors import DamagedOutput, Preempted, StepFailed, WorkerLost
 from pipeline.events import EventLog
 from pipeline.executor import Execution
 from pipeline.step import as_node
@@ -85,6 +85,29 @@ def test_a_transient_failure_is_tried_again(tmp_path, monkeypatch):
     bring_up(store, numbers(count=10, shards=5), events=events)
     assert [e["event"] for e in events].count("retried") == 1
     assert len(tries) == 6, "two shards before the error, the failed one, then three"
+
+
+@pytest.mark.parametrize(("error", "enough"), [(Preempted, True), (WorkerLost, False)])
+def test_a_preemption_uses_up_no_try_and_a_lost_worker_does(tmp_path, error, enough):
+    """Taken away five times, of three tries: the step goes on, and does not when it crashed."""
+    times = []
+
+    @step(output=Artifact, version=1, name="taken_away")
+    def taken_away(run):
+        times.append(run.attempt)
+        if len(times) <= 5:
+            raise error("its machine was taken away")
+        return {"times": len(times)}
+
+    events = []
+    if enough:
+        bring_up(str(tmp_path), taken_away(), events=events)
+        assert [e["event"] for e in events].count("retried") == 5
+        assert len(set(times)) == 6
+    else:
+        with pytest.raises(StepFailed, match="taken away"):
+            bring_up(str(tmp_path), taken_away(), events=events)
+        assert len(times) == 3
 
 
 def test_damage_to_a_reused_output_is_noticed(tmp_path):

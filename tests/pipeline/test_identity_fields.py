@@ -58,7 +58,9 @@ def test_the_check_of_fields_can_fail(monkeypatch):
 
     assert wrong() == set()
     monkeypatch.setattr(fingerprint, "identity_fields", forgetful)
-    assert wrong() == {"train.optimizer.learning_rate"}
+    assert wrong() == {
+        f"{name}.optimizer.learning_rate" for name in ("train", "extend", "warm_start")
+    }
     monkeypatch.setattr(fingerprint, "identity_fields", nosy)
     assert "train.train.log_every" in wrong()
 

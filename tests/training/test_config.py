@@ -101,7 +101,7 @@ def test_bfloat16_moments_that_would_never_fade_are_refused(kind, field):
 
 RUNTIME = {
     *("checkpoint_every", "keep_checkpoints", "log_every", "max_skipped"),
-    *("remat", "attention", "parallel", "unroll", "loss_chunks"),
+    *("remat", "attention", "parallel", "unroll", "loss_chunks", "watchdog_seconds"),
 }
 
 
@@ -144,10 +144,34 @@ def test_configuration_imports_no_jax():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"batch_schedule": ((5, 16), (5, 8))}, "rising steps"),
+        ({"batch_schedule": ((5, 0),)}, "at least 1"),
+        ({"batch_schedule": ((5, 9),), "microbatches": 2}, "9 is not divisible by microbatches"),
+        ({"length_schedule": ((0, 3),)}, "cannot be cut into 3"),
+        ({"length_schedule": ((0, 16),)}, "at least 2"),
+        ({"ema": 1.0}, "ema"),
+        ({"spike_guard": 0.9}, "skip every ordinary step"),
+        ({"watchdog_seconds": 0.0}, "watchdog_seconds"),
+    ],
+)
+def test_schedules_and_guards_that_cannot_be_are_refused(fields, words):
+    """One line that names the field."""
+    with pytest.raises(InputError, match=words):
+        TrainConfig(steps=10, batch_size=8, sequence_length=16, **fields)
+
+
 def test_configs_come_back_from_json():
     """Nested parts are rebuilt, equal to what was written."""
     train = TrainConfig(
-        steps=5, batch_size=8, sequence_length=16, parallel=Parallelism(tensor=2, group=4)
+        steps=5,
+        batch_size=8,
+        sequence_length=16,
+        parallel=Parallelism(tensor=2, group=4),
+        batch_schedule=((2, 16),),
+        length_schedule=((0, 4), (3, 1)),
     )
     written = json.loads(json.dumps(dataclasses.asdict(train)))
     assert TrainConfig.from_plain(written) == train

@@ -13,9 +13,9 @@ def test_sigterm_is_noticed_and_the_old_handler_comes_back():
     old = signal.signal(signal.SIGTERM, lambda *_: heard.append("old"))
     try:
         with StopSignal(many_processes=False) as stop:
-            assert not stop.requested(1)
+            assert not stop.requested()
             os.kill(os.getpid(), signal.SIGTERM)
-            assert stop.requested(2)
+            assert stop.requested()
             assert heard == []
         os.kill(os.getpid(), signal.SIGTERM)
         assert heard == ["old"]
@@ -30,7 +30,7 @@ def test_outside_the_main_thread_nothing_is_installed():
 
     def body():
         with StopSignal(many_processes=False) as stop:
-            seen.append((stop.requested(1), signal.getsignal(signal.SIGTERM) is before))
+            seen.append((stop.requested(), signal.getsignal(signal.SIGTERM) is before))
 
     thread = threading.Thread(target=body)
     thread.start()

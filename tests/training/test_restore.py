@@ -138,7 +138,7 @@ def test_another_dtype_is_refused(saved):
     program, paths, _ = saved
     like = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16, sharding=x.sharding),
-        abstract_state(tiny.MODEL, build(tiny.OPTIMIZER), program.layout),
+        abstract_state(tiny.MODEL, build(tiny.OPTIMIZER), program.layout, tiny.TRAIN),
     )
     with pytest.raises(InputError, match="needs bfloat16"):
         restore(paths[0][1], like)

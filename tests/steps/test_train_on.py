@@ -1,0 +1,99 @@
+"""Extending a run and starting another from it, as steps of a graph."""
+
+import dataclasses
+
+import pytest
+
+from pipeline.errors import StepFailed
+from steps.artifacts import Checkpoint
+from steps.block_shuffle import block_shuffle
+from steps.train import train
+from steps.train_on import extend, warm_start
+from tests.pipeline.helpers import bring_up
+from tests.steps.synthetic import VOCAB, synthetic
+from tests.training import tiny
+
+MODEL = dataclasses.replace(tiny.MODEL, vocab_size=VOCAB)
+CONSTANT = dataclasses.replace(tiny.OPTIMIZER, schedule="constant")
+FOUR = dataclasses.replace(tiny.TRAIN, steps=4, checkpoint_every=2)
+EIGHT = dataclasses.replace(FOUR, steps=8)
+
+
+def sequences(**settings):
+    return block_shuffle(
+        synthetic(**settings), sequence_length=tiny.LENGTH, io_block_size=4, window_blocks=3
+    )
+
+
+def trained(config=FOUR, data=None):
+    return train(data or sequences(), model=MODEL, optimizer=CONSTANT, train=config)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("store"))
+
+
+def built(store, node):
+    """The artifact of a node, after everything it needs was built."""
+    from pipeline.step import as_node
+
+    found = bring_up(store, node).published[as_node(node).key]
+    return Checkpoint(found.path, found.manifest)
+
+
+def test_an_extension_has_the_losses_of_the_longer_run(store):
+    """From the end, and from a checkpoint in the middle; the first run is not trained again."""
+    whole = built(store, trained(EIGHT))
+    for at in (None, 2):
+        longer = built(
+            store, extend(trained(), sequences(), optimizer=CONSTANT, train=EIGHT, at=at)
+        )
+        assert tiny.learned(longer.rows("history")) == tiny.learned(whole.rows("history"))
+        assert longer.result["last"] == whole.result["last"]
+
+
+def test_a_warm_start_begins_a_run_of_its_own(store):
+    """With the moments or without, its first loss is that of the parameters it was given."""
+    cold = built(store, trained()).rows("history")
+    model, moments = (
+        built(
+            store, warm_start(trained(), sequences(), take=take, optimizer=CONSTANT, train=FOUR)
+        ).rows("history")
+        for take in ("model", "moments")
+    )
+    assert [row["step"] for row in model] == [1, 2, 3, 4]
+    assert model[0]["loss"] == moments[0]["loss"] != cold[0]["loss"]
+    assert model[1]["loss"] != moments[1]["loss"]
+    assert [row["learning_rate"] for row in model] == [row["learning_rate"] for row in cold]
+
+
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        (
+            lambda: extend(trained(), sequences(low=5), optimizer=CONSTANT, train=EIGHT),
+            "to train on other data use warm_start",
+        ),
+        (
+            lambda: extend(trained(), sequences(), optimizer=CONSTANT, train=EIGHT, at=3),
+            r"no checkpoint of step 3; there are \[2, 4\]",
+        ),
+        (
+            lambda: warm_start(
+                trained(), sequences(), take="everything", optimizer=CONSTANT, train=FOUR
+            ),
+            "use extend",
+        ),
+        (
+            lambda: warm_start(
+                trained(), sequences(tokenizer="u"), take="model", optimizer=CONSTANT, train=FOUR
+            ),
+            "tokenize the documents with the model's tokenizer",
+        ),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(store, node, words):
+    """In one line that says what to do."""
+    with pytest.raises(StepFailed, match=words):
+        bring_up(store, node())

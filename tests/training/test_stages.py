@@ -1,0 +1,93 @@
+"""Schedules of batch and length: which rows a step reads, and runs through several stages."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import InputError
+from tests.training import tiny
+from training.config import TrainConfig
+from training.load import load_model
+from training.loop import train
+from training.stages import stages
+
+PAIRS = st.dictionaries(st.integers(0, 12), st.sampled_from([1, 2, 4, 8]), max_size=4)
+
+
+@given(steps=st.integers(1, 10), sizes=PAIRS, cuts=PAIRS)
+def test_every_step_reads_the_rows_after_the_last_ones(steps, sizes, cuts):
+    """Position, batch and length of each step are what walking from step to step gives."""
+    config = TrainConfig(
+        steps=steps,
+        batch_size=4,
+        sequence_length=16,
+        batch_schedule=tuple(sorted(sizes.items())),
+        length_schedule=tuple(sorted(cuts.items())),
+    )
+    want, rows, pieces, position = [], 4, 1, 0
+    for step in range(steps):
+        rows, pieces = sizes.get(step, rows), cuts.get(step, pieces)
+        want.append((position, rows * pieces, 16 // pieces))
+        position += rows
+    got = [
+        (stage.position + (step - stage.first) * stage.rows, c.batch_size, c.sequence_length)
+        for stage in stages(config)
+        for c in [stage.config(config)]
+        for step in range(stage.first, stage.end)
+    ]
+    assert got == want
+
+
+def test_rows_are_cut_in_the_order_of_the_text():
+    """Pieces of a row follow each other and keep their tokens."""
+    stage = stages(TrainConfig(steps=1, batch_size=2, sequence_length=6, length_schedule=((0, 3),)))
+    cut = stage[0].cut(np.arange(12).reshape(2, 6))
+    assert cut.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]
+
+
+SCHEDULED = dataclasses.replace(
+    tiny.TRAIN,
+    batch_schedule=((2, 16),),
+    length_schedule=((0, 4), (4, 1)),
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder with the tiny run's token shards."""
+    root = str(tmp_path_factory.mktemp("data"))
+    tiny.write_data(root)
+    return root
+
+
+def test_a_scheduled_run_compiles_once_a_stage_and_resumes_anywhere(data, tmp_path):
+    """Tokens per step follow the schedules; resumed in each stage, the end has the same bits."""
+    committed = []
+    job = tiny.make_job(data, train=SCHEDULED, checkpoint_directory=str(tmp_path / "whole"))
+    whole = train(job, on_commit=lambda *found: committed.append(found), devices=jax.devices()[:1])
+    assert whole.compilations == 3
+    length, predicted = tiny.LENGTH, []
+    for rows, pieces in ((8, 4), (8, 4), (16, 4), (16, 4), (16, 1), (16, 1)):
+        predicted.append(rows * (length - pieces))  # the last token of a sequence has no target
+    assert [row["tokens"] for row in whole.history] == predicted
+    for step, compilations in ((1, 3), (2, 2), (3, 2), (5, 1)):
+        resumed = dataclasses.replace(
+            job, resume_from=tuple(committed[:step]), checkpoint_directory=str(tmp_path / str(step))
+        )
+        got = train(resumed, devices=jax.devices()[:1])
+        assert got.compilations == compilations
+        assert tiny.learned(got.history) == tiny.learned(whole.history)
+        assert tiny.equal(*(load_model(r.checkpoint, tiny.MODEL) for r in (got, whole)))
+
+
+def test_a_stage_that_does_not_fit_the_devices_is_refused_before_the_first_step(data, tmp_path):
+    """A batch of 12 from step 4 on cannot be spread over 8 devices."""
+    config = dataclasses.replace(tiny.TRAIN, batch_schedule=((4, 12),))
+    job = tiny.make_job(data, train=config, checkpoint_directory=str(tmp_path / "none"))
+    with pytest.raises(InputError, match="12 is not divisible by 8 devices"):
+        train(job)
+    assert not (tmp_path / "none").exists()
