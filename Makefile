@@ -1,18 +1,23 @@
 # Two commands: `make demo` runs the main job in miniature, `make test` sets up and passes the tests.
 PYTHON ?= python3
 BIN := .venv/bin
-COMPILING := tests/models tests/training
+PARALLEL := tests/models tests/training tests/steps tests/data
 FIRST_PARTY := pipeline steps data models training experiments
 
-.PHONY: demo test fast lint setup clean
+.PHONY: demo test test-computing test-clusters fast lint setup clean
 
 demo: .venv/installed
 	$(BIN)/python experiments/run_200m.py --preset smoke
 
-# Models and training compile on one core each; the rest starts clusters and kills processes, alone.
+# Two halves side by side: one computes, the other starts clusters, kills processes and waits a lot.
 test: .venv/oracle lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(COMPILING)
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(COMPILING))
+	$(MAKE) --jobs 2 test-computing test-clusters
+
+test-computing:
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(PARALLEL)
+
+test-clusters:
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(PARALLEL))
 
 fast: .venv/installed lint
 	$(BIN)/python -m pytest -m "not slow"

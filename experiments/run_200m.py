@@ -84,7 +84,12 @@ def graph(s: Settings) -> Report:
     )
     hardware = pod(s.hardware)
     model = train_model(
-        sequences, model=s.model, optimizer=s.optimizer, train=s.train, hardware=hardware
+        sequences,
+        model=s.model,
+        optimizer=s.optimizer,
+        train=s.train,
+        sample_prompts=s.prompts,
+        hardware=hardware,
     )
     scores = evaluate(model, tokens, hardware=hardware)
     text = generate(model, tokenizer, prompts=s.prompts, seed=s.seed)

@@ -1,135 +1,286 @@
-"""Completion of a prompt, one token at a time, as one compiled program.
+"""Completion of prompts, all at once and a few tokens at a time.
 
-The row is padded to a fixed window and the program loops until the completion is done, so its
-length, the prompt's length, the temperature and the end token do not compile anything again; only
-another window, another `top_k` or another model shape does. Each step runs the whole window (there
-is no key/value cache), which is right for samples during training and wrong for serving.
+`stream` runs the prompts in one pass and then loops on the device, one token of every row a turn,
+by a cache of keys and values (see `models.kv_cache`); the host is handed the new tokens of a few
+turns at once. `generate` collects them. A row ends by itself, after its end token or its last
+token, and what it says does not depend on the other rows.
+
+Programs are few: the prompts' length and the cache's are rounded up (see `bucket`), and the
+temperature, `top_k`, `top_p`, the seed, the end token and all lengths are data. Another number of
+rows, another bucket or another shape of model compiles anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import equinox as eqx
 import haliax as hax
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from models.axes import BATCH, POSITION
-from models.transformer import Transformer
+from models.attention import choose_backend
+from models.axes import BATCH, EMBED, POSITION, VOCAB
+from models.config import TransformerConfig
+from models.kv_cache import KVCache, decode, prefill
+from models.layers import split_layers
+from models.sampling import Rules, Sampling, choose
+from models.transformer import Block, Transformer
 from pipeline.errors import InputError
 
 NO_TOKEN = -1
+TURN = 8
+"""Tokens of a row that the host is handed at once, where nothing else is said."""
+MOST = 64
+"""Most of them; what a program has room for."""
+
+Prompts = Sequence[Sequence[int]]
+
+
+class State(eqx.Module):
+    """Where the rows are: everything the next token depends on but the model.
+
+    Attributes:
+        cache: keys and values of all positions before `position`.
+        token: int32 [batch], the newest; not in the cache yet.
+        position: int32 [batch], where it stands.
+        left: int32 [batch], tokens that may still follow; 0 for a row that has ended.
+    """
+
+    cache: KVCache
+    token: Array
+    position: Array
+    left: Array
 
 
 def generate(
     model: Transformer,
-    prompt_ids: Sequence[int],
+    prompts: Prompts,
     *,
     new_tokens: int,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    key: Array | None = None,
+    sampling: Sampling | None = None,
     eos_id: int | None = None,
-    window: int,
-) -> list[int]:
-    """The tokens that follow the prompt: at most `new_tokens`, `eos_id` included if reached.
+) -> list[list[int]]:
+    """The tokens that follow each prompt; see `stream`."""
+    written: list[list[int]] = [[] for _ in prompts]
+    for parts in stream(
+        model, prompts, new_tokens=new_tokens, sampling=sampling, eos_id=eos_id, turn=MOST
+    ):
+        for row, part in zip(written, parts, strict=True):
+            row += part
+    return written
+
+
+def stream(
+    model: Transformer,
+    prompts: Prompts,
+    *,
+    new_tokens: int,
+    sampling: Sampling | None = None,
+    eos_id: int | None = None,
+    turn: int = TURN,
+) -> Iterator[list[list[int]]]:
+    """The tokens that follow each prompt, as they come.
 
     Args:
-        model: the model, already cast to the compute dtype.
-        prompt_ids: at least one id.
-        new_tokens: how many to add at most.
-        temperature: divides the logits; 0 takes the most likely token every time.
-        top_k: sample among the k most likely only.
-        key: random key, needed above temperature 0.
-        eos_id: stop after this id.
-        window: length of the padded row; prompt and completion must fit into it.
+        model: the model, already cast to the compute dtype, on one device.
+        prompts: at least one id each.
+        new_tokens: how many to add to each at most.
+        sampling: how to choose; by default the likeliest token every time.
+        eos_id: ends a row, and is part of what follows.
+        turn: tokens of a row between two yields, at most `MOST`.
+
+    Yields:
+        The new ids of every prompt since the last time, none for one that has ended.
 
     Raises:
-        InputError: an argument is out of its range.
+        InputError: an argument is out of its range; at the call, not at the first token.
     """
-    _check(model, prompt_ids, new_tokens, temperature, top_k, key, window)
-    row = jnp.zeros(window, jnp.int32).at[: len(prompt_ids)].set(jnp.array(prompt_ids, jnp.int32))
-    start, stop = len(prompt_ids), len(prompt_ids) + new_tokens
-    row, end = _complete(
-        model,
-        row,
-        jnp.int32(start),
-        jnp.int32(stop),
-        jnp.float32(temperature),
-        jax.random.key(0) if key is None else key,
-        jnp.int32(NO_TOKEN if eos_id is None else eos_id),
-        top_k,
-    )
-    return [int(token) for token in row[start : int(end)]]
+    check(model.config, prompts, new_tokens)
+    if not 1 <= turn <= MOST:
+        raise InputError(f"generate: expected a turn of 1 to {MOST} tokens, found {turn}")
+    rules = (sampling or Sampling()).rules()
+    return _stream(model, prompts, new_tokens, rules, eos_id, turn)
 
 
-@eqx.filter_jit
-def _complete(
+def _stream(
     model: Transformer,
-    row: Array,
-    start: Array,
-    stop: Array,
-    temperature: Array,
-    key: Array,
-    eos_id: Array,
-    top_k: int | None,
-) -> tuple[Array, Array]:
-    """The filled row [window] and the position after its last token."""
-
-    def unfinished(state: tuple[Array, Array]) -> Array:
-        row, length = state
-        ended = (length > start) & (row[length - 1] == eos_id)
-        return (length < stop) & ~ended
-
-    def add_one(state: tuple[Array, Array]) -> tuple[Array, Array]:
-        row, length = state
-        hidden = model.hidden(hax.named(row[None], (BATCH, POSITION)), remat="none")
-        logits = model.logits_of(hidden[BATCH, 0, POSITION, length - 1]).array
-        token = _choose(logits, temperature, jax.random.fold_in(key, length), top_k)
-        return row.at[length].set(token), length + 1
-
-    return jax.lax.while_loop(unfinished, add_one, (row, start))
-
-
-def _choose(logits: Array, temperature: Array, key: Array, top_k: int | None) -> Array:
-    """One id, int32, from float32 logits [vocab]."""
-    best = jnp.argmax(logits).astype(jnp.int32)
-    if top_k is not None:
-        smallest = jax.lax.top_k(logits, top_k)[0][-1]
-        logits = jnp.where(logits >= smallest, logits, -jnp.inf)
-    # Division by zero would be discarded by the selection below, but would trip a NaN check.
-    scaled = logits / jnp.where(temperature > 0, temperature, 1.0)
-    sampled = jax.random.categorical(key, scaled).astype(jnp.int32)
-    return jnp.where(temperature > 0, sampled, best)
-
-
-def _check(
-    model: Transformer,
-    prompt_ids: Sequence[int],
+    prompts: Prompts,
     new_tokens: int,
-    temperature: float,
-    top_k: int | None,
-    key: Array | None,
-    window: int,
-) -> None:
-    vocab = model.config.vocab_size
-    if not prompt_ids:
-        raise InputError("generate: the prompt is empty; give at least one token, such as the EOS")
-    if not all(0 <= token < vocab for token in prompt_ids):
+    rules: Rules,
+    eos_id: int | None,
+    turn: int,
+) -> Iterator[list[list[int]]]:
+    config = model.config
+    tokens, lengths = padded(config, prompts)
+    eos = jnp.int32(NO_TOKEN if eos_id is None else eos_id)
+    state = _begin(
+        model,
+        tokens,
+        lengths,
+        jnp.int32(new_tokens),
+        rules,
+        eos,
+        positions=room(config, prompts, new_tokens),
+        backend=backend_for(config, model.embedding.array, tokens.shape[1]),
+    )
+    first, ended = jax.device_get((state.token, state.left == 0))
+    yield [[int(token)] for token in first]
+    outer, blocks = eqx.tree_at(lambda m: m.blocks, model, None), _split(model.blocks.stacked)
+    while not ended.all():
+        made, state = _advance(outer, blocks, state, rules, eos, jnp.int32(turn))
+        ids, ended = jax.device_get((made, state.left == 0))
+        yield [[int(token) for token in row if token != NO_TOKEN] for row in ids]
+
+
+def check(config: TransformerConfig, prompts: Prompts, new_tokens: int) -> None:
+    """Refuse prompts that the model cannot continue by `new_tokens`.
+
+    Raises:
+        InputError: saying which prompt, or which argument.
+    """
+    if not prompts:
+        raise InputError("generate: expected at least one prompt, found none; give one")
+    for index, ids in enumerate(prompts):
+        if not len(ids):
+            raise InputError(
+                f"generate: prompt {index} is empty; give at least one token, such as the EOS"
+            )
+        if not 0 <= min(ids) <= max(ids) < config.vocab_size:
+            raise InputError(
+                f"generate: expected ids in [0, {config.vocab_size}), found {min(ids)} to "
+                f"{max(ids)} in prompt {index}; encode it with the model's tokenizer"
+            )
+    longest = max(len(ids) for ids in prompts)
+    if new_tokens < 1:
+        raise InputError(f"generate: expected new_tokens of at least 1, found {new_tokens}")
+    if config.context is not None and longest + new_tokens > config.context:
         raise InputError(
-            f"generate: expected prompt ids in [0, {vocab}), found {min(prompt_ids)} to "
-            f"{max(prompt_ids)}; encode the prompt with the model's tokenizer"
+            f"generate: a prompt of {longest} tokens and {new_tokens} new ones are more than the "
+            f"{config.context} learned positions of the model; shorten the prompt or ask for at "
+            f"most {max(0, config.context - longest)} tokens"
         )
-    if new_tokens < 1 or len(prompt_ids) + new_tokens > window:
-        raise InputError(
-            f"generate: expected new_tokens in [1, {window - len(prompt_ids)}] (window {window} "
-            f"less {len(prompt_ids)} of the prompt), found {new_tokens}; widen the window"
+
+
+def bucket(length: int, config: TransformerConfig) -> int:
+    """`length` rounded up, so that few lengths are compiled for: to a power of two from 16 on,
+    from 512 on to a multiple of 512, and never to more than the learned positions."""
+    rounded = max(16, 1 << (length - 1).bit_length()) if length <= 512 else -(-length // 512) * 512
+    return rounded if config.context is None else min(rounded, config.context)
+
+
+def padded(config: TransformerConfig, prompts: Prompts) -> tuple[np.ndarray, np.ndarray]:
+    """The prompts as int32 [batch, position], padded at the end, and their lengths [batch]."""
+    lengths = np.array([len(ids) for ids in prompts], np.int32)
+    tokens = np.zeros((len(prompts), bucket(int(lengths.max()), config)), np.int32)
+    for row, ids in zip(tokens, prompts, strict=True):
+        row[: len(ids)] = ids
+    return tokens, lengths
+
+
+def room(config: TransformerConfig, prompts: Prompts, new_tokens: int) -> int:
+    """Slots of the cache for these prompts and what will follow them."""
+    return bucket(max(len(ids) for ids in prompts) + new_tokens, config)
+
+
+def backend_for(config: TransformerConfig, array: Array, position: int) -> str:
+    """The attention back end of the prompts, for the device and the dtype of `array`."""
+    (device, *_) = array.devices()
+    return choose_backend(
+        "auto",
+        device.platform,
+        position=position,
+        head_size=config.head_size,
+        soft_cap=config.attention_soft_cap,
+        window=config.window,
+        dtype=array.dtype.name,
+    )[0]
+
+
+def begin(
+    model: Transformer,
+    tokens: Array,
+    lengths: Array,
+    new_tokens: Array,
+    rules: Rules,
+    eos: Array,
+    *,
+    positions: int,
+    backend: str,
+) -> State:
+    """The state of rows whose first new token has been chosen; see `State` and `padded`.
+
+    Args:
+        model: in the compute dtype.
+        tokens: int32 [batch, position], padded at the end.
+        lengths: int32 [batch], of the prompts.
+        new_tokens: int32, most of a row.
+        rules: how to choose.
+        eos: int32, the id that ends a row, or `NO_TOKEN`.
+        positions: slots of the cache.
+        backend: attention's.
+    """
+    rows = jnp.arange(tokens.shape[0])
+    hidden, cache = prefill(
+        model, hax.named(tokens, (BATCH, POSITION)), positions=positions, backend=backend
+    )
+    last = hidden.rearrange((BATCH, POSITION, EMBED)).array[rows, lengths - 1]
+    logits = _logits(model, hax.named(last, (BATCH, EMBED)))
+    token = choose(logits, rules, rules.keys(len(rows)), lengths)
+    left = jnp.where(token == eos, 0, new_tokens - 1)
+    return State(cache=cache, token=token, position=lengths, left=left)
+
+
+def advance(
+    model: Transformer,
+    blocks: tuple[Block, ...],
+    state: State,
+    rules: Rules,
+    eos: Array,
+    turns: Array,
+    *,
+    most: int = MOST,
+) -> tuple[Array, State]:
+    """`turns` more tokens, fewer when all rows end; what they are, and the state after them.
+
+    Returns:
+        int32 [batch, most]: the tokens in order, `NO_TOKEN` where a row had ended. The state.
+    """
+    keys = rules.keys(state.token.shape[0])
+
+    def unfinished(carry: tuple[Array, Array, State]) -> Array:
+        count, _, state = carry
+        return (count < turns) & jnp.any(state.left > 0)
+
+    def one(carry: tuple[Array, Array, State]) -> tuple[Array, Array, State]:
+        count, made, state = carry
+        hidden, cache = decode(model, blocks, state.token, state.position, state.cache)
+        chosen = choose(_logits(model, hidden), rules, keys, state.position + 1)
+        running = state.left > 0
+        made = made.at[:, count].set(jnp.where(running, chosen, NO_TOKEN))
+        state = State(
+            cache=cache,
+            token=jnp.where(running, chosen, state.token),
+            # A row that has ended stays where it is and writes the same slot again.
+            position=jnp.where(running, state.position + 1, state.position),
+            left=jnp.where(running & (chosen != eos), state.left - 1, 0),
         )
-    if not 0 <= temperature < float("inf"):
-        raise InputError(f"generate: expected a temperature of 0 or above, found {temperature}")
-    if temperature > 0 and key is None:
-        raise InputError(f"generate: temperature {temperature} draws at random; give a key")
-    if top_k is not None and not 1 <= top_k <= vocab:
-        raise InputError(f"generate: expected top_k in [1, {vocab}], found {top_k}")
+        return count + 1, made, state
+
+    made = jnp.full((state.token.shape[0], most), NO_TOKEN)
+    _, made, state = jax.lax.while_loop(unfinished, one, (jnp.int32(0), made, state))
+    return made, state
+
+
+def _logits(model: Transformer, hidden: hax.NamedArray) -> Array:
+    """float32 [batch, vocab] of hidden states [batch, embed]."""
+    return model.logits_of(hidden).rearrange((BATCH, VOCAB)).array
+
+
+_begin = jax.jit(begin, static_argnames=("positions", "backend"))
+_advance = jax.jit(advance, donate_argnames="state", static_argnames="most")
+
+
+_split = jax.jit(split_layers)

@@ -12,11 +12,14 @@ from typing import Any, TypeVar
 
 import haliax as hax
 import jax
+import jax.numpy as jnp
 from haliax import NamedArray
 
 from models.axes import LAYERS
 
 Kind = TypeVar("Kind")
+Out = TypeVar("Out")
+Block = TypeVar("Block")
 
 
 def period_of(kinds: Sequence[Any]) -> int:
@@ -46,8 +49,27 @@ def apply_layers(
         kinds: what is static about each layer, one entry a layer.
         unroll: cycles of layers in one turn of the compiled loop.
     """
+
+    def alone(block: Any, x: NamedArray, kind: Kind) -> tuple[NamedArray, None]:
+        return apply(block, x, kind), None
+
+    return collect_layers(stacked, x, alone, kinds, unroll=unroll)[0]
+
+
+def collect_layers(
+    stacked: Any,
+    x: NamedArray,
+    apply: Callable[[Any, NamedArray, Kind], tuple[NamedArray, Out]],
+    kinds: Sequence[Kind],
+    *,
+    unroll: int = 1,
+) -> tuple[NamedArray, Out]:
+    """`x` after every layer as `apply_layers`, and what the layers put out besides.
+
+    `apply` returns `x` and a tree of arrays; these come back with an axis for the layers in front.
+    """
     period = period_of(kinds)
-    named, structure = jax.tree.flatten(stacked, is_leaf=lambda leaf: isinstance(leaf, NamedArray))
+    named, structure = jax.tree.flatten(stacked, is_leaf=_is_named)
     layers_first = [leaf.rearrange((LAYERS, ...)) for leaf in named]
     axes = [leaf.axes[1:] for leaf in layers_first]
     cycles = [
@@ -55,11 +77,32 @@ def apply_layers(
         for leaf in layers_first
     ]
 
-    def one_cycle(x: NamedArray, arrays: list[jax.Array]) -> tuple[NamedArray, None]:
+    def one_cycle(x: NamedArray, arrays: list[jax.Array]) -> tuple[NamedArray, Any]:
+        outs = []
         for i in range(period):
             leaves = [hax.named(array[i], axes[n]) for n, array in enumerate(arrays)]
-            x = apply(jax.tree.unflatten(structure, leaves), x, kinds[i])
-        return x, None
+            x, out = apply(jax.tree.unflatten(structure, leaves), x, kinds[i])
+            outs.append(out)
+        return x, jax.tree.map(lambda *parts: jnp.stack(parts), *outs)
 
     with jax.named_scope(LAYERS):  # by which a compiled program's loop over layers is known
-        return jax.lax.scan(one_cycle, x, cycles, unroll=unroll)[0]
+        x, outs = jax.lax.scan(one_cycle, x, cycles, unroll=unroll)
+    return x, jax.tree.map(lambda out: out.reshape(len(kinds), *out.shape[2:]), outs)
+
+
+def split_layers(stacked: Block) -> tuple[Block, ...]:
+    """One block a layer, each with arrays of its own.
+
+    A loop that reads a layer out of stacked arrays copies it where the compiler cannot multiply by
+    a part of an array, as on a CPU. That is nothing beside the products of a whole row, and half as
+    much again as the products of one token.
+    """
+    named, structure = jax.tree.flatten(stacked, is_leaf=_is_named)
+    layers = named[0].resolve_axis(LAYERS).size
+    return tuple(
+        jax.tree.unflatten(structure, [leaf[LAYERS, i] for leaf in named]) for i in range(layers)
+    )
+
+
+def _is_named(leaf: Any) -> bool:
+    return isinstance(leaf, NamedArray)

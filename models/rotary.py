@@ -20,16 +20,24 @@ from models.config import RopeScaling
 
 
 def rotary_angles(
-    Position: Axis, HeadSize: Axis, base: float, scaling: RopeScaling | None = None
+    positions: Axis | NamedArray, HeadSize: Axis, base: float, scaling: RopeScaling | None = None
 ) -> NamedArray:
-    """Angles in radians, float32 [head_size / 2, position]."""
+    """Angles in radians, float32 [head_size / 2, ...] with the axes of `positions`.
+
+    Args:
+        positions: integers; an axis stands for its indices.
+        HeadSize: the features that are turned.
+        base: of the frequencies.
+        scaling: of the frequencies.
+    """
     Half = HeadSize.resize(HeadSize.size // 2)
     exponent = hax.arange(Half, dtype=jnp.float32) * (-2.0 / HeadSize.size)
     frequency = hax.exp(exponent * jnp.log(jnp.float32(base)))
     if scaling is not None:
         frequency = _scaled(frequency, scaling)
-    both = (Half, Position)
-    return frequency.broadcast_to(both) * hax.arange(Position, dtype=jnp.float32)
+    if isinstance(positions, Axis):
+        return frequency.broadcast_to((Half, positions)) * hax.arange(positions, dtype=jnp.float32)
+    return frequency.broadcast_to((Half, *positions.axes)) * positions.astype(jnp.float32)
 
 
 def _scaled(frequency: NamedArray, scaling: RopeScaling) -> NamedArray:

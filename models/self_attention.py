@@ -82,14 +82,7 @@ class Attention(eqx.Module):
         interpret: bool,
     ) -> NamedArray:
         """The residual stream's axes in either order to the same axes, in the parameters' dtype."""
-        q, k, v = self._projections(x)
-        if self.query_norm is not None and self.key_norm is not None:
-            q, k = self.query_norm(q), self.key_norm(k)
-        scale = q.resolve_axis(HEAD_SIZE).size ** -0.5
-        if angles is None:
-            q = q * scale
-        else:
-            q, k = rotate(q, angles, scale), rotate(k, angles)
+        q, k, v = self.heads(x, angles)
         out = attend(
             q,
             k,
@@ -101,6 +94,32 @@ class Attention(eqx.Module):
             placement=placement,
             interpret=interpret,
         )
+        return self.merge(out, x)
+
+    def heads(
+        self, x: NamedArray, angles: NamedArray | None
+    ) -> tuple[NamedArray, NamedArray, NamedArray]:
+        """What attention takes: scaled queries, keys and values, each where it stands.
+
+        Args:
+            x: [..., embed] or [embed, ...].
+            angles: of the positions, with no axis that `x` lacks but half of head_size; None where
+                positions are learned.
+
+        Returns:
+            Queries [..., kv_heads, q_per_kv, head_size], keys and values [..., kv_heads,
+            head_size], in the parameters' dtype.
+        """
+        q, k, v = self._projections(x)
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
+        scale = q.resolve_axis(HEAD_SIZE).size ** -0.5
+        if angles is None:
+            return q * scale, k, v
+        return rotate(q, angles, scale), rotate(k, angles), v
+
+    def merge(self, out: NamedArray, x: NamedArray) -> NamedArray:
+        """What attention gave for the queries of `x`, projected to the axes of `x`."""
         order = tuple(QUERY_FEATURES if a.name == EMBED else a.name for a in x.axes)
         out = out.flatten_axes(QUERY_AXES, QUERY_FEATURES).rearrange(order)
         merged = self.output.flattened(QUERY_AXES, QUERY_FEATURES)

@@ -40,6 +40,9 @@ from models.rotary import rotary_angles
 from models.self_attention import Attention
 from pipeline.errors import InputError
 
+Attend = Callable[[NamedArray, NamedArray, NamedArray], NamedArray]
+"""Attention of scaled queries to keys and values; the result has the queries' axes."""
+
 
 class Forward(TypedDict, total=False):
     """How to run a forward pass; nothing here changes its result beyond rounding, except segments.
@@ -106,6 +109,18 @@ class Block(eqx.Module):
             placement=placement,
             interpret=interpret,
         )
+        return self._feed_forward(x)
+
+    def with_heads(
+        self, x: NamedArray, angles: NamedArray | None, attend: Attend
+    ) -> tuple[NamedArray, tuple[NamedArray, NamedArray]]:
+        """The same with `attend` for attention; also its keys and values, for later positions."""
+        attention_input = self.attention_norm(x)
+        q, k, v = self.attention.heads(attention_input, angles)
+        x = x + self.attention.merge(attend(q, k, v), attention_input)
+        return self._feed_forward(x), (k, v)
+
+    def _feed_forward(self, x: NamedArray) -> NamedArray:
         x = hax.tree_checkpoint_name(hax.auto_sharded(x), "mlp_input")
         return hax.auto_sharded(x + self.mlp(self.mlp_norm(x)))
 
@@ -170,7 +185,7 @@ class Transformer(eqx.Module):
                 are longer than the learned positions.
         """
         order = FEATURES_FIRST if forward.get("features_first") else TOKENS_FIRST
-        x, angles = self._embed(tokens, order)
+        x, angles = self.embed(tokens, order)
         gather = forward.get("gather", lambda block: block)
 
         def apply(block: Block, x: NamedArray, window: int | None) -> NamedArray:
@@ -193,10 +208,14 @@ class Transformer(eqx.Module):
         x = apply_layers(self.blocks.stacked, x, apply, windows, unroll=unroll)
         return self.final_norm(x)
 
-    def _embed(
+    def embed(
         self, tokens: NamedArray, order: tuple[str, ...]
     ) -> tuple[NamedArray, NamedArray | None]:
-        """The first residual stream, with its axes in `order`, and rotary angles if any."""
+        """The first residual stream, with its axes in `order`, and rotary angles if any.
+
+        Raises:
+            InputError: rows are longer than the learned positions.
+        """
         Position = tokens.resolve_axis(POSITION)
         x = self.embedding.take(VOCAB, tokens)
         if self.position_embedding is None:

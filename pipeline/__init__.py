@@ -8,6 +8,7 @@ from pipeline.cli import main
 from pipeline.errors import InputError, PonenteError
 from pipeline.fingerprint import Runtime
 from pipeline.hardware import Hardware, local, pod
+from pipeline.live import Live
 from pipeline.run import GangProcess, StepRun
 from pipeline.step import Result, named, step
 from pipeline.sweep import select, sweep
@@ -17,6 +18,7 @@ __all__ = [
     "GangProcess",
     "Hardware",
     "InputError",
+    "Live",
     "PonenteError",
     "Result",
     "Runtime",

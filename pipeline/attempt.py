@@ -17,7 +17,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline import fingerprint, lease, manifest, provenance, storage, store
@@ -25,16 +25,18 @@ from pipeline.artifact import Artifact
 from pipeline.errors import (
     DamagedOutput,
     InputError,
+    NoRoom,
     PonenteError,
     Preempted,
     Stopped,
     WorkerLost,
 )
 from pipeline.ledger import Ledger
+from pipeline.live import Live, Source
 from pipeline.logs import capture
 from pipeline.manifest import Manifest, Origin
 from pipeline.run import Emit, Reference, StepRun, Workers
-from pipeline.step import StepFunction
+from pipeline.step import StepFunction, made_from
 from pipeline.tidy import FAILURE, RETIRED, discard_unreferenced
 
 logger = logging.getLogger("ponente")
@@ -47,8 +49,9 @@ class Request:
     Attributes:
         inputs: input name -> (URL of its directory, its key).
         arguments: configuration and runtime arguments.
-        made_from: see `Node.made_from`.
+        made_from: see `Node.made_from`; a live input counts as the build it comes from.
         replaces: attempt of the published output that this one is to replace; empty if none.
+        live: those inputs that may still be made, and how.
     """
 
     step: StepFunction[..., Any]
@@ -60,6 +63,7 @@ class Request:
     canonical_config: Mapping[str, Any]
     made_from: str
     replaces: str = ""
+    live: Mapping[str, Source] = field(default_factory=dict)
 
     @property
     def ledger(self) -> Ledger:
@@ -72,13 +76,7 @@ class Request:
         Raises:
             DamagedOutput: when what is there is not what was recorded.
         """
-        try:
-            found = manifest.load_verified(self.root, self.key)
-        except DamagedOutput:
-            if self.replaces:
-                return False
-            raise
-        return found is not None and found.attempt != self.replaces
+        return manifest.load_built(self.root, self.key, self.replaces) is not None
 
 
 def generation(made_from: str, replaces: str) -> str:
@@ -96,6 +94,7 @@ class Outcome:
         log: URL of the attempt's full log.
         transient: whether trying again could help.
         preempted: it was told to leave and saved its work; going on uses up no try.
+        no_room: it failed because its hardware was taken.
     """
 
     status: str
@@ -104,6 +103,7 @@ class Outcome:
     log: str = ""
     transient: bool = False
     preempted: bool = False
+    no_room: bool = False
 
 
 def execute(request: Request, emit: Emit, workers: Workers, *, redirect: bool = True) -> Outcome:
@@ -162,6 +162,7 @@ def _attempt(
             # Before the body: an edit while it runs is not what runs.
             made_by = provenance.collect(request.step.function)
             body = request.step.function(run, **_grouped(request, inputs), **request.arguments)
+            inputs |= _open_followed(request)
             seconds = time.monotonic() - clock
             record = _record(request, run, body, inputs, made_by, started, seconds)
             won = _publish(request, held, record)
@@ -177,7 +178,8 @@ def _attempt(
             _keep_failure(run, cause, log)
             transient = isinstance(error, OSError | WorkerLost)
             lasting = isinstance(error, FileNotFoundError)
-            return Outcome("failed", seconds, cause, log, transient and not lasting)
+            no_room = isinstance(error, NoRoom)
+            return Outcome("failed", seconds, cause, log, transient and not lasting, no_room)
     return Outcome("published" if won else "reused", time.monotonic() - clock, log=log)
 
 
@@ -208,6 +210,8 @@ def _one_line(error: BaseException) -> str:
 def _open_inputs(request: Request) -> dict[str, tuple[str, Manifest]]:
     opened = {}
     for name, (path, key) in request.inputs.items():
+        if name in request.live:
+            continue
         found = manifest.load_verified(path, key)
         if found is None:
             raise DamagedOutput(f"{path}: input {name!r} of {request.label} is gone; run again")
@@ -215,15 +219,33 @@ def _open_inputs(request: Request) -> dict[str, tuple[str, Manifest]]:
     return opened
 
 
+def _open_followed(request: Request) -> dict[str, tuple[str, Manifest]]:
+    """The live inputs, which are published when the body that followed them has ended."""
+    opened = {}
+    for name, source in request.live.items():
+        path, key = request.inputs[name]
+        found = manifest.load_built(path, key, source.replaces)
+        if found is None:
+            raise InputError(
+                f"{request.label} ended before its live input {name!r} was published in {path}; "
+                "a step that follows another one ends after it"
+            )
+        opened[name] = (path, found)
+    return opened
+
+
 def _grouped(request: Request, inputs: dict[str, tuple[str, Manifest]]) -> dict[str, Any]:
-    """The body's input arguments: artifacts, tuples of them, None for what was left out."""
+    """The body's input arguments: artifacts or `Live`, tuples of them, or None."""
     arguments: dict[str, Any] = {}
     for name, declared in request.step.inputs.items():
-        if declared.many:
-            mine = [inputs[n] for n in inputs if n.startswith(f"{name}[")]
-            arguments[name] = tuple(declared.kind(path, found) for path, found in mine)
-        else:
-            arguments[name] = declared.kind(*inputs[name]) if name in inputs else None
+        mine = [n for n in request.inputs if n.partition("[")[0] == name]
+        opened = tuple(
+            Live(declared.kind, *request.inputs[n], request.live[n])
+            if n in request.live
+            else declared.kind(*inputs[n])
+            for n in mine
+        )
+        arguments[name] = opened if declared.many else opened[0] if opened else None
     return arguments
 
 
@@ -249,6 +271,7 @@ def _record(
         for name, (_, found) in inputs.items()
         if request.step.output.reads(name)
     }
+    contents = {name: found.content for name, (_, found) in inputs.items()}
     return Manifest(
         key=request.key,
         step=request.step.name,
@@ -259,7 +282,7 @@ def _record(
         shards=shards,
         result=result,
         content=manifest.content_digest(shards, result, opened),
-        made_from=request.made_from,
+        made_from=made_from(request.step, request.canonical_config, contents),
         attempt=run.attempt,
         started=started,
         seconds=seconds,
@@ -302,17 +325,17 @@ def _publish(request: Request, held: lease.Lease, record: Manifest) -> bool:
     elif not storage.create(url, record.to_bytes()):
         manifest.load_verified(request.root, request.key)
         logger.warning("another attempt published first; this one's output is discarded")
-        _tidy(request, lost=True)
+        _tidy(request, record.made_from, lost=True)
         return False
-    _tidy(request, lost=False)
+    _tidy(request, record.made_from, lost=False)
     return True
 
 
-def _tidy(request: Request, *, lost: bool) -> None:
+def _tidy(request: Request, made: str, *, lost: bool) -> None:
     """What is left to do once an output stands; none of it can undo that it does."""
     try:
         if not lost:
-            store.remember(request.root, request.made_from, request.key)
+            store.remember(request.root, made, request.key)
         discard_unreferenced(request.root, lost=lost)
     except (PonenteError, OSError) as error:
         logger.warning("could not tidy up: %s", error)

@@ -30,6 +30,10 @@ class Backend(Protocol):
         """Events of the workers since the last call."""
         ...
 
+    def end(self, key: str) -> None:
+        """Ask the request of this key to end after what is in flight."""
+        ...
+
     def stop(self) -> None:
         """Ask what runs to end after what is in flight."""
         ...
@@ -63,6 +67,9 @@ class InlineBackend:
     def events(self) -> list[dict[str, Any]]:
         """Nothing: events went straight to the log."""
         return []
+
+    def end(self, key: str) -> None:
+        """Nothing: a request has ended when `submit` returns."""
 
     def stop(self) -> None:
         """Ask the request that runs, from a signal handler: nobody else gets to run."""

@@ -6,7 +6,8 @@ PonenteError
 ├── StorageError     a store did something the protocol cannot live with
 │   └── StoreUnavailable  it failed again and again; a new attempt may do better
 ├── WorkerLost       a process the step depended on died; the step can be tried again
-│   └── Preempted    it was told to leave, saved and left: not a failure, and no try is used up
+│   ├── Preempted    it was told to leave, saved and left: not a failure, and no try is used up
+│   └── NoRoom       the hardware it asked for is taken
 ├── Stopped          the user asked to stop; what is finished is kept
 └── StepFailed       a step ended without an output (carries the log path and the cause)
 
@@ -42,6 +43,10 @@ class WorkerLost(PonenteError):
 
 class Preempted(WorkerLost):
     """The machine was taken away after the step had saved its work; it goes on from there."""
+
+
+class NoRoom(WorkerLost):
+    """The hardware the step asked for is taken; it can be tried again."""
 
 
 class Stopped(PonenteError):

@@ -1,8 +1,11 @@
 """The driver's loop: which step runs when, what happens to a failure.
 
-A step starts when its inputs are published and settled. Whoever executes it follows `attempt.py`;
-this loop only places requests, counts tries, and reads events. Retries are ours alone: a step whose
-worker died or whose storage failed is tried again as a new attempt; a refused input is not.
+A step starts when its inputs are published and settled; one that follows a live input (see
+`live.py`) starts when that input's step is at work, and ends, to start again later, should that
+step be lost: so it never holds what the other one waits for. Whoever executes a step follows
+`attempt.py`; this loop only places requests, counts tries, and reads events. Retries are ours
+alone: a step whose worker died or whose storage failed is tried again as a new attempt; a refused
+input is not.
 
 A step whose output would be made from the same contents as one that is there is not run: its
 output refers to that one. A step that was there and whose input came out differently is run.
@@ -16,10 +19,12 @@ import time
 from typing import Any
 
 from pipeline import lease, manifest
-from pipeline.attempt import Outcome, Request
+from pipeline.attempt import Outcome, Request, generation
 from pipeline.backend import Backend
 from pipeline.errors import PonenteError, StepFailed, Stopped
 from pipeline.events import EventLog
+from pipeline.followers import Followers
+from pipeline.live import Source
 from pipeline.look import Choice, contents, decide, look, needed_keys, pick, resolve, staleness
 from pipeline.refer import refer
 from pipeline.step import Node, topological
@@ -74,6 +79,9 @@ class Execution:
         self._tries: dict[str, int] = {}
         self._attempts: dict[str, str] = {}
         self._failures: list[str] = []
+        self._failed: list[Node] = []
+        self._generations: dict[str, str] = {}
+        self._followers = Followers(self._users)
         self._stop = threading.Event()
         self.published: dict[str, Found] = {}
         self.executed: list[Node] = []
@@ -125,7 +133,11 @@ class Execution:
                 self._start(backend)
             for request, outcome in backend.poll():
                 self._drain(backend)
-                self._settle(self._running.pop(request.key), outcome)
+                node = self._running.pop(request.key)
+                self._settle(node, outcome)
+                if node.key not in self.published:
+                    for follower in self._followers.without(node, self._running):
+                        backend.end(follower.key)
             self._drain(backend)
         if self._failures:
             retry = f"  retry: {self._retry_command}"
@@ -134,8 +146,14 @@ class Execution:
             raise Stopped("stopped; finished steps and shards are kept")
 
     def _going(self) -> bool:
-        stopped = self._stop.is_set() or (self._failures and not self._choice.keep_going)
-        return not stopped
+        # What a follower fails at costs nobody the step it follows.
+        failed = any(not self._follows(node) for node in self._failed)
+        return not (self._stop.is_set() or (failed and not self._choice.keep_going))
+
+    def _follows(self, node: Node) -> bool:
+        """Whether a live input of the node is still to come."""
+        gone = self.published.keys() | {failed.key for failed in self._failed}
+        return any(node.inputs[name].key not in gone for name in node.live)
 
     def _enqueue(self, node: Node) -> None:
         self._waiting[node.key] = self._candidates[node.key] = node
@@ -161,12 +179,13 @@ class Execution:
                 self._publish(node, self._found(node), None)
             else:
                 self._running[node.key] = node
-                backend.submit(self._request(node, held or {}))
+                backend.submit(self._request(node))
 
     def _ready(self, node: Node, unsettled: set[str]) -> bool:
         return all(
-            child.key in self.published and child.key not in unsettled
-            for child in node.inputs.values()
+            (child.key in self.published and child.key not in unsettled)
+            or (name in node.live and self._followers.may_follow(node, child))
+            for name, child in node.inputs.items()
         )
 
     def _unsettled(self) -> set[str]:
@@ -180,33 +199,74 @@ class Execution:
                 reached.add(node.key)
         return reached
 
-    def _request(self, node: Node, held: dict[str, str]) -> Request:
-        return Request(
+    def _request(self, node: Node) -> Request:
+        live = {name: self._source(node.inputs[name]) for name in sorted(node.live)}
+        held = {
+            name: live[name].generation
+            if name in live
+            else self.published[child.key].manifest.content
+            for name, child in node.inputs.items()
+        }
+        request = Request(
             step=node.step,
             label=node.label,
             key=node.key,
             root=self._store.path(node),
-            inputs={name: (self.published[n.key].path, n.key) for name, n in node.inputs.items()},
+            inputs={name: (self._place(n), n.key) for name, n in node.inputs.items()},
             arguments={**node.config, **node.runtime},
             canonical_config=node.canonical_config,
             made_from=node.made_from(held),
             replaces=self._replaces.get(node.key, ""),
+            live=live,
         )
+        self._generations[node.key] = request.ledger.generation
+        return request
+
+    def _place(self, node: Node) -> str:
+        there = self.published.get(node.key)
+        return there.path if there is not None else self._store.path(node)
+
+    def _source(self, node: Node) -> Source:
+        """Where a live input is, or was, made."""
+        known = self._generations.get(node.key)
+        made = known or generation(self.published[node.key].manifest.made_from, "")
+        replaces = "" if node.key in self.published else self._replaces.get(node.key, "")
+        return Source(made, replaces, {**node.config, **node.runtime})
 
     def _settle(self, node: Node, outcome: Outcome) -> None:
-        tries = self._tries.get(node.key, 0) + (0 if outcome.preempted else 1)
-        self._tries[node.key] = tries
+        told_to_end = self._followers.settled(node)
         if outcome.transient:
             self._release(node)
         if outcome.status in ("published", "reused"):
             self._publish(node, self._found(node), outcome)
-        elif outcome.status == "stopped" or (outcome.transient and self._stop.is_set()):
+        elif (outcome.status == "stopped" or outcome.transient) and self._stop.is_set():
+            self._tell("stopped", node, cause=outcome.cause)
+        elif told_to_end and (outcome.status == "stopped" or outcome.transient):
+            self._follow_later(node, "the step it follows ended without an output")
+        elif outcome.no_room and self._follows(node):
+            self._followers.wait(node)
+            self._follow_later(node, f"waits for the step it follows: {outcome.cause}")
+        else:
+            self._try_again(node, outcome)
+
+    def _try_again(self, node: Node, outcome: Outcome) -> None:
+        tries = self._tries.get(node.key, 0) + (0 if outcome.preempted else 1)
+        self._tries[node.key] = tries
+        if outcome.status == "stopped":
             self._tell("stopped", node, cause=outcome.cause)
         elif outcome.transient and tries < node.step.resources.tries and self._going():
             self._tell("retried", node, cause=outcome.cause, tries=tries)
             self._waiting[node.key] = self._candidates[node.key] = node
         else:
             self._fail(node, outcome)
+
+    def _follow_later(self, node: Node, cause: str) -> None:
+        """A follower that ended by no fault of its own waits again, unless nothing will come."""
+        if node.key in self._with_users({failed.key for failed in self._failed}):
+            self._tell("skipped", node, cause=cause)
+        else:
+            self._tell("retried", node, cause=cause, tries=self._tries.get(node.key, 0))
+            self._waiting[node.key] = self._candidates[node.key] = node
 
     def _found(self, node: Node) -> Found:
         path = self._store.path(node)
@@ -254,6 +314,7 @@ class Execution:
 
     def _fail(self, node: Node, outcome: Outcome) -> None:
         self._tell("failed", node, cause=outcome.cause, log=outcome.log)
+        self._failed.append(node)
         lines = [f"step {node.label} failed: {outcome.cause}"]
         if outcome.log:
             lines.append(f"  log:   {outcome.log}")
@@ -267,6 +328,11 @@ class Execution:
         for event in backend.events():
             if event["event"] == "started":
                 self._attempts[event["key"]] = event["attempt"]
+            if (node := self._running.get(event.get("key", ""))) is not None:
+                begun = node.key in self._attempts
+                for follower in self._followers.hear(node, event["event"], begun=begun):
+                    if follower.key in self._waiting:
+                        self._candidates[follower.key] = follower
             self._log.emit(event)
 
     def _release(self, node: Node) -> None:

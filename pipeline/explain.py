@@ -38,7 +38,8 @@ def explain(planned: list[Planned], entry: Planned, store: Store) -> Iterator[st
 def _inputs(planned: list[Planned], entry: Planned) -> Iterator[str]:
     by_key = {other.node.key: other for other in planned}
     for name, child in entry.node.inputs.items():
-        yield f"  input      {name} = {child.label} ({by_key[child.key].status})"
+        live = ", live" if name in entry.node.live else ""
+        yield f"  input      {name} = {child.label} ({by_key[child.key].status}{live})"
 
 
 def _consequences(planned: list[Planned], entry: Planned) -> Iterator[str]:
@@ -49,7 +50,9 @@ def _consequences(planned: list[Planned], entry: Planned) -> Iterator[str]:
     for other in planned:
         if any(child.key in reached for child in other.node.inputs.values()):
             reached.add(other.node.key)
-            if other.status == "hit":
+            if entry.node.label in other.beside:
+                then = "runs while it runs, and ends after it"
+            elif other.status == "hit":
                 then = "reused unless the new content differs"
             elif other.node.step.reads_lineage or not other.needed:
                 then = "runs" if other.needed else "not needed"

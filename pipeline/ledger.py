@@ -18,7 +18,7 @@ from typing import Any
 
 from pipeline import fingerprint, integrity, storage
 from pipeline.errors import DamagedOutput, InputError, StorageError
-from pipeline.manifest import Shard
+from pipeline.manifest import File, Shard
 
 DIRECTORY = "ledger"
 
@@ -87,17 +87,37 @@ class Ledger:
                 f"{url}: not a shard record ({error!r}); delete it to redo the shard"
             ) from error
 
-    def add(self, name: str, directory: str, result: Mapping[str, Any]) -> Shard:
+    def add(
+        self,
+        name: str,
+        directory: str,
+        result: Mapping[str, Any],
+        measured: Iterable[File] = (),
+    ) -> Shard:
         """Record that the files under `directory` are shard `name`; returns the record that stands.
 
-        `directory` is a URL inside the step's directory. Every file is read once for its digest.
+        Args:
+            name: of the shard.
+            directory: a URL inside the step's directory.
+            result: what the shard says of itself.
+            measured: files whose digests were taken while they were written, not read again; each
+                must be there with its size. Every other file is read once for its digest.
+
+        Raises:
+            StorageError: the directory is not the step's, or a measured file is not as it was.
         """
         base = self.root.rstrip("/") + "/"
         if not directory.startswith(base):
             raise StorageError(f"shard {name}: expected a directory under {base}, got {directory}")
-        files = tuple(
-            integrity.measure(directory, path) for path, _ in storage.list_files(directory)
-        )
+        known = {file.path: file for file in measured}
+        found = dict(storage.list_files(directory))
+        for path, file in known.items():
+            if found.get(path) != file.size:
+                raise StorageError(
+                    f"shard {name}: {directory}/{path}: expected {file.size} bytes, just written, "
+                    f"found {found.get(path, 'no file')}; check the storage and run again"
+                )
+        files = tuple(known.get(path) or integrity.measure(directory, path) for path in found)
         shard = Shard(name, directory.removeprefix(base), files, dict(result))
         record = json.dumps(dataclasses.asdict(shard), sort_keys=True).encode()
         if storage.create(self.record(name), record):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,7 @@ class Planned:
         needed: whether a run would execute it (an input of a hit is not needed).
         found: the output, for a hit.
         detail: how far it got: shards, a failure, who runs it.
+        beside: labels of the steps to run that it follows while they run.
         nearest: directory of the earlier output the reason compares with.
         lines: differences to it, a line a field.
         warnings: what a user should know, such as code changed since the output was built.
@@ -40,6 +42,7 @@ class Planned:
     needed: bool = False
     found: Found | None = None
     detail: str = ""
+    beside: tuple[str, ...] = ()
     nearest: str = ""
     lines: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -58,7 +61,17 @@ def plan(targets: list[Node], store: Store, forced: frozenset[str] = frozenset()
     there = {key for key in seen.found if key not in forced}
     needed = needed_keys(targets, there) | forced
     reasons = Reasons(store)
-    return [_describe(node, store, seen, reasons, node.key in needed) for node in order]
+    return [
+        dataclasses.replace(
+            _describe(node, store, seen, reasons, node.key in needed),
+            beside=tuple(
+                node.inputs[name].label
+                for name in sorted(node.live)
+                if {node.key, node.inputs[name].key} <= needed
+            ),
+        )
+        for node in order
+    ]
 
 
 def _describe(
@@ -98,7 +111,7 @@ def _unfinished(node: Node, path: str, seen: Seen) -> tuple[str, str]:
         return "miss", ""
     if (holder := lease.holder(path)) is not None:
         return "running", lease.words(holder)
-    held = contents(node, seen.found)
+    held = _built_from(node, seen)
     finished, expected = 0, 0
     if held is not None:
         finished, expected = Ledger(path, generation(node.made_from(held), "")).count()
@@ -108,6 +121,24 @@ def _unfinished(node: Node, path: str, seen: Seen) -> tuple[str, str]:
         said = f"{failure['cause']} (log: {failure['log']})"
         return "failed", f"{said}; {shards}" if shards else said
     return ("partial", shards) if shards else ("miss", "")
+
+
+def _built_from(node: Node, seen: Seen) -> dict[str, str] | None:
+    """What its ledger is named after: contents of inputs, and the builds that live ones are of."""
+    held = {}
+    for name, child in node.inputs.items():
+        found = seen.found.get(child.key)
+        if name in node.live:
+            below = contents(child, seen.found)
+            if found is None and below is None:
+                return None
+            made = found.manifest.made_from if found is not None else child.made_from(below or {})
+            held[name] = generation(made, "")
+        elif found is not None:
+            held[name] = found.manifest.content
+        else:
+            return None
+    return held
 
 
 def last_failure(path: str) -> dict[str, Any] | None:

@@ -77,7 +77,7 @@ class Workers(Protocol):
 
     @property
     def stopping(self) -> bool:
-        """Whether the user asked to stop."""
+        """Whether the step is to end after what is in flight."""
         ...
 
     def map(self, tasks: list[ShardTask], emit: Emit) -> Iterator[Shard]:
@@ -131,6 +131,11 @@ class StepRun:
     def directory(self) -> str:
         """URL of this attempt's directory: the only place this attempt writes data."""
         return storage.join(self.root, "attempts", self.attempt)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it is to end now: the user asked to stop, or what it follows was lost."""
+        return self._workers.stopping
 
     def progress(self, done: float, total: float, unit: str, note: str = "") -> None:
         """Tell whoever watches that `done` of `total` units are behind us."""

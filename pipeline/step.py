@@ -1,9 +1,9 @@
 """Steps and nodes: declaring a graph.
 
 A step is a function whose first argument is the `StepRun` it executes in. Decorated, calling it
-builds a `Node`; nothing runs. Arguments annotated with an `Artifact` class (or `tuple[Class, ...]`)
-are inputs and take nodes; all others are configuration, and those marked `Annotated[..., Runtime]`
-stay out of the key.
+builds a `Node`; nothing runs. Arguments annotated with an `Artifact` class (or `tuple[Class, ...]`,
+or `Annotated[Class, Live]`, see `pipeline.live`) are inputs and take nodes; all others are
+configuration, and those marked `Annotated[..., Runtime]` stay out of the key.
 
     @step(output=Tokenizer, version=1)
     def train_tokenizer(run: StepRun, documents: Documents, *, vocab_size: int) -> Result: ...
@@ -19,8 +19,6 @@ from __future__ import annotations
 import collections
 import functools
 import importlib
-import inspect
-import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,6 +27,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from pipeline import fingerprint
 from pipeline.artifact import Artifact
 from pipeline.errors import InputError
+from pipeline.signature import Input, read_signature
 
 if typing.TYPE_CHECKING:
     from pipeline.run import StepRun
@@ -62,20 +61,12 @@ class Resources:
     tries: int = 3
 
 
-@dataclass(frozen=True)
-class _Input:
-    """An input argument: the class it takes, whether it may be left out, whether it is a tuple."""
-
-    kind: type[Artifact]
-    optional: bool = False
-    many: bool = False
-
-
 class Node:
     """One call of a step in a graph: what to run, on which inputs, with which configuration.
 
     `label` is what people call it: the step function's own name, or the one `named` gave. Inputs
-    are by argument; a tuple's are `argument[0]`, `argument[1]`, ...
+    are by argument; a tuple's are `argument[0]`, `argument[1]`, ...; `live` are those that are read
+    while they are made.
     """
 
     def __init__(
@@ -87,6 +78,7 @@ class Node:
     ) -> None:
         self.step = step
         self.inputs = inputs
+        self.live = frozenset(n for n in inputs if step.inputs[n.partition("[")[0]].live)
         self.config = config
         self.runtime = runtime
         self.output: type[Artifact] = step.output
@@ -109,14 +101,7 @@ class Node:
 
         Two nodes that share it make the same thing, whatever their inputs were made from.
         """
-        return fingerprint.digest(
-            {
-                "step": self.step.name,
-                "version": self.step.version,
-                "config": self.canonical_config,
-                "contents": dict(contents),
-            }
-        )
+        return made_from(self.step, self.canonical_config, contents)
 
     def advice(self) -> list[str]:
         """What its step says about this configuration before anything runs."""
@@ -129,6 +114,20 @@ class Node:
 
     def __repr__(self) -> str:
         return f"<{self.directory}>"
+
+
+def made_from(
+    step: StepFunction[..., Any], canonical_config: Mapping[str, Any], contents: Mapping[str, str]
+) -> str:
+    """See `Node.made_from`."""
+    return fingerprint.digest(
+        {
+            "step": step.name,
+            "version": step.version,
+            "config": canonical_config,
+            "contents": dict(contents),
+        }
+    )
 
 
 class StepFunction(Generic[P, A]):
@@ -163,10 +162,10 @@ class StepFunction(Generic[P, A]):
         self.resources = resources
         self.reads_lineage = reads_lineage
         self.advise = advise
-        self._signature, self._inputs, self._runtime = _read_signature(function)
+        self._signature, self._inputs, self._runtime = read_signature(function)
 
     @property
-    def inputs(self) -> Mapping[str, _Input]:
+    def inputs(self) -> Mapping[str, Input]:
         """Its input arguments by name."""
         return self._inputs
 
@@ -207,7 +206,7 @@ class StepFunction(Generic[P, A]):
         elif value is not None or not expected.optional:
             yield name, self._check_input(name, expected, value)
 
-    def _check_input(self, name: str, expected: _Input, value: Any) -> Node:
+    def _check_input(self, name: str, expected: Input, value: Any) -> Node:
         if isinstance(value, Node) and issubclass(value.output, expected.kind):
             return value
         found = (
@@ -230,37 +229,6 @@ class StepFunction(Generic[P, A]):
 
 def _find(module: str, qualname: str) -> Any:
     return functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
-
-
-def _as_input(annotation: Any) -> _Input | None:
-    """What an annotation says when it names artifacts; None when it does not."""
-    if typing.get_origin(annotation) is tuple:
-        first, *rest = typing.get_args(annotation)
-        if rest == [...] and isinstance(first, type) and issubclass(first, Artifact):
-            return _Input(first, many=True)
-    options = (
-        typing.get_args(annotation)
-        if typing.get_origin(annotation) in (typing.Union, types.UnionType)
-        else (annotation,)
-    )
-    found = [o for o in options if isinstance(o, type) and issubclass(o, Artifact)]
-    return _Input(found[0], type(None) in options) if len(found) == 1 else None
-
-
-def _read_signature(
-    function: Callable[..., Any],
-) -> tuple[inspect.Signature, dict[str, _Input], frozenset[str]]:
-    signature = inspect.signature(function)
-    hints = typing.get_type_hints(function, include_extras=True)
-    parameters = list(signature.parameters.values())[1:]
-    inputs, runtime = {}, set()
-    for parameter in parameters:
-        hint = hints[parameter.name]
-        if (declared := _as_input(hint)) is not None:
-            inputs[parameter.name] = declared
-        elif fingerprint.is_runtime(hint):
-            runtime.add(parameter.name)
-    return signature.replace(parameters=parameters), inputs, frozenset(runtime)
 
 
 def step(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from data.tokenizer import TextTokenizer
 
 TRAIN, VALIDATION = "train", "validation"
+_VOCABULARY = "vocabulary"  # the shard of a token cache that is no split
 
 
 class Documents(Artifact):
@@ -94,6 +95,28 @@ class TokenCache(Artifact):
             for shard in cache.shards(f"{name}/")
         )
 
+    @property
+    def held_out_splits(self) -> tuple[str, ...]:
+        """Names of the splits with tokens that are not for training; validation is the first."""
+        parts = {shard.name.partition("/")[0] for shard in self._unpacked.shards()}
+        found = [name for name in sorted(parts - {TRAIN, _VOCABULARY}) if self.tokens(name)]
+        return tuple(sorted(found, key=lambda name: name != VALIDATION))
+
+    def held_out(
+        self, names: tuple[str, ...] = ()
+    ) -> tuple[tuple[str, tuple[TokenShard, ...]], ...]:
+        """Name and shards of held-out splits: of those named, or of all there are.
+
+        Raises:
+            InputError: for a name of no such split.
+        """
+        there = self.held_out_splits
+        if missing := [name for name in names if name not in there]:
+            raise InputError(
+                f"{self.path}: no held-out split {missing[0]!r}; there are {', '.join(there)}"
+            )
+        return tuple((name, self.split(name)) for name in names or there)
+
     def tokens(self, split: str) -> int:
         """Tokens in a split, EOS included."""
         return sum(shard.result["tokens"] for shard in self._of(split).shards(f"{split}/"))
@@ -101,7 +124,7 @@ class TokenCache(Artifact):
     @property
     def token_bytes_file(self) -> str:
         """URL of a JSON list: UTF-8 bytes each id stands for."""
-        return storage.join(self._unpacked.shard("vocabulary"), "token_bytes.json")
+        return storage.join(self._unpacked.shard(_VOCABULARY), "token_bytes.json")
 
     def token_bytes(self) -> np.ndarray:
         """int32 [vocab]: UTF-8 bytes each id stands for, 0 for EOS."""
@@ -201,13 +224,25 @@ class Checkpoint(Artifact):
         return self.steps[step]
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """Rows of `history` (a row a step) or `evaluations` (a row an evaluation)."""
+        """Rows of `history` (one a step), `evaluations` (one a set) or `samples` (one a prompt)."""
         data = storage.read_bytes(storage.join(self.shard("record"), f"{name}.jsonl"))
         return [json.loads(line) for line in data.decode().splitlines()]
 
 
 class Scores(Artifact):
-    """What a model scores on held-out text; the numbers are the result."""
+    """What a model, or every checkpoint of its training, scores; the numbers are the result."""
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Rows with step, set, loss, bits_per_byte, tokens and bytes, by step and set."""
+        return self.result["rows"]
+
+    def samples(self) -> list[dict[str, Any]]:
+        """What a follower's checkpoints wrote: step, prompt and completion, by step."""
+        urls = [
+            storage.join(self.home, shard.root, "scores.json") for shard in self.shards("score/")
+        ]
+        return [sample for url in urls for sample in storage.read_json(url)["samples"]]
 
 
 class Completions(Artifact):

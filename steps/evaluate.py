@@ -1,48 +1,82 @@
-"""Score a trained model on a whole held-out split."""
+"""Score a trained model on held-out splits, whole or in part."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated, Any
 
 from models.config import TransformerConfig
-from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepRun, local, step
+from pipeline import GangProcess, Hardware, Result, Runtime, StepRun, local, step
 from pipeline.run import Emit
-from steps.artifacts import VALIDATION, Checkpoint, Scores, TokenCache
+from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
 from steps.gang import coordinator_of
+from steps.score_job import NOTHING_ELSE, Also, score_job
 from training.config import TrainConfig
 
 
-@step(output=Scores, version=1, cpus=0)
+@step(output=Scores, version=2, cpus=0)
 def evaluate(
     run: StepRun,
     model: Checkpoint,
     tokens: TokenCache,
+    tokenizer: Tokenizer | None = None,
     *,
-    split: str = VALIDATION,
+    splits: tuple[str, ...] = (),
+    sequences: int | None = None,
+    also: Also = NOTHING_ELSE,
+    batch_size: Annotated[int | None, Runtime] = None,
     hardware: Annotated[Hardware, Runtime] = local(),
 ) -> Result:
-    """Loss (nats per token) and bits per byte over every sequence of `split`."""
-    from training.scoring import ScoreJob
+    """Loss (nats per token) and bits per byte of the final checkpoint on every held-out split.
 
-    shards = tokens.split(split)
-    if not shards:
-        raise InputError(f"{tokens.path}: no {split!r} split; sample some {split} tokens")
-    job = ScoreJob(
-        checkpoint=model.final,
-        model=TransformerConfig.from_plain(model.result["model"]),
-        train=TrainConfig.from_plain(model.result["train"]),
-        shards=shards,
-        token_bytes=tuple(tokens.token_bytes().tolist()),
-        eos_id=tokens.result["eos_id"],
-        tokenizer=tokens.result["tokenizer"],
+    Args:
+        run: the attempt.
+        model: a trained model.
+        tokens: with the held-out splits.
+        tokenizer: needed for prompts only.
+        splits: names of splits; empty for all that are not for training.
+        sequences: of each split, spread over it; None for all.
+        also: what else is asked.
+        batch_size: sequences at once; None for as many as in a training step.
+        hardware: where.
+    """
+    job = score_job(
+        tokens,
+        tokenizer,
+        TransformerConfig.from_plain(model.result["model"]),
+        TrainConfig.from_plain(model.result["train"]),
+        splits=splits,
+        sequences=sequences,
+        also=also,
+        batch_size=batch_size,
     )
-    scores = run.gang(hardware, score_process, job)
-    return {"split": split, **scores}
+    scored = run.gang(hardware, score_process, (job, model.final))
+    step = model.manifest.shard(model.result["checkpoint"]).result["step"]
+    rows = [{"step": step, **row} for row in scored["rows"]]
+    first = rows[0]
+    return {
+        "split": first["set"],
+        **{name: first[name] for name in ("loss", "bits_per_byte", "tokens", "bytes")},
+        **{name: scored[name] for name in ("samples", "tasks")},
+        "rows": rows,
+    }
 
 
-def score_process(job: Any, *, process: GangProcess, emit: Emit) -> dict[str, float]:
+def score_process(
+    work: tuple[Any, str], *, process: GangProcess, emit: Emit
+) -> dict[str, list[Any]]:
     """One process of the gang."""
-    from training.scoring import score
+    from contextlib import closing
+
+    from training import distributed
+    from training.scoring import Scorer
 
     del emit
-    return score(job, coordinator=coordinator_of(process))
+    job, checkpoint = work
+    coordinator = coordinator_of(process)
+    distributed.initialize(coordinator)
+    with closing(Scorer(job)) as scorer:
+        scored = scorer.score(scorer.load(checkpoint))
+    if coordinator is not None:
+        distributed.shutdown()
+    return dataclasses.asdict(scored)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from models.config import TransformerConfig
 from pipeline import Result, StepRun, step
 from steps.artifacts import Checkpoint, Completions, Tokenizer
+from steps.trained import open_model
 
 
-@step(output=Completions, version=1)
+@step(output=Completions, version=2)
 def generate(
     run: StepRun,
     model: Checkpoint,
@@ -16,35 +17,42 @@ def generate(
     prompts: tuple[str, ...],
     new_tokens: int = 80,
     temperature: float = 0.8,
-    top_k: int = 40,
+    top_k: int | None = 40,
+    top_p: float | None = None,
     seed: int = 0,
 ) -> Result:
-    """A completion of each prompt by the final checkpoint, sampled with a fixed seed."""
-    import jax
+    """A completion of each prompt by the final checkpoint, sampled with a fixed seed.
 
-    from models.generate import generate as complete
-    from training.load import load_model
+    All prompts are continued at once; see `models.sampling.Sampling` for how. A completion ends
+    before the end token, if that comes, else after `new_tokens`.
+    """
+    from data.text_stream import prompt_ids
+    from models.generate import check, stream
+    from models.sampling import Sampling
 
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     text_tokenizer = tokenizer.load()
     config = TransformerConfig.from_plain(model.result["model"])
-    transformer = load_model(model.final, config)
-    encoded = [text_tokenizer.encode_batch([prompt])[0].tolist() for prompt in prompts]
-    # One window for all prompts: the program is compiled once.
-    window = max(len(ids) for ids in encoded) + new_tokens
-    completions = []
-    for index, (prompt, ids) in enumerate(zip(prompts, encoded, strict=True)):
-        written = complete(
-            transformer,
-            ids,
-            new_tokens=new_tokens,
-            temperature=temperature,
-            top_k=min(top_k, config.vocab_size),
-            key=jax.random.fold_in(jax.random.key(seed), index),
-            eos_id=text_tokenizer.eos_id,
-            window=window,
+    encoded = [prompt_ids(text_tokenizer, prompt) for prompt in prompts]
+    check(config, encoded, new_tokens)
+    trained = model.result["train"]
+    longest = max(map(len, encoded)) + new_tokens
+    if longest > trained["sequence_length"]:
+        run.warn(
+            f"up to {longest:,} tokens are more than the {trained['sequence_length']:,} the model "
+            "was trained on; what comes after those may make no sense"
         )
-        completions.append({"prompt": prompt, "completion": text_tokenizer.decode(written)})
-        run.progress(index + 1, len(prompts), "prompts")
+    transformer = open_model(model.final, config, trained["compute_dtype"])
+    eos = text_tokenizer.eos_id
+    written: list[list[int]] = [[] for _ in prompts]
+    for parts in stream(transformer, encoded, new_tokens=new_tokens, sampling=sampling, eos_id=eos):
+        for row, part in zip(written, parts, strict=True):
+            row += part
+        run.progress(max(map(len, written)), new_tokens, "tokens")
+    completions = [
+        {"prompt": prompt, "completion": text_tokenizer.decode([i for i in ids if i != eos])}
+        for prompt, ids in zip(prompts, written, strict=True)
+    ]
     first = completions[0]
     return {
         "completions": completions,

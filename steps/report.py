@@ -1,67 +1,139 @@
-"""A page about a run: curves, samples, the graph with its timings, the configuration."""
+"""A page about a run: curves, where the time went, samples, the graph, the configuration."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline import Result, StepRun, step, storage
 from pipeline.lineage import lineage
 from steps.artifacts import Checkpoint, Completions, Report, Scores
 
+if TYPE_CHECKING:
+    from steps.run_record import RunRecord
+    from training.goodput import Account
+
 
 @step(output=Report, version=1, reads_lineage=True)
 def report(run: StepRun, model: Checkpoint, scores: Scores, text: Completions) -> Result:
     """The HTML report of a training run."""
-    from steps.charts import gradient_chart, loss_chart, rate_chart, throughput_chart
-    from steps.page import render
+    from steps import page
+    from steps.run_record import of_checkpoint
 
-    measured = model.result["measured"]
-    history, evaluations = model.rows("history"), model.rows("evaluations")
-    cache = model.sequences.cache
-    entropy = model.result["unigram_entropy"]
     ancestors = lineage([model.path, scores.path, text.path])
-    page = render(
-        title="ponente run",
-        subtitle=f"trained on {measured['hardware']}, key {model.manifest.key[:20]}",
-        cards=_cards(model, scores, history),
-        charts=[
-            ("Loss", loss_chart(history, evaluations, entropy)),
-            ("Throughput", throughput_chart(history)),
-            ("Gradient norm", gradient_chart(history)),
-            ("Learning rate", rate_chart(history)),
+    record = of_checkpoint(model, model.manifest.label, ancestors)
+    account = record.account()
+    written = [(c["prompt"], c["completion"]) for c in text.result["completions"]]
+    rendered = page.render(
+        "ponente run",
+        f"trained on {model.result['measured']['hardware']}, key {model.manifest.key[:20]}",
+        [
+            ("", page.cards(_cards(model, scores, record, account))),
+            ("Training", page.charts(training_charts(record, account))),
+            ("Where the time went", page.charts(time_charts(account))),
+            ("", page.table(attempts_table(account))),
+            ("What the model writes", page.samples(written)),
+            ("What it wrote on the way", page.samples_over_time(record.samples)),
+            ("Steps", page.graph(ancestors)),
+            ("Data", page.table(_data_table(model.sequences.cache.result["splits"]))),
+            ("Configuration", page.configuration(ancestors)),
         ],
-        samples=[(c["prompt"], c["completion"]) for c in text.result["completions"]],
-        data_table=_data_table(cache.result["splits"]),
-        ancestors=ancestors,
     )
     with run.shard("page") as directory:
-        storage.write_atomic(storage.join(directory, "index.html"), page.encode())
+        storage.write_atomic(storage.join(directory, "index.html"), rendered.encode())
     url = storage.join(directory, "index.html")
     return {
         "headline": [
             *model.result["headline"],
             *text.result["headline"],
-            f"report: {url}",
-            f"look at it with: python -m webbrowser -t file://{url}"
-            if storage.is_local(url)
-            else "download it to look at it",
+            *headlines(url),
         ]
     }
 
 
-def _cards(
-    model: Checkpoint, scores: Scores, history: list[dict[str, Any]]
-) -> list[tuple[str, str]]:
-    first, last = model.result["first"], model.result["last"]
-    rates = sorted(row["tokens_per_second"] for row in history)
+def headlines(url: str) -> list[str]:
+    """Where a page is and how to look at it."""
+    look = f"look at it with: python -m webbrowser -t file://{url}"
+    return [f"report: {url}", look if storage.is_local(url) else "download it to look at it"]
+
+
+def training_charts(record: RunRecord, account: Account | None) -> list[tuple[str, str]]:
+    """(caption, SVG) of everything that has a value a step."""
+    from steps import charts
+
+    restarts = [span.attempt.first_step for span in account.spans[1:]] if account else []
     return [
+        ("Loss", charts.loss_chart(record, restarts)),
+        ("Learning rate", charts.rate_chart(record)),
+        *charts.norm_charts(record),
+        ("Throughput", charts.throughput_chart(record)),
+        ("Utilisation", charts.utilisation_chart(record)),
+        ("Waiting for data", charts.wait_chart(record)),
+        ("Peak memory", charts.memory_chart(record)),
+    ]
+
+
+def time_charts(account: Account | None) -> list[tuple[str, str]]:
+    """(caption, SVG) of the run's wall time; none without a journal."""
+    from steps.time_charts import timeline_chart, waterfall_chart
+
+    if account is None or not account.total:
+        return []
+    caption = f"Goodput {account.goodput:.1%}: the share of the wall time that went to steps"
+    return [(caption, waterfall_chart(account)), ("Attempts", timeline_chart(account))]
+
+
+def attempts_table(account: Account | None) -> list[list[str]]:
+    """A row an attempt."""
+    from steps.time_charts import duration
+
+    head = [
+        "attempt",
+        "devices",
+        "processes",
+        "steps",
+        "took",
+        "lost to a restart",
+        "checkpoints",
+        "ended",
+    ]
+    rows = []
+    for span in account.spans if account else ():
+        attempt = span.attempt
+        lost = span.ended - span.useful + span.dead
+        rows.append(
+            [
+                attempt.attempt,
+                f"{attempt.devices} x {attempt.device}",
+                f"{attempt.processes}",
+                f"{attempt.first_step:,} to {attempt.last_step:,}",
+                duration(attempt.seconds),
+                duration(lost) if lost >= 0.05 else "nothing",
+                f"{len(attempt.marks):,}",
+                "without a word" if attempt.outcome == "running" else attempt.outcome,
+            ]
+        )
+    return [head, *rows]
+
+
+def _cards(
+    model: Checkpoint, scores: Scores, record: RunRecord, account: Account | None
+) -> list[tuple[str, str]]:
+    from steps.time_charts import duration
+
+    first, last = model.result["first"], model.result["last"]
+    rates = sorted(row["tokens_per_second"] for row in record.history)
+    total = account.total if account else model.result["measured"]["seconds"]["total"]
+    figures = [
         (f"{first['loss']:.2f} → {last['loss']:.2f}", "validation loss, nats per token"),
         (f"{model.result['unigram_entropy']:.2f}", "unigram entropy of the corpus, nats"),
         (f"{scores.result['bits_per_byte']:.3f}", "bits per byte, whole held-out split"),
         (f"{rates[len(rates) // 2]:,.0f}", "tokens per second, median step"),
         (f"{last['step']:,}", "steps"),
-        (f"{model.result['measured']['seconds']['total']:,.0f} s", "training, last attempt"),
+        (duration(total), "wall time, all attempts" if account else "training, last attempt"),
     ]
+    if account is not None:
+        figures.append((f"{account.goodput:.1%}", "goodput: time in steps that count"))
+    return figures
 
 
 def _data_table(splits: dict[str, dict[str, Any]]) -> list[list[str]]:

@@ -24,9 +24,11 @@ from pipeline import (
 )
 from pipeline.errors import Preempted
 from pipeline.ledger import Ledger
+from pipeline.manifest import File
 from pipeline.run import Emit
-from steps.artifacts import TRAIN, VALIDATION, Checkpoint, Sequences
+from steps.artifacts import TRAIN, Checkpoint, Sequences
 from steps.gang import coordinator_of
+from steps.trained import describe, tokenizer_of
 from training.config import OptimizerConfig, TrainConfig
 
 
@@ -38,7 +40,7 @@ class Assignment:
     ledger: Ledger
 
 
-@step(output=Checkpoint, version=1, cpus=0)
+@step(output=Checkpoint, version=2, cpus=0)
 def train(
     run: StepRun,
     sequences: Sequences,
@@ -46,10 +48,19 @@ def train(
     model: TransformerConfig,
     optimizer: OptimizerConfig,
     train: TrainConfig,
+    held_out: tuple[str, ...] = (),
+    sample_prompts: Annotated[tuple[str, ...], Runtime] = (),
     hardware: Annotated[Hardware, Runtime] = local(),
 ) -> Result:
-    """A model trained for `train.steps` steps; refuses sizes that do not fit before it compiles."""
-    return train_from(run, sequences, None, model, optimizer, train, hardware)
+    """A model trained for `train.steps` steps; refuses sizes that do not fit before it compiles.
+
+    `held_out` names the splits to evaluate on meanwhile, by default all that are not for training;
+    the first of them, validation where there is one, is the loss that the result speaks of. After
+    each evaluation the model writes after the `sample_prompts`.
+    """
+    return train_from(
+        run, sequences, None, model, optimizer, train, held_out, sample_prompts, hardware
+    )
 
 
 def train_from(
@@ -59,13 +70,17 @@ def train_from(
     model: TransformerConfig,
     optimizer: OptimizerConfig,
     train: TrainConfig,
+    held_out: tuple[str, ...],
+    prompts: tuple[str, ...],
     hardware: Hardware,
 ) -> dict[str, Any]:
     """The body of every step that trains; `start` is a `training.job.Start` or None."""
     from training.job import TrainJob
+    from training.journal import read_journals
 
     cache = sequences.cache
-    if not cache.split(VALIDATION):
+    sets = cache.held_out(held_out)
+    if not sets:
         raise InputError(
             f"{cache.path}: no validation tokens, which the loss curve needs; "
             'sample with splits=(("validation", tokens),)'
@@ -75,19 +90,26 @@ def train_from(
         optimizer=optimizer,
         train=train,
         data=sequences.dataset(),
-        validation_shards=cache.split(VALIDATION),
+        held_out=sets,
+        prompts=_prompts(sequences, prompts),
         token_bytes=tuple(cache.token_bytes().tolist()),
         padded=sequences.padded,
         checkpoint_directory=storage.join(run.directory, "checkpoints"),
         attempt=run.attempt,
         resume_from=_recorded_checkpoints(run.ledger),
         start=start,
+        name=run.root.rpartition("/")[2],
+        run_directory=run.directory,
+        journal_directory=storage.join(run.root, "journal", run.ledger.generation),
     )
+    describe(run, sequences, model, train)
     trained = run.gang(hardware, train_process, Assignment(job, run.ledger))
     with run.shard("record") as directory:
-        for name in ("history", "evaluations"):
+        for name in ("history", "evaluations", "samples"):
             lines = "".join(json.dumps(row) + "\n" for row in trained[name])
             storage.write_atomic(storage.join(directory, f"{name}.jsonl"), lines.encode())
+        journals = [each.to_json() + b"\n" for each in read_journals(job.journal_directory)]
+        storage.write_atomic(storage.join(directory, "journals.jsonl"), b"".join(journals))
     entropy = cache.result["splits"][TRAIN]["unigram_entropy"]
     return {
         **_summary(trained, entropy),
@@ -97,14 +119,24 @@ def train_from(
     }
 
 
+def _prompts(sequences: Sequences, prompts: tuple[str, ...]) -> Any:
+    if not prompts:
+        return None
+    from training.prompts import Prompts
+
+    return Prompts(tokenizer=tokenizer_of(sequences).file, prompts=prompts)
+
+
 def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
     """One process of the gang: the training loop, with checkpoints recorded in the ledger."""
+    from training.checkpoint_index import measured, read_index
     from training.loop import train as train_loop
 
     job, ledger = assignment.job, assignment.ledger
 
     def on_commit(step: int, path: str) -> None:
-        ledger.add(_shard_name(path), path, {"step": step})
+        files = [File(*file) for file in measured(read_index(path))]
+        ledger.add(_shard_name(path), path, {"step": step}, files)
 
     def on_drop(step: int, path: str) -> None:
         ledger.drop(_shard_name(path))
@@ -175,14 +207,18 @@ def _measured(trained: dict[str, Any], hardware: Hardware) -> dict[str, Any]:
 
 
 def _summary(trained: dict[str, Any], entropy: float) -> dict[str, Any]:
-    first, last = trained["evaluations"][0], trained["evaluations"][-1]
+    rows = trained["evaluations"]
+    name = rows[0]["set"]
+    of_it = [row for row in rows if row["set"] == name]
+    first, last = of_it[0], of_it[-1]
     return {
         "checkpoint": trained["checkpoint"],
         "unigram_entropy": entropy,
         "first": first,
         "last": last,
+        "held_out": [row for row in rows if row["step"] == last["step"]],
         "headline": [
-            f"validation loss {first['loss']:.3f} -> {last['loss']:.3f} nats per token over "
+            f"{name} loss {first['loss']:.3f} -> {last['loss']:.3f} nats per token over "
             f"{last['step']:,} steps (unigram entropy {entropy:.3f}; "
             f"{last['bits_per_byte']:.3f} bits per byte)"
         ],

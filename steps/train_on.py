@@ -24,6 +24,8 @@ def extend(
     optimizer: OptimizerConfig,
     train: TrainConfig,
     at: int | None = None,
+    held_out: tuple[str, ...] = (),
+    sample_prompts: Annotated[tuple[str, ...], Runtime] = (),
     hardware: Annotated[Hardware, Runtime] = local(),
 ) -> Result:
     """The same run with more steps, or from step `at` on with another tail of its schedule.
@@ -39,6 +41,7 @@ def extend(
         optimizer: of the kind it was trained with; schedule and rates may differ.
         train: with more steps than the checkpoint has done.
         at: which of its checkpoints; None for the last one.
+        held_out, sample_prompts: as for `train`.
         hardware: where; any.
     """
     if checkpoint.sequences.manifest.content != sequences.manifest.content:
@@ -46,7 +49,8 @@ def extend(
             f"extend: {checkpoint.path} was trained on {checkpoint.sequences.path}, these "
             f"sequences are {sequences.path}; to train on other data use warm_start"
         )
-    return _train(run, checkpoint, sequences, "everything", at, optimizer, train, hardware)
+    more = (optimizer, train, held_out, sample_prompts, hardware)
+    return _train(run, checkpoint, sequences, "everything", at, *more)
 
 
 @step(output=Checkpoint, version=1, cpus=0)
@@ -59,6 +63,8 @@ def warm_start(
     optimizer: OptimizerConfig,
     train: TrainConfig,
     at: int | None = None,
+    held_out: tuple[str, ...] = (),
+    sample_prompts: Annotated[tuple[str, ...], Runtime] = (),
     hardware: Annotated[Hardware, Runtime] = local(),
 ) -> Result:
     """A new run, from step 0 of its own schedule and data, that begins with trained parameters.
@@ -71,6 +77,7 @@ def warm_start(
         optimizer: its schedule begins anew.
         train: of the new run.
         at: which of the checkpoints; None for the last one.
+        held_out, sample_prompts: as for `train`.
         hardware: where; any.
     """
     if take not in ("model", "moments"):
@@ -84,7 +91,8 @@ def warm_start(
             f"warm_start: the model's tokenizer has digest {theirs[:12]}, that of the tokens "
             f"{mine[:12]}; tokenize the documents with the model's tokenizer"
         )
-    return _train(run, checkpoint, sequences, take, at, optimizer, train, hardware)
+    more = (optimizer, train, held_out, sample_prompts, hardware)
+    return _train(run, checkpoint, sequences, take, at, *more)
 
 
 def _train(
@@ -95,10 +103,12 @@ def _train(
     at: int | None,
     optimizer: OptimizerConfig,
     train: TrainConfig,
+    held_out: tuple[str, ...],
+    prompts: tuple[str, ...],
     hardware: Hardware,
 ) -> dict[str, Any]:
     from training.job import Start
 
     model = TransformerConfig.from_plain(checkpoint.result["model"])
     start: Any = Start(checkpoint=checkpoint.at(at), take=take)
-    return train_from(run, sequences, start, model, optimizer, train, hardware)
+    return train_from(run, sequences, start, model, optimizer, train, held_out, prompts, hardware)

@@ -31,16 +31,18 @@ class Beginning:
     Attributes:
         state: its arrays.
         step: steps done before.
-        history: one row per step before.
+        rows: one per step before.
         evaluations: rows before.
+        samples: rows before.
         existing: (step, path) of sound checkpoints of this run, oldest first.
         event: what to tell, (kind, fields); None for new parameters.
     """
 
     state: TrainState
     step: int = 0
-    history: list[Row] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     evaluations: list[Row] = field(default_factory=list)
+    samples: list[Row] = field(default_factory=list)
     existing: Sequence[tuple[int, str]] = ()
     event: tuple[str, dict[str, Any]] | None = None
 
@@ -60,12 +62,14 @@ def begin(job: TrainJob, program: Program, on_damage: OnDamage) -> Beginning:
         check_position(history["position"], position(job.data, job.train, step), path)
         existing = job.resume_from[: job.resume_from.index((step, path)) + 1]
         event = ("resumed", {"step": step, "path": path})
-        return Beginning(
-            state, step, history["rows"], history["evaluations"], existing=existing, event=event
-        )
+        return Beginning(state, step, **_rows(history), existing=existing, event=event)
     if job.start is not None:
         return _from(job.start, job, program)
     return Beginning(program.init())
+
+
+def _rows(history: dict[str, Any]) -> dict[str, Any]:
+    return {name: history[name] for name in ("rows", "evaluations", "samples")}
 
 
 def _from(start: Start, job: TrainJob, program: Program) -> Beginning:
@@ -81,7 +85,7 @@ def _from(start: Start, job: TrainJob, program: Program) -> Beginning:
         history = read_history(start.checkpoint)
         here = position(job.data, job.train, step)
         check_position(history["position"], here, start.checkpoint)
-        return Beginning(state, step, history["rows"], history["evaluations"], event=event)
+        return Beginning(state, step, **_rows(history), event=event)
     state = program.init()
     model = restore(start.checkpoint, program.abstract.model, part="model.")
     state = eqx.tree_at(lambda s: s.model, state, model)

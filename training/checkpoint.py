@@ -1,16 +1,24 @@
-"""Asynchronous checkpoints: `save` returns while the bytes are still being written.
+"""Asynchronous checkpoints: `save` returns when the values are copied, long before they are stored.
 
-One checkpoint is one new directory `<directory>/<step:08d>.<attempt>` holding `arrays/` (Orbax:
-OCDBT + zarr3, every process writes its part), `history.json` and, last, `index.json`. A background
-thread waits for the write, writes the index and calls `on_commit(step, path)`; only the record
-which that callback writes makes the checkpoint exist for a later run. An error in the background
-is raised by the next `save` or `wait`.
+One checkpoint is one new directory `<directory>/<step:08d>.<attempt>`:
+
+    arrays/            a Zarr 3 array each, see `training.checkpoint_layout`
+    history.json       rows and evaluations so far
+    parts/00001.json   what process 1 wrote, and so on; of process 0 there is none
+    index.json         last: all of it, with checksums, see `training.checkpoint_index`
+
+Every process writes its own chunks and says so through the store; process 0 waits for the others
+there, writes the index and calls `on_commit(step, path)`; only the record which that callback
+writes makes the checkpoint exist for a later run. No process meets another in a collective. An
+error in the background is raised by the next `save` or `wait`, and every wait has an end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,39 +27,34 @@ import jax
 from pipeline import storage
 from pipeline.errors import InputError, StorageError
 from training import leaves
-from training.checkpoint_index import ARRAYS, HISTORY, write_index
+from training.checkpoint_chunks import write_chunks
+from training.checkpoint_copy import HostCopies, HostShard
+from training.checkpoint_files import Deadline, Files, open_files
+from training.checkpoint_index import HISTORY, INDEX, Written, sealed, unsealed, write_index
+from training.checkpoint_layout import CHUNK_BYTES, chunk_shape, metadata, metadata_file
+from training.retention import Retention
 
 Commit = Callable[[int, str], None]
-SAVE_TIMEOUT_SECONDS = 1800
-
-
-def orbax() -> Any:
-    """Orbax, imported where it is first needed: it takes as long as a fifth of a first step."""
-    import orbax.checkpoint
-
-    return orbax.checkpoint
-
-
-def handler() -> Any:
-    """How arrays are laid out on disk; the same for writing and reading."""
-    return orbax().PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True)
-
-
-def arrays_url(path: str) -> str:
-    """Where the arrays of the checkpoint at `path` are, absolute as Orbax needs it."""
-    return storage.join(storage.normalise(path), ARRAYS)
+SAVE_TIMEOUT_SECONDS = 1800.0
+PARTS = "parts"
+_LONGEST_PAUSE_SECONDS = 1.0
+_GRACE_SECONDS = 30.0
 
 
 class Checkpointer:
     """Writes checkpoints of one run, one at a time, and drops old ones.
 
+    On CPUs it holds one copy of this process's part of the state between saves.
+
     Args:
-        directory: where checkpoints go.
+        directory: where checkpoints go: a local path or a `gs://` URL.
         attempt: names this run of the trainer; a path that exists already is refused.
         on_commit: called on process 0 when a checkpoint is complete, with (step, path).
         on_drop: called on process 0 before a checkpoint is deleted, with (step, path); forget it.
-        keep: checkpoints kept.
+        retention: which ones are kept.
         existing: sound committed checkpoints of earlier runs, oldest first; they count as kept.
+        timeout_seconds: longest time from one save to its commit.
+        chunk_bytes: of one file at most, where an array can be cut so.
     """
 
     def __init__(
@@ -61,16 +64,20 @@ class Checkpointer:
         attempt: str,
         on_commit: Commit | None = None,
         on_drop: Commit | None = None,
-        keep: int = 2,
+        retention: Retention | None = None,
         existing: Sequence[tuple[int, str]] = (),
+        timeout_seconds: float = SAVE_TIMEOUT_SECONDS,
+        chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self._directory = directory
         self._attempt = attempt
         self._on_commit = on_commit
         self._on_drop = on_drop
-        self._keep = keep
+        self._retention = retention or Retention()
         self._committed = list(existing)
-        self._orbax = orbax().AsyncCheckpointer(handler(), timeout_secs=SAVE_TIMEOUT_SECONDS)
+        self._timeout_seconds = timeout_seconds
+        self._chunk_bytes = chunk_bytes
+        self._copies = HostCopies()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -82,23 +89,40 @@ class Checkpointer:
     def save(self, step: int, state: Any, history: dict[str, Any]) -> str:
         """Begin to write `state`; its arrays may be donated as soon as this returns.
 
+        Waits for an earlier save to end and for the copy to host memory. Every process calls it.
+
+        Args:
+            step: of the run.
+            state: tree of arrays.
+            history: JSON values; lists of rows may grow afterwards.
+
         Returns:
             The path the checkpoint will have.
 
         Raises:
-            InputError: when that path exists.
+            InputError: when that path exists, or the state last saved was not finite.
             StorageError: when the previous save failed.
         """
         self.wait()
         path = storage.join(self._directory, f"{step:08d}.{self._attempt}")
-        if jax.process_index() == 0 and storage.exists(path):
-            raise InputError(f"{path}: exists already; give every run its own attempt")
-        described = leaves.describe(state)
-        text = json.dumps(history).encode()
-        self._orbax.save(arrays_url(path), args=orbax().args.PyTreeSave(leaves.flatten(state)))
-        self._thread = threading.Thread(
-            target=self._finish, args=(step, path, described, text), name=f"checkpoint-{step}"
-        )
+        deadline = Deadline(self._timeout_seconds, f"{path}: checkpoint")
+        files = open_files(path, deadline)
+        self._refuse_existing(path)
+        kept = {k: list(v) if isinstance(v, list) else v for k, v in history.items()}
+        described = describe(state, self._chunk_bytes)
+        shards = self._copies.take(leaves.flatten(state))
+
+        def finish() -> None:
+            try:
+                written = _write(path, files, deadline, shards, described, kept)
+                if written is not None:
+                    self._commit(step, path, described, written)
+                self._committed.append((step, path))
+                self._drop_old()
+            except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+                self._error = error
+
+        self._thread = threading.Thread(target=finish, name=f"checkpoint-{step}", daemon=True)
         self._thread.start()
         return path
 
@@ -106,39 +130,158 @@ class Checkpointer:
         """Return when nothing is being written any more.
 
         Raises:
-            StorageError: when a save failed since the last call.
+            StorageError: when a save failed since the last call, or does not end in time.
+            InputError: when what was to be saved was not finite.
         """
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(self._timeout_seconds + _GRACE_SECONDS)
+            if self._thread.is_alive():
+                raise StorageError(
+                    f"{self._directory}: {self._thread.name} did not end in "
+                    f"{self._timeout_seconds + _GRACE_SECONDS:g} s; check the storage"
+                )
             self._thread = None
         if self._error is not None:
             error, self._error = self._error, None
+            if isinstance(error, InputError):
+                raise error
             raise StorageError(f"a checkpoint under {self._directory} failed: {error}") from error
 
     def close(self) -> None:
-        """Drain and release Orbax's threads."""
-        try:
-            self.wait()
-        finally:
-            self._orbax.close()
+        """Drain."""
+        self.wait()
 
-    def _finish(self, step: int, path: str, described: dict[str, Any], history: bytes) -> None:
+    def _refuse_existing(self, path: str) -> None:
+        """Raise `InputError` when this process has written to `path` before."""
+        mark = path
+        if jax.process_count() > 1:  # the others may have begun already
+            mark = storage.join(path, INDEX if jax.process_index() == 0 else _part_name())
+        if storage.exists(mark):
+            raise InputError(f"{mark}: exists already; give every run its own attempt")
+
+    def _commit(self, step: int, path: str, described: dict[str, Any], written: Written) -> None:
         try:
-            self._orbax.wait_until_finished()
-            if jax.process_index() == 0:
-                storage.write_atomic(storage.join(path, HISTORY), history)
-                write_index(path, step, described)
-                if self._on_commit is not None:
-                    self._on_commit(step, path)
-            self._committed.append((step, path))
-            self._drop_old()
-        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-            self._error = error
+            write_index(path, step, described, written)
+        except BaseException:
+            _discard(path)
+            raise
+        if self._on_commit is None:
+            return
+        try:
+            self._on_commit(step, path)
+        except BaseException:
+            # Whether a record was made is not known: only what is forgotten may be deleted.
+            if self._on_drop is not None:
+                with contextlib.suppress(Exception):
+                    self._on_drop(step, path)
+                    _discard(path)
+            raise
 
     def _drop_old(self) -> None:
-        while len(self._committed) > self._keep:
-            step, path = self._committed.pop(0)
+        dropped = self._retention.dropped([step for step, _ in self._committed])
+        for position in reversed(dropped):
+            step, path = self._committed.pop(position)
             if jax.process_index() == 0:
                 if self._on_drop is not None:
                     self._on_drop(step, path)
                 storage.delete_tree(path)
+
+
+def describe(state: Any, chunk_bytes: int) -> dict[str, dict[str, Any]]:
+    """Axes, shape, dtype, bytes of a value and chunk shape of every array of a state."""
+    arrays = leaves.flatten(state)
+    return {
+        name: {
+            **entry,
+            "itemsize": arrays[name].dtype.itemsize,
+            "chunk": list(
+                chunk_shape(
+                    arrays[name].sharding.shard_shape(arrays[name].shape),
+                    arrays[name].dtype.itemsize,
+                    chunk_bytes,
+                )
+            ),
+        }
+        for name, entry in leaves.describe(state).items()
+    }
+
+
+def _write(
+    path: str,
+    files: Files,
+    deadline: Deadline,
+    shards: Sequence[HostShard],
+    described: dict[str, Any],
+    history: dict[str, Any],
+) -> Written | None:
+    """Write this process's share; in process 0, returns what all have written."""
+    index = jax.process_index()
+    try:
+        written = write_chunks(files, shards, described)
+        if index == 0:
+            for name, entry in described.items():
+                written.add_file(files, metadata_file(name), metadata(entry))
+            written.add_file(files, HISTORY, _encoded(history))
+            _gather(path, deadline, written)
+            return written
+        storage.write_atomic(storage.join(path, _part_name()), sealed(written.to_json()))
+        return None
+    except BaseException as error:
+        if index == 0:
+            _discard(path)
+        else:
+            with contextlib.suppress(Exception):
+                content = sealed({"error": str(error)})
+                storage.write_atomic(storage.join(path, _part_name()), content)
+        raise
+
+
+def _gather(path: str, deadline: Deadline, written: Written) -> None:
+    """Wait until every other process has said what it wrote.
+
+    Raises:
+        StorageError: one of them failed, or did not say so in time.
+    """
+    missing = set(range(1, jax.process_count()))
+    pause = 0.02
+    while missing:
+        listed = set(storage.list_names(storage.join(path, PARTS)))
+        for index in sorted(missing):
+            if _part_name(index).rpartition("/")[2] not in listed:
+                continue
+            url = storage.join(path, _part_name(index))
+            content = unsealed(url, f"what process {index} wrote")
+            if "error" in content:
+                raise StorageError(f"process {index}: {content['error']}")
+            written.join(Written.from_json(content))
+            written.remember(_part_name(index), storage.read_bytes(url))
+            missing.discard(index)
+        if missing:
+            try:
+                left = deadline.left()
+            except StorageError as error:
+                raise StorageError(f"processes {sorted(missing)} wrote nothing: {error}") from error
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def _encoded(history: dict[str, Any]) -> bytes:
+    """JSON, row by row: of a long history at once it would keep Python's lock for a second."""
+    fields = [
+        f"{json.dumps(name)}: [{', '.join(map(json.dumps, value))}]"
+        if isinstance(value, list)
+        else f"{json.dumps(name)}: {json.dumps(value)}"
+        for name, value in history.items()
+    ]
+    return ("{" + ", ".join(fields) + "}").encode()
+
+
+def _part_name(index: int | None = None) -> str:
+    number = jax.process_index() if index is None else index
+    return f"{PARTS}/{number:05d}.json"
+
+
+def _discard(path: str) -> None:
+    """Delete what became no checkpoint, so that a full disk has room again."""
+    with contextlib.suppress(Exception):
+        storage.delete_tree(path)

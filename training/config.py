@@ -16,6 +16,7 @@ from pipeline.fingerprint import Runtime
 from training.checks import above_zero, at_least, below_one, one_of, rising
 from training.optimizer_config import OptimizerConfig as OptimizerConfig
 from training.parallelism import Parallelism
+from training.trackers import check_names
 
 ATTENTION = ("auto", "reference", "blockwise", "splash", "cudnn")
 COMPUTE_DTYPES = ("bfloat16", "float32")
@@ -44,9 +45,13 @@ class TrainConfig:
         spike_guard: a step whose loss is more than this many times the median of the last applied
             ones (see `training.step`) is not applied; 0 for none.
         evaluate_every: steps between evaluations; also before the first and after the last.
-        evaluate_batches: most validation batches an evaluation reads.
+        evaluate_batches: how much of each held-out set an evaluation reads: so many batches'
+            sequences, spread over the set, or "all".
+        evaluate_batch_size: sequences evaluated at once; None for as many as in a step.
         checkpoint_every: steps between checkpoints; also after the last.
         keep_checkpoints: checkpoints kept; older ones are dropped when a newer one is committed.
+        keep_every: of the older ones, those of steps that are multiples of this stay; 0 for none.
+        milestones: steps at which a checkpoint is saved that is never dropped.
         log_every: steps between progress reports.
         max_skipped: steps in a row that were not applied after which training stops with an error.
         watchdog_seconds: least time without progress after which the run is ended, see
@@ -57,6 +62,8 @@ class TrainConfig:
         parallel: what the devices share, see `training.parallelism`.
         unroll: layers in one turn of the compiled loop over layers.
         loss_chunks: parts the logits are computed in, or "auto".
+        trackers: where metrics are shown beside `metrics.jsonl`: "tensorboard", "wandb", "trackio".
+        profile: (first step, number of steps) to trace, see `training.profiler`.
     """
 
     steps: int
@@ -72,9 +79,12 @@ class TrainConfig:
     ema: float = 0.0
     spike_guard: float = 0.0
     evaluate_every: int = 1000
-    evaluate_batches: int = 8
+    evaluate_batches: int | Literal["all"] = 8
+    evaluate_batch_size: Annotated[int | None, Runtime] = None
     checkpoint_every: Annotated[int, Runtime] = 1000
     keep_checkpoints: Annotated[int, Runtime] = 2
+    keep_every: Annotated[int, Runtime] = 0
+    milestones: Annotated[tuple[int, ...], Runtime] = ()
     log_every: Annotated[int, Runtime] = 1
     max_skipped: Annotated[int, Runtime] = 10
     watchdog_seconds: Annotated[float, Runtime] = 120.0
@@ -83,14 +93,34 @@ class TrainConfig:
     parallel: Annotated[Parallelism, Runtime] = Parallelism()
     unroll: Annotated[int, Runtime] = 1
     loss_chunks: Annotated[int | Literal["auto"], Runtime] = "auto"
+    trackers: Annotated[tuple[str, ...], Runtime] = ()
+    profile: Annotated[tuple[int, int] | None, Runtime] = None
 
     @classmethod
     def from_plain(cls, fields: Mapping[str, Any]) -> TrainConfig:
         """From what `dataclasses.asdict` gives, as it comes back from JSON."""
         rebuilt: dict[str, Any] = {**fields, "parallel": Parallelism(**fields["parallel"])}
+        for name in ("milestones", "trackers"):
+            rebuilt[name] = tuple(fields[name])
         for name in ("batch_schedule", "length_schedule"):
             rebuilt[name] = tuple((first, value) for first, value in fields[name])
+        if fields["profile"] is not None:
+            rebuilt["profile"] = tuple(fields["profile"])
         return cls(**rebuilt)
+
+    @property
+    def evaluate_sequences(self) -> int | None:
+        """Sequences of each held-out set that an evaluation reads; None for all."""
+        return None if self.evaluate_batches == "all" else self.evaluate_batches * self.batch_size
+
+    def _check_evaluation(self) -> None:
+        batches = self.evaluate_batches
+        if batches != "all" and not (isinstance(batches, int) and batches >= 1):
+            raise InputError(
+                f'TrainConfig.evaluate_batches: expected "all" or a number >= 1, got {batches!r}'
+            )
+        if self.evaluate_batch_size is not None:
+            at_least("TrainConfig", evaluate_batch_size=(self.evaluate_batch_size, 1))
 
     def __post_init__(self) -> None:
         owner = "TrainConfig"
@@ -99,12 +129,13 @@ class TrainConfig:
             **{
                 name: (getattr(self, name), 1)
                 for name in (
-                    *("steps", "batch_size", "microbatches", "evaluate_every", "evaluate_batches"),
+                    *("steps", "batch_size", "microbatches", "evaluate_every"),
                     *("checkpoint_every", "keep_checkpoints", "log_every", "max_skipped", "unroll"),
                 )
             },
             sequence_length=(self.sequence_length, 2),
             seed=(self.seed, 0),
+            keep_every=(self.keep_every, 0),
             z_loss=(self.z_loss, 0.0),
             spike_guard=(self.spike_guard, 0.0),
         )
@@ -116,8 +147,12 @@ class TrainConfig:
                 "for none, or a number above 1 such as 3"
             )
         self._check_schedules(owner)
+        self._check_evaluation()
         one_of(owner, "compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
         one_of(owner, "attention", self.attention, ATTENTION)
+        check_names(f"{owner}.trackers", self.trackers)
+        if self.profile is not None:
+            at_least(owner, profile=(min(self.profile), 1))
         if self.loss_chunks != "auto" and not (
             isinstance(self.loss_chunks, int) and self.loss_chunks >= 1
         ):

@@ -1,8 +1,11 @@
-"""Loss and bits per byte on a fixed list of validation batches.
+"""Loss and bits per byte on held-out sets: the same rows at every evaluation and on any hardware.
 
-The batches are the first sequences of the split in order, the same at every evaluation and for
-every number of processes. Sums are weighted by token: every counted token weighs the same. When
-the split ends before the last batch is full, the rest of that batch is masked.
+A set is cut into rows of one sequence, in order; the last may be shorter. An evaluation reads all
+of them, or a fixed number spread evenly over the set, so that no part of it (a crawl, a file)
+stands for the rest. Batches are read while the devices work on the ones before, and the host waits
+for nothing but room: sums come back once, at the end. A row's sum is float32, and rows are added in
+float64 by the host, so neither the batch size nor the number of devices enters the result, but for
+the rounding inside a row. Every counted token weighs the same.
 
 Bits per byte divide the summed negative log-likelihood (in bits) by the UTF-8 bytes of the
 predicted tokens, so models with different tokenizers can be compared.
@@ -11,7 +14,8 @@ predicted tokens, so models with different tokenizers can be compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import haliax as hax
@@ -19,6 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from data.cache import TokenShard
+from data.token_array import TokenArray
 from models.loss import nll_per_token
 from models.precision import cast
 from models.transformer import Transformer
@@ -29,80 +35,82 @@ from training.job import Row
 from training.mesh import Layout
 
 Read = Callable[[np.ndarray, int], np.ndarray]
+HeldOut = tuple[str, tuple[TokenShard, ...]]
 EvaluationStep = Callable[
     [Transformer, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array]
 ]
 
+# Batches that devices may be behind the host: enough to keep them busy, few enough to hold.
+IN_FLIGHT = 4
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a set: int64 [row] each, where a row starts and how many tokens it has."""
+
+    starts: np.ndarray
+    lengths: np.ndarray
+
 
 @dataclass(frozen=True)
 class EvaluationBatch:
-    """Tokens int32 and mask float32 (1 = a real token), both [batch, position], on devices."""
+    """Tokens int32 [batch, position] and the real ones of each row, int32 [batch]; on devices."""
 
     tokens: jax.Array
-    mask: jax.Array
+    lengths: jax.Array
 
 
-def plan_rows(tokens: int, config: TrainConfig) -> list[tuple[int, int]]:
-    """(start, length) of every validation row; only the last may be shorter than the others."""
-    length, room = config.sequence_length, config.batch_size * config.evaluate_batches
-    sequences, left = divmod(tokens, length)
-    rows = [(row * length, length) for row in range(min(sequences, room))]
-    if len(rows) < room and left >= 2:
-        rows.append((sequences * length, left))
-    return rows
-
-
-def validation_batches(
-    tokens: int, read: Read, config: TrainConfig, layout: Layout
-) -> list[EvaluationBatch]:
-    """The fixed batches, each process reading only its own rows.
+def plan_rows(tokens: int, length: int, most: int | None = None) -> Rows:
+    """The rows that an evaluation reads of a set of `tokens` tokens.
 
     Args:
-        tokens: length of the validation split.
-        read: (starts int64 [n], length) -> int32 [n, length], from the split's token array.
-        config: batch size, sequence length and most batches.
-        layout: where the batches go.
-
-    Raises:
-        InputError: when the split has fewer than two tokens.
+        tokens: of the set.
+        length: of a row; the last row of the set has what is left, if that is 2 or more.
+        most: rows to read, spread evenly over the set; None for all of them.
     """
-    rows = plan_rows(tokens, config)
-    if not rows:
-        raise InputError(
-            f"the validation split has {tokens} tokens, at least 2 are needed; ask for more "
-            "validation tokens"
-        )
-    size, mine = config.batch_size, config.batch_size // jax.process_count()
+    sequences, left = divmod(tokens, length)
+    there = sequences + (left >= 2)
+    count = there if most is None else min(most, there)
+    chosen = np.arange(count, dtype=np.int64) * there // max(count, 1)
+    starts = chosen * length
+    return Rows(starts, np.minimum(length, tokens - starts))
+
+
+def read_batches(
+    rows: Rows, read: Read, length: int, batch_size: int, layout: Layout
+) -> Iterator[EvaluationBatch]:
+    """The rows as batches of one shape, each process reading only its own rows.
+
+    Args:
+        rows: of one set.
+        read: (starts int64 [n], length) -> int32 [n, length], from the set's token array.
+        length: positions of a batch.
+        batch_size: rows of a batch, over all processes; rows that are missing have length 0.
+        layout: where the batches go.
+    """
+    mine = batch_size // jax.process_count()
     first = jax.process_index() * mine
-    batches = []
-    for start in range(0, len(rows), size):
-        part = rows[start : start + size][first : first + mine]
-        batches.append(_batch(part, mine, read, config, layout))
-    return batches
-
-
-def _batch(
-    rows: list[tuple[int, int]], count: int, read: Read, config: TrainConfig, layout: Layout
-) -> EvaluationBatch:
-    tokens = np.zeros((count, config.sequence_length), np.int32)
-    mask = np.zeros((count, config.sequence_length), np.float32)
-    for length in sorted({length for _, length in rows}):
-        at = [i for i, row in enumerate(rows) if row[1] == length]
-        starts = np.array([rows[i][0] for i in at], np.int64)
-        tokens[at, :length] = read(starts, length)
-        mask[at, :length] = 1.0
-    return EvaluationBatch(
-        layout.place(tokens, config.batch_size), layout.place(mask, config.batch_size)
-    )
+    for start in range(0, len(rows.starts), batch_size):
+        part = slice(start + first, min(start + first + mine, start + batch_size))
+        starts, sizes = rows.starts[part], rows.lengths[part]
+        tokens, lengths = np.zeros((mine, length), np.int32), np.zeros(mine, np.int32)
+        lengths[: len(sizes)] = sizes
+        for size in np.unique(sizes).tolist():
+            (at,) = np.nonzero(sizes == size)
+            tokens[at, :size] = read(starts[at], size)
+        yield EvaluationBatch(layout.place(tokens, batch_size), layout.place(lengths, batch_size))
 
 
 def make_evaluation_step(
     config: TrainConfig, layout: Layout, backend: str, boundaries: Boundaries
 ) -> EvaluationStep:
-    """Jitted (model, tokens, mask, token_bytes) -> sums of nll (nats), tokens, bytes of a batch."""
+    """Jitted (model, tokens, lengths, token_bytes) -> nll, tokens and bytes of every row, [batch].
+
+    Negative log-likelihoods are in nats, float32; the counts are int32.
+    """
 
     def evaluation_step(
-        model: Transformer, tokens: jax.Array, mask: jax.Array, token_bytes: jax.Array
+        model: Transformer, tokens: jax.Array, lengths: jax.Array, token_bytes: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         with hax.axis_mapping(layout.compute):
             narrow = cast(model, jnp.dtype(config.compute_dtype))
@@ -117,10 +125,14 @@ def make_evaluation_step(
                 unroll=config.unroll,
                 gather=layout.gather_block,
             ).array
-        # Position i predicts token i + 1; both must be real.
-        counted = mask[:, :-1] * mask[:, 1:]
-        target_bytes = token_bytes[tokens[:, 1:]] * counted.astype(jnp.int32)
-        return jnp.sum(nll[:, :-1] * counted), jnp.sum(counted), jnp.sum(target_bytes)
+        # Position i predicts token i + 1, which must be a real one.
+        counted = jnp.arange(1, tokens.shape[1])[None] < lengths[:, None]
+        target_bytes = jnp.where(counted, token_bytes[tokens[:, 1:]], 0)
+        return (
+            jnp.sum(jnp.where(counted, nll[:, :-1], 0.0), axis=1),
+            jnp.sum(counted, axis=1, dtype=jnp.int32),
+            jnp.sum(target_bytes, axis=1, dtype=jnp.int32),
+        )
 
     return jax.jit(evaluation_step, out_shardings=layout.replicated)
 
@@ -128,20 +140,91 @@ def make_evaluation_step(
 def evaluate(
     step: EvaluationStep,
     model: Transformer,
-    batches: Sequence[EvaluationBatch],
+    batches: Iterable[EvaluationBatch],
     token_bytes: jax.Array,
 ) -> Row:
     """Mean loss in nats per token, bits_per_byte, and the tokens and bytes they are over.
 
     bits_per_byte is NaN when the predicted tokens have no bytes at all.
     """
-    nll, tokens, size = 0.0, 0, 0
+    sums: list[tuple[jax.Array, jax.Array, jax.Array]] = []
     for batch in batches:
-        parts = jax.device_get(step(model, batch.tokens, batch.mask, token_bytes))
-        nll, tokens, size = nll + float(parts[0]), tokens + int(parts[1]), size + int(parts[2])
+        if len(sums) >= IN_FLIGHT:
+            jax.block_until_ready(sums[-IN_FLIGHT])
+        sums.append(step(model, batch.tokens, batch.lengths, token_bytes))
+    parts = jax.device_get(sums)
+    nll, tokens, size = (
+        sum(np.sum(part[i], dtype=kind).item() for part in parts)
+        for i, kind in enumerate((np.float64, np.int64, np.int64))
+    )
     return {
         "loss": nll / tokens,
         "bits_per_byte": nll / math.log(2) / size if size else math.nan,
         "tokens": tokens,
         "bytes": size,
     }
+
+
+class Evaluator:
+    """Held-out sets, open, and what it takes to score a model on them. Close it after use.
+
+    Args:
+        step: see `make_evaluation_step`; it is compiled at the first call.
+        layout: where batches go.
+        held_out: name and shards of each set.
+        token_bytes: UTF-8 bytes of every id.
+        tokenizer: digest of the tokenizer that wrote the shards; "" for any.
+        sequence_length: of a row.
+        batch_size: rows at once, over all processes.
+        sequences: rows of a set that are read, spread over it; None for all.
+
+    Raises:
+        InputError: a set has fewer than two tokens, or the batch does not spread over the devices.
+    """
+
+    def __init__(
+        self,
+        step: EvaluationStep,
+        layout: Layout,
+        held_out: Sequence[HeldOut],
+        token_bytes: Sequence[int],
+        *,
+        tokenizer: str = "",
+        sequence_length: int,
+        batch_size: int,
+        sequences: int | None = None,
+    ) -> None:
+        if batch_size % layout.batch_shards:
+            raise InputError(
+                f"evaluate_batch_size: {batch_size} rows do not spread over {layout.batch_shards} "
+                "devices; choose a multiple of that"
+            )
+        self._step, self._layout = step, layout
+        self._length, self._batch_size = sequence_length, batch_size
+        self._files = ExitStack()
+        self._sets: list[tuple[str, Rows, TokenArray]] = []
+        for name, shards in held_out:
+            array = TokenArray(shards, len(token_bytes), tokenizer_digest=tokenizer)
+            rows = plan_rows(len(array), sequence_length, sequences)
+            if not len(rows.starts):
+                raise InputError(
+                    f"the held-out set {name!r} has {len(array)} tokens, at least 2 are needed; "
+                    "ask for more of them"
+                )
+            self._sets.append((name, rows, self._files.enter_context(array)))
+        self._token_bytes = jax.device_put(np.asarray(token_bytes, np.int32), layout.replicated)
+
+    def __call__(self, model: Transformer) -> list[Row]:
+        """A row a set: its name, loss, bits_per_byte, tokens and bytes, see `evaluate`.
+
+        Every process calls this with the same model and gets the same rows.
+        """
+        found = []
+        for name, rows, array in self._sets:
+            batches = read_batches(rows, array.read, self._length, self._batch_size, self._layout)
+            found.append({"set": name, **evaluate(self._step, model, batches, self._token_bytes)})
+        return found
+
+    def close(self) -> None:
+        """Close the sets' files."""
+        self._files.close()

@@ -42,11 +42,12 @@ def _products(jaxpr: Any, times: int, share: int, again: bool) -> Iterator[Produ
             if kind == "shard_map":
                 mesh, manual = equation.params["mesh"], equation.params["newly_manual_axes"]
                 local = max(share // math.prod(mesh.shape[axis] for axis in manual), 1)
-            for called in _called(equation):
-                yield from _products(called, times * turns, local, inside)
+            for inner in called(equation):
+                yield from _products(inner, times * turns, local, inside)
 
 
-def _called(equation: Any) -> Iterator[Any]:
+def called(equation: Any) -> Iterator[Any]:
+    """The jaxprs that an equation runs."""
     for value in equation.params.values():
         for each in value if isinstance(value, tuple | list) else (value,):
             each = getattr(each, "jaxpr", each)

@@ -18,8 +18,9 @@ from training.stages import stages
 if TYPE_CHECKING:
     from data.cache import TokenShard
     from data.dataset import DatasetSpec
+    from training.prompts import Prompts
 
-Row = dict[str, float]
+Row = dict[str, Any]
 
 
 TAKES = ("model", "moments", "everything")
@@ -55,26 +56,35 @@ class TrainJob:
         optimizer: AdamW and its schedule.
         train: steps, batches and cadence.
         data: the training sequences and their order.
-        validation_shards: of the validation split; empty for no evaluation.
+        held_out: name and shards of every held-out set to evaluate on; empty for no evaluation.
         token_bytes: UTF-8 bytes of every id, for bits per byte.
         checkpoint_directory: where checkpoints are written.
+        prompts: what to write after at every evaluation; None for nothing.
         padded: whether training sequences may end in padding.
         attempt: part of their names, different for every run that shares the directory.
         resume_from: (step, path) of committed checkpoints of this run, oldest first.
         start: what a run with nothing to resume from begins with; None for new parameters.
+        name: of the run, the same for all attempts at it; for trackers.
+        run_directory: of this attempt, for `metrics.jsonl`, traces and trackers' files; empty for
+            none of them.
+        journal_directory: of all attempts' accounts of their time; empty for none.
     """
 
     model: TransformerConfig
     optimizer: OptimizerConfig
     train: TrainConfig
     data: DatasetSpec
-    validation_shards: tuple[TokenShard, ...]
+    held_out: tuple[tuple[str, tuple[TokenShard, ...]], ...]
     token_bytes: tuple[int, ...]
     checkpoint_directory: str
+    prompts: Prompts | None = None
     padded: bool = False
     attempt: str = "0"
     resume_from: tuple[tuple[int, str], ...] = ()
     start: Start | None = None
+    name: str = ""
+    run_directory: str = ""
+    journal_directory: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +94,9 @@ class TrainResult:
     Attributes:
         steps: steps done, counted from the very first one.
         history: one row per step, those before a resume included (see `training.metrics`).
-        evaluations: rows with step, loss (nats per token), bits_per_byte, tokens, bytes.
+        evaluations: a row a held-out set with step, set, loss (nats per token), bits_per_byte,
+            tokens, bytes.
+        samples: rows with step, prompt, completion.
         checkpoint: path of the newest committed checkpoint; empty when preempted before the first.
         preempted: a termination signal ended the run before its last step.
         backend: attention back end used; `backend_reason` says why that one.
@@ -97,6 +109,7 @@ class TrainResult:
     steps: int
     history: list[Row]
     evaluations: list[Row]
+    samples: list[Row]
     checkpoint: str
     preempted: bool
     backend: str

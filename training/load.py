@@ -9,14 +9,19 @@ import jax
 
 from models.config import TransformerConfig
 from models.transformer import Transformer
+from training.checkpoint_index import read_index
 from training.mesh import Layout, make_layout
 from training.restore import restore
+
+_AVERAGE = "average."
 
 
 def load_model(
     checkpoint_path: str, config: TransformerConfig, *, devices: Sequence[Any] | None = None
 ) -> Transformer:
     """The float32 model of a checkpoint; the optimizer's state is not read into memory.
+
+    Of a run that keeps an average of its parameters (`TrainConfig.ema`) it is that average.
 
     Args:
         checkpoint_path: as `on_commit` and `TrainResult.checkpoint` give it.
@@ -33,4 +38,8 @@ def load_model(
 def load_model_onto(layout: Layout, checkpoint_path: str, config: TransformerConfig) -> Transformer:
     """The same on the devices of a mesh, in every one of its processes."""
     shapes = jax.eval_shape(lambda key: Transformer.init(config, key=key), jax.random.key(0))
-    return restore(checkpoint_path, layout.abstract(shapes), part="model.")
+    arrays = read_index(checkpoint_path)["leaves"]
+    averaged = any(name.startswith(_AVERAGE) for name in arrays)
+    return restore(
+        checkpoint_path, layout.abstract(shapes), part=_AVERAGE if averaged else "model."
+    )

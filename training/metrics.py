@@ -1,23 +1,52 @@
-"""Rows of the metric history, and the recorder that reads them one step late.
+"""Rows of the metric history, their definitions, and the recorder that reads them a step late.
 
 Reading a metric waits for the device. The recorder keeps the device arrays of the newest step and
 reads those of the step before, which have (nearly) been computed, so the device always has the next
 step queued while the host looks at numbers.
 
-A row has: step (optimizer steps done), loss (nats per counted token), grad_norm, parameter_norm,
-learning_rate, tokens (counted in the loss), skipped (so far), seconds (from the end of the step
-before to the end of this one; compilation, evaluation and checkpoints excluded), tokens_per_second
-(all positions of the batch), data_wait (seconds spent waiting for the loader since the row before)
-and, when the device's peak is known, mfu (causal attention counted exactly) and mfu_full (attention
-counted as if every position saw all others). Both count forward and backward once, without
-recomputation, with the output head and without the embedding's gather.
+A row is about one optimizer step:
+
+    step                        optimizer steps done, this one included
+    loss                        mean over the counted tokens, nats
+    grad_norm, parameter_norm   2-norms over everything; the gradient's before clipping
+    learning_rate               of this step
+    tokens                      useful tokens: predictions that count in the loss
+    padded                      predictions that do not count, of batch x (length - 1): padding
+    skipped                     steps so far that were not applied because they were not finite
+    seconds                     from the end of the step before to the end of this one, the wait
+                                for data included; compilation, evaluation, checkpoints and samples
+                                are not
+    data_wait                   of these, seconds in which the devices had nothing to do because
+                                the batch was not there
+    tokens_per_second           positions of the batch (batch x length, padding among them) a second
+    tokens_per_second_average   the same over the last 50 steps together: positions over seconds
+    useful_tokens_per_second    `tokens` a second
+    mfu, mfu_full               model FLOPs of all positions a second over the devices' peak: the
+                                forward pass three times, nothing recomputed, the output head in and
+                                the embedding's gather out. `mfu` counts attention over what a
+                                causal mask (and a window) lets through, `mfu_full` over the square
+                                (see `models.flops`)
+    hfu                         FLOPs that the program executes a second over the same peak: matrix
+                                products and attention kernels as they are traced, with what the
+                                backward pass computes again (see `training.executed`)
+    memory_bytes                peak bytes in use on this process's fullest device; where devices
+                                do not say (CPUs) the process's peak resident set. Asked once a
+                                second at most
+
+The three utilisations are there when the peak is known. It is the dense bfloat16 one, also for a
+run in float32. More columns of the step's own are passed through.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import resource
+import sys
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
@@ -26,24 +55,43 @@ from models.flops import peak_flops, training_flops_per_token
 from pipeline.errors import InputError
 from training.job import Row
 
+AVERAGED_STEPS = 50
+MEMORY_SECONDS = 1.0
+MEASURED = frozenset(
+    {
+        *("seconds", "data_wait", "tokens_per_second", "tokens_per_second_average"),
+        *("useful_tokens_per_second", "mfu", "mfu_full", "hfu", "memory_bytes"),
+    }
+)
+"""Columns that depend on the machine and its clock; the others are the same in every repetition."""
+
 
 @dataclass(frozen=True)
 class Throughput:
-    """Turns seconds per step into tokens per second and MFU.
+    """Turns seconds per step into rates and utilisations.
 
     Attributes:
         tokens: positions per global batch.
         flops: training FLOPs per token, causal and full attention.
         peak: dense bfloat16 FLOP/s of all devices together; None when not known.
+        rows: sequences per global batch.
+        executed: FLOPs that all devices together execute in a step; None when not counted.
     """
 
     tokens: int
     flops: tuple[float, float]
     peak: float | None
+    rows: int = 0
+    executed: float | None = None
 
     @staticmethod
     def of(
-        model: TransformerConfig, batch_size: int, sequence_length: int, kind: str, devices: int
+        model: TransformerConfig,
+        batch_size: int,
+        sequence_length: int,
+        kind: str,
+        devices: int,
+        executed: float | None = None,
     ) -> Throughput:
         """For `devices` devices of JAX's device kind `kind`."""
         one = peak_flops(kind)
@@ -54,16 +102,25 @@ class Throughput:
                 training_flops_per_token(model, sequence_length, causal=False),
             ),
             peak=None if one is None else one * devices,
+            rows=batch_size,
+            executed=executed,
         )
 
     def row(self, seconds: float) -> Row:
-        """tokens_per_second, and mfu and mfu_full when the peak is known."""
-        rate = self.tokens / max(seconds, 1e-9)
+        """tokens_per_second and, when the peak is known, mfu, mfu_full and hfu (if counted)."""
+        seconds = max(seconds, 1e-9)
+        rate = self.tokens / seconds
         row = {"tokens_per_second": rate}
         if self.peak is not None:
             causal, full = self.flops
             row |= {"mfu": rate * causal / self.peak, "mfu_full": rate * full / self.peak}
+            if self.executed is not None:
+                row["hfu"] = self.executed / seconds / self.peak
         return row
+
+    def padded(self, useful: float) -> float:
+        """Predictions of a batch that did not count."""
+        return max(0.0, self.tokens - self.rows - useful)
 
 
 class Recorder:
@@ -71,9 +128,13 @@ class Recorder:
 
     Args:
         rows: history so far; appended to.
-        throughput: of this run.
+        throughput: of the steps to come; see `throughput`.
         max_skipped: non-finite steps in a row after which `push` raises.
         on_row: called with every new row.
+        memory: bytes for the column of that name, None for no such column.
+
+    Attributes:
+        throughput: set it anew when batches change; it counts from the next `push` on.
     """
 
     def __init__(
@@ -83,13 +144,16 @@ class Recorder:
         max_skipped: int,
         on_row: Callable[[Row], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        memory: Callable[[], int | None] = lambda: None,
     ) -> None:
-        self._rows = rows
         self.throughput = throughput
+        self._rows = rows
         self._max_skipped = max_skipped
         self._on_row = on_row
         self._clock = clock
-        self._pending: tuple[int, dict[str, jax.Array], float] | None = None
+        self._memory = memory
+        self._pending: tuple[int, dict[str, jax.Array], float, Throughput] | None = None
+        self._recent: deque[tuple[int, float]] = deque(maxlen=AVERAGED_STEPS)
         self._skipped_before = rows[-1]["skipped"] if rows else 0.0
         self._skipped_in_a_row = 0
         self.restart_clock()
@@ -104,7 +168,7 @@ class Recorder:
         Raises:
             InputError: too many steps in a row were not finite.
         """
-        before, self._pending = self._pending, (step, metrics, data_wait)
+        before, self._pending = self._pending, (step, metrics, data_wait, self.throughput)
         if before is not None:
             self._write(*before)
 
@@ -114,12 +178,22 @@ class Recorder:
         if before is not None:
             self._write(*before)
 
-    def _write(self, step: int, metrics: dict[str, jax.Array], data_wait: float) -> None:
+    def _write(
+        self, step: int, metrics: dict[str, jax.Array], data_wait: float, throughput: Throughput
+    ) -> None:
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
         now = self._clock()
         seconds, self._last = now - self._last, now
         row = {"step": step, **values, "seconds": seconds, "data_wait": data_wait}
-        row |= self.throughput.row(seconds)
+        row |= throughput.row(seconds)
+        self._recent.append((throughput.tokens, seconds))
+        row["tokens_per_second_average"] = _rate(self._recent)
+        if "tokens" in values:
+            row["padded"] = throughput.padded(values["tokens"])
+            row["useful_tokens_per_second"] = values["tokens"] / max(seconds, 1e-9)
+        memory = self._memory()
+        if memory is not None:
+            row["memory_bytes"] = memory
         self._rows.append(row)
         if self._on_row is not None:
             self._on_row(row)
@@ -135,3 +209,49 @@ class Recorder:
                 f"{self._skipped_in_a_row} steps in a row, none was applied; lower the learning "
                 "rate or lengthen warmup, or look at this part of the data"
             )
+
+
+def _rate(recent: deque[tuple[int, float]]) -> float:
+    return sum(tokens for tokens, _ in recent) / max(sum(seconds for _, seconds in recent), 1e-9)
+
+
+@dataclass
+class PeakMemory:
+    """Calling it gives the `memory_bytes` of a row, asked anew once a second at most.
+
+    Attributes:
+        devices: of this process.
+    """
+
+    devices: Sequence[Any]
+    clock: Callable[[], float] = time.monotonic
+    _asked: float = dataclasses.field(default=float("-inf"), init=False)
+    _bytes: int | None = dataclasses.field(default=None, init=False)
+
+    def __call__(self) -> int | None:
+        """Bytes; None where nobody knows."""
+        now = self.clock()
+        if now - self._asked >= MEMORY_SECONDS:
+            self._asked, self._bytes = now, _peak_bytes(self.devices)
+        return self._bytes
+
+
+def _peak_bytes(devices: Sequence[Any]) -> int | None:
+    try:
+        stats = [device.memory_stats() for device in devices]
+    except Exception:  # noqa: BLE001 - a runtime that does not tell raises what it likes
+        stats = []
+    peaks = [one["peak_bytes_in_use"] for one in stats if one and "peak_bytes_in_use" in one]
+    return max(peaks, default=None) if peaks else _peak_resident()
+
+
+def _peak_resident() -> int | None:
+    try:
+        with open("/proc/self/status") as file:
+            for line in file:
+                if line.startswith("VmHWM"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

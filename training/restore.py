@@ -7,6 +7,7 @@ of another model (`InputError`): nothing is cast, padded or initialised to make 
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -15,55 +16,87 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from pipeline import storage
-from pipeline.errors import DamagedOutput, InputError
+from pipeline.errors import DamagedOutput, InputError, StorageError
 from training import leaves
-from training.checkpoint import arrays_url, handler, orbax
-from training.checkpoint_index import HISTORY, read_index, verify_files
+from training.checkpoint_chunks import read_arrays
+from training.checkpoint_files import Deadline, in_parallel, open_files
+from training.checkpoint_index import HISTORY, check_file, read_index
 
 Tree = TypeVar("Tree")
+RESTORE_TIMEOUT_SECONDS = 1800.0
+_KINDS = (DamagedOutput, StorageError, InputError)
+_DESCRIBED = ("axes", "shape", "dtype")
 logger = logging.getLogger(__name__)
 
 
-def restore(path: str, like: Tree, *, part: str = "") -> Tree:
+def restore(path: str, like: Tree, *, part: str = "", step: int | None = None) -> Tree:
     """The arrays of the checkpoint at `path`, shaped and sharded as `like`.
 
-    Every process calls this with the same arguments; each verifies its share of the files.
+    Every process calls this with the same arguments. Each reads and checks what its own devices
+    need, once however many of them hold it, and all agree on whether it was sound.
 
     Args:
         path: of one checkpoint.
         like: tree of `jax.ShapeDtypeStruct` with shardings.
         part: restore only arrays whose names begin with this ("model."); `like` is that part.
+        step: that it must be of; None for any.
 
     Raises:
-        DamagedOutput: files are missing or changed.
+        DamagedOutput: files are missing or changed, or the checkpoint is of another step.
         InputError: the checkpoint's arrays are not those of `like`; names the array.
+        StorageError: the store failed.
     """
-    index = _agreed(lambda: _verified(path))
-    stored = {
-        name.removeprefix(part): entry
-        for name, entry in index["leaves"].items()
-        if name.startswith(part)
-    }
-    if difference := leaves.mismatch(stored, leaves.describe(like)):
-        raise InputError(
-            f"{path}: {difference}; the checkpoint is of another model or optimizer configuration"
-        )
+    wanted = {part + name: entry for name, entry in leaves.describe(like).items()}
     target = {part + name: array for name, array in leaves.flatten(like).items()}
-    arrays = _read(path, target)
-    for name, want in target.items():
-        got = arrays[name]
-        if (got.shape, got.dtype) != (want.shape, want.dtype):
-            raise DamagedOutput(f"{path}: array {name!r} is not what the index says")
+    arrays = _restored(path, wanted, target, lambda name, _: name.startswith(part), step)
     return leaves.unflatten(like, {name.removeprefix(part): arrays[name] for name in target})
 
 
+def restore_parts(
+    path: str, like: Any, parts: Sequence[str], *, named: bool = False
+) -> dict[str, jax.Array]:
+    """Some arrays of the checkpoint at `path` by name, for a state that begins warm.
+
+    What is not taken is not read, and the caller has to supply it: `leaves.replaced(state, found)`
+    puts the result into a state that has everything.
+
+    Args:
+        path: of one checkpoint.
+        like: tree of `jax.ShapeDtypeStruct` with shardings, of the whole state.
+        parts: what the names begin with, such as ("model.", "optimizer_state.").
+        named: of these only arrays with named axes: parameters and their moments, and not the
+            counts that schedules go by.
+
+    Raises:
+        DamagedOutput, InputError, StorageError: as `restore`; `InputError` also when a part has no
+            array in `like`.
+    """
+
+    def taken(name: str, axes: list[str] | None) -> bool:
+        return name.startswith(tuple(parts)) and (axes is not None or not named)
+
+    described = leaves.describe(like)
+    wanted = {name: entry for name, entry in described.items() if taken(name, entry["axes"])}
+    for part in parts:
+        if not any(name.startswith(part) for name in wanted):
+            raise InputError(
+                f"restore_parts: no array begins with {part!r}; there are {sorted(described)[:8]}"
+            )
+    target = {name: array for name, array in leaves.flatten(like).items() if name in wanted}
+    return _restored(path, wanted, target, taken)
+
+
 def read_history(path: str) -> dict[str, Any]:
-    """The history saved with a checkpoint: {"rows": [...], "evaluations": [...]}."""
-    try:
-        return storage.read_json(storage.join(path, HISTORY))
-    except (FileNotFoundError, ValueError) as error:
-        raise DamagedOutput(f"{path}: {HISTORY} cannot be read: {error}") from error
+    """The history saved with a checkpoint: {"rows": [...], "evaluations": [...]}.
+
+    Raises:
+        DamagedOutput: it is missing or changed.
+    """
+    for name, size, sha256 in read_index(path)["files"]:
+        if name == HISTORY:
+            files = open_files(path, Deadline(RESTORE_TIMEOUT_SECONDS, f"{path}: {HISTORY}"))
+            return json.loads(check_file(path, files, name, size, sha256))
+    raise DamagedOutput(f"{path}: {HISTORY} is not in the index")
 
 
 def newest_sound(
@@ -82,10 +115,7 @@ def newest_sound(
     """
     for step, path in reversed(checkpoints):
         try:
-            state: Any = restore(path, like)
-            if int(state.step) != step:
-                raise DamagedOutput(f"{path}: expected step {step}, found {int(state.step)}")
-            return step, path, state, read_history(path)
+            return step, path, restore(path, like, step=step), read_history(path)
         except DamagedOutput as error:
             logger.warning("checkpoint of step %d is damaged, trying an older one: %s", step, error)
             if on_damage is not None:
@@ -98,38 +128,54 @@ def newest_sound(
     return None
 
 
-def _verified(path: str) -> dict[str, Any]:
-    index = read_index(path)
-    verify_files(path, index, jax.process_index(), jax.process_count())
-    return index
+def _restored(
+    path: str,
+    wanted: dict[str, Any],
+    target: dict[str, Any],
+    belongs: Callable[[str, list[str] | None], bool],
+    step: int | None = None,
+) -> dict[str, jax.Array]:
+    """The arrays `target`, when the checkpoint's arrays that belong are those `wanted`."""
+    index = _agreed(lambda: read_index(path))
+    if step is not None and index["step"] != step:
+        raise DamagedOutput(f"{path}: expected a checkpoint of step {step}, found {index['step']}")
+    stored = {
+        name: {field: entry[field] for field in _DESCRIBED}
+        for name, entry in index["leaves"].items()
+        if belongs(name, entry["axes"])
+    }
+    if difference := leaves.mismatch(stored, wanted):
+        raise InputError(
+            f"{path}: {difference}; the checkpoint is of another model or optimizer configuration"
+        )
 
+    def read() -> dict[str, jax.Array]:
+        files = open_files(path, Deadline(RESTORE_TIMEOUT_SECONDS, f"{path}: restoring"))
+        small = index["files"][jax.process_index() :: jax.process_count()]
+        in_parallel(lambda file: check_file(path, files, *file), small, files.threads)
+        return read_arrays(path, files, index["leaves"], target)
 
-def _read(path: str, target: dict[str, Any]) -> dict[str, jax.Array]:
-    arguments = orbax().args.PyTreeRestore(
-        target,
-        restore_args=orbax().checkpoint_utils.construct_restore_args(target),
-        partial_restore=True,
-    )
-    try:
-        with orbax().Checkpointer(handler()) as reader:
-            return reader.restore(arrays_url(path), args=arguments)
-    except (ValueError, OSError, KeyError) as error:
-        raise DamagedOutput(f"{path}: arrays cannot be read: {str(error)[:300]}") from error
+    return _agreed(read)
 
 
 def _agreed(check: Callable[[], Tree]) -> Tree:
-    """The result of `check`; raises `DamagedOutput` in every process when it did in one."""
-    result, damage = None, None
+    """The result of `check`; raises in every process when it raised in one."""
+    result, error = None, None
     try:
         result = check()
-    except DamagedOutput as error:
-        damage = error
+    except (DamagedOutput, StorageError, InputError) as raised:
+        error = raised
     if jax.process_count() > 1:
-        sound = multihost_utils.process_allgather(np.asarray(damage is None))
-        if damage is None and not sound.all():
-            bad = np.flatnonzero(~sound).tolist()
-            raise DamagedOutput(f"processes {bad} found the checkpoint damaged")
-    if damage is not None:
-        raise damage
+        kinds = (DamagedOutput, StorageError, InputError)
+        own = (
+            0 if error is None else 1 + next(i for i, k in enumerate(kinds) if isinstance(error, k))
+        )
+        found = multihost_utils.process_allgather(np.asarray(own))
+        if error is None and found.any():
+            bad = np.flatnonzero(found).tolist()
+            kind = kinds[int(found[bad[0]]) - 1]
+            raise kind(f"processes {bad} could not read the checkpoint; their logs say why")
+    if error is not None:
+        raise error
     assert result is not None
     return result

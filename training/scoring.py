@@ -1,73 +1,196 @@
-"""A checkpoint's loss and bits per byte on a whole held-out split, on every device there is."""
+"""A checkpoint's loss on held-out sets, its samples and its answers, on every device there is."""
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
-import numpy as np
 
 from data.cache import TokenShard
-from data.token_array import TokenArray
 from models.config import TransformerConfig
-from training import distributed
+from models.transformer import Transformer
 from training.boundaries import Boundaries
 from training.config import OptimizerConfig, TrainConfig
-from training.distributed import Coordinator
-from training.evaluation import evaluate, make_evaluation_step, validation_batches
+from training.continuations import continuation_questions
+from training.evaluation import Evaluator, HeldOut, make_evaluation_step
 from training.job import Row
+from training.likelihood import Likelihood
 from training.load import load_model_onto
-from training.mesh import check_batch, make_layout
+from training.mesh import Layout, make_layout
+from training.multiple_choice import Question, accuracy, answer
 from training.program import attention_backend, resolved
+from training.prompts import Prompts, Writer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passages:
+    """The task of `training.continuations`: which continuation is the passage's own?
+
+    Attributes:
+        name: of the split.
+        shards: of it.
+        items, context, continuation, choices: see `continuation_questions`.
+    """
+
+    name: str
+    shards: tuple[TokenShard, ...]
+    items: int = 512
+    context: int = 64
+    continuation: int = 16
+    choices: int = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreJob:
-    """What to score.
+    """What checkpoints of one model are scored on: plain data, to be sent to other processes.
 
     Attributes:
-        checkpoint: path of a committed checkpoint.
-        model: shape of the model in it.
+        model: shape of the model.
         train: the configuration it was trained with: batch, sequence length, dtype.
-        shards: of the split.
+        held_out: name and shards of each set; may be empty.
+        sequences: of each set that are read, spread over it; None for all.
+        batch_size: sequences at once; None for as many as in a training step.
         token_bytes: UTF-8 bytes of every id.
         eos_id: the id that ends a document.
         tokenizer: digest of the tokenizer that wrote the shards.
+        prompts: what to write after; None for no samples.
+        passages: a multiple-choice task; None for none.
     """
 
-    checkpoint: str
     model: TransformerConfig
     train: TrainConfig
-    shards: tuple[TokenShard, ...]
+    held_out: tuple[HeldOut, ...]
+    sequences: int | None = None
+    batch_size: int | None = None
     token_bytes: tuple[int, ...]
     eos_id: int
     tokenizer: str = ""
+    prompts: Prompts | None = None
+    passages: Passages | None = None
 
 
-def score(job: ScoreJob, *, coordinator: Coordinator | None = None) -> Row:
-    """Loss in nats per token and bits per byte over every sequence of the split.
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """Of one checkpoint.
+
+    Attributes:
+        rows: a row a held-out set, see `Evaluator`.
+        samples: {"prompt", "completion"} each.
+        tasks: rows with task, set, acc, acc_bytes and more, see `training.multiple_choice`.
+    """
+
+    rows: list[Row]
+    samples: list[dict[str, str]]
+    tasks: list[Row]
+
+
+class Scorer:
+    """Scores any number of checkpoints; every program is compiled once. Close it after use.
+
+    Every process makes one and calls it with the same arguments.
 
     Raises:
-        InputError: the checkpoint is of another model, or the split has fewer than two tokens.
+        InputError: a set is too small, or the batch does not spread over the devices.
+    """
+
+    def __init__(self, job: ScoreJob, devices: Sequence[Any] | None = None) -> None:
+        train, self._layout = _placed(job.model, job.train, devices)
+        self._job, self._train = job, train
+        backend, _ = attention_backend(job.model, train, self._layout.platform)
+        boundaries = Boundaries(eos_id=job.eos_id, separate=train.separate_documents)
+        batch_size = job.batch_size or train.evaluate_batch_size or train.batch_size
+        self._evaluator = Evaluator(
+            make_evaluation_step(train, self._layout, backend, boundaries),
+            self._layout,
+            job.held_out,
+            job.token_bytes,
+            tokenizer=job.tokenizer,
+            sequence_length=train.sequence_length,
+            batch_size=batch_size,
+            sequences=job.sequences,
+        )
+        self._likelihood = Likelihood(
+            job.model, train, self._layout, boundaries, batch_size=batch_size
+        )
+        self._questions = _questions(job)
+        self._writer: Writer | None = None
+
+    def load(self, checkpoint: str) -> Transformer:
+        """The model of a checkpoint, on this scorer's devices.
+
+        Raises:
+            InputError: the checkpoint is of another model.
+            DamagedOutput: the checkpoint's files are missing or changed.
+        """
+        return load_model_onto(self._layout, checkpoint, self._job.model)
+
+    def score(self, model: Transformer) -> Scored:
+        """Everything the job asks for."""
+        job, tasks = self._job, list[Row]()
+        rows = self._evaluator(model)
+        if job.passages is not None:
+            answers = answer(self._likelihood, model, self._questions)
+            figures = accuracy(self._questions, answers)
+            tasks.append({"task": "continuation", "set": job.passages.name, **figures})
+        return Scored(rows=rows, samples=self._samples(model), tasks=tasks)
+
+    def _samples(self, model: Transformer) -> list[dict[str, str]]:
+        if self._job.prompts is None:
+            return []
+        if self._writer is None:
+            dtype = self._train.compute_dtype
+            self._writer = Writer(self._job.prompts, self._job.model, self._layout, dtype)
+        return self._writer(model)
+
+    def close(self) -> None:
+        """Close the sets' files."""
+        self._evaluator.close()
+
+
+def load_scored(
+    checkpoint: str,
+    model: TransformerConfig,
+    train: TrainConfig,
+    eos_id: int,
+    *,
+    batch_size: int | None = None,
+    devices: Sequence[Any] | None = None,
+) -> tuple[Likelihood, Transformer]:
+    """What scores continuations, and the model of a checkpoint on its devices.
+
+    Raises:
+        InputError: the checkpoint is of another model.
         DamagedOutput: the checkpoint's files are missing or changed.
     """
-    distributed.initialize(coordinator)
-    train, _ = resolved(job.model, OptimizerConfig(), job.train, jax.devices())
-    job = dataclasses.replace(job, train=train)
-    layout = make_layout(jax.devices(), train.parallel)
-    check_batch(layout, job.train.batch_size, 1)
-    backend, _ = attention_backend(job.model, train, jax.devices()[0].platform)
-    boundaries = Boundaries(eos_id=job.eos_id, separate=job.train.separate_documents)
-    with TokenArray(job.shards, job.model.vocab_size, tokenizer_digest=job.tokenizer) as tokens:
-        everything = dataclasses.replace(job.train, evaluate_batches=len(tokens))
-        batches = validation_batches(len(tokens), tokens.read, everything, layout)
-    row = evaluate(
-        make_evaluation_step(job.train, layout, backend, boundaries),
-        load_model_onto(layout, job.checkpoint, job.model),
-        batches,
-        jax.device_put(np.asarray(job.token_bytes, np.int32), layout.replicated),
+    train, layout = _placed(model, train, devices)
+    boundaries = Boundaries(eos_id=eos_id, separate=train.separate_documents)
+    size = batch_size or train.evaluate_batch_size or train.batch_size
+    likelihood = Likelihood(model, train, layout, boundaries, batch_size=size)
+    return likelihood, load_model_onto(layout, checkpoint, model)
+
+
+def _placed(
+    model: TransformerConfig, train: TrainConfig, devices: Sequence[Any] | None
+) -> tuple[TrainConfig, Layout]:
+    """The configuration with nothing left "auto" for these devices, and their layout."""
+    devices = devices or jax.devices()
+    resolved_train, _ = resolved(model, OptimizerConfig(), train, devices)
+    return resolved_train, make_layout(devices, resolved_train.parallel)
+
+
+def _questions(job: ScoreJob) -> list[Question]:
+    passages = job.passages
+    if passages is None:
+        return []
+    return continuation_questions(
+        passages.shards,
+        job.token_bytes,
+        eos_id=job.eos_id,
+        tokenizer=job.tokenizer,
+        items=passages.items,
+        context=passages.context,
+        continuation=passages.continuation,
+        choices=passages.choices,
     )
-    if coordinator is not None:
-        distributed.shutdown()
-    return row

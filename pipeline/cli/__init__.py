@@ -15,7 +15,7 @@ import runpy
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from pipeline.cli import options
 from pipeline.cli.context import Context, say
@@ -39,8 +39,13 @@ def main(
     if options.collected is not None:
         options.collected += [node for s in presets.values() for node in _targets(build(s))]
         return
+    _exit(lambda: _main(build, presets, sys.argv[1:] if arguments is None else arguments))
+
+
+def _exit(verb: Callable[[], int]) -> NoReturn:
+    """End the process with the verb's status, or with what its error deserves."""
     try:
-        sys.exit(_main(build, presets, sys.argv[1:] if arguments is None else arguments))
+        sys.exit(verb())
     except Stopped as stopped:
         say(f"{stopped}; run it again to go on", error=True)
         sys.exit(130)
@@ -56,13 +61,23 @@ def main(
         sys.exit(130)
 
 
-def command() -> None:
-    """Entry point of `ponente VERB FILE ...`; `ponente doctor` needs no file."""
+def command(more: Mapping[str, Callable[[list[str]], int]] | None = None) -> None:
+    """Entry point of `ponente VERB FILE ...`; `ponente doctor` needs no file.
+
+    Args:
+        more: verbs of other packages, which need no experiment file either: by name, the function
+            that takes the arguments after the verb and returns the exit status.
+    """
+    more = more or {}
     verb, *rest = sys.argv[1:] or [""]
+    if verb in more:
+        _exit(lambda: more[verb](rest))
     if verb == "doctor" and (not rest or rest[0].startswith("-")):
         main(lambda settings: (), {"": None}, ["doctor", *rest])
     if verb not in options.VERBS or not rest:
         say(f"usage: ponente {{{','.join(options.VERBS)}}} EXPERIMENT.py [flags]", error=True)
+        for name in more:
+            say(f"       ponente {name} --help", error=True)
         sys.exit(2)
     path, *words = rest
     sys.argv = [path, verb, *words]

@@ -38,7 +38,9 @@ def plan(context: Context) -> int:
     say(f"store {context.store.prefix}")
     for entry in entries:
         action = "run" if entry.needed else "reuse" if entry.status == "hit" else "skip"
-        say(f"{action:<6} {labels[entry.node.key]:<{width}} {entry.status:<8} {entry.reason}")
+        beside = f" (follows {', '.join(entry.beside)} while it runs)" if entry.beside else ""
+        label = f"{labels[entry.node.key]:<{width}}"
+        say(f"{action:<6} {label} {entry.status:<8} {entry.reason}{beside}")
     warnings = [warning for entry in entries for warning in entry.warnings]
     for warning in warnings:
         say(f"warning: {warning}")
@@ -67,7 +69,10 @@ def graph(context: Context) -> int:
     if context.options.html:
         return _graph_page(context)
     for node in topological(context.targets):
-        inputs = ", ".join(f"{name}={child.label}" for name, child in node.inputs.items())
+        inputs = ", ".join(
+            f"{name}={child.label}{' (live)' if name in node.live else ''}"
+            for name, child in node.inputs.items()
+        )
         say(f"{node.label}({inputs}) -> {node.output.__name__}  {context.store.path(node)}")
     return 0
 

@@ -118,6 +118,12 @@ class RayBackend:
         events, self._silence = self._ray.get(self._collector.drain.remote())
         return events
 
+    def end(self, key: str) -> None:
+        """Tell the step and its workers, at their next beat, to end after what is in flight."""
+        for running in self._running.values():
+            if running.request.key == key:
+                self._ray.get(self._collector.stop.remote(running.pulse))
+
     def stop(self) -> None:
         """Tell every worker at its next beat to end after what is in flight."""
         self._ray.get(self._collector.stop.remote())

@@ -20,7 +20,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from pipeline import errors
-from pipeline.errors import InputError, PonenteError, Stopped, WorkerLost
+from pipeline.errors import InputError, NoRoom, PonenteError, Stopped, WorkerLost
 from pipeline.hardware import Hardware
 from pipeline.inline import InlineWorkers
 from pipeline.on_ray import shipping
@@ -84,7 +84,8 @@ def run_gang(
         pulse: the step's own.
 
     Raises:
-        WorkerLost: when there is no room, or a process died or went silent.
+        NoRoom: when the hardware is taken.
+        WorkerLost: when a process died or went silent.
         Preempted: when the processes were told to leave and saved.
         Stopped: when the user had asked to stop before.
     """
@@ -168,7 +169,7 @@ class _Placement:
                     head_reservation_timeout_s=_PLACEMENT_SECONDS,
                 )
             except TimeoutError as error:
-                raise WorkerLost(
+                raise NoRoom(
                     f"hardware {hardware.name!r}: no free slice of topology {hardware.topology} "
                     f"within {_PLACEMENT_SECONDS:.0f} s; see `ray status`"
                 ) from error
@@ -182,7 +183,7 @@ class _Placement:
             ray.get(cast(Any, self._group).ready(), timeout=_PLACEMENT_SECONDS)
         except ray.exceptions.GetTimeoutError:
             self.release()
-            raise WorkerLost(
+            raise NoRoom(
                 f"hardware {hardware.name!r}: no room for {hardware.processes} processes within "
                 f"{_PLACEMENT_SECONDS:.0f} s; see `ray status`"
             ) from None

@@ -63,7 +63,7 @@ class _Collector:
     def __init__(self) -> None:
         self._events: list[dict[str, Any]] = []
         self._beats: dict[str, tuple[float, str]] = {}
-        self._stop = False
+        self._stopped: set[str] = set()
 
     def emit(self, event: dict[str, Any]) -> None:
         """Keep one event."""
@@ -72,16 +72,16 @@ class _Collector:
     def beat(self, name: str, node: str) -> bool:
         """Hear that `name` is alive on `node`; answers whether it is to stop."""
         self._beats[name] = (time.monotonic(), node)
-        return self._stop
+        return not self._stopped.isdisjoint({"", name, name.partition("/")[0]})
 
     def forget(self, name: str) -> None:
         """Expect no more beats of `name`, nor of workers of its own (`name/...`)."""
         for other in [n for n in self._beats if n == name or n.startswith(f"{name}/")]:
             del self._beats[other]
 
-    def stop(self) -> None:
-        """Answer every beat from now on with the word to stop."""
-        self._stop = True
+    def stop(self, body: str = "") -> None:
+        """Answer beats from now on with the word to stop: one body's and its workers', or all."""
+        self._stopped.add(body)
 
     def age(self, name: str) -> float:
         """Seconds since the last beat of `name`; 0 if there is nobody to expect one of."""

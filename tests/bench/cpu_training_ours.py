@@ -87,7 +87,7 @@ def _job(options: Options):
             vocab_size=options.vocab,
             eos_id=EOS,
         ),
-        validation_shards=(),
+        held_out=(),
         token_bytes=(1,) * options.vocab,
         checkpoint_directory=str(work / "checkpoints"),
     )

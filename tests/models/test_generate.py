@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 import pytest
 
-from models.generate import generate
-from models.transformer import Transformer
+from models import generate as module
+from models.generate import MOST, bucket, generate, stream
+from models.sampling import Sampling
 from pipeline.errors import InputError
 from tests.models import reference, small
 
+PROMPTS = ([7], [3, 1, 4, 1, 5], [60, 0] * 4)
+
 
 def greedy(model, prompt, count, eos_id=None):
-    """Argmax of the NumPy model, one token at a time, without padding."""
+    """Argmax of the NumPy model, one token at a time, without padding or a cache."""
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(int(reference.logits(model, np.array([tokens]))[0, -1].argmax()))
@@ -22,114 +24,161 @@ def greedy(model, prompt, count, eos_id=None):
     return tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("prompt", [[7], [3, 1, 4, 1, 5], [60, 0] * 5])
-def test_greedy_equals_brute_force(prompt):
-    """At temperature 0 the completion is the argmax of every step; padding plays no part."""
+def test_greedy_equals_brute_force():
+    """At temperature 0 every completion is the argmax of every step; padding plays no part."""
     model = small.model()
-    got = generate(model, prompt, new_tokens=6, window=16)
-    assert got == greedy(model, prompt, 6)
+    want = [greedy(model, prompt, 12) for prompt in PROMPTS]
+    assert generate(model, PROMPTS, new_tokens=12) == want
+    assert generate(model, PROMPTS[1:2], new_tokens=1) == [want[1][:1]]
 
 
-def test_the_end_token_ends_it():
-    """The completion stops after the first end token, which may also be in the prompt."""
-    model = small.model()
-    free = greedy(model, [3, 1, 4], 8)
-    eos_id = free[2]
-    want = free[: free.index(eos_id) + 1]
-    assert generate(model, [3, 1, 4], new_tokens=8, window=16, eos_id=eos_id) == want
-    ended = generate(model, [3, 1, 60], new_tokens=2, window=16, eos_id=60)
-    assert ended == greedy(model, [3, 1, 60], 2, eos_id=60)
-
-
-def test_one_compilation_for_all(monkeypatch):
-    """Prompt, lengths, temperature and end token do not trace the model again."""
-    traces = []
-    hidden = Transformer.hidden
-
-    def counted(self, tokens, **forward):
-        traces.append(tokens.axes)
-        return hidden(self, tokens, **forward)
-
-    monkeypatch.setattr(Transformer, "hidden", counted)
-    model, window = small.model(), 19
-    for count, prompt in ((1, [1]), (5, [1, 2, 3]), (16, [4, 5, 6])):
-        generate(model, prompt, new_tokens=count, window=window)
-    key = jax.random.key(0)
-    generate(model, [1], new_tokens=2, window=window, temperature=0.7, key=key, eos_id=3)
-    # lax.while_loop traces its body once for the carry's types; anything more is a compilation.
-    assert len(traces) == 1
-
-
-def test_sampling_follows_the_distribution():
-    """Frequencies of the first sampled token are the softmax at that temperature."""
-    model, temperature, draws = small.model(vocab_size=5), 1.5, 600
-    scores = reference.logits(model, np.array([[1, 2]]))[0, -1] / temperature
-    want = np.exp(scores - scores.max())
-    want /= want.sum()
-    keys = jax.random.split(jax.random.key(0), draws)
-    got = np.bincount(
-        [
-            generate(model, [1, 2], new_tokens=1, window=4, temperature=temperature, key=key)[0]
-            for key in keys
-        ],
-        minlength=5,
-    )
-    sigma = np.sqrt(draws * want * (1 - want))
-    assert (abs(got - draws * want) < 4 * sigma + 1).all()
-
-
-def test_top_k_draws_from_the_likeliest():
-    """With top_k every token is among the k best of its step; k = 1 is greedy."""
-    model, key = small.model(), jax.random.key(3)
-    hot = {"temperature": 50.0, "key": key, "window": 16}
-    assert generate(model, [5], new_tokens=6, top_k=1, **hot) == greedy(model, [5], 6)
-    tokens = [5]
-    for token in generate(model, [5], new_tokens=10, top_k=3, **hot):
-        best = reference.logits(model, np.array([tokens]))[0, -1].argsort()[-3:]
-        assert token in best
-        tokens.append(token)
-
-
-def test_the_key_decides():
-    """Same key, same text; another key, another text."""
-    model = small.model()
-    a, b, c = (
-        generate(model, [5], new_tokens=12, window=16, temperature=5.0, key=jax.random.key(seed))
-        for seed in (1, 1, 2)
-    )
-    assert a == b != c
-    assert len(set(a)) > 3
-
-
-@pytest.mark.parametrize(
-    ("prompt", "changes", "words"),
-    [
-        ([], {}, "prompt is empty"),
-        ([61], {}, r"\[0, 61\)"),
-        ([-1], {}, r"\[0, 61\)"),
-        ([1] * 10, {"new_tokens": 7}, r"\[1, 6\]"),
-        ([1], {"new_tokens": 0}, "found 0"),
-        ([1], {"temperature": -1.0}, "temperature"),
-        ([1], {"temperature": 1.0}, "give a key"),
-        ([1], {"top_k": 62}, "top_k"),
-    ],
-)
-def test_impossible_requests_are_refused(prompt, changes, words):
-    """One line that names the argument and its bound."""
-    with pytest.raises(InputError, match=words):
-        generate(small.model(), prompt, **({"new_tokens": 3, "window": 16} | changes))
-
-
-def test_a_window_beyond_the_learned_positions_is_refused():
-    """The padded row is what must fit the context, not only the completion."""
-    model = small.model(positions="learned", context=12)
-    assert generate(model, [5], new_tokens=3, window=12) == greedy(model, [5], 3)
-    with pytest.raises(InputError, match="at most 12 positions"):
-        generate(model, [5], new_tokens=3, window=13)
-
-
-@pytest.mark.parametrize("name", ["three_short_one_long", "gpt2"])
+@pytest.mark.parametrize("name", ["three_short_one_long", "gpt2", "biases", "soft_caps"])
 def test_greedy_equals_brute_force_for_other_shapes(name):
     """Windows, learned positions and the rest change nothing about completion."""
     model = small.model(**small.VARIANTS[name])
-    assert generate(model, [3, 1, 4], new_tokens=8, window=12) == greedy(model, [3, 1, 4], 8)
+    prompts = [[3, 1, 4], [9]]
+    want = [greedy(model, prompt, 8) for prompt in prompts]
+    assert generate(model, prompts, new_tokens=8) == want
+
+
+def test_each_row_ends_at_its_own_end_token():
+    """A completion stops after its first end token, which may also be in the prompt."""
+    model = small.model()
+    free = [greedy(model, prompt, 12) for prompt in PROMPTS]
+    for eos_id in {row[2] for row in free}:
+        want = [greedy(model, prompt, 12, eos_id) for prompt in PROMPTS]
+        assert generate(model, PROMPTS, new_tokens=12, eos_id=eos_id) == want
+        assert len({len(row) for row in want}) > 1
+    first = greedy(model, [3, 1, 60], 1)[0]
+    assert generate(model, [[3, 1, 60]], new_tokens=5, eos_id=first) == [[first]]
+
+
+def hot(seed: int = 0) -> Sampling:
+    return Sampling(temperature=5.0, top_k=50, top_p=0.97, seed=seed)
+
+
+@pytest.mark.parametrize("turn", [1, 3, MOST])
+def test_streaming_says_the_same(turn):
+    """All parts together are the whole, whatever their size; no part is larger than asked for."""
+    model = small.model()
+    for sampling, eos_id in ((None, None), (hot(), 11), (hot(1), 5)):
+        options = {"new_tokens": 14, "sampling": sampling, "eos_id": eos_id}
+        whole = generate(model, PROMPTS, **options)
+        joined = [[] for _ in PROMPTS]
+        for parts in stream(model, PROMPTS, turn=turn, **options):
+            assert 1 <= max(map(len, parts)) <= turn
+            for row, part in zip(joined, parts, strict=True):
+                row += part
+        assert joined == whole
+
+
+def test_a_row_does_not_depend_on_the_others():
+    """Not on what they say, how long they are, whether they have ended or how many follow."""
+    model = small.model()
+    options = {"new_tokens": 12, "sampling": hot(), "eos_id": 5}
+    base = generate(model, PROMPTS, **options)
+    assert generate(model, PROMPTS[:1], **options) == base[:1]
+    assert generate(model, PROMPTS[:2], **options) == base[:2]
+    others = generate(model, [[1] * 13, PROMPTS[1], [2]], **options)
+    assert others[1] == base[1]
+    assert others[0] != base[0]
+    assert others[2] != base[2]
+
+
+def test_the_seed_decides():
+    """Same seed, same text; another seed, another text; two rows of one prompt differ."""
+    model = small.model()
+    runs = [generate(model, [[5], [5]], new_tokens=12, sampling=hot(seed)) for seed in (1, 1, 2)]
+    assert runs[0] == runs[1] != runs[2]
+    assert runs[0][0] != runs[0][1]
+    assert len(set(runs[0][0])) > 3
+
+
+def test_draws_are_among_the_likeliest_of_every_step():
+    """Each token is one of the k best of what came before it; k = 1 is greedy."""
+    model = small.model()
+    wild = Sampling(temperature=50.0, top_k=3)
+    prompt = [5]
+    tokens = list(prompt)
+    for token in generate(model, [prompt], new_tokens=10, sampling=wild)[0]:
+        assert token in reference.logits(model, np.array([tokens]))[0, -1].argsort()[-3:]
+        tokens.append(token)
+    assert tokens[1:] != greedy(model, prompt, 10)
+    one = Sampling(temperature=50.0, top_k=1)
+    assert generate(model, [prompt], new_tokens=10, sampling=one) == [greedy(model, prompt, 10)]
+
+
+def test_frequencies_follow_the_distribution():
+    """The second sampled token, which the cache has a part in, over rows of one prompt."""
+    model, rows, temperature = small.model(vocab_size=5), 800, 1.5
+
+    def after(ids):
+        scores = reference.logits(model, np.array([ids]))[0, -1] / temperature
+        weights = np.exp(scores - scores.max())
+        return weights / weights.sum()
+
+    want = sum(p * after([1, 2, first]) for first, p in enumerate(after([1, 2])))
+    drawn = generate(
+        model, [[1, 2]] * rows, new_tokens=2, sampling=Sampling(temperature=temperature)
+    )
+    got = np.bincount([row[1] for row in drawn], minlength=5)
+    sigma = np.sqrt(rows * want * (1 - want))
+    assert (abs(got - rows * want) < 4 * sigma + 1).all()
+
+
+def test_one_compilation_for_each_bucket():
+    """Prompts, lengths, temperature, top_k, top_p, seed and end token compile nothing again."""
+    model = small.model(vocab_size=59)
+    programs = (module._begin, module._advance)
+    before = [program._cache_size() for program in programs]
+
+    def compiled():
+        return [p._cache_size() - b for p, b in zip(programs, before, strict=True)]
+
+    for count, prompt in ((2, [1]), (5, [1, 2, 3]), (9, [4, 5, 6])):
+        generate(model, [prompt, [7]], new_tokens=count)
+    generate(model, [[1], [2]], new_tokens=2, sampling=hot(), eos_id=3)
+    generate(model, [[1], [2]], new_tokens=2, sampling=Sampling(temperature=0.1))
+    assert compiled() == [1, 1]
+    generate(model, [[1], [2]], new_tokens=30)  # another cache, and the same prompts
+    assert compiled() == [2, 2]
+    generate(model, [[1] * 20, [2]], new_tokens=9)  # other prompts, and the same cache
+    assert compiled() == [3, 2]
+
+
+def test_buckets():
+    """Nothing is cut, little is wasted, and learned positions are never exceeded."""
+    rotary, learned = small.config(), small.config(positions="learned", context=300)
+    sizes = [bucket(n, rotary) for n in range(1, 3000)]
+    assert all(size >= n for n, size in enumerate(sizes, start=1))
+    assert sizes == sorted(sizes)
+    assert len(set(sizes)) == 11
+    assert max(size / n for n, size in enumerate(sizes, start=1) if n >= 16) < 2
+    assert bucket(300, learned) == bucket(257, learned) == 300
+
+
+@pytest.mark.parametrize(
+    ("prompts", "changes", "words"),
+    [
+        ([], {}, "at least one prompt"),
+        ([[1], []], {}, "prompt 1 is empty"),
+        ([[61]], {}, r"\[0, 61\)"),
+        ([[-1]], {}, r"\[0, 61\)"),
+        ([[1]], {"new_tokens": 0}, "found 0"),
+        ([[1]], {"turn": 65}, "1 to 64"),
+    ],
+)
+def test_impossible_requests_are_refused(prompts, changes, words):
+    """One line that names the argument and its bound, at the call and not at the first token."""
+    with pytest.raises(InputError, match=words):
+        stream(small.model(), prompts, **({"new_tokens": 3} | changes))
+
+
+def test_more_than_the_learned_positions_are_refused():
+    """A row may fill them and not exceed them."""
+    model = small.model(positions="learned", context=12)
+    assert generate(model, [[5]], new_tokens=11) == [greedy(model, [5], 11)]
+    with pytest.raises(InputError, match="12 learned positions"):
+        generate(model, [[5]], new_tokens=12)
+    with pytest.raises(InputError, match="at most 0 tokens"):
+        generate(model, [[5] * 20], new_tokens=1)

@@ -27,7 +27,7 @@ from pipeline.step import Node, StepFunction, as_node
 _WORDS = (
     *("constant", "float32", "bfloat16", "lion", "reference", "none", "train"),
     *("relu2", "layer", "learned", "rotary", "mup", "LS", "fsdp"),
-    "something else",
+    *("tensorboard", "something else"),
 )
 # Fields that must agree with another one: what that one then is. The example of a model has both
 # set, so that they change alone wherever that is possible.
@@ -194,7 +194,8 @@ def candidates(kind: Any, value: Any) -> Iterator[Any]:
     elif kind is str:
         yield from _WORDS
     elif typing.get_origin(kind) is tuple and typing.get_args(kind)[1:] == (...,):
-        yield (*(value or ()), *list(candidates(typing.get_args(kind)[0], None))[:1])
+        for item in candidates(typing.get_args(kind)[0], None):
+            yield (*(value or ()), item)
     elif typing.get_origin(kind) is tuple:
         yield tuple(next(candidates(bare(part), None)) for part in typing.get_args(kind))
     elif dataclasses.is_dataclass(kind) and kind is not Hardware and value is None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 
 import pytest
 
-from pipeline import storage
+from pipeline import integrity, storage
 from pipeline.errors import DamagedOutput, StorageError
 from pipeline.ledger import Ledger
-from pipeline.manifest import Manifest, content_digest, load, load_verified
+from pipeline.manifest import File, Manifest, check_sizes, content_digest, load, load_verified
+from tests.faults.fake_gcs import FakeGCS
 
 
 def _publish(root, **changes):
@@ -127,6 +129,50 @@ def test_the_first_record_of_a_shard_stands(tmp_path):
     assert list(ledger.finished()) == ["part/0"]
     ledger.drop("part/0")
     assert ledger.finished() == {}
+
+
+def test_what_was_measured_while_it_was_written_is_not_read_again(tmp_path, monkeypatch):
+    """Its size must be that of the file; every other file is read."""
+    ledger, directory = Ledger(str(tmp_path)), f"{tmp_path}/attempts/1"
+    for name in ("known", "small"):
+        with storage.open_write(f"{directory}/{name}") as file:
+            file.write(name.encode())
+    known = File("known", 5, hashlib.sha256(b"known").hexdigest())
+    read = []
+    real = integrity.measure
+    monkeypatch.setattr(integrity, "measure", lambda d, p: read.append(p) or real(d, p))
+    shard = ledger.add("part/0", directory, {}, measured=[known])
+    assert read == ["small"]
+    assert shard.files == (known, File("small", 5, hashlib.sha256(b"small").hexdigest()))
+    with pytest.raises(StorageError, match="expected 6 bytes, just written, found 5"):
+        ledger.add("part/1", directory, {}, measured=[dataclasses.replace(known, size=6)])
+    with pytest.raises(StorageError, match="found no file"):
+        ledger.add("part/1", directory, {}, measured=[dataclasses.replace(known, path="gone")])
+    assert list(ledger.finished()) == ["part/0"]
+
+
+@pytest.mark.parametrize("damage", ["", "missing", "cut"])
+def test_sizes_in_a_bucket_are_listed_and_not_asked_for_one_by_one(damage):
+    """A few requests for many files, and the file that is wrong is named."""
+    with FakeGCS() as server:
+        root = "gs://bucket/step"
+        for number in range(50):
+            storage.write_atomic(f"{root}/attempts/1/{number}", b"x" * number)
+        shard = Ledger(root).add("part", f"{root}/attempts/1", {})
+        if damage == "missing":
+            storage.delete_tree(f"{root}/attempts/1/7")
+        elif damage == "cut":
+            storage.write_atomic(f"{root}/attempts/1/7", b"xx")
+        before = server.requests
+        if damage:
+            with pytest.raises(DamagedOutput, match="attempts/1/7: expected 7 bytes"):
+                check_sizes(root, (shard,), "build it again")
+        else:
+            check_sizes(root, (shard,), "build it again")
+        assert server.requests - before < 10
+        server.faults.stale = 10_000  # a listing that shows nothing of this is not believed
+        if not damage:
+            check_sizes(root, (shard,), "build it again")
 
 
 def test_shards_outside_the_step_are_refused(tmp_path):

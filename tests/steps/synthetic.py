@@ -39,10 +39,11 @@ def synthetic(
     high: int = VOCAB,
     documents: int = 60,
     tokenizer: str = "t",
+    held_out: tuple[str, ...] = ("validation",),
 ) -> Result:
-    """Two training shards and one of validation, as `tokenize` would leave them."""
+    """Two training shards and one of each held-out split, as `tokenize` would leave them."""
     about = (documents, low, high, tokenizer)
-    names = ("train/00000/0000", "train/00001/0000", "validation/00000/0000")
+    names = ["train/00000/0000", "train/00001/0000", *(f"{s}/00000/0000" for s in held_out)]
     written = run.map(write_documents, {name: (n, *about) for n, name in enumerate(names)})
     with run.shard("vocabulary") as directory:
         sizes = json.dumps([0] + [1] * (VOCAB - 1)).encode()

@@ -10,6 +10,7 @@ from pipeline.errors import DamagedOutput, InputError
 from tests.training import tiny
 from training.beginning import begin
 from training.job import Start
+from training.load import load_model
 from training.loop import train
 from training.restore import restore
 
@@ -46,7 +47,7 @@ def test_taking_the_model_leaves_the_optimizer_new(finished):
     saved = restore(finished[2].checkpoint, program.abstract)
     assert tiny.equal(found.state.model, saved.model)
     assert tiny.equal(found.state.optimizer_state, program.init().optimizer_state)
-    assert (int(found.state.step), found.step, found.history) == (0, 0, [])
+    assert (int(found.state.step), found.step, found.rows) == (0, 0, [])
 
 
 def test_taking_the_moments_takes_their_counts_too(finished):
@@ -87,6 +88,22 @@ def test_an_extended_run_is_the_longer_run(finished, tmp_path):
     assert tiny.equal(*(restore(run.checkpoint, abstract) for run in (extended, eight)))
     assert extended.evaluations == eight.evaluations
     assert four.checkpoint != extended.checkpoint
+
+
+def test_what_is_exported_of_a_run_with_an_average_is_the_average(finished, tmp_path):
+    """Loading the model of its checkpoint gives the average's bits, and evaluations are of it."""
+    job = finished[1]
+    config = dataclasses.replace(job.train, ema=0.5)
+    found = train(
+        dataclasses.replace(job, train=config, checkpoint_directory=str(tmp_path)),
+        devices=jax.devices()[:1],
+    )
+    state = restore(found.checkpoint, tiny.program(steps=4, ema=0.5).abstract)
+    loaded = load_model(found.checkpoint, tiny.MODEL)
+    assert tiny.equal(loaded, state.average)
+    assert not tiny.equal(loaded, state.model)
+    assert tiny.learned(found.history) == tiny.learned(finished[2].history)
+    assert found.evaluations[-1]["loss"] != finished[2].evaluations[-1]["loss"]
 
 
 def test_a_start_that_cannot_be_is_refused(finished, tmp_path):

@@ -100,8 +100,10 @@ def test_bfloat16_moments_that_would_never_fade_are_refused(kind, field):
 
 
 RUNTIME = {
-    *("checkpoint_every", "keep_checkpoints", "log_every", "max_skipped"),
-    *("remat", "attention", "parallel", "unroll", "loss_chunks", "watchdog_seconds"),
+    *("checkpoint_every", "keep_checkpoints", "keep_every", "milestones"),
+    *("log_every", "max_skipped", "watchdog_seconds", "evaluate_batch_size"),
+    *("remat", "attention", "parallel", "unroll", "loss_chunks"),
+    *("trackers", "profile"),
 }
 
 

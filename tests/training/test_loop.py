@@ -136,7 +136,7 @@ def test_damaged_newest_checkpoint_falls_back_loudly(whole, tmp_path):
     for step, path in committed[:3]:
         shutil.copytree(path, tmp_path / str(step))
         copies.append((step, str(tmp_path / str(step))))
-    os.unlink(tmp_path / "3" / "arrays" / "manifest.ocdbt")
+    os.unlink(tmp_path / "3" / "arrays" / "step" / "c")
     events = []
     got = train(
         dataclasses.replace(
@@ -188,6 +188,6 @@ def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(data, tmp_p
 
 
 def test_no_validation_split_means_no_evaluation(data, tmp_path):
-    """Without validation shards the run trains and its evaluations are empty."""
-    job = tiny.make_job(data, validation_shards=(), checkpoint_directory=str(tmp_path))
+    """Without held-out sets the run trains and its evaluations are empty."""
+    job = tiny.make_job(data, held_out=(), checkpoint_directory=str(tmp_path))
     assert train(job, devices=jax.devices()[:1]).evaluations == []

@@ -6,7 +6,7 @@ import pytest
 from models.flops import training_flops_per_token
 from pipeline.errors import InputError
 from tests.training import tiny
-from training.metrics import Recorder, Throughput
+from training.metrics import AVERAGED_STEPS, MEASURED, PeakMemory, Recorder, Throughput
 
 THROUGHPUT = Throughput(tokens=1000, flops=(3e6, 4e6), peak=1e10)
 
@@ -40,6 +40,7 @@ def test_rows_come_one_step_late_and_are_complete():
             "seconds": 2.0,
             "data_wait": 0.25,
             "tokens_per_second": 500.0,
+            "tokens_per_second_average": 500.0,
             "mfu": pytest.approx(500 * 3e6 / 1e10),
             "mfu_full": pytest.approx(500 * 4e6 / 1e10),
         }
@@ -93,3 +94,91 @@ def test_throughput_knows_peaks_of_tpus_only():
     causal = training_flops_per_token(tiny.MODEL, 32, causal=True)
     assert row["mfu"] == pytest.approx(512 * causal / (4 * 918e12))
     assert row["mfu"] < row["mfu_full"]
+
+
+def test_hfu_counts_what_is_executed_and_mfu_what_the_model_asks_for():
+    """3e9 executed FLOPs in 2 s on a peak of 1e10; without a count or a peak there is no HFU."""
+    counted = Throughput(tokens=1000, flops=(3e6, 4e6), peak=1e10, executed=3e9)
+    assert counted.row(2.0)["hfu"] == pytest.approx(3e9 / 2 / 1e10)
+    assert "hfu" not in THROUGHPUT.row(2.0)
+    assert "hfu" not in Throughput(tokens=1, flops=(1, 1), peak=None, executed=3e9).row(1.0)
+
+
+def test_tokens_that_do_not_count_are_padding():
+    """4 rows of 250 positions make 996 predictions; 900 counted, so 96 were of padding."""
+    clock, rows = Clock(), []
+    padded = Throughput(tokens=1000, flops=(1.0, 1.0), peak=None, rows=4)
+    recorder = Recorder(rows, padded, 3, None, clock)
+    recorder.push(1, metrics(4.0) | {"tokens": jnp.float32(900)}, 0.0)
+    clock.now += 2.0
+    recorder.drain()
+    assert (rows[0]["tokens"], rows[0]["padded"]) == (900, 96)
+    assert rows[0]["useful_tokens_per_second"] == 450.0
+
+
+def test_the_average_is_of_the_last_steps_together():
+    """Positions over seconds, not the mean of rates, over the last 50 steps."""
+    clock, rows = Clock(), []
+    recorder = Recorder(rows, THROUGHPUT, 3, None, clock)
+    times = [1.0 + (step % 7) for step in range(AVERAGED_STEPS + 20)]
+    for step, seconds in enumerate(times, 1):
+        recorder.push(step, metrics(4.0), 0.0)
+        clock.now += seconds
+        recorder.drain()
+        recent = times[max(0, step - AVERAGED_STEPS) : step]
+        expected = 1000 * len(recent) / sum(recent)
+        assert rows[-1]["tokens_per_second_average"] == pytest.approx(expected)
+
+
+def test_a_new_throughput_counts_from_the_next_step_on():
+    """The step that is still being computed keeps the size of its own batch."""
+    clock, rows = Clock(), []
+    recorder = Recorder(rows, THROUGHPUT, 3, None, clock)
+    recorder.push(1, metrics(4.0), 0.0)
+    recorder.throughput = Throughput(tokens=4000, flops=(3e6, 4e6), peak=1e10)
+    clock.now += 1.0
+    recorder.push(2, metrics(4.0), 0.0)
+    clock.now += 1.0
+    recorder.drain()
+    assert [row["tokens_per_second"] for row in rows] == [1000.0, 4000.0]
+
+
+class Device:
+    """A device that tells of its memory."""
+
+    def __init__(self, peak):
+        self.peak, self.asked = peak, 0
+
+    def memory_stats(self):
+        self.asked += 1
+        return self.peak and {"peak_bytes_in_use": self.peak, "bytes_in_use": 1}
+
+
+def test_memory_is_that_of_the_fullest_device_and_asked_for_now_and_then():
+    """The highest peak; the devices are asked once a second, however many rows there are."""
+    clock = Clock()
+    devices = [Device(3 << 30), Device(5 << 30)]
+    memory = PeakMemory(devices, clock)
+    assert [memory() for _ in range(100)] == [5 << 30] * 100
+    assert devices[0].asked == 1
+    clock.now += 1.5
+    memory()
+    assert devices[0].asked == 2
+
+
+def test_where_devices_do_not_tell_the_process_does():
+    """A CPU has no statistics: at least what this process has now, in bytes."""
+    block = bytearray(64 << 20)
+    found = PeakMemory([Device(None)])()
+    assert found is not None
+    assert len(block) < found < 1 << 42
+
+
+def test_a_row_has_the_memory_and_nothing_that_is_not_said_to_be_measured():
+    """Columns that differ from run to run are listed, so that runs can be compared by the rest."""
+    rows = []
+    recorder = Recorder(rows, THROUGHPUT, 3, None, memory=lambda: 7)
+    recorder.push(1, metrics(4.0), 0.0)
+    recorder.drain()
+    assert rows[0]["memory_bytes"] == 7
+    assert set(rows[0]) - MEASURED == {"step", "loss", "skipped"}

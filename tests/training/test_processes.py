@@ -23,7 +23,7 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def run_processes(root, count, devices, *extra):
+def run_processes(root, count, devices, *extra, module="tests.training.worker"):
     """Reports of `count` worker processes that ran together."""
     environment = {
         **os.environ,
@@ -32,7 +32,7 @@ def run_processes(root, count, devices, *extra):
     }
     port = str(free_port())
     outputs = [os.path.join(root, f"report-{count}-{i}.json") for i in range(count)]
-    worker = [sys.executable, "-m", "tests.training.worker", root]
+    worker = [sys.executable, "-m", module, root]
     processes = [
         subprocess.Popen(
             [*worker, output, str(count), str(i), port, *extra],

@@ -12,11 +12,13 @@ import pytest
 
 from pipeline.errors import DamagedOutput, InputError
 from tests.training import tiny
+from training import checkpoint_chunks, checkpoint_files, leaves
 from training.checkpoint import Checkpointer
+from training.checkpoint_index import measured, read_index, sealed
 from training.load import load_model
 from training.optimizer import build
 from training.program import build_program
-from training.restore import newest_sound, restore
+from training.restore import newest_sound, restore, restore_parts
 from training.state import abstract_state
 
 
@@ -67,7 +69,10 @@ def test_damage_to_any_file_is_found(saved, tmp_path, kind):
     """Whichever file is damaged, restore raises DamagedOutput and returns nothing."""
     program, paths, _ = saved
     source = paths[1][1]
-    for number, original in enumerate(_files(source)):
+    # Every file by one kind of damage and some by all; tests/faults has many more trials.
+    chosen = _files(source)[list(DAMAGE).index(kind) :: len(DAMAGE)]
+    chosen += [file for file in _files(source) if file.endswith("x.json") or "step" in file]
+    for number, original in enumerate(chosen):
         copy = tmp_path / f"{kind}-{number}"
         shutil.copytree(source, copy)
         DAMAGE[kind](os.path.join(copy, os.path.relpath(original, source)))
@@ -152,3 +157,88 @@ def test_load_model_gives_the_models_bits(saved, devices):
     assert type(model) is type(state.model)
     assert tiny.equal(model, state.model)
     assert np.asarray(model.embedding.array).dtype == np.float32
+
+
+def test_restore_parts_takes_what_it_is_told_and_reads_nothing_else(copies):
+    """The model, and moments without counts: what is missing elsewhere does not matter."""
+    program, paths = copies
+    _, path = paths[1]
+    want = leaves.flatten(newest_sound(paths, program.abstract)[2])
+    found = restore_parts(path, program.abstract, ("model.",))
+    assert set(found) == {name for name in want if name.startswith("model.")}
+    for name, array in found.items():
+        assert array.sharding == want[name].sharding
+    warm = restore_parts(path, program.abstract, ("model.", "optimizer_state."), named=True)
+    axes = {name: entry["axes"] for name, entry in leaves.describe(program.abstract).items()}
+    assert set(warm) == {name for name in want if axes[name] is not None}
+    assert not any(name.endswith("count") or name == "step" for name in warm)
+    fresh = leaves.flatten(program.init())
+    state = leaves.replaced(program.init(), warm)
+    for name, array in leaves.flatten(state).items():
+        assert tiny.equal(array, want[name] if name in warm else fresh[name])
+    for name in want:
+        if name not in found:
+            shutil.rmtree(f"{path}/arrays/{name}")
+    with pytest.raises(DamagedOutput):
+        restore_parts(path, program.abstract, ("optimizer_state.",))
+
+
+def test_restore_parts_refuses_what_is_not_there(saved):
+    """A part that nothing begins with, and a model of another shape."""
+    program, paths, _ = saved
+    with pytest.raises(InputError, match="no array begins with 'modle'"):
+        restore_parts(paths[0][1], program.abstract, ("modle",))
+    config = dataclasses.replace(tiny.MODEL, layers=3)
+    other = build_program(config, tiny.OPTIMIZER, tiny.TRAIN, jax.devices()[:1], eos_id=0)
+    with pytest.raises(InputError, match=r"float32\[layers 2"):
+        restore_parts(paths[0][1], other.abstract, ("model.",))
+
+
+def test_a_checkpoint_of_another_format_is_no_damage(copies):
+    """It is not passed over for an older one: the message says what to do."""
+    program, paths = copies
+    index = pathlib.Path(paths[1][1], "index.json")
+    index.write_bytes(sealed({**read_index(paths[1][1]), "format": 1}))
+    with pytest.raises(InputError, match="expected format 2, found 1"):
+        newest_sound(paths, program.abstract)
+
+
+def test_a_restored_state_may_be_donated(saved):
+    """Arrays on eight devices made of the same bytes do not share memory."""
+    _, paths, state = saved
+    eight = tiny.program(8)
+    restored = restore(paths[1][1], eight.abstract)
+    step = jax.jit(
+        lambda tree: jax.tree.map(lambda x: x * 0 + 7, tree),
+        donate_argnums=0,
+    )
+    again = restore(paths[1][1], eight.abstract)
+    for array in jax.tree.leaves(step(restored)):
+        for shard in array.addressable_shards:
+            assert (np.asarray(shard.data) == 7).all()
+    assert tiny.equal(again, state)
+
+
+@pytest.mark.parametrize("parallel", [None, tiny.split(4)])
+def test_a_chunk_is_read_once_however_many_devices_hold_it(saved, monkeypatch, parallel):
+    """On eight devices, copied or split in four; and only of the part that is asked for."""
+    _, paths, state = saved
+    monkeypatch.setattr(checkpoint_chunks, "_AHEAD_BYTES", 5000)
+    read = []
+    real = checkpoint_files._read_local
+    monkeypatch.setattr(
+        checkpoint_files,
+        "_read_local",
+        lambda path, targets: read.append(path) or real(path, targets),
+    )
+    changes = {} if parallel is None else {"parallel": parallel}
+    like = tiny.program(8, **changes).abstract
+    assert tiny.equal(restore(paths[1][1], like), state)
+    every = {name for name, _, _ in measured(read_index(paths[1][1]))}
+    assert sorted(read) == sorted(f"{paths[1][1]}/{name}" for name in every)
+    read.clear()
+    assert tiny.equal(restore(paths[1][1], like.model, part="model."), state.model)
+    chunks = [name for name in read if "/c" in name.rpartition("arrays/")[2]]
+    assert len(chunks) == len(set(chunks))
+    assert all("/arrays/model." in name for name in chunks)
+    assert len(chunks) >= len(jax.tree.leaves(state.model))

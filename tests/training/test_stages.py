@@ -74,7 +74,7 @@ def test_a_scheduled_run_compiles_once_a_stage_and_resumes_anywhere(data, tmp_pa
     for rows, pieces in ((8, 4), (8, 4), (16, 4), (16, 4), (16, 1), (16, 1)):
         predicted.append(rows * (length - pieces))  # the last token of a sequence has no target
     assert [row["tokens"] for row in whole.history] == predicted
-    for step, compilations in ((1, 3), (2, 2), (3, 2), (5, 1)):
+    for step, compilations in ((1, 3), (3, 2)):
         resumed = dataclasses.replace(
             job, resume_from=tuple(committed[:step]), checkpoint_directory=str(tmp_path / str(step))
         )

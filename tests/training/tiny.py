@@ -14,8 +14,10 @@ from data.dataset import DatasetSpec, Source
 from models.config import TransformerConfig
 from training.config import OptimizerConfig, TrainConfig
 from training.job import Row, TrainJob
+from training.metrics import MEASURED
 from training.parallelism import Parallelism
 from training.program import Program, build_program
+from training.scoring import Passages, ScoreJob
 
 VOCAB = 64
 EOS = 0
@@ -39,6 +41,7 @@ TRAIN = TrainConfig(
     checkpoint_every=1,
     keep_checkpoints=99,
 )
+HELD_OUT = {"validation": 600, "other": 350}
 TOKEN_BYTES = tuple(i % 5 for i in range(VOCAB))
 
 
@@ -84,7 +87,7 @@ def make_job(root: str, **changes: Any) -> TrainJob:
         "data": dataset(
             TokenShard(f"{root}/train-0", 2000, ""), TokenShard(f"{root}/train-1", 1000, "")
         ),
-        "validation_shards": (TokenShard(f"{root}/validation", 600, ""),),
+        "held_out": (("validation", (TokenShard(f"{root}/validation", 600, ""),)),),
         "token_bytes": TOKEN_BYTES,
         "checkpoint_directory": f"{root}/checkpoints",
     }
@@ -95,13 +98,33 @@ def write_data(root: str) -> None:
     """The shards that `make_job` names."""
     write_tokens(f"{root}/train-0", 2000, 0)
     write_tokens(f"{root}/train-1", 1000, 1)
-    write_tokens(f"{root}/validation", 600, 2)
+    for seed, (name, tokens) in enumerate(HELD_OUT.items(), 2):
+        write_tokens(f"{root}/{name}", tokens, seed)
+
+
+def score_job(root: str) -> ScoreJob:
+    """Two held-out sets whole, and ten questions about the first, on what `write_data` wrote."""
+    shards = {name: (TokenShard(f"{root}/{name}", n, ""),) for name, n in HELD_OUT.items()}
+    return ScoreJob(
+        model=MODEL,
+        train=TRAIN,
+        held_out=tuple(shards.items()),
+        token_bytes=TOKEN_BYTES,
+        eos_id=EOS,
+        passages=Passages(
+            name="validation",
+            shards=shards["validation"],
+            items=10,
+            context=12,
+            continuation=6,
+            choices=4,
+        ),
+    )
 
 
 def learned(rows: list[Row]) -> list[Row]:
     """Rows without the columns that depend on the clock."""
-    clock = {"seconds", "tokens_per_second", "data_wait", "mfu", "mfu_full"}
-    return [{name: row[name] for name in row if name not in clock} for row in rows]
+    return [{name: row[name] for name in row if name not in MEASURED} for row in rows]
 
 
 def equal(a: Any, b: Any) -> bool:

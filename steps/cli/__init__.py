@@ -1,0 +1,20 @@
+"""The `ponente` command: the engine's verbs, and the verbs of this step library.
+
+A verb of the library works on what its steps made and needs no experiment file. Verbs are found
+here by name, and what one needs is imported when it is called.
+"""
+
+from __future__ import annotations
+
+from pipeline import cli
+
+
+def command() -> None:
+    """Entry point of `ponente`."""
+    cli.command({"generate": _generate})
+
+
+def _generate(arguments: list[str]) -> int:
+    from steps.cli.generate import run
+
+    return run(arguments)

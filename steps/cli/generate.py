@@ -1,0 +1,167 @@
+"""`ponente generate`: what a checkpoint writes after a prompt, printed as it comes.
+
+    ponente generate runs/train-0123456789 --prompt "The three laws"
+    ponente generate gs://bucket/runs/train-0123456789 < prompts.txt
+
+Several prompts are continued at once and printed one after the other. Without `--prompt`, every
+line of the standard input is one, continued as soon as it is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pipeline import InputError
+from pipeline.cli.context import say
+from steps.trained import Trained, find, open_model
+
+if TYPE_CHECKING:
+    from data.tokenizer import TextTokenizer
+    from models.transformer import Transformer
+
+
+def run(arguments: list[str]) -> int:
+    """Find, load, write; 0."""
+    options = _parser().parse_args(arguments)
+    trained = find(options.checkpoint)
+    state = "finished" if trained.finished else "not finished"
+    say(f"checkpoint of step {trained.step:,}, training {state}: {trained.path}", error=True)
+    tokenizer = _tokenizer(trained, options.tokenizer)
+    writer = Writer(trained, tokenizer, options)
+    if options.prompt:
+        writer.write(options.prompt)
+    else:
+        for line in _lines():
+            writer.write([line])
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ponente generate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("checkpoint", help="directory of a train step, or of a checkpoint in it: a path or gs://")
+    add("--prompt", action="append", metavar="TEXT", help="may be given several times")
+    add("--tokens", type=int, default=128, metavar="N", help="most new tokens (%(default)s)")
+    add("--temperature", type=float, default=0.8, help="0 is greedy (%(default)s)")
+    add("--top-k", type=int, default=40, help="draw among the k likeliest; 0 for all (%(default)s)")
+    add("--top-p", type=float, default=1.0, help="draw among the likeliest that have this share")
+    add("--seed", type=int, default=0, help="of the random numbers (%(default)s)")
+    add("--tokenizer", metavar="FILE", help="tokenizer.json, instead of the one it was trained on")
+    return parser
+
+
+def _lines() -> Iterator[str]:
+    """Lines of the standard input, without waiting for more than one."""
+    while line := sys.stdin.readline():
+        yield line.removesuffix("\n")
+
+
+def _tokenizer(trained: Trained, file: str | None) -> TextTokenizer:
+    from data.tokenizer import TextTokenizer
+
+    tokenizer = TextTokenizer.load(file) if file else trained.tokenizer().load()
+    if tokenizer.vocab_size != trained.model.vocab_size:
+        raise InputError(
+            f"{file or trained.path}: the tokenizer has {tokenizer.vocab_size} ids and the model "
+            f"{trained.model.vocab_size}; give the tokenizer it was trained with"
+        )
+    return tokenizer
+
+
+class Writer:
+    """A loaded checkpoint that prints what it writes."""
+
+    def __init__(
+        self, trained: Trained, tokenizer: TextTokenizer, options: argparse.Namespace
+    ) -> None:
+        from models.sampling import Sampling
+
+        self._trained = trained
+        self._tokenizer = tokenizer
+        self._new_tokens: int = options.tokens
+        self._sampling = Sampling(
+            temperature=options.temperature,
+            top_k=options.top_k or None,
+            top_p=options.top_p,
+            seed=options.seed,
+        )
+        self._model: Transformer | None = None
+
+    def write(self, prompts: list[str]) -> None:
+        """Print each prompt and its completion, in order, a blank line between."""
+        from data.text_stream import TextStream, prompt_ids
+        from models.generate import check, stream
+
+        encoded = [prompt_ids(self._tokenizer, prompt) for prompt in prompts]
+        # Before the model is read, which takes longer than to see that it cannot be asked this.
+        check(self._trained.model, encoded, self._new_tokens)
+        self._warn(max(map(len, encoded)))
+        page = _Page(prompts)
+        texts = [TextStream(self._tokenizer) for _ in prompts]
+        eos = self._tokenizer.eos_id
+        counts = [0] * len(prompts)
+        for parts in stream(
+            self._load(),
+            encoded,
+            new_tokens=self._new_tokens,
+            sampling=self._sampling,
+            eos_id=eos,
+        ):
+            for row, ids in enumerate(parts):
+                counts[row] += len(ids)
+                ended = eos in ids or counts[row] == self._new_tokens
+                page.add(row, texts[row].push([i for i in ids if i != eos]))
+                if ids and ended:
+                    page.end(row, texts[row].finish())
+
+    def _load(self) -> Transformer:
+        if self._model is None:
+            path, shape = self._trained.path, self._trained.model
+            self._model = open_model(path, shape, self._trained.compute_dtype)
+        return self._model
+
+    def _warn(self, longest: int) -> None:
+        length = self._trained.sequence_length
+        if longest + self._new_tokens > length:
+            say(
+                f"warning: up to {longest + self._new_tokens:,} tokens are more than the "
+                f"{length:,} the model was trained on; what comes after those may make no sense",
+                error=True,
+            )
+
+
+class _Page:
+    """Several texts that grow at once, printed one after the other."""
+
+    def __init__(self, prompts: list[str]) -> None:
+        self._waiting = list(prompts)  # what is not printed yet of every text
+        self._ended = [False] * len(prompts)
+        self._row = 0
+
+    def add(self, row: int, piece: str) -> None:
+        """More of a text."""
+        self._waiting[row] += piece
+        self._print()
+
+    def end(self, row: int, piece: str) -> None:
+        """The last of a text."""
+        self._waiting[row] += piece
+        self._ended[row] = True
+        self._print()
+
+    def _print(self) -> None:
+        while self._row < len(self._waiting):
+            sys.stdout.write(self._waiting[self._row])
+            self._waiting[self._row] = ""
+            if not self._ended[self._row]:
+                break
+            self._row += 1
+            sys.stdout.write("\n\n" if self._row < len(self._waiting) else "\n")
+        sys.stdout.flush()

@@ -1,0 +1,201 @@
+"""Several runs on one page: curves over each other, what differs in their configuration, figures.
+
+    python -m steps.compare RUN RUN ... --output compare.html
+
+A run is the directory of a `train` step's output, or one with a `metrics.jsonl`, which may still be
+growing; `name=directory` gives it a name. The same page is a step for graphs of ablations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipeline import InputError, Result, StepRun, step, storage
+from pipeline.lineage import lineage
+from steps.artifacts import Checkpoint, Report
+from steps.report import headlines
+
+if TYPE_CHECKING:
+    from steps.run_record import RunRecord
+
+ABSENT = "-"
+
+
+@step(output=Report, version=1, reads_lineage=True)
+def compare(run: StepRun, runs: tuple[Checkpoint, ...], *, names: tuple[str, ...] = ()) -> Result:
+    """The HTML page of several training runs side by side.
+
+    Args:
+        run: the attempt.
+        runs: finished runs.
+        names: one for each; without them their steps' names are taken, numbered.
+    """
+    from steps.run_record import of_checkpoint
+
+    if names and len(names) != len(runs):
+        raise InputError(f"compare: {len(runs)} runs and {len(names)} names; give each run one")
+    called = names or _numbered([each.manifest.label for each in runs])
+    records = [
+        of_checkpoint(checkpoint, name, lineage([checkpoint.path]))
+        for checkpoint, name in zip(runs, called, strict=True)
+    ]
+    with run.shard("page") as directory:
+        text = render(records)
+        storage.write_atomic(storage.join(directory, "index.html"), text.encode())
+    return {"headline": headlines(storage.join(directory, "index.html"))}
+
+
+def render(records: Sequence[RunRecord]) -> str:
+    """The page.
+
+    Raises:
+        InputError: there are no runs, or two of one name.
+    """
+    from steps import page
+
+    names = [record.name for record in records]
+    if not names or len(set(names)) < len(names):
+        raise InputError(f"compare: expected runs of different names, got {names}")
+    return page.render(
+        "ponente: runs side by side",
+        ", ".join(names),
+        [
+            ("Figures", page.table(figures(records))),
+            ("What differs", page.table(differences(records))),
+            ("Curves", page.charts(overlaid(records))),
+            ("Where the time went", page.charts(_times(records))),
+        ],
+    )
+
+
+def overlaid(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
+    """(caption, SVG) of each column, a colour a run."""
+    from steps.charts import COLOURS, Curve, chart, column, of_column
+
+    captioned = []
+    for name in dict.fromkeys(name for record in records for name in record.sets):
+        curves = []
+        for index, record in enumerate(records):
+            rows = record.scores(name)
+            x, y = column(rows, "step"), column(rows, "loss")
+            curves.append(Curve(record.name, x, y, COLOURS[index % len(COLOURS)], marked=True))
+        captioned.append((f"Loss on {name}", chart(curves, "loss, nats per token")))
+    others: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+        ("Training loss", "loss", "loss, nats per token", {}),
+        ("Gradient norm, before clipping", "grad_norm", "2-norm", {"logarithmic": True}),
+        ("Parameter norm", "parameter_norm", "2-norm", {}),
+        ("Learning rate", "learning_rate", "learning rate", {"from_zero": True}),
+        ("Throughput", "tokens_per_second_average", "tokens per second", {"from_zero": True}),
+        ("MFU, causal attention", "mfu", "share of the peak", {"from_zero": True}),
+    )
+    for caption, name, label, options in others:
+        curves = of_column(records, name, exact=name in ("parameter_norm", "learning_rate"))
+        captioned.append((caption, chart(curves, label, **options)))
+    return captioned
+
+
+def _times(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
+    from steps.time_charts import bars_chart
+
+    accounts = [(record.name, record.account()) for record in records]
+    known = [(name, account) for name, account in accounts if account is not None]
+    return [("Wall time by what it went to", bars_chart(known))] if known else []
+
+
+def figures(records: Sequence[RunRecord]) -> list[list[str]]:
+    """How the runs ended: a row a figure that at least one has, a column a run."""
+    found = [_figures(record) for record in records]
+    rows = [["figure", *(record.name for record in records)]]
+    for name in dict.fromkeys(name for each in found for name in each):
+        rows.append([name, *(each.get(name, ABSENT) for each in found)])
+    return rows
+
+
+def _figures(record: RunRecord) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if record.history:
+        last = record.history[-1]
+        found["steps"] = f"{int(last['step']):,}"
+        found["tokens in the loss"] = f"{sum(r.get('tokens', 0) for r in record.history):,.0f}"
+        found["training loss"] = f"{_late(record.history, 'loss'):.4f}"
+    for name in record.sets:
+        row = record.scores(name)[-1]
+        found[f"loss, {name}"] = f"{row['loss']:.4f}"
+        if math.isfinite(row.get("bits_per_byte", math.nan)):
+            found[f"bits per byte, {name}"] = f"{row['bits_per_byte']:.4f}"
+    for name, column, form in (
+        ("tokens per second", "tokens_per_second", "{:,.0f}"),
+        ("MFU, causal", "mfu", "{:.1%}"),
+        ("HFU", "hfu", "{:.1%}"),
+    ):
+        values = sorted(row[column] for row in record.history if column in row)
+        if values:
+            found[f"{name}, median"] = form.format(values[len(values) // 2])
+    skipped = record.history[-1].get("skipped", 0) if record.history else 0
+    if skipped:
+        found["skipped steps"] = f"{skipped:,.0f}"
+    account = record.account()
+    if account is not None:
+        from steps.time_charts import duration
+
+        found["wall time"] = duration(account.total)
+        found["goodput"] = f"{account.goodput:.1%}"
+    return found
+
+
+def _late(rows: Sequence[dict[str, Any]], column: str) -> float:
+    """Mean over the last fiftieth of the rows: one step's loss says little."""
+    last = [row[column] for row in rows[-max(1, len(rows) // 50) :]]
+    return math.fsum(last) / len(last)
+
+
+def differences(records: Sequence[RunRecord]) -> list[list[str]]:
+    """Every configured value that is not the same in all runs, a row a value."""
+    from steps.run_record import flat
+
+    trees = [flat(record.config) for record in records]
+    rows = [["setting", *(record.name for record in records)]]
+    for name in dict.fromkeys(name for tree in trees for name in tree):
+        values = [tree.get(name, ABSENT) for tree in trees]
+        if any(value != values[0] for value in values):
+            rows.append([name, *(str(value) for value in values)])
+    return rows
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    if len(set(names)) == len(names):
+        return list(names)
+    return [f"{name} {number}" for number, name in enumerate(names, 1)]
+
+
+def _record(argument: str) -> RunRecord:
+    """The run that an argument `directory` or `name=directory` names."""
+    from pipeline.manifest import load
+    from steps.run_record import of_checkpoint, of_directory
+
+    name, _, url = argument.rpartition("=")
+    url = storage.normalise(url)
+    name = name or url.rpartition("/")[2]
+    manifest = load(url)
+    if manifest is None:
+        return of_directory(url, name)
+    return of_checkpoint(Checkpoint(url, manifest), name, lineage([url]))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the page of the runs on the command line."""
+    flags = argparse.ArgumentParser(description="Several training runs on one page.")
+    flags.add_argument("runs", nargs="+", help="directory, or name=directory")
+    flags.add_argument("--output", default="compare.html")
+    options = flags.parse_args(arguments)
+    text = render([_record(each) for each in options.runs])
+    storage.write_atomic(storage.normalise(options.output), text.encode())
+    for line in headlines(storage.normalise(options.output)):
+        print(line)  # noqa: T201 - a command
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""Score the checkpoints of a training run while it goes on, on hardware of its own.
+
+    model  = train(sequences, ...)
+    scores = follow(model, tokens)
+
+Training never waits for it. It looks for committed checkpoints in the ledger of the training step,
+scores the newest one that it has not scored, and records each in its own ledger, so one that was
+cut off goes on where it was. It ends when the model is published and every checkpoint that is still
+there is scored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+from models.config import TransformerConfig
+from pipeline import (
+    GangProcess,
+    Hardware,
+    InputError,
+    Live,
+    Result,
+    Runtime,
+    StepRun,
+    local,
+    step,
+    storage,
+)
+from pipeline.errors import DamagedOutput, WorkerLost
+from pipeline.ledger import Ledger
+from pipeline.run import Emit, ShardTask, write_shard
+from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
+from steps.gang import coordinator_of
+from steps.score_job import NOTHING_ELSE, Also, score_job
+from training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from training.follower import Next
+    from training.scoring import Scored
+
+_FILE = "scores.json"
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What every process of the gang is sent.
+
+    Attributes:
+        job: what checkpoints are scored on.
+        model: whose checkpoints.
+        steps: of the training, to say how far it is.
+        ledger, attempt: where scores are recorded.
+    """
+
+    job: Any
+    model: Live[Checkpoint]
+    steps: int
+    ledger: Ledger
+    attempt: str
+
+
+@step(output=Scores, version=1, cpus=0)
+def follow(
+    run: StepRun,
+    model: Annotated[Checkpoint, Live],
+    tokens: TokenCache,
+    tokenizer: Tokenizer | None = None,
+    *,
+    splits: tuple[str, ...] = (),
+    sequences: int | None = None,
+    also: Also = NOTHING_ELSE,
+    batch_size: Annotated[int | None, Runtime] = None,
+    hardware: Annotated[Hardware, Runtime] = local(),
+) -> Result:
+    """Loss and bits per byte of every checkpoint, as it comes; arguments as for `evaluate`.
+
+    A checkpoint that retention deletes before it is scored is left out, with a warning: keep more
+    of them (`TrainConfig.keep_checkpoints`), or ask for fewer `sequences`.
+    """
+    live = Live.of(model)
+    shape, train = _trained_as(live)
+    job = score_job(
+        tokens,
+        tokenizer,
+        shape,
+        train,
+        splits=splits,
+        sequences=sequences,
+        also=also,
+        batch_size=batch_size,
+    )
+    work = Assignment(job, live, train.steps, run.ledger, run.attempt)
+    answer = run.gang(hardware, follow_process, work)
+    if not answer["ended"]:
+        # Not a failure: what is scored is recorded, and another attempt goes on from there.
+        raise WorkerLost("told to end before the training it follows did")
+    return {**_table(run), "measured": {"hardware": hardware.name, "skipped": answer["skipped"]}}
+
+
+def _trained_as(live: Live[Checkpoint]) -> tuple[TransformerConfig, TrainConfig]:
+    """Shape and training of the model, which a step that is still at work was called with."""
+    said = live.source.arguments
+    shape, train = said.get("model"), said.get("train")
+    if isinstance(shape, TransformerConfig) and isinstance(train, TrainConfig):
+        return shape, train
+    published = live.published()
+    if published is None:
+        raise InputError(f"{live.path}: only the step `train` can be followed while it is at work")
+    return (
+        TransformerConfig.from_plain(published.result["model"]),
+        TrainConfig.from_plain(published.result["train"]),
+    )
+
+
+def follow_process(work: Assignment, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
+    """One process of the gang; process 0 looks for checkpoints and records their scores."""
+    from training import distributed
+    from training.follower import follow as follow_loop
+    from training.scoring import Scorer
+
+    coordinator = coordinator_of(process)
+    distributed.initialize(coordinator)
+    desk = _Desk(work, emit)
+    with closing(Scorer(work.job)) as scorer:
+        ended = follow_loop(scorer, desk.find, desk.keep, desk.skip)
+    if coordinator is not None:
+        distributed.shutdown()
+    return {"ended": ended, "skipped": [{"step": s, "cause": c} for s, c in desk.skipped.items()]}
+
+
+@dataclass
+class _Desk:
+    """Process 0's side: which checkpoints there are, and which are done with."""
+
+    work: Assignment
+    emit: Emit
+    skipped: dict[int, str] = field(default_factory=dict)
+    _scored: set[int] | None = None
+
+    def find(self) -> Next:
+        """The newest checkpoint that is not done with."""
+        from training.follower import Next
+
+        if self._scored is None:
+            finished = self.work.ledger.finished("score/").values()
+            self._scored = {shard.result["step"] for shard in finished}
+        live = self.work.model
+        # Asked first: what is published after the shards were listed could have more of them.
+        published = live.published()
+        if published is None:
+            there = {s.result["step"]: s for s in live.shards("checkpoint/").values()}
+        else:
+            there = {s.result["step"]: s for s in published.shards("checkpoint/")}
+        left = there.keys() - self._scored - self.skipped.keys()
+        if not left:
+            return Next(end=published is not None)
+        newest = there[max(left)]
+        path = live.url(newest) if published is None else published.shard(newest.name)
+        return Next(newest.name, max(left), path)
+
+    def keep(self, found: Next, scored: Scored) -> None:
+        """Record the scores of a checkpoint."""
+        assert self._scored is not None
+        name = f"score/{found.step:08d}"
+        item = {
+            "step": found.step,
+            **{
+                part: [{"step": found.step, **row} for row in rows]
+                for part, rows in asdict(scored).items()
+            },
+        }
+        write_shard(ShardTask(self.work.ledger, self.work.attempt, name, write_scores, item))
+        self._scored.add(found.step)
+        first = scored.rows[0]
+        note = f"{first['set']} loss {first['loss']:.3f}"
+        progress = {"done": found.step, "total": self.work.steps, "unit": "steps", "note": note}
+        self.emit({"event": "progress", **progress})
+
+    def skip(self, found: Next, cause: str) -> None:
+        """Take note of a checkpoint that cannot be read.
+
+        Raises:
+            DamagedOutput: when it is the model that was published.
+        """
+        published = self.work.model.published()
+        if published is not None and published.result["checkpoint"] == found.name:
+            raise DamagedOutput(cause)
+        if published is None and self.work.model.find(found.name) is None:
+            cause = "deleted before it was scored; keep more checkpoints, or score fewer sequences"
+        self.skipped[found.step] = cause
+        message = f"the checkpoint of step {found.step} is skipped: {cause}"
+        self.emit({"event": "warning", "message": message})
+
+
+def write_scores(directory: str, item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Shard writer: the scores of one checkpoint."""
+    storage.write_atomic(storage.join(directory, _FILE), json.dumps(item).encode())
+    return {"step": item["step"]}
+
+
+def _table(run: StepRun) -> dict[str, Any]:
+    """Every checkpoint's rows by step, and those of the last one."""
+    urls = [storage.join(run.root, s.root, _FILE) for s in run.finished("score/").values()]
+    scores = [storage.read_json(url) for url in urls]
+    rows = [row for score in scores for row in score["rows"]]
+    last = scores[-1]["rows"][0]
+    return {
+        **last,
+        "rows": rows,
+        "tasks": [row for score in scores for row in score["tasks"]],
+        "headline": [
+            f"{len(scores)} checkpoints followed; {last['set']} loss of the last, step "
+            f"{last['step']:,}: {last['loss']:.3f} nats per token"
+        ],
+    }

@@ -1,0 +1,111 @@
+"""What a checkpoint is asked, put together from artifacts: shared by `evaluate` and `follow`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from models.config import TransformerConfig
+from pipeline import InputError
+from steps.artifacts import TokenCache, Tokenizer
+from training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from training.scoring import ScoreJob
+
+
+@dataclass(frozen=True, kw_only=True)
+class Also:
+    """What is asked beside loss and bits per byte.
+
+    Attributes:
+        prompts: texts to write after; they need the tokenizer as an input.
+        new_tokens: to write after each, at most.
+        temperature: 0 takes the most likely token every time.
+        top_k: sample among the k most likely only.
+        seed: of the draws; the same at every checkpoint.
+        questions: which continuation is the passage's own? So many at most, of the first set;
+            0 for none.
+        context_tokens, continuation_tokens: of each part of a question.
+        choices: continuations to choose from.
+    """
+
+    prompts: tuple[str, ...] = ()
+    new_tokens: int = 64
+    temperature: float = 0.8
+    top_k: int = 40
+    seed: int = 0
+    questions: int = 0
+    context_tokens: int = 64
+    continuation_tokens: int = 16
+    choices: int = 4
+
+
+NOTHING_ELSE = Also()
+
+
+def score_job(
+    tokens: TokenCache,
+    tokenizer: Tokenizer | None,
+    model: TransformerConfig,
+    train: TrainConfig,
+    *,
+    splits: tuple[str, ...],
+    sequences: int | None,
+    also: Also,
+    batch_size: int | None,
+) -> ScoreJob:
+    """The job of a scorer.
+
+    Args:
+        tokens: with the held-out splits.
+        tokenizer: needed for prompts.
+        model: shape of the model.
+        train: how it was, or is being, trained.
+        splits: names of held-out splits; empty for all of them.
+        sequences: of each that are read, spread over it; None for all.
+        also: what else is asked.
+        batch_size: sequences at once; None for as many as in a training step.
+
+    Raises:
+        InputError: there is no such split, or prompts without a tokenizer.
+    """
+    from training.prompts import Prompts
+    from training.scoring import Passages, ScoreJob
+
+    sets = tokens.held_out(splits)
+    if not sets:
+        raise InputError(f"{tokens.path}: no held-out split; sample some validation tokens")
+    if also.prompts and tokenizer is None:
+        raise InputError("prompts need a tokenizer: give it as the input `tokenizer`")
+    writing = passages = None
+    if tokenizer is not None and also.prompts:
+        writing = Prompts(
+            tokenizer=tokenizer.file,
+            prompts=also.prompts,
+            new_tokens=also.new_tokens,
+            temperature=also.temperature,
+            top_k=also.top_k,
+            seed=also.seed,
+        )
+    if also.questions:
+        passages = Passages(
+            name=sets[0][0],
+            shards=sets[0][1],
+            items=also.questions,
+            context=also.context_tokens,
+            continuation=also.continuation_tokens,
+            choices=also.choices,
+        )
+    return ScoreJob(
+        model=model,
+        train=train,
+        held_out=sets,
+        sequences=sequences,
+        batch_size=batch_size,
+        token_bytes=tuple(tokens.token_bytes().tolist()),
+        eos_id=tokens.result["eos_id"],
+        tokenizer=tokens.result["tokenizer"],
+        prompts=writing,
+        passages=passages,
+    )

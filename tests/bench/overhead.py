@@ -1,0 +1,299 @@
+"""What looking at a run costs a step: metrics, journal, metrics.jsonl, loader, idle profiler.
+
+    python -m tests.bench.overhead [--rounds 5] [--blocks 6] [--step-ms 200]
+
+One JSON object a line. `overhead_paced` has no model: the host does what it does for a step, with
+arrays that are ready, and sleeps for the rest of 200 ms as it would wait for a device. What the
+process then works is the overhead alone, all threads together: `cpu_ms` a step; `main_ms` is how
+long the loop's thread was held up. Both are medians over rounds, and `nothing` is what the bench
+itself takes. `overhead_real` trains a model whose step takes about as long on
+this machine, in blocks with everything and with nothing by turns: medians over blocks of wall and
+processor milliseconds a step. Where other work shares the machine the second kind is noisy: its
+spread over blocks is beside it, and what a second measurement of nothing seems to cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from importlib.metadata import version
+from typing import Any
+
+VOCAB, LENGTH = 512, 256
+PARTS = ("metrics", "feed", "journal", "trackers", "profiler", "loader")
+
+
+@dataclasses.dataclass
+class Host:
+    """What the loop's host does beside the step, by part; parts that are off do nothing."""
+
+    root: str
+    parts: tuple[str, ...]
+    batch: int
+    stack: ExitStack
+
+    def __post_init__(self) -> None:
+        import jax
+
+        from tests.training import tiny
+        from training.clock import Feed, Stopwatch
+        from training.metrics import PeakMemory, Recorder, Throughput
+        from training.observer import Observer
+
+        job = tiny.make_job(
+            self.root,
+            run_directory=f"{self.root}/run" if "trackers" in self.parts else "",
+            journal_directory=f"{self.root}/journal" if "journal" in self.parts else "",
+        )
+        self.watch = Stopwatch("step")
+        self.observer = Observer(job, self.watch)
+        self.stack.callback(self.observer.close, "finished")
+        if "profiler" in self.parts and "trackers" not in self.parts:
+            from training.profiler import Profiler
+
+            self.observer._profiler = Profiler(f"{self.root}/run")
+        if "profiler" not in self.parts and self.observer._profiler is not None:
+            self.observer._profiler.close()
+            self.observer._profiler = None
+        batches = self._batches()
+        self.feed: Any = Feed(batches, self.watch) if "feed" in self.parts else batches
+        self.recorder: Any = None
+        if "metrics" in self.parts:
+            kind = jax.devices()[0].device_kind
+            throughput = Throughput.of(tiny.MODEL, self.batch, LENGTH, kind, 1, 1e9)
+            memory = PeakMemory(jax.local_devices())
+            self.recorder = Recorder([], throughput, 10, self.observer.row, memory=memory)
+        self.before: Any = None
+
+    def _batches(self) -> Any:
+        import itertools
+
+        import numpy as np
+
+        if "loader" not in self.parts:
+            rng = np.random.default_rng(0)
+            shape = (self.batch, LENGTH)
+            return itertools.repeat(rng.integers(0, VOCAB, shape).astype(np.int32))
+        from data.dataset import Dataset
+        from data.loader import Loader
+
+        dataset = self.stack.enter_context(Dataset(spec(self.root)))
+        return self.stack.enter_context(Loader(dataset, batch_size=self.batch))
+
+    def turn(self, step: int, run: Callable[[Any], dict[str, Any]]) -> None:
+        """Everything of one step."""
+        batch = next(self.feed)
+        if "profiler" in self.parts:
+            self.observer.profile(step, _never, _never)
+        metrics = run(batch)
+        if "feed" in self.parts:
+            self.feed.runs(metrics["loss"])
+        if self.recorder is not None:
+            waited = self.feed.take_waited() if "feed" in self.parts else 0.0
+            self.recorder.push(step, metrics, waited)
+        else:
+            # Without metrics a loop still may not run ahead of the device for ever.
+            if self.before is not None:
+                float(self.before["loss"])
+            self.before = metrics
+            if {"journal", "trackers"} & set(self.parts):
+                self.observer.row({"step": step, "loss": 1.0})
+
+
+def _never() -> None:
+    raise AssertionError("nobody asked for a profile")
+
+
+def spec(root: str) -> Any:
+    """The tokens that the loader reads."""
+    from data.cache import TokenShard
+    from data.dataset import DatasetSpec, Source
+
+    shards = (TokenShard(f"{root}/tokens", 2_000_000, ""),)
+    source = Source(name="random", shards=shards, io_block_size=64, window_blocks=64, seed=7)
+    return DatasetSpec(sources=(source,), sequence_length=LENGTH, vocab_size=VOCAB, eos_id=0)
+
+
+def write_tokens(root: str) -> None:
+    """Two million random tokens."""
+    import numpy as np
+
+    from data.cache import write_shard
+
+    ids = np.random.default_rng(0).integers(1, VOCAB, 1_960_000).astype(np.uint16)
+    lengths = np.full(40_000, 49)
+    write_shard(f"{root}/tokens", [(ids, lengths)], vocab_size=VOCAB, eos_id=0)
+
+
+def paced(root: str, parts: tuple[str, ...], options: argparse.Namespace) -> tuple[float, float]:
+    """Milliseconds a step of the loop's thread and of all processors, with some parts."""
+    import jax.numpy as jnp
+
+    names = ("loss", "grad_norm", "parameter_norm", "learning_rate", "tokens", "skipped")
+    ready = [{name: jnp.float32(n) * 0 for name in names} for n in range(4)]
+    main, pace = 0.0, options.step_ms / 1e3
+    with ExitStack() as stack:
+        host = Host(root, parts, options.batch, stack)
+        for step in range(1, 6):
+            host.turn(step, lambda _: ready[0])
+        time.sleep(0.5)
+        began, worked = time.perf_counter(), time.process_time()
+        for step in range(6, 6 + options.steps):
+            turned = time.perf_counter()
+            host.turn(step, lambda _, step=step: ready[step % 4])
+            main += time.perf_counter() - turned
+            time.sleep(max(0.0, began + (step - 5) * pace - time.perf_counter()))
+        worked = time.process_time() - worked
+    return main / options.steps * 1e3, worked / options.steps * 1e3
+
+
+def rounds(root: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every part alone and all together, by turns; medians, and what is over the bench's own."""
+    alone = [(part,) for part in PARTS if part != "feed"]
+    variants = [(), *alone, ("loader", "feed"), PARTS]
+    spent = {parts: [] for parts in variants}
+    for _ in range(options.rounds):
+        for parts in variants:
+            spent[parts].append(paced(root, parts, options))
+    own = [statistics.median(each[n] for each in spent[()]) for n in (0, 1)]
+    return [_paced_line(parts, found, own, options) for parts, found in spent.items()]
+
+
+def _paced_line(
+    parts: tuple[str, ...], found: list[tuple[float, float]], own: list[float], options: Any
+) -> dict[str, Any]:
+    line: dict[str, Any] = {
+        "measure": "overhead_paced",
+        "parts": list(parts) or ["nothing"],
+        "rounds": len(found),
+        "steps_a_round": options.steps,
+    }
+    for n, name in enumerate(("main", "cpu")):
+        values = [each[n] for each in found]
+        over = statistics.median(values) - own[n]
+        line |= {
+            f"{name}_ms": round(statistics.median(values), 4),
+            f"{name}_ms_min": round(min(values), 4),
+            f"{name}_ms_over_nothing": round(over, 4),
+            f"{name}_share_of_step": round(over / options.step_ms, 5),
+        }
+    return line
+
+
+def real(root: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Blocks of training with everything and with nothing, by turns."""
+    import jax
+
+    from models.config import TransformerConfig
+    from tests.training import tiny
+    from training.config import TrainConfig
+    from training.program import build_program
+
+    wide = options.embed
+    model = TransformerConfig(
+        vocab_size=VOCAB, layers=options.layers, embed=wide, heads=4, head_size=wide // 4,
+        kv_heads=4, mlp=3 * wide,
+    )  # fmt: skip
+    train = TrainConfig(
+        steps=10**6, batch_size=options.batch, sequence_length=LENGTH, compute_dtype="float32"
+    )
+    program = build_program(model, tiny.OPTIMIZER, train, jax.devices()[:1], eos_id=0)
+    compiled, state = program.compile(), program.init()
+    mask = program.layout.place(_ones(options.batch), options.batch)
+
+    def run(batch: Any) -> dict[str, Any]:
+        nonlocal state
+        tokens = program.layout.place(batch, options.batch)
+        state, metrics = compiled(state, tokens, mask)
+        return metrics
+
+    found: dict[str, list[tuple[float, float]]] = {}
+    with ExitStack() as stack:
+        hosts = {
+            "nothing": Host(root, (), options.batch, stack),
+            "everything": Host(root, PARTS, options.batch, stack),
+            "nothing_again": Host(root, (), options.batch, stack),
+        }
+        step = 0
+        for block in range(options.blocks + 1):
+            for name in sorted(hosts, reverse=bool(block % 2)):
+                jax.block_until_ready(state)
+                began, worked = time.perf_counter(), time.process_time()
+                for _ in range(options.block):
+                    step += 1
+                    hosts[name].turn(step, run)
+                jax.block_until_ready(state)
+                spent = time.perf_counter() - began, time.process_time() - worked
+                if block:  # the first one warms up
+                    found.setdefault(name, []).append(spent)
+    shares = [_over(found, name) for name in ("everything", "nothing_again")]
+    return [_line(name, spent, options) for name, spent in found.items()] + shares
+
+
+def _ones(batch: int) -> Any:
+    import numpy as np
+
+    return np.ones((batch, LENGTH), np.float32)
+
+
+def _line(name: str, spent: list[tuple[float, float]], options: Any) -> dict[str, Any]:
+    wall, cpu = ([1e3 * each[n] / options.block for each in spent] for n in (0, 1))
+    return {
+        "measure": "overhead_real",
+        "with": name,
+        "blocks": len(spent),
+        "steps_a_block": options.block,
+        "wall_ms": round(statistics.median(wall), 2),
+        "wall_ms_min": round(min(wall), 2),
+        "wall_ms_max": round(max(wall), 2),
+        "cpu_ms": round(statistics.median(cpu), 2),
+        "cpu_ms_min": round(min(cpu), 2),
+        "cpu_ms_max": round(max(cpu), 2),
+    }
+
+
+def _over(found: dict[str, list[tuple[float, float]]], name: str) -> dict[str, Any]:
+    """Median over pairs of neighbouring blocks, which see the same load of the machine."""
+    pairs = list(zip(found[name], found["nothing"], strict=True))
+    wall, cpu = ([a[n] / b[n] - 1 for a, b in pairs] for n in (0, 1))
+    return {
+        "measure": "overhead_real_share",
+        "of": name,
+        "wall_share_median": round(statistics.median(wall), 4),
+        "wall_shares": [round(each, 4) for each in wall],
+        "cpu_share_median": round(statistics.median(cpu), 4),
+        "versions": {name: version(name) for name in ("jax", "numpy", "fsspec")},
+    }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print one line a measurement."""
+    flags = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    flags.add_argument("--rounds", type=int, default=5, help="of paced measurements")
+    flags.add_argument("--steps", type=int, default=20, help="in a round")
+    flags.add_argument("--step-ms", type=float, default=200.0)
+    flags.add_argument("--blocks", type=int, default=6, help="of training; 0 for none")
+    flags.add_argument("--block", type=int, default=10, help="steps in a block")
+    flags.add_argument("--batch", type=int, default=8)
+    flags.add_argument("--layers", type=int, default=4)
+    flags.add_argument("--embed", type=int, default=128)
+    options = flags.parse_args(arguments)
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    with tempfile.TemporaryDirectory() as root:
+        write_tokens(root)
+        for line in rounds(root, options):
+            print(json.dumps(line), flush=True)
+        if options.blocks:
+            for line in real(root, options):
+                print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""The bench of overheads measures every part and the whole; no figure is asserted."""
+
+from __future__ import annotations
+
+import json
+
+from tests.bench import overhead
+
+
+def test_a_short_measurement_has_a_line_for_every_part(capsys):
+    """Two rounds of three steps of 2 ms, without training."""
+    overhead.main(["--rounds", "2", "--steps", "3", "--step-ms", "2", "--blocks", "0"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["parts"] for line in lines] == [
+        ["nothing"],
+        *([part] for part in overhead.PARTS if part != "feed"),
+        ["loader", "feed"],
+        list(overhead.PARTS),
+    ]
+    nothing, *_, everything = lines
+    assert nothing["main_ms_over_nothing"] == 0
+    assert everything["rounds"] == 2
+    assert everything["cpu_ms"] > 0

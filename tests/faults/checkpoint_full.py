@@ -1,0 +1,153 @@
+"""Fault 20, checkpoints: the disk is full at some byte of a save.
+
+A checkpoint is committed; then all space but some is taken and another is saved. That one is
+`StorageError` and no checkpoint, the first restores, and with space again the same save succeeds.
+Where no file system can be mounted, this process may write no file beyond some size instead.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from pipeline import storage
+from pipeline.errors import StorageError
+from pipeline.ledger import Ledger
+from pipeline.manifest import File
+from tests.faults.cache_full import _leave, _no_file_beyond, small_disk
+from tests.faults.registry import Fault, pick, trials
+from training import checkpoint_files
+from training.checkpoint import Checkpointer
+from training.checkpoint_index import measured, read_index
+from training.restore import newest_sound
+
+_CASES = 20
+_PAGE = 4096
+_HISTORY = {"rows": [{"step": 1}] * 200}
+
+
+def state(step: int) -> dict[str, Any]:
+    """Arrays of 400 KiB in all, other values at every step, and the step."""
+    numbers = np.random.default_rng(step)
+    sizes = {"a": 60_000, "b": 20_000, "c": 15_000, "d": 5_000, "e": 10}
+    arrays = {name: numbers.standard_normal(size) for name, size in sizes.items()}
+    return {name: jax.numpy.asarray(x, np.float32) for name, x in arrays.items()}
+
+
+class Run:
+    """Saves with a ledger, as a training step does."""
+
+    def __init__(self, root: Path, attempt: str = "one") -> None:
+        self.ledger = Ledger(str(root))
+        directory = storage.join(str(root), "attempts", attempt, "checkpoints")
+        self.checkpointer = Checkpointer(
+            directory,
+            attempt=attempt,
+            on_commit=self._record,
+            on_drop=lambda _, path: self.ledger.drop(_name(path)),
+            existing=self.recorded(),
+        )
+
+    def recorded(self) -> list[tuple[int, str]]:
+        """Step and path of every checkpoint that exists for a later run."""
+        shards = self.ledger.finished("checkpoint/").values()
+        return sorted((s.result["step"], storage.join(self.ledger.root, s.root)) for s in shards)
+
+    def _record(self, step: int, path: str) -> None:
+        files = [File(*file) for file in measured(read_index(path))]
+        self.ledger.add(_name(path), path, {"step": step}, files)
+
+    def save(self, step: int) -> None:
+        """Save and wait."""
+        self.checkpointer.save(step, state(step), _HISTORY)
+        self.checkpointer.wait()
+
+
+def _name(path: str) -> str:
+    return f"checkpoint/{path.rpartition('/')[2]}"
+
+
+def expect_newest(run: Run, step: int) -> None:
+    """The newest recorded checkpoint is that of `step`, and has its values."""
+    expected = state(step)
+    like = {
+        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+        for name, x in expected.items()
+    }
+    found = newest_sound(run.recorded(), like)
+    assert found is not None, "no checkpoint is recorded"
+    assert found[0] == step, f"resumed from step {found[0]} and not {step}"
+    for name, array in expected.items():
+        assert np.asarray(found[2][name]).tobytes() == np.asarray(array).tobytes(), name
+
+
+def _refused(run: Run, said: str) -> None:
+    try:
+        run.save(2)
+    except StorageError as error:
+        if said not in str(error):
+            raise
+    else:
+        raise AssertionError("a checkpoint was written to a full disk")
+    assert len(run.recorded()) == 1, "a checkpoint counts that was not written"
+
+
+def disk_full(seed: int, count: int, workspace: Path) -> dict[str, Any]:
+    """One trial per amount of space left; see the module."""
+    pause, checkpoint_files._PAUSE_SECONDS = checkpoint_files._PAUSE_SECONDS, 0.0
+    figures: Counter[str] = Counter()
+    try:
+        with small_disk(workspace / "disk") as mounted:
+            needed = _pages_of_a_save(workspace / "probe")
+            # Of a little less than is needed, what is missing are the last, small files.
+            least = needed - _CASES // 2
+            free = [least * i // (_CASES // 2) for i in range(_CASES // 2)]
+            free += range(least, needed)
+            assert len(free) == _CASES
+            longest = 60_000 * 4
+
+            def trial(number: int) -> None:
+                case = pick(number, _CASES)
+                store = workspace / ("disk/store" if mounted else str(number))
+                shutil.rmtree(store, ignore_errors=True)
+                run = Run(store)
+                run.save(1)
+                if mounted:
+                    taken = _leave(free[case] * _PAGE, workspace / "disk")
+                    try:
+                        _refused(run, "No space left")
+                        expect_newest(run, 1)
+                    finally:
+                        taken.unlink()
+                    figures["on a full file system"] += 1
+                else:
+                    with _no_file_beyond(longest * case // _CASES):
+                        _refused(run, "File too large")
+                    expect_newest(run, 1)
+                    figures["by the size of a file, for no file system could be mounted"] += 1
+                run.save(2)
+                expect_newest(run, 2)
+                again = Run(store, "two")
+                again.save(3)
+                expect_newest(again, 3)
+
+            return {"trials": trials(seed, count, trial), **figures}
+    finally:
+        checkpoint_files._PAUSE_SECONDS = pause
+
+
+def _pages_of_a_save(root: Path) -> int:
+    """Pages that the second save needs, with its record."""
+    Run(root).save(1)
+    files = [path.stat().st_size for path in root.rglob("*") if path.is_file()]
+    shutil.rmtree(root)
+    return sum(-(-size // os.sysconf("SC_PAGE_SIZE")) for size in files)
+
+
+FAULTS = {20: [Fault("disk full while a checkpoint is saved", 5, 20, disk_full)]}

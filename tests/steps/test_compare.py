@@ -1,0 +1,50 @@
+"""Two trained models on one page, as a step of a graph."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from experiments.run_200m import Settings
+from pipeline import named, storage
+from pipeline.cli import main
+from steps.artifacts import Report
+from steps.block_shuffle import block_shuffle
+from steps.compare import compare
+from steps.sample import sample
+from steps.tokenize_documents import tokenize
+from steps.train import train
+from steps.train_tokenizer import train_tokenizer
+from tests.steps.mini import MINI
+from tests.steps.test_main_job import published
+
+
+def ablation(s: Settings) -> Report:
+    """The mini run with two learning rates."""
+    some = named(sample(s.source, tokens=s.tokenizer_tokens, seed=s.seed), "sample_some")
+    tokenizer = train_tokenizer(some, vocab_size=s.model.vocab_size)
+    held_out = (("validation", s.validation_tokens),)
+    tokens = tokenize(sample(s.source, tokenizer, tokens=s.tokens, splits=held_out), tokenizer)
+    sequences = block_shuffle(tokens, sequence_length=64, io_block_size=4, window_blocks=64)
+    large = dataclasses.replace(s.optimizer, learning_rate=1e-2)
+    models = (
+        train(sequences, model=s.model, optimizer=s.optimizer, train=s.train),
+        named(train(sequences, model=s.model, optimizer=large, train=s.train), "train_large"),
+    )
+    return compare(models, names=("small rate", "large rate"))
+
+
+@pytest.mark.slow
+def test_two_learning_rates_side_by_side(tmp_path):
+    """The page has both names, the one setting that differs, and where the time of each went."""
+    with pytest.raises(SystemExit) as stop:
+        main(ablation, {"mini": MINI}, ["--prefix", str(tmp_path), "--executor", "inline"])
+    assert not stop.value.code
+    path, manifest = published(str(tmp_path))["compare"]
+    text = storage.read_bytes(storage.join(path, manifest.shard("page").root, "index.html"))
+    page = text.decode()
+    assert "<td>train.optimizer.learning_rate</td><td>0.003</td><td>0.01</td>" in page
+    assert page.count("<td>train.") == 1
+    for word in ("small rate", "large rate", "Loss on validation", "% of the wall time"):
+        assert word in page

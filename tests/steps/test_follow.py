@@ -1,0 +1,155 @@
+"""Which checkpoint a follower scores next, and what it makes of those that cannot be read."""
+
+from __future__ import annotations
+
+import os
+import signal
+import types
+
+import pytest
+
+from pipeline import Live, Result, StepRun, step, storage
+from pipeline.errors import DamagedOutput
+from pipeline.ledger import Ledger
+from pipeline.live import Source
+from pipeline.step import as_node
+from steps.artifacts import Checkpoint
+from steps.follow import Assignment, _Desk
+from tests.pipeline.helpers import bring_up
+from training import follower
+from training.follower import follow
+from training.scoring import Scored
+
+ROW = {"set": "validation", "loss": 3.0, "bits_per_byte": 1.0, "tokens": 10, "bytes": 20}
+
+
+def name(number):
+    return f"checkpoint/{number:08d}.a"
+
+
+@step(output=Checkpoint, version=1, name="pretended training")
+def pretended(run: StepRun, *, steps: tuple[int, ...]) -> Result:
+    """Checkpoints of one file; the last is the model."""
+    for number in steps:
+        with run.shard(name(number), {"step": number}) as directory:
+            storage.write_atomic(storage.join(directory, "x"), b"x")
+    return {"checkpoint": name(steps[-1])}
+
+
+class Trial:
+    """A training that is pretended, a follower's desk beside it, and a scorer that reads files."""
+
+    def __init__(self, folder):
+        self.root, self.events = str(folder / "train-0"), []
+        self.made = Ledger(self.root, "g")
+        self.live = Live(Checkpoint, self.root, "0" * 64, Source("g", "", {}))
+        self.scores = Ledger(str(folder / "follow-0"), "g")
+        self.desk = self.fresh()
+        self.unreadable, self.order = {}, []
+
+    def fresh(self):
+        return _Desk(Assignment(None, self.live, 100, self.scores, "1"), self.events.append)
+
+    def commit(self, number):
+        path = storage.join(self.root, "attempts", "1", f"{number}")
+        storage.write_atomic(storage.join(path, "x"), b"x")
+        self.made.add(name(number), path, {"step": number})
+
+    def load(self, path):
+        number = int(path.rpartition("/")[2].partition(".")[0])
+        self.order.append(number)
+        if number in self.unreadable:
+            self.unreadable[number]()
+            raise DamagedOutput(f"{path}: gone or torn")
+        return number
+
+    def score(self, model):
+        return Scored(rows=[{**ROW, "loss": 1 / model}], samples=[], tasks=[])
+
+    def publish(self, steps, folder):
+        """From now on, the training is published with checkpoints of these steps."""
+        execution = bring_up(str(folder / "published"), pretended(steps=steps))
+        (found,) = execution.published.values()
+        self.live = Live(Checkpoint, found.path, found.manifest.key, Source("g", "", {}))
+        self.desk.work = Assignment(None, self.live, 100, self.scores, "1")
+
+    def follow(self):
+        return follow(self, self.desk.find, self.desk.keep, self.desk.skip)
+
+
+@pytest.fixture
+def trial(tmp_path, monkeypatch):
+    """A trial whose follower, when nothing is left to do for now, is told to leave."""
+
+    def leave(seconds):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(follower, "time", types.SimpleNamespace(sleep=leave))
+    return Trial(tmp_path)
+
+
+def test_the_newest_comes_first_and_none_comes_twice(trial):
+    """Three checkpoints, newest first; a follower that was cut off does only what is new."""
+    for number in (10, 20, 30):
+        trial.commit(number)
+    assert trial.follow() is False, "told to leave while training goes on"
+    assert trial.order == [30, 20, 10]
+    assert [s.result["step"] for s in trial.scores.finished("score/").values()] == [10, 20, 30]
+    trial.commit(40)
+    trial.desk = trial.fresh()
+    assert trial.follow() is False
+    assert trial.order == [30, 20, 10, 40]
+    notes = [event["note"] for event in trial.events if event["event"] == "progress"]
+    assert notes[-1] == "validation loss 0.025"
+
+
+def test_a_checkpoint_dropped_while_it_is_read_is_skipped_with_a_note(trial):
+    """Retention takes one away in the middle of reading it: a warning, and the others go on."""
+    for number in (10, 20):
+        trial.commit(number)
+    trial.unreadable[20] = lambda: trial.made.drop(name(20))
+    assert trial.follow() is False
+    assert trial.order == [20, 10]
+    (warning,) = [event for event in trial.events if event["event"] == "warning"]
+    assert "step 20 is skipped: deleted before it was scored" in warning["message"]
+    assert list(trial.scores.finished("score/")) == ["score/00000010"]
+
+
+def test_a_damaged_checkpoint_is_skipped_and_said(trial):
+    """Its record is still there: the damage itself is the note, and it is not read again."""
+    for number in (10, 20):
+        trial.commit(number)
+    trial.unreadable[20] = lambda: None
+    assert trial.follow() is False
+    assert trial.order == [20, 10]
+    assert "gone or torn" in trial.desk.skipped[20]
+
+
+def test_it_ends_when_the_model_is_published_and_all_is_scored(trial, tmp_path):
+    """Nothing is left to wait for: it ends by itself; what is scored is not scored again."""
+    trial.commit(20)
+    assert trial.follow() is False
+    trial.publish((10, 20), tmp_path)
+    assert trial.follow() is True
+    assert trial.order == [20, 10]
+
+
+def test_a_damaged_model_is_an_error(trial, tmp_path):
+    """The last checkpoint is the output: it cannot be passed over. An older one can."""
+    trial.publish((10, 20), tmp_path)
+    trial.unreadable[10] = lambda: None
+    assert trial.follow() is True
+    assert list(trial.desk.skipped) == [10]
+    trial.scores = Ledger(str(tmp_path / "again"), "g")
+    trial.desk = trial.fresh()
+    trial.unreadable[20] = lambda: None
+    with pytest.raises(DamagedOutput, match="gone or torn"):
+        trial.follow()
+
+
+def test_what_it_reads_is_what_train_calls_its_checkpoints():
+    """The pretended names are those of the real step's ledger."""
+    from steps.train import _shard_name
+
+    assert _shard_name("/store/train/attempts/a/checkpoints/00000010.a") == name(10)
+    assert as_node(pretended(steps=(1,))).output is Checkpoint

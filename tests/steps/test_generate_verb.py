@@ -1,0 +1,189 @@
+"""`ponente generate` on a model trained for a few steps: what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import steps.cli.generate as verb
+from data.text_stream import prompt_ids
+from models.generate import generate
+from models.sampling import Sampling
+from pipeline import storage
+from pipeline.manifest import load
+from steps.cli import command
+from steps.trained import find, open_model
+from tests.steps.mini import run as run_experiment
+
+ROOT = Path(__file__).parents[2]
+PROMPTS = ("Return the", "This module", "")
+TOKENS = 20
+HOT = ("--temperature", "1.5", "--top-k", "0", "--top-p", "0.9", "--seed", "3")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The directory of a train step in a store."""
+    store = str(tmp_path_factory.mktemp("store"))
+    assert run_experiment(store, "run", "--until", "train") == 0
+    (name,) = (name for name in storage.list_names(store) if name.startswith("train-"))
+    return storage.join(store, name)
+
+
+@pytest.fixture
+def unfinished(trained):
+    """The same as it was a moment before it was published."""
+    path = trained.replace("train-", "train-f")
+    shutil.copytree(trained, path)
+    Path(path, "manifest.json").unlink()
+    yield path
+    shutil.rmtree(path)
+
+
+def expected(directory: str, sampling: Sampling) -> list[str]:
+    """Prompts and completions, by the function that the verb is built on."""
+    found = find(directory)
+    tokenizer = found.tokenizer().load()
+    model = open_model(found.path, found.model, found.compute_dtype)
+    ids = [prompt_ids(tokenizer, prompt) for prompt in PROMPTS]
+    eos = tokenizer.eos_id
+    written = generate(model, ids, new_tokens=TOKENS, sampling=sampling, eos_id=eos)
+    texts = [tokenizer.decode([i for i in row if i != eos]) for row in written]
+    return [prompt + text for prompt, text in zip(PROMPTS, texts, strict=True)]
+
+
+def said(capsys, *arguments: str) -> tuple[str, str]:
+    """What the verb prints, on both streams."""
+    assert verb.run([*arguments]) == 0
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+def flags(*more: str) -> list[str]:
+    prompts = [word for prompt in PROMPTS for word in ("--prompt", prompt)]
+    return [*prompts, "--tokens", str(TOKENS), *more]
+
+
+def test_it_prints_what_generate_returns(trained, capsys):
+    """Three prompts in order, one of them empty; the checkpoint is named beside."""
+    out, err = said(capsys, trained, *flags(*HOT))
+    sampling = Sampling(temperature=1.5, top_p=0.9, seed=3)
+    assert out == "\n\n".join(expected(trained, sampling)) + "\n"
+    assert "checkpoint of step 8, training finished" in err
+    assert "warning" not in err
+    assert said(capsys, trained, *flags("--temperature", "0"))[0] != out
+
+
+def test_any_checkpoint_of_a_step_finished_or_not(trained, unfinished, capsys):
+    """The step's newest, an older one by its own directory, and those of an unpublished step."""
+    newest, _ = said(capsys, trained, *flags(*HOT))
+    out, err = said(capsys, unfinished, *flags(*HOT))
+    assert out == newest
+    assert "training not finished" in err
+    shards = {s.result.get("step"): s for s in load(trained).shards}
+    for directory in (trained, unfinished):
+        older = storage.join(directory, shards[4].root)
+        out, err = said(capsys, older, *flags(*HOT))
+        assert out != newest
+        assert "checkpoint of step 4" in err
+        assert said(capsys, storage.join(directory, shards[8].root), *flags(*HOT))[0] == newest
+
+
+def test_lines_of_the_standard_input(trained, capsys, monkeypatch):
+    """Each is a prompt of its own, the first row of its own batch."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Return the\nThis module"))
+    out, _ = said(capsys, trained, "--tokens", str(TOKENS), *HOT)
+    alone = [
+        said(capsys, trained, "--prompt", p, "--tokens", str(TOKENS), *HOT)[0] for p in PROMPTS
+    ]
+    assert out == alone[0] + alone[1]
+
+
+def test_more_than_it_was_trained_on_is_warned_of(trained, capsys):
+    """Rows had 64 tokens; rotary positions go on."""
+    out, err = said(capsys, trained, "--prompt", "Return", "--tokens", "90", "--temperature", "0")
+    assert "warning: up to 9" in err
+    assert "64" in err
+    assert out.startswith("Return")
+
+
+def refused(capsys, monkeypatch, *arguments: str) -> str:
+    """The one line that the command ends with."""
+    monkeypatch.setattr(sys, "argv", ["ponente", "generate", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        command()
+    assert stop.value.code == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err.splitlines()[-1]
+
+
+def test_refusals(trained, capsys, monkeypatch, tmp_path):
+    """A line each that says what is wrong and what to do."""
+
+    def line(*arguments: str) -> str:
+        return refused(capsys, monkeypatch, *arguments)
+
+    missing = str(tmp_path / "nowhere")
+    assert f"{missing}: expected the directory of a train step" in line(missing, "--prompt", "a")
+    store = str(Path(trained).parent)
+    assert f"give one of {Path(trained).name}" in line(store, "--prompt", "a")
+    (other,) = (n for n in storage.list_names(store) if n.startswith("block_shuffle-"))
+    wrong = line(storage.join(store, other), "--prompt", "a")
+    assert "found one of block_shuffle" in wrong
+    assert "surrogate" in line(trained, "--prompt", "caf\udce9")
+    assert "top_p" in line(trained, "--prompt", "a", "--top-p", "0")
+    assert "found 0" in line(trained, "--prompt", "a", "--tokens", "0")
+    assert missing in line(trained, "--prompt", "a", "--tokenizer", missing)
+
+
+def test_a_prompt_too_long_for_learned_positions(trained, capsys, monkeypatch):
+    """Refused before the model is read."""
+    found = find(trained)
+    learned = dataclasses.replace(found.model, positions="learned", context=24)
+    short = dataclasses.replace(found, model=learned)
+    monkeypatch.setattr(verb, "find", lambda url: short)
+    monkeypatch.setattr(verb, "open_model", None)
+    line = refused(capsys, monkeypatch, trained, "--prompt", "Return " * 30, "--tokens", "3")
+    assert "24 learned positions" in line
+    assert "shorten the prompt" in line
+
+
+def test_a_tokenizer_of_another_size(trained, capsys, monkeypatch):
+    """Both numbers are in the line."""
+    found = find(trained)
+    other = dataclasses.replace(found, model=dataclasses.replace(found.model, vocab_size=999))
+    monkeypatch.setattr(verb, "find", lambda url: other)
+    line = refused(capsys, monkeypatch, trained, "--prompt", "a")
+    assert "512" in line
+    assert "999" in line
+
+
+@pytest.mark.slow
+def test_the_installed_command_is_this_one(trained):
+    """The script's entry point, and the same as a module in a process of its own."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"ponente": "steps.cli:command"}
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "steps.cli", "generate", trained),
+            *("--prompt", "Return the", "--tokens", "5", "--temperature", "0"),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    assert done.stdout.startswith("Return the")
+    usage = subprocess.run(
+        [sys.executable, "-m", "steps.cli"], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert usage.returncode == 2
+    assert "ponente generate" in usage.stderr

@@ -1,0 +1,249 @@
+"""Charts and pages from made-up runs: what there is to see is there, and nothing else."""
+
+import json
+import math
+import re
+
+import pytest
+
+from pipeline.errors import InputError
+from steps import charts, compare, page, report, time_charts
+from steps.run_record import RunRecord, flat, of_directory
+from training.goodput import account
+from training.journal import Attempt, Mark
+
+
+def attempt(name, began, first, last, spent, *marks, outcome="running"):
+    return Attempt(
+        attempt=name,
+        began=began,
+        buckets=spent,
+        first_step=first,
+        last_step=last,
+        marks=tuple(Mark(step, dict.fromkeys(["step"], at)) for step, at in marks),
+        outcome=outcome,
+        device="cpu",
+        devices=1,
+    )
+
+
+JOURNALS = [
+    attempt("a", 0.0, 0, 60, {"init": 5, "step": 60}, (50, 50.0)),
+    attempt(
+        "b",
+        80.0,
+        50,
+        100,
+        {"init": 5, "step": 50, "checkpoint": 2},
+        (100, 57.0),
+        outcome="finished",
+    ),
+]
+
+
+def record(name="run", steps=100, scale=1.0, **changes):
+    history = [
+        {
+            "step": step,
+            "loss": scale * (2 + 3 / step),
+            "grad_norm": 1 + 1 / step,
+            "parameter_norm": 10.0,
+            "learning_rate": 1e-3,
+            "tokens": 250,
+            "padded": 4.0,
+            "skipped": 0.0,
+            "seconds": 0.2,
+            "data_wait": 0.01,
+            "tokens_per_second": 1280.0,
+            "tokens_per_second_average": 1270.0,
+            "useful_tokens_per_second": 1250.0,
+            "mfu": 0.4,
+            "mfu_full": 0.45,
+            "hfu": 0.5,
+            "memory_bytes": 2**30,
+        }
+        for step in range(1, steps + 1)
+    ]
+    evaluations = [
+        {"step": step, "loss": scale * value, "bits_per_byte": value / 3, **extra}
+        for step, value in ((0, 5.0), (50, 2.2), (100, 2.1))
+        for extra in ({}, {"set": "code"})
+    ]
+    fields = {
+        "history": history,
+        "evaluations": evaluations,
+        "samples": [{"step": s, "prompt": "A <b>", "completion": f"at {s}"} for s in (50, 100)],
+        "journals": [json.loads(each.to_json()) for each in JOURNALS],
+        "config": {"train": {"steps": steps, "seed": 0, "optimizer": {"learning_rate": scale}}},
+        "entropy": 4.5,
+    }
+    return RunRecord(name=name, **{**fields, **changes})
+
+
+def texts(svg):
+    return re.findall(r">([^<>]+)</text>", svg)
+
+
+def test_every_chart_of_a_run_says_what_it_shows():
+    """Captions, units, legends of several curves and the restart."""
+    run = record()
+    captioned = dict(report.training_charts(run, account(JOURNALS)))
+    assert all(svg.startswith("<svg") for svg in captioned.values())
+    loss = texts(captioned["Loss"])
+    for word in ("training", "validation", "code", "restart", "unigram entropy 4.50", "step"):
+        assert word in loss
+    assert "loss, nats per token" in loss
+    assert {"MFU, causal", "HFU", "MFU, full attention"} <= set(texts(captioned["Utilisation"]))
+    assert "useful, each step" in texts(captioned["Throughput"])
+    assert "GiB" in texts(captioned["Peak memory"])
+
+
+def test_what_was_not_recorded_has_no_chart():
+    """An old record: losses and rates alone, no journal, no samples."""
+    plain = [
+        {"step": s, "loss": 3.0, "grad_norm": 1.0, "learning_rate": 0.1, "tokens_per_second": 5.0}
+        for s in (1, 2, 3)
+    ]
+    run = record(history=plain, evaluations=[], samples=[], journals=[], entropy=None)
+    shown = {caption for caption, svg in report.training_charts(run, run.account()) if svg}
+    assert shown == {
+        *("Loss", "Learning rate", "Gradient norm, before clipping", "Throughput"),
+    }
+    assert report.time_charts(run.account()) == []
+    assert page.samples_over_time([]) == ""
+    empty = page.render("t", "s", [("Samples", ""), ("Data", "<p>x</p>")])
+    assert "Samples" not in empty
+    assert "Data" in empty
+
+
+def test_an_empty_run_and_one_of_nan_can_be_drawn():
+    """No rows, or a loss that is not a number: a page all the same."""
+    for history in ([], [{"step": 1, "loss": math.nan}]):
+        run = record(history=history, evaluations=[], entropy=None)
+        assert dict(report.training_charts(run, None))["Loss"] == ""
+
+
+def test_the_same_data_draws_the_same_bytes():
+    """Pages are compared by content."""
+    assert charts.loss_chart(record()) == charts.loss_chart(record())
+    found = account(JOURNALS)
+    assert time_charts.waterfall_chart(found) == time_charts.waterfall_chart(found)
+
+
+def test_the_waterfall_names_every_part_with_its_share():
+    """Total first, then what was lost, steps last; small parts are not bars of nothing."""
+    found = account(JOURNALS)
+    said = texts(time_charts.waterfall_chart(found))
+    assert "total" in said
+    assert "lost: done again" in said
+    assert "lost: dead time" in said
+    assert "training steps" in said
+    assert "evaluation" not in said
+    assert any(f"{found.goodput:.1%}" in text for text in said)
+
+
+@pytest.mark.parametrize("attempts", [1, 2, 14, 60])
+def test_time_lines_of_any_number_of_attempts(attempts):
+    """A line each while there are few, one for all of many."""
+    journals = [
+        attempt(str(n), 100.0 * n, 10 * n, 10 * n + 12, {"step": 90.0}, (10 * n + 10, 80.0))
+        for n in range(attempts)
+    ]
+    said = texts(time_charts.timeline_chart(account(journals)))
+    assert ("all 60" in said) == (attempts == 60)
+    assert ("1: steps 0 to 12" in said) == (attempts <= 14)
+    assert {"counts", "done again", "dead time", "checkpoint"} <= set(said)
+
+
+def test_the_table_of_attempts():
+    """What each ran on, did, lost, and how it ended."""
+    head, first, second = report.attempts_table(account(JOURNALS))
+    assert len(head) == len(first) == len(second)
+    assert first[1:4] == ["1 x cpu", "1", "0 to 60"]
+    assert first[5] == duration_of(65 - 50 + 15)
+    assert first[-1] == "without a word"
+    assert second[5] == "nothing"
+    assert second[-1] == "finished"
+
+
+def duration_of(seconds):
+    return time_charts.duration(seconds)
+
+
+def test_samples_are_escaped_and_newest_first():
+    """A prompt with markup is text."""
+    shown = page.samples_over_time(record().samples)
+    assert "<b>A &lt;b&gt;</b>" in shown
+    assert shown.index("at 100") < shown.index("at 50")
+
+
+def test_means_leave_out_what_is_not_finite():
+    """A running mean over a fiftieth around each point, by the plain definition."""
+    values = [float(n % 7) for n in range(500)]
+    values[100] = math.nan
+    values[300] = math.inf
+    found = charts.smoothed(values)
+    for index in (0, 5, 99, 100, 105, 305, 499):
+        window = [v for v in values[max(0, index - 5) : index + 6] if math.isfinite(v)]
+        assert found[index] == pytest.approx(sum(window) / len(window))
+
+
+def test_long_curves_keep_their_peaks_and_stay_small():
+    """A hundred thousand points become two thousand, spikes and ends of the range included."""
+    y = [math.sin(n / 5000) + (50 if n == 77_777 else 0) for n in range(100_000)]
+    y[5] = math.nan
+    xs, ys = charts.thinned(range(100_000), y)
+    assert len(xs) == len(ys) <= charts.MOST_POINTS
+    assert xs == sorted(xs)
+    assert max(ys) == y[77_777]
+    assert xs[ys.index(max(ys))] == 77_777
+    assert min(ys) == min(value for value in y if value == value)
+    short = charts.thinned([1, 2, 3], [4.0, math.nan, 6.0])
+    assert short[0] == [1, 2, 3]
+    assert math.isnan(short[1][1])
+
+
+def test_runs_side_by_side():
+    """Curves in one chart, the settings that differ and no others, and how each ended."""
+    one, two = record("small rate"), record("large rate", scale=1.5, journals=[])
+    table = compare.differences([one, two])
+    assert table == [
+        ["setting", "small rate", "large rate"],
+        ["train.optimizer.learning_rate", "1.0", "1.5"],
+    ]
+    head, *rows = compare.figures([one, two])
+    assert head == ["figure", "small rate", "large rate"]
+    by_name = {name: values for name, *values in rows}
+    assert by_name["loss, validation"] == ["2.1000", "3.1500"]
+    assert by_name["goodput"] == [f"{one.account().goodput:.1%}", "-"]
+    text = compare.render([one, two])
+    assert text.count("<svg") == 9
+    assert "Loss on code" in text
+    assert not re.search(r'(src|href)="http', text)
+
+
+def test_runs_need_names_of_their_own():
+    """Two curves of one name cannot be told apart."""
+    with pytest.raises(InputError, match="different names"):
+        compare.render([record("a"), record("a")])
+
+
+def test_a_run_that_still_goes_is_read_from_its_lines(tmp_path):
+    """Steps done again after a restart count once; journals lie beside."""
+    lines = [{"kind": "config", "time": 0, "run": "r", "train": {"steps": 9}}]
+    lines += [{"kind": "step", "time": 1, "step": s, "loss": float(s)} for s in (1, 2, 3)]
+    lines += [{"kind": "step", "time": 2, "step": s, "loss": 10.0 * s} for s in (3, 4)]
+    lines += [{"kind": "evaluation", "time": 2, "step": 4, "loss": 2.0, "set": "web"}]
+    text = "".join(json.dumps(each) + "\n" for each in lines)
+    (tmp_path / "metrics.jsonl").write_text(text + '{"kind": "st')
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "journal" / "a.json").write_bytes(JOURNALS[0].to_json())
+    found = of_directory(str(tmp_path), "live")
+    assert [row["loss"] for row in found.history] == [1.0, 2.0, 30.0, 40.0]
+    assert found.sets == ["web"]
+    assert flat(found.config) == {"train.steps": 9}
+    assert found.account().total == 65
+    compare.main([f"live={tmp_path}", "--output", str(tmp_path / "page.html")])
+    assert "live" in (tmp_path / "page.html").read_text()
+    with pytest.raises(InputError, match=r"metrics\.jsonl"):
+        of_directory(str(tmp_path / "nothing"), "x")

@@ -1,0 +1,214 @@
+"""Evaluating a trained model, following its training, and asking it questions: one small graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+
+from experiments.run_200m import SMOKE
+from pipeline import InputError, storage
+from pipeline.errors import StepFailed
+from pipeline.step import as_node
+from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
+from steps.block_shuffle import block_shuffle
+from steps.evaluate import evaluate
+from steps.follow import follow
+from steps.sample import sample
+from steps.score_job import Also
+from steps.tasks import lm_evaluation, multiple_choice, read_questions
+from steps.tokenize_documents import tokenize
+from steps.train import train
+from steps.train_tokenizer import train_tokenizer
+from tests.pipeline.helpers import bring_up
+
+pytestmark = pytest.mark.slow
+
+LENGTH = 64
+CONFIG = dataclasses.replace(
+    SMOKE.train,
+    steps=12,
+    batch_size=8,
+    sequence_length=LENGTH,
+    evaluate_every=6,
+    evaluate_batches="all",
+    checkpoint_every=4,
+    keep_checkpoints=9,
+)
+MODEL = dataclasses.replace(SMOKE.model, vocab_size=512, layers=2, embed=32, mlp=48, head_size=16)
+ALSO = Also(
+    prompts=("Return the",), new_tokens=8, questions=20, context_tokens=16, continuation_tokens=8
+)
+
+
+class Graph:
+    """The steps under test, and what a store holds of them."""
+
+    def __init__(self, store: str) -> None:
+        self.store = store
+        splits = (("validation", 6_000), ("test", 4_000))
+        documents = sample(SMOKE.source, tokens=60_000, splits=splits)
+        self.tokenizer = train_tokenizer(documents, vocab_size=MODEL.vocab_size)
+        self.tokens = tokenize(documents, self.tokenizer)
+        sequences = block_shuffle(
+            self.tokens, sequence_length=LENGTH, io_block_size=4, window_blocks=16
+        )
+        self.model = train(sequences, model=MODEL, optimizer=SMOKE.optimizer, train=CONFIG)
+        self.scores = evaluate(self.model, self.tokens, self.tokenizer, also=ALSO)
+        self.followed = follow(self.model, self.tokens, self.tokenizer, also=ALSO, batch_size=16)
+
+    def open(self, wanted, kind):
+        """The artifact of a step, brought up where it is not there."""
+        node = as_node(wanted)
+        found = bring_up(self.store, wanted).published[node.key]
+        return kind(found.path, found.manifest)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A store in which training, evaluation and the follower have run, in this process."""
+    graph = Graph(str(tmp_path_factory.mktemp("store")))
+    bring_up(graph.store, graph.scores, graph.followed)
+    return graph
+
+
+def test_training_evaluates_every_held_out_split(built):
+    """A row a split and evaluation, validation first; the result speaks of validation."""
+    model = built.open(built.model, Checkpoint)
+    rows = model.rows("evaluations")
+    assert [(row["step"], row["set"]) for row in rows] == [
+        (step, name) for step in (0, 6, 12) for name in ("validation", "test")
+    ]
+    assert model.result["first"] == rows[0]
+    assert model.result["last"] == rows[-2]
+    assert model.result["held_out"] == rows[-2:]
+    tokens = built.open(built.tokens, TokenCache)
+    for row in rows:
+        sequences, left = divmod(tokens.tokens(row["set"]), LENGTH)
+        assert row["tokens"] == sequences * (LENGTH - 1) + max(0, left - 1)
+
+
+def same(got, want):
+    """Whether two rows agree: counts exactly, figures to rounding."""
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        close = isinstance(value, float) and not math.isnan(value)
+        assert got[name] == (pytest.approx(value, rel=1e-6) if close else value), name
+
+
+def test_the_follower_evaluator_and_loop_find_the_same(built):
+    """Twelve steps, three checkpoints: the last one's rows are the loop's and `evaluate`'s."""
+    model = built.open(built.model, Checkpoint)
+    scores, followed = (built.open(n, Scores) for n in (built.scores, built.followed))
+    assert [(row["step"], row["set"]) for row in followed.rows] == [
+        (step, name) for step in (4, 8, 12) for name in ("validation", "test")
+    ]
+    lasts = zip(followed.rows[-2:], scores.rows, model.rows("evaluations")[-2:], strict=True)
+    for one, two, three in lasts:
+        same(one, two)
+        same(two, three)
+    assert followed.result["loss"] == followed.rows[-2]["loss"]
+    assert scores.result["loss"] == scores.rows[0]["loss"]
+    assert followed.result["measured"]["skipped"] == []
+
+
+def test_samples_and_questions_are_asked_of_every_checkpoint(built):
+    """One sample and one accuracy a checkpoint; the last ones are those of `evaluate`."""
+    scores, followed = (built.open(n, Scores) for n in (built.scores, built.followed))
+    samples = followed.samples()
+    assert [sample["step"] for sample in samples] == [4, 8, 12]
+    assert {sample["prompt"] for sample in samples} == {"Return the"}
+    (last,) = scores.result["samples"]
+    assert samples[-1] == {"step": 12, **last}
+    tasks = followed.result["tasks"]
+    assert [task["step"] for task in tasks] == [4, 8, 12]
+    (task,) = scores.result["tasks"]
+    assert tasks[-1]["acc"] == task["acc"]
+    assert (task["set"], task["chance"]) == ("validation", 0.25)
+    assert 0 < task["items"] <= 20
+
+
+def test_named_splits_and_a_part_of_them(built):
+    """Only the named split is read, and only so many of its sequences."""
+    scores = built.open(evaluate(built.model, built.tokens, splits=("test",), sequences=3), Scores)
+    (row,) = scores.rows
+    assert (row["set"], row["tokens"]) == ("test", 3 * (LENGTH - 1))
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        ({"splits": ("nothing",)}, "no held-out split 'nothing'; there are validation, test"),
+        ({"splits": ("train",)}, "no held-out split 'train'"),
+        ({"also": Also(prompts=("x",))}, "prompts need a tokenizer"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(built, ask, message):
+    """The message says what there is."""
+    with pytest.raises(StepFailed, match=message):
+        bring_up(built.store, evaluate(built.model, built.tokens, **ask))
+
+
+@pytest.fixture
+def questions(tmp_path, built):
+    """(URL of a file of questions about the tokenizer's own words, its digest)."""
+    lines = [
+        {"context": "Return the", "choices": [" value", " zebra", " xylophone"], "gold": 0},
+        {"context": "", "choices": ["Return", "Qqqq"], "gold": 0},
+        {"context": "This is a ", "choices": ["list", "éé"], "gold": 1},
+    ]
+    path = str(tmp_path / "questions.jsonl")
+    data = "\n".join(json.dumps(line) for line in lines).encode()
+    storage.write_atomic(path, data)
+    return path, storage.sha256(path), lines
+
+
+def test_questions_of_a_file(built, questions):
+    """Three questions: both accuracies, chance, and another file is another output."""
+    url, digest, _ = questions
+    ask = {"questions": url, "delimiter": ""}
+    node = multiple_choice(built.model, built.tokenizer, sha256=digest, **ask)
+    result = built.open(node, Scores).result
+    assert result["items"] == 3
+    assert result["chance"] == pytest.approx((1 / 3 + 1 / 2 + 1 / 2) / 3)
+    assert {"acc", "acc_norm", "acc_bytes"} <= result.keys()
+    wrong = multiple_choice(built.model, built.tokenizer, sha256="0" * 64, **ask)
+    with pytest.raises(StepFailed, match="expected SHA-256 0000"):
+        bring_up(built.store, wrong)
+
+
+def test_questions_are_cut_where_the_context_ends(built, questions):
+    """Context and choice together are the text's own ids after the end-of-document id."""
+    url, _, lines = questions
+    tokenizer = built.open(built.tokenizer, Tokenizer).load()
+    for question, line in zip(read_questions(url, tokenizer, ""), lines, strict=True):
+        assert question.gold == line["gold"]
+        assert question.sizes == tuple(len(choice.encode()) for choice in line["choices"])
+        assert question.characters == tuple(len(choice) for choice in line["choices"])
+        for ids, text in zip(question.choices, line["choices"], strict=True):
+            whole = tokenizer.encode_batch([line["context"] + text])[0]
+            np.testing.assert_array_equal([*question.context, *ids], [tokenizer.eos_id, *whole])
+    assert read_questions(url, tokenizer, "")[2].choices[0] != read_questions(url, tokenizer, " ")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[]", "{", '{"context": "a"}', '{"context": "a", "choices": ["b", "c"], "gold": 2}'],
+)
+def test_a_line_that_is_no_question_is_refused(built, tmp_path, line):
+    """The message names the line."""
+    url = str(tmp_path / "bad.jsonl")
+    good = '{"context": "a", "choices": ["b", "c"], "gold": 1}'
+    storage.write_atomic(url, f"{good}\n{line}".encode())
+    tokenizer = built.open(built.tokenizer, Tokenizer).load()
+    with pytest.raises(InputError, match="line 2"):
+        read_questions(url, tokenizer, " ")
+
+
+def test_the_harness_is_named_where_it_is_missing(built):
+    """Without lm_eval the step says what to install; with it an unknown task is refused."""
+    with pytest.raises(StepFailed, match=r"ponente\[lm-eval\]|has no task|no_such_task"):
+        bring_up(built.store, lm_evaluation(built.model, built.tokenizer, tasks=("no_such_task",)))

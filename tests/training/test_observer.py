@@ -1,0 +1,126 @@
+"""A run under observation: everything is written, and it is the run that nobody looked at."""
+
+import dataclasses
+import json
+
+import jax
+import pytest
+
+from tests.training import tiny
+from training import trackers
+from training.clock import BUCKETS
+from training.evaluation import Evaluator
+from training.goodput import account
+from training.journal import read_journals
+from training.load import load_model
+from training.loop import train
+from training.tracker_files import join_attempts, read_lines
+from training.trackers import Outlet
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A folder with the tiny run's token shards."""
+    directory = str(tmp_path_factory.mktemp("data"))
+    tiny.write_data(directory)
+    return directory
+
+
+def job(root, home, attempt, **changes):
+    given = {"profile": None, **changes.pop("train", {})}
+    return tiny.make_job(
+        root,
+        train=dataclasses.replace(tiny.TRAIN, checkpoint_every=2, **given),
+        attempt=attempt,
+        checkpoint_directory=f"{home}/checkpoints",
+        journal_directory=f"{home}/journal",
+        run_directory=f"{home}/runs/{attempt}",
+        **changes,
+    )
+
+
+def run(work):
+    committed = []
+    result = train(
+        work,
+        on_commit=lambda step, path: committed.append((step, path)),
+        devices=jax.devices()[:1],
+    )
+    return result, committed
+
+
+def lines(home, attempt, kind):
+    entries = read_lines(f"{home}/runs/{attempt}/metrics.jsonl")
+    return [each for each in entries if each["kind"] == kind]
+
+
+def plain(row):
+    return {name: value for name, value in row.items() if name not in ("kind", "time")}
+
+
+def test_two_attempts_leave_one_account_and_one_history(root, tmp_path):
+    """The second goes on from step 4 of the first's six; lines, buckets and marks agree."""
+    first, committed = run(job(root, tmp_path, "a"))
+    second, _ = run(job(root, tmp_path, "b", resume_from=tuple(committed[:2])))
+    assert [step for step, _ in committed] == [2, 4, 6]
+    rows = join_attempts([(0, lines(tmp_path, "a", "step")), (4, lines(tmp_path, "b", "step"))])
+    assert [plain(row) for row in rows] == second.history
+    assert [each["step"] for each in lines(tmp_path, "a", "evaluation")] == [0, 4, 6]
+    assert lines(tmp_path, "a", "config")[0]["train"]["steps"] == 6
+    journals = read_journals(f"{tmp_path}/journal")
+    assert [(j.attempt, j.first_step, j.last_step, j.outcome) for j in journals] == [
+        ("a", 0, 6, "finished"),
+        ("b", 4, 6, "finished"),
+    ]
+    assert [mark.step for mark in journals[0].marks] == [2, 4, 6]
+    for journal, result in zip(journals, (first, second), strict=True):
+        assert set(result.seconds) == {*BUCKETS, "total"}
+        assert 0 <= journal.seconds - result.seconds["total"] < 5
+        waited = sum(row["data_wait"] for row in result.history[journal.first_step :])
+        assert journal.buckets["data_wait"] == pytest.approx(waited, abs=1e-6)
+        for bucket in ("init", "step", "evaluation", "checkpoint"):
+            assert journal.buckets[bucket] > 0, bucket
+    found = account(journals)
+    assert found.parts["redone"] > 0
+    assert sum(found.parts.values()) == pytest.approx(found.total)
+
+
+class Breaks:
+    """A tracker that fails at once, and at the end."""
+
+    def write(self, entries):
+        raise RuntimeError("quota")
+
+    def close(self):
+        raise RuntimeError("quota")
+
+    def abandon(self):
+        raise RuntimeError("quota")
+
+
+def test_observation_changes_no_bit(root, tmp_path, monkeypatch):
+    """With a broken tracker, a profile and a journal the parameters are those of a run without."""
+    monkeypatch.setattr(trackers, "_child", lambda name, context: Breaks())
+    monkeypatch.setattr(Outlet.__init__, "__defaults__", (10_000, 0.005))
+    watched, _ = run(job(root, tmp_path, "a", train={"trackers": ("wandb",), "profile": (3, 2)}))
+    bare = tiny.make_job(
+        root,
+        train=dataclasses.replace(tiny.TRAIN, checkpoint_every=2),
+        checkpoint_directory=f"{tmp_path}/bare",
+    )
+    unwatched, _ = run(bare)
+    assert tiny.learned(watched.history) == tiny.learned(unwatched.history)
+    both = [load_model(result.checkpoint, tiny.MODEL) for result in (watched, unwatched)]
+    assert tiny.equal(*both)
+    traces = list((tmp_path / "runs" / "a" / "traces" / "step-00000003").rglob("*.xplane.pb"))
+    assert traces
+    assert watched.seconds["other"] > unwatched.seconds["other"]
+
+
+def test_a_run_that_fails_says_so_in_its_journal(root, tmp_path, monkeypatch):
+    """Whatever ended it."""
+    monkeypatch.setattr(Evaluator, "__call__", lambda *_: json.loads("no json"))
+    with pytest.raises(ValueError, match="Expecting"):
+        run(job(root, tmp_path, "a"))
+    (journal,) = read_journals(f"{tmp_path}/journal")
+    assert journal.outcome == "failed"

@@ -1,0 +1,57 @@
+"""Which checkpoints are dropped, against the rules told one by one."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import InputError
+from training.retention import Retention, due
+
+STEPS = st.lists(st.integers(1, 60), max_size=30).map(sorted)
+
+
+@given(
+    STEPS,
+    st.integers(1, 5),
+    st.integers(0, 12),
+    st.lists(st.integers(1, 60), max_size=4).map(tuple),
+)
+def test_dropped_are_those_that_no_rule_keeps(steps, newest, every, milestones):
+    """Position by position: newest, multiple, or milestone."""
+    kept = set()
+    for position in range(len(steps)):
+        if sum(1 for later in range(position + 1, len(steps))) < newest:
+            kept.add(position)
+        if every and steps[position] in range(0, 1000, every):
+            kept.add(position)
+        if steps[position] in list(milestones):
+            kept.add(position)
+    rules = Retention(newest=newest, every=every, milestones=milestones)
+    assert set(rules.dropped(steps)) == set(range(len(steps))) - kept
+    assert rules.dropped(steps) == sorted(rules.dropped(steps))
+
+
+@given(STEPS, st.integers(1, 4), st.integers(0, 9), st.sets(st.integers(1, 60), max_size=3))
+def test_dropping_as_one_goes_is_dropping_at_the_end(steps, newest, every, milestones):
+    """A checkpoint that is dropped once would be dropped at any later time."""
+    rules = Retention(newest=newest, every=every, milestones=tuple(milestones))
+    left = []
+    for step in steps:
+        left.append(step)
+        left = [s for i, s in enumerate(left) if i not in rules.dropped(left)]
+    gone = rules.dropped(steps)
+    assert left == [s for i, s in enumerate(steps) if i not in gone]
+
+
+@given(st.integers(1, 200), st.integers(1, 50), st.sets(st.integers(1, 200), max_size=3))
+def test_due(step, every, milestones):
+    """At multiples and at milestones, and nowhere else."""
+    wanted = step in range(every, 201, every) or step in milestones
+    assert due(step, every, tuple(milestones)) == wanted
+
+
+@pytest.mark.parametrize("fields", [{"newest": 0}, {"every": -1}, {"milestones": (5, 0)}])
+def test_impossible_rules_are_refused(fields):
+    """By name."""
+    with pytest.raises(InputError, match=next(iter(fields))):
+        Retention(**fields)

@@ -1,0 +1,64 @@
+"""What a run looks at between steps: held-out losses, and text written after fixed prompts."""
+
+from __future__ import annotations
+
+from training.clock import Stopwatch
+from training.evaluation import Evaluator
+from training.job import Row, TrainJob
+from training.program import Program
+from training.prompts import Writer
+from training.state import TrainState
+
+
+class Examiner:
+    """Scores and samples of a run. Close it after use.
+
+    Args:
+        job: the run.
+        program: where its state is.
+        watch: its stopwatch.
+
+    Raises:
+        InputError: a held-out set or a prompt cannot be used.
+    """
+
+    def __init__(self, job: TrainJob, program: Program, watch: Stopwatch) -> None:
+        self._every, self._last = job.train.evaluate_every, job.train.steps
+        self._watch = watch
+        self._evaluator = _evaluator(job, program)
+        self._writer: Writer | None = None
+        if job.prompts is not None:
+            dtype = program.train.compute_dtype
+            self._writer = Writer(job.prompts, program.model, program.layout, dtype)
+
+    def due(self, step: int, done: list[Row]) -> bool:
+        """Whether to look after `step`: also where a preempted run had no time left for it."""
+        due = step % self._every == 0 or step == self._last
+        return due and not any(row["step"] == step for row in reversed(done))
+
+    def __call__(self, step: int, state: TrainState) -> tuple[list[Row], list[Row]]:
+        """Rows of the held-out sets and of the prompts; every process calls it."""
+        with self._watch.during("evaluation"):
+            scores = [{"step": step, **row} for row in self._evaluator(state.scored)]
+        if self._writer is None:
+            return scores, []
+        with self._watch.during("samples"):
+            return scores, [{"step": step, **text} for text in self._writer(state.scored)]
+
+    def close(self) -> None:
+        """Close the sets' files."""
+        self._evaluator.close()
+
+
+def _evaluator(job: TrainJob, program: Program) -> Evaluator:
+    train = job.train
+    return Evaluator(
+        program.evaluation_step,
+        program.layout,
+        job.held_out,
+        job.token_bytes,
+        tokenizer=job.data.tokenizer,
+        sequence_length=train.sequence_length,
+        batch_size=train.evaluate_batch_size or train.batch_size,
+        sequences=train.evaluate_sequences,
+    )

@@ -1,0 +1,124 @@
+"""Entries as lines of JSON, and files that grow here and are kept in an object store.
+
+A local directory is written to as it is. An object store has no append, so there a file grows in a
+temporary directory and is uploaded whole: every half minute at first, and never for more than a
+twentieth of the time. A kill loses what was not uploaded.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from pipeline import storage
+
+Entry = dict[str, Any]
+NAME = "metrics.jsonl"
+UPLOAD_SECONDS = 30.0
+UPLOAD_SHARE = 0.05
+
+
+class Spool:
+    """A directory to write to, and its copy at a URL.
+
+    Args:
+        url: where the files belong; written to directly when it is on this machine's disks.
+
+    Attributes:
+        path: the directory to write to.
+    """
+
+    def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._url = url
+        self._clock = clock
+        self._remote = not storage.is_local(url)
+        self._sizes: dict[Path, int] = {}
+        self._next = clock() + UPLOAD_SECONDS
+        if self._remote:
+            self.path = Path(tempfile.mkdtemp(prefix="ponente-"))
+        else:
+            self.path = Path(storage.local_path(url))
+            self.path.mkdir(parents=True, exist_ok=True)
+
+    def sync(self, *, now: bool = False) -> None:
+        """Upload files that have grown, when it is time to or `now`; a local one needs nothing."""
+        if not self._remote or (not now and self._clock() < self._next):
+            return
+        began = self._clock()
+        for path in sorted(self.path.rglob("*")):
+            if path.is_file() and self._sizes.get(path) != path.stat().st_size:
+                data = path.read_bytes()
+                name = path.relative_to(self.path).as_posix()
+                storage.write_atomic(storage.join(self._url, name), data)
+                self._sizes[path] = len(data)
+        ended = self._clock()
+        self._next = ended + max(UPLOAD_SECONDS, (ended - began) / UPLOAD_SHARE)
+
+    def close(self) -> None:
+        """Upload what is left and delete the temporary copy."""
+        self.sync(now=True)
+        if self._remote:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+
+class JsonLines:
+    """`metrics.jsonl` in a directory; see `training.trackers.Tracker`.
+
+    Numbers that are not finite are written as Python's `json` writes them (NaN, Infinity).
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._spool = Spool(directory)
+        self._file: IO[bytes] = open(self._spool.path / NAME, "ab")  # noqa: SIM115 - closed below
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        """Append; a reader sees whole lines but for the last."""
+        if entries:
+            self._file.write(as_lines(entries))
+            self._file.flush()
+        self._spool.sync()
+
+    def close(self) -> None:
+        """Upload what is left."""
+        self._file.close()
+        self._spool.close()
+
+    def abandon(self) -> None:
+        """Nothing to let go of."""
+
+
+def as_lines(entries: Sequence[Any]) -> bytes:
+    """A line of JSON each; what JSON has no word for is written as its text."""
+    return "".join(json.dumps(each, default=str) + "\n" for each in entries).encode()
+
+
+def read_lines(url: str) -> list[Entry]:
+    """The entries of a file of lines; none when it is not there.
+
+    A torn last line, which a kill leaves behind, is passed over. Raises `ValueError` for another.
+    """
+    try:
+        lines = storage.read_bytes(url).split(b"\n")
+    except FileNotFoundError:
+        return []
+    # What follows the last line's end is empty, or torn.
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def join_attempts(attempts: Iterable[tuple[int, Sequence[Entry]]]) -> list[Entry]:
+    """One run's entries from those of its attempts, in order: what was done again counts once.
+
+    Args:
+        attempts: (steps done when it began, entries with a `step`) of each, first to last.
+    """
+    joined: list[Entry] = []
+    for begins, entries in attempts:
+        # An attempt that went on from a checkpoint does not repeat what belongs to its step.
+        joined = [each for each in joined if each["step"] <= begins and (begins or each["step"])]
+        joined += entries
+    return joined
