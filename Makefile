@@ -1,23 +1,26 @@
 # Two commands: `make demo` runs the main job in miniature, `make test` sets up and passes the tests.
 PYTHON ?= python3
 BIN := .venv/bin
-PARALLEL := tests/models tests/training tests/steps tests/data
+COMPUTING := tests/models tests/training tests/steps tests/data tests/bench
 FIRST_PARTY := pipeline steps data models training experiments
 
-.PHONY: demo test test-computing test-clusters fast lint setup clean
+.PHONY: demo test test-computing test-engine test-rest fast lint setup clean
 
 demo: .venv/installed
 	$(BIN)/python experiments/run_200m.py --preset smoke
 
-# Two halves side by side: one computes, the other starts clusters, kills processes and waits a lot.
+# Three parts side by side: one computes, two start clusters, kill processes and wait a lot.
 test: .venv/oracle lint
-	$(MAKE) --jobs 2 test-computing test-clusters
+	$(MAKE) --jobs 3 test-computing test-engine test-rest
 
 test-computing:
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(PARALLEL)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(COMPUTING)
 
-test-clusters:
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(PARALLEL))
+test-engine:
+	$(BIN)/python -m pytest tests/pipeline
+
+test-rest:
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(COMPUTING) tests/pipeline)
 
 fast: .venv/installed lint
 	$(BIN)/python -m pytest -m "not slow"

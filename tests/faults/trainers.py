@@ -25,6 +25,15 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
+def quick_compilation(folder: Path) -> dict[str, str]:
+    """Environment in which processes compile without optimisations, and the same program once."""
+    return {
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.05",
+    }
+
+
 class Trainers:
     """A gang of trainer processes of one run, a context; leaving it kills what is left of them.
 
@@ -52,6 +61,7 @@ class Trainers:
             **os.environ,
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            **quick_compilation(run.parent),
             "ATTEMPT": os.urandom(4).hex(),
         }
         port = str(free_port())

@@ -5,11 +5,13 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
+from tests.faults.trainers import quick_compilation
 from tests.training import tiny
 from training.restore import newest_sound
 
@@ -29,6 +31,7 @@ def run_processes(root, count, devices, *extra, module="tests.training.worker"):
         **os.environ,
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        **quick_compilation(Path(root)),
     }
     port = str(free_port())
     outputs = [os.path.join(root, f"report-{count}-{i}.json") for i in range(count)]
