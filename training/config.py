@@ -16,7 +16,7 @@ from pipeline.fingerprint import Runtime
 from training.checks import above_zero, at_least, below_one, one_of, rising
 from training.optimizer_config import OptimizerConfig as OptimizerConfig
 from training.parallelism import Parallelism
-from training.trackers import check_names
+from training.tracker_names import check_names
 
 ATTENTION = ("auto", "reference", "blockwise", "splash", "cudnn")
 COMPUTE_DTYPES = ("bfloat16", "float32")

@@ -22,13 +22,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pipeline.errors import InputError
 from training.tracker_files import JsonLines
+from training.tracker_names import KINDS as KINDS
+from training.tracker_names import check_names as check_names
 
 logger = logging.getLogger(__name__)
 
 Entry = dict[str, Any]
-KINDS = ("tensorboard", "wandb", "trackio")
 CAPACITY = 10_000
 EVERY_SECONDS = 1.0
 
@@ -200,16 +200,6 @@ def open_trackers(names: Sequence[str], context: TrackerContext) -> Trackers:
     trackers = Trackers(outlets)
     trackers.log("config", {"run": context.run, "attempt": context.attempt, **context.config})
     return trackers
-
-
-def check_names(field: str, names: Sequence[str]) -> None:
-    """Raises `InputError` for a name that is no tracker's, or is there twice."""
-    for name in names:
-        if name not in KINDS or list(names).count(name) > 1:
-            raise InputError(
-                f"{field}: expected some of {', '.join(KINDS)}, each once, got {tuple(names)!r}; "
-                "metrics.jsonl is always written and has no name"
-            )
 
 
 def _child(name: str, context: TrackerContext) -> Tracker:
