@@ -179,7 +179,8 @@ def _attempt(
             transient = isinstance(error, OSError | WorkerLost)
             lasting = isinstance(error, FileNotFoundError)
             no_room = isinstance(error, NoRoom)
-            return Outcome("failed", seconds, cause, log, transient and not lasting, no_room)
+            transient = transient and not lasting
+            return Outcome("failed", seconds, cause, log, transient, no_room=no_room)
     return Outcome("published" if won else "reused", time.monotonic() - clock, log=log)
 
 
