@@ -37,23 +37,6 @@ def unflatten(like: Any, arrays: dict[str, jax.Array]) -> Any:
     return jax.tree.unflatten(jax.tree.structure(like), list(arrays.values()))
 
 
-def replaced(tree: Any, arrays: dict[str, jax.Array]) -> Any:
-    """`tree` with `arrays` in the places of their names.
-
-    Raises:
-        KeyError: a name is not in the tree.
-        ValueError: an array has another shape or dtype than the one in its place.
-    """
-    old = flatten(tree)
-    for name, array in arrays.items():
-        if (array.shape, array.dtype) != (old[name].shape, old[name].dtype):
-            raise ValueError(
-                f"{name}: expected {old[name].dtype}{old[name].shape}, got "
-                f"{array.dtype}{array.shape}"
-            )
-    return unflatten(tree, {**old, **arrays})
-
-
 def mismatch(stored: dict[str, Any], wanted: dict[str, Any]) -> str | None:
     """The first difference of two descriptions in words that name the array; None when equal."""
     for name in wanted:

@@ -52,40 +52,6 @@ def restore(path: str, like: Tree, *, part: str = "", step: int | None = None) -
     return leaves.unflatten(like, {name.removeprefix(part): arrays[name] for name in target})
 
 
-def restore_parts(
-    path: str, like: Any, parts: Sequence[str], *, named: bool = False
-) -> dict[str, jax.Array]:
-    """Some arrays of the checkpoint at `path` by name, for a state that begins warm.
-
-    What is not taken is not read, and the caller has to supply it: `leaves.replaced(state, found)`
-    puts the result into a state that has everything.
-
-    Args:
-        path: of one checkpoint.
-        like: tree of `jax.ShapeDtypeStruct` with shardings, of the whole state.
-        parts: what the names begin with, such as ("model.", "optimizer_state.").
-        named: of these only arrays with named axes: parameters and their moments, and not the
-            counts that schedules go by.
-
-    Raises:
-        DamagedOutput, InputError, StorageError: as `restore`; `InputError` also when a part has no
-            array in `like`.
-    """
-
-    def taken(name: str, axes: list[str] | None) -> bool:
-        return name.startswith(tuple(parts)) and (axes is not None or not named)
-
-    described = leaves.describe(like)
-    wanted = {name: entry for name, entry in described.items() if taken(name, entry["axes"])}
-    for part in parts:
-        if not any(name.startswith(part) for name in wanted):
-            raise InputError(
-                f"restore_parts: no array begins with {part!r}; there are {sorted(described)[:8]}"
-            )
-    target = {name: array for name, array in leaves.flatten(like).items() if name in wanted}
-    return _restored(path, wanted, target, taken)
-
-
 def read_history(path: str) -> dict[str, Any]:
     """The history saved with a checkpoint: {"rows": [...], "evaluations": [...]}.
 

@@ -55,15 +55,3 @@ def test_descriptions_of_arrays_and_of_their_shapes_are_equal():
         "shape": [2],
         "dtype": "int8",
     }
-
-
-def test_replaced_takes_the_place_of_the_old_arrays():
-    """By name; what is not named stays; another shape, dtype or name is an error."""
-    old = {"a": jnp.zeros(3), "b": {"c": jnp.ones((2, 2)), "d": jnp.zeros((), jnp.int32)}}
-    new = leaves.replaced(old, {"b.c": jnp.full((2, 2), 5.0)})
-    assert jax.tree.structure(new) == jax.tree.structure(old)
-    assert tiny.equal(new, {**old, "b": {**old["b"], "c": jnp.full((2, 2), 5.0)}})
-    with pytest.raises(ValueError, match=r"b\.c: expected float32"):
-        leaves.replaced(old, {"b.c": jnp.ones(2)})
-    with pytest.raises(KeyError):
-        leaves.replaced(old, {"b.x": jnp.ones(2)})

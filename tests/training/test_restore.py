@@ -12,13 +12,13 @@ import pytest
 
 from pipeline.errors import DamagedOutput, InputError
 from tests.training import tiny
-from training import checkpoint_chunks, checkpoint_files, leaves
+from training import checkpoint_chunks, checkpoint_files
 from training.checkpoint import Checkpointer
 from training.checkpoint_index import measured, read_index, sealed
 from training.load import load_model
 from training.optimizer import build
 from training.program import build_program
-from training.restore import newest_sound, restore, restore_parts
+from training.restore import newest_sound, restore
 from training.state import abstract_state
 
 
@@ -157,41 +157,6 @@ def test_load_model_gives_the_models_bits(saved, devices):
     assert type(model) is type(state.model)
     assert tiny.equal(model, state.model)
     assert np.asarray(model.embedding.array).dtype == np.float32
-
-
-def test_restore_parts_takes_what_it_is_told_and_reads_nothing_else(copies):
-    """The model, and moments without counts: what is missing elsewhere does not matter."""
-    program, paths = copies
-    _, path = paths[1]
-    want = leaves.flatten(newest_sound(paths, program.abstract)[2])
-    found = restore_parts(path, program.abstract, ("model.",))
-    assert set(found) == {name for name in want if name.startswith("model.")}
-    for name, array in found.items():
-        assert array.sharding == want[name].sharding
-    warm = restore_parts(path, program.abstract, ("model.", "optimizer_state."), named=True)
-    axes = {name: entry["axes"] for name, entry in leaves.describe(program.abstract).items()}
-    assert set(warm) == {name for name in want if axes[name] is not None}
-    assert not any(name.endswith("count") or name == "step" for name in warm)
-    fresh = leaves.flatten(program.init())
-    state = leaves.replaced(program.init(), warm)
-    for name, array in leaves.flatten(state).items():
-        assert tiny.equal(array, want[name] if name in warm else fresh[name])
-    for name in want:
-        if name not in found:
-            shutil.rmtree(f"{path}/arrays/{name}")
-    with pytest.raises(DamagedOutput):
-        restore_parts(path, program.abstract, ("optimizer_state.",))
-
-
-def test_restore_parts_refuses_what_is_not_there(saved):
-    """A part that nothing begins with, and a model of another shape."""
-    program, paths, _ = saved
-    with pytest.raises(InputError, match="no array begins with 'modle'"):
-        restore_parts(paths[0][1], program.abstract, ("modle",))
-    config = dataclasses.replace(tiny.MODEL, layers=3)
-    other = build_program(config, tiny.OPTIMIZER, tiny.TRAIN, jax.devices()[:1], eos_id=0)
-    with pytest.raises(InputError, match=r"float32\[layers 2"):
-        restore_parts(paths[0][1], other.abstract, ("model.",))
 
 
 def test_a_checkpoint_of_another_format_is_no_damage(copies):
