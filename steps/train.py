@@ -162,7 +162,7 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
         on_event=on_event,
     )
     if result.preempted:
-        raise Preempted(f"preempted at step {result.steps}, after saving a checkpoint")
+        raise Preempted(f"preempted after step {result.steps}; the next attempt goes on from there")
     return {
         **dataclasses.asdict(result),
         "checkpoint": _shard_name(result.checkpoint),

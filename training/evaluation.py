@@ -165,6 +165,19 @@ def evaluate(
     }
 
 
+class Interrupted(Exception):
+    """An evaluation was asked to leave before its end."""
+
+
+def _while_not(
+    stopping: Callable[[], bool], batches: Iterable[EvaluationBatch]
+) -> Iterator[EvaluationBatch]:
+    for batch in batches:
+        if stopping():
+            raise Interrupted
+        yield batch
+
+
 class Evaluator:
     """Held-out sets, open, and what it takes to score a model on them. Close it after use.
 
@@ -214,15 +227,25 @@ class Evaluator:
             self._sets.append((name, rows, self._files.enter_context(array)))
         self._token_bytes = jax.device_put(np.asarray(token_bytes, np.int32), layout.replicated)
 
-    def __call__(self, model: Transformer) -> list[Row]:
+    def __call__(
+        self, model: Transformer, stopping: Callable[[], bool] = lambda: False
+    ) -> list[Row]:
         """A row a set: its name, loss, bits_per_byte, tokens and bytes, see `evaluate`.
 
         Every process calls this with the same model and gets the same rows.
+
+        Args:
+            model: parameters on the layout.
+            stopping: asked before every batch whether to leave.
+
+        Raises:
+            Interrupted: it said so.
         """
         found = []
         for name, rows, array in self._sets:
             batches = read_batches(rows, array.read, self._length, self._batch_size, self._layout)
-            found.append({"set": name, **evaluate(self._step, model, batches, self._token_bytes)})
+            going = _while_not(stopping, batches)
+            found.append({"set": name, **evaluate(self._step, model, going, self._token_bytes)})
         return found
 
     def close(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from training.clock import Stopwatch
-from training.evaluation import Evaluator
+from training.evaluation import Evaluator, Interrupted
 from training.job import Row, TrainJob
 from training.program import Program
 from training.prompts import Writer
@@ -24,6 +26,7 @@ class Examiner:
 
     def __init__(self, job: TrainJob, program: Program, watch: Stopwatch) -> None:
         self._every, self._last = job.train.evaluate_every, job.train.steps
+        self._blind = not job.held_out and job.prompts is None
         self._watch = watch
         self._evaluator = _evaluator(job, program)
         self._writer: Writer | None = None
@@ -31,15 +34,33 @@ class Examiner:
             dtype = program.train.compute_dtype
             self._writer = Writer(job.prompts, program.model, program.layout, dtype)
 
-    def due(self, step: int, done: list[Row]) -> bool:
-        """Whether to look after `step`: also where a preempted run had no time left for it."""
-        due = step % self._every == 0 or step == self._last
-        return due and not any(row["step"] == step for row in reversed(done))
+    def due(self, step: int, *done: list[Row]) -> bool:
+        """Whether to look after `step`: also where a preempted run had no time left for it.
 
-    def __call__(self, step: int, state: TrainState) -> tuple[list[Row], list[Row]]:
-        """Rows of the held-out sets and of the prompts; every process calls it."""
-        with self._watch.during("evaluation"):
-            scores = [{"step": step, **row} for row in self._evaluator(state.scored)]
+        Args:
+            step: steps done.
+            done: rows of the looks so far.
+        """
+        due = step % self._every == 0 or step == self._last
+        seen = any(rows and rows[-1]["step"] >= step for rows in done)
+        return due and not (seen or self._blind)
+
+    def __call__(
+        self, step: int, state: TrainState, stopping: Callable[[], bool]
+    ) -> tuple[list[Row], list[Row]] | None:
+        """Rows of the held-out sets and of the prompts; every process calls it.
+
+        Args:
+            step: steps done.
+            state: after them.
+            stopping: asked before every batch whether to leave; then there are no rows, but None.
+        """
+        try:
+            with self._watch.during("evaluation"):
+                rows = self._evaluator(state.scored, stopping)
+        except Interrupted:
+            return None
+        scores = [{"step": step, **row} for row in rows]
         if self._writer is None:
             return scores, []
         with self._watch.during("samples"):

@@ -170,12 +170,12 @@ class _Run:
         self.observer.began(start.step)
         if start.event is not None:
             self._event(start.event[0], **start.event[1])
+        self.recorder = self._recorder(compiled)
         with ExitStack() as stack:
             self.checkpointer = self._checkpointer(start, on_commit, on_drop)
             stack.enter_context(closing(self.checkpointer))
             steps, preempted = start.step, compiled is None and start.step < self.config.steps
-            if compiled is not None:
-                self.recorder = self._recorder(compiled)
+            if not preempted:
                 self.examiner = stack.enter_context(
                     closing(Examiner(self.job, self.program, self.watch))
                 )
@@ -191,8 +191,12 @@ class _Run:
     ) -> tuple[int, bool]:
         """Every stage from where the run begins: steps done, and whether it was preempted."""
         state, step = start.state, start.step
-        if self.examiner.due(step, self.evaluations):
-            self._examine(step, state)
+        if self._to_examine(step):  # new parameters, or the attempt before had no time for it
+            if not self._examine(step, state):
+                self._event("preempted", step=step)
+                return step, True
+            if step == self.config.steps:
+                self._save(step, state)
         for stage, program in self.stages:
             if stage.end <= step:
                 continue
@@ -204,8 +208,8 @@ class _Run:
                 state, step = self._stage(state, step, stage, program, compiled.step, loader)
             compiled = None
             if step < stage.end:
-                return step, True
-        return step, False
+                break
+        return step, step < self.config.steps or self._to_examine(step)
 
     def _stage(
         self,
@@ -232,25 +236,33 @@ class _Run:
             self.recorder.push(step, metrics, feed.take_waited())
             self.watchdog.beat(step)
             last, stopping = step == config.steps, self.stop.requested()
-            if (last or not stopping) and self.examiner.due(step, self.evaluations):
-                self._examine(step, state)
+            if not stopping and self._to_examine(step):
+                stopping = not self._examine(step, state)
             if last or stopping or due(step, config.checkpoint_every, config.milestones):
                 self._save(step, state)
-            if stopping and not last:
+            if stopping and (not last or self._to_examine(step)):
                 self._event("preempted", step=step)
                 break
         self.recorder.drain()
         return state, step
 
-    def _examine(self, step: int, state: TrainState) -> None:
+    def _to_examine(self, step: int) -> bool:
+        return self.examiner.due(step, self.evaluations, self.samples)
+
+    def _examine(self, step: int, state: TrainState) -> bool:
+        """Score and write; False where a signal to stop came first, and there are no rows."""
         with self._pause("evaluation"):
-            scores, samples = self.examiner(step, state)
+            found = self.examiner(step, state, self.stop.requested)
+        if found is None:
+            return False
+        scores, samples = found
         self.evaluations += scores
         self.samples += samples
         for row in scores:
             self._event("evaluation", **row)
         for row in samples:
             self._event("sample", **row)
+        return True
 
     def _save(self, step: int, state: TrainState) -> None:
         with self._pause("checkpoint"), self.watch.during("checkpoint"):
@@ -288,10 +300,10 @@ class _Run:
             existing=start.existing,
         )
 
-    def _recorder(self, compiled: CompiledStage) -> Recorder:
-        memory = PeakMemory(jax.local_devices())
-        skipped = self.config.max_skipped
-        return Recorder(self.rows, compiled.throughput, skipped, self._progress, memory=memory)
+    def _recorder(self, compiled: CompiledStage | None) -> Recorder:
+        throughput = compiled.throughput if compiled is not None else None
+        memory, skipped = PeakMemory(jax.local_devices()), self.config.max_skipped
+        return Recorder(self.rows, throughput, skipped, self._progress, memory=memory)
 
     def _progress(self, row: Row) -> None:
         self.observer.row(row)

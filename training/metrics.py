@@ -128,7 +128,7 @@ class Recorder:
 
     Args:
         rows: history so far; appended to.
-        throughput: of the steps to come; see `throughput`.
+        throughput: of the steps to come; None where there will be none.
         max_skipped: non-finite steps in a row after which `push` raises.
         on_row: called with every new row.
         memory: bytes for the column of that name, None for no such column.
@@ -140,13 +140,13 @@ class Recorder:
     def __init__(
         self,
         rows: list[Row],
-        throughput: Throughput,
+        throughput: Throughput | None,
         max_skipped: int,
         on_row: Callable[[Row], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         memory: Callable[[], int | None] = lambda: None,
     ) -> None:
-        self.throughput = throughput
+        self.throughput = throughput or Throughput(tokens=0, flops=(0.0, 0.0), peak=None)
         self._rows = rows
         self._max_skipped = max_skipped
         self._on_row = on_row

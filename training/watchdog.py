@@ -27,6 +27,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 logger = logging.getLogger("ponente.watchdog")
@@ -71,6 +72,15 @@ class CoordinationBoard:
         return {name.removeprefix(self._PREFIX): text for name, text in found}
 
 
+@dataclass(frozen=True)
+class _Sign:
+    """A sign of life: where the process was after how many steps, by the watchdog's clock."""
+
+    phase: str
+    step: int
+    at: float
+
+
 class Watchdog:
     """Context in which the process is ended when `beat` and `phase` are silent for too long.
 
@@ -102,9 +112,8 @@ class Watchdog:
         self._on_end = on_end
         self._end = end
         self._clock = clock
-        self._phase = "starting"
-        self._step = 0
-        self._last = clock()
+        # Replaced as a whole: the watching thread never sees a phase with the time of another.
+        self._sign = _Sign("starting", 0, clock())
         self._durations: deque[float] = deque(maxlen=STEPS)
         self._closed = threading.Event()
         self._poll = min(POLL_SECONDS, seconds / 4)
@@ -120,25 +129,28 @@ class Watchdog:
 
     def beat(self, step: int) -> None:
         """`step` steps were begun; the loop is alive."""
-        now = self._clock()
-        if self._phase == "step":
-            self._durations.append(now - self._last)
-        self._phase, self._step, self._last = "step", step, now
+        now, last = self._clock(), self._sign
+        if last.phase == "step":
+            self._durations.append(now - last.at)
+        self._sign = _Sign("step", step, now)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Something that is not a step and may take `PATIENCE` times as long."""
-        before = self._phase
-        self._phase, self._last = name, self._clock()
+        before = self._sign
+        self._sign = _Sign(name, before.step, self._clock())
         yield
         # Not "step": the time from here to the next beat is of no step's length.
-        self._phase = "between steps" if before == "step" else before
-        self._last = self._clock()
+        after = "between steps" if before.phase == "step" else before.phase
+        self._sign = _Sign(after, before.step, self._clock())
 
     @property
     def limit(self) -> float:
         """Seconds of silence allowed now."""
-        if self._phase not in ("step", "between steps"):
+        return self._allowed(self._sign)
+
+    def _allowed(self, sign: _Sign) -> float:
+        if sign.phase not in ("step", "between steps"):
             return PATIENCE * self._seconds
         if len(self._durations) < LEAST:
             return self._seconds
@@ -146,37 +158,34 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._closed.wait(self._poll):
+            sign = self._sign
+            silence, allowed = self._clock() - sign.at, self._allowed(sign)
             # Should Python be stuck, nothing here runs: the timer of C dumps stacks and ends it.
             with contextlib.suppress(ValueError, OSError, AttributeError):  # no stderr to write to
                 faulthandler.dump_traceback_later(
-                    2 * self.limit + 60.0, exit=True, file=sys.__stderr__ or sys.stderr
+                    2 * allowed + 60.0, exit=True, file=sys.__stderr__ or sys.stderr
                 )
-            silence = self._clock() - self._last
-            others = self._exchange(silence)
-            if silence > self.limit and not self._closed.is_set():
-                self._finish(self._reason(silence), others, first=True)
+            others = self._exchange(sign, silence)
+            if self._closed.is_set():
                 return
-            if (reason := others.get("end")) is not None and not self._closed.is_set():
+            if silence > allowed and sign is self._sign:
+                self._finish(_reason(self._index, sign, silence, allowed), others, first=True)
+                return
+            if (reason := others.get("end")) is not None:
                 self._finish(reason, others, first=False)
                 return
 
-    def _exchange(self, silence: float) -> dict[str, str]:
+    def _exchange(self, sign: _Sign, silence: float) -> dict[str, str]:
         """Tell the others where this process is, and hear where they are."""
         if self._board is None:
             return {}
-        mine = {"step": self._step, "phase": self._phase, "silent": round(silence, 1)}
+        mine = {"step": sign.step, "phase": sign.phase, "silent": round(silence, 1)}
         try:
             self._board.put(f"process/{self._index}", json.dumps(mine))
             return self._board.all()
         except Exception as error:  # noqa: BLE001 - the service is gone; JAX ends the process for it
             logger.debug("the coordination service does not answer: %s", error)
             return {}
-
-    def _reason(self, silence: float) -> str:
-        return (
-            f"process {self._index} made no progress for {silence:.0f} s in {self._phase!r} after "
-            f"step {self._step} (allowed: {self.limit:.0f} s)"
-        )
 
     def _finish(self, reason: str, others: dict[str, str], *, first: bool) -> None:
         if first and self._board is not None:
@@ -195,6 +204,13 @@ class Watchdog:
             # Until the others have read the reason. Process 0 holds the service: it goes last.
             time.sleep(2 * self._poll + (POLL_SECONDS if self._index == 0 else 0.0))
         self._end(EXIT_CODE)
+
+
+def _reason(index: int, sign: _Sign, silence: float, allowed: float) -> str:
+    return (
+        f"process {index} made no progress for {silence:.0f} s in {sign.phase!r} after "
+        f"step {sign.step} (allowed: {allowed:.0f} s)"
+    )
 
 
 def _where(others: dict[str, str]) -> list[str]:

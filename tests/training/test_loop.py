@@ -12,6 +12,7 @@ import pytest
 
 from pipeline.errors import DamagedOutput, InputError
 from tests.training import tiny
+from training import evaluation
 from training.load import load_model
 from training.loop import train
 
@@ -191,3 +192,43 @@ def test_no_validation_split_means_no_evaluation(data, tmp_path):
     """Without held-out sets the run trains and its evaluations are empty."""
     job = tiny.make_job(data, held_out=(), checkpoint_directory=str(tmp_path))
     assert train(job, devices=jax.devices()[:1]).evaluations == []
+
+
+@pytest.mark.parametrize(("evaluation_number", "at"), [(1, 0), (2, 4), (3, 6)])
+def test_sigterm_does_not_wait_for_an_evaluation(
+    whole, tmp_path, monkeypatch, evaluation_number, at
+):
+    """A signal amid one saves at once, also when only the last scores are missing.
+
+    The next attempt scores that step and ends as the run that was never interrupted.
+    """
+    want, _, job = whole(1)
+    config = dataclasses.replace(tiny.TRAIN, checkpoint_every=1000)
+    job = dataclasses.replace(job, train=config, checkpoint_directory=str(tmp_path))
+    calls, committed, read = [], [], evaluation.read_batches
+
+    def signalled(*arguments):
+        calls.append(1)
+        for batch in read(*arguments):
+            if len(calls) == evaluation_number:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    monkeypatch.setattr(evaluation, "read_batches", signalled)
+
+    def on_commit(step, path):
+        committed.append((step, path))
+
+    stopped = train(job, on_commit=on_commit, devices=jax.devices()[:1])
+    assert stopped.preempted
+    assert stopped.events[-1]["kind"] == "preempted"
+    assert [row["step"] for row in stopped.evaluations] == [0, 4, 6][: evaluation_number - 1]
+    assert committed == ([(at, stopped.checkpoint)] if at else [])
+    job = dataclasses.replace(job, resume_from=tuple(committed), attempt="1")
+    got = train(job, on_commit=on_commit, devices=jax.devices()[:1])
+    assert (got.preempted, got.steps) == (False, 6)
+    assert got.compilations == (0 if at == 6 else 1)
+    assert got.evaluations == want.evaluations
+    assert committed[-1] == (6, got.checkpoint)
+    assert tiny.learned(got.history) == tiny.learned(want.history)
+    assert tiny.equal(model_of(got), model_of(want))

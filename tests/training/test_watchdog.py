@@ -95,6 +95,29 @@ def test_a_run_that_moves_is_left_alone():
     assert ended == []
 
 
+def test_a_long_phase_that_ends_while_the_others_are_heard_is_no_silence():
+    """Its minutes count by its own patience, also when a step's begins in that very moment."""
+    clock, ended, heard = Clock(), [], threading.Event()
+
+    class Slow(Board):
+        def all(self):
+            if phase is not None and not heard.is_set():
+                phase.__exit__(None, None, None)
+                heard.set()
+            return super().all()
+
+    phase = None
+    with Watchdog(0.1, clock=clock, end=ended.append, board=Slow()) as dog:
+        dog.beat(1)
+        opened = dog.phase("evaluate")
+        opened.__enter__()
+        clock.now += 2.0  # 20 limits of a step, less than the phase's 30
+        phase = opened
+        assert heard.wait(2.0)
+        time.sleep(0.2)
+    assert ended == []
+
+
 def test_all_processes_end_and_the_one_behind_is_named(monkeypatch):
     """The first whose patience ends tells the others, which end though they wait for long yet."""
     monkeypatch.setattr(watchdog, "POLL_SECONDS", 0.02)
