@@ -4,6 +4,10 @@ BIN := .venv/bin
 COMPUTING := tests/models tests/training tests/steps tests/data tests/bench
 FIRST_PARTY := pipeline steps data models training experiments
 
+# Hundreds of processes start in a run of the tests; none need compile Python's sources again.
+unexport PYTHONDONTWRITEBYTECODE
+INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt
+
 .PHONY: demo test test-computing test-engine test-rest fast lint setup clean
 
 demo: .venv/installed
@@ -36,14 +40,14 @@ setup: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.8
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[dev]'
+	$(INSTALL) -e '.[dev]'
 	touch $@
 
 # What only tests need, and 2 GB of it: PyTorch with transformers. Where pip is told of local wheels
 # (PIP_FIND_LINKS), such as PyTorch's CPU build, uv is told of them too.
 .venv/oracle: .venv/installed
 	$(if $(PIP_FIND_LINKS),UV_FIND_LINKS="$(PIP_FIND_LINKS)") \
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[dev,oracle]'
+	$(INSTALL) -e '.[dev,oracle]'
 	touch $@
 
 clean:

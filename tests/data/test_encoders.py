@@ -86,7 +86,7 @@ def by_text(encoded):
 
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in UNSUPPORTED])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(texts=st.lists(TEXT, max_size=6))
 def test_the_fast_back_end_gives_the_oracles_ids(name, parallel, texts):
     """Over scripts, controls, spaces, composed and decomposed forms, EOS and U+180E."""

@@ -46,7 +46,7 @@ def test_batch_n_is_the_sequences_at_its_positions(dataset, stored):
         assert batch.tolist() == [rows[row] for row in order.rows(positions)]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     io_block_size=st.integers(1, 40),
     window_blocks=st.integers(1, 300),

@@ -17,7 +17,7 @@ def shuffle(sequences, io_block_size=4, window_blocks=3, seed=0):
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     sequences=st.integers(1, 700),
     io_block_size=st.integers(1, 80) | st.just(10_000),

@@ -99,7 +99,7 @@ def _killed(root: Path, at: int) -> int:
     return int(said.split()[-1])
 
 
-FAULTS = {6: [Fault("kill -9 while a checkpoint is saved", 3, 50, kill_while_saving)]}
+FAULTS = {6: [Fault("kill -9 while a checkpoint is saved", 2, 50, kill_while_saving)]}
 
 if __name__ == "__main__":
     save_for_ever(Path(sys.argv[1]))

@@ -192,7 +192,7 @@ def _down(source: str, break_it: Callable[[], None]) -> float:
 
 FAULTS = {
     22: [
-        Fault("failing requests to hf://, source", 2, 20, failing_hub),
-        Fault("failing requests to gs://, source", 2, 20, failing_google),
+        Fault("failing requests to hf://, source", 1, 20, failing_hub),
+        Fault("failing requests to gs://, source", 1, 20, failing_google),
     ],
 }

@@ -316,8 +316,8 @@ def _beating(base: Path) -> Iterator[None]:
 
 
 FAULTS: dict[int, list[Fault]] = {
-    12: [Fault("four executors, one store", 20, 200, race)],
+    12: [Fault("four executors, one store", 8, 200, race)],
     13: [Fault("an executor stopped past its lease", 3, 50, pause)],
-    14: [Fault("one executor's wall clock is wrong", 2, 10, clock)],
+    14: [Fault("one executor's wall clock is wrong", 1, 10, clock)],
     15: [Fault("stale and torn lease files", 1, 5, remains)],
 }

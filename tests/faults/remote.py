@@ -330,6 +330,6 @@ def _bring_up_until(prefix: str, stop: int) -> None:
 FAULTS = {
     12: [Fault("four executors race for one graph on gs://", 2, 50, racing_executors)],
     21: [Fault("store that cannot be written", 1, 5, unwritable_stores)],
-    22: [Fault("failing requests to gs://, engine", 2, 20, failing_requests)],
+    22: [Fault("failing requests to gs://, engine", 1, 20, failing_requests)],
     23: [Fault("listings that lag", 5, 100, stale_listings)],
 }

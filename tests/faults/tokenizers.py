@@ -299,7 +299,7 @@ def _row_group(directory: Path, batches: Any, name: str) -> RowGroup | None:
 
 FAULTS = {
     19: [
-        Fault("texts of every kind", 100, 500, texts),
+        Fault("texts of every kind", 40, 500, texts),
         Fault("unusable or exchanged tokenizers", 9, 90, tokenizers, slow=False),
     ],
     43: [Fault("shards of 100,000 documents in one process", 3, SHARDS, large_shards)],

@@ -29,7 +29,6 @@ SCALING = RopeScaling(
     factor=4.0, low_frequency_factor=1.0, high_frequency_factor=6.0, original_context=120
 )
 LLAMAS = {
-    "grouped_tied": {},
     "grouped_untied": {"tied": False},
     "rope_scaling": {"rope_scaling": SCALING},
     "biases": {"biases": True},

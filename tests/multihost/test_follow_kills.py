@@ -25,7 +25,7 @@ from training.load import load_model
 
 pytestmark = pytest.mark.slow
 
-STEPS, EVERY = 1000, 100
+STEPS, EVERY = 600, 60
 CONFIG = dataclasses.replace(
     tiny.TRAIN,
     steps=STEPS,
@@ -33,6 +33,7 @@ CONFIG = dataclasses.replace(
     evaluate_every=STEPS,
     checkpoint_every=EVERY,
     log_every=10,
+    watchdog_seconds=600.0,
 )
 
 
@@ -45,25 +46,28 @@ def graph():
 
 
 class Killer:
-    """Kills the process of a step, once each, when a step has come so far.
+    """Sends signals to the processes of steps, each once, when a step has come so far.
 
     Args:
         store: where the steps are.
-        plan: step to kill -> (step to watch, how far it must have come).
+        plan: (step to watch, how far it must have come, step whose process it is, signal), in the
+            order in which it happens.
     """
 
     def __init__(self, store, plan):
-        self.store, self.plan, self.killed = store, dict(plan), {}
+        self.store, self.plan = store, list(plan)
 
     def __call__(self, event):
-        if event["event"] != "progress":
-            return
-        for victim, (watched, done) in list(self.plan.items()):
-            if event["step"] == watched and event["done"] >= done:
-                nodes = {as_node(node).label: as_node(node) for node in graph()}
-                owner = lease.holder(Store(self.store).path(nodes[victim]))
-                os.kill(owner["pid"], signal.SIGKILL)
-                self.killed[victim] = self.plan.pop(victim)
+        while self.plan and event["event"] == "progress":
+            watched, done, victim, number = self.plan[0]
+            if event["step"] != watched or event["done"] < done:
+                return
+            nodes = {as_node(node).label: as_node(node) for node in graph()}
+            owner = lease.holder(Store(self.store).path(nodes[victim]))
+            if owner is None:
+                return  # between two attempts: a later event will do
+            os.kill(owner["pid"], number)
+            self.plan.pop(0)
 
 
 def run(store, backend, plan=()):
@@ -73,14 +77,20 @@ def run(store, backend, plan=()):
     nodes = [as_node(node) for node in graph()]
     execution = Execution(nodes, Store(store), log, "again")
     execution.run(backend(log), execution.look())
-    assert killer.plan == {}, f"never killed: {killer.plan}"
+    assert not killer.plan, f"never happened: {killer.plan}"
     assert check_invariants(store) == 4
     model, scores = (execution.published[node.key] for node in nodes)
     return Checkpoint(model.path, model.manifest), Scores(scores.path, scores.manifest), events
 
 
-def test_followed_and_killed_midway_the_results_are_those_of_one_after_the_other(tmp_path):
-    """kill -9 of follower and trainer: the same rows and parameters to the bit, none twice."""
+def test_followed_and_killed_midway_the_results_are_those_of_one_after_the_other(
+    tmp_path, monkeypatch
+):
+    """kill -9 of follower and trainer: the same rows and parameters to the bit, none twice.
+
+    Training stands still until the follower has scored something, however long that takes.
+    """
+    monkeypatch.setenv("PONENTE_SILENCE_SECONDS", "120")
     want_model, want_scores, _ = run(str(tmp_path / "after"), InlineBackend)
     steps = range(EVERY, STEPS + 1, EVERY)
     assert [row["step"] for row in want_scores.rows] == [step for step in steps for _ in range(2)]
@@ -89,7 +99,12 @@ def test_followed_and_killed_midway_the_results_are_those_of_one_after_the_other
 
     ray = RayBackend()
     try:
-        plan = {"follow": ("follow", 1), "train": ("train", STEPS // 2)}
+        plan = [
+            ("train", 2 * EVERY, "train", signal.SIGSTOP),
+            ("follow", 1, "train", signal.SIGCONT),
+            ("follow", 1, "follow", signal.SIGKILL),
+            ("train", STEPS // 2, "train", signal.SIGKILL),
+        ]
         model, scores, events = run(str(tmp_path / "beside"), lambda log: ray, plan)
     finally:
         ray.close()

@@ -25,6 +25,7 @@ from tests.pipeline.toy import Numbers, Total
 ROOT = Path(__file__).parents[2]
 _MEGABYTE = 2**20
 _SIZE = 10
+FREE = 3  # shards that do not wait for the gate
 
 
 def start() -> Cluster:
@@ -39,7 +40,11 @@ def start() -> Cluster:
         "num_cpus": 1,
         "include_dashboard": False,
         "object_store_memory": 80 * _MEGABYTE,
-        "_system_config": {"health_check_failure_threshold": 10, "health_check_timeout_ms": 60_000},
+        "_system_config": {
+            "health_check_failure_threshold": 10,
+            "health_check_timeout_ms": 60_000,
+            "prestart_worker_first_driver": False,
+        },
     }
     return Cluster(initialize_head=True, head_node_args=head)
 
@@ -100,28 +105,28 @@ def _mark(marks: str, what: str) -> None:
             file.write(f"{what} {node}\n")
 
 
-def write_slowly(directory: str, item: tuple[int, str, float]) -> Mapping[str, Any]:
-    """Shard writer: marks its run, takes its time, writes ten numbers."""
-    first, marks, seconds = item
+def open_gate(marks: str) -> None:
+    """Let the shards of `fanned` that wait for it end."""
+    Path(f"{marks}.open").touch()
+
+
+def write_marked(directory: str, item: tuple[int, str]) -> Mapping[str, Any]:
+    """Shard writer: marks its run and writes ten numbers; of a marked run, most wait for a gate."""
+    first, marks = item
     _mark(marks, f"part/{first:03d}")
-    time.sleep(seconds)
+    while marks and first >= FREE * _SIZE and not Path(f"{marks}.open").exists():
+        time.sleep(0.05)
     with storage.open_write(storage.join(directory, "n.txt")) as file:
         file.write(" ".join(str(n) for n in range(first, first + _SIZE)).encode())
     return {"count": _SIZE}
 
 
 @step(output=Numbers, version=1, cpus=0, custom={"room": 0.1})
-def fanned(
-    run: StepRun,
-    *,
-    shards: int,
-    marks: Annotated[str, Runtime] = "",
-    seconds: Annotated[float, Runtime] = 0.0,
-) -> Result:
+def fanned(run: StepRun, *, shards: int, marks: Annotated[str, Runtime] = "") -> Result:
     """Numbers, ten a shard, each written by a worker somewhere."""
     _mark(marks, "body")
-    items = {f"part/{i * _SIZE:03d}": (i * _SIZE, marks, seconds) for i in range(shards)}
-    written = run.map(write_slowly, items)
+    items = {f"part/{i * _SIZE:03d}": (i * _SIZE, marks) for i in range(shards)}
+    written = run.map(write_marked, items)
     return {"count": sum(s.result["count"] for s in written.values())}
 
 

@@ -17,6 +17,7 @@ from tests.pipeline.helpers import bring_up, check_invariants, ledgers
 pytestmark = pytest.mark.slow
 
 SHARDS = 12
+FREE = {f"part/{10 * i:03d}" for i in range(several.FREE)}
 SILENCE = 8.0
 
 
@@ -47,12 +48,11 @@ class Disturbance:
     """Listens to a run and does something once, in the middle of its fan-out.
 
     The victim is the node of the step's body, or else one that only writes shards; it is disturbed
-    when some shards are recorded and one that has begun there is not.
+    when some shards are recorded and one that has begun there is not. The run waits for it.
 
     Attributes:
         recorded: shards that were recorded before.
         begun: shards that had begun on the victim and were not recorded.
-        done: whether it came to it.
         frozen: processes of the victim.
     """
 
@@ -62,29 +62,31 @@ class Disturbance:
         self.events: list[dict[str, Any]] = []
         self.recorded: set[str] = set()
         self.begun: set[str] = set()
-        self.done = False
         self.frozen: list[int] = []
 
     def __call__(self, event: dict[str, Any]) -> None:
         self.events.append(event)
-        if self.done or len(self.of("shard")) < 2:
+        if self.frozen or len(self.of("shard")) < 2:
             return
-        began = list(runs(self._marks))
-        (home,) = [node for what, node in began if what == "body"]
+        victim = self._victim()
+        while not self._under_way(victim):
+            time.sleep(0.05)
+        self.frozen = several.freeze(victim)
+        self.recorded, self.begun = self._finished(), self._under_way(victim)
+        self._act(victim, self.frozen)
+        several.open_gate(self._marks)
+
+    def _victim(self) -> Any:
+        (home,) = [node for what, node in runs(self._marks) if what == "body"]
         (victim,) = (
             node for node in self._cluster.worker_nodes if (node.node_id == home) == self._body
         )
-        here = {what for what, node in began if node == victim.node_id and what != "body"}
-        if not here - self._finished():
-            return
-        self.frozen, self.done = several.freeze(victim), True
-        self.recorded = self._finished()
-        self.begun = here - self.recorded
-        if self.begun:
-            self._act(victim, self.frozen)
-        else:
-            several.thaw(self.frozen)
-            self.done = False
+        return victim
+
+    def _under_way(self, victim: Any) -> set[str]:
+        """Shards that have begun on the victim and wait for the gate."""
+        here = {what for what, node in runs(self._marks) if node == victim.node_id}
+        return {what for what in here if what.startswith("part/") and what not in FREE}
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         """The events of one kind."""
@@ -98,9 +100,9 @@ def _disturbed(cluster, backend, tmp_path, *, body, act):
     """A run of a dozen shards, disturbed; it must end with what an undisturbed one makes."""
     prefix, marks = str(tmp_path / "store"), str(tmp_path / "marks")
     disturbance = Disturbance(cluster, prefix, marks, body=body, act=act)
-    graph = fanned(shards=SHARDS, marks=marks, seconds=0.5)
+    graph = fanned(shards=SHARDS, marks=marks)
     (found,) = run_on(backend, prefix, graph, disturbance).published.values()
-    assert disturbance.done, "the run ended before anything was done to it"
+    assert disturbance.frozen, "the run ended before anything was done to it"
     (calm,) = bring_up(str(tmp_path / "calm"), fanned(shards=SHARDS)).published.values()
     assert found.manifest.content == calm.manifest.content
     assert found.manifest.result == calm.manifest.result

@@ -18,7 +18,6 @@ from training import evaluation
 from training.evaluation import EvaluationBatch, Evaluator, evaluate, plan_rows, read_batches
 
 SIZES = st.integers(1, 40)
-EVERY = (1, 2, 4, 8)
 
 
 @given(st.integers(0, 5000), st.integers(2, 40))
@@ -85,10 +84,9 @@ def test_scores_are_exact_token_means(tokens, most):
     assert found["bits_per_byte"] == pytest.approx(nll / math.log(2) / size, rel=2e-6)
 
 
-@pytest.mark.parametrize("devices", EVERY)
-@pytest.mark.parametrize("batch_size", [8, 24])
+@pytest.mark.parametrize(("devices", "batch_size"), [(1, 24), (4, 8), (8, 24)])
 def test_devices_and_batch_size_do_not_enter_the_figures(devices, batch_size):
-    """1, 2, 4 and 8 devices, in batches of 8 and of 24 rows: the same to the rounding of a row."""
+    """One device or many, batches of 8 or of 24 rows: the same to the rounding of a row."""
     program, one = tiny.program(devices), tiny.program(1)
     _, read = random_split(600)
     rows = plan_rows(600, tiny.LENGTH)

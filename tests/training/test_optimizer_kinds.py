@@ -16,10 +16,7 @@ from training.program import build_program
 from training.restore import restore
 
 RATES = {"adamw": 1e-2, "muon": 1e-2, "lion": 3e-3}
-KINDS = [
-    *(("adamw", "bfloat16"), ("muon", "float32"), ("muon", "bfloat16")),
-    *(("lion", "float32"), ("lion", "bfloat16")),
-]
+KINDS = [("adamw", "bfloat16"), ("muon", "bfloat16"), ("lion", "float32")]
 
 
 def optimizer(kind, dtype):

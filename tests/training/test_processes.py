@@ -92,12 +92,3 @@ def test_two_processes_are_one_program(root):
     ]
     for a, b in zip(*map(jax.tree.leaves, restored), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-4)
-
-
-def test_sigterm_to_one_process_stops_both_with_a_checkpoint(root):
-    """A signal to process 0 ends both at the same step, after a committed checkpoint."""
-    first, second = run_processes(root, 2, 2, "2")
-    assert first["preempted"]
-    assert second["preempted"]
-    assert 2 <= first["steps"] == second["steps"] < 2000
-    assert [step for step, _ in first["committed"]] == [first["steps"]]

@@ -9,8 +9,8 @@ import pytest
 from tests.training import tiny
 from training.loop import train
 
-STEPS = 20
-MOVES = ((6, 1, 1), (13, 8, 1), (STEPS, 4, 2))  # until step, devices, microbatches
+STEPS = 12
+MOVES = ((4, 1, 1), (8, 8, 1), (STEPS, 4, 2))  # until step, devices, microbatches
 
 
 @pytest.mark.slow
