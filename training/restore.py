@@ -48,7 +48,7 @@ def restore(path: str, like: Tree, *, part: str = "", step: int | None = None) -
     """
     wanted = {part + name: entry for name, entry in leaves.describe(like).items()}
     target = {part + name: array for name, array in leaves.flatten(like).items()}
-    arrays = _restored(path, wanted, target, lambda name, _: name.startswith(part), step)
+    arrays = _restored(path, wanted, target, part, step)
     return leaves.unflatten(like, {name.removeprefix(part): arrays[name] for name in target})
 
 
@@ -81,7 +81,8 @@ def newest_sound(
     """
     for step, path in reversed(checkpoints):
         try:
-            return step, path, restore(path, like, step=step), read_history(path)
+            state = restore(path, like, step=step)
+            return step, path, state, _agreed(lambda path=path: read_history(path))
         except DamagedOutput as error:
             logger.warning("checkpoint of step %d is damaged, trying an older one: %s", step, error)
             if on_damage is not None:
@@ -98,17 +99,17 @@ def _restored(
     path: str,
     wanted: dict[str, Any],
     target: dict[str, Any],
-    belongs: Callable[[str, list[str] | None], bool],
-    step: int | None = None,
+    part: str,
+    step: int | None,
 ) -> dict[str, jax.Array]:
-    """The arrays `target`, when the checkpoint's arrays that belong are those `wanted`."""
+    """The arrays `target`, when the checkpoint's arrays of that part are those `wanted`."""
     index = _agreed(lambda: read_index(path))
     if step is not None and index["step"] != step:
         raise DamagedOutput(f"{path}: expected a checkpoint of step {step}, found {index['step']}")
     stored = {
         name: {field: entry[field] for field in _DESCRIBED}
         for name, entry in index["leaves"].items()
-        if belongs(name, entry["axes"])
+        if name.startswith(part)
     }
     if difference := leaves.mismatch(stored, wanted):
         raise InputError(
@@ -129,17 +130,15 @@ def _agreed(check: Callable[[], Tree]) -> Tree:
     result, error = None, None
     try:
         result = check()
-    except (DamagedOutput, StorageError, InputError) as raised:
+    except _KINDS as raised:
         error = raised
     if jax.process_count() > 1:
-        kinds = (DamagedOutput, StorageError, InputError)
-        own = (
-            0 if error is None else 1 + next(i for i, k in enumerate(kinds) if isinstance(error, k))
-        )
+        # 0 is none of them.
+        own = next((i for i, kind in enumerate(_KINDS, 1) if isinstance(error, kind)), 0)
         found = multihost_utils.process_allgather(np.asarray(own))
         if error is None and found.any():
             bad = np.flatnonzero(found).tolist()
-            kind = kinds[int(found[bad[0]]) - 1]
+            kind = _KINDS[int(found[bad[0]]) - 1]
             raise kind(f"processes {bad} could not read the checkpoint; their logs say why")
     if error is not None:
         raise error

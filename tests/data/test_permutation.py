@@ -94,8 +94,8 @@ def test_low_bits_do_not_depend_on_low_bits_alone():
 
 @pytest.mark.parametrize("size", [2, 3, 5, 17])
 def test_over_keys_every_position_is_uniform(size):
-    """Chi-squared of where each position goes over 2,000 keys is within five deviations."""
-    keys = 2000
+    """Chi-squared of where each position goes over 4,000 keys is within five deviations."""
+    keys = 4000
     counts = np.zeros((size, size))
     for key in range(keys):
         counts[np.arange(size), FeistelPermutation(size, derive_key(key))(np.arange(size))] += 1

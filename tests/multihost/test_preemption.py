@@ -70,7 +70,7 @@ def test_a_preempted_pod_goes_on_from_its_checkpoint(tmp_path):
         backend.close()
     again = [event for event in events if event["event"] == "retried"]
     assert [event["tries"] for event in again] == [0]
-    assert "preempted at step" in again[0]["cause"]
+    assert "preempted after step" in again[0]["cause"]
     found = execution.published[node.key]
     disturbed = Checkpoint(found.path, found.manifest)
     there = bring_up(str(tmp_path / "alone"), _node("local")).published[node.key]

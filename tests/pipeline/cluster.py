@@ -25,26 +25,19 @@ from tests.pipeline.toy import Numbers, Total
 ROOT = Path(__file__).parents[2]
 _MEGABYTE = 2**20
 _SIZE = 10
+CORES = 5  # of the head and two nodes
 FREE = 3  # shards that do not wait for the gate
 
 
 def start() -> Cluster:
-    """A head with one core; nodes are added by `add`. Import paths are the checkout's.
-
-    Ray itself gives up a node that does not answer only after ten minutes: what ends sooner was
-    ended by ours.
-    """
+    """A head with one core; nodes are added by `add`. Import paths are the checkout's."""
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     os.environ["PYTHONPATH"] = str(ROOT)  # for `tests`, which is not sent to workers
     head = {
         "num_cpus": 1,
         "include_dashboard": False,
         "object_store_memory": 80 * _MEGABYTE,
-        "_system_config": {
-            "health_check_failure_threshold": 10,
-            "health_check_timeout_ms": 60_000,
-            "prestart_worker_first_driver": False,
-        },
+        "_system_config": {"prestart_worker_first_driver": False},
     }
     return Cluster(initialize_head=True, head_node_args=head)
 

@@ -65,7 +65,7 @@ def test_loss_falls_and_a_restored_run_is_the_uninterrupted_one(kind, dtype, tmp
     assert after[-1] < before[0] - 0.1
 
 
-@pytest.mark.parametrize("kind", ["muon", "lion"])
+@pytest.mark.parametrize("kind", ["muon"])
 def test_a_resumed_job_is_the_uninterrupted_one(kind, tmp_path):
     """The whole loop, resumed at step 3, gives the history and parameters of the whole run."""
     tiny.write_data(str(tmp_path))
@@ -108,7 +108,7 @@ def test_moments_are_split_as_their_parameters(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["muon", "lion"])
+@pytest.mark.parametrize("kind", ["muon"])
 def test_split_state_trains_as_a_whole_one(kind):
     """Four devices with parameters split over two of them give the losses of one device."""
     one, four = (
