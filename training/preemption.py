@@ -2,7 +2,8 @@
 
 One process: a handler sets a flag that the loop looks at between steps. Many processes: JAX's
 coordination service hears the signal of any of them and answers yes in all of them at the same
-step, so that all leave the loop together. A second signal changes nothing.
+step, so that all leave the loop together. A second signal changes nothing, also when it comes while
+the process is on its way out.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class StopSignal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._installed:
+        # By default a second one would end the process before it has said that it was preempted.
+        leaving = self._flag.is_set() and self._old is signal.SIG_DFL
+        if self._installed and not leaving:
             signal.signal(signal.SIGTERM, self._old)  # pyrefly: ignore
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

@@ -49,6 +49,14 @@ def whole(data, tmp_path_factory):
     return whole
 
 
+@pytest.fixture(autouse=True)
+def handler():
+    """A run that was told to leave keeps hearing SIGTERM until its process has left."""
+    old = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, old)
+
+
 def model_of(result):
     return load_model(result.checkpoint, tiny.MODEL)
 

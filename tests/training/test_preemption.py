@@ -2,7 +2,11 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
+
+import pytest
 
 from training.preemption import StopSignal
 
@@ -21,6 +25,22 @@ def test_sigterm_is_noticed_and_the_old_handler_comes_back():
         assert heard == ["old"]
     finally:
         signal.signal(signal.SIGTERM, old)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_once_told_to_leave_the_process_is_not_ended_on_its_way_out(told):
+    """Another signal after the context kills a process that heard none in it, and no other."""
+    script = f"""
+import os, signal
+from training.preemption import StopSignal
+with StopSignal(many_processes=False) as stop:
+    if {told}:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.requested()
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=False)
+    assert done.returncode == (0 if told else -signal.SIGTERM)
 
 
 def test_outside_the_main_thread_nothing_is_installed():
