@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import tests.conftest  # noqa: F401 - the suites run in the environment of the tests: CPU, eight devices
 from tests.faults.registry import carry_out, gather
 
 
