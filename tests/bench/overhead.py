@@ -1,15 +1,16 @@
 """What looking at a run costs a step: metrics, journal, metrics.jsonl, loader, idle profiler.
 
-    python -m tests.bench.overhead [--rounds 5] [--blocks 6] [--step-ms 200]
+    python -m tests.bench.overhead [--rounds 5] [--blocks 24] [--step-ms 200]
 
 One JSON object a line. `overhead_paced` has no model: the host does what it does for a step, with
 arrays that are ready, and sleeps for the rest of 200 ms as it would wait for a device. What the
 process then works is the overhead alone, all threads together: `cpu_ms` a step; `main_ms` is how
 long the loop's thread was held up. Both are medians over rounds, and `nothing` is what the bench
 itself takes. `overhead_real` trains a model whose step takes about as long on
-this machine, in blocks with everything and with nothing by turns: medians over blocks of wall and
-processor milliseconds a step. Where other work shares the machine the second kind is noisy: its
-spread over blocks is beside it, and what a second measurement of nothing seems to cost.
+this machine, in blocks with everything, with nothing and with nothing again, whose order is drawn
+anew each round: medians over blocks of wall and processor milliseconds a step, then both against
+nothing with the interval that 9 of 10 resamplings of the rounds give. The step's own time wanders
+by more than what is looked for, so read the interval, beside the one of nothing against nothing.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import argparse
 import dataclasses
 import json
 import os
+import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib.metadata import version
 from typing import Any
@@ -221,9 +223,9 @@ def real(root: str, options: argparse.Namespace) -> list[dict[str, Any]]:
             "everything": Host(root, PARTS, options.batch, stack),
             "nothing_again": Host(root, (), options.batch, stack),
         }
-        step = 0
+        step, chance = 0, random.Random(0)
         for block in range(options.blocks + 1):
-            for name in sorted(hosts, reverse=bool(block % 2)):
+            for name in chance.sample(sorted(hosts), len(hosts)):
                 jax.block_until_ready(state)
                 began, worked = time.perf_counter(), time.process_time()
                 for _ in range(options.block):
@@ -260,17 +262,22 @@ def _line(name: str, spent: list[tuple[float, float]], options: Any) -> dict[str
 
 
 def _over(found: dict[str, list[tuple[float, float]]], name: str) -> dict[str, Any]:
-    """Median over pairs of neighbouring blocks, which see the same load of the machine."""
-    pairs = list(zip(found[name], found["nothing"], strict=True))
-    wall, cpu = ([a[n] / b[n] - 1 for a, b in pairs] for n in (0, 1))
-    return {
-        "measure": "overhead_real_share",
-        "of": name,
-        "wall_share_median": round(statistics.median(wall), 4),
-        "wall_shares": [round(each, 4) for each in wall],
-        "cpu_share_median": round(statistics.median(cpu), 4),
-        "versions": {name: version(name) for name in ("jax", "numpy", "fsspec")},
-    }
+    """`name` over nothing: the ratio of medians less one, and its bootstrap interval by rounds."""
+    rounds, chance = len(found[name]), random.Random(1)
+    drawn = [chance.choices(range(rounds), k=rounds) for _ in range(2000)]
+    line: dict[str, Any] = {"measure": "overhead_real_share", "of": name, "blocks": rounds}
+    for n, kind in enumerate(("wall", "cpu")):
+        shares = sorted(_share(found, name, n, rows) for rows in drawn)
+        line[f"{kind}_share"] = round(_share(found, name, n, range(rounds)), 4)
+        line[f"{kind}_share_90"] = [round(shares[100], 4), round(shares[-101], 4)]
+    return line | {"versions": {name: version(name) for name in ("jax", "numpy", "fsspec")}}
+
+
+def _share(
+    found: dict[str, list[tuple[float, float]]], name: str, n: int, rows: Sequence[int]
+) -> float:
+    one, other = ([found[each][row][n] for row in rows] for each in (name, "nothing"))
+    return statistics.median(one) / statistics.median(other) - 1
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -279,8 +286,8 @@ def main(arguments: list[str] | None = None) -> None:
     flags.add_argument("--rounds", type=int, default=5, help="of paced measurements")
     flags.add_argument("--steps", type=int, default=20, help="in a round")
     flags.add_argument("--step-ms", type=float, default=200.0)
-    flags.add_argument("--blocks", type=int, default=6, help="of training; 0 for none")
-    flags.add_argument("--block", type=int, default=10, help="steps in a block")
+    flags.add_argument("--blocks", type=int, default=24, help="of training; 0 for none")
+    flags.add_argument("--block", type=int, default=8, help="steps in a block")
     flags.add_argument("--batch", type=int, default=8)
     flags.add_argument("--layers", type=int, default=4)
     flags.add_argument("--embed", type=int, default=128)
