@@ -70,6 +70,7 @@ def train(
     """
     watch = Stopwatch()
     check_job(job)
+    host_memory.share_one_heap()
     distributed.initialize(coordinator)
     setting = {"eos_id": job.data.eos_id, "padded": job.padded}
     devices = devices or jax.devices()

@@ -80,6 +80,8 @@ class RayBackend:
             memory=wants.memory or None,
             resources=dict(wants.custom) or None,
             name=request.label,
+            # Who asks for no core leads others, or computes here on all that this machine has.
+            runtime_env=None if wants.cpus else {"env_vars": shipping.heaps(one=True)},
             label_selector=self._watch.elsewhere,
         )
         reference = task.remote(request, self._collector, pulse)

@@ -198,8 +198,9 @@ class _Placement:
 
     def actor(self, index: int) -> Any:
         """Start process `index` in its place, with the environment its devices need."""
-        environment = {"PONENTE_GANG": self._hardware.name}
-        if self._hardware.kind == "cpu":
+        on_cpu = self._hardware.kind == "cpu"
+        environment = {"PONENTE_GANG": self._hardware.name, **shipping.heaps(one=on_cpu)}
+        if on_cpu:
             count = self._hardware.devices_per_process
             environment |= {
                 "JAX_PLATFORMS": "cpu",

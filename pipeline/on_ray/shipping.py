@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 SILENCE = "PONENTE_SILENCE_SECONDS"  # read by `pulse.silence_seconds`
 PLACEMENT = "PONENTE_PLACEMENT_SECONDS"  # read by `gang`
 _VARIABLE = "PONENTE_CODE"
+_HEAPS = "MALLOC_ARENA_MAX"  # glibc takes no notice of 0
 # Without a slash at the end, which would have Ray walk through all that is in them.
 _EXCLUDES = ["/runs", "/.venv", "/.git", "/tests", "/docs", "__pycache__"]
 
@@ -49,6 +50,17 @@ def runtime_environment(root: Path = ROOT) -> dict[str, Any]:
         "excludes": _EXCLUDES,
         "env_vars": {_VARIABLE: code_digest(root), **handed},
     }
+
+
+def heaps(*, one: bool) -> dict[str, str]:
+    """The environment of a worker whose threads share one heap, or have one each (glibc's habit).
+
+    A process that computes on CPUs wants one (see `training.host_memory`), and as it has threads
+    before any step's code runs, it has to be told so here. What is said to a task is inherited by
+    what it starts, so a gang is told either way. Another number than ours is the user's: it stays.
+    """
+    ours = os.environ.get(_HEAPS, "0") in ("0", "1")
+    return {_HEAPS: "1" if one else "0"} if ours else {}
 
 
 @functools.cache

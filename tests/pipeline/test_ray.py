@@ -11,6 +11,7 @@ from pipeline import GangProcess, InputError, Result, StepRun, pod, step
 from pipeline.errors import StepFailed
 from pipeline.events import EventLog
 from pipeline.executor import Execution
+from pipeline.on_ray import shipping
 from pipeline.run import Emit
 from pipeline.step import as_node
 from pipeline.store import Store
@@ -29,7 +30,7 @@ def report_process(job: int, *, process: GangProcess, emit: Emit) -> dict[str, A
         "count": process.count,
         "coordinator": process.coordinator,
         "flags": os.environ.get("XLA_FLAGS"),
-        "pid": os.getpid(),
+        "heaps": os.environ.get("MALLOC_ARENA_MAX"),
     }
 
 
@@ -107,6 +108,27 @@ def test_a_gang_of_two_processes_shares_a_coordinator(tmp_path, backend):
     assert (said["job"], said["index"], said["count"]) == (7, 0, 2)
     assert ":" in said["coordinator"]
     assert said["flags"] == "--xla_force_host_platform_device_count=2"
+    assert said["heaps"] == "1"
+
+
+def test_a_gang_on_this_machine_shares_one_heap_among_threads(tmp_path, backend):
+    """It is the step's own worker, which has threads before it knows what it will do."""
+    graph = ganged(job=7, hardware="local")
+    (said,) = [f.manifest.result for f in _run(backend, str(tmp_path), graph).published.values()]
+    assert (said["count"], said["heaps"]) == (1, "1")
+
+
+@pytest.mark.parametrize(
+    ("found", "one", "told"),
+    [(None, True, "1"), (None, False, "0"), ("1", False, "0"), ("4", True, None)],
+)
+def test_the_number_of_heaps_is_said_unless_the_user_did(monkeypatch, found, one, told):
+    """A task's setting reaches what it starts; glibc takes no notice of 0."""
+    if found is None:
+        monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
+    else:
+        monkeypatch.setenv("MALLOC_ARENA_MAX", found)
+    assert shipping.heaps(one=one).get("MALLOC_ARENA_MAX") == told
 
 
 def test_a_gang_larger_than_the_cluster_is_refused(tmp_path, backend):
