@@ -37,8 +37,8 @@ from pipeline.errors import InputError
 MASKED = -1e30
 BACKENDS = ("reference", "blockwise", "splash", "cudnn")
 KERNEL_OF = {"tpu": "splash", "gpu": "cudnn"}
-BLOCKWISE_FROM = 512
-"""Positions of a row from which blocks are faster on a CPU: a quarter there, 2.5 times at 1,024."""
+BLOCKWISE_FROM = 256
+"""Positions of a row from which blocks are faster on a CPU."""
 
 
 def choose_backend(
@@ -100,7 +100,7 @@ def choose_backend(
         if position < BLOCKWISE_FROM:
             return (
                 "reference",
-                f"reference attention: auto, {shape}, where all scores at once are as fast",
+                f"reference attention: auto, {shape}, where blocks are not faster",
             )
         return "blockwise", f"blockwise attention: auto, {shape} that see up to {seen}"
     if obstacle := obstacles[kernel]:

@@ -24,7 +24,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 from pipeline.errors import InputError
 
-BLOCK = 256
+BLOCK, SHORT_BLOCK = 256, 128
+LONG = 1024
+"""Positions from which blocks are `BLOCK` long: shorter ones hide less, longer ones loop less."""
 MASKED = -1e30
 RESIDUALS = "attention_residuals"
 
@@ -60,7 +62,7 @@ def blockwise(
     window: int | None,
     soft_cap: float | None,
     segment_ids: Array | None,
-    block: int = BLOCK,
+    block: int | None = None,
 ) -> Array:
     """Attention output with the axes and dtype of `q`; softmax statistics are float32.
 
@@ -73,18 +75,20 @@ def blockwise(
         window: how many positions a position sees, itself and those before it; None for all.
         soft_cap: c in c * tanh(score / c), or None.
         segment_ids: int32 [batch, position]; attention stays inside equal ids. None: one segment.
-        block: most positions in a block.
+        block: most positions in a block; None for the faster size on a CPU.
 
     Raises:
         InputError: `window` or `block` is below 1.
     """
+    position = q.shape[1]
+    if block is None:
+        block = BLOCK if position >= LONG else SHORT_BLOCK
     for name, value in (("window", window), ("block", block)):
         if value is not None and value < 1:
             raise InputError(
                 f"blockwise attention: expected a {name} of at least 1, found {value}; "
                 "a position always sees itself"
             )
-    position = q.shape[1]
     blocks = -(-position // block)
     # Equal blocks pad less than full ones and a rest.
     plan = _Plan(window, soft_cap, blocks, -(-position // blocks))
