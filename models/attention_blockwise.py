@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,8 @@ LONG = 1024
 """Positions from which blocks are `BLOCK` long: shorter ones hide less, longer ones loop less."""
 MASKED = -1e30
 RESIDUALS = "attention_residuals"
+
+Carry = TypeVar("Carry")
 
 
 class _Plan(NamedTuple):
@@ -110,19 +112,18 @@ def _forward(
     def one_query_block(query_block: Array | int) -> tuple[Array, Array]:
         q_BGRQD = _take(plan, q_BGRPD, query_block, 3)
 
-        def one_key_block(key_block: Array | int, carry: _Softmax) -> _Softmax:
+        def one_key_block(back: Array | int, carry: _Softmax) -> _Softmax:
+            key_block = query_block - back
             k_BGKD = _take(plan, k_BGPD, key_block, 2)
             s_BGKRQ = _scores(plan, q_BGRQD, k_BGKD)
             visible = _visible(plan, query_block, key_block, ids_BP)
             s_BGKRQ = jnp.where(visible, s_BGKRQ, MASKED)
             return carry.add(s_BGKRQ, _take(plan, v_BGDP, key_block, 3))
 
-        # The block on the diagonal comes first: every query sees a key there, itself, so the
+        # Backwards from the block on the diagonal: there every query sees a key, itself, so the
         # maximum is that of a visible score from then on.
-        softmax = one_key_block(query_block, _Softmax.empty(q_BGRQD))
-        if plan.blocks > 1:
-            first = plan.first_key_block(query_block)
-            softmax = jax.lax.fori_loop(first, query_block, one_key_block, softmax)
+        blocks = query_block - plan.first_key_block(query_block) + 1
+        softmax = _repeat(plan, blocks, one_key_block, _Softmax.empty(q_BGRQD))
         return softmax.result(q.dtype)
 
     out_BGRPD, lse_BGRP = _over_blocks(plan, one_query_block)
@@ -186,7 +187,8 @@ def _backward(
     delta_BGRP = _pad(plan, jnp.transpose(jnp.sum(wide, axis=-1), (0, 2, 3, 1)), 3)
     lse_BGRP = _pad(plan, lse, 3)
 
-    def one_pair(key_block: Array | int, query_block: Array | int, carry: _Bars) -> _Bars:
+    def one_pair(key_block: Array | int, ahead: Array | int, carry: _Bars) -> _Bars:
+        query_block = key_block + ahead
         q_BGRQD, bar_BGRQD = (_take(plan, x, query_block, 3) for x in (q_BGRPD, bar_BGRPD))
         lse_BGRQ, delta_BGRQ = (_take(plan, x, query_block, 3) for x in (lse_BGRP, delta_BGRP))
         k_BGKD, v_BGKD = (_take(plan, x, key_block, 2) for x in (k_BGPD, v_BGPD))
@@ -205,11 +207,9 @@ def _backward(
 
     def one_key_block(q_bar: Array, key_block: Array | int) -> tuple[Array, tuple[Array, Array]]:
         none = jnp.zeros((*k_BGPD.shape[:2], plan.size, k.shape[-1]), jnp.float32)
-        bars = one_pair(key_block, key_block, _Bars(q_bar, none, none))
-        if plan.blocks > 1:
-            pair = functools.partial(one_pair, key_block)
-            last = plan.last_query_block(key_block)
-            bars = jax.lax.fori_loop(key_block + 1, last + 1, pair, bars)
+        blocks = plan.last_query_block(key_block) - key_block + 1
+        pair = functools.partial(one_pair, key_block)
+        bars = _repeat(plan, blocks, pair, _Bars(q_bar, none, none))
         return bars.queries_BGDRP, (bars.keys_BGKD, bars.values_BGKD)
 
     batch, groups, heads, positions, width = q_BGRPD.shape
@@ -301,6 +301,13 @@ def _take(plan: _Plan, x: Array, block: Array | int, axis: int) -> Array:
     if plan.blocks == 1:
         return x
     return jax.lax.dynamic_slice_in_dim(x, block * plan.size, plan.size, axis)
+
+
+def _repeat(
+    plan: _Plan, times: Array | int, turn: Callable[[Array | int, Carry], Carry], start: Carry
+) -> Carry:
+    """`turn(i, carry)` for i below `times`; one block needs no loop."""
+    return turn(0, start) if plan.blocks == 1 else jax.lax.fori_loop(0, times, turn, start)
 
 
 def _over_blocks(
