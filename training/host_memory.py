@@ -13,6 +13,7 @@ MALLOC_ARENA_MAX has to say so from the beginning, and `pipeline.on_ray` sets it
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ TRIM_THRESHOLD, TOP_PAD, MMAP_MAX, ARENA_MAX = -1, -2, -4, -8
 DEFAULTS = {TRIM_THRESHOLD: 128 * 1024, TOP_PAD: 128 * 1024, MMAP_MAX: 65_536}
 KEEP = {TRIM_THRESHOLD: 2**31 - 1, TOP_PAD: 64 * 2**20, MMAP_MAX: 0}
 
+VARIABLE = "MALLOC_ARENA_MAX"
 ACCELERATORS = ("accel*", "vfio/[0-9]*", "nvidia[0-9]*")
 """Device files of TPUs and NVIDIA GPUs."""
 
@@ -34,8 +36,11 @@ def share_one_heap(devices: Path = Path("/dev")) -> None:
     """Have threads that start from now on share the main heap, where only CPUs can compute.
 
     Call it before JAX is asked for a device. Hosts of accelerators keep a heap for each thread:
-    their threads are many, and no step's intermediates are in them.
+    their threads are many, and no step's intermediates are in them. Where MALLOC_ARENA_MAX is set
+    that is the last word; 0, of which glibc takes no notice, leaves each thread its heap.
     """
+    if VARIABLE in os.environ:
+        return
     config: Any = jax.config
     there = any(any(devices.glob(pattern)) for pattern in ACCELERATORS)
     if there and config.jax_platforms != "cpu":

@@ -75,13 +75,14 @@ class RayBackend:
         """Start the step as a task with the resources its body asked for."""
         pulse = f"{request.label}-{uuid.uuid4().hex}"
         wants = request.step.resources
+        # Who asks for no core leads others, or computes here on all that this machine has.
+        heaps = {} if wants.cpus else shipping.heaps(one=True)
         task = self._run_step.options(
             num_cpus=wants.cpus,
             memory=wants.memory or None,
             resources=dict(wants.custom) or None,
             name=request.label,
-            # Who asks for no core leads others, or computes here on all that this machine has.
-            runtime_env=None if wants.cpus else {"env_vars": shipping.heaps(one=True)},
+            runtime_env={"env_vars": heaps} if heaps else None,
             label_selector=self._watch.elsewhere,
         )
         reference = task.remote(request, self._collector, pulse)

@@ -57,9 +57,9 @@ def heaps(*, one: bool) -> dict[str, str]:
 
     A process that computes on CPUs wants one (see `training.host_memory`), and as it has threads
     before any step's code runs, it has to be told so here. What is said to a task is inherited by
-    what it starts, so a gang is told either way. Another number than ours is the user's: it stays.
+    what it starts, so a gang is told either way. Another number than 1 is the user's and stays.
     """
-    ours = os.environ.get(_HEAPS, "0") in ("0", "1")
+    ours = os.environ.get(_HEAPS, "1") == "1"
     return {_HEAPS: "1" if one else "0"} if ours else {}
 
 

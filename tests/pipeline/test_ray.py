@@ -101,8 +101,9 @@ def test_a_refused_input_is_reported_once(tmp_path, backend):
     assert [e["event"] for e in events].count("retried") == 0
 
 
-def test_a_gang_of_two_processes_shares_a_coordinator(tmp_path, backend):
+def test_a_gang_of_two_processes_shares_a_coordinator(tmp_path, backend, monkeypatch):
     """cpu-2x2: two processes, two virtual devices each, one meeting point."""
+    monkeypatch.delenv("MALLOC_ARENA_MAX")
     graph = ganged(job=7, hardware="cpu-2x2")
     (said,) = [f.manifest.result for f in _run(backend, str(tmp_path), graph).published.values()]
     assert (said["job"], said["index"], said["count"]) == (7, 0, 2)
@@ -111,8 +112,9 @@ def test_a_gang_of_two_processes_shares_a_coordinator(tmp_path, backend):
     assert said["heaps"] == "1"
 
 
-def test_a_gang_on_this_machine_shares_one_heap_among_threads(tmp_path, backend):
+def test_a_gang_on_this_machine_shares_one_heap_among_threads(tmp_path, backend, monkeypatch):
     """It is the step's own worker, which has threads before it knows what it will do."""
+    monkeypatch.delenv("MALLOC_ARENA_MAX")
     graph = ganged(job=7, hardware="local")
     (said,) = [f.manifest.result for f in _run(backend, str(tmp_path), graph).published.values()]
     assert (said["count"], said["heaps"]) == (1, "1")
@@ -120,7 +122,13 @@ def test_a_gang_on_this_machine_shares_one_heap_among_threads(tmp_path, backend)
 
 @pytest.mark.parametrize(
     ("found", "one", "told"),
-    [(None, True, "1"), (None, False, "0"), ("1", False, "0"), ("4", True, None)],
+    [
+        (None, True, "1"),
+        (None, False, "0"),
+        ("1", False, "0"),
+        ("4", True, None),
+        ("0", True, None),
+    ],
 )
 def test_the_number_of_heaps_is_said_unless_the_user_did(monkeypatch, found, one, told):
     """A task's setting reaches what it starts; glibc takes no notice of 0."""
