@@ -26,7 +26,8 @@ from pipeline.errors import InputError
 
 BLOCK, SHORT_BLOCK = 256, 128
 LONG = 1024
-"""Positions from which blocks are `BLOCK` long: shorter ones hide less, longer ones loop less."""
+"""Positions from which blocks are `BLOCK` long: short ones skip more of the mask, long ones loop
+less."""
 MASKED = -1e30
 RESIDUALS = "attention_residuals"
 
