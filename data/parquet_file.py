@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from data.ranges import FileState, open_ranges
 from data.retries import shown
-from data.table import is_damage, one_line
+from data.table import is_damage, lent, one_line
 from pipeline.errors import InputError
 
 _FOOTERS_KEPT = 8
@@ -63,9 +63,9 @@ def open_parquet(url: str, state: FileState | None = None) -> Iterator[pq.Parque
         StorageError: the store does not answer.
     """
     try:
-        with open_ranges(url, state) as handle:
+        with open_ranges(url, state) as handle, lent(handle) as source:
             footer = _kept_footer(url, state)
-            with _parquet(url, handle, footer) as parquet:
+            with _parquet(url, handle, source, footer) as parquet:
                 if state is not None and footer is None:
                     _keep_footer(url, state, parquet.metadata)
                 yield parquet
@@ -75,10 +75,12 @@ def open_parquet(url: str, state: FileState | None = None) -> Iterator[pq.Parque
         raise _unsound(url, shown(one_line(error))) from error
 
 
-def _parquet(url: str, handle: IO[bytes], footer: pq.FileMetaData | None) -> pq.ParquetFile:
+def _parquet(
+    url: str, handle: IO[bytes], source: pa.NativeFile, footer: pq.FileMetaData | None
+) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(
-            handle, metadata=footer, pre_buffer=True, page_checksum_verification=True
+            source, metadata=footer, pre_buffer=True, page_checksum_verification=True
         )
     except (pa.ArrowException, OSError) as error:
         found = _what_it_is(handle) if is_damage(error) else ""
@@ -96,15 +98,12 @@ def _what_it_is(handle: IO[bytes]) -> str:
     return next((name for begin, name in _BEGINNINGS.items() if head.startswith(begin)), "")
 
 
-class _Reached(Exception):
-    """The footer was good enough to begin reading."""
-
-
 class _NoBytes(io.RawIOBase):
-    """A file of which only the size is there."""
+    """A file of which only the size is there, and which knows whether it was read."""
 
     def __init__(self, size: int) -> None:
         self._size, self._position = size, 0
+        self.was_read = False
 
     def seekable(self) -> bool:
         return True
@@ -121,7 +120,8 @@ class _NoBytes(io.RawIOBase):
         return self._position
 
     def read(self, size: int | None = -1) -> bytes:
-        raise _Reached
+        self.was_read = True
+        return b""
 
 
 def row_groups(
@@ -140,17 +140,17 @@ def row_groups(
     """
     # Asked for the metadata of a damaged or encrypted column, Arrow ends the process. On the way
     # to reading it does not: so all of the columns are made ready to be read first.
+    nothing = _NoBytes(size)
     try:
-        whole = pq.ParquetFile(_NoBytes(size), metadata=footer, pre_buffer=True)
-        groups = range(footer.num_row_groups)
-        next(whole.iter_batches(row_groups=groups), None)
-    except _Reached:
-        pass
+        with lent(nothing) as source:
+            whole = pq.ParquetFile(source, metadata=footer, pre_buffer=True)
+            next(whole.iter_batches(row_groups=range(footer.num_row_groups)), None)
     except (pa.ArrowException, OSError) as error:
-        raise InputError(
-            f"{shown(url)}: expected a whole Parquet file that is not encrypted, found "
-            f"{shown(one_line(error))}; fetch the file again or leave it out of the source"
-        ) from error
+        if not nothing.was_read:
+            raise InputError(
+                f"{shown(url)}: expected a whole Parquet file that is not encrypted, found "
+                f"{shown(one_line(error))}; fetch the file again or leave it out of the source"
+            ) from error
     names = _column_names(url, footer)
     leaves = {name: index for index, name in enumerate(names)}
     found = []

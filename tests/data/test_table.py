@@ -1,7 +1,11 @@
 """Our own Parquet files are read as written or not at all."""
 
 import gc
+import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,6 +14,7 @@ import pytest
 from data import table
 from pipeline.errors import DamagedOutput
 
+ROOT = Path(__file__).parents[2]
 SCHEMA = pa.schema([("id", pa.string()), ("text", pa.string())])
 
 
@@ -112,3 +117,45 @@ def test_a_failing_disk_is_not_called_damage():
     assert not table.is_damage(OSError(5, "Input/output error"))
     assert not table.is_damage(ConnectionError("reset"))
     assert table.is_damage(OSError("Corrupt snappy compressed data."))
+
+
+LAST_HOLDERS = """
+import io, os, sys, threading
+from data import parquet, table
+from pipeline import storage
+
+ended = []
+
+class File(io.FileIO):
+    def __del__(self):
+        ended.append(threading.get_native_id())
+        super().__del__()
+
+storage.open_read = File
+unit, = parquet.list_units(sys.argv[1])
+read = {
+    "ours": lambda: table.read_table(sys.argv[1], ["id"]),
+    "a source's": lambda: parquet.read_unit(unit, ["id"]),
+}[sys.argv[2]]
+list(read())
+here = os.getpid()
+for thread in map(int, os.listdir("/proc/self/task")):
+    os.sched_setaffinity(thread, {min(os.sched_getaffinity(0))})
+    if thread != here:
+        os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+ended.clear()
+for _ in range(150):
+    list(read())
+print(len(ended), sum(thread != here for thread in ended))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="makes Arrow's threads late by Linux")
+@pytest.mark.parametrize("whose", ["ours", "a source's"])
+def test_no_thread_of_arrows_is_the_last_to_hold_a_file(tmp_path, whose):
+    """One that was, while Python ended, aborted a process whose work was done."""
+    write(tmp_path / "x.parquet")
+    command = [sys.executable, "-c", LAST_HOLDERS, str(tmp_path / "x.parquet"), whose]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.split() == ["150", "0"], done.stdout + done.stderr
