@@ -24,6 +24,7 @@ from pipeline.backend import Backend
 from pipeline.errors import PonenteError, StepFailed, Stopped
 from pipeline.events import EventLog
 from pipeline.followers import Followers
+from pipeline.ledger import Ledger
 from pipeline.live import Source
 from pipeline.look import Choice, contents, decide, look, needed_keys, pick, resolve, staleness
 from pipeline.refer import refer
@@ -77,6 +78,7 @@ class Execution:
         self._exposed = False
         self._replaces: dict[str, str] = {}
         self._tries: dict[str, int] = {}
+        self._recorded: dict[str, frozenset[str]] = {}
         self._attempts: dict[str, str] = {}
         self._failures: list[str] = []
         self._failed: list[Node] = []
@@ -250,7 +252,10 @@ class Execution:
             self._try_again(node, outcome)
 
     def _try_again(self, node: Node, outcome: Outcome) -> None:
-        tries = self._tries.get(node.key, 0) + (0 if outcome.preempted else 1)
+        tries = self._tries.get(node.key, 0)
+        if outcome.transient and not outcome.preempted and self._advanced(node):
+            tries = 0
+        tries += 0 if outcome.preempted else 1
         self._tries[node.key] = tries
         if outcome.status == "stopped":
             self._tell("stopped", node, cause=outcome.cause)
@@ -259,6 +264,21 @@ class Execution:
             self._waiting[node.key] = self._candidates[node.key] = node
         else:
             self._fail(node, outcome)
+
+    def _advanced(self, node: Node) -> bool:
+        """Whether a step finished a shard or a checkpoint since it was last lost.
+
+        A run of weeks loses more machines than it has tries; only a step that gets no further is
+        given up.
+        """
+        ledger = Ledger(self._store.path(node), self._generations[node.key])
+        try:
+            names = ledger.names()
+        except (PonenteError, OSError):
+            return False
+        before = self._recorded.get(node.key, frozenset())
+        self._recorded[node.key] = names
+        return not names <= before
 
     def _follow_later(self, node: Node, cause: str) -> None:
         """A follower that ended by no fault of its own waits again, unless nothing will come."""

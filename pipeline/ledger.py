@@ -60,9 +60,13 @@ class Ledger:
         except FileNotFoundError:
             return None
 
+    def names(self) -> frozenset[str]:
+        """What is in the ledger's directory, unread; a shard that is finished adds a name."""
+        return frozenset(storage.list_names(storage.join(self.root, DIRECTORY, self.generation)))
+
     def count(self) -> tuple[int, int]:
         """(finished, expected) shards; expected is 0 while nobody has said."""
-        names = storage.list_names(storage.join(self.root, DIRECTORY, self.generation))
+        names = self.names()
         expected = [int(n.split("-")[1]) for n in names if n.endswith("-.expected")]
         return sum(n.endswith(".json") for n in names), sum(expected)
 

@@ -52,7 +52,8 @@ class Resources:
         cpus: cores; 0 for a body that only waits for its workers.
         memory: bytes of host memory to reserve; 0 for no reservation.
         custom: other resources by name, as the cluster's nodes declare them.
-        tries: attempts before a transient failure (lost worker, storage error) is final.
+        tries: attempts in a row, without a new shard or checkpoint, before a transient failure
+            (lost worker, storage error) is final.
     """
 
     cpus: float = 1

@@ -149,6 +149,9 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
     def on_event(kind: str, fields: dict[str, Any]) -> None:
         if kind == "damaged_checkpoint":
             emit({"event": "warning", "message": f"damaged checkpoint: {fields['reason']}"})
+        elif kind == "failed_checkpoint":
+            said = f"checkpoint of step {fields['step']} failed, the next is tried"
+            emit({"event": "warning", "message": f"{said}: {fields['reason']}"})
         elif kind == "watchdog":
             where = _keep_stacks(job, fields)
             emit({"event": "warning", "message": f"{_first_line(fields['report'])}; see {where}"})

@@ -35,6 +35,7 @@ class Beginning:
         evaluations: rows before.
         samples: rows before.
         existing: (step, path) of sound checkpoints of this run, oldest first.
+        passed_over: (step, path) of newer ones that are damaged.
         event: what to tell, (kind, fields); None for new parameters.
     """
 
@@ -44,6 +45,7 @@ class Beginning:
     evaluations: list[Row] = field(default_factory=list)
     samples: list[Row] = field(default_factory=list)
     existing: Sequence[tuple[int, str]] = ()
+    passed_over: Sequence[tuple[int, str]] = ()
     event: tuple[str, dict[str, Any]] | None = None
 
 
@@ -60,9 +62,15 @@ def begin(job: TrainJob, program: Program, on_damage: OnDamage) -> Beginning:
     if found is not None:
         step, path, state, history = found
         check_position(history["position"], position(job.data, job.train, step), path)
-        existing = job.resume_from[: job.resume_from.index((step, path)) + 1]
-        event = ("resumed", {"step": step, "path": path})
-        return Beginning(state, step, **_rows(history), existing=existing, event=event)
+        known = job.resume_from.index((step, path)) + 1
+        return Beginning(
+            state,
+            step,
+            **_rows(history),
+            existing=job.resume_from[:known],
+            passed_over=job.resume_from[known:],
+            event=("resumed", {"step": step, "path": path}),
+        )
     if job.start is not None:
         return _from(job.start, job, program)
     return Beginning(program.init())

@@ -9,14 +9,18 @@ One checkpoint is one new directory `<directory>/<step:08d>.<attempt>`:
 
 Every process writes its own chunks and says so through the store; process 0 waits for the others
 there, writes the index and calls `on_commit(step, path)`; only the record which that callback
-writes makes the checkpoint exist for a later run. No process meets another in a collective. An
-error in the background is raised by the next `save` or `wait`, and every wait has an end.
+writes makes the checkpoint exist for a later run. No process meets another in a collective, and
+every wait has an end.
+
+A store may fail for a minute: one save that failed is told of and the next one made. A second in a
+row is an error, and so is the last save before `wait`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +29,7 @@ from typing import Any
 import jax
 
 from pipeline import storage
-from pipeline.errors import InputError, StorageError
+from pipeline.errors import InputError, StorageError, StoreUnavailable
 from training import leaves
 from training.checkpoint_chunks import write_chunks
 from training.checkpoint_copy import HostCopies, HostShard
@@ -35,10 +39,14 @@ from training.checkpoint_layout import CHUNK_BYTES, chunk_shape, metadata, metad
 from training.retention import Retention
 
 Commit = Callable[[int, str], None]
+Failure = Callable[[int, str], None]
 SAVE_TIMEOUT_SECONDS = 1800.0
 PARTS = "parts"
 _LONGEST_PAUSE_SECONDS = 1.0
 _GRACE_SECONDS = 30.0
+_FAILURES = 2  # in a row, that are an error
+
+logger = logging.getLogger(__name__)
 
 
 class Checkpointer:
@@ -51,6 +59,7 @@ class Checkpointer:
         attempt: names this run of the trainer; a path that exists already is refused.
         on_commit: called on process 0 when a checkpoint is complete, with (step, path).
         on_drop: called on process 0 before a checkpoint is deleted, with (step, path); forget it.
+        on_failure: called by `save` with step and reason of an earlier one that failed.
         retention: which ones are kept.
         existing: sound committed checkpoints of earlier runs, oldest first; they count as kept.
         timeout_seconds: longest time from one save to its commit.
@@ -64,6 +73,7 @@ class Checkpointer:
         attempt: str,
         on_commit: Commit | None = None,
         on_drop: Commit | None = None,
+        on_failure: Failure | None = None,
         retention: Retention | None = None,
         existing: Sequence[tuple[int, str]] = (),
         timeout_seconds: float = SAVE_TIMEOUT_SECONDS,
@@ -73,6 +83,7 @@ class Checkpointer:
         self._attempt = attempt
         self._on_commit = on_commit
         self._on_drop = on_drop
+        self._on_failure = on_failure
         self._retention = retention or Retention()
         self._committed = list(existing)
         self._timeout_seconds = timeout_seconds
@@ -80,11 +91,18 @@ class Checkpointer:
         self._copies = HostCopies()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._begun = 0
+        self._failures = 0
 
     @property
     def latest(self) -> tuple[int, str] | None:
         """Step and path of the newest committed checkpoint."""
         return self._committed[-1] if self._committed else None
+
+    @property
+    def begun(self) -> int:
+        """Step of the newest save that was begun; 0 before the first."""
+        return self._begun
 
     def save(self, step: int, state: Any, history: dict[str, Any]) -> str:
         """Begin to write `state`; its arrays may be donated as soon as this returns.
@@ -101,9 +119,10 @@ class Checkpointer:
 
         Raises:
             InputError: when that path exists, or the state last saved was not finite.
-            StorageError: when the previous save failed.
+            StorageError: when the last saves failed, or the one under way does not end in time.
         """
-        self.wait()
+        self._join()
+        self._tell_failure()
         path = storage.join(self._directory, f"{step:08d}.{self._attempt}")
         deadline = Deadline(self._timeout_seconds, f"{path}: checkpoint")
         files = open_files(path, deadline)
@@ -111,6 +130,7 @@ class Checkpointer:
         kept = {k: list(v) if isinstance(v, list) else v for k, v in history.items()}
         described = describe(state, self._chunk_bytes)
         shards = self._copies.take(leaves.flatten(state))
+        self._begun = step
 
         def finish() -> None:
             try:
@@ -118,9 +138,11 @@ class Checkpointer:
                 if written is not None:
                     self._commit(step, path, described, written)
                 self._committed.append((step, path))
+                self._failures = 0
                 self._drop_old()
             except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
                 self._error = error
+                self._failures += 1
 
         self._thread = threading.Thread(target=finish, name=f"checkpoint-{step}", daemon=True)
         self._thread.start()
@@ -130,9 +152,13 @@ class Checkpointer:
         """Return when nothing is being written any more.
 
         Raises:
-            StorageError: when a save failed since the last call, or does not end in time.
+            StorageError: when the last save failed, or does not end in time.
             InputError: when what was to be saved was not finite.
         """
+        self._join()
+        self._raise_failure()
+
+    def _join(self) -> None:
         if self._thread is not None:
             self._thread.join(self._timeout_seconds + _GRACE_SECONDS)
             if self._thread.is_alive():
@@ -141,11 +167,27 @@ class Checkpointer:
                     f"{self._timeout_seconds + _GRACE_SECONDS:g} s; check the storage"
                 )
             self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            if isinstance(error, InputError):
-                raise error
-            raise StorageError(f"a checkpoint under {self._directory} failed: {error}") from error
+
+    def _tell_failure(self) -> None:
+        """Of one save that failed; raises where that is no store's passing trouble."""
+        if self._error is None:
+            return
+        if isinstance(self._error, InputError) or self._failures >= _FAILURES:
+            self._raise_failure()
+        error, self._error = self._error, None
+        logger.error("checkpoint of step %d failed, the next is tried: %s", self._begun, error)
+        if self._on_failure is not None:
+            self._on_failure(self._begun, str(error))
+
+    def _raise_failure(self) -> None:
+        if self._error is None:
+            return
+        error, self._error = self._error, None
+        if isinstance(error, InputError):
+            raise error
+        # An `OSError` goes on being one, which says that trying again may help.
+        kind = StoreUnavailable if isinstance(error, OSError) else StorageError
+        raise kind(f"a checkpoint under {self._directory} failed: {error}") from error
 
     def close(self) -> None:
         """Drain."""
@@ -180,11 +222,16 @@ class Checkpointer:
     def _drop_old(self) -> None:
         dropped = self._retention.dropped([step for step, _ in self._committed])
         for position in reversed(dropped):
-            step, path = self._committed.pop(position)
+            step, path = self._committed[position]
             if jax.process_index() == 0:
-                if self._on_drop is not None:
-                    self._on_drop(step, path)
-                storage.delete_tree(path)
+                try:
+                    if self._on_drop is not None:
+                        self._on_drop(step, path)
+                    storage.delete_tree(path)
+                except (StorageError, OSError) as error:  # the new one is there all the same
+                    logger.warning("%s: could not be deleted, tried again later: %s", path, error)
+                    continue
+            del self._committed[position]
 
 
 def describe(state: Any, chunk_bytes: int) -> dict[str, dict[str, Any]]:

@@ -7,9 +7,11 @@ and ends with the parameters of the run that was never interrupted, bit for bit 
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from types import TracebackType
 from typing import Any
 
 import jax
@@ -17,6 +19,7 @@ import numpy as np
 
 from data.dataset import Dataset
 from data.loader import Loader
+from pipeline.errors import InputError, StorageError
 from training import distributed, host_memory
 from training.beginning import Beginning
 from training.checkpoint import Checkpointer, Commit
@@ -26,7 +29,7 @@ from training.examiner import Examiner
 from training.job import Row, TrainJob, TrainResult, check_job
 from training.metrics import PeakMemory, Recorder
 from training.observer import Observer
-from training.opening import CompiledStage, StageCompiler, open_run
+from training.opening import CompiledStage, StageCompiler, compile_later, open_run
 from training.position import position
 from training.preemption import StopSignal
 from training.program import Program, build_program, stage_programs
@@ -57,10 +60,11 @@ def train(
         job: what to train; the same in every process.
         coordinator: where the processes meet; None for a single process.
         on_commit: (step, path) of a complete checkpoint; write its record. Process 0, in a thread.
-        on_drop: (step, path) of a checkpoint about to be deleted; remove its record. Process 0.
+        on_drop: (step, path) of a checkpoint about to be deleted, or found damaged beside a sound
+            older one; remove its record. Process 0.
         on_progress: (step, steps, row) every `log_every` steps. Process 0.
-        on_event: (kind, fields): "damaged_checkpoint", "resumed", "started_from", "evaluation",
-            "sample" and "preempted" in process 0, "watchdog" in any.
+        on_event: (kind, fields): "damaged_checkpoint", "failed_checkpoint", "resumed",
+            "started_from", "evaluation", "sample" and "preempted" in process 0, "watchdog" in any.
         devices: to run on; default all.
 
     Raises:
@@ -86,9 +90,11 @@ def train(
         try:
             result = run.go(on_commit, on_drop)
         except BaseException:
-            observer.close("failed")
+            with watchdog.phase("ending"):
+                observer.close("failed")
             raise
-        observer.close("preempted" if result.preempted else "finished")
+        with watchdog.phase("ending"):
+            observer.close("preempted" if result.preempted else "finished")
     if coordinator is not None:
         distributed.shutdown()
     return result
@@ -171,10 +177,13 @@ class _Run:
         self.observer.began(start.step)
         if start.event is not None:
             self._event(start.event[0], **start.event[1])
+        if self.leader and on_drop is not None:
+            for passed_over in start.passed_over:
+                on_drop(*passed_over)
         self.recorder = self._recorder(compiled)
         with ExitStack() as stack:
             self.checkpointer = self._checkpointer(start, on_commit, on_drop)
-            stack.enter_context(closing(self.checkpointer))
+            stack.push(self._drain)
             steps, preempted = start.step, compiled is None and start.step < self.config.steps
             if not preempted:
                 self.examiner = stack.enter_context(
@@ -182,10 +191,23 @@ class _Run:
                 )
                 dataset = stack.enter_context(Dataset(self.job.data))
                 steps, preempted = self._train(start, compiled, dataset)
+        self.watch.switch("other")
+        return self._result(steps, preempted)
+
+    def _drain(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Wait for the last checkpoint, also on the way out of an error, which goes first."""
+        try:
             with self.watch.during("checkpoint"), self.watchdog.phase("checkpoint"):
                 self.checkpointer.wait()
-            self.watch.switch("other")
-        return self._result(steps, preempted)
+        except (InputError, StorageError) as another:
+            if error is None:
+                raise
+            logger.error("%s", another)
 
     def _train(
         self, start: Beginning, compiled: CompiledStage | None, dataset: Dataset
@@ -203,12 +225,19 @@ class _Run:
                 continue
             if compiled is None:
                 with self._pause("compile"), self.watch.during("compile"):
-                    compiled = self.compiler(stage)
+                    compiled = compile_later(self.compiler, stage, self.stop)
+            if compiled is None:
+                if self.checkpointer.begun != step:
+                    self._save(step, state)
+                self._event("preempted", step=step)
+                break
             self.recorder.throughput = compiled.throughput
             with self._loader(dataset, stage, step) as loader:
-                state, step = self._stage(state, step, stage, program, compiled.step, loader)
+                state, step, stopped = self._stage(
+                    state, step, stage, program, compiled.step, loader
+                )
             compiled = None
-            if step < stage.end:
+            if stopped:
                 break
         return step, step < self.config.steps or self._to_examine(step)
 
@@ -220,17 +249,18 @@ class _Run:
         program: Program,
         compiled: Any,
         loader: Loader,
-    ) -> tuple[TrainState, int]:
+    ) -> tuple[TrainState, int, bool]:
         config, layout, batch_size = self.config, program.layout, program.train.batch_size
         mask = layout.place(
             np.ones((batch_size // jax.process_count(), program.train.sequence_length), np.float32),
             batch_size,
         )
-        feed, step = Feed(loader, self.watch), start
+        feed, step, stopping = Feed(loader, self.watch), start, False
+        profiling = functools.partial(self._pause, "profile")  # writing a trace may take minutes
         self.watch.switch("step")
         self.recorder.restart_clock()
         for step, batch in zip(range(start + 1, stage.end + 1), feed, strict=False):
-            self.observer.profile(step, self.recorder.drain, self.recorder.restart_clock)
+            self.observer.profile(step, profiling)
             tokens = layout.place(stage.cut(batch), batch_size)
             state, metrics = compiled(state, tokens, mask)
             feed.runs(metrics["loss"])
@@ -245,7 +275,7 @@ class _Run:
                 self._event("preempted", step=step)
                 break
         self.recorder.drain()
-        return state, step
+        return state, step, stopping
 
     def _to_examine(self, step: int) -> bool:
         return self.examiner.due(step, self.evaluations, self.samples)
@@ -293,6 +323,7 @@ class _Run:
             attempt=self.job.attempt,
             on_commit=on_commit,
             on_drop=on_drop,
+            on_failure=self._failed,
             retention=Retention(
                 newest=config.keep_checkpoints,
                 every=config.keep_every,
@@ -321,6 +352,9 @@ class _Run:
 
     def _damaged(self, step: int, path: str, reason: str) -> None:
         self._event("damaged_checkpoint", step=step, path=path, reason=reason)
+
+    def _failed(self, step: int, reason: str) -> None:
+        self._event("failed_checkpoint", step=step, reason=reason)
 
     def _loader(self, dataset: Dataset, stage: Stage, step: int) -> Loader:
         return Loader(

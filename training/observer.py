@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from pipeline import storage
@@ -85,19 +86,16 @@ class Observer:
         """An evaluation, a sample or anything else that happened."""
         self._trackers.log(kind, fields)
 
-    def profile(self, step: int, drain: Callable[[], None], restart: Callable[[], None]) -> None:
+    def profile(self, step: int, pause: Callable[[], AbstractContextManager[None]]) -> None:
         """Begin or end a trace before `step` is queued, when one is asked for.
 
         Args:
             step: the one that is about to be queued.
-            drain: waits for the step before.
-            restart: time until now belongs to no step.
+            pause: waits for the step before; the time inside belongs to no step.
         """
         if self._profiler is not None and self._profiler.due(step):
-            drain()
-            with self.watch.during("other"):
+            with pause(), self.watch.during("other"):
                 self._profiler.before(step)
-            restart()
 
     def close(self, outcome: str) -> None:
         """End everything; takes 35 seconds at most, and 6 when the machine is about to be taken.

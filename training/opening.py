@@ -2,7 +2,8 @@
 
 Compiling needs no arrays and reading them needs little of the processor, so the longer of the two
 is what a run waits for. SIGTERM meanwhile ends both: a compilation may take minutes, and a spot
-machine has 30 seconds.
+machine has 30 seconds. XLA cannot be broken off, though: a process that ends by itself after that
+waits for the compilation, and when it is killed instead nothing is lost.
 """
 
 from __future__ import annotations
@@ -104,6 +105,15 @@ def open_run(
             compiling = thread.submit(compiler, stage)
         with watchdog.phase("compile"), watch.during("compile"):
             return start, _unless_stopped(compiling, stop)
+    finally:
+        thread.shutdown(wait=False)
+
+
+def compile_later(compiler: StageCompiler, stage: Stage, stop: StopSignal) -> CompiledStage | None:
+    """The compiled step of a later stage; None where SIGTERM came while it was compiled."""
+    thread = ThreadPoolExecutor(1, "compile")
+    try:
+        return _unless_stopped(thread.submit(compiler, stage), stop)
     finally:
         thread.shutdown(wait=False)
 

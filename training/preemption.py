@@ -24,7 +24,8 @@ class StopSignal:
     def __init__(self, *, many_processes: bool) -> None:
         self._many = many_processes
         self._asked = 0
-        self._flag = threading.Event()
+        # No `threading.Event`: its lock may be held by what the handler interrupts.
+        self._stopping = False
         self._old: object = None
         self._installed = False
 
@@ -39,25 +40,25 @@ class StopSignal:
 
     def __exit__(self, *_: object) -> None:
         # By default a second one would end the process before it has said that it was preempted.
-        leaving = self._flag.is_set() and self._old is signal.SIG_DFL
+        leaving = self._stopping and self._old is signal.SIG_DFL
         if self._installed and not leaving:
             signal.signal(signal.SIGTERM, self._old)  # pyrefly: ignore
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._flag.set()
+        self._stopping = True
 
     def requested(self) -> bool:
         """Whether to stop now; many processes must all ask, equally often and at the same places.
 
         Once they have agreed to stop, it stays so.
         """
-        if self._many and not self._flag.is_set():
+        if self._many and not self._stopping:
             self._asked += 1
             if multihost_utils.reached_preemption_sync_point(self._asked):
-                self._flag.set()
-        return self._flag.is_set()
+                self._stopping = True
+        return self._stopping
 
     @property
     def alone(self) -> bool:
         """Whether the signal has arrived and no other process need agree."""
-        return not self._many and self._flag.is_set()
+        return not self._many and self._stopping

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 
 import pytest
 
@@ -108,6 +109,28 @@ def test_a_preemption_uses_up_no_try_and_a_lost_worker_does(tmp_path, error, eno
         with pytest.raises(StepFailed, match="taken away"):
             bring_up(str(tmp_path), taken_away(), events=events)
         assert len(times) == 3
+
+
+def test_a_worker_lost_after_new_shards_uses_up_no_try_of_the_next(tmp_path):
+    """Lost at every second of ten shards, of three tries; then for good where nothing is added."""
+
+    @step(output=Artifact, version=1, name="lost_often")
+    def lost_often(run, *, shards: int):
+        for index in range(shards):
+            if index >= 10:
+                raise WorkerLost("its machine was taken away")
+            if run.ledger.find(f"part/{index}") is None:
+                with run.shard(f"part/{index}") as directory:
+                    storage.write_atomic(storage.join(directory, "x"), b"x")
+                if index % 2:
+                    raise WorkerLost("its machine was taken away")
+        return {"shards": shards}
+
+    for shards, retried in ((10, 5), (11, 6)):
+        events = []
+        with nullcontext() if shards == 10 else pytest.raises(StepFailed, match="taken away"):
+            bring_up(str(tmp_path), lost_often(shards=shards), events=events)
+        assert [e["event"] for e in events].count("retried") == retried
 
 
 def test_damage_to_a_reused_output_is_noticed(tmp_path):

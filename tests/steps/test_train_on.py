@@ -1,9 +1,11 @@
 """Extending a run and starting another from it, as steps of a graph."""
 
 import dataclasses
+import os
 
 import pytest
 
+from pipeline import manifest
 from pipeline.errors import StepFailed
 from steps.artifacts import Checkpoint
 from steps.block_shuffle import block_shuffle
@@ -12,6 +14,7 @@ from steps.train_on import extend, warm_start
 from tests.pipeline.helpers import bring_up
 from tests.steps.synthetic import VOCAB, synthetic
 from tests.training import tiny
+from training import loop
 
 MODEL = dataclasses.replace(tiny.MODEL, vocab_size=VOCAB)
 CONSTANT = dataclasses.replace(tiny.OPTIMIZER, schedule="constant")
@@ -94,3 +97,24 @@ def test_what_cannot_be_continued_is_refused(store, node, words):
     """In one line that says what to do."""
     with pytest.raises(StepFailed, match=words):
         bring_up(store, node())
+
+
+def test_a_run_that_passed_a_damaged_checkpoint_over_is_published(tmp_path, monkeypatch):
+    """And what it leaves names no damaged file."""
+    beat = loop.Watchdog.beat
+
+    def fail(watchdog, step):
+        beat(watchdog, step)
+        if step == 6:
+            raise RuntimeError("the machine burned down")
+
+    monkeypatch.setattr(loop.Watchdog, "beat", fail)
+    with pytest.raises(StepFailed, match="burned down"):
+        bring_up(str(tmp_path), trained(EIGHT))
+    monkeypatch.undo()
+    newest = max(tmp_path.glob("train-*/attempts/*/checkpoints/*"), key=lambda path: path.name)
+    os.truncate(newest / "arrays" / "step" / "c", 1)
+    run = built(str(tmp_path), trained(EIGHT))
+    assert not any(newest.name in shard.name for shard in run.manifest.shards)
+    assert run.result["last"]["step"] == 8
+    manifest.check_sizes(run.path, run.manifest.shards, "")

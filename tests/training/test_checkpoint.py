@@ -14,7 +14,7 @@ import tensorstore as ts
 
 from data import shard_files
 from pipeline import google_storage
-from pipeline.errors import DamagedOutput, InputError, StorageError
+from pipeline.errors import DamagedOutput, InputError, StorageError, StoreUnavailable
 from tests.faults.fake_gcs import FakeGCS, Faults
 from tests.training import tiny
 from training import checkpoint, checkpoint_files
@@ -123,23 +123,57 @@ def test_old_checkpoints_are_forgotten_then_deleted(make):
     assert all(os.path.exists(path) for path in (old_paths[1], paths[4], paths[6], paths[7]))
 
 
-def test_failed_commit_is_raised_by_the_next_save(make):
-    """An error in the background is not lost: the next save raises it, once."""
-    fail = [True]
+def test_one_failed_save_is_told_and_the_next_one_made(make):
+    """A store that failed for a while costs its checkpoint and no other."""
+    store = iter([OSError("no answer"), None, OSError("no answer"), None])
+    failures = []
 
     def on_commit(step, path):
-        if fail.pop():
-            raise OSError("no space left on device")
+        if (error := next(store)) is not None:
+            raise error
+
+    checkpointer = make(on_commit=on_commit, on_failure=lambda *found: failures.append(found))
+    for step in range(1, 5):
+        checkpointer.save(step, tiny.program().init(), {})
+        checkpointer._join()
+    checkpointer.wait()
+    assert [step for step, _ in failures] == [1, 3]
+    assert checkpointer.latest[0] == 4
+
+
+def test_two_failed_saves_in_a_row_are_an_error_and_so_is_the_last(make):
+    """Of a kind that says that trying again may help, with the reason."""
+
+    def on_commit(step, path):
+        raise OSError("no space left on device")
 
     checkpointer = make(on_commit=on_commit)
     checkpointer.save(1, tiny.program().init(), {})
-    with pytest.raises(StorageError, match="no space left"):
-        checkpointer.save(2, tiny.program().init(), {})
+    with pytest.raises(StoreUnavailable, match="no space left"):
+        checkpointer.wait()
+    checkpointer = make(on_commit=on_commit, attempt="b")
+    checkpointer.save(1, tiny.program().init(), {})
+    checkpointer.save(2, tiny.program().init(), {})
+    with pytest.raises(StoreUnavailable, match="no space left"):
+        checkpointer.save(3, tiny.program().init(), {})
     assert checkpointer.latest is None
-    fail.append(False)
-    checkpointer.save(3, tiny.program().init(), {})
-    checkpointer.wait()
-    assert checkpointer.latest[0] == 3
+
+
+def test_an_old_checkpoint_that_cannot_be_deleted_waits_for_the_next_time(make):
+    """The new one is committed all the same."""
+    refuse, dropped = [True], []
+
+    def on_drop(step, path):
+        if refuse and refuse.pop():
+            raise OSError("no answer")
+        dropped.append(step)
+
+    checkpointer = make(on_drop=on_drop, retention=Retention(newest=1))
+    for step in (1, 2, 3):
+        checkpointer.save(step, tiny.program().init(), {})
+        checkpointer.wait()
+        assert checkpointer.latest[0] == step
+    assert sorted(dropped) == [1, 2]
 
 
 def test_a_checkpoint_whose_record_fails_is_forgotten_and_deleted(make, tmp_path):

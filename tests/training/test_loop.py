@@ -5,6 +5,7 @@ import functools
 import os
 import shutil
 import signal
+import time
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from pipeline.errors import DamagedOutput, InputError
 from tests.training import tiny
-from training import evaluation
+from training import checkpoint_files, evaluation, loop
 from training.load import load_model
 from training.loop import train
 
@@ -145,15 +146,17 @@ def test_damaged_newest_checkpoint_falls_back_loudly(whole, tmp_path):
         shutil.copytree(path, tmp_path / str(step))
         copies.append((step, str(tmp_path / str(step))))
     os.unlink(tmp_path / "3" / "arrays" / "step" / "c")
-    events = []
+    events, dropped = [], []
     got = train(
         dataclasses.replace(
             job, resume_from=tuple(copies), checkpoint_directory=str(tmp_path / "new")
         ),
         on_event=lambda kind, fields: events.append((kind, fields.get("step"))),
+        on_drop=lambda *found: dropped.append(found),
         devices=jax.devices()[:1],
     )
     assert events[:2] == [("damaged_checkpoint", 3), ("resumed", 2)]
+    assert dropped[0] == copies[2], "its record would stand in the way of publishing"
     assert tiny.learned(got.history) == tiny.learned(want.history)
     assert tiny.equal(model_of(got), model_of(want))
 
@@ -239,3 +242,66 @@ def test_sigterm_does_not_wait_for_an_evaluation(
     assert committed[-1] == (6, got.checkpoint)
     assert tiny.learned(got.history) == tiny.learned(want.history)
     assert tiny.equal(model_of(got), model_of(want))
+
+
+def test_an_error_waits_for_the_checkpoint_under_way_and_is_the_one_raised(
+    data, tmp_path, monkeypatch
+):
+    """A slow store is no reason for the watchdog to end the process before either is done."""
+    phases, committed = [], []
+    write = checkpoint_files._write_local
+
+    def slow(url, parts):
+        if url.endswith("history.json"):
+            while "checkpoint" not in phases:
+                time.sleep(0.01)
+        return write(url, parts)
+
+    class Watched(loop.Watchdog):
+        def phase(self, name):
+            if diverged:
+                phases.append(name)
+            return super().phase(name)
+
+    diverged = []
+
+    def on_progress(step, steps, row):
+        if step == 4:
+            diverged.append(step)
+            raise InputError("diverged")
+
+    monkeypatch.setattr(checkpoint_files, "_write_local", slow)
+    monkeypatch.setattr(loop, "Watchdog", Watched)
+    config = dataclasses.replace(tiny.TRAIN, checkpoint_every=3, evaluate_every=1000)
+    job = tiny.make_job(data, train=config, checkpoint_directory=str(tmp_path))
+    with pytest.raises(InputError, match="diverged"):
+        train(
+            job,
+            on_progress=on_progress,
+            on_commit=lambda step, path: committed.append(step),
+            devices=jax.devices()[:1],
+        )
+    assert committed == [3]
+
+
+def test_writing_a_profile_is_not_a_step_to_the_watchdog(data, tmp_path, monkeypatch):
+    """It may take longer than any step."""
+    phases = []
+
+    class Watched(loop.Watchdog):
+        def phase(self, name):
+            phases.append(name)
+            return super().phase(name)
+
+    monkeypatch.setattr(loop, "Watchdog", Watched)
+    config = dataclasses.replace(tiny.TRAIN, profile=(2, 1), evaluate_every=1000)
+    job = tiny.make_job(
+        data,
+        train=config,
+        checkpoint_directory=str(tmp_path / "c"),
+        run_directory=str(tmp_path / "run"),
+    )
+    train(job, devices=jax.devices()[:1])
+    assert phases.count("profile") == 2
+    assert list((tmp_path / "run" / "traces").iterdir())
+    assert phases[-1] == "ending"

@@ -27,6 +27,29 @@ def test_sigterm_is_noticed_and_the_old_handler_comes_back():
         signal.signal(signal.SIGTERM, old)
 
 
+def test_a_second_signal_while_the_first_is_heard_changes_nothing():
+    """A signal at every line that the handler runs, in whatever module."""
+    script = """
+import faulthandler, signal, sys
+from training.preemption import StopSignal
+left = [50]
+def trace(frame, event, argument):
+    if left[0] > 0:
+        left[0] -= 1
+        signal.raise_signal(signal.SIGTERM)
+    return trace
+with StopSignal(many_processes=False) as stop:
+    faulthandler.dump_traceback_later(20, exit=True)
+    sys.settrace(trace)
+    signal.raise_signal(signal.SIGTERM)
+    sys.settrace(None)
+    assert stop.requested()
+print(50 - left[0])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert int(done.stdout or 0) > 1, done.stderr
+
+
 @pytest.mark.parametrize("told", [False, True])
 def test_once_told_to_leave_the_process_is_not_ended_on_its_way_out(told):
     """Another signal after the context kills a process that heard none in it, and no other."""

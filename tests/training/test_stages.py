@@ -1,6 +1,9 @@
 """Schedules of batch and length: which rows a step reads, and runs through several stages."""
 
 import dataclasses
+import os
+import signal
+import threading
 
 import jax
 import numpy as np
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import InputError
 from tests.training import tiny
+from training import loop, opening
 from training.config import TrainConfig
 from training.load import load_model
 from training.loop import train
@@ -91,3 +95,50 @@ def test_a_stage_that_does_not_fit_the_devices_is_refused_before_the_first_step(
     with pytest.raises(InputError, match="12 is not divisible by 8 devices"):
         train(job)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("moment", ["the stage's last step", "the next stage's compilation"])
+def test_a_signal_between_two_stages_saves_at_once(data, tmp_path, monkeypatch, moment):
+    """Neither a step of the next stage nor the end of its compilation is waited for."""
+    config = dataclasses.replace(
+        tiny.TRAIN, batch_schedule=((3, 16),), checkpoint_every=1000, evaluate_every=1000
+    )
+    job = tiny.make_job(data, train=config, checkpoint_directory=str(tmp_path))
+    committed, compiled, saved = [], [], threading.Event()
+    compiling = opening.StageCompiler.__call__
+
+    def compile(self, stage):
+        compiled.append(stage.first)
+        if stage.first:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert saved.wait(60), "nothing was saved while it compiled"
+        return compiling(self, stage)
+
+    def on_commit(step, path):
+        committed.append((step, path))
+        saved.set()
+
+    class Watched(loop.Watchdog):
+        def beat(self, step):
+            super().beat(step)
+            if step == 3 and moment == "the stage's last step":
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(loop, "Watchdog", Watched)
+    monkeypatch.setattr(opening.StageCompiler, "__call__", compile)
+    old = signal.getsignal(signal.SIGTERM)
+    try:
+        stopped = train(job, on_commit=on_commit, devices=jax.devices()[:1])
+    finally:
+        signal.signal(signal.SIGTERM, old)
+    assert (stopped.preempted, stopped.steps) == (True, 3)
+    assert [event["kind"] for event in stopped.events][-1:] == ["preempted"]
+    assert [event["kind"] for event in stopped.events].count("preempted") == 1
+    assert committed == [(3, stopped.checkpoint)]
+    assert compiled == ([0] if moment == "the stage's last step" else [0, 3])
+    monkeypatch.undo()
+    went_on = dataclasses.replace(job, resume_from=tuple(committed), attempt="1")
+    whole = dataclasses.replace(job, checkpoint_directory=str(tmp_path / "whole"))
+    got, want = (train(each, devices=jax.devices()[:1]) for each in (went_on, whole))
+    assert tiny.learned(got.history) == tiny.learned(want.history)
+    assert tiny.equal(*(load_model(r.checkpoint, tiny.MODEL) for r in (got, want)))
