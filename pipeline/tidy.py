@@ -11,7 +11,12 @@ from pipeline.manifest import Manifest
 ATTEMPTS = "attempts"
 RETIRED = "retired"
 FAILURE = "failure.json"
-_KEPT_OF_AN_ATTEMPT = ("log.txt", FAILURE)
+_LOOKED_AT = ("metrics.jsonl", "traces", "tensorboard", "wandb", "stacks")
+"""What training leaves beside its checkpoints for people, who want it of every attempt.
+
+Kept by name, because a step may put bulky data anywhere in its attempt's directory.
+"""
+_KEPT_OF_AN_ATTEMPT = ("log.txt", FAILURE, *_LOOKED_AT)
 
 
 def retired(root: str) -> list[Manifest]:
@@ -26,7 +31,7 @@ def retired(root: str) -> list[Manifest]:
 
 
 def discard_unreferenced(root: str, *, lost: bool = False) -> None:
-    """Delete the data of attempts that no manifest here refers to; logs and failures stay.
+    """Delete the data of attempts that no manifest here refers to; logs and metrics stay.
 
     `lost`: the caller did not publish, and may have recorded shards that the winner had dropped.
     """
