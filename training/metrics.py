@@ -16,8 +16,9 @@ A row is about one optimizer step:
     seconds                     from the end of the step before to the end of this one, the wait
                                 for data included; compilation, evaluation, checkpoints and samples
                                 are not
-    data_wait                   of these, seconds in which the devices had nothing to do because
-                                the batch was not there
+    data_wait                   of these, seconds in which the devices had nothing to do because a
+                                batch was not there: mostly the next step's, which is waited for
+                                before the numbers of this one are read
     tokens_per_second           positions of the batch (batch x length, padding among them) a second
     tokens_per_second_average   the same over the last 50 steps together: positions over seconds
     useful_tokens_per_second    `tokens` a second
@@ -123,6 +124,9 @@ class Throughput:
         return max(0.0, self.tokens - self.rows - useful)
 
 
+_Pending = tuple[int, dict[str, jax.Array], float, Throughput]
+
+
 class Recorder:
     """Appends one row per step to `rows`.
 
@@ -152,7 +156,7 @@ class Recorder:
         self._on_row = on_row
         self._clock = clock
         self._memory = memory
-        self._pending: tuple[int, dict[str, jax.Array], float, Throughput] | None = None
+        self._pending: _Pending | None = None
         self._recent: deque[tuple[int, float]] = deque(maxlen=AVERAGED_STEPS)
         self._skipped_before = rows[-1]["skipped"] if rows else 0.0
         self._skipped_in_a_row = 0
@@ -165,18 +169,33 @@ class Recorder:
     def push(self, step: int, metrics: dict[str, jax.Array], data_wait: float) -> None:
         """Keep the arrays of `step`; write the row of the step before.
 
+        Args:
+            step: the one that was just queued.
+            metrics: its device arrays.
+            data_wait: seconds waited for a batch since the last `push` or `drain`.
+
         Raises:
             InputError: too many steps in a row were not finite.
         """
-        before, self._pending = self._pending, (step, metrics, data_wait, self.throughput)
+        before = self._take(data_wait)
+        # The clock has run for the step before until now, and only without one for this step.
+        own = data_wait if before is None else 0.0
+        self._pending = (step, metrics, own, self.throughput)
         if before is not None:
             self._write(*before)
 
-    def drain(self) -> None:
-        """Wait for the newest step and write its row."""
-        before, self._pending = self._pending, None
+    def drain(self, data_wait: float = 0.0) -> None:
+        """Wait for the newest step and write its row; `data_wait` as for `push`."""
+        before = self._take(data_wait)
         if before is not None:
             self._write(*before)
+
+    def _take(self, data_wait: float) -> _Pending | None:
+        before, self._pending = self._pending, None
+        if before is None:
+            return None
+        step, metrics, waited, throughput = before
+        return step, metrics, waited + data_wait, throughput
 
     def _write(
         self, step: int, metrics: dict[str, jax.Array], data_wait: float, throughput: Throughput

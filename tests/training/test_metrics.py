@@ -2,6 +2,8 @@
 
 import jax.numpy as jnp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from models.flops import training_flops_per_token
 from pipeline.errors import InputError
@@ -38,7 +40,7 @@ def test_rows_come_one_step_late_and_are_complete():
             "loss": 4.0,
             "skipped": 0.0,
             "seconds": 2.0,
-            "data_wait": 0.25,
+            "data_wait": 0.75,
             "tokens_per_second": 500.0,
             "tokens_per_second_average": 500.0,
             "mfu": pytest.approx(500 * 3e6 / 1e10),
@@ -48,6 +50,7 @@ def test_rows_come_one_step_late_and_are_complete():
     recorder.drain()
     recorder.drain()
     assert [row["step"] for row in rows] == [1, 2]
+    assert rows[1]["data_wait"] == 0
     assert seen == rows
 
 
@@ -64,6 +67,41 @@ def test_pauses_belong_to_no_row():
     clock.now += 3.0
     recorder.drain()
     assert [row["seconds"] for row in rows] == [1.0, 3.0]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 50),  # the wait for the batch
+            st.integers(0, 50),  # the rest of the step
+            st.sampled_from(["", "pause", "profile"]),
+        ),
+        min_size=1,
+    )
+)
+def test_a_wait_is_in_the_row_whose_seconds_it_is_part_of(steps):
+    """No row waits longer than it takes, and together they wait as long as the loop did."""
+    clock, rows = Clock(), []
+    recorder = Recorder(rows, THROUGHPUT, 3, None, clock)
+    in_no_row = 0
+    for step, (wait, computing, then) in enumerate(steps, 1):
+        clock.now += wait
+        if then == "profile":  # comes between the batch and the step it is for
+            in_no_row += wait if len(rows) == step - 1 else 0
+            recorder.drain(wait)
+            clock.now += 7
+            recorder.restart_clock()
+            wait = 0
+        recorder.push(step, metrics(4.0), wait)
+        clock.now += computing
+        if then == "pause":
+            recorder.drain()
+            clock.now += 11
+            recorder.restart_clock()
+    recorder.drain()
+    assert all(0 <= row["data_wait"] <= row["seconds"] for row in rows)
+    assert sum(row["data_wait"] for row in rows) == sum(w for w, _, _ in steps) - in_no_row
+    assert sum(row["seconds"] for row in rows) == sum(w + c for w, c, _ in steps) - in_no_row
 
 
 def test_only_skipped_steps_in_a_row_stop_the_run():
