@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline import storage
 from pipeline.errors import InputError
 from training import tracker_kinds, trackers
-from training.tracker_files import NAME, JsonLines, Spool, join_attempts, read_lines
+from training.tracker_files import NAME, JsonLines, read_lines
 from training.tracker_process import ChildTracker
 from training.trackers import Outlet, TrackerContext, Trackers, open_trackers
 
@@ -238,70 +237,6 @@ def test_names_of_numbers():
     assert tracker_kinds.scalars(scores) == {"validation/loss": 1.5}
     assert tracker_kinds.scalars({**scores, "set": "code"}) == {"code/loss": 1.5}
     assert tracker_kinds.scalars({"kind": "config", "steps": 4}) == {}
-
-
-class Ticks:
-    """A clock that a test moves."""
-
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-def test_on_an_object_store_the_file_is_uploaded_whole_now_and_then():
-    """Nothing before its time, all of it at its time and at the end; the local copy goes."""
-    clock = Ticks()
-    spool = Spool("memory://spool/run", clock)
-    path = spool.path / "metrics.jsonl"
-    path.write_text("1\n")
-    spool.sync()
-    url = "memory://spool/run/metrics.jsonl"
-    assert storage.size(url) is None
-    clock.now += 31
-    spool.sync()
-    assert storage.read_bytes(url) == b"1\n"
-    path.write_text("1\n2\n")
-    spool.sync()
-    assert storage.read_bytes(url) == b"1\n"
-    spool.close()
-    assert storage.read_bytes(url) == b"1\n2\n"
-    assert not spool.path.exists()
-
-
-def test_a_torn_last_line_is_passed_over(tmp_path):
-    """A kill in the middle of a line loses that line; damage elsewhere is an error."""
-    text = b'{"step": 1}\n{"step": 2}\n'
-    file = tmp_path / "lines"
-    for end in range(len(text)):
-        file.write_bytes(text[:end])
-        found = [each["step"] for each in read_lines(str(file))]
-        assert found == [1, 2][: text[:end].count(b"\n")]
-    file.write_bytes(b'{"st\n' + text)
-    with pytest.raises(ValueError, match=r"line 1"):
-        read_lines(str(file))
-    assert read_lines(str(tmp_path / "absent")) == []
-
-
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=5))
-def test_steps_done_again_count_once(attempts):
-    """Joined rows are those that the steps' last doers wrote, as a dictionary would keep them."""
-    parts, last, want = [], 0, {}
-    for index, (back, ahead) in enumerate(attempts):
-        begins = max(0, last - back)
-        last = begins + ahead
-        rows = [{"step": step, "by": index} for step in range(begins + 1, last + 1)]
-        parts.append((begins, rows))
-        want = {step: row for step, row in want.items() if step <= begins}
-        want |= {row["step"]: row for row in rows}
-    assert join_attempts(parts) == [want[step] for step in sorted(want)]
-
-
-def test_the_evaluation_before_the_first_step_is_not_there_twice():
-    """An attempt that begins anew scores step 0 again; one that goes on does not."""
-    zero, later = {"step": 0, "loss": 5.0}, {"step": 4, "loss": 4.0}
-    assert join_attempts([(0, [zero]), (0, [zero, later])]) == [zero, later]
-    assert join_attempts([(0, [zero, later]), (4, [])]) == [zero, later]
 
 
 def test_logging_does_not_wait_for_the_threads(monkeypatch):
