@@ -7,6 +7,7 @@ nothing but keep time. Nothing here waits for a device or a store, and nothing r
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -17,6 +18,8 @@ from training.job import Row, TrainJob
 from training.journal import Journal
 from training.profiler import Profiler
 from training.trackers import TrackerContext, Trackers, open_trackers
+
+logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 15.0
 JOURNAL_SECONDS = 5.0
@@ -33,6 +36,8 @@ class Observer:
         watch: of this attempt.
         leader: whether this is process 0.
         device, devices, processes: what the run is on.
+        warn: called with a line about each tracker that was disabled; by `row` and `close`, in the
+            thread that calls them.
 
     Attributes:
         watch: the stopwatch, for `watch.during(...)`.
@@ -47,8 +52,11 @@ class Observer:
         device: str = "",
         devices: int = 0,
         processes: int = 1,
+        warn: Callable[[str], None] | None = None,
     ) -> None:
         self.watch = watch
+        self._warn = warn
+        self._warned: set[str] = set()
         self._journal: Journal | None = None
         self._profiler: Profiler | None = None
         self._trackers = Trackers()
@@ -76,6 +84,7 @@ class Observer:
         if self._journal is not None:
             self._journal.step(int(row["step"]))
         self._trackers.log("step", row)
+        self._pass_on_failures()
 
     def saved(self, step: int) -> None:
         """The state after `step` was taken for a checkpoint; it may still be on its way."""
@@ -107,9 +116,22 @@ class Observer:
         if self._profiler is not None:
             self._profiler.close(seconds)
         self._trackers.close(seconds)
+        self._pass_on_failures()
         # Last, so that the account has the time that the others took.
         if self._journal is not None:
             self._journal.close(outcome, min(seconds, JOURNAL_SECONDS))
+
+    def _pass_on_failures(self) -> None:
+        if self._warn is None:
+            return
+        for name, reason in self._trackers.failures.items():
+            if name in self._warned:
+                continue
+            self._warned.add(name)
+            try:
+                self._warn(f"tracker {name} is off, the run goes on without it: {reason}")
+            except Exception:
+                logger.warning("tracker %s: its failure was not passed on", name, exc_info=True)
 
 
 def _context(job: TrainJob) -> TrackerContext:

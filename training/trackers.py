@@ -7,7 +7,8 @@ them and they are installed (the extras of those names).
 
 The rule: whatever a tracker does, the run does not notice. `log` appends to a queue and returns.
 Every tracker has its own daemon thread and its own queue, which drops its oldest entries and counts
-them when the tracker is slower than the run; an exception ends that tracker with one warning;
+them when the tracker is slower than the run; an exception ends that tracker with one warning, in
+the log and among `failures`, for the run to pass on from a thread of its own choice;
 `close` waits for all together until its deadline. What is not ours runs in a process of its own
 (see `training.tracker_process`), so that neither its threads nor its exit handlers are the run's.
 """
@@ -90,7 +91,7 @@ class Outlet:
         self._every = every
         self._lock = threading.Lock()
         self._queue: deque[Entry] = deque()
-        self._disabled = False
+        self._failure = ""
         self._tracker: Tracker | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name=f"tracker-{name}", daemon=True)
@@ -99,13 +100,18 @@ class Outlet:
     def put(self, entry: Entry) -> None:
         """Queue an entry; the oldest goes when there is no room."""
         with self._lock:
-            if self._disabled:
+            if self._failure:
                 self.dropped += 1
                 return
             if len(self._queue) >= self._capacity:
                 self._queue.popleft()
                 self.dropped += 1
             self._queue.append(entry)
+
+    @property
+    def failure(self) -> str:
+        """What disabled the tracker; empty while it works."""
+        return self._failure
 
     def begin_to_close(self) -> None:
         """Let the thread write what is queued and finish."""
@@ -131,9 +137,10 @@ class Outlet:
                 tracker.write(self._take())
             tracker.close()
         except BaseException as error:  # noqa: BLE001 - a tracker may fail as it likes
-            logger.warning("tracker %s: disabled: %s", self.name, _sentence(error))
+            failure = _sentence(error)
+            logger.warning("tracker %s: disabled: %s", self.name, failure)
             with self._lock:
-                self._disabled = True
+                self._failure = failure
                 self.dropped += len(self._queue)
                 self._queue.clear()
             if self._tracker is not None:
@@ -181,6 +188,11 @@ class Trackers:
             outlet.begin_to_close()
         for outlet in self._outlets:
             outlet.finish(deadline - time.monotonic())
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """What disabled each tracker that is."""
+        return {outlet.name: outlet.failure for outlet in self._outlets if outlet.failure}
 
     @property
     def dropped(self) -> dict[str, int]:

@@ -2,18 +2,21 @@
 
 import dataclasses
 import json
+import threading
+import time
 
 import jax
 import pytest
 
 from tests.training import tiny
 from training import trackers
-from training.clock import BUCKETS
+from training.clock import BUCKETS, Stopwatch
 from training.evaluation import Evaluator
 from training.goodput import account
 from training.journal import read_journals
 from training.load import load_model
 from training.loop import train
+from training.observer import Observer
 from training.tracker_files import join_attempts, read_lines
 from training.trackers import Outlet
 
@@ -115,6 +118,44 @@ def test_observation_changes_no_bit(root, tmp_path, monkeypatch):
     traces = list((tmp_path / "runs" / "a" / "traces" / "step-00000003").rglob("*.xplane.pb"))
     assert traces
     assert watched.seconds["other"] > unwatched.seconds["other"]
+
+
+class Closes(Breaks):
+    """Takes everything, and fails at the end."""
+
+    def write(self, entries):
+        pass
+
+
+@pytest.mark.parametrize("tracker", [Breaks, Closes])
+@pytest.mark.parametrize("deaf", [False, True])
+def test_a_tracker_that_fails_is_told_once_and_in_the_thread_of_the_loop(
+    root, tmp_path, monkeypatch, tracker, deaf
+):
+    """While rows come or at the end; whoever is told may fail as well."""
+    told = []
+
+    def warn(line):
+        told.append((line, threading.current_thread()))
+        if deaf:
+            raise RuntimeError("nobody listens")
+
+    monkeypatch.setattr(trackers, "_child", lambda name, context: tracker())
+    monkeypatch.setattr(Outlet.__init__, "__defaults__", (10_000, 0.005))
+    work = job(root, tmp_path, "a", train={"trackers": ("wandb",)})
+    observer = Observer(work, Stopwatch(), warn=warn)
+    observer.began(0)
+    if tracker is Breaks:
+        while not observer._trackers.failures:
+            time.sleep(0.001)
+        assert told == [], "not from the tracker's thread"
+    for step in (1, 2, 3):
+        observer.row({"step": step, "loss": 1.0})
+        assert len(told) == (tracker is Breaks)
+    observer.close("finished")
+    line = "tracker wandb is off, the run goes on without it: RuntimeError: quota"
+    assert told == [(line, threading.current_thread())]
+    assert [row["step"] for row in lines(tmp_path, "a", "step")] == [1, 2, 3]
 
 
 def test_a_run_that_fails_says_so_in_its_journal(root, tmp_path, monkeypatch):
