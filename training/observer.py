@@ -140,5 +140,7 @@ def _context(job: TrainJob) -> TrackerContext:
         directory=job.run_directory,
         run=job.name or storage.normalise(job.run_directory).rpartition("/")[2],
         attempt=job.attempt,
+        # A run that is built anew has another directory for its attempts' accounts.
+        build=job.journal_directory.rstrip("/").rpartition("/")[2],
         config={part: dataclasses.asdict(getattr(job, part)) for part in parts},
     )

@@ -100,7 +100,7 @@ class WeightsAndBiases:
         )
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
-            id=_identifier(context["run"]),
+            id=_run_id(context),
             name=context["run"],
             resume="allow",
             config=dict(context["config"]),
@@ -131,7 +131,7 @@ class Trackio:
         trackio = _library("trackio", "trackio")
         self._run = trackio.init(
             project=os.environ.get("TRACKIO_PROJECT", PROJECT),
-            name=_identifier(context["run"]),
+            name=_run_id(context),
             config=dict(context["config"]),
             resume="allow",
             embed=False,
@@ -145,6 +145,12 @@ class Trackio:
     def close(self) -> None:
         """Finish."""
         self._run.finish()
+
+
+def _run_id(context: Mapping[str, Any]) -> str:
+    """The same for all attempts at a run, and another when the run is built anew."""
+    build = context.get("build")
+    return _identifier(f"{context['run']}-{build}" if build else context["run"])
 
 
 def _identifier(run: str) -> str:

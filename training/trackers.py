@@ -58,6 +58,8 @@ class TrackerContext:
         directory: URL for what they write, this attempt's own.
         run: name of the run, the same for all its attempts.
         attempt: name of this attempt.
+        build: what tells this run's attempts from those of an earlier run of that name, which it
+            replaces; empty where there is nothing to tell apart.
         config: the resolved configuration as JSON would hold it; never an environment.
     """
 
@@ -65,6 +67,7 @@ class TrackerContext:
     run: str
     attempt: str
     config: Mapping[str, Any]
+    build: str = ""
 
 
 class Outlet:

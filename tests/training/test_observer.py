@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import sys
 import threading
 import time
+from unittest import mock
 
 import jax
 import pytest
@@ -18,6 +20,7 @@ from training.load import load_model
 from training.loop import train
 from training.observer import Observer
 from training.tracker_files import join_attempts, read_lines
+from training.tracker_kinds import open_kind
 from training.trackers import Outlet
 
 
@@ -127,6 +130,13 @@ class Closes(Breaks):
         pass
 
 
+class Quiet(Closes):
+    """Takes everything, and ends."""
+
+    def close(self):
+        pass
+
+
 @pytest.mark.parametrize("tracker", [Breaks, Closes])
 @pytest.mark.parametrize("deaf", [False, True])
 def test_a_tracker_that_fails_is_told_once_and_in_the_thread_of_the_loop(
@@ -156,6 +166,26 @@ def test_a_tracker_that_fails_is_told_once_and_in_the_thread_of_the_loop(
     line = "tracker wandb is off, the run goes on without it: RuntimeError: quota"
     assert told == [(line, threading.current_thread())]
     assert [row["step"] for row in lines(tmp_path, "a", "step")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("library", "keyword"), [("wandb", "id"), ("trackio", "name")])
+def test_a_run_built_anew_is_another_run_to_services(root, tmp_path, monkeypatch, library, keyword):
+    """Attempts at one build go on with its run; they never add to the run that it replaces."""
+    module = mock.MagicMock()
+    monkeypatch.setitem(sys.modules, library, module)
+    contexts = []
+    monkeypatch.setattr(trackers, "_child", lambda _, context: contexts.append(context) or Quiet())
+    monkeypatch.setattr(Outlet.__init__, "__defaults__", (10_000, 0.005))
+    for build, attempt in (("0a1b", "a"), ("0a1b", "b"), ("2c3d", "a"), ("", "a")):
+        work = dataclasses.replace(
+            job(root, tmp_path, attempt, train={"trackers": (library,)}),
+            name="train-1234",
+            journal_directory=build and f"{tmp_path}/journal/{build}",
+        )
+        Observer(work, Stopwatch()).close("finished")
+        open_kind(library, dataclasses.asdict(contexts[-1]))
+    found = [call.kwargs[keyword] for call in module.init.call_args_list]
+    assert found == ["train-1234-0a1b", "train-1234-0a1b", "train-1234-2c3d", "train-1234"]
 
 
 def test_a_run_that_fails_says_so_in_its_journal(root, tmp_path, monkeypatch):
