@@ -25,6 +25,7 @@ Entry = dict[str, Any]
 NAME = "metrics.jsonl"
 UPLOAD_SECONDS = 30.0
 UPLOAD_SHARE = 0.05
+MOST_BACKLOG_BYTES = 16 << 20
 CLOSING_TRIES = 3
 CLOSING_WAIT_SECONDS = 1.0
 
@@ -112,19 +113,37 @@ class JsonLines:
 
     def __init__(self, directory: str) -> None:
         self._spool = Spool(directory)
-        self._file: IO[bytes] = open(self._spool.path / NAME, "ab")  # noqa: SIM115 - closed below
+        # Unbuffered, so that what a full disk did not take is known.
+        self._file: IO[bytes] = open(self._spool.path / NAME, "ab", buffering=0)  # noqa: SIM115
+        self._backlog = b""
+        self._failing = False
 
     def write(self, entries: Sequence[Entry]) -> None:
-        """Append; a reader sees whole lines but for the last."""
-        if entries:
-            self._file.write(as_lines(entries))
-            self._file.flush()
+        """Append; a reader sees whole lines but for the last.
+
+        What the disk does not take is appended later.
+        """
+        self._backlog += as_lines(entries)
+        try:
+            self._append()
+            self._failing = False
+        except OSError as error:
+            if len(self._backlog) > MOST_BACKLOG_BYTES:
+                raise
+            if not self._failing:
+                logger.warning("%s: not written, tried again later: %s", self._file.name, error)
+            self._failing = True
         self._spool.sync()
 
     def close(self) -> None:
-        """Upload what is left."""
+        """Write and upload what is left."""
+        self._append()
         self._file.close()
         self._spool.close()
+
+    def _append(self) -> None:
+        while self._backlog:
+            self._backlog = self._backlog[self._file.write(self._backlog) :]
 
     def abandon(self) -> None:
         """Nothing to let go of."""

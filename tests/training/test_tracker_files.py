@@ -1,6 +1,8 @@
 """Files of trackers: uploaded whole, made up for when a store failed, and read again."""
 
+import errno
 import shutil
+import tempfile
 
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline import storage
 from pipeline.errors import InputError, StoreUnavailable
+from training import tracker_files
 from training.tracker_files import NAME, JsonLines, Spool, join_attempts, read_lines
 
 
@@ -72,6 +75,52 @@ def test_a_store_that_fails_for_a_while_gets_everything_when_it_is_back(monkeypa
     lines.close()
     assert [each["step"] for each in read_lines(url)] == list(range(7))
     assert caplog.text.count("tried again later: memory://fails/run/metrics.jsonl: 503") == 2
+
+
+class Full:
+    """A file on a disk with room for so many bytes more."""
+
+    name = "metrics.jsonl"
+
+    def __init__(self, file, room):
+        self.file, self.room = file, room
+
+    def write(self, data):
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        done = self.file.write(data[: self.room])
+        self.room -= done
+        return done
+
+    def close(self):
+        self.file.close()
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=12))
+def test_what_a_full_disk_did_not_take_is_written_when_there_is_room(rooms):
+    """Whole lines in order, however the room comes and goes."""
+    with tempfile.TemporaryDirectory() as directory:
+        lines = JsonLines(directory)
+        lines._file = disk = Full(lines._file, 0)
+        for step, room in enumerate(rooms):
+            disk.room = room
+            lines.write([{"step": step}])
+        disk.room = 10**6
+        lines.close()
+        found = read_lines(f"{directory}/{NAME}")
+    assert [each["step"] for each in found] == list(range(len(rooms)))
+
+
+def test_a_disk_that_stays_full_is_given_up(tmp_path, monkeypatch, caplog):
+    """It is said once, and memory does not grow without end."""
+    monkeypatch.setattr(tracker_files, "MOST_BACKLOG_BYTES", 100)
+    lines = JsonLines(str(tmp_path))
+    lines._file = Full(lines._file, 0)
+    for step in range(5):
+        lines.write([{"step": step}])
+    with pytest.raises(OSError, match="No space left"):
+        lines.write([{"step": step} for step in range(5, 10)])
+    assert caplog.text.count("not written, tried again later") == 1
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("503"), InputError("not permitted")])
