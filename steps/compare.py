@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline import InputError, Result, StepRun, step, storage
+from pipeline import InputError, PonenteError, Result, StepRun, step, storage
 from pipeline.lineage import lineage
 from steps.artifacts import Checkpoint, Report
 from steps.report import headlines
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 ABSENT = "-"
 
 
-@step(output=Report, version=1, reads_lineage=True)
+# By its name, since this file is also run as a command, which has another module's name.
+@step(output=Report, version=1, name="steps.compare.compare", reads_lineage=True)
 def compare(run: StepRun, runs: tuple[Checkpoint, ...], *, names: tuple[str, ...] = ()) -> Result:
     """The HTML page of several training runs side by side.
 
@@ -179,7 +181,10 @@ def _record(argument: str) -> RunRecord:
     name, _, url = argument.rpartition("=")
     url = storage.normalise(url)
     name = name or url.rpartition("/")[2]
-    manifest = load(url)
+    try:
+        manifest = load(url)
+    except NotADirectoryError as error:
+        raise InputError(f"{url}: expected a directory, found a file") from error
     if manifest is None:
         return of_directory(url, name)
     return of_checkpoint(Checkpoint(url, manifest), name, lineage([url]))
@@ -191,9 +196,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags.add_argument("runs", nargs="+", help="directory, or name=directory")
     flags.add_argument("--output", default="compare.html")
     options = flags.parse_args(arguments)
-    text = render([_record(each) for each in options.runs])
-    storage.write_atomic(storage.normalise(options.output), text.encode())
-    for line in headlines(storage.normalise(options.output)):
+    output = storage.normalise(options.output)
+    try:
+        text = render([_record(each) for each in options.runs])
+        storage.write_atomic(output, text.encode())
+    except (PonenteError, OSError) as error:
+        sys.exit(f"error: {error}")
+    for line in headlines(output):
         print(line)  # noqa: T201 - a command
 
 
