@@ -2,8 +2,8 @@
 
     python -m steps.compare RUN RUN ... --output compare.html
 
-A run is the directory of a `train` step's output, or one with a `metrics.jsonl`, which may still be
-growing; `name=directory` gives it a name. The same page is a step for graphs of ablations.
+A run is the directory of a `train` step, finished or not, or one with a `metrics.jsonl`, which may
+still be growing; `name=directory` gives it a name. The same page is a step for graphs of ablations.
 """
 
 from __future__ import annotations
@@ -155,14 +155,19 @@ def _late(rows: Sequence[dict[str, Any]], column: str) -> float:
 
 
 def differences(records: Sequence[RunRecord]) -> list[list[str]]:
-    """Every configured value that is not the same in all runs, a row a value."""
+    """Every configured value that is not the same in all runs that say it, a row a value."""
     from steps.run_record import flat
 
     trees = [flat(record.config) for record in records]
     rows = [["setting", *(record.name for record in records)]]
     for name in dict.fromkeys(name for tree in trees for name in tree):
         values = [tree.get(name, ABSENT) for tree in trees]
-        if any(value != values[0] for value in values):
+        told = [
+            value
+            for record, tree, value in zip(records, trees, values, strict=True)
+            if name in tree or not record.partial
+        ]
+        if any(value != told[0] for value in told):
             rows.append([name, *(str(value) for value in values)])
     return rows
 
@@ -178,7 +183,9 @@ def _record(argument: str) -> RunRecord:
     from pipeline.manifest import load
     from steps.run_record import of_checkpoint, of_directory
 
-    name, _, url = argument.rpartition("=")
+    name, named, url = argument.partition("=")
+    if not named or "/" in name:  # a path may have one too
+        name, url = "", argument
     url = storage.normalise(url)
     name = name or url.rpartition("/")[2]
     try:
@@ -187,6 +194,8 @@ def _record(argument: str) -> RunRecord:
         raise InputError(f"{url}: expected a directory, found a file") from error
     if manifest is None:
         return of_directory(url, name)
+    if "record" not in [shard.name for shard in manifest.shards]:
+        raise InputError(f"{url}: expected a run of training, found an output of {manifest.label}")
     return of_checkpoint(Checkpoint(url, manifest), name, lineage([url]))
 
 

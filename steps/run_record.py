@@ -1,7 +1,7 @@
 """What one training run left behind, as pages and comparisons look at it.
 
-A finished run is a `Checkpoint`; one that still goes, or went without the pipeline, is a directory
-with `metrics.jsonl`. What an older record does not have is empty here.
+A finished run is a `Checkpoint`; one that still goes is its step's directory, and one that went
+without the pipeline a directory with `metrics.jsonl`. What an older record does not have is empty.
 """
 
 from __future__ import annotations
@@ -13,15 +13,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline import InputError, storage
-from pipeline.lineage import Ancestor
+from pipeline.fingerprint import canonical
+from pipeline.ledger import Ledger
+from pipeline.lineage import Ancestor, lineage
+from pipeline.manifest import beside
+from pipeline.tidy import ATTEMPTS
 from steps.page import plain
+from steps.trained import ABOUT
 
 if TYPE_CHECKING:
     from steps.artifacts import Checkpoint
     from training.goodput import Account
+    from training.journal import Attempt
 
 Row = dict[str, Any]
 VALIDATION = "validation"
+_METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +43,7 @@ class RunRecord:
         journals: accounts of the attempts as plain mappings.
         config: what it was asked to be, nested.
         entropy: unigram entropy of the training tokens in nats, None where it is not known.
+        partial: whether `config` may lack settings that the run has, as that of an unfinished one.
     """
 
     name: str
@@ -45,6 +53,7 @@ class RunRecord:
     journals: list[Row]
     config: Mapping[str, Any]
     entropy: float | None = None
+    partial: bool = False
 
     @property
     def sets(self) -> list[str]:
@@ -92,39 +101,127 @@ def of_checkpoint(checkpoint: Checkpoint, name: str, ancestors: Iterable[Ancesto
 
 def _configuration(ancestors: list[Ancestor], path: str) -> dict[str, Any]:
     """By step: a run's own under "train", also where two runs call their steps differently."""
-    return {
-        "train" if a.path == path else a.manifest.label: plain(a.manifest.config) for a in ancestors
+    found = {a.manifest.label: plain(a.manifest.config) for a in ancestors if a.path != path}
+    for own in (a.manifest for a in ancestors if a.path == path):
+        # A step that trains on is not told the model, which it has from the checkpoint.
+        found["train"] = {**_settings({"model": own.result.get("model")}), **plain(own.config)}
+    return found
+
+
+def _settings(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes a run of what it says of itself: the settings that a manifest has, as it has them.
+
+    Args:
+        said: some of model, optimizer and train, with all their fields as JSON holds them.
+    """
+    from models.config import TransformerConfig
+    from training.config import OptimizerConfig, TrainConfig
+
+    kinds: dict[str, Any] = {
+        "model": TransformerConfig.from_plain,
+        "optimizer": lambda fields: OptimizerConfig(**fields),
+        "train": TrainConfig.from_plain,
     }
+    found: dict[str, Any] = {}
+    for part, rebuild in kinds.items():
+        fields = said.get(part)
+        if isinstance(fields, Mapping):
+            try:
+                found[part] = plain(canonical(rebuild(fields)))
+            except (InputError, KeyError, TypeError):
+                found[part] = dict(fields)  # of a version with other fields
+    return found
 
 
 def of_directory(url: str, name: str) -> RunRecord:
-    """A run whose `metrics.jsonl` is at `url`; its journals are looked for in `journal` beside it.
+    """A run without a manifest: one that still goes, was cut off, or went without the pipeline.
+
+    Args:
+        url: directory of its step, of one attempt, which stands for the run up to its end, or of a
+            `metrics.jsonl`, with the journals in `journal` beside it.
+        name: for legends.
 
     Raises:
         InputError: there is no such file.
     """
     from training.journal import read_journals
-    from training.tracker_files import NAME, read_lines
 
-    entries = read_lines(storage.join(url, NAME))
-    if not entries:
+    root, inside, attempt = url.rpartition(f"/{ATTEMPTS}/")
+    generation, journals = _attempts(root, attempt) if inside else _attempts(url)
+    if journals:
+        step = root if inside else url
+        attempts = [_entries(storage.join(step, ATTEMPTS, each.attempt)) for each in journals]
+        above = _lineage(Ledger(step, generation))
+    else:
+        journals = read_journals(storage.join(url, "journal"))
+        attempts, above = [_entries(url)], {}
+    if not any(attempts):
         raise InputError(
-            f"{url}: expected the directory of a run, with a {NAME} that is not empty, or an "
-            "output of a `train` step"
+            f"{url}: expected the directory of a run, with a {_METRICS} that is not empty, or of a "
+            "`train` step, whose run writes one when it begins"
         )
-    kinds: dict[str, list[Row]] = {"step": [], "evaluation": [], "sample": [], "config": []}
-    for entry in entries:
-        kinds.setdefault(entry["kind"], []).append(entry)
-    config = kinds["config"][-1] if kinds["config"] else {}
-    journals = read_journals(storage.join(url, "journal"))
+    configs = [each for entries in attempts for each in entries if each["kind"] == "config"]
     return RunRecord(
         name=name,
-        history=_newest(kinds["step"]),
-        evaluations=_newest(kinds["evaluation"]),
-        samples=_newest(kinds["sample"]),
+        history=_joined(attempts, "step"),
+        evaluations=_joined(attempts, "evaluation"),
+        samples=_joined(attempts, "sample"),
         journals=[json.loads(each.to_json()) for each in journals],
-        config={k: v for k, v in config.items() if isinstance(v, Mapping)},
+        config={**above, "train": _settings(configs[-1])} if configs else above,
+        partial=True,
     )
+
+
+def _attempts(step: str, last: str = "") -> tuple[str, list[Attempt]]:
+    """Generation and journals of the newest run in a step's directory, by attempt.
+
+    Args:
+        step: URL of the directory.
+        last: name of an attempt: of the run that it is of, and up to it. None are found where it
+            has no journal.
+    """
+    from training.journal import read_journals
+
+    runs = []
+    for generation in storage.list_names(storage.join(step, "journal")):
+        journals = read_journals(storage.join(step, "journal", generation))
+        # Attempts are numbered, and clocks of machines contradict each other.
+        journals.sort(key=lambda each: each.attempt)
+        names = [each.attempt for each in journals]
+        if last in names:
+            return generation, journals[: names.index(last) + 1]
+        runs.append((names[-1:], generation, journals))
+    if last or not runs:
+        return "", []
+    _, generation, journals = max(runs, key=lambda each: each[:2])
+    return generation, journals
+
+
+def _lineage(ledger: Ledger) -> dict[str, Any]:
+    """By step, the configuration of what an unfinished run is trained on."""
+    about = ledger.find(ABOUT)
+    if about is None:
+        return {}
+    said = storage.read_json(storage.join(ledger.root, about.root, "about.json"))
+    return _configuration(lineage([beside(ledger.root, said["sequences"])]), ledger.root)
+
+
+def _entries(directory: str) -> list[Row]:
+    return _lines(storage.join(directory, _METRICS))
+
+
+def _joined(attempts: list[list[Row]], kind: str) -> list[Row]:
+    """The entries of one kind in order of steps, what was done again counted once."""
+    from training.tracker_files import join_attempts
+
+    parts = []
+    for entries in attempts:
+        begins = [each["step"] for each in entries if each["kind"] == "began"]
+        rows = [each for each in entries if each["kind"] == kind]
+        # One that ended before it had read its checkpoint did nothing, and took nothing back.
+        if begins or rows:
+            parts.append((begins[-1] if begins else 0, _newest(rows)))
+    return join_attempts(parts)
 
 
 def _newest(rows: list[Row]) -> list[Row]:
@@ -136,7 +233,10 @@ def _newest(rows: list[Row]) -> list[Row]:
 def _lines(url: str) -> list[Row]:
     from training.tracker_files import read_lines
 
-    return read_lines(url)
+    try:
+        return read_lines(url)
+    except ValueError as error:
+        raise InputError(f"{url}: expected an object of JSON a line ({error})") from error
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:

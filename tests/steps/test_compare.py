@@ -11,7 +11,8 @@ from pipeline import named, storage
 from pipeline.cli import main
 from steps.artifacts import Report
 from steps.block_shuffle import block_shuffle
-from steps.compare import compare
+from steps.compare import _record, compare, differences
+from steps.run_record import of_directory
 from steps.sample import sample
 from steps.tokenize_documents import tokenize
 from steps.train import train
@@ -46,5 +47,10 @@ def test_two_learning_rates_side_by_side(tmp_path):
     page = text.decode()
     assert "<td>train.optimizer.learning_rate</td><td>0.003</td><td>0.01</td>" in page
     assert page.count("<td>train.") == 1
+    trained, model = published(str(tmp_path))["train"]
+    attempt = storage.join(trained, "attempts", model.attempt)
+    both = [of_directory(attempt, "lines"), _record(f"manifest={trained}")]
+    assert differences(both) == [["setting", "lines", "manifest"]]
+    assert [row["loss"] for row in both[0].history] == [row["loss"] for row in both[1].history]
     for word in ("small rate", "large rate", "Loss on validation", "% of the wall time"):
         assert word in page

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from pipeline import InputError
+from steps import compare
+from steps.run_record import flat, of_directory
+from training.config import TrainConfig
+from training.journal import Attempt
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,3 +60,94 @@ def test_what_is_no_run_is_refused_in_one_line(tmp_path):
         assert done.stderr.startswith(f"error: {found}: expected ")
         assert done.stderr.count("\n") == 1
     assert not (tmp_path / "page.html").exists()
+
+
+def attempt(step, name, entries, *, generation="g", began=0.0, first=0, last=0):
+    """An attempt at the train step in `step`: what it says of itself, and its journal."""
+    lines(step / "attempts" / name, entries)
+    journal = step / "journal" / generation
+    journal.mkdir(parents=True, exist_ok=True)
+    said = Attempt(
+        attempt=name, began=began, buckets={"step": 4.0}, first_step=first, last_step=last
+    )
+    (journal / f"{name}.json").write_bytes(said.to_json())
+
+
+def began(step):
+    return {"kind": "began", "step": step}
+
+
+@pytest.fixture
+def unfinished(tmp_path):
+    """Two builds of a step; the newest has three attempts, of which the second never began."""
+    step = tmp_path / "train-0123"
+    attempt(step, "000001-z", [began(0), *steps(1, 2, loss=7)], generation="old", last=2)
+    train = TrainConfig(steps=6, batch_size=2, sequence_length=8)
+    config = {"kind": "config", "train": dataclasses.asdict(train)}
+    scored = {"kind": "evaluation", "step": 3, "set": "validation", "loss": 2.0}
+    first = [config, began(0), *steps(1, 2, 3), scored, *steps(4, 5)]
+    attempt(step, "000002-y", first, began=10.0, last=5)
+    attempt(step, "000003-x", [config], began=20.0)
+    third = [config, began(3), *steps(4, loss=9)]
+    attempt(step, "000004-w", third, began=16.0, first=3, last=4)
+    return step
+
+
+def test_an_unfinished_step_is_all_its_attempts(unfinished):
+    """What was done again counts once, and time and goodput are those of the whole run."""
+    found = of_directory(str(unfinished), "live")
+    assert [(row["step"], row["loss"]) for row in found.history] == [
+        (1, 1),
+        (2, 2),
+        (3, 3),
+        (4, 36),
+    ]
+    assert [row["loss"] for row in found.evaluations] == [2.0]
+    assert [each["attempt"] for each in found.journals] == ["000002-y", "000003-x", "000004-w"]
+    figures = dict(row for row in compare.figures([found])[1:])
+    assert figures["tokens in the loss"] == "40"
+    assert {"wall time", "goodput"} <= figures.keys()
+
+
+def test_an_attempts_directory_is_the_run_up_to_its_end(unfinished):
+    """With those before it and none after, of its own build of the step."""
+    for name, losses in (("000004-w", [1, 2, 3, 36]), ("000002-y", [1, 2, 3, 4, 5])):
+        found = of_directory(str(unfinished / "attempts" / name), name)
+        assert [row["loss"] for row in found.history] == losses
+    old = of_directory(str(unfinished / "attempts" / "000001-z"), "old")
+    assert [row["loss"] for row in old.history] == [7, 14]
+    assert [each["attempt"] for each in old.journals] == ["000001-z"]
+
+
+def test_settings_of_an_unfinished_run_are_what_identifies_it(unfinished):
+    """In the shape of a manifest; what it does not say of itself does not count as different."""
+    found = of_directory(str(unfinished), "live")
+    settings = flat(found.config)
+    assert settings["train.train.steps"] == 6
+    assert "train.train.checkpoint_every" not in settings
+    whole = dataclasses.replace(
+        found, name="whole", partial=False, config={**found.config, "sample": {"tokens": 5}}
+    )
+    assert compare.differences([found, whole]) == [["setting", "live", "whole"]]
+    other = dataclasses.replace(whole, name="other", config={**whole.config, "sample": {}})
+    assert compare.differences([found, whole, other])[1:] == [["sample.tokens", "-", "5", "-"]]
+
+
+def test_a_step_that_has_written_nothing_yet_is_refused(tmp_path):
+    """Naming what is missing, as any other directory is."""
+    attempt(tmp_path / "train-4567", "000001-a", [])
+    with pytest.raises(InputError, match=r"metrics\.jsonl that is not empty"):
+        of_directory(str(tmp_path / "train-4567"), "x")
+
+
+def test_a_name_ends_at_the_first_equals_sign(tmp_path, monkeypatch):
+    """Directories are named after settings; one without a name is told by its slash."""
+    lines(tmp_path / "lr=1e-3", steps(1))
+    monkeypatch.chdir(tmp_path)
+    for argument, name in (
+        ("small=lr=1e-3", "small"),
+        (f"small={tmp_path}/lr=1e-3", "small"),
+        ("./lr=1e-3", "lr=1e-3"),
+        (f"{tmp_path}/lr=1e-3", "lr=1e-3"),
+    ):
+        assert compare._record(argument).name == name

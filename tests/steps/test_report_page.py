@@ -241,7 +241,7 @@ def test_a_run_that_still_goes_is_read_from_its_lines(tmp_path):
     found = of_directory(str(tmp_path), "live")
     assert [row["loss"] for row in found.history] == [1.0, 2.0, 30.0, 40.0]
     assert found.sets == ["web"]
-    assert flat(found.config) == {"train.steps": 9}
+    assert flat(found.config) == {"train.train.steps": 9}
     assert found.account().total == 65
     compare.main([f"live={tmp_path}", "--output", str(tmp_path / "page.html")])
     assert "live" in (tmp_path / "page.html").read_text()
