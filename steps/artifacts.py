@@ -234,11 +234,28 @@ class Scores(Artifact):
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """Rows with step, set, loss, bits_per_byte, tokens and bytes, by step and set."""
-        return self.result["rows"]
+        """Rows with step, set, loss, bits_per_byte, tokens and bytes, by step and set.
+
+        None of a step that asks questions and nothing else.
+        """
+        return self.result.get("rows", [])
+
+    @property
+    def tasks(self) -> list[dict[str, Any]]:
+        """Rows with task and its metrics, such as acc and acc_stderr."""
+        found = self.result.get("tasks")
+        if found is None:  # a file of questions: the metrics are the result
+            metrics = {k: v for k, v in self.result.items() if isinstance(v, int | float)}
+            return [{"task": self.manifest.label, **metrics}] if "items" in metrics else []
+        if isinstance(found, dict):
+            return [{"task": task, **metrics} for task, metrics in found.items()]
+        return found
 
     def samples(self) -> list[dict[str, Any]]:
-        """What a follower's checkpoints wrote: step, prompt and completion, by step."""
+        """What the scored checkpoints wrote: step, prompt and completion, by step."""
+        if "samples" in self.result:
+            step = {"step": self.rows[0]["step"]}
+            return [{**step, **sample} for sample in self.result["samples"]]
         urls = [
             storage.join(self.home, shard.root, "scores.json") for shard in self.shards("score/")
         ]

@@ -123,9 +123,10 @@ def test_samples_and_questions_are_asked_of_every_checkpoint(built):
     assert {sample["prompt"] for sample in samples} == {"Return the"}
     (last,) = scores.result["samples"]
     assert samples[-1] == {"step": 12, **last}
-    tasks = followed.result["tasks"]
+    assert scores.samples() == samples[-1:]
+    tasks = followed.tasks
     assert [task["step"] for task in tasks] == [4, 8, 12]
-    (task,) = scores.result["tasks"]
+    (task,) = scores.tasks
     assert tasks[-1]["acc"] == task["acc"]
     assert (task["set"], task["chance"]) == ("validation", 0.25)
     assert 0 < task["items"] <= 20
