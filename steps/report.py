@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from pipeline import Result, StepRun, step, storage
@@ -27,7 +28,8 @@ def report(run: StepRun, model: Checkpoint, scores: Scores, text: Completions) -
         "ponente run",
         f"trained on {model.result['measured']['hardware']}, key {model.manifest.key[:20]}",
         [
-            ("", page.cards(_cards(model, scores, record, account))),
+            ("", page.cards(cards(model, scores, record, account))),
+            ("Scores", page.table(sets_table(scores)) + page.table(tasks_table(scores))),
             ("Training", page.charts(training_charts(record, account))),
             ("Where the time went", page.charts(time_charts(account))),
             ("", page.table(attempts_table(account))),
@@ -115,9 +117,10 @@ def attempts_table(account: Account | None) -> list[list[str]]:
     return [head, *rows]
 
 
-def _cards(
+def cards(
     model: Checkpoint, scores: Scores, record: RunRecord, account: Account | None
 ) -> list[tuple[str, str]]:
+    """(figure, what it is) of how the run ended; what was not asked has none."""
     from steps.time_charts import duration
 
     first, last = model.result["first"], model.result["last"]
@@ -126,7 +129,7 @@ def _cards(
     figures = [
         (f"{first['loss']:.2f} → {last['loss']:.2f}", "validation loss, nats per token"),
         (f"{model.result['unigram_entropy']:.2f}", "unigram entropy of the corpus, nats"),
-        (f"{scores.result['bits_per_byte']:.3f}", "bits per byte, whole held-out split"),
+        *_scores_card(scores),
         (f"{rates[len(rates) // 2]:,.0f}", "tokens per second, median step"),
         (f"{last['step']:,}", "steps"),
         (duration(total), "wall time, all attempts" if account else "training, last attempt"),
@@ -134,6 +137,50 @@ def _cards(
     if account is not None:
         figures.append((f"{account.goodput:.1%}", "goodput: time in steps that count"))
     return figures
+
+
+def _scores_card(scores: Scores) -> list[tuple[str, str]]:
+    """Of the last checkpoint on the first set; none where only questions were asked."""
+    if "bits_per_byte" not in scores.result:
+        return []
+    part = scores.manifest.config.get("sequences") is not None
+    read = f"{scores.result['tokens']:,} tokens of {scores.rows[0]['set']}"
+    what = read if part else "whole held-out split"
+    return [(f"{scores.result['bits_per_byte']:.3f}", f"bits per byte, {what}")]
+
+
+def sets_table(scores: Scores) -> list[list[str]]:
+    """A row a held-out set, of the last checkpoint that was scored."""
+    rows = [["set", "step", "loss", "bits per byte", "tokens", "bytes"]]
+    for row in scores.rows:
+        if row["step"] == scores.rows[-1]["step"]:
+            sizes = (f"{row[name]:,}" for name in ("tokens", "bytes"))
+            losses = (f"{row[name]:.4f}" for name in ("loss", "bits_per_byte"))
+            rows.append([row["set"], f"{row['step']:,}", *losses, *sizes])
+    return rows
+
+
+def tasks_table(scores: Scores) -> list[list[str]]:
+    """A row a task, of the last checkpoint; metrics with their standard errors."""
+    if not scores.tasks:
+        return [[]]
+    last = scores.tasks[-1].get("step")
+    tasks = [row for row in scores.tasks if row.get("step") == last]
+    names = {name for row in tasks for name in row if "_stderr" not in name}
+    first = ("task", "set", "step")
+    shown = [name for name in first if name in names] + sorted(names.difference(first))
+    cells = ([_metric(row, name) for name in shown] for row in tasks)
+    return [[name.replace("_", " ") for name in shown], *cells]
+
+
+def _metric(row: dict[str, Any], name: str) -> str:
+    value = row.get(name)
+    if not isinstance(value, float):
+        return f"{value:,}" if isinstance(value, int) else str(value or "")
+    # lm_eval puts the name of a filter behind either's.
+    metric, comma, rest = name.partition(",")
+    error = row.get(f"{metric}_stderr{comma}{rest}", math.nan)
+    return f"{value:.3f} ± {error:.3f}" if math.isfinite(error) else f"{value:.3f}"
 
 
 def _data_table(splits: dict[str, dict[str, Any]]) -> list[list[str]]:

@@ -7,7 +7,9 @@ import re
 import pytest
 
 from pipeline.errors import InputError
+from pipeline.manifest import Manifest
 from steps import charts, compare, page, report, time_charts
+from steps.artifacts import Scores
 from steps.run_record import RunRecord, flat, of_directory
 from training.goodput import account
 from training.journal import Attempt, Mark
@@ -78,6 +80,24 @@ def record(name="run", steps=100, scale=1.0, **changes):
         "entropy": 4.5,
     }
     return RunRecord(name=name, **{**fields, **changes})
+
+
+def scores(label, result, **config):
+    """What the step `label` published."""
+    said: dict = dict.fromkeys(("key", "step", "content", "made_from", "attempt"), "")
+    said |= {"version": 1, "inputs": {}, "shards": (), "started": 0.0, "seconds": 1.0}
+    manifest = Manifest(label=label, config=config, result=result, provenance={}, **said)
+    return Scores("/store/scores", manifest)
+
+
+def model():
+    """What the cards read of a trained model."""
+    result = {"first": {"loss": 5.0}, "last": {"loss": 2.0, "step": 100}, "unigram_entropy": 4.5}
+    return scores("train", {**result, "measured": {"seconds": {"total": 9.0}}})
+
+
+ROW = {"set": "web", "step": 60, "loss": 5.0, "bits_per_byte": 4.0, "tokens": 1890, "bytes": 3500}
+QUESTIONS = {"items": 4, "chance": 0.5, "acc": 0.75, "acc_stderr": 0.25, "acc_bytes": 1.0}
 
 
 def texts(svg):
@@ -175,6 +195,56 @@ def test_samples_are_escaped_and_newest_first():
     shown = page.samples_over_time(record().samples)
     assert "<b>A &lt;b&gt;</b>" in shown
     assert shown.index("at 100") < shown.index("at 50")
+
+
+def shown(found, table):
+    """The table's one row by its columns."""
+    head, row = table(found)
+    return dict(zip(head, row, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("sequences", "what"), [(None, "whole held-out split"), (30, "1,890 tokens of web")]
+)
+def test_the_card_of_a_score_says_how_much_of_the_split_it_is_of(sequences, what):
+    """A part of the split is not called the whole."""
+    result = {"rows": [ROW], "samples": [], "tasks": [], "bits_per_byte": 4.0, "tokens": 1890}
+    found = scores("evaluate", result, sequences=sequences)
+    said = report.cards(model(), found, record(), None)
+    assert ("4.000", f"bits per byte, {what}") in said
+    assert shown(found, report.sets_table) == {
+        **{"set": "web", "step": "60", "loss": "5.0000", "bits per byte": "4.0000"},
+        **{"tokens": "1,890", "bytes": "3,500"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("label", "result"),
+    [
+        ("multiple_choice", {**QUESTIONS, "headline": ["accuracy"]}),
+        ("lm_evaluation", {"tasks": {"mine": QUESTIONS}, "measured": {"lm_eval": "1"}}),
+        ("follow", {"tasks": [{"task": "mine", "step": n, **QUESTIONS} for n in (4, 8)]}),
+    ],
+)
+def test_scores_of_questions_alone_have_a_table_and_no_card(label, result):
+    """They have no loss; metrics are shown with their errors, those of the last checkpoint."""
+    found = scores(label, result, sequences=None)
+    assert not [what for _, what in report.cards(model(), found, record(), None) if "bits" in what]
+    assert page.table(report.sets_table(found)) == ""
+    row = shown(found, report.tasks_table)
+    assert (row["acc"], row["acc bytes"], row["items"]) == ("0.750 ± 0.250", "1.000", "4")
+    assert row["task"] == (label if label == "multiple_choice" else "mine")
+    assert row.get("step") == ("8" if label == "follow" else None)
+    assert found.rows == []
+
+
+def test_what_a_scored_checkpoint_wrote_has_its_step():
+    """As of a follower's, whose samples lie in its shards."""
+    result = {"rows": [ROW], "samples": [{"prompt": "a", "completion": "b"}], "tasks": []}
+    found = scores("evaluate", result, sequences=None)
+    assert found.samples() == [{"step": 60, "prompt": "a", "completion": "b"}]
+    assert page.table(report.tasks_table(found)) == ""
+    assert scores("multiple_choice", QUESTIONS).samples() == []
 
 
 def test_means_leave_out_what_is_not_finite():
