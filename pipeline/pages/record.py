@@ -168,16 +168,21 @@ def read(prefix: str, run_id: str) -> RunRecord:
 def runs(prefix: str, newest: int = 100) -> list[RunSummary]:
     """Summaries of the runs in a store, newest first.
 
-    Progress is not parsed, and older runs than the `newest` (by name, which starts with the date)
-    are not read, so that a store with years of runs stays quick to look at.
+    Progress is not parsed but for the last line's time, and older runs than the `newest` (by name,
+    which starts with the date) are not read, so that a store with years of runs stays quick to
+    look at.
     """
     logs = [n for n in storage.list_names(storage.join(prefix, "events")) if n.endswith(".jsonl")]
     names = [name.removesuffix(".jsonl") for name in logs]
     pages = set(storage.list_names(storage.join(prefix, "reports")))
 
     def summary(name: str) -> RunSummary:
-        lines = _lines(storage.read_bytes(_url(prefix, name)))
-        record = _fold(name, (x for x in lines if not any(mark in x for mark in _DETAILS)))
+        lines = list(_lines(storage.read_bytes(_url(prefix, name))))
+        told = [x for x in lines if not any(mark in x for mark in _DETAILS)]
+        record = _fold(name, told)
+        if record.started and record.ended is None:
+            # The last thing heard of a killed run is a detail as a rule.
+            record.last = max(record.last, _last(lines))
         return summarise(record, page=f"{name}.html" in pages)
 
     # Threads: on an object store each log is a round trip.
@@ -211,6 +216,16 @@ def _url(prefix: str, run_id: str) -> str:
 
 def _lines(data: bytes) -> Iterator[bytes]:
     return (line for line in data.split(b"\n") if line.strip())
+
+
+def _last(lines: list[bytes]) -> float:
+    """When the last line that can be read was written; 0 when none can."""
+    for line in reversed(lines):
+        try:
+            return float(json.loads(line)["time"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return 0.0
 
 
 def _fold(run_id: str, lines: Iterable[bytes]) -> RunRecord:

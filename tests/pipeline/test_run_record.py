@@ -168,6 +168,17 @@ def test_summaries_skip_details_and_nothing_else(tmp_path):
     assert summary.failed == {key("documents")}
 
 
+def test_a_killed_run_lasted_until_its_last_detail(tmp_path):
+    """Its summary is as long as its record, whole and with a torn last line."""
+    log = Log(str(tmp_path), "killed").start([node("documents")]).at(1).began("documents").at(30)
+    log.tell("progress", "documents", done=1, total=2, unit="files", note="")
+    for torn in ("", '{"time": 9e9, "event": "prog'):
+        with open(log.url, "a") as file:
+            file.write(torn)
+        (summary,) = run_record.runs(str(tmp_path))
+        assert summary.wall == run_record.read(str(tmp_path), "killed").wall == 31.0
+
+
 def test_no_such_run(tmp_path):
     """Reading a run that never was is an error, and a name cannot leave the store."""
     with pytest.raises(FileNotFoundError):
