@@ -62,7 +62,8 @@ def training_charts(record: RunRecord, account: Account | None) -> list[tuple[st
     """(caption, SVG) of everything that has a value a step."""
     from steps import charts
 
-    restarts = [span.attempt.first_step for span in account.spans[1:]] if account else []
+    began = [span.attempt.first_step for span in account.spans[1:]] if account else []
+    restarts = [step for step in began if step is not None]
     return [
         ("Loss", charts.loss_chart(record, restarts)),
         ("Learning rate", charts.rate_chart(record)),
@@ -86,7 +87,7 @@ def time_charts(account: Account | None) -> list[tuple[str, str]]:
 
 def attempts_table(account: Account | None) -> list[list[str]]:
     """A row an attempt."""
-    from steps.time_charts import duration
+    from steps.time_charts import duration, steps_of
 
     head = [
         "attempt",
@@ -107,7 +108,7 @@ def attempts_table(account: Account | None) -> list[list[str]]:
                 attempt.attempt,
                 f"{attempt.devices} x {attempt.device}",
                 f"{attempt.processes}",
-                f"{attempt.first_step:,} to {attempt.last_step:,}",
+                steps_of(attempt),
                 duration(attempt.seconds),
                 duration(lost) if lost >= 0.05 else "nothing",
                 f"{len(attempt.marks):,}",

@@ -9,6 +9,7 @@ from steps.charts import BLUE, FAINT, GREEN, INK, figure, legend_above
 
 if TYPE_CHECKING:
     from training.goodput import Account, Span
+    from training.journal import Attempt
 
 RED = "#c53030"
 NAMES = {
@@ -136,7 +137,14 @@ def _ticks(axes: Any, row: int, span: Span, size: float) -> None:
 
 
 def _name(number: int, span: Span) -> str:
-    return f"{number + 1}: steps {span.attempt.first_step:,} to {span.attempt.last_step:,}"
+    return f"{number + 1}: steps {steps_of(span.attempt)}"
+
+
+def steps_of(attempt: Attempt) -> str:
+    """The steps between which an attempt worked; none before it has its state."""
+    if attempt.first_step is None:
+        return "none"
+    return f"{attempt.first_step:,} to {attempt.last_step:,}"
 
 
 def bars_chart(runs: Sequence[tuple[str, Account]]) -> str:

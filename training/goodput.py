@@ -2,10 +2,12 @@
 
 An attempt that another one followed counts up to the checkpoint that was gone on from: what it did
 after that was done again, and is lost (`redone`). Where an attempt went on from an older checkpoint
-than the last, everything since that one is lost, whichever attempts did it. From an attempt's last
-sign of life to the beginning of the next nothing happened that is known of (`dead`: the kill, the
-wait for machines, the start of processes; up to one interval of the journal of training as well).
-The last attempt counts in full.
+than the last, everything since that one is lost, whichever attempts did it. So is an attempt that
+ended before it had its state (restoring, compiling): it went on from nothing, and says nothing of
+what became of the others' work. While nobody has gone on yet, the newest checkpoint is taken for
+the one that will be gone on from. From an attempt's last sign of life to the beginning of the next
+nothing happened that is known of (`dead`: the kill, the wait for machines, the start of processes;
+up to one interval of the journal of training as well). The last attempt counts in full.
 
 Attempts follow one another. Where the clocks of two machines say that one began before the other
 had ended, the earlier one ends there if it had taken the checkpoint by then (a process that was
@@ -85,7 +87,7 @@ def account(journals: Sequence[Attempt]) -> Account:
     spans: list[Span] = []
     origin = begins = attempts[0].began if attempts else 0.0
     for index, attempt in enumerate(attempts):
-        kept = _kept(attempt, min((a.first_step for a in attempts[index + 1 :]), default=None))
+        kept = _kept(attempt, attempts[index + 1 :])
         counted = sum(kept.values())
         ends = begins + max(attempt.seconds, counted)
         following = attempts[index + 1].began if index + 1 < len(attempts) else ends
@@ -111,25 +113,30 @@ def account(journals: Sequence[Attempt]) -> Account:
     return Account(total=total, parts=parts, spans=tuple(spans))
 
 
-def _kept(attempt: Attempt, resumed: int | None) -> dict[str, float]:
-    """Seconds by bucket of the part of an attempt that counts.
-
-    Args:
-        attempt: whose.
-        resumed: the earliest step that a later attempt began with; None without a later one.
-    """
+def _kept(attempt: Attempt, later: Sequence[Attempt]) -> dict[str, float]:
+    """Seconds by bucket of the part of an attempt that counts; `later` are those after it."""
     kept = dict.fromkeys(BUCKETS, 0.0)
-    ended_well = attempt.outcome != "running" and resumed == attempt.last_step
-    # Where the next one knows of more steps than the journal, the journal ends before the kill.
-    if resumed is None or ended_well or resumed > attempt.last_step:
-        known: Mapping[str, float] = attempt.buckets
-    else:
-        marks = [m for m in attempt.marks if attempt.first_step < m.step <= resumed]
-        known = marks[-1].buckets if marks else {}
-    for bucket, seconds in known.items():
+    for bucket, seconds in _known(attempt, later).items():
         # A journal of another version of this code may have a bucket that this one has not.
         kept[bucket if bucket in kept else "other"] += seconds
     return kept
+
+
+def _known(attempt: Attempt, later: Sequence[Attempt]) -> Mapping[str, float]:
+    """The attempt's buckets, as they were when the part of it that counts ended."""
+    if not later:
+        return attempt.buckets
+    first = attempt.first_step
+    if first is None:
+        return {}
+    newest = attempt.marks[-1].step if attempt.marks else first
+    resumed = min((a.first_step for a in later if a.first_step is not None), default=newest)
+    ended_well = attempt.outcome != "running" and resumed == attempt.last_step
+    # Where the next one knows of more steps than the journal, the journal ends before the kill.
+    if ended_well or resumed > attempt.last_step:
+        return attempt.buckets
+    marks = [m for m in attempt.marks if first < m.step <= resumed]
+    return marks[-1].buckets if marks else {}
 
 
 def text(found: Account) -> str:

@@ -50,7 +50,8 @@ class Attempt:
         attempt: its name.
         began: Unix time.
         buckets: seconds by bucket until the last sign of life.
-        first_step: optimizer steps done when it began: the checkpoint it went on from, or 0.
+        first_step: optimizer steps done when it had its state: of the checkpoint it went on from,
+            or 0. None until then, so also of one that ended in restoring or compiling.
         last_step: steps done at the last sign of life.
         outcome: "running" also of one that was killed.
         marks: the checkpoints, by step; the newest 2,000.
@@ -60,7 +61,7 @@ class Attempt:
     attempt: str
     began: float
     buckets: Mapping[str, float]
-    first_step: int = 0
+    first_step: int | None = None
     last_step: int = 0
     outcome: str = "running"
     marks: tuple[Mark, ...] = ()
@@ -128,7 +129,8 @@ class Journal:
             "devices": devices,
             "processes": processes,
         }
-        self._first = self._last = 0
+        self._first: int | None = None
+        self._last = 0
         self._outcome = "running"
         # Replaced and never changed: the thread reads it at any moment.
         self._marks: tuple[Mark, ...] = ()

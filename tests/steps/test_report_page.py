@@ -186,6 +186,16 @@ def test_the_table_of_attempts():
     assert second[-1] == "finished"
 
 
+def test_an_attempt_that_was_killed_while_it_compiled_did_no_steps():
+    """No restart is drawn for it, and neither table nor time line gives it steps."""
+    compiling = Attempt(attempt="m", began=66.0, buckets={"compile": 10.0})
+    found = account([JOURNALS[0], compiling, JOURNALS[1]])
+    assert [row[3] for row in report.attempts_table(found)[1:]] == ["0 to 60", "none", "50 to 100"]
+    assert "2: steps none" in texts(time_charts.timeline_chart(found))
+    without = report.training_charts(record(), account(JOURNALS))
+    assert report.training_charts(record(), found) == without
+
+
 def duration_of(seconds):
     return time_charts.duration(seconds)
 

@@ -13,19 +13,23 @@ from training.journal import Attempt, Mark
 MARKED = 3
 """Steps between two checkpoints of the simulation."""
 
+COMPILED = 5
+"""Seconds from the beginning of an attempt until it has its state."""
+
 
 def simulate(seed, kills, gaps, damage=0.0):
     """A run second by second: (journals, seconds by what became of them).
 
     Every second belongs to a bucket; two seconds of `step` make a step. An attempt dies at the
     second of `kills` that belongs to it, and the next goes on from the newest checkpoint, or an
-    older one where it was damaged.
+    older one where it was damaged. One that dies before it has its state finds no damage.
     """
     rng = random.Random(seed)
     seconds = []  # [attempt, bucket or "dead", checkpointed step that must stand for it to count]
     journals, now, saved = [], 1_000_000, [0]
     for index in range(len(kills) + 1):
-        while len(saved) > 1 and rng.random() < damage:
+        life = kills[index] if index < len(kills) else rng.randrange(1, 60)
+        while life > COMPILED and len(saved) > 1 and rng.random() < damage:
             saved.pop()
         first = step = saved[-1]
         # Whoever goes on from an older checkpoint does again what newer ones held.
@@ -34,9 +38,8 @@ def simulate(seed, kills, gaps, damage=0.0):
                 second[1] = "dead" if second[1] == "dead" else "redone"
         buckets, marks = dict.fromkeys(BUCKETS, 0.0), []
         began, half, open_seconds = now, 0, []
-        life = kills[index] if index < len(kills) else rng.randrange(1, 60)
         for t in range(life):
-            bucket = "init" if t < 3 else "compile" if t < 5 else rng.choice(BUCKETS[2:])
+            bucket = "init" if t < 3 else "compile" if t < COMPILED else rng.choice(BUCKETS[2:])
             buckets[bucket] += 1.0
             entry = [index, bucket, None]
             seconds.append(entry)
@@ -57,8 +60,8 @@ def simulate(seed, kills, gaps, damage=0.0):
                 attempt=f"a{index}",
                 began=float(began),
                 buckets=buckets,
-                first_step=first,
-                last_step=step,
+                first_step=first if life > COMPILED else None,
+                last_step=step if life > COMPILED else 0,
                 marks=tuple(marks),
             )
         )
@@ -101,12 +104,12 @@ ATTEMPTS = st.lists(
             began=began,
             buckets={"init": spent[0], "step": spent[1]},
             first_step=first,
-            last_step=first + steps,
-            marks=(Mark(first + steps, {"init": spent[0], "step": spent[1] / 2}),),
+            last_step=(first or 0) + steps,
+            marks=(Mark((first or 0) + steps, {"init": spent[0], "step": spent[1] / 2}),),
         ),
         st.floats(-100, 100),
         st.tuples(st.floats(0, 100), st.floats(0, 100)),
-        st.integers(0, 20),
+        st.none() | st.integers(0, 20),
         st.integers(0, 20),
     ),
     max_size=5,
@@ -183,6 +186,34 @@ def test_an_attempt_that_took_no_checkpoint_is_lost_whole():
     """The next begins at the step it began at."""
     found = account([attempt("a", 0, 100, 5, 10), attempt("b", 100, 50, 5, 14)])
     assert (found.parts["step"], found.parts["redone"]) == (50, 100)
+
+
+def compiling(name, began, seconds):
+    """An attempt that was killed before it had its state."""
+    return Attempt(attempt=name, began=began, buckets={"init": seconds / 2, "compile": seconds / 2})
+
+
+def test_an_attempt_killed_while_it_compiles_loses_its_own_seconds_and_no_others():
+    """100 s, all but 10 of them kept; 20 s of compiling lost; 50 s: 90 + 50 count."""
+    first, last = attempt("a", 0, 100, 0, 10, (8, 90.0)), attempt("c", 120, 50, 8, 14)
+    found = account([first, compiling("b", 100, 20), last])
+    assert found.total == 170
+    assert (found.parts["step"], found.parts["redone"], found.parts["dead"]) == (140, 30, 0)
+    assert found.parts["compile"] == 0
+
+
+def test_while_the_newest_attempt_compiles_the_others_count_to_their_checkpoints():
+    """Nobody has gone on yet: 90 of the first count, and all that the newest did so far."""
+    found = account([attempt("a", 0, 100, 0, 10, (8, 90.0)), compiling("b", 100, 20)])
+    assert (found.parts["step"], found.parts["redone"]) == (90, 10)
+    assert (found.parts["init"], found.parts["compile"]) == (10, 10)
+
+
+def test_a_run_of_which_no_attempt_had_its_state_has_its_last_one():
+    """The first came to nothing; the last may still."""
+    found = account([compiling("a", 0, 30), compiling("b", 35, 20)])
+    assert (found.parts["redone"], found.parts["dead"]) == (30, 5)
+    assert (found.parts["init"], found.parts["compile"], found.total) == (10, 10, 55)
 
 
 def test_no_attempts_have_an_account_of_nothing():

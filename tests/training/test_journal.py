@@ -91,6 +91,16 @@ def test_what_the_journal_says(tmp_path):
     assert (mark.step, mark.at, mark.buckets["step"]) == (12, 10.0, 6.0)
 
 
+def test_no_step_is_the_first_before_the_state_is_there(tmp_path):
+    """An attempt killed while it restores says nothing of where it went on; 0 would be a claim."""
+    for number, begins in enumerate((None, 0, 7)):
+        journal = Journal(str(tmp_path), f"a{number}", Stopwatch(), unix=lambda n=number: 1e6 + n)
+        if begins is not None:
+            journal.begin(begins)
+        journal.close("failed")
+    assert [found.first_step for found in read_journals(str(tmp_path))] == [None, 0, 7]
+
+
 def test_a_store_that_fails_is_said_once(caplog):
     """The run goes on, the thread tries again, and one warning names the file."""
     tries = []
