@@ -9,9 +9,10 @@ the one that will be gone on from. From an attempt's last sign of life to the be
 nothing happened that is known of (`dead`: the kill, the wait for machines, the start of processes;
 up to one interval of the journal of training as well). The last attempt counts in full.
 
-Attempts follow one another. Where the clocks of two machines say that one began before the other
-had ended, the earlier one ends there if it had taken the checkpoint by then (a process that was
-given up but lived on), else the later one is taken to begin when it had.
+Attempts follow one another, in the order of their leases where their names tell it, else of the
+times they began. Where the clocks of two machines say that one began before the other had ended,
+the earlier one ends there if it had taken the checkpoint by then (a process that was given up but
+lived on), else the later one is taken to begin when it had.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from training.clock import BUCKETS
-from training.journal import Attempt
+from training.journal import Attempt, in_order
 
 LOST = ("redone", "dead")
 
@@ -82,7 +83,7 @@ class Account:
 
 def account(journals: Sequence[Attempt]) -> Account:
     """The account of the run that these attempts were made at, in any order."""
-    attempts = sorted(journals, key=lambda each: (each.began, each.attempt))
+    attempts = in_order(journals)
     parts = dict.fromkeys((*BUCKETS, *LOST), 0.0)
     spans: list[Span] = []
     origin = begins = attempts[0].began if attempts else 0.0

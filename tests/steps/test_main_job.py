@@ -13,6 +13,7 @@ from pipeline.manifest import Manifest, load
 from steps.artifacts import Checkpoint, TokenCache
 from tests.pipeline.helpers import check_invariants
 from tests.steps.mini import MINI, run
+from training.journal import Attempt, in_order
 
 
 def published(store: str) -> dict[str, tuple[str, Manifest]]:
@@ -86,6 +87,15 @@ def test_the_loss_falls_and_every_step_has_a_row(store):
     assert evaluations[-1]["loss"] < evaluations[0]["loss"]
     np.testing.assert_allclose(evaluations[0]["loss"], np.log(512), rtol=0.05)
     assert manifest.result["measured"]["compilations"] == 1
+
+
+def test_the_name_of_an_attempt_tells_which_came_first(store):
+    """The account of a step's training is of its lease, 1; one of lease 0 would come before it."""
+    path, manifest = published(store)["train"]
+    (journal,) = Checkpoint(path, manifest).rows("journals")
+    this = Attempt(attempt=journal["attempt"], began=1.0, buckets={})
+    before = Attempt(attempt="000000-ffffffff", began=2.0, buckets={})
+    assert in_order([this, before]) == [before, this]
 
 
 def test_evaluating_the_whole_split_reads_every_sequence(store):

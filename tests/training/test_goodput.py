@@ -1,5 +1,6 @@
 """The account of a run against a simulation that knows of every second what became of it."""
 
+import dataclasses
 import random
 
 import pytest
@@ -97,6 +98,27 @@ def test_every_second_of_a_run_is_where_the_simulation_put_it(run, shuffle):
     assert sum(share for _, _, share in found.rows()) == pytest.approx(1.0)
 
 
+@given(RUNS, st.randoms())
+def test_names_of_leases_put_attempts_in_order_whatever_the_clocks_say(run, shuffle):
+    """A machine's clock a day off, each attempt on another: what counts is what counted."""
+    journals, truth = simulate(*run)
+    skewed = [
+        dataclasses.replace(
+            each,
+            attempt=f"{999_998 + number:06d}-{shuffle.getrandbits(32):08x}",
+            began=each.began + shuffle.uniform(-86_400, 86_400),
+        )
+        for number, each in enumerate(journals)
+    ]
+    shuffle.shuffle(skewed)
+    found = account(skewed)
+    assert [span.attempt.buckets for span in found.spans] == [each.buckets for each in journals]
+    counted = {name: found.parts[name] for name in BUCKETS}
+    assert counted == pytest.approx({name: truth[name] for name in BUCKETS})
+    assert min(found.parts.values()) >= 0
+    assert sum(found.parts.values()) == pytest.approx(found.total)
+
+
 ATTEMPTS = st.lists(
     st.builds(
         lambda began, spent, first, steps: Attempt(
@@ -161,6 +183,22 @@ def test_a_clock_that_is_behind_cannot_make_an_attempt_begin_before_its_checkpoi
     found = account([attempt("a", 0, 100, 0, 10, (8, 80.0)), attempt("b", 70, 50, 8, 14)])
     assert found.total == 130
     assert (found.parts["step"], found.parts["redone"]) == (130, 0)
+
+
+def test_a_clock_an_hour_behind_does_not_put_an_attempt_before_its_lease():
+    """The second lease's machine says it began first: 80 and 50 count, nothing is redone."""
+    first = attempt("000009-0123abcd", 0, 100, 0, 10, (8, 80.0))
+    second = attempt("000010-00000000", -3500, 50, 8, 14)
+    found = account([second, first])
+    assert [span.attempt for span in found.spans] == [first, second]
+    assert (found.parts["step"], found.total) == (130, 130)
+
+
+def test_attempts_with_other_names_are_put_in_order_by_their_clocks():
+    """One name that is not a lease's among them, and none of them tells an order."""
+    names = ("000002-0123abcd", "000001-0123abcd", "000001-restored")
+    found = account([attempt(name, 100 * n, 100, 0, 10) for n, name in enumerate(names)])
+    assert [span.attempt.attempt for span in found.spans] == list(names)
 
 
 def test_a_preempted_attempt_that_saved_its_last_step_loses_nothing():

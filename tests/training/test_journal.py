@@ -57,6 +57,15 @@ def test_every_prefix_of_a_journal_is_refused(tmp_path, caplog):
     assert caplog.text.count("left out of the account") == 2
 
 
+def test_accounts_of_a_step_are_read_in_the_order_of_their_leases(tmp_path):
+    """Whatever their machines' clocks said; a million leases are one digit more."""
+    names = ["999999-ffffffff", "1000000-00000000", "1000001-aaaaaaaa"]
+    for began, name in zip((5.0, -100.0, 4.0), names, strict=True):
+        journal = Attempt(attempt=name, began=began, buckets={})
+        (tmp_path / f"{name}.json").write_bytes(journal.to_json())
+    assert [each.attempt for each in read_journals(str(tmp_path))] == names
+
+
 def test_a_journal_of_another_format_is_refused():
     """The error names both."""
     tree = json.loads(Attempt(attempt="a", began=0.0, buckets={}).to_json())
