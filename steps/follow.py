@@ -6,7 +6,7 @@
 Training never waits for it. It looks for committed checkpoints in the ledger of the training step,
 scores the newest one that it has not scored, and records each in its own ledger, so one that was
 cut off goes on where it was. It ends when the model is published and every checkpoint that is still
-there is scored.
+there is scored. A damaged one is left out, but never the model itself: that is an error.
 """
 
 from __future__ import annotations
@@ -153,9 +153,14 @@ class _Desk:
         published = live.published()
         if published is None:
             there = {s.result["step"]: s for s in live.shards("checkpoint/").values()}
+            passed = set(self.skipped)
         else:
             there = {s.result["step"]: s for s in published.shards("checkpoint/")}
-        left = there.keys() - self._scored - self.skipped.keys()
+            # The model is looked at again: nobody knew that it was when it was skipped.
+            model = published.manifest.shard(published.result["checkpoint"])
+            there[model.result["step"]] = model
+            passed = self.skipped.keys() - {model.result["step"]}
+        left = there.keys() - self._scored - passed
         if not left:
             return Next(end=published is not None)
         newest = there[max(left)]
@@ -175,6 +180,7 @@ class _Desk:
         }
         write_shard(ShardTask(self.work.ledger, self.work.attempt, name, write_scores, item))
         self._scored.add(found.step)
+        self.skipped.pop(found.step, None)
         first = scored.rows[0]
         note = f"{first['set']} loss {first['loss']:.3f}"
         progress = {"done": found.step, "total": self.work.steps, "unit": "steps", "note": note}
@@ -188,7 +194,10 @@ class _Desk:
         """
         published = self.work.model.published()
         if published is not None and published.result["checkpoint"] == found.name:
-            raise DamagedOutput(cause)
+            raise DamagedOutput(
+                f"the model that is published, of step {found.step:,}, cannot be read: {cause}; "
+                f"build it again with --force {published.manifest.label}"
+            )
         if published is None and self.work.model.find(found.name) is None:
             cause = "deleted before it was scored; keep more checkpoints, or score fewer sequences"
         self.skipped[found.step] = cause

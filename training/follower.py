@@ -7,6 +7,7 @@ them hear it, and whether any of them was told to end, in one collective.
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import threading
 import time
@@ -19,11 +20,16 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from pipeline.errors import DamagedOutput
+from pipeline.errors import DamagedOutput, StorageError, StoreUnavailable
 from training.scoring import Scored, Scorer
 
 LOOK_SECONDS = 1.0
+MOST_FAILED_LOOKS = 5
 _MESSAGE_BYTES = 4096
+# What became of a load, by how much it weighs when processes disagree: no error of the store
+# makes damage sound.
+_READ, _UNAVAILABLE, _DAMAGED = range(3)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -56,8 +62,12 @@ def follow(scorer: Scorer, find: Find, keep: Keep, skip: Skip) -> bool:
         find: asked in process 0, again and again, for what is next.
         keep: given every score, in process 0, before `find` is asked again.
         skip: told, in process 0, of a checkpoint that cannot be read and why: gone, or damaged.
+
+    Raises:
+        StoreUnavailable: the store failed `MOST_FAILED_LOOKS` times, with no answer in between.
     """
     leader = jax.process_index() == 0
+    failed = 0
     with _Told() as told:
         while True:
             found, leave = _agree(find() if leader else Next(), told())
@@ -66,8 +76,15 @@ def follow(scorer: Scorer, find: Find, keep: Keep, skip: Skip) -> bool:
             if not found.path:
                 time.sleep(LOOK_SECONDS)
                 continue
-            model, reason = _load(scorer, found.path)
-            if model is None:
+            model, state, reason = _load(scorer, found.path)
+            failed = failed + 1 if state == _UNAVAILABLE else 0
+            if failed == MOST_FAILED_LOOKS:
+                raise StoreUnavailable(f"{found.path}: failed {failed} times in a row: {reason}")
+            if state == _UNAVAILABLE:
+                logger.warning("%s: will be read again: %s", found.path, reason)
+                time.sleep(LOOK_SECONDS)
+                continue
+            if state == _DAMAGED:
                 if leader:
                     skip(found, reason)
                 continue
@@ -77,18 +94,20 @@ def follow(scorer: Scorer, find: Find, keep: Keep, skip: Skip) -> bool:
                 keep(found, scored)
 
 
-def _load(scorer: Scorer, path: str) -> tuple[Any, str]:
-    """The model, or None and why it cannot be read; the same in every process."""
-    model, reason = None, ""
+def _load(scorer: Scorer, path: str) -> tuple[Any, int, str]:
+    """The model, what became of the load, and why; agreed on by all processes but for the why."""
+    model, state, reason = None, _READ, ""
     try:
         model = scorer.load(path)
-    except (DamagedOutput, OSError) as error:
-        reason = " ".join(str(error).split())
+    except (DamagedOutput, FileNotFoundError) as error:
+        state, reason = _DAMAGED, " ".join(str(error).split())
+    except (StorageError, OSError) as error:
+        state, reason = _UNAVAILABLE, " ".join(str(error).split())
     if jax.process_count() > 1:
-        read = multihost_utils.process_allgather(np.asarray(model is not None))
-        if not read.all():
-            return None, reason or "another process could not read it"
-    return model, reason
+        state = int(multihost_utils.process_allgather(np.asarray(state)).max())
+    if state == _READ:
+        return model, state, reason
+    return None, state, reason or "another process could not read it"
 
 
 def _agree(found: Next, told: bool) -> tuple[Next, bool]:

@@ -11,7 +11,7 @@ from models.config import TransformerConfig
 from models.transformer import Transformer
 from training.checkpoint_index import read_index
 from training.mesh import Layout, make_layout
-from training.restore import restore
+from training.restore import agreed, restore
 
 _AVERAGE = "average."
 
@@ -38,7 +38,7 @@ def load_model(
 def load_model_onto(layout: Layout, checkpoint_path: str, config: TransformerConfig) -> Transformer:
     """The same on the devices of a mesh, in every one of its processes."""
     shapes = jax.eval_shape(lambda key: Transformer.init(config, key=key), jax.random.key(0))
-    arrays = read_index(checkpoint_path)["leaves"]
+    arrays = agreed(lambda: read_index(checkpoint_path))["leaves"]
     averaged = any(name.startswith(_AVERAGE) for name in arrays)
     return restore(
         checkpoint_path, layout.abstract(shapes), part=_AVERAGE if averaged else "model."

@@ -82,7 +82,7 @@ def newest_sound(
     for step, path in reversed(checkpoints):
         try:
             state = restore(path, like, step=step)
-            return step, path, state, _agreed(lambda path=path: read_history(path))
+            return step, path, state, agreed(lambda path=path: read_history(path))
         except DamagedOutput as error:
             logger.warning("checkpoint of step %d is damaged, trying an older one: %s", step, error)
             if on_damage is not None:
@@ -103,7 +103,7 @@ def _restored(
     step: int | None,
 ) -> dict[str, jax.Array]:
     """The arrays `target`, when the checkpoint's arrays of that part are those `wanted`."""
-    index = _agreed(lambda: read_index(path))
+    index = agreed(lambda: read_index(path))
     if step is not None and index["step"] != step:
         raise DamagedOutput(f"{path}: expected a checkpoint of step {step}, found {index['step']}")
     stored = {
@@ -122,10 +122,10 @@ def _restored(
         in_parallel(lambda file: check_file(path, files, *file), small, files.threads)
         return read_arrays(path, files, index["leaves"], target)
 
-    return _agreed(read)
+    return agreed(read)
 
 
-def _agreed(check: Callable[[], Tree]) -> Tree:
+def agreed(check: Callable[[], Tree]) -> Tree:
     """The result of `check`; raises in every process when it raised in one."""
     result, error = None, None
     try:

@@ -9,7 +9,7 @@ import types
 import pytest
 
 from pipeline import Live, Result, StepRun, step, storage
-from pipeline.errors import DamagedOutput
+from pipeline.errors import DamagedOutput, StoreUnavailable
 from pipeline.ledger import Ledger
 from pipeline.live import Source
 from pipeline.step import as_node
@@ -17,7 +17,7 @@ from steps.artifacts import Checkpoint
 from steps.follow import Assignment, _Desk
 from tests.pipeline.helpers import bring_up
 from training import follower
-from training.follower import follow
+from training.follower import MOST_FAILED_LOOKS, follow
 from training.scoring import Scored
 
 ROW = {"set": "validation", "loss": 3.0, "bits_per_byte": 1.0, "tokens": 10, "bytes": 20}
@@ -45,7 +45,7 @@ class Trial:
         self.live = Live(Checkpoint, self.root, "0" * 64, Source("g", "", {}))
         self.scores = Ledger(str(folder / "follow-0"), "g")
         self.desk = self.fresh()
-        self.unreadable, self.order = {}, []
+        self.unreadable, self.failures, self.order = {}, {}, []
 
     def fresh(self):
         return _Desk(Assignment(None, self.live, 100, self.scores, "1"), self.events.append)
@@ -58,6 +58,9 @@ class Trial:
     def load(self, path):
         number = int(path.rpartition("/")[2].partition(".")[0])
         self.order.append(number)
+        if self.failures.get(number):
+            self.failures[number] -= 1
+            raise StoreUnavailable(f"{path}: 503")
         if number in self.unreadable:
             self.unreadable[number]()
             raise DamagedOutput(f"{path}: gone or torn")
@@ -80,12 +83,14 @@ class Trial:
 @pytest.fixture
 def trial(tmp_path, monkeypatch):
     """A trial whose follower, when nothing is left to do for now, is told to leave."""
+    made = Trial(tmp_path)
 
     def leave(seconds):
-        os.kill(os.getpid(), signal.SIGTERM)
+        if not made.failures:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(follower, "time", types.SimpleNamespace(sleep=leave))
-    return Trial(tmp_path)
+    return made
 
 
 def test_the_newest_comes_first_and_none_comes_twice(trial):
@@ -145,6 +150,78 @@ def test_a_damaged_model_is_an_error(trial, tmp_path):
     trial.unreadable[20] = lambda: None
     with pytest.raises(DamagedOutput, match="gone or torn"):
         trial.follow()
+
+
+@pytest.mark.parametrize("sound", [False, True])
+def test_the_model_is_never_among_the_skipped(trial, tmp_path, sound):
+    """Skipped before anybody knew that it is the model: read again, scored, or else an error."""
+    trial.commit(20)
+    trial.unreadable[20] = lambda: None
+    assert trial.follow() is False
+    assert list(trial.desk.skipped) == [20]
+    trial.publish((10, 20), tmp_path)
+    if sound:
+        del trial.unreadable[20]
+        assert trial.follow() is True
+        assert list(trial.scores.finished("score/")) == ["score/00000010", "score/00000020"]
+        assert trial.desk.skipped == {}
+    else:
+        with pytest.raises(DamagedOutput, match=r"step 20, .*gone or torn.*--force pret"):
+            trial.follow()
+
+
+def test_a_store_that_fails_for_a_moment_costs_no_checkpoint(trial, tmp_path):
+    """Two checkpoints of three fail at first, one as often as it may: all three are scored."""
+    trial.publish((10, 20, 30), tmp_path)
+    trial.failures = {30: MOST_FAILED_LOOKS - 1, 10: 1}
+    assert trial.follow() is True
+    assert trial.order == [30] * MOST_FAILED_LOOKS + [20, 10, 10]
+    assert len(trial.scores.finished("score/")) == 3
+    assert trial.desk.skipped == {}
+    assert [event for event in trial.events if event["event"] == "warning"] == []
+
+
+def test_a_checkpoint_dropped_while_the_store_fails_is_not_asked_for_again(trial):
+    """The next look finds what is there by then."""
+    for number in (10, 20):
+        trial.commit(number)
+    trial.failures = {20: 1}
+    load = trial.load
+
+    def drop(path):
+        trial.made.drop(name(20))
+        trial.load = load
+        return load(path)
+
+    trial.load = drop
+    trial.desk.keep = keep_and_leave(trial)
+    assert trial.follow() is False
+    assert trial.order == [20, 10]
+    assert trial.desk.skipped == {}
+
+
+def keep_and_leave(trial):
+    """A desk's `keep` that asks the follower to leave as well."""
+    keep = trial.desk.keep
+
+    def kept(found, scored):
+        keep(found, scored)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    return kept
+
+
+def test_a_store_that_goes_on_failing_ends_the_attempt_and_the_next_scores_all(trial, tmp_path):
+    """The error is one for which a step is tried again, and nothing was passed over."""
+    trial.publish((10, 20), tmp_path)
+    trial.failures = {20: MOST_FAILED_LOOKS}
+    with pytest.raises(StoreUnavailable, match=r"failed 5 times in a row: .*503"):
+        trial.follow()
+    assert trial.order == [20] * MOST_FAILED_LOOKS
+    assert trial.desk.skipped == {}
+    trial.desk = trial.fresh()
+    assert trial.follow() is True
+    assert len(trial.scores.finished("score/")) == 2
 
 
 def test_what_it_reads_is_what_train_calls_its_checkpoints():
