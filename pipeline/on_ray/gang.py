@@ -6,29 +6,46 @@ loss or the silence of one process ends them all, and the executor decides what 
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import ray
-from ray.exceptions import RayActorError, RayError, WorkerCrashedError
+from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from pipeline import errors
-from pipeline.errors import InputError, NoRoom, PonenteError, Stopped, WorkerLost
+from pipeline.errors import (
+    DamagedOutput,
+    InputError,
+    NoRoom,
+    PonenteError,
+    Preempted,
+    Stopped,
+    StoreUnavailable,
+    WorkerLost,
+)
 from pipeline.hardware import Hardware
 from pipeline.inline import InlineWorkers
 from pipeline.on_ray import shipping
-from pipeline.on_ray.pulse import Pulse, Watch, emitter, terminate_self
+from pipeline.on_ray.pulse import Pulse, Silence, Watch, emitter, terminate_self
 from pipeline.run import Emit, GangProcess
 
 _PLACEMENT_SECONDS = float(os.environ.get(shipping.PLACEMENT, 120))  # the driver's, handed on
 _LOOK_SECONDS = 5.0
+_LOOK_AGAIN_SECONDS = 1.0  # while somebody may have been lost
+_LATE_SECONDS = 2.0  # a beat may be heard this long after its process died
+
+# What the executor tells apart: a process's error of one of these is the step's.
+_KINDS: dict[str, type[PonenteError]] = {
+    kind.__name__: kind
+    for kind in (InputError, DamagedOutput, StoreUnavailable, Preempted, WorkerLost)
+}
 
 
 class _GangProcess:
@@ -55,9 +72,18 @@ class _GangProcess:
             with Pulse(collector, pulse, on_stop=terminate_self):
                 return "done", function(job, process=process, emit=emitter(collector, stamp))
         except PonenteError as error:
-            return type(error).__name__, str(error)
+            return _kind(error), str(error)
+        except FileNotFoundError:  # the one OSError that trying again does not help
+            return "error", traceback.format_exc()
+        except OSError:
+            return "OSError", traceback.format_exc()
         except Exception:  # noqa: BLE001 - travels back as text and is raised there
             return "error", traceback.format_exc()
+
+
+def _kind(error: PonenteError) -> str:
+    names = (name for name, kind in _KINDS.items() if isinstance(error, kind))
+    return next(names, PonenteError.__name__)
 
 
 # Typed as Any: ray.remote adds `.remote` and `.options`, which its annotations do not say.
@@ -95,6 +121,8 @@ def run_gang(
     if hardware.kind == "local" and not accelerators:
         pulse.on_stop = terminate_self
         try:
+            if pulse.stopping:  # since it was asked above: there was nobody to tell yet
+                raise Stopped("stopped before training began")
             return InlineWorkers().gang(hardware, function, job, emit)
         finally:
             pulse.on_stop = None
@@ -122,7 +150,7 @@ def _run(
     gang: str,
 ) -> Any:
     many = hardware.processes > 1
-    address = ray.get(actors[0].coordinator.remote(), timeout=_PLACEMENT_SECONDS) if many else None
+    address = _address(actors[0], hardware) if many else None
     job_reference = ray.put(job)
     pulses = [f"{gang}/{index}" for index in range(hardware.processes)]
     answers = [
@@ -137,6 +165,15 @@ def _run(
         for index, actor in enumerate(actors)
     ]
     return _collect(answers, pulses, hardware, collector)
+
+
+def _address(first: Any, hardware: Hardware) -> str:
+    try:
+        return ray.get(first.coordinator.remote(), timeout=_PLACEMENT_SECONDS)
+    except RayError as error:
+        raise WorkerLost(
+            f"{_name(0, hardware)} was lost before it began ({_line(error)})"
+        ) from error
 
 
 def _accelerators() -> dict[str, float]:
@@ -226,40 +263,79 @@ class _Placement:
 
 
 def _collect(answers: list[Any], pulses: list[str], hardware: Hardware, collector: Any) -> Any:
-    """Wait for all processes; the first failure or silence ends the wait."""
+    """Wait for all processes; the first failure or silence ends the wait.
+
+    An error that nobody raised on purpose may be what the loss of another process looks like from
+    here, and a broken connection is noticed before a lost host is: so it counts only once every
+    other process has answered or has been heard since.
+    """
     pending, watch = list(answers), Watch()
     waited_for = dict.fromkeys(pulses, time.monotonic())
+    first: _Failure | None = None
     while pending:
-        ready, pending = ray.wait(pending, num_returns=1, timeout=_LOOK_SECONDS)
+        look = _LOOK_AGAIN_SECONDS if first else _LOOK_SECONDS
+        ready, pending = ray.wait(pending, num_returns=1, timeout=look)
         if not ready:
-            _refuse_silence(watch, waited_for, hardware, collector)
+            asked = time.monotonic()
+            silence = ray.get(collector.silence.remote(), timeout=watch.seconds)
+            if lost := watch.lost(silence, waited_for):
+                indices = ", ".join(sorted(name.rpartition("/")[2] for name in lost))
+                raise _lost(f"{_name(indices, hardware)} went silent", first)
+            if first and first.stands(silence, waited_for, asked, watch.seconds):
+                break
             continue
         index = answers.index(ready[0])
         waited_for.pop(pulses[index])
         try:
             status, value = ray.get(ready[0])
-        except (RayActorError, WorkerCrashedError, RayError) as error:
-            raise WorkerLost(
-                f"process {index} of {hardware.processes} on {hardware.name} died ({_line(error)})"
-            ) from error
-        if status in ("InputError", "DamagedOutput", "WorkerLost", "Preempted"):
-            raise getattr(errors, status)(value)
-        if status != "done":
-            raise PonenteError(
-                f"process {index} of {hardware.processes} on {hardware.name}: {value}"
-            )
+        except RayError as error:
+            raise _lost(f"{_name(index, hardware)} died ({_line(error)})", first) from error
+        if status == "error":
+            first = first or _Failure(f"{_name(index, hardware)}: {value}", time.monotonic())
+        elif status in _KINDS:
+            raise _KINDS[status](value)
+        elif status == "OSError":
+            raise StoreUnavailable(f"{_name(index, hardware)}: {value}")
+        elif status != "done":
+            raise PonenteError(f"{_name(index, hardware)}: {value}")
+    if first:
+        raise PonenteError(first.cause)
     return ray.get(answers[0])[1]
 
 
-def _refuse_silence(
-    watch: Watch, waited_for: Mapping[str, float], hardware: Hardware, collector: Any
-) -> None:
-    silence = ray.get(collector.silence.remote(), timeout=watch.seconds)
-    if lost := watch.lost(silence, waited_for):
-        indices = ", ".join(sorted(name.rpartition("/")[2] for name in lost))
-        raise WorkerLost(
-            f"process {indices} of {hardware.processes} on {hardware.name} went silent"
-        )
+@dataclasses.dataclass(frozen=True)
+class _Failure:
+    """An unexpected error of one process, and when it was heard of on the monotonic clock."""
+
+    cause: str
+    since: float
+
+    def stands(
+        self, silence: Silence, waited_for: Iterable[str], asked: float, limit: float
+    ) -> bool:
+        """Whether no other process's loss explains it.
+
+        Args:
+            silence: what the collector says.
+            waited_for: those that have not answered.
+            asked: when the collector was asked, on the monotonic clock.
+            limit: seconds of silence that are a loss.
+        """
+        passed = asked - self.since
+        # What has not begun never beats; a loss would have been noticed a look after the limit.
+        if passed > limit + _LOOK_SECONDS:
+            return True
+        heard = passed - _LATE_SECONDS
+        return all(silence.workers.get(name, passed) < heard for name in waited_for)
+
+
+def _lost(what: str, first: _Failure | None) -> WorkerLost:
+    said = first.cause.rstrip().rpartition("\n")[2] if first else ""
+    return WorkerLost(f"{what}; another failed first: {said[:200]}" if said else what)
+
+
+def _name(index: int | str, hardware: Hardware) -> str:
+    return f"process {index} of {hardware.processes} on {hardware.name}"
 
 
 def _line(error: BaseException) -> str:

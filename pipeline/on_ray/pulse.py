@@ -174,8 +174,9 @@ class Pulse:
             return
         if stop and not self.stopping:
             self._stopping.set()
-            if self.on_stop is not None:
-                self.on_stop()
+            on_stop = self.on_stop  # read once: another thread takes it back
+            if on_stop is not None:
+                on_stop()
 
 
 def terminate_self() -> None:

@@ -11,7 +11,7 @@ from pipeline import GangProcess, InputError, Result, StepRun, pod, step
 from pipeline.errors import StepFailed
 from pipeline.events import EventLog
 from pipeline.executor import Execution
-from pipeline.on_ray import shipping
+from pipeline.on_ray import gang, shipping
 from pipeline.run import Emit
 from pipeline.step import as_node
 from pipeline.store import Store
@@ -48,6 +48,31 @@ def die_process(job: int, *, process: GangProcess, emit: Emit) -> None:
 def ganged(run: StepRun, *, job: int, hardware: str, dies: bool = False) -> Result:
     """Runs a gang and returns what process 0 said."""
     return dict(run.gang(pod(hardware), die_process if dies else report_process, job))
+
+
+def fail(job: str, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
+    """Process 0 fails in one way or another, process 1 is done."""
+    if process.index == 0:
+        raise {"disk": OSError, "bug": ValueError}[job]("again")
+    return {}
+
+
+class _DiesAtOnce(gang._GangProcess):
+    """Is lost between its placement and its first answer."""
+
+    def coordinator(self) -> str:
+        os._exit(1)
+
+
+@step(output=Total, version=1, cpus=0, tries=2)
+def failing(run: StepRun, *, how: str) -> Result:
+    """Runs a gang that fails, or that loses process 0 before it begins."""
+    import ray
+
+    with pytest.MonkeyPatch.context() as patch:  # other steps use this worker too
+        if how == "lost":
+            patch.setattr(gang, "_GangActor", ray.remote(max_restarts=0)(_DiesAtOnce))
+        return dict(run.gang(pod("cpu-2x1"), fail, how))
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +176,22 @@ def test_the_loss_of_one_process_ends_the_gang(tmp_path, backend):
     with pytest.raises(StepFailed, match="process 1 of 2 on cpu-2x1 died"):
         _run(backend, str(tmp_path), ganged(job=1, hardware="cpu-2x1", dies=True), events)
     assert [e["event"] for e in events].count("retried") == 2
+
+
+@pytest.mark.parametrize(
+    ("how", "cause", "retried"),
+    [
+        ("disk", "process 0 of 2 on cpu-2x1: .*OSError: again", 1),
+        ("bug", "process 0 of 2 on cpu-2x1: .*ValueError: again", 0),
+        ("lost", "process 0 of 2 on cpu-2x1 was lost before it began", 1),
+    ],
+)
+def test_what_may_pass_in_a_gang_is_tried_again(tmp_path, backend, how, cause, retried):
+    """As without a gang; so is a process that is lost before it says anything."""
+    events = []
+    with pytest.raises(StepFailed, match=cause):
+        _run(backend, str(tmp_path), failing(how=how), events)
+    assert [e["event"] for e in events].count("retried") == retried
 
 
 def test_unknown_hardware_is_refused_where_it_is_written():
