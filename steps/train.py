@@ -152,6 +152,8 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
         elif kind == "failed_checkpoint":
             said = f"checkpoint of step {fields['step']} failed, the next is tried"
             emit({"event": "warning", "message": f"{said}: {fields['reason']}"})
+        elif kind == "tracker":
+            emit({"event": "warning", "message": fields["reason"]})
         elif kind == "watchdog":
             where = _keep_stacks(job, fields)
             emit({"event": "warning", "message": f"{_first_line(fields['report'])}; see {where}"})

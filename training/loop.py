@@ -64,7 +64,8 @@ def train(
             older one; remove its record. Process 0.
         on_progress: (step, steps, row) every `log_every` steps. Process 0.
         on_event: (kind, fields): "damaged_checkpoint", "failed_checkpoint", "resumed",
-            "started_from", "evaluation", "sample" and "preempted" in process 0, "watchdog" in any.
+            "started_from", "evaluation", "sample", "tracker" and "preempted" in process 0,
+            "watchdog" in any.
         devices: to run on; default all.
 
     Raises:
@@ -80,7 +81,7 @@ def train(
     devices = devices or jax.devices()
     program = build_program(job.model, job.optimizer, job.train, devices, **setting)
     stages = stage_programs(program, job.optimizer, job.train, devices, **setting)
-    observer = _observer(job, program, watch)
+    observer = _observer(job, program, watch, on_event)
     with (
         host_memory.kept(program.layout.platform),
         StopSignal(many_processes=coordinator is not None) as stop,
@@ -100,7 +101,13 @@ def train(
     return result
 
 
-def _observer(job: TrainJob, program: Program, watch: Stopwatch) -> Observer:
+def _observer(
+    job: TrainJob, program: Program, watch: Stopwatch, on_event: Event | None
+) -> Observer:
+    def warn(reason: str) -> None:
+        if on_event is not None:
+            on_event("tracker", {"reason": reason})
+
     return Observer(
         job,
         watch,
@@ -108,6 +115,7 @@ def _observer(job: TrainJob, program: Program, watch: Stopwatch) -> Observer:
         device=program.layout.mesh.devices.flat[0].device_kind,
         devices=program.layout.devices,
         processes=jax.process_count(),
+        warn=warn,
     )
 
 
@@ -256,7 +264,8 @@ class _Run:
             batch_size,
         )
         feed, step, stopping = Feed(loader, self.watch), start, False
-        profiling = functools.partial(self._pause, "profile")  # writing a trace may take minutes
+        # Writing a trace may take minutes. It begins after the wait for a batch of its own.
+        profiling = functools.partial(self._pause, "profile", feed)
         self.watch.switch("step")
         self.recorder.restart_clock()
         for step, batch in zip(range(start + 1, stage.end + 1), feed, strict=False):
@@ -307,9 +316,9 @@ class _Run:
         self.observer.saved(step)
 
     @contextmanager
-    def _pause(self, phase: str) -> Iterator[None]:
-        """Time that belongs to no row; the newest step's row is written first."""
-        self.recorder.drain()
+    def _pause(self, phase: str, feed: Feed | None = None) -> Iterator[None]:
+        """Time that belongs to no row; the newest step's row is written first, with its waits."""
+        self.recorder.drain(feed.take_waited() if feed is not None else 0.0)
         with self.watchdog.phase(phase):
             yield
         self.recorder.restart_clock()

@@ -5,6 +5,7 @@ import functools
 import os
 import shutil
 import signal
+import sys
 import time
 
 import jax
@@ -305,3 +306,24 @@ def test_writing_a_profile_is_not_a_step_to_the_watchdog(data, tmp_path, monkeyp
     assert phases.count("profile") == 2
     assert list((tmp_path / "run" / "traces").iterdir())
     assert phases[-1] == "ending"
+
+
+def test_a_tracker_that_is_off_is_told_of(data, tmp_path, monkeypatch):
+    """Whoever runs the training hears of it once, and the run is what it is without."""
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    config = dataclasses.replace(tiny.TRAIN, trackers=("tensorboard",), evaluate_every=1000)
+    job = tiny.make_job(
+        data,
+        train=config,
+        checkpoint_directory=str(tmp_path / "c"),
+        run_directory=str(tmp_path / "run"),
+    )
+    told = []
+    result = train(
+        job,
+        on_event=lambda kind, fields: told.append(fields) if kind == "tracker" else None,
+        devices=jax.devices()[:1],
+    )
+    assert result.steps == config.steps
+    assert len(told) == 1
+    assert "tensorboard" in told[0]["reason"]
