@@ -12,6 +12,7 @@ there is scored. A damaged one is left out, but never the model itself: that is 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
@@ -21,7 +22,6 @@ from models.config import TransformerConfig
 from pipeline import (
     GangProcess,
     Hardware,
-    InputError,
     Live,
     Result,
     Runtime,
@@ -36,13 +36,16 @@ from pipeline.run import Emit, ShardTask, write_shard
 from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
 from steps.gang import coordinator_of
 from steps.score_job import NOTHING_ELSE, Also, score_job
+from steps.trained import ABOUT, about_of
 from training.config import TrainConfig
+from training.retention import due
 
 if TYPE_CHECKING:
     from training.follower import Next
     from training.scoring import Scored
 
 _FILE = "scores.json"
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Assignment:
         model: whose checkpoints.
         steps: of the training, to say how far it is.
         ledger, attempt: where scores are recorded.
+        expected: steps that the training saves a checkpoint of.
     """
 
     job: Any
@@ -61,6 +65,7 @@ class Assignment:
     steps: int
     ledger: Ledger
     attempt: str
+    expected: tuple[int, ...] = ()
 
 
 @step(output=Scores, version=1, cpus=0)
@@ -78,11 +83,12 @@ def follow(
 ) -> Result:
     """Loss and bits per byte of every checkpoint, as it comes; arguments as for `evaluate`.
 
-    A checkpoint that retention deletes before it is scored is left out, with a warning: keep more
-    of them (`TrainConfig.keep_checkpoints`), or ask for fewer `sequences`.
+    A checkpoint that retention deletes before it is scored is left out, with a warning, and listed
+    in `measured.skipped`: keep more of them (`TrainConfig.keep_checkpoints`), or ask for fewer
+    `sequences`.
     """
     live = Live.of(model)
-    shape, train = _trained_as(live)
+    shape, train = _trained_as(run, live)
     job = score_job(
         tokens,
         tokenizer,
@@ -93,7 +99,8 @@ def follow(
         also=also,
         batch_size=batch_size,
     )
-    work = Assignment(job, live, train.steps, run.ledger, run.attempt)
+    expected = _expected(train, live.source.arguments.get("at", 0))
+    work = Assignment(job, live, train.steps, run.ledger, run.attempt, expected)
     answer = run.gang(hardware, follow_process, work)
     if not answer["ended"]:
         # Not a failure: what is scored is recorded, and another attempt goes on from there.
@@ -101,19 +108,33 @@ def follow(
     return {**_table(run), "measured": {"hardware": hardware.name, "skipped": answer["skipped"]}}
 
 
-def _trained_as(live: Live[Checkpoint]) -> tuple[TransformerConfig, TrainConfig]:
-    """Shape and training of the model, which a step that is still at work was called with."""
+def _trained_as(run: StepRun, live: Live[Checkpoint]) -> tuple[TransformerConfig, TrainConfig]:
+    """Shape and training of the model, which a step that is still at work was called with.
+
+    One that trains on has the shape from its checkpoint, and says it before it begins.
+    """
     said = live.source.arguments
     shape, train = said.get("model"), said.get("train")
     if isinstance(shape, TransformerConfig) and isinstance(train, TrainConfig):
         return shape, train
-    published = live.published()
-    if published is None:
-        raise InputError(f"{live.path}: only the step `train` can be followed while it is at work")
-    return (
-        TransformerConfig.from_plain(published.result["model"]),
-        TrainConfig.from_plain(published.result["train"]),
-    )
+    while (published := live.published()) is None and live.find(ABOUT) is None:
+        if run.stopping:
+            raise WorkerLost("told to end before the training it follows began")
+        time.sleep(_LOOK_SECONDS)
+    if published is not None:
+        about: Mapping[str, Any] = published.result
+    else:
+        about = about_of(Ledger(live.path, live.source.generation))
+    return TransformerConfig.from_plain(about["model"]), TrainConfig.from_plain(about["train"])
+
+
+def _expected(train: TrainConfig, first: int | None) -> tuple[int, ...]:
+    """Steps after `first` that a training saves a checkpoint of; none where that is not known."""
+    if first is None:
+        return ()
+    steps = range(first + 1, train.steps)
+    saved = [s for s in steps if due(s, train.checkpoint_every, train.milestones)]
+    return (*saved, train.steps)
 
 
 def follow_process(work: Assignment, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
@@ -162,6 +183,8 @@ class _Desk:
             passed = self.skipped.keys() - {model.result["step"]}
         left = there.keys() - self._scored - passed
         if not left:
+            if published is not None:
+                self._tell_missed()
             return Next(end=published is not None)
         newest = there[max(left)]
         path = live.url(newest) if published is None else published.shard(newest.name)
@@ -202,6 +225,18 @@ class _Desk:
             cause = "deleted before it was scored; keep more checkpoints, or score fewer sequences"
         self.skipped[found.step] = cause
         message = f"the checkpoint of step {found.step} is skipped: {cause}"
+        self.emit({"event": "warning", "message": message})
+
+    def _tell_missed(self) -> None:
+        """Take note of checkpoints that came and went between two looks."""
+        assert self._scored is not None
+        missed = sorted(set(self.work.expected) - self._scored - self.skipped.keys())
+        if not missed:
+            return
+        cause = "deleted before it was looked at, or never saved; keep more checkpoints"
+        self.skipped |= dict.fromkeys(missed, cause)
+        steps = ", ".join(map(str, missed[:10])) + (" ..." if len(missed) > 10 else "")
+        message = f"{len(missed)} checkpoints are not scored, of steps {steps}: {cause}"
         self.emit({"event": "warning", "message": message})
 
 

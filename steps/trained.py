@@ -180,7 +180,7 @@ class _Candidate:
             sequences = self.manifest.inputs["sequences"]["directory"]
         else:
             assert self.ledger is not None
-            about = _about(self.ledger)
+            about = about_of(self.ledger)
             sequences = about["sequences"]
         return Trained(
             path=self.path,
@@ -231,7 +231,13 @@ def _of_ledgers(root: str) -> list[_Candidate]:
     return sorted(found, key=lambda candidate: candidate.age)
 
 
-def _about(ledger: Ledger) -> dict[str, Any]:
+def about_of(ledger: Ledger) -> dict[str, Any]:
+    """What a step that is not finished said before it trained: "model", "train" and "sequences".
+
+    Raises:
+        InputError: it has said nothing.
+        DamagedOutput: it cannot be read.
+    """
     shard = ledger.find(ABOUT)
     if shard is None:
         raise InputError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import signal
 import types
@@ -9,13 +11,14 @@ import types
 import pytest
 
 from pipeline import Live, Result, StepRun, step, storage
-from pipeline.errors import DamagedOutput, StoreUnavailable
+from pipeline.errors import DamagedOutput, StoreUnavailable, WorkerLost
 from pipeline.ledger import Ledger
 from pipeline.live import Source
 from pipeline.step import as_node
 from steps.artifacts import Checkpoint
-from steps.follow import Assignment, _Desk
+from steps.follow import Assignment, _Desk, _expected, _trained_as
 from tests.pipeline.helpers import bring_up
+from tests.training import tiny
 from training import follower
 from training.follower import MOST_FAILED_LOOKS, follow
 from training.scoring import Scored
@@ -44,6 +47,7 @@ class Trial:
         self.made = Ledger(self.root, "g")
         self.live = Live(Checkpoint, self.root, "0" * 64, Source("g", "", {}))
         self.scores = Ledger(str(folder / "follow-0"), "g")
+        self.expected = ()
         self.desk = self.fresh()
         self.unreadable, self.failures, self.order = {}, {}, []
 
@@ -74,7 +78,7 @@ class Trial:
         execution = bring_up(str(folder / "published"), pretended(steps=steps))
         (found,) = execution.published.values()
         self.live = Live(Checkpoint, found.path, found.manifest.key, Source("g", "", {}))
-        self.desk.work = Assignment(None, self.live, 100, self.scores, "1")
+        self.desk.work = Assignment(None, self.live, 100, self.scores, "1", self.expected)
 
     def follow(self):
         return follow(self, self.desk.find, self.desk.keep, self.desk.skip)
@@ -230,3 +234,33 @@ def test_what_it_reads_is_what_train_calls_its_checkpoints():
 
     assert _shard_name("/store/train/attempts/a/checkpoints/00000010.a") == name(10)
     assert as_node(pretended(steps=(1,))).output is Checkpoint
+
+
+def test_what_came_and_went_between_two_looks_is_listed(trial, tmp_path):
+    """Of six checkpoints the last is there at the end; one warning names the other five."""
+    trial.expected = (10, 20, 30, 40, 50, 60)
+    trial.publish((60,), tmp_path)
+    assert trial.follow() is True
+    assert trial.order == [60]
+    assert sorted(trial.desk.skipped) == [10, 20, 30, 40, 50]
+    (warning,) = [event for event in trial.events if event["event"] == "warning"]
+    assert warning["message"].startswith("5 checkpoints are not scored, of steps 10, 20, 30")
+
+
+@pytest.mark.parametrize(("first", "want"), [(0, (2, 3, 4, 6, 7)), (4, (6, 7)), (None, ())])
+def test_a_training_saves_at_its_interval_its_milestones_and_its_end(first, want):
+    """From where it begins."""
+    train = dataclasses.replace(tiny.TRAIN, steps=7, checkpoint_every=2, milestones=(3,))
+    assert _expected(train, first) == want
+
+
+def test_a_step_that_trains_on_is_followed_by_what_it_says_before_it_begins(trial):
+    """Its own arguments do not have the shape of the model; a follower waits until it is said."""
+    run = types.SimpleNamespace(stopping=True)
+    with pytest.raises(WorkerLost, match="before the training it follows began"):
+        _trained_as(run, trial.live)
+    about = {"model": dataclasses.asdict(tiny.MODEL), "train": dataclasses.asdict(tiny.TRAIN)}
+    path = storage.join(trial.root, "attempts", "1", "about")
+    storage.write_atomic(storage.join(path, "about.json"), json.dumps(about).encode())
+    trial.made.add("about", path, {})
+    assert _trained_as(run, trial.live) == (tiny.MODEL, tiny.TRAIN)
