@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -165,7 +166,6 @@ class NotThere(InputError):
 )
 def test_an_error_travels_as_what_the_executor_tells_apart(monkeypatch, error, status):
     """As text, so that no class needs to be there where it is read."""
-    import contextlib
 
     def fail(job, *, process, emit):
         raise error
