@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +13,7 @@ import jax
 from data.cache import TokenShard
 from models.config import TransformerConfig
 from models.transformer import Transformer
+from pipeline.errors import InputError
 from training.boundaries import Boundaries
 from training.config import OptimizerConfig, TrainConfig
 from training.continuations import continuation_questions
@@ -20,8 +23,11 @@ from training.likelihood import Likelihood
 from training.load import load_model_onto
 from training.mesh import Layout, make_layout
 from training.multiple_choice import Question, accuracy, answer
+from training.parallelism import Parallelism
 from training.program import attention_backend, resolved
 from training.prompts import Prompts, Writer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,10 +180,33 @@ def load_scored(
 def _placed(
     model: TransformerConfig, train: TrainConfig, devices: Sequence[Any] | None
 ) -> tuple[TrainConfig, Layout]:
-    """The configuration with nothing left "auto" for these devices, and their layout."""
+    """The configuration with nothing left "auto" for these devices, and their layout.
+
+    Scores do not depend on how devices share the model, so what suited the hardware of training
+    must not keep it from being scored on other hardware.
+    """
     devices = devices or jax.devices()
-    resolved_train, _ = resolved(model, OptimizerConfig(), train, devices)
-    return resolved_train, make_layout(devices, resolved_train.parallel)
+    try:
+        return _spread(model, train, devices)
+    except InputError:
+        if train.parallel == Parallelism():
+            raise
+    logger.warning(
+        "%s of training does not fit the %d devices here; scoring with the automatic one",
+        train.parallel,
+        len(devices),
+    )
+    return _spread(model, dataclasses.replace(train, parallel=Parallelism()), devices)
+
+
+def _spread(
+    model: TransformerConfig, train: TrainConfig, devices: Sequence[Any]
+) -> tuple[TrainConfig, Layout]:
+    group = train.parallel.mesh_shape(len(devices))[1]
+    if model.embed % group:
+        raise InputError(f"Parallelism.group: {group} devices do not divide embed {model.embed}")
+    train, _ = resolved(model, OptimizerConfig(), train, devices)
+    return train, make_layout(devices, train.parallel)
 
 
 def _questions(job: ScoreJob) -> list[Question]:

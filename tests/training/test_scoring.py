@@ -13,7 +13,8 @@ from tests.training.test_evaluation import stream
 from tests.training.test_processes import run_processes
 from training.load import load_model
 from training.loop import train
-from training.scoring import Scorer
+from training.parallelism import Parallelism
+from training.scoring import Scorer, load_scored
 
 FIGURES = ("loss", "bits_per_byte")
 
@@ -63,6 +64,34 @@ def test_whole_sets_on_any_number_of_devices(trained, wanted, devices):
     close(scored.rows, wanted, 2e-6)
     (task,) = scored.tasks
     assert (task["task"], task["set"], task["items"]) == ("continuation", "validation", 10)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "devices"),
+    [(tiny.split(2), 1), (Parallelism(group=2), 1), (Parallelism(tensor=2), 1), (tiny.split(8), 4)],
+    ids=["group", "group_of_auto", "tensor", "more_than_there_are"],
+)
+def test_hardware_that_the_parallelism_of_training_does_not_fit(
+    trained, wanted, caplog, parallel, devices
+):
+    """Its scores are the same, and the log has a line that says what was done."""
+    root, path, _ = trained
+    job = tiny.score_job(root)
+    split = dataclasses.replace(job.train, parallel=parallel)
+    scorer = Scorer(dataclasses.replace(job, train=split), jax.devices()[:devices])
+    close(scorer.score(scorer.load(path)).rows, wanted, 2e-6)
+    scorer.close()
+    (line,) = (r.getMessage() for r in caplog.records if r.name == "training.scoring")
+    assert line.startswith("Parallelism(")
+    assert f"does not fit the {devices} devices here" in line
+
+
+def test_a_group_that_does_not_divide_the_model(trained, caplog):
+    """All of six devices cannot share rows of 32 numbers, as two could."""
+    _, path, _ = trained
+    split = dataclasses.replace(tiny.TRAIN, parallel=Parallelism(sharding="fsdp"))
+    load_scored(path, tiny.MODEL, split, tiny.EOS, batch_size=6, devices=jax.devices()[:6])
+    assert "does not fit the 6 devices here" in caplog.text
 
 
 def test_a_part_of_the_sets_is_the_same_in_the_loop_and_beside_it(trained):
