@@ -186,14 +186,17 @@ def read_questions(url: str, tokenizer: TextTokenizer, delimiter: str) -> Sequen
     from training.multiple_choice import text_question
 
     found = []
-    for number, line in enumerate(storage.read_bytes(url).decode().splitlines(), 1):
+    # Not `splitlines`: JSON's strings may hold other characters that end a line of text.
+    for number, line in enumerate(storage.read_bytes(url).split(b"\n"), 1):
+        if not line.strip():
+            continue
         try:
             context, choices, gold = (json.loads(line)[name] for name in _FIELDS)
             found.append(text_question(tokenizer, context, choices, gold, delimiter=delimiter))
         except (ValueError, KeyError, TypeError, AttributeError, InputError) as error:
             raise InputError(
                 f'{url}, line {number}: expected {{"context": text, "choices": [text, ...], '
-                f'"gold": index}}, found {line[:80]!r} ({error})'
+                f'"gold": index}}, found {line[:80].decode(errors="replace")!r} ({error})'
             ) from error
     if not found:
         raise InputError(f"{url}: no questions; give a line for each")

@@ -195,15 +195,34 @@ def test_questions_are_cut_where_the_context_ends(built, questions):
     assert read_questions(url, tokenizer, "")[2].choices[0] != read_questions(url, tokenizer, " ")
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_lines_end_at_line_feeds_and_nowhere_else(built, tmp_path, end):
+    """Characters at which Python's text ends a line belong to a question; blank lines do not."""
+    texts = ["a\u2028b", "c\u0085d", "e\u2029f"]
+    asked = [{"context": text, "choices": ["x", f"y{text}"], "gold": 1} for text in texts]
+    lines = [json.dumps(question, ensure_ascii=False) for question in asked]
+    url = str(tmp_path / "lines.jsonl")
+    storage.write_atomic(url, end.join([lines[0], "", *lines[1:], " ", ""]).encode())
+    tokenizer = built.open(built.tokenizer, Tokenizer).load()
+    found = read_questions(url, tokenizer, "")
+    assert [question.characters for question in found] == [(1, 1 + len(text)) for text in texts]
+
+
 @pytest.mark.parametrize(
     "line",
-    ["[]", "{", '{"context": "a"}', '{"context": "a", "choices": ["b", "c"], "gold": 2}'],
+    [
+        b"[]",
+        b"{",
+        b'{"context": "a"}',
+        b'{"context": "a", "choices": ["b", "c"], "gold": 2}',
+        b'{"context": "\xe9", "choices": ["b", "c"], "gold": 1}',
+    ],
 )
 def test_a_line_that_is_no_question_is_refused(built, tmp_path, line):
     """The message names the line."""
     url = str(tmp_path / "bad.jsonl")
-    good = '{"context": "a", "choices": ["b", "c"], "gold": 1}'
-    storage.write_atomic(url, f"{good}\n{line}".encode())
+    good = b'{"context": "a", "choices": ["b", "c"], "gold": 1}'
+    storage.write_atomic(url, good + b"\n" + line)
     tokenizer = built.open(built.tokenizer, Tokenizer).load()
     with pytest.raises(InputError, match="line 2"):
         read_questions(url, tokenizer, " ")
