@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 from models.config import TransformerConfig
 from pipeline import (
@@ -19,7 +20,9 @@ from pipeline import (
     step,
     storage,
 )
+from pipeline.fingerprint import digest
 from pipeline.run import Emit
+from pipeline.step import StepFunction
 from steps.artifacts import Checkpoint, Scores, Tokenizer
 from steps.gang import coordinator_of
 from training.config import TrainConfig
@@ -28,7 +31,51 @@ if TYPE_CHECKING:
     from data.tokenizer import TextTokenizer
     from training.multiple_choice import Question
 
+P = ParamSpec("P")
 _FIELDS = ("context", "choices", "gold")
+
+
+@dataclass(frozen=True)
+class TaskFolder:
+    """A folder of tasks as it was when the graph was built: other files make another output.
+
+    Attributes:
+        path: of the folder.
+        sha256: hex digest of its files, by name. Hidden ones do not count, nor does what Python
+            writes beside the code of a task that was read.
+    """
+
+    path: str
+    sha256: str
+
+    @classmethod
+    def of(cls, path: str) -> TaskFolder:
+        """The folder as it is now. Raises `InputError` when there is none."""
+        if not os.path.isdir(path):
+            raise InputError(f"include_path: expected a folder of tasks, found none at {path}")
+        found = []
+        for directory, inner, names in os.walk(path):
+            inner[:] = [n for n in inner if not n.startswith(".") and n != "__pycache__"]
+            for name in names:
+                if not name.startswith("."):
+                    file = os.path.join(directory, name)
+                    found.append([os.path.relpath(file, path), storage.sha256(file)])
+        return cls(path, digest(sorted(found)))
+
+
+class _Including(StepFunction[P, Scores]):
+    """A step that is given the path of a folder of tasks, and takes a `TaskFolder` for it."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Scores:
+        given: dict[str, Any] = kwargs
+        if isinstance(path := given.get("include_path"), str):
+            given["include_path"] = TaskFolder.of(path)
+        return super().__call__(*args, **kwargs)
+
+
+def _including(declared: StepFunction[P, Scores]) -> StepFunction[P, Scores]:
+    plain = (declared.output, declared.version, declared.name, declared.resources)
+    return _Including(declared.function, *plain, declared.reads_lineage, declared.advise)
 
 
 @dataclass(frozen=True)
@@ -75,6 +122,7 @@ def multiple_choice(
     return {**row, "headline": [f"accuracy {row['acc']:.3f} of {row['items']} questions"]}
 
 
+@_including
 @step(output=Scores, version=1, cpus=0)
 def lm_evaluation(
     run: StepRun,
@@ -82,7 +130,7 @@ def lm_evaluation(
     tokenizer: Tokenizer,
     *,
     tasks: tuple[str, ...],
-    include_path: str | None = None,
+    include_path: TaskFolder | str | None = None,
     num_fewshot: int | None = None,
     limit: int | None = None,
     batch_size: Annotated[int | None, Runtime] = None,
@@ -95,7 +143,8 @@ def lm_evaluation(
         model: a trained model.
         tokenizer: the one it was trained with.
         tasks: names that the harness knows, or finds in `include_path`.
-        include_path: a folder with tasks of one's own, as YAML.
+        include_path: a folder with tasks of one's own, as YAML. Its files are part of the step's
+            identity, so local data of the tasks belong into it.
         num_fewshot: examples before each question; None for what the task says.
         limit: questions of each task at most; None for all.
         batch_size: rows at once; None for as many as in a training step.
@@ -155,15 +204,20 @@ def harness_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str
     from training.lm_harness import adapter, harness, run_tasks
 
     del process, emit
+    settings = dict(work.asked)
+    tasks, folder = settings.pop("tasks"), settings.pop("include_path")
+    if folder is not None and TaskFolder.of(folder.path) != folder:
+        raise InputError(
+            f"include_path: the files in {folder.path} changed after the run began; run it again"
+        )
     harness()  # refuses before anything is loaded
-    tokenizer, settings = TextTokenizer.load(work.tokenizer), dict(work.asked)
+    tokenizer = TextTokenizer.load(work.tokenizer)
     likelihood, model = _loaded(work, tokenizer)
     lm = adapter(model, likelihood, tokenizer, work.train.sequence_length)
-    tasks, include_path = settings.pop("tasks"), settings.pop("include_path")
-    if include_path is not None:
+    if folder is not None:
         from lm_eval.tasks import TaskManager  # pyrefly: ignore[missing-import]
 
-        settings["task_manager"] = TaskManager(include_path=include_path)
+        settings["task_manager"] = TaskManager(include_path=folder.path)
     version = importlib.metadata.version("lm_eval")
     return {"tasks": run_tasks(lm, tasks, **settings), "version": version}
 
