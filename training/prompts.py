@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from data.text_stream import prompt_ids
 from data.tokenizer import TextTokenizer
 from models.config import TransformerConfig
 from models.sampling import Sampling
@@ -18,7 +19,7 @@ class Prompts:
 
     Attributes:
         tokenizer: URL of tokenizer.json.
-        prompts: texts to go on from.
+        prompts: texts to go on from; an empty one begins a document.
         new_tokens: to add at most.
         temperature: 0 takes the most likely token every time.
         top_k: sample among the k most likely only; None for all.
@@ -45,7 +46,7 @@ class Writer:
         compute_dtype: dtype of products.
 
     Raises:
-        InputError: a prompt is empty or too long for the model.
+        InputError: a prompt is too long for the model, or not Unicode.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Writer:
         self._sampler = Sampler(
             config,
             layout,
-            [self._tokenizer.encode_batch([text])[0].tolist() for text in prompts.prompts],
+            [prompt_ids(self._tokenizer, text) for text in prompts.prompts],
             new_tokens=prompts.new_tokens,
             compute_dtype=compute_dtype,
             sampling=Sampling(
@@ -74,7 +75,8 @@ class Writer:
         Args:
             model: float32 parameters on the layout.
         """
+        eos = self._tokenizer.eos_id
         return [
-            {"prompt": prompt, "completion": self._tokenizer.decode(ids)}
+            {"prompt": prompt, "completion": self._tokenizer.decode([i for i in ids if i != eos])}
             for prompt, ids in zip(self._prompts, self._sampler(model), strict=True)
         ]

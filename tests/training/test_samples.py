@@ -7,6 +7,9 @@ import dataclasses
 import jax
 import pytest
 
+from data.text_stream import prompt_ids
+from data.tokenizer import SMALLEST_VOCAB, TextTokenizer, train
+from models.config import TransformerConfig
 from models.generate import generate
 from models.sampling import Sampling
 from models.transformer import Transformer
@@ -14,15 +17,16 @@ from pipeline.errors import InputError
 from tests.training import tiny
 from training.mesh import make_layout
 from training.parallelism import Parallelism
+from training.prompts import Prompts, Writer
 from training.samples import Sampler
 
 PROMPTS = ([3, 1, 4], [7], [5] * 9)
 HOT = Sampling(temperature=3.0, top_k=40, top_p=0.9, seed=5)
 
 
-def parameters(seed: int) -> Transformer:
+def parameters(seed: int, config: TransformerConfig = tiny.MODEL) -> Transformer:
     """Not as they start, where every prediction is alike: ten times as large."""
-    model = jax.jit(lambda key: Transformer.init(tiny.MODEL, key=key))(jax.random.key(seed))
+    model = jax.jit(lambda key: Transformer.init(config, key=key))(jax.random.key(seed))
     return jax.tree.map(lambda leaf: leaf * 10, model)
 
 
@@ -55,6 +59,33 @@ def test_one_new_token():
     model = parameters(0)
     sampler = Sampler(tiny.MODEL, layout, PROMPTS, new_tokens=1, compute_dtype="float32")
     assert sampler(placed(model, layout)) == generate(model, PROMPTS, new_tokens=1)
+
+
+def test_texts_begin_and_end_as_those_of_generate(tmp_path):
+    """An empty prompt begins a document, and the end of one is not spelled out."""
+    url = tmp_path / "tokenizer.json"
+    url.write_bytes(train([["a b c"]], SMALLEST_VOCAB))
+    tokenizer = TextTokenizer.load(str(url))
+    config = dataclasses.replace(tiny.MODEL, vocab_size=SMALLEST_VOCAB)
+    layout, model = make_layout(jax.devices()[:1]), parameters(0, config)
+    texts = ("", *(f"{number} times" for number in range(15)))
+    prompts = Prompts(
+        tokenizer=str(url), prompts=texts, new_tokens=60, temperature=9.0, top_k=None, seed=1
+    )
+    ids = generate(
+        model,
+        [prompt_ids(tokenizer, text) for text in texts],
+        new_tokens=60,
+        sampling=Sampling(temperature=9.0, seed=1),
+        eos_id=tokenizer.eos_id,
+    )
+    ended = [row[-1] == tokenizer.eos_id for row in ids]
+    assert any(ended)
+    assert not all(ended)
+    found = Writer(prompts, config, layout, "float32")(placed(model, layout))
+    assert [sample["prompt"] for sample in found] == list(texts)
+    for sample, row, end in zip(found, ids, ended, strict=True):
+        assert sample["completion"] == tokenizer.decode(row[:-1] if end else row)
 
 
 def test_what_cannot_be_continued_is_refused_before_training():
