@@ -60,6 +60,14 @@ class EvaluationBatch:
     lengths: jax.Array
 
 
+def check_sequences(sequences: int | None) -> None:
+    """Raise `InputError` unless it says how many rows of a set are to be read."""
+    if sequences is not None and sequences < 1:
+        raise InputError(
+            f"sequences: expected at least 1 of each set, found {sequences}; None reads all"
+        )
+
+
 def plan_rows(tokens: int, length: int, most: int | None = None) -> Rows:
     """The rows that an evaluation reads of a set of `tokens` tokens.
 
@@ -192,7 +200,8 @@ class Evaluator:
         sequences: rows of a set that are read, spread over it; None for all.
 
     Raises:
-        InputError: a set has fewer than two tokens, or the batch does not spread over the devices.
+        InputError: a set has fewer than two tokens, no rows of it are to be read, or the batch does
+            not spread over the devices.
     """
 
     def __init__(
@@ -207,6 +216,7 @@ class Evaluator:
         batch_size: int,
         sequences: int | None = None,
     ) -> None:
+        check_sequences(sequences)
         if batch_size % layout.batch_shards:
             raise InputError(
                 f"evaluate_batch_size: {batch_size} rows do not spread over {layout.batch_shards} "

@@ -17,7 +17,7 @@ from pipeline.errors import InputError
 from training.boundaries import Boundaries
 from training.config import OptimizerConfig, TrainConfig
 from training.continuations import continuation_questions
-from training.evaluation import Evaluator, HeldOut, make_evaluation_step
+from training.evaluation import Evaluator, HeldOut, check_sequences, make_evaluation_step
 from training.job import Row
 from training.likelihood import Likelihood
 from training.load import load_model_onto
@@ -63,6 +63,9 @@ class ScoreJob:
         tokenizer: digest of the tokenizer that wrote the shards.
         prompts: what to write after; None for no samples.
         passages: a multiple-choice task; None for none.
+
+    Raises:
+        InputError: `sequences` is below 1; here, before machines are asked for.
     """
 
     model: TransformerConfig
@@ -75,6 +78,9 @@ class ScoreJob:
     tokenizer: str = ""
     prompts: Prompts | None = None
     passages: Passages | None = None
+
+    def __post_init__(self) -> None:
+        check_sequences(self.sequences)
 
 
 @dataclass(frozen=True, kw_only=True)

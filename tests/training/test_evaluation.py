@@ -219,6 +219,16 @@ def test_a_set_without_a_prediction_is_refused(data):
         make(short)
 
 
+@pytest.mark.parametrize("sequences", [0, -1])
+def test_no_rows_at_all_are_refused(data, sequences):
+    """By what reads them, and by the job that says so, which needs no devices."""
+    message = f"sequences: expected at least 1 of each set, found {sequences}"
+    with pytest.raises(InputError, match=message):
+        make(data, sequences=sequences)
+    with pytest.raises(InputError, match=message):
+        dataclasses.replace(tiny.score_job(""), sequences=sequences)
+
+
 def test_a_batch_that_does_not_spread_is_refused(data):
     """Six rows and four devices."""
     with pytest.raises(InputError, match="6 rows do not spread over 4 devices"):
