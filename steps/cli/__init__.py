@@ -15,6 +15,10 @@ def command() -> None:
 
 
 def _generate(arguments: list[str]) -> int:
-    from steps.cli.generate import run
+    try:
+        from steps.cli.generate import run
 
-    return run(arguments)
+        return run(arguments)
+    except KeyboardInterrupt:
+        # What the engine says of it speaks of steps to go on with; here there are none.
+        return 130

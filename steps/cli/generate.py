@@ -10,11 +10,12 @@ line of the standard input is one, continued as soon as it is there.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pipeline import InputError
+from pipeline import InputError, storage
 from pipeline.cli.context import say
 from steps.trained import Trained, find, open_model
 
@@ -22,10 +23,13 @@ if TYPE_CHECKING:
     from data.tokenizer import TextTokenizer
     from models.transformer import Transformer
 
+_TOKENIZER = "tokenizer.json"
+
 
 def run(arguments: list[str]) -> int:
     """Find, load, write; 0."""
     options = _parser().parse_args(arguments)
+    _check(options)
     trained = find(options.checkpoint)
     state = "finished" if trained.finished else "not finished"
     say(f"checkpoint of step {trained.step:,}, training {state}: {trained.path}", error=True)
@@ -53,26 +57,61 @@ def _parser() -> argparse.ArgumentParser:
     add("--top-k", type=int, default=40, help="draw among the k likeliest; 0 for all (%(default)s)")
     add("--top-p", type=float, default=1.0, help="draw among the likeliest that have this share")
     add("--seed", type=int, default=0, help="of the random numbers (%(default)s)")
-    add("--tokenizer", metavar="FILE", help="tokenizer.json, instead of the one it was trained on")
+    add(
+        "--tokenizer",
+        metavar="FILE",
+        help="tokenizer.json or a directory with one, instead of the one it was trained on",
+    )
     return parser
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise `InputError` in the words of the flags, which are not those of the functions below."""
+    for flag, value, right, wanted in (
+        ("--tokens", options.tokens, options.tokens >= 1, "at least 1"),
+        ("--temperature", options.temperature, 0 <= options.temperature < math.inf, "0 or above"),
+        ("--top-k", options.top_k, options.top_k >= 0, "0 or above; 0 for all"),
+        ("--top-p", options.top_p, 0 < options.top_p <= 1, "above 0 and at most 1; 1 for all"),
+        ("--seed", options.seed, 0 <= options.seed < 1 << 32, "0 to 2^32 - 1"),
+    ):
+        if not right:
+            raise InputError(f"{flag}: found {value}, expected {wanted}")
 
 
 def _lines() -> Iterator[str]:
     """Lines of the standard input, without waiting for more than one."""
-    while line := sys.stdin.readline():
-        yield line.removesuffix("\n")
+    try:
+        while line := sys.stdin.readline():
+            yield line.removesuffix("\n")
+    except UnicodeDecodeError as error:
+        found = error.object[error.start : error.start + 1]
+        raise InputError(
+            f"standard input: expected {error.encoding} text, found the byte 0x{found.hex()} "
+            f"({error.reason}); convert it first"
+        ) from error
 
 
 def _tokenizer(trained: Trained, file: str | None) -> TextTokenizer:
-    from data.tokenizer import TextTokenizer
-
-    tokenizer = TextTokenizer.load(file) if file else trained.tokenizer().load()
+    tokenizer = _load(file) if file else trained.tokenizer().load()
     if tokenizer.vocab_size != trained.model.vocab_size:
         raise InputError(
             f"{file or trained.path}: the tokenizer has {tokenizer.vocab_size} ids and the model "
             f"{trained.model.vocab_size}; give the tokenizer it was trained with"
         )
     return tokenizer
+
+
+def _load(file: str) -> TextTokenizer:
+    """The tokenizer in a file, or in a directory's tokenizer.json."""
+    from data.tokenizer import TextTokenizer
+
+    inside = storage.join(file, _TOKENIZER)
+    if storage.exists(inside):
+        return TextTokenizer.load(inside)
+    try:
+        return TextTokenizer.load(file)
+    except IsADirectoryError as error:
+        raise InputError(f"{file}: found a directory without a {_TOKENIZER}; give one") from error
 
 
 class Writer:

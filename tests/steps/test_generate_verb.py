@@ -139,9 +139,64 @@ def test_refusals(trained, capsys, monkeypatch, tmp_path):
     wrong = line(storage.join(store, other), "--prompt", "a")
     assert "found one of block_shuffle" in wrong
     assert "surrogate" in line(trained, "--prompt", "caf\udce9")
-    assert "top_p" in line(trained, "--prompt", "a", "--top-p", "0")
-    assert "found 0" in line(trained, "--prompt", "a", "--tokens", "0")
     assert missing in line(trained, "--prompt", "a", "--tokenizer", missing)
+    empty = str(tmp_path)
+    found = line(trained, "--prompt", "a", "--tokenizer", empty)
+    assert f"{empty}: found a directory without a tokenizer.json" in found
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "wanted"),
+    [
+        ("--tokens", "0", "at least 1"),
+        ("--temperature", "-1", "0 or above"),
+        ("--temperature", "nan", "0 or above"),
+        ("--top-k", "-1", "0 or above; 0 for all"),
+        ("--top-p", "0", "above 0 and at most 1; 1 for all"),
+        ("--seed", "-1", "0 to 2^32 - 1"),
+    ],
+)
+def test_what_a_flag_cannot_be_is_said_of_the_flag(capsys, monkeypatch, flag, value, wanted):
+    """In its own words, before the checkpoint is looked for."""
+    line = refused(capsys, monkeypatch, "nowhere", "--prompt", "a", flag, value)
+    number = int(value) if flag in ("--tokens", "--top-k", "--seed") else float(value)
+    assert line == f"error: {flag}: found {number}, expected {wanted}"
+
+
+def test_a_tokenizer_in_a_directory(trained, capsys, tmp_path):
+    """The one it was trained on, by its file and by where that lies."""
+    file = find(trained).tokenizer().file
+    copy = tmp_path / "tokenizer.json"
+    shutil.copy(file, copy)
+    wanted, _ = said(capsys, trained, *flags(*HOT))
+    for given in (copy, tmp_path):
+        assert said(capsys, trained, *flags(*HOT, "--tokenizer", str(given)))[0] == wanted
+
+
+def test_a_standard_input_that_is_no_text(trained, capsys, monkeypatch):
+    """One line that names the byte."""
+    latin = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", latin)
+    line = refused(capsys, monkeypatch, trained)
+    assert line.startswith("error: standard input: expected utf-8 text, found the byte 0xe9")
+
+
+def test_an_interrupt_just_ends_it(trained, capsys, monkeypatch):
+    """With the status of one, and no word of steps."""
+
+    class Interrupted(io.StringIO):
+        def readline(self, *_: int) -> str:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["ponente", "generate", trained])
+    monkeypatch.setattr(sys, "stdin", Interrupted())
+    with pytest.raises(SystemExit) as stop:
+        command()
+    assert stop.value.code == 130
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("checkpoint of step")
 
 
 def test_a_prompt_too_long_for_learned_positions(trained, capsys, monkeypatch):
