@@ -218,6 +218,10 @@ def _over_devices(run: Any, placement: Placement | None) -> Any:
     if placement is None:
         return run
     axes = (*placement.batch, *placement.sequence)
+    if placement.shards(axes) == 1:
+        # Nothing to add. Nor can XLA's CPU compiler divide the vocabulary inside a region whose
+        # own axes are all of one device.
+        return run
     tokens, whole = (placement.batch, placement.sequence), PartitionSpec()
     hidden, rows = PartitionSpec(None, *tokens), PartitionSpec(*tokens)
 

@@ -135,15 +135,19 @@ def test_devices_give_what_one_gives(axes, placed, chunks):
     assert small.relative(alone, want[1]) < 2e-6
 
 
-def test_a_head_spread_over_devices():
+@pytest.mark.parametrize("data", [1, 4])
+def test_a_head_spread_over_devices(data):
     """The vocabulary may be divided by an axis that the compiler partitions by itself."""
-    mesh = small.mesh(data=4, tensor=2)
+    mesh = small.mesh(data=data, tensor=2)
     hidden, head, targets, weights = inputs(4, 6, 16)
     placement = Placement(mesh, ("data",), ("tensor",))
     by_vocab = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("tensor"))
     spread = (hidden, jax.device_put(head, by_vocab), targets, weights)
     got = ours(*spread, 0.1, None, 2, placement)
-    assert small.relative(got, ours(hidden, head, targets, weights, 0.1, None, 1)) < 2e-6
+    want = ours(hidden, head, targets, weights, 0.1, None, 1)
+    assert small.relative(got, want) < 2e-6
+    alone = jax.jit(lambda *a: summed_losses(*a, 0.1, None, 2, placement))(*spread)
+    assert small.relative(alone, want[1]) < 2e-6
 
 
 def test_the_head_gradient_is_added_over_devices_once():

@@ -101,8 +101,9 @@ def test_z_loss_is_in_the_gradient():
         (4, {"parallel": tiny.split(2), "microbatches": 2}),
         (4, {"parallel": Parallelism(sharding="zero1", tensor=2), "remat": "products"}),
         (8, {"parallel": Parallelism(sharding="fsdp", sequence=2, group=2), "loss_chunks": 2}),
+        (2, {"parallel": Parallelism(sharding="replicated", tensor=2), "loss_chunks": 2}),
     ],
-    ids=["data2-fsdp2-micro2", "zero1-tensor2", "data2-fsdp2-sequence2"],
+    ids=["data2-fsdp2-micro2", "zero1-tensor2", "data2-fsdp2-sequence2", "tensor2-of-2"],
 )
 def test_same_losses_on_every_mesh(devices, changes):
     """Six losses on a mesh agree with one device within 1e-5."""
