@@ -8,6 +8,7 @@ that nobody takes a half-deleted one for whole.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -68,4 +69,9 @@ def _with_origins(store: Store, directories: set[str]) -> set[str]:
 
 
 def _size(url: str) -> int:
-    return sum(size for _, size in storage.list_files(url)) or (storage.size(url) or 0)
+    if not storage.is_local(url):
+        return sum(size for _, size in storage.list_files(url)) or (storage.size(url) or 0)
+    # Not `list_files`, which refuses a link: what is no output may hold anything, and goes.
+    walked = os.walk(storage.local_path(url))
+    found = [os.path.join(folder, name) for folder, _, names in walked for name in names]
+    return sum(os.lstat(path).st_size for path in found) or (storage.size(url) or 0)

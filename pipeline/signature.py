@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline import fingerprint
 from pipeline.artifact import Artifact
+from pipeline.errors import InputError
 from pipeline.live import Live
 
 
@@ -37,13 +38,18 @@ def read_signature(
     """The signature without the `StepRun`, the inputs by name, and the names of runtime settings.
 
     Raises:
-        InputError: when `Runtime` marks a part of an annotation.
+        InputError: when `Runtime` marks a part of an annotation, or an argument has none.
     """
     signature = inspect.signature(function)
     hints = typing.get_type_hints(function, include_extras=True)
     parameters = list(signature.parameters.values())[1:]
     inputs, runtime = {}, set()
     for parameter in parameters:
+        if parameter.name not in hints:
+            raise InputError(
+                f"step {function.__qualname__}: argument {parameter.name!r} has no annotation; its "
+                "type tells inputs from configuration, so write it down"
+            )
         hint = hints[parameter.name]
         if (declared := _as_input(hint)) is not None:
             inputs[parameter.name] = declared

@@ -213,7 +213,8 @@ def _measured(trained: dict[str, Any], hardware: Hardware) -> dict[str, Any]:
 
 def _summary(trained: dict[str, Any], entropy: float) -> dict[str, Any]:
     rows = trained["evaluations"]
-    name = rows[0]["set"]
+    # An extension may be evaluated on other sets than the run that it goes on with was.
+    name = next(row["set"] for row in rows if row["step"] == rows[-1]["step"])
     of_it = [row for row in rows if row["set"] == name]
     first, last = of_it[0], of_it[-1]
     return {

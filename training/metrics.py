@@ -159,7 +159,7 @@ class Recorder:
         self._pending: _Pending | None = None
         self._recent: deque[tuple[int, float]] = deque(maxlen=AVERAGED_STEPS)
         self._skipped_before = rows[-1]["skipped"] if rows else 0.0
-        self._skipped_in_a_row = 0
+        self._skipped_in_a_row = _skipped_last(rows)
         self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -228,6 +228,20 @@ class Recorder:
                 f"{self._skipped_in_a_row} steps in a row, none was applied; lower the learning "
                 "rate or lengthen warmup, or look at this part of the data"
             )
+
+
+def _skipped_last(rows: Sequence[Row]) -> int:
+    """Steps in a row that were skipped at the end of a history; an interruption ends none."""
+    count = 0
+    for index in reversed(range(len(rows))):
+        first = rows[index]["step"] == 1
+        if index == 0 and not first:
+            break
+        before = 0.0 if first else rows[index - 1]["skipped"]
+        if rows[index]["skipped"] <= before:
+            break
+        count += 1
+    return count
 
 
 def _rate(recent: deque[tuple[int, float]]) -> float:

@@ -38,6 +38,7 @@ PATIENCE = 30.0
 POLL_SECONDS = 2.0
 STEPS = 32  # in the median
 LEAST = 5  # before which the median says nothing
+TELLING_SECONDS = 10.0  # for `on_end`, which may write to the store that the run is stuck at
 
 
 class Board(Protocol):
@@ -89,7 +90,8 @@ class Watchdog:
         index: of this process.
         count: of processes.
         board: where processes see each other; None for a single one.
-        on_end: called with the report before the process ends; its errors are ignored.
+        on_end: called in a thread with the report before the process ends; its errors are ignored,
+            and it is not waited for longer than `TELLING_SECONDS`.
         end: ends the process; for tests.
         clock: monotonic seconds; for tests.
     """
@@ -167,6 +169,7 @@ class Watchdog:
                 )
             others = self._exchange(sign, silence)
             if self._closed.is_set():
+                faulthandler.cancel_dump_traceback_later()  # perhaps set after the run took it back
                 return
             if silence > allowed and sign is self._sign:
                 self._finish(_reason(self._index, sign, silence, allowed), others, first=True)
@@ -196,14 +199,20 @@ class Watchdog:
         )
         logger.critical("%s", report)
         if self._on_end is not None:
-            with contextlib.suppress(Exception):
-                self._on_end(report)
+            telling = threading.Thread(target=self._tell, args=(report,), daemon=True)
+            telling.start()
+            telling.join(TELLING_SECONDS)
         for handler in logging.getLogger().handlers:
             handler.flush()
         if self._count > 1:
             # Until the others have read the reason. Process 0 holds the service: it goes last.
             time.sleep(2 * self._poll + (POLL_SECONDS if self._index == 0 else 0.0))
         self._end(EXIT_CODE)
+
+    def _tell(self, report: str) -> None:
+        assert self._on_end is not None
+        with contextlib.suppress(Exception):
+            self._on_end(report)
 
 
 def _reason(index: int, sign: _Sign, silence: float, allowed: float) -> str:

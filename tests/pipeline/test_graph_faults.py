@@ -255,3 +255,12 @@ def test_the_reason_of_a_step_far_from_the_change_stays_short(tmp_path):
     last = plan(chain(200, count=6), Store(str(tmp_path)))[-1]
     assert "count: 4 -> 6" in last.reason
     assert len(last.reason) <= 500
+
+
+def test_an_argument_without_an_annotation_is_refused_where_the_step_is_declared():
+    """Its type is what tells inputs from configuration."""
+    with pytest.raises(InputError, match="argument 'count' has no annotation"):
+
+        @step(output=Numbers, version=1, name="unannotated")
+        def unannotated(run, *, count):
+            return {}

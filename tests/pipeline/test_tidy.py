@@ -46,3 +46,17 @@ def test_of_another_attempt_the_data_goes_and_what_people_look_at_stays(tmp_path
     left = {path.relative_to(attempt).as_posix() for path in attempt.rglob("*") if path.is_file()}
     assert left == set(SHOWN)
     assert executed(str(tmp_path), numbers(count=4)) == []
+
+
+def test_a_link_that_a_tracker_left_is_deleted_and_what_it_leads_to_is_not(tmp_path):
+    """Of an output that no experiment reaches, as W&B's `latest-run`."""
+    bring_up(str(tmp_path / "store"), numbers(count=4))
+    attempt = tmp_path / "store" / as_node(numbers(count=4)).directory / "attempts" / "000000-dead"
+    (tmp_path / "elsewhere").write_bytes(b"1234")
+    (attempt / "wandb").mkdir(parents=True)
+    (attempt / "wandb" / "latest-run").symlink_to(tmp_path / "elsewhere")
+    (attempt / "wandb" / "gone").symlink_to(tmp_path / "nowhere")
+    store = Store(str(tmp_path / "store"))
+    delete(store, find_garbage(store, []))
+    assert not attempt.exists()
+    assert (tmp_path / "elsewhere").read_bytes() == b"1234"

@@ -53,6 +53,15 @@ def test_an_extension_has_the_losses_of_the_longer_run(store):
     assert longer.result["last"] == whole.result["last"]
 
 
+def test_an_extension_speaks_of_the_sets_it_was_evaluated_on(store):
+    """Not of those of the run that it goes on with, whose last row is older."""
+    data = sequences(held_out=("validation", "test"))
+    whole = trained(data=data)
+    longer = extend(whole, data, optimizer=CONSTANT, train=EIGHT, held_out=("test",))
+    last = built(store, longer).result["last"]
+    assert (last["set"], last["step"]) == ("test", 8)
+
+
 def test_a_warm_start_begins_a_run_of_its_own(store):
     """With the moments or without, its first loss is that of the parameters it was given."""
     cold = built(store, trained()).rows("history")

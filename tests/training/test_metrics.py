@@ -1,6 +1,7 @@
 """The recorder is one step late, its clock leaves pauses out, and rows say what they mean."""
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -220,3 +221,27 @@ def test_a_row_has_the_memory_and_nothing_that_is_not_said_to_be_measured():
     recorder.drain()
     assert rows[0]["memory_bytes"] == 7
     assert set(rows[0]) - MEASURED == {"step", "loss", "skipped"}
+
+
+@given(
+    skips=st.lists(st.booleans(), min_size=1, max_size=12), most=st.integers(1, 4), data=st.data()
+)
+def test_an_interruption_does_not_begin_the_count_of_skipped_steps_anew(skips, most, data):
+    """A run stops at the same step whether it was resumed on the way or not."""
+    totals = np.cumsum(skips).tolist()
+    in_a_row, want = 0, None
+    for step, skipped in enumerate(skips, 1):
+        in_a_row = in_a_row + 1 if skipped else 0
+        if in_a_row == most:
+            want = step
+            break
+    at = data.draw(st.integers(0, (want or len(skips) + 1) - 1))
+    rows = [{"step": step, "skipped": float(totals[step - 1])} for step in range(1, at + 1)]
+    recorder, stopped = Recorder(rows, THROUGHPUT, most), None
+    for step in range(at + 1, len(skips) + 1):
+        try:
+            recorder._check_finite(step, float(totals[step - 1]))
+        except InputError:
+            stopped = step
+            break
+    assert stopped == want

@@ -163,6 +163,38 @@ def test_errors_while_reporting_do_not_keep_the_process_alive():
     assert ended == [EXIT_CODE]
 
 
+def test_telling_of_the_end_does_not_put_it_off(monkeypatch):
+    """A callback that hangs, as the store may that the run is stuck at."""
+    monkeypatch.setattr(watchdog, "TELLING_SECONDS", 0.1)
+    ended, hang = [], threading.Event()
+    made = Watchdog(0.04, on_end=lambda report: hang.wait(60), end=ended.append)
+    made.beat(1)
+    assert run(made)
+    assert ended == [EXIT_CODE]
+    hang.set()
+
+
+def test_a_timer_that_was_set_late_is_taken_back(monkeypatch):
+    """The thread may be about to set it when the run leaves, and nobody else would take it back."""
+    calls, setting, left = [], threading.Event(), threading.Event()
+
+    class Timer:
+        def dump_traceback_later(self, *_, **__):
+            setting.set()
+            left.wait(10)
+            calls.append("set")
+
+        def cancel_dump_traceback_later(self):
+            calls.append("taken back")
+
+    monkeypatch.setattr(watchdog, "faulthandler", Timer())
+    with Watchdog(0.04) as dog:
+        assert setting.wait(10)
+    left.set()
+    dog._thread.join(10)
+    assert calls == ["taken back", "set", "taken back"]
+
+
 def test_nothing_is_left_running():
     """Leaving the context ends the thread."""
     with Watchdog(0.1) as dog:
