@@ -104,6 +104,10 @@ class Checkpointer:
         """Step of the newest save that was begun; 0 before the first."""
         return self._begun
 
+    def reserve(self, state: Any) -> None:
+        """Begin to take the host memory for saves of such a state, while others do something."""
+        self._copies.reserve(leaves.flatten(state))
+
     def save(self, step: int, state: Any, history: dict[str, Any]) -> str:
         """Begin to write `state`; its arrays may be donated as soon as this returns.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import threading
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from training.checkpoint_layout import Box, box_of, shape_of
 
 _PIECE_BYTES = 8 << 20  # of one thread's copy
 _THREADS = min(8, os.cpu_count() or 1)
+_PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,21 +46,34 @@ class HostCopies:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, Box], np.ndarray] = {}
+        self._reserving: threading.Thread | None = None
+
+    def reserve(self, arrays: Mapping[str, jax.Array]) -> None:
+        """Begin to take the memory that `take` copies such arrays into, in a thread of its own.
+
+        The system finds pages only as they are written to, for which the first save would wait.
+        """
+        self._reserved()
+        missing = [one for one in _mine(arrays) if one[:2] not in self._kept]
+        fresh = [self._target(name, box, data) for name, box, data in missing if _on_host(data)]
+        if fresh:
+            self._reserving = threading.Thread(
+                target=_touch, args=(fresh,), name="checkpoint-reserve", daemon=True
+            )
+            self._reserving.start()
+
+    def _reserved(self) -> None:
+        if self._reserving is not None:
+            self._reserving.join()
+            self._reserving = None
 
     def take(self, arrays: Mapping[str, jax.Array]) -> list[HostShard]:
         """This process's shards, copied: the arrays may be donated when this returns.
 
         Values of an earlier call are overwritten. Waits until the arrays are computed.
         """
-        writers = assigned(
-            tuple((name, x.shape, x.dtype.itemsize, x.sharding) for name, x in arrays.items())
-        )
-        mine = [
-            (name, box, shard.data)
-            for name, array in arrays.items()
-            for shard in array.addressable_shards
-            if writers[name, box := box_of(shard.index, array.shape)] == shard.device.id
-        ]
+        self._reserved()
+        mine = _mine(arrays)
         for _, _, data in mine:
             if not _on_host(data):
                 data.copy_to_host_async()
@@ -76,7 +91,7 @@ class HostCopies:
         _copy(pairs)
         return shards
 
-    def _target(self, name: str, box: Box, values: np.ndarray) -> np.ndarray:
+    def _target(self, name: str, box: Box, values: np.ndarray | jax.Array) -> np.ndarray:
         kept = self._kept.get((name, box))
         if kept is None or kept.shape != values.shape or kept.dtype != values.dtype:
             # Fresh memory costs more than the copy: it is kept for the next save.
@@ -108,6 +123,25 @@ def assigned(arrays: tuple[tuple[str, tuple[int, ...], int, Any], ...]) -> dict[
         load[writer] += max(1, sizes[shard])
         writers[shard] = writer
     return writers
+
+
+def _mine(arrays: Mapping[str, jax.Array]) -> list[tuple[str, Box, jax.Array]]:
+    """What this process writes: name, place and one device's values of each shard."""
+    writers = assigned(
+        tuple((name, x.shape, x.dtype.itemsize, x.sharding) for name, x in arrays.items())
+    )
+    return [
+        (name, box, shard.data)
+        for name, array in arrays.items()
+        for shard in array.addressable_shards
+        if writers[name, box := box_of(shard.index, array.shape)] == shard.device.id
+    ]
+
+
+def _touch(arrays: list[np.ndarray]) -> None:
+    """Write to every page of arrays whose values do not matter."""
+    for array in arrays:
+        array.reshape(-1).view(np.uint8)[::_PAGE_BYTES] = 0
 
 
 def _on_host(data: jax.Array) -> bool:

@@ -222,6 +222,8 @@ class _Run:
     ) -> tuple[int, bool]:
         """Every stage from where the run begins: steps done, and whether it was preempted."""
         state, step = start.state, start.step
+        if step < self.config.steps:
+            self.checkpointer.reserve(state)
         if self._to_examine(step):  # new parameters, or the attempt before had no time for it
             if not self._examine(step, state):
                 self._event("preempted", step=step)
