@@ -56,11 +56,14 @@ class Killer:
 
     def __init__(self, store, plan):
         self.store, self.plan = store, list(plan)
+        self.done = {}
 
     def __call__(self, event):
-        while self.plan and event["event"] == "progress":
+        if event["event"] == "progress":
+            self.done[event["step"]] = event["done"]
+        while self.plan:
             watched, done, victim, number = self.plan[0]
-            if event["step"] != watched or event["done"] < done:
+            if self.done.get(watched, 0) < done:
                 return
             nodes = {as_node(node).label: as_node(node) for node in graph()}
             owner = lease.holder(Store(self.store).path(nodes[victim]))
