@@ -68,7 +68,7 @@ def local_path(url: str) -> str:
 
 
 def normalise(url: str) -> str:
-    """`url` with a local path made absolute, and no trailing slash.
+    """`url` with a local path made absolute, gs:// for gcs://, and no trailing slash.
 
     Raises:
         InputError: for what is neither a path nor a URL of a store we can reach, before any access.
@@ -76,7 +76,10 @@ def normalise(url: str) -> str:
     wrong = _wrong_with(url)
     if wrong:
         raise InputError(f"store {url!r}: {wrong}; expected a path or a URL such as gs://bucket/x")
-    return local_path(url) if is_local(url) else url.rstrip("/")
+    if is_local(url):
+        return local_path(url)
+    scheme, _, path = url.rstrip("/").partition("://")
+    return f"{'gs' if scheme == 'gcs' else scheme}://{path}"
 
 
 def _wrong_with(url: str) -> str:

@@ -301,6 +301,7 @@ def test_stores_that_cannot_be_are_refused(url, tmp_path, monkeypatch, capsys):
         ("memory://x/", "memory://x"),
         ("gs://bucket/", "gs://bucket"),
         ("gs://bucket/dir", "gs://bucket/dir"),
+        ("gcs://bucket/dir/", "gs://bucket/dir"),
     ],
 )
 def test_odd_but_possible_stores_are_taken(url, expected, tmp_path, monkeypatch):
