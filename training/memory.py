@@ -145,7 +145,7 @@ def resolve(
         limit: bytes of one device that a program may use, None when that is not known.
 
     Raises:
-        InputError: the mesh does not divide the devices.
+        InputError: the mesh does not divide the devices, or the model not the mesh.
     """
     candidates = []
     for remat, sharding in itertools.product(_remats(model, train), _shardings(train)):
@@ -157,6 +157,12 @@ def resolve(
         size = estimate(model, optimizer, found, devices)
         cost = recomputed(model, remat, train.sequence_length) + SHARDINGS[sharding]
         candidates.append((cost, size.total, found, size))
+    if not candidates:
+        chosen, group = train.parallel.sharding, train.parallel.mesh_shape(devices)[1]
+        raise InputError(
+            f"Parallelism: sharding {chosen!r} splits TransformerConfig.embed={model.embed} over "
+            f"{group} devices, which do not divide it; choose a group that does"
+        )
     fitting = [c for c in candidates if limit is None or c[1] <= USABLE * limit]
     if fitting:
         _, _, found, size = min(fitting, key=lambda c: c[:2])

@@ -105,6 +105,14 @@ def test_an_embed_that_cannot_be_split_is_copied():
     assert found.parallel.sharding == "replicated"
 
 
+def test_a_split_that_was_asked_for_and_cannot_be_made_is_refused():
+    """Naming the width and the group."""
+    model = dataclasses.replace(presets.tomat_1b, embed=2040)
+    parallel = Parallelism(sharding="fsdp")
+    with pytest.raises(InputError, match="embed=2040 over 32 devices"):
+        chosen(model, 32, config(256, 8192, microbatches=4, parallel=parallel))
+
+
 def test_recomputed_shares():
     """Products over the forward pass of a block, by hand, at one position."""
     model = presets.tomat_200m
