@@ -33,11 +33,9 @@ from data.encoders import (
     digest_of,
     fast_encoder,
 )
+from data.vocabulary import EOS, check_vocab_size
 from pipeline import storage
 from pipeline.errors import DamagedOutput, InputError
-
-EOS = "<|endoftext|>"
-SMALLEST_VOCAB = 257  # every byte and EOS
 
 _KEPT = 4  # tokenizers a process keeps read
 _read: OrderedDict[str, TextTokenizer] = OrderedDict()
@@ -57,11 +55,7 @@ def train(texts: Iterable[list[str]], vocab_size: int) -> bytes:
     Raises:
         InputError: `vocab_size` below 257, or the text is too small to yield that many entries.
     """
-    if vocab_size < SMALLEST_VOCAB:
-        raise InputError(
-            f"vocab_size={vocab_size}: expected at least {SMALLEST_VOCAB} (256 bytes and {EOS}); "
-            "ask for more"
-        )
+    check_vocab_size(vocab_size)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()

@@ -26,7 +26,8 @@ from models.axes import BATCH, EMBED, POSITION, VOCAB
 from models.config import TransformerConfig
 from models.kv_cache import KVCache, decode, prefill
 from models.layers import split_layers
-from models.sampling import Rules, Sampling, choose
+from models.sampling import Rules, choose
+from models.sampling_config import Sampling
 from models.transformer import Block, Transformer
 from pipeline.errors import InputError
 
@@ -101,7 +102,7 @@ def stream(
     check(model.config, prompts, new_tokens)
     if not 1 <= turn <= MOST:
         raise InputError(f"generate: expected a turn of 1 to {MOST} tokens, found {turn}")
-    rules = (sampling or Sampling()).rules()
+    rules = Rules.of(sampling or Sampling())
     return _stream(model, prompts, new_tokens, rules, eos_id, turn)
 
 

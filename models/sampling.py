@@ -14,7 +14,6 @@ other row.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import equinox as eqx
@@ -22,52 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pipeline.errors import InputError
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How to choose tokens.
-
-    Attributes:
-        temperature: divides the logits; 0 takes the likeliest token every time.
-        top_k: draw among the k likeliest; None for all.
-        top_p: draw among the likeliest that together have this probability; None for all.
-        seed: of the random numbers.
-    """
-
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise InputError(
-                f"Sampling.temperature: expected 0 or above, found {self.temperature}; 0 is greedy "
-                "and 1 the model's own distribution"
-            )
-        if self.top_k is not None and self.top_k < 1:
-            raise InputError(
-                f"Sampling.top_k: expected at least 1, found {self.top_k}; None keeps all"
-            )
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise InputError(
-                f"Sampling.top_p: expected a probability above 0, at most 1, found {self.top_p}; "
-                "None keeps all"
-            )
-        if not 0 <= self.seed < 1 << 32:
-            raise InputError(f"Sampling.seed: expected 0 to 2^32 - 1, found {self.seed}")
-
-    def rules(self) -> Rules:
-        """The same as arrays, for a compiled program."""
-        return Rules(
-            temperature=jnp.float32(self.temperature),
-            top_k=jnp.int32(_ALL if self.top_k is None else min(self.top_k, _ALL)),
-            top_p=jnp.float32(1.0 if self.top_p is None else self.top_p),
-            key=jax.random.key(self.seed),
-        )
-
+from models.sampling_config import Sampling
 
 _ALL = 2**31 - 1
 
@@ -79,6 +33,16 @@ class Rules(eqx.Module):
     top_k: Array
     top_p: Array
     key: Array
+
+    @classmethod
+    def of(cls, sampling: Sampling) -> Rules:
+        """The same as arrays, for a compiled program."""
+        return cls(
+            temperature=jnp.float32(sampling.temperature),
+            top_k=jnp.int32(_ALL if sampling.top_k is None else min(sampling.top_k, _ALL)),
+            top_p=jnp.float32(1.0 if sampling.top_p is None else sampling.top_p),
+            key=jax.random.key(sampling.seed),
+        )
 
     def keys(self, rows: int) -> Array:
         """One random key for every row, [rows]."""

@@ -37,6 +37,8 @@ A = TypeVar("A", bound=Artifact)
 Result = Mapping[str, Any]
 # From a step's configuration and runtime settings to what `plan` should say about them.
 Advise = Callable[[Mapping[str, Any]], list[str]]
+# Raises `InputError` for arguments of a call that cannot work: configuration, runtime and nodes.
+Check = Callable[[Mapping[str, Any]], None]
 
 _KEY_DIGITS = 20  # of 64 hex digits appear in the path: 80 bits; the manifest has them all
 _SHOWN_DIGITS = 6  # tell nodes of one label apart on a screen
@@ -143,6 +145,7 @@ class StepFunction(Generic[P, A]):
         resources: Resources,
         reads_lineage: bool,
         advise: Advise | None = None,
+        check: Check | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
         if function.__module__ == "__main__" and name is None:
@@ -163,6 +166,7 @@ class StepFunction(Generic[P, A]):
         self.resources = resources
         self.reads_lineage = reads_lineage
         self.advise = advise
+        self.check = check
         self._signature, self._inputs, self._runtime = read_signature(function)
 
     @property
@@ -174,7 +178,8 @@ class StepFunction(Generic[P, A]):
         """A node that stands for the step's artifact.
 
         Raises:
-            InputError: for arguments that do not fit, naming the argument and both types.
+            InputError: for arguments that do not fit, naming the argument and both types, and for
+                those that the step's `check` refuses.
         """
         try:
             bound = self._signature.bind(*args, **kwargs)
@@ -192,6 +197,8 @@ class StepFunction(Generic[P, A]):
                 )
             else:
                 (runtime if name in self._runtime else config)[name] = value
+        if self.check is not None:
+            self.check(bound.arguments)
         return typing.cast(A, Node(self, inputs, config, runtime))
 
     def _input_nodes(self, name: str, value: Any) -> Iterator[tuple[str, Node]]:
@@ -224,7 +231,7 @@ class StepFunction(Generic[P, A]):
         # importable home and travels by value.
         if self.function.__module__ == "__main__":
             declared = (self.output, self.version, self.name, self.resources, self.reads_lineage)
-            return (StepFunction, (self.function, *declared, self.advise))
+            return (StepFunction, (self.function, *declared, self.advise, self.check))
         return (_find, (self.function.__module__, self.function.__qualname__))
 
 
@@ -243,6 +250,7 @@ def step(
     tries: int = 3,
     reads_lineage: bool = False,
     advise: Advise | None = None,
+    check: Check | None = None,
 ) -> Callable[[Callable[Concatenate[StepRun, P], Result]], StepFunction[P, A]]:
     """Declare a step.
 
@@ -255,11 +263,14 @@ def step(
             from; so it runs again when that changed, though their contents did not.
         advise: what `plan` says about its configuration before anything runs, such as a setting
             that will be slow; what cannot work is refused, not advised against.
+        check: raises `InputError` for arguments, by name, that cannot work whatever the inputs will
+            hold; when the step is called, so before anything runs.
     """
 
     def declare(function: Callable[Concatenate[StepRun, P], Result]) -> StepFunction[P, A]:
         resources = Resources(cpus, memory, custom or {}, tries)
-        return StepFunction(function, output, version, name, resources, reads_lineage, advise)
+        declared = (output, version, name, resources, reads_lineage, advise, check)
+        return StepFunction(function, *declared)
 
     return declare
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from pipeline import InputError, Result, Runtime, StepRun, step
 from steps.artifacts import TRAIN, Sequences, TokenCache
+from training.checks import at_least
 
 _WIDEST_TOKEN = 4  # bytes; half of it where the vocabulary has at most 65,536 ids
 
@@ -32,7 +33,12 @@ def advise(settings: Mapping[str, Any]) -> list[str]:
     ]
 
 
-@step(output=Sequences, version=2, advise=advise)
+def _check(arguments: Mapping[str, Any]) -> None:
+    names = ("sequence_length", "io_block_size", "window_blocks")
+    at_least("block_shuffle", **{name: (arguments[name], 1) for name in names})
+
+
+@step(output=Sequences, version=2, advise=advise, check=_check)
 def block_shuffle(
     run: StepRun,
     tokens: TokenCache,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline import InputError, PonenteError, Result, StepRun, step, storage
@@ -26,7 +26,19 @@ ABSENT = "-"
 
 
 # By its name, since this file is also run as a command, which has another module's name.
-@step(output=Report, version=1, name="steps.compare.compare", reads_lineage=True)
+def _check(arguments: Mapping[str, Any]) -> None:
+    runs, names = arguments["runs"], arguments["names"]
+    if names and len(names) != len(runs):
+        raise InputError(f"compare: {len(runs)} runs and {len(names)} names; give each run one")
+    _check_names(names or range(len(runs)))
+
+
+def _check_names(names: Sequence[Any]) -> None:
+    if not names or len(set(names)) < len(names):
+        raise InputError(f"compare: expected runs of different names, got {names}")
+
+
+@step(output=Report, version=1, name="steps.compare.compare", reads_lineage=True, check=_check)
 def compare(run: StepRun, runs: tuple[Checkpoint, ...], *, names: tuple[str, ...] = ()) -> Result:
     """The HTML page of several training runs side by side.
 
@@ -37,8 +49,6 @@ def compare(run: StepRun, runs: tuple[Checkpoint, ...], *, names: tuple[str, ...
     """
     from steps.run_record import of_checkpoint
 
-    if names and len(names) != len(runs):
-        raise InputError(f"compare: {len(runs)} runs and {len(names)} names; give each run one")
     called = names or _numbered([each.manifest.label for each in runs])
     records = [
         of_checkpoint(checkpoint, name, lineage([checkpoint.path]))
@@ -59,8 +69,7 @@ def render(records: Sequence[RunRecord]) -> str:
     from steps import page
 
     names = [record.name for record in records]
-    if not names or len(set(names)) < len(names):
-        raise InputError(f"compare: expected runs of different names, got {names}")
+    _check_names(names)
     return page.render(
         "ponente: runs side by side",
         ", ".join(names),

@@ -10,11 +10,11 @@ from pipeline import GangProcess, Hardware, Result, Runtime, StepRun, local, ste
 from pipeline.run import Emit
 from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
 from steps.gang import coordinator_of
-from steps.score_job import NOTHING_ELSE, Also, score_job
+from steps.score_job import NOTHING_ELSE, Also, check, score_job
 from training.config import TrainConfig
 
 
-@step(output=Scores, version=2, cpus=0)
+@step(output=Scores, version=2, cpus=0, check=check)
 def evaluate(
     run: StepRun,
     model: Checkpoint,

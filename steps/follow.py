@@ -35,7 +35,7 @@ from pipeline.ledger import Ledger
 from pipeline.run import Emit, ShardTask, write_shard
 from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
 from steps.gang import coordinator_of
-from steps.score_job import NOTHING_ELSE, Also, score_job
+from steps.score_job import NOTHING_ELSE, Also, check, score_job
 from steps.trained import ABOUT, about_of
 from training.config import TrainConfig
 from training.retention import due
@@ -68,7 +68,7 @@ class Assignment:
     expected: tuple[int, ...] = ()
 
 
-@step(output=Scores, version=1, cpus=0)
+@step(output=Scores, version=1, cpus=0, check=check)
 def follow(
     run: StepRun,
     model: Annotated[Checkpoint, Live],

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from models.config import TransformerConfig
-from pipeline import Result, StepRun, step
+from models.sampling_config import Sampling
+from pipeline import InputError, Result, StepRun, step
 from steps.artifacts import Checkpoint, Completions, Tokenizer
 from steps.trained import open_model
+from training.checks import at_least
 
 
-@step(output=Completions, version=2)
+def _check(arguments: Mapping[str, Any]) -> None:
+    if not arguments["prompts"]:
+        raise InputError('generate: expected at least one prompt, found none; "" begins a document')
+    at_least("generate", new_tokens=(arguments["new_tokens"], 1))
+    Sampling(**{name: arguments[name] for name in ("temperature", "top_k", "top_p", "seed")})
+
+
+@step(output=Completions, version=2, check=_check)
 def generate(
     run: StepRun,
     model: Checkpoint,
@@ -28,7 +40,6 @@ def generate(
     """
     from data.text_stream import prompt_ids
     from models.generate import check, stream
-    from models.sampling import Sampling
 
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     text_tokenizer = tokenizer.load()

@@ -7,7 +7,9 @@ with which weights. Change a weight, and only this step and what is trained on i
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline import InputError, Result, StepRun, step
 from steps.artifacts import Sequences
@@ -26,7 +28,25 @@ class Phase:
     weights: tuple[float, ...]
 
 
-@step(output=Sequences, version=1)
+def _check(arguments: Mapping[str, Any]) -> None:
+    """Refuse weights and starts that make no mixture."""
+    from data.mixture import Mixture, Stage
+
+    parts, phases = arguments["sequences"], _phases(arguments["weights"], arguments["later"])
+    if any(len(phase.weights) != len(parts) for phase in phases):
+        raise InputError(
+            f"mix: {len(parts)} inputs and weights {[p.weights for p in phases]}; give one "
+            "weight per input in every phase"
+        )
+    stages = [Stage(start=phase.start_tokens, weights=phase.weights) for phase in phases]
+    Mixture(stages, arguments["seed"])
+
+
+def _phases(weights: tuple[float, ...], later: tuple[Phase, ...]) -> tuple[Phase, ...]:
+    return (Phase(start_tokens=0, weights=weights), *later)
+
+
+@step(output=Sequences, version=1, check=_check)
 def mix(
     run: StepRun,
     sequences: tuple[Sequences, ...],
@@ -49,16 +69,11 @@ def mix(
     from data.mixture import Mixture, Stage
 
     length = _common_length(sequences)
-    phases = (Phase(start_tokens=0, weights=weights), *later)
     stages = tuple(
-        Stage(start=-(-phase.start_tokens // length), weights=phase.weights) for phase in phases
+        Stage(start=-(-phase.start_tokens // length), weights=phase.weights)
+        for phase in _phases(weights, later)
     )
-    if any(len(stage.weights) != len(sequences) for stage in stages):
-        raise InputError(
-            f"mix: {len(sequences)} inputs and weights {[s.weights for s in stages]}; give one "
-            "weight per input in every phase"
-        )
-    Mixture(stages, seed)  # refuses weights and starts that make no mixture
+    Mixture(stages, seed)  # refuses phases that begin with the same sequence
     return {
         "sequence_length": length,
         "sequences": sum(part.result["sequences"] for part in sequences),

@@ -36,7 +36,12 @@ class Unpacked:
     tokenizer: str
 
 
-@step(output=TokenCache, version=1, cpus=0)
+def _check(arguments: Mapping[str, Any]) -> None:
+    if (length := arguments["sequence_length"]) < 2:
+        raise InputError(f"sequence_length={length}: expected at least 2; give more")
+
+
+@step(output=TokenCache, version=1, cpus=0, check=_check)
 def pack(run: StepRun, tokens: TokenCache, *, sequence_length: int) -> Result:
     """Best-fit packing of every training shard into rows of `sequence_length` tokens.
 
@@ -50,8 +55,6 @@ def pack(run: StepRun, tokens: TokenCache, *, sequence_length: int) -> Result:
             f"{tokens.path}: expected documents, found rows of "
             f"{tokens.result['sequence_length']} tokens; pack the cache that `tokenize` wrote"
         )
-    if sequence_length < 2:
-        raise InputError(f"sequence_length={sequence_length}: expected at least 2; give more")
     about = {name: tokens.result[name] for name in ("vocab_size", "eos_id", "tokenizer")}
     names = [shard.name for shard in tokens.shards(f"{TRAIN}/")]
     written = run.map(

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from data.budget import ALL_THAT_IS_LEFT, Budget
 from pipeline import InputError, Result, Runtime, StepRun, step, storage
 from pipeline.manifest import Shard
 from steps.artifacts import Documents, Tokenizer
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from data.parquet import Unit
     from data.probe import Rate
     from data.row_group_sample import Group, Walk
-    from data.sampling import Budget
-
 _SURVEY_UNITS = 16  # of one file, counted by one task
 _PROBE_GROUPS = 16
 _PROBE_FILES = 4  # of a walk, which fetches little more than it samples
@@ -60,7 +59,13 @@ class _Ask:
     verify: bool
 
 
-@step(output=Documents, version=2)
+def _check(arguments: Mapping[str, Any]) -> None:
+    if (unit := arguments["unit"]) not in ("document", "row_group"):
+        raise InputError(f"unit={unit!r}: expected 'document' or 'row_group'")
+    Budget(train=arguments["tokens"], held_out=arguments["splits"])
+
+
+@step(output=Documents, version=2, check=_check)
 def sample(
     run: StepRun,
     source: str,
@@ -95,10 +100,6 @@ def sample(
     Raises:
         InputError: the source cannot be read, or holds less than was asked.
     """
-    from data.sampling import Budget
-
-    if unit not in ("document", "row_group"):
-        raise InputError(f"unit={unit!r}: expected 'document' or 'row_group'")
     chosen = Filter(seed, min_score, drop_duplicates)
     budget = Budget(train=tokens, held_out=splits)
     ask = _Ask(run, source, tokenizer, budget, chosen, verify_files)
@@ -276,7 +277,7 @@ def _take(
 ) -> list[Group]:
     """The fewest next row groups that hold what a split asks for."""
     from data.probe import Rate
-    from data.sampling import ALL_THAT_IS_LEFT, too_much
+    from data.sampling import too_much
 
     known = rate or Rate()
     asked, held = ask.budget.asked(name), 0.0

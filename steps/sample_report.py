@@ -12,8 +12,8 @@ from pipeline.manifest import Shard
 from steps.sample_shards import SampleItem
 
 if TYPE_CHECKING:
+    from data.budget import Budget
     from data.probe import Rate
-    from data.sampling import Budget
     from data.survey import Survey
 
 # Of 100,000 documents of FineWeb-edu's sample-100BT, as nanoPT measured them.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from models.config import TransformerConfig
+from models.sampling_config import Sampling
 from pipeline import InputError
 from steps.artifacts import TokenCache, Tokenizer
+from training.checks import at_least, check_sequences
 from training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -40,8 +43,21 @@ class Also:
     continuation_tokens: int = 16
     choices: int = 4
 
+    def __post_init__(self) -> None:
+        at_least("Also", new_tokens=(self.new_tokens, 1), questions=(self.questions, 0))
+        at_least("Also", context_tokens=(self.context_tokens, 1), choices=(self.choices, 2))
+        at_least("Also", continuation_tokens=(self.continuation_tokens, 1))
+        Sampling(temperature=self.temperature, top_k=self.top_k, seed=self.seed)
+
 
 NOTHING_ELSE = Also()
+
+
+def check(arguments: Mapping[str, Any]) -> None:
+    """Refuse what no checkpoint can be asked."""
+    check_sequences(arguments["sequences"])
+    if arguments["also"].prompts and arguments["tokenizer"] is None:
+        raise InputError("prompts need a tokenizer: give it as the input `tokenizer`")
 
 
 def score_job(
@@ -68,7 +84,7 @@ def score_job(
         batch_size: sequences at once; None for as many as in a training step.
 
     Raises:
-        InputError: there is no such split, or prompts without a tokenizer.
+        InputError: there is no such split.
     """
     from training.prompts import Prompts
     from training.scoring import Passages, ScoreJob
@@ -76,8 +92,6 @@ def score_job(
     sets = tokens.held_out(splits)
     if not sets:
         raise InputError(f"{tokens.path}: no held-out split; sample some validation tokens")
-    if also.prompts and tokenizer is None:
-        raise InputError("prompts need a tokenizer: give it as the input `tokenizer`")
     writing = passages = None
     if tokenizer is not None and also.prompts:
         writing = Prompts(

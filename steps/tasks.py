@@ -75,7 +75,8 @@ class _Including(StepFunction[P, Scores]):
 
 def _including(declared: StepFunction[P, Scores]) -> StepFunction[P, Scores]:
     plain = (declared.output, declared.version, declared.name, declared.resources)
-    return _Including(declared.function, *plain, declared.reads_lineage, declared.advise)
+    hooks = (declared.reads_lineage, declared.advise, declared.check)
+    return _Including(declared.function, *plain, *hooks)
 
 
 @dataclass(frozen=True)
@@ -122,8 +123,16 @@ def multiple_choice(
     return {**row, "headline": [f"accuracy {row['acc']:.3f} of {row['items']} questions"]}
 
 
+def _check_harness(arguments: Mapping[str, Any]) -> None:
+    hardware = arguments["hardware"]
+    if hardware.processes != 1:
+        raise InputError(f"hardware {hardware.name!r}: lm_eval runs in one process; give it local")
+    if not arguments["tasks"]:
+        raise InputError('lm_evaluation: expected names of tasks, found none; such as ("piqa",)')
+
+
 @_including
-@step(output=Scores, version=1, cpus=0)
+@step(output=Scores, version=1, cpus=0, check=_check_harness)
 def lm_evaluation(
     run: StepRun,
     model: Checkpoint,
@@ -150,8 +159,6 @@ def lm_evaluation(
         batch_size: rows at once; None for as many as in a training step.
         hardware: of one process.
     """
-    if hardware.processes != 1:
-        raise InputError(f"hardware {hardware.name!r}: lm_eval runs in one process; give it local")
     asked = {"include_path": include_path, "num_fewshot": num_fewshot, "limit": limit}
     work = _work(model, tokenizer, {"tasks": tasks, **asked}, batch_size)
     answered = run.gang(hardware, harness_process, work)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from models.config import TransformerConfig
@@ -30,6 +31,7 @@ from steps.artifacts import TRAIN, Checkpoint, Sequences
 from steps.gang import coordinator_of
 from steps.trained import describe, tokenizer_of
 from training.config import OptimizerConfig, TrainConfig
+from training.stages import stages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +42,19 @@ class Assignment:
     ledger: Ledger
 
 
-@step(output=Checkpoint, version=2, cpus=0)
+def check(arguments: Mapping[str, Any]) -> None:
+    """Refuse batches that do not divide among the processes, of any stage of the run."""
+    processes = arguments["hardware"].processes
+    for stage in stages(arguments["train"]):
+        if stage.rows % processes:
+            raise InputError(
+                f"TrainConfig: a batch of {stage.rows} from step {stage.first} on does not divide "
+                f"among the {processes} processes of {arguments['hardware'].name}; use a multiple "
+                f"of {processes}"
+            )
+
+
+@step(output=Checkpoint, version=2, cpus=0, check=check)
 def train(
     run: StepRun,
     sequences: Sequences,

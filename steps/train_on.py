@@ -6,16 +6,17 @@ fresh moments on trained weights, by accident, undo hours of training.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from models.config import TransformerConfig
 from pipeline import Hardware, InputError, Result, Runtime, StepRun, local, step
 from steps.artifacts import Checkpoint, Sequences
-from steps.train import train_from
+from steps.train import check, train_from
 from training.config import OptimizerConfig, TrainConfig
 
 
-@step(output=Checkpoint, version=1, cpus=0)
+@step(output=Checkpoint, version=1, cpus=0, check=check)
 def extend(
     run: StepRun,
     checkpoint: Checkpoint,
@@ -53,7 +54,16 @@ def extend(
     return _train(run, checkpoint, sequences, "everything", at, *more)
 
 
-@step(output=Checkpoint, version=1, cpus=0)
+def _check_warm_start(arguments: Mapping[str, Any]) -> None:
+    if (take := arguments["take"]) not in ("model", "moments"):
+        raise InputError(
+            f'warm_start: expected take="model" or take="moments", got {take!r}; to go on with '
+            "the same run use extend"
+        )
+    check(arguments)
+
+
+@step(output=Checkpoint, version=1, cpus=0, check=_check_warm_start)
 def warm_start(
     run: StepRun,
     checkpoint: Checkpoint,
@@ -80,11 +90,6 @@ def warm_start(
         held_out, sample_prompts: as for `train`.
         hardware: where; any.
     """
-    if take not in ("model", "moments"):
-        raise InputError(
-            f'warm_start: expected take="model" or take="moments", got {take!r}; to go on with '
-            "the same run use extend"
-        )
     mine, theirs = (s.cache.result["tokenizer"] for s in (sequences, checkpoint.sequences))
     if mine != theirs:
         raise InputError(

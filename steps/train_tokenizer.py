@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from data.vocabulary import check_vocab_size
 from pipeline import Result, StepRun, step, storage
 from steps.artifacts import TRAIN, Documents, Tokenizer
 
 
-@step(output=Tokenizer, version=1)
+def _check(arguments: Mapping[str, Any]) -> None:
+    check_vocab_size(arguments["vocab_size"])
+
+
+@step(output=Tokenizer, version=1, check=_check)
 def train_tokenizer(run: StepRun, documents: Documents, *, vocab_size: int) -> Result:
     """A tokenizer of exactly `vocab_size` entries; refuses when the text supports fewer."""
     from data.tokenizer import TextTokenizer, train

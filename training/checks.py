@@ -51,3 +51,11 @@ def one_of(owner: str, name: str, value: str, allowed: tuple[str, ...]) -> None:
     """Raise unless the value is among the allowed words."""
     if value not in allowed:
         raise InputError(f"{owner}.{name}: expected one of {', '.join(allowed)}, got {value!r}")
+
+
+def check_sequences(sequences: int | None) -> None:
+    """Raise `InputError` unless it says how many rows of a set are to be read."""
+    if sequences is not None and sequences < 1:
+        raise InputError(
+            f"sequences: expected at least 1 of each set, found {sequences}; None reads all"
+        )

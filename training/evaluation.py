@@ -30,6 +30,7 @@ from models.precision import cast
 from models.transformer import Transformer
 from pipeline.errors import InputError
 from training.boundaries import Boundaries
+from training.checks import check_sequences
 from training.config import TrainConfig
 from training.job import Row
 from training.mesh import Layout
@@ -58,14 +59,6 @@ class EvaluationBatch:
 
     tokens: jax.Array
     lengths: jax.Array
-
-
-def check_sequences(sequences: int | None) -> None:
-    """Raise `InputError` unless it says how many rows of a set are to be read."""
-    if sequences is not None and sequences < 1:
-        raise InputError(
-            f"sequences: expected at least 1 of each set, found {sequences}; None reads all"
-        )
 
 
 def plan_rows(tokens: int, length: int, most: int | None = None) -> Rows:

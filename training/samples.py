@@ -18,7 +18,8 @@ from models.config import TransformerConfig
 from models.generate import NO_TOKEN, advance, begin, check, padded, room
 from models.layers import split_layers
 from models.precision import cast
-from models.sampling import Sampling
+from models.sampling import Rules
+from models.sampling_config import Sampling
 from models.transformer import Transformer
 from training.mesh import Layout
 
@@ -68,7 +69,7 @@ class Sampler:
         def sample(model: Transformer) -> jax.Array:
             self.compilations += 1
             narrow = cast(model, jnp.dtype(compute_dtype))
-            rules, end = sampling.rules(), jnp.int32(eos)
+            rules, end = Rules.of(sampling), jnp.int32(eos)
             state = begin(
                 narrow,
                 jnp.asarray(tokens),

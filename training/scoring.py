@@ -15,9 +15,10 @@ from models.config import TransformerConfig
 from models.transformer import Transformer
 from pipeline.errors import InputError
 from training.boundaries import Boundaries
+from training.checks import check_sequences
 from training.config import OptimizerConfig, TrainConfig
 from training.continuations import continuation_questions
-from training.evaluation import Evaluator, HeldOut, check_sequences, make_evaluation_step
+from training.evaluation import Evaluator, HeldOut, make_evaluation_step
 from training.job import Row
 from training.likelihood import Likelihood
 from training.load import load_model_onto

@@ -120,7 +120,7 @@ class Writer:
     def __init__(
         self, trained: Trained, tokenizer: TextTokenizer, options: argparse.Namespace
     ) -> None:
-        from models.sampling import Sampling
+        from models.sampling_config import Sampling
 
         self._trained = trained
         self._tokenizer = tokenizer

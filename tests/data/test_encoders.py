@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from data import encoders
 from data.encoders import CheckedEncoder, FastEncoder, OracleEncoder, sample_of, strings
-from data.tokenizer import EOS, TextTokenizer
+from data.tokenizer import TextTokenizer
+from data.vocabulary import EOS
 from pipeline.errors import InputError
 from tests.data.split_tokenizers import NAMES, UNSUPPORTED, documents, tokenizer_json
 

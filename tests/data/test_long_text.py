@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from data import long_text
 from data.encoders import OracleEncoder
 from data.long_text import cut_points, encode_documents
-from data.tokenizer import EOS, TextTokenizer
+from data.tokenizer import TextTokenizer
+from data.vocabulary import EOS
 from tests.data.split_tokenizers import NAMES, documents, tokenizer_json
 
 CUTTING = [

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data import sampling
+from data.budget import Budget
 from data.document_hash import document_hash
 from data.lengths import Lengths
 from data.probe import Rate
-from data.sampling import HASHES, Budget, Edge, Ranges
+from data.sampling import HASHES, Edge, Ranges
 from data.survey import BINS, Survey, bins_of
 from pipeline.errors import InputError
 

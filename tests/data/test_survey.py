@@ -6,10 +6,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from data import sampling
+from data.budget import Budget
 from data.document_hash import document_hash
 from data.parquet import list_units
 from data.sample_writer import below, drop_rows, read_hashes, read_lengths, sample_unit
-from data.sampling import Budget, Ranges
+from data.sampling import Ranges
 from data.survey import BINS, documents_in, merge, survey
 from data.table import read_table
 from pipeline.errors import InputError

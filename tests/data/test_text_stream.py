@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.text_stream import TextStream, prompt_ids
-from data.tokenizer import EOS, TextTokenizer, train
+from data.tokenizer import TextTokenizer, train
+from data.vocabulary import EOS
 from pipeline.errors import InputError
 
 TEXT = "Ålesund låter så här: 你好, 世界! Привет 🎈🎉 e\u0301 \ufffd"

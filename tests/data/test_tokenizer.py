@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data import embedded, tokenizer
-from data.tokenizer import EOS, TextTokenizer
+from data.tokenizer import TextTokenizer
+from data.vocabulary import EOS
 from pipeline.errors import DamagedOutput, InputError
 
 VOCAB = 600

@@ -22,7 +22,8 @@ import pyarrow as pa
 from data import embedded, table, tokenizer
 from data.cache import write_shard
 from data.table import TableWriter
-from data.tokenizer import EOS, TextTokenizer
+from data.tokenizer import TextTokenizer
+from data.vocabulary import EOS
 from pipeline import fingerprint
 from pipeline.errors import DamagedOutput, InputError, PonenteError
 from steps.tokenize_documents import RowGroup, tokenize_shard

@@ -7,7 +7,7 @@ import pytest
 
 from models import generate as module
 from models.generate import MOST, bucket, generate, stream
-from models.sampling import Sampling
+from models.sampling_config import Sampling
 from pipeline.errors import InputError
 from tests.models import reference, small
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from models.sampling import Sampling, choose, nucleus
+from models.sampling import Rules, choose, nucleus
+from models.sampling_config import Sampling
 from pipeline.errors import InputError
 
 VOCAB = 12
@@ -67,7 +68,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely(temperature, k, p):
     kept = likeliest(scaled, k or VOCAB, p or 1.0)
     want = softmax(np.where(kept, scaled, -np.inf))
     draws = 40_000
-    rules = Sampling(temperature=temperature, top_k=k, top_p=p, seed=3).rules()
+    rules = Rules.of(Sampling(temperature=temperature, top_k=k, top_p=p, seed=3))
     rows = np.broadcast_to(logits, (draws, VOCAB))
     got = chosen(rows, rules, rules.keys(draws), jnp.zeros(draws, jnp.int32))
     counts = np.bincount(np.asarray(got), minlength=VOCAB)
@@ -80,7 +81,7 @@ def test_greedy_is_the_first_of_the_largest():
     """At temperature 0 whatever else is asked for."""
     logits = np.random.default_rng(2).normal(size=(7, VOCAB)).astype(np.float32)
     logits[0, [3, 8]] = 9.0
-    rules = Sampling(top_k=2, top_p=0.1).rules()
+    rules = Rules.of(Sampling(top_k=2, top_p=0.1))
     got = chosen(logits, rules, rules.keys(7), jnp.zeros(7, jnp.int32))
     np.testing.assert_array_equal(got, logits.argmax(axis=1))
 
@@ -91,7 +92,7 @@ def test_a_draw_depends_on_seed_row_and_position_only():
     at = jnp.arange(50, dtype=jnp.int32)
 
     def draw(logits=logits, seed=0, positions=at):
-        rules = Sampling(temperature=1.0, seed=seed).rules()
+        rules = Rules.of(Sampling(temperature=1.0, seed=seed))
         return np.asarray(chosen(logits, rules, rules.keys(len(logits)), positions))
 
     base = draw()

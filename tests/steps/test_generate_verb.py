@@ -15,7 +15,7 @@ import pytest
 import steps.cli.generate as verb
 from data.text_stream import prompt_ids
 from models.generate import generate
-from models.sampling import Sampling
+from models.sampling_config import Sampling
 from pipeline import storage
 from pipeline.manifest import load
 from steps.cli import command

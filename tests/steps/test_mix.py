@@ -83,8 +83,6 @@ def test_each_input_is_read_to_its_end_before_it_repeats(tmp_path):
 @pytest.mark.parametrize(
     ("node", "words"),
     [
-        (lambda: mix(low_and_high(), weights=(1.0,)), "one weight per input"),
-        (lambda: mix(low_and_high(), weights=(0.0, 0.0)), "weights"),
         (
             lambda: mix([shuffled(synthetic()), shuffled(synthetic(), 16)], weights=(1.0, 1.0)),
             "has sequence_length 16, .* has 32",

@@ -144,8 +144,6 @@ def test_named_splits_and_a_part_of_them(built):
     [
         ({"splits": ("nothing",)}, "no held-out split 'nothing'; there are validation, test"),
         ({"splits": ("train",)}, "no held-out split 'train'"),
-        ({"also": Also(prompts=("x",))}, "prompts need a tokenizer"),
-        ({"sequences": 0}, "expected at least 1 of each set, found 0"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(built, ask, message):

@@ -90,12 +90,6 @@ def test_a_warm_start_begins_a_run_of_its_own(store):
         ),
         (
             lambda: warm_start(
-                trained(), sequences(), take="everything", optimizer=CONSTANT, train=FOUR
-            ),
-            "use extend",
-        ),
-        (
-            lambda: warm_start(
                 trained(), sequences(tokenizer="u"), take="model", optimizer=CONSTANT, train=FOUR
             ),
             "tokenize the documents with the model's tokenizer",

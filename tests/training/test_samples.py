@@ -8,10 +8,11 @@ import jax
 import pytest
 
 from data.text_stream import prompt_ids
-from data.tokenizer import SMALLEST_VOCAB, TextTokenizer, train
+from data.tokenizer import TextTokenizer, train
+from data.vocabulary import SMALLEST_VOCAB
 from models.config import TransformerConfig
 from models.generate import generate
-from models.sampling import Sampling
+from models.sampling_config import Sampling
 from models.transformer import Transformer
 from pipeline.errors import InputError
 from tests.training import tiny

@@ -1,0 +1,97 @@
+"""Arguments that cannot work are refused where the graph is declared: no step has run then."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from pipeline import InputError, pod
+from steps.block_shuffle import block_shuffle
+from steps.compare import compare
+from steps.evaluate import evaluate
+from steps.follow import follow
+from steps.generate import generate
+from steps.mix import Phase, mix
+from steps.pack import pack
+from steps.sample import sample
+from steps.score_job import Also
+from steps.tasks import lm_evaluation
+from steps.train import train
+from steps.train_on import extend, warm_start
+from steps.train_tokenizer import train_tokenizer
+from tests.pipeline.helpers import check_invariants
+from tests.steps.mini import MINI, run
+from tests.steps.synthetic import synthetic
+from tests.training import tiny
+from training.config import OptimizerConfig, TrainConfig
+
+TOKENS = synthetic()
+SEQUENCES = block_shuffle(TOKENS, sequence_length=16)
+TOKENIZER = train_tokenizer(sample("a.parquet", tokens=9), vocab_size=300)
+SIX = TrainConfig(steps=4, batch_size=6, sequence_length=16)
+GROWING = dataclasses.replace(SIX, batch_schedule=((2, 9),))
+HOW = {"model": tiny.MODEL, "optimizer": OptimizerConfig()}
+MODEL = train(SEQUENCES, train=SIX, **HOW)
+REST = {"optimizer": OptimizerConfig(), "hardware": pod("cpu-2x1")}
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: sample("a", tokens=0), "tokens=0"),
+        (lambda: sample("a", tokens=5, unit="file"), "unit='file'"),
+        (lambda: sample("a", tokens=5, splits={"validation": 5}), "order decides"),
+        (lambda: train_tokenizer(sample("a", tokens=9), vocab_size=9), "vocab_size=9"),
+        (lambda: pack(TOKENS, sequence_length=1), "sequence_length=1"),
+        (lambda: block_shuffle(TOKENS, sequence_length=0), "block_shuffle.sequence_length"),
+        (lambda: block_shuffle(TOKENS, sequence_length=9, window_blocks=0), "window_blocks"),
+        (lambda: mix([SEQUENCES] * 2, weights=(1.0,)), "one weight per input"),
+        (lambda: mix([SEQUENCES], weights=(0.0,)), "weights"),
+        (
+            lambda: mix([SEQUENCES], weights=(1,), later=(Phase(start_tokens=0, weights=(1,)),)),
+            "start",
+        ),
+        (
+            lambda: train(SEQUENCES, train=SIX, hardware=pod("cpu-4x1"), **HOW),
+            "batch of 6 from step 0 on does not divide among the 4 processes of cpu-4x1",
+        ),
+        (
+            lambda: train(SEQUENCES, train=GROWING, hardware=pod("cpu-2x1"), **HOW),
+            "batch of 9 from step 2 on",
+        ),
+        (lambda: extend(MODEL, SEQUENCES, train=GROWING, **REST), "batch of 9 from step 2 on"),
+        (lambda: warm_start(MODEL, SEQUENCES, take="model", train=GROWING, **REST), "batch of 9"),
+        (lambda: warm_start(MODEL, SEQUENCES, take="everything", train=SIX, **REST), "use extend"),
+        (lambda: generate(MODEL, TOKENIZER, prompts=()), "at least one prompt"),
+        (lambda: generate(MODEL, TOKENIZER, prompts=("a",), new_tokens=0), "new_tokens"),
+        (lambda: generate(MODEL, TOKENIZER, prompts=("a",), temperature=-1), "temperature"),
+        (lambda: evaluate(MODEL, TOKENS, sequences=0), "at least 1 of each set, found 0"),
+        (lambda: evaluate(MODEL, TOKENS, also=Also(prompts=("x",))), "prompts need a tokenizer"),
+        (lambda: follow(MODEL, TOKENS, also=Also(prompts=("x",))), "prompts need a tokenizer"),
+        (lambda: Also(questions=5, choices=1), "Also.choices"),
+        (lambda: Also(top_k=0), "top_k"),
+        (lambda: lm_evaluation(MODEL, TOKENIZER, tasks=()), "names of tasks"),
+        (
+            lambda: lm_evaluation(MODEL, TOKENIZER, tasks=("a",), hardware=pod("cpu-2x1")),
+            "one process",
+        ),
+        (lambda: compare((MODEL, MODEL), names=("a",)), "2 runs and 1 names"),
+        (lambda: compare((MODEL, MODEL), names=("a", "a")), "different names"),
+    ],
+)
+def test_a_call_that_cannot_work_is_refused(call, words):
+    """By the argument's name, at the line of the experiment that makes the call."""
+    with pytest.raises(InputError, match=words):
+        call()
+
+
+def test_the_command_says_so_in_one_line_and_begins_nothing(capsys, tmp_path):
+    """No prompts to write after, which used to matter only when the model was trained."""
+    store = str(tmp_path / "store")
+    assert run(store, settings=dataclasses.replace(MINI, prompts=())) == 1
+    error = capsys.readouterr().err
+    assert "at least one prompt" in error
+    assert "Traceback" not in error
+    assert len(error.splitlines()) == 1
+    assert not check_invariants(store)
