@@ -29,7 +29,9 @@ class Budget:
     def __post_init__(self) -> None:
         if self.train < 1 and self.train != ALL_THAT_IS_LEFT:
             raise InputError(f"tokens={self.train}: expected at least 1, or -1 for all there is")
-        if not isinstance(self.held_out, tuple | list):
+        if not isinstance(self.held_out, tuple | list) or any(
+            not isinstance(split, tuple | list) or len(split) != 2 for split in self.held_out
+        ):
             raise InputError(
                 f"splits={self.held_out!r}: expected pairs of a name and a number of tokens, whose "
                 'order decides where each split lies, such as (("validation", 10_000_000),)'

@@ -6,7 +6,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 from pipeline import fingerprint
@@ -34,8 +34,10 @@ class Input:
 
 def read_signature(
     function: Callable[..., Any],
-) -> tuple[inspect.Signature, dict[str, Input], frozenset[str]]:
+) -> tuple[inspect.Signature, dict[str, Input], frozenset[str], dict[str, type]]:
     """The signature without the `StepRun`, the inputs by name, and the names of runtime settings.
+
+    Last come the classes of the arguments that are configured with a dataclass and nothing else.
 
     Raises:
         InputError: when `Runtime` marks a part of an annotation, or an argument has none.
@@ -43,7 +45,7 @@ def read_signature(
     signature = inspect.signature(function)
     hints = typing.get_type_hints(function, include_extras=True)
     parameters = list(signature.parameters.values())[1:]
-    inputs, runtime = {}, set()
+    inputs, runtime, classes = {}, set(), {}
     for parameter in parameters:
         if parameter.name not in hints:
             raise InputError(
@@ -55,7 +57,10 @@ def read_signature(
             inputs[parameter.name] = declared
         elif fingerprint.is_runtime(hint):
             runtime.add(parameter.name)
-    return signature.replace(parameters=parameters), inputs, frozenset(runtime)
+        plain = typing.get_args(hint)[0] if hasattr(hint, "__metadata__") else hint
+        if isinstance(plain, type) and is_dataclass(plain) and parameter.name not in inputs:
+            classes[parameter.name] = plain
+    return signature.replace(parameters=parameters), inputs, frozenset(runtime), classes
 
 
 def _as_input(annotation: Any) -> Input | None:

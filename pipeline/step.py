@@ -167,7 +167,7 @@ class StepFunction(Generic[P, A]):
         self.reads_lineage = reads_lineage
         self.advise = advise
         self.check = check
-        self._signature, self._inputs, self._runtime = read_signature(function)
+        self._signature, self._inputs, self._runtime, self._classes = read_signature(function)
 
     @property
     def inputs(self) -> Mapping[str, Input]:
@@ -197,9 +197,26 @@ class StepFunction(Generic[P, A]):
                 )
             else:
                 (runtime if name in self._runtime else config)[name] = value
-        if self.check is not None:
-            self.check(bound.arguments)
+        self._refuse(bound.arguments)
         return typing.cast(A, Node(self, inputs, config, runtime))
+
+    def _refuse(self, arguments: Mapping[str, Any]) -> None:
+        """Raise `InputError` for configuration of another class, and for what `check` refuses."""
+        for name, kind in self._classes.items():
+            if not isinstance(value := arguments[name], kind):
+                raise InputError(
+                    f"{self.label}({name}=...): expected {kind.__name__}, got {value!r} of type "
+                    f"{type(value).__name__}"
+                )
+        if self.check is None:
+            return
+        try:
+            self.check(arguments)
+        except (TypeError, ValueError, AttributeError) as error:
+            # A check is written for arguments of the types that are annotated.
+            raise InputError(
+                f"{self.label}(...): {error}; see the types of its arguments"
+            ) from error
 
     def _input_nodes(self, name: str, value: Any) -> Iterator[tuple[str, Node]]:
         expected = self._inputs[name]

@@ -133,6 +133,7 @@ class TrainConfig:
                     *("checkpoint_every", "keep_checkpoints", "log_every", "max_skipped", "unroll"),
                 )
             },
+            milestones=(min(self.milestones, default=1), 1),
             sequence_length=(self.sequence_length, 2),
             seed=(self.seed, 0),
             keep_every=(self.keep_every, 0),
@@ -167,6 +168,11 @@ class TrainConfig:
 
     def _check_schedules(self, owner: str) -> None:
         rising(owner, "batch_schedule", self.batch_schedule)
+        if self.batch_schedule and not self.batch_schedule[0][0]:
+            raise InputError(
+                f"{owner}.batch_schedule: expected steps of at least 1, got {self.batch_schedule}; "
+                "batch_size is the size from step 0 on"
+            )
         rising(owner, "length_schedule", self.length_schedule)
         for size in (self.batch_size, *(size for _, size in self.batch_schedule)):
             if size % self.microbatches:

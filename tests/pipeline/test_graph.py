@@ -9,7 +9,7 @@ from pipeline.plan import plan
 from pipeline.step import as_node, topological
 from pipeline.store import Store
 from tests.pipeline.helpers import bring_up
-from tests.pipeline.toy import Numbers, Scale, numbers, scaled, total
+from tests.pipeline.toy import Numbers, Scale, clamp, numbers, scaled, total
 
 
 def test_an_artifact_of_another_type_is_refused_where_it_is_passed():
@@ -23,6 +23,23 @@ def test_an_artifact_of_another_type_is_refused_where_it_is_passed():
         numbers(count=numbers(count=4))
     with pytest.raises(InputError, match="unexpected keyword"):
         numbers(count=4, colour=1)
+
+
+def test_what_a_step_refuses_is_refused_where_it_is_called():
+    """Also a value of a type that its check was not written for."""
+    assert as_node(clamp(numbers(count=4), limit=3)).config == {"limit": 3}
+    with pytest.raises(InputError, match=r"clamp\.limit: expected 0 or more, got -1"):
+        clamp(numbers(count=4), limit=-1)
+    with pytest.raises(InputError, match=r"clamp\(\.\.\.\): '<' not supported"):
+        clamp(numbers(count=4), limit="3")
+
+
+def test_configuration_of_another_class_is_refused_where_it_is_passed():
+    """The message names the step, the argument and both types."""
+    with pytest.raises(
+        InputError, match=r"scaled\(scale=\.\.\.\): expected Scale, got 2 of type int"
+    ):
+        scaled(numbers(count=4), scale=2)
 
 
 def test_a_step_of_the_file_that_is_run_needs_a_name():

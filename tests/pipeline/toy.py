@@ -82,7 +82,13 @@ def advise_against_zero(settings: Mapping[str, Any]) -> list[str]:
     return ["a limit of 0 makes every number 0"] if settings["limit"] == 0 else []
 
 
-@step(output=Numbers, version=1, advise=advise_against_zero)
+def refuse_negative(arguments: Mapping[str, Any]) -> None:
+    """Raise `InputError` for a limit below 0."""
+    if arguments["limit"] < 0:
+        raise InputError(f"clamp.limit: expected 0 or more, got {arguments['limit']}")
+
+
+@step(output=Numbers, version=1, advise=advise_against_zero, check=refuse_negative)
 def clamp(run: StepRun, numbers: Numbers, *, limit: int) -> Result:
     """The numbers, none above the limit: two limits can make the same."""
     return _write(run, [min(n, limit) for n in numbers.values()])

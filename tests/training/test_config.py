@@ -152,6 +152,8 @@ def test_configuration_imports_no_jax():
         ({"batch_schedule": ((5, 16), (5, 8))}, "rising steps"),
         ({"batch_schedule": ((5, 0),)}, "at least 1"),
         ({"batch_schedule": ((5, 9),), "microbatches": 2}, "9 is not divisible by microbatches"),
+        ({"batch_schedule": ((0, 16),)}, "batch_size is the size from step 0 on"),
+        ({"milestones": (5, 0)}, "milestones"),
         ({"length_schedule": ((0, 3),)}, "cannot be cut into 3"),
         ({"length_schedule": ((0, 16),)}, "at least 2"),
         ({"ema": 1.0}, "ema"),
