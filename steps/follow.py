@@ -99,7 +99,7 @@ def follow(
         also=also,
         batch_size=batch_size,
     )
-    expected = _expected(train, live.source.arguments.get("at", 0))
+    expected = _expected(train, live.source.arguments)
     work = Assignment(job, live, train.steps, run.ledger, run.attempt, expected)
     answer = run.gang(hardware, follow_process, work)
     if not answer["ended"]:
@@ -128,8 +128,10 @@ def _trained_as(run: StepRun, live: Live[Checkpoint]) -> tuple[TransformerConfig
     return TransformerConfig.from_plain(about["model"]), TrainConfig.from_plain(about["train"])
 
 
-def _expected(train: TrainConfig, first: int | None) -> tuple[int, ...]:
-    """Steps after `first` that a training saves a checkpoint of; none where that is not known."""
+def _expected(train: TrainConfig, arguments: Mapping[str, Any]) -> tuple[int, ...]:
+    """Steps that a training called so saves a checkpoint of; none where that is not known."""
+    # A warm start counts its steps from 0, whatever checkpoint it takes the parameters of.
+    first = 0 if "take" in arguments else arguments.get("at", 0)
     if first is None:
         return ()
     steps = range(first + 1, train.steps)

@@ -220,8 +220,8 @@ def _joined(attempts: list[list[Row]], kind: str) -> list[Row]:
         rows = [each for each in entries if each["kind"] == kind]
         # One that ended before it had read its checkpoint did nothing, and took nothing back.
         if begins or rows:
-            parts.append((begins[-1] if begins else 0, _newest(rows)))
-    return join_attempts(parts)
+            parts.append((begins[-1] if begins else 0, rows))
+    return _newest(join_attempts(parts))
 
 
 def _newest(rows: list[Row]) -> list[Row]:

@@ -23,9 +23,9 @@ from pipeline import (
     step,
     storage,
 )
-from pipeline.errors import Preempted
+from pipeline.errors import DamagedOutput, Preempted
 from pipeline.ledger import Ledger
-from pipeline.manifest import File
+from pipeline.manifest import File, check_sizes
 from pipeline.run import Emit
 from steps.artifacts import TRAIN, Checkpoint, Sequences
 from steps.gang import coordinator_of
@@ -118,6 +118,7 @@ def train_from(
     )
     describe(run, sequences, model, train)
     trained = run.gang(hardware, train_process, Assignment(job, run.ledger))
+    _forget_damaged(run, trained["checkpoint"])
     with run.shard("record") as directory:
         for name in ("history", "evaluations", "samples"):
             lines = "".join(json.dumps(row) + "\n" for row in trained[name])
@@ -131,6 +132,21 @@ def train_from(
         "train": dataclasses.asdict(train),
         "measured": _measured(trained, hardware),
     }
+
+
+def _forget_damaged(run: StepRun, final: str) -> None:
+    """Leave checkpoints whose files have other sizes out of what is published, but for the last.
+
+    Nothing reads them while training goes well, and they are no reason to withhold what is sound.
+    """
+    for name, shard in run.ledger.finished("checkpoint/").items():
+        if name == final:
+            continue
+        try:
+            check_sizes(run.ledger.root, [shard], "it is left out of what is published")
+        except DamagedOutput as error:
+            run.warn(f"damaged checkpoint: {error}")
+            run.ledger.drop(name)
 
 
 def _prompts(sequences: Sequences, prompts: tuple[str, ...]) -> Any:

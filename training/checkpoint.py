@@ -45,6 +45,7 @@ PARTS = "parts"
 _LONGEST_PAUSE_SECONDS = 1.0
 _GRACE_SECONDS = 30.0
 _FAILURES = 2  # in a row, that are an error
+_ERRORS = {"passing": StoreUnavailable, "input": InputError, "storage": StorageError}
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +123,7 @@ class Checkpointer:
             The path the checkpoint will have.
 
         Raises:
-            InputError: when that path exists, or the state last saved was not finite.
+            InputError: when the path last saved to existed, or what was saved was not finite.
             StorageError: when the last saves failed, or the one under way does not end in time.
         """
         self._join()
@@ -130,7 +131,6 @@ class Checkpointer:
         path = storage.join(self._directory, f"{step:08d}.{self._attempt}")
         deadline = Deadline(self._timeout_seconds, f"{path}: checkpoint")
         files = open_files(path, deadline)
-        self._refuse_existing(path)
         kept = {k: list(v) if isinstance(v, list) else v for k, v in history.items()}
         described = describe(state, self._chunk_bytes)
         shards = self._copies.take(leaves.flatten(state))
@@ -157,7 +157,7 @@ class Checkpointer:
 
         Raises:
             StorageError: when the last save failed, or does not end in time.
-            InputError: when what was to be saved was not finite.
+            InputError: when its path existed already, or what was to be saved was not finite.
         """
         self._join()
         self._raise_failure()
@@ -196,14 +196,6 @@ class Checkpointer:
     def close(self) -> None:
         """Drain."""
         self.wait()
-
-    def _refuse_existing(self, path: str) -> None:
-        """Raise `InputError` when this process has written to `path` before."""
-        mark = path
-        if jax.process_count() > 1:  # the others may have begun already
-            mark = storage.join(path, INDEX if jax.process_index() == 0 else _part_name())
-        if storage.exists(mark):
-            raise InputError(f"{mark}: exists already; give every run its own attempt")
 
     def _commit(self, step: int, path: str, described: dict[str, Any], written: Written) -> None:
         try:
@@ -257,6 +249,15 @@ def describe(state: Any, chunk_bytes: int) -> dict[str, dict[str, Any]]:
     }
 
 
+def _refuse_existing(path: str) -> None:
+    """Raise `InputError` when this process has written to `path` before."""
+    mark = path
+    if jax.process_count() > 1:  # the others may have begun already
+        mark = storage.join(path, INDEX if jax.process_index() == 0 else _part_name())
+    if storage.exists(mark):
+        raise InputError(f"{mark}: exists already; give every run its own attempt")
+
+
 def _write(
     path: str,
     files: Files,
@@ -266,8 +267,10 @@ def _write(
     history: dict[str, Any],
 ) -> Written | None:
     """Write this process's share; in process 0, returns what all have written."""
-    index = jax.process_index()
+    index, begun = jax.process_index(), False
     try:
+        _refuse_existing(path)
+        begun = True
         written = write_chunks(files, shards, described)
         if index == 0:
             for name, entry in described.items():
@@ -279,10 +282,11 @@ def _write(
         return None
     except BaseException as error:
         if index == 0:
-            _discard(path)
-        else:
+            if begun:  # nothing that others wrote is deleted
+                _discard(path)
+        elif begun or isinstance(error, OSError):
             with contextlib.suppress(Exception):
-                content = sealed({"error": str(error)})
+                content = sealed({"error": str(error), "kind": _kind(error)})
                 storage.write_atomic(storage.join(path, _part_name()), content)
         raise
 
@@ -291,7 +295,9 @@ def _gather(path: str, deadline: Deadline, written: Written) -> None:
     """Wait until every other process has said what it wrote.
 
     Raises:
-        StorageError: one of them failed, or did not say so in time.
+        InputError: one of them refused what was to be saved.
+        StorageError: one of them failed.
+        StoreUnavailable: one of them failed for a reason that may pass, or said nothing in time.
     """
     missing = set(range(1, jax.process_count()))
     pause = 0.02
@@ -303,17 +309,25 @@ def _gather(path: str, deadline: Deadline, written: Written) -> None:
             url = storage.join(path, _part_name(index))
             content = unsealed(url, f"what process {index} wrote")
             if "error" in content:
-                raise StorageError(f"process {index}: {content['error']}")
+                raise _ERRORS[content["kind"]](f"process {index}: {content['error']}")
             written.join(Written.from_json(content))
             written.remember(_part_name(index), storage.read_bytes(url))
             missing.discard(index)
         if missing:
             try:
                 left = deadline.left()
-            except StorageError as error:
-                raise StorageError(f"processes {sorted(missing)} wrote nothing: {error}") from error
+            except StoreUnavailable as error:
+                reason = f"processes {sorted(missing)} wrote nothing: {error}"
+                raise StoreUnavailable(reason) from error
             time.sleep(min(pause, left))
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def _kind(error: BaseException) -> str:
+    """What an error is to the others, who need to know whether trying again may help."""
+    if isinstance(error, OSError):
+        return "passing"
+    return "input" if isinstance(error, InputError) else "storage"
 
 
 def _encoded(history: dict[str, Any]) -> bytes:

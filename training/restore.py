@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from pipeline.errors import DamagedOutput, InputError, StorageError
+from pipeline.errors import DamagedOutput, InputError, StorageError, StoreUnavailable
 from training import leaves
 from training.checkpoint_chunks import read_arrays
 from training.checkpoint_files import Deadline, in_parallel, open_files
@@ -24,7 +24,7 @@ from training.checkpoint_index import HISTORY, check_file, read_index
 
 Tree = TypeVar("Tree")
 RESTORE_TIMEOUT_SECONDS = 1800.0
-_KINDS = (DamagedOutput, StorageError, InputError)
+_KINDS = (DamagedOutput, StoreUnavailable, StorageError, InputError)  # the first that fits
 _DESCRIBED = ("axes", "shape", "dtype")
 logger = logging.getLogger(__name__)
 

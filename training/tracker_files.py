@@ -137,9 +137,11 @@ class JsonLines:
 
     def close(self) -> None:
         """Write and upload what is left."""
-        self._append()
-        self._file.close()
-        self._spool.close()
+        try:
+            self._append()
+        finally:
+            self._file.close()
+            self._spool.close()
 
     def _append(self) -> None:
         while self._backlog:

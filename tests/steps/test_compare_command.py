@@ -109,6 +109,20 @@ def test_an_unfinished_step_is_all_its_attempts(unfinished):
     assert {"wall time", "goodput"} <= figures.keys()
 
 
+def test_an_evaluation_that_was_made_again_at_the_step_an_attempt_began_with_counts_once(tmp_path):
+    """Told to stop at a step to evaluate, an attempt saves it and leaves the rest to the next."""
+    step = tmp_path / "train-0123"
+    names = ("validation", "other")
+    for number, loss in enumerate((2.0, 3.0), 2):
+        again = [{"kind": "evaluation", "step": 4, "set": n, "loss": loss} for n in names]
+        attempt(step, f"00000{number}-x", [began(4), *again, *steps(5)], first=4, last=5)
+    found = of_directory(str(step), "live")
+    assert [(r["step"], r["set"], r["loss"]) for r in found.evaluations] == [
+        (4, "validation", 3.0),
+        (4, "other", 3.0),
+    ]
+
+
 def test_an_attempts_directory_is_the_run_up_to_its_end(unfinished):
     """With those before it and none after, of its own build of the step."""
     for name, losses in (("000004-w", [1, 2, 3, 36]), ("000002-y", [1, 2, 3, 4, 5])):

@@ -247,11 +247,20 @@ def test_what_came_and_went_between_two_looks_is_listed(trial, tmp_path):
     assert warning["message"].startswith("5 checkpoints are not scored, of steps 10, 20, 30")
 
 
-@pytest.mark.parametrize(("first", "want"), [(0, (2, 3, 4, 6, 7)), (4, (6, 7)), (None, ())])
-def test_a_training_saves_at_its_interval_its_milestones_and_its_end(first, want):
-    """From where it begins."""
+@pytest.mark.parametrize(
+    ("arguments", "want"),
+    [
+        ({}, (2, 3, 4, 6, 7)),
+        ({"at": 4}, (6, 7)),
+        ({"at": None}, ()),
+        ({"at": 4, "take": "model"}, (2, 3, 4, 6, 7)),
+        ({"at": None, "take": "moments"}, (2, 3, 4, 6, 7)),
+    ],
+)
+def test_a_training_saves_at_its_interval_its_milestones_and_its_end(arguments, want):
+    """From where it begins: 0, or the step of the run that is extended, as far as it is said."""
     train = dataclasses.replace(tiny.TRAIN, steps=7, checkpoint_every=2, milestones=(3,))
-    assert _expected(train, first) == want
+    assert _expected(train, arguments) == want
 
 
 def test_a_step_that_trains_on_is_followed_by_what_it_says_before_it_begins(trial):

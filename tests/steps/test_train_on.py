@@ -102,6 +102,24 @@ def test_what_cannot_be_continued_is_refused(store, node, words):
         bring_up(store, node())
 
 
+def test_a_damaged_checkpoint_that_is_not_the_last_is_left_out_of_what_is_published(
+    tmp_path, monkeypatch
+):
+    """With a warning; the last one and the curves are as sound as without."""
+    beat, config = loop.Watchdog.beat, dataclasses.replace(FOUR, milestones=(1,))
+
+    def damage(watchdog, step):
+        beat(watchdog, step)
+        if step == 4:
+            (first,) = tmp_path.glob("train-*/attempts/*/checkpoints/00000001.*")
+            os.truncate(first / "arrays" / "step" / "c", 1)
+
+    monkeypatch.setattr(loop.Watchdog, "beat", damage)
+    run = built(str(tmp_path), trained(config))
+    assert list(run.steps) == [2, 4]
+    assert run.result["last"]["step"] == 4
+
+
 def test_a_run_that_passed_a_damaged_checkpoint_over_is_published(tmp_path, monkeypatch):
     """And what it leaves names no damaged file."""
     beat = loop.Watchdog.beat

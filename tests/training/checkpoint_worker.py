@@ -84,10 +84,12 @@ def await_file(path: str) -> None:
 def main() -> None:
     """Save and restore in ways good and bad."""
     root, output, count, index, port = sys.argv[1:6]
+    from pipeline.errors import StoreUnavailable
     from training import checkpoint_files, distributed
     from training.checkpoint import Checkpointer
     from training.restore import restore
 
+    restore_module = sys.modules["training.restore"]
     distributed.initialize(distributed.Coordinator(f"127.0.0.1:{port}", int(count), int(index)))
     leader, commits = index == "0", []
     checkpointer = Checkpointer(root, attempt="a", on_commit=lambda *c: commits.append(c))
@@ -119,6 +121,15 @@ def main() -> None:
     checkpointer.save(2, state(2), {})
     report["full"] = outcome(checkpointer.wait)
     checkpoint_files._write_local = write
+    read = restore_module.read_index
+    if not leader:  # a store that fails once, here and nowhere else
+
+        def fail_once(url: str) -> Any:
+            restore_module.read_index = read
+            raise StoreUnavailable(f"{url}: 503")
+
+        restore_module.read_index = fail_once
+    report["passing"] = outcome(lambda: restore(path, like(jax.devices(), SPECS)))
     if leader:
         impatient = Checkpointer(root, attempt="b", timeout_seconds=1.0)
         impatient.save(3, state(3), {})

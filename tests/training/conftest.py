@@ -22,3 +22,19 @@ def cheap_compilation(tmp_path_factory):
     yield
     for name, value in old.items():
         jax.config.update(name, value)
+
+
+@pytest.fixture
+def new_checkpointer(tmp_path):
+    """Makes checkpointers of the test's directory, closed at its end."""
+    from training.checkpoint import Checkpointer
+
+    made = []
+
+    def make(**options):
+        made.append(Checkpointer(str(tmp_path), **{"attempt": "a", **options}))
+        return made[-1]
+
+    yield make
+    for checkpointer in made:
+        checkpointer.close()

@@ -5,7 +5,6 @@ import json
 import os
 import threading
 
-import haliax as hax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,30 +13,16 @@ import tensorstore as ts
 
 from data import shard_files
 from pipeline import google_storage
-from pipeline.errors import DamagedOutput, InputError, StorageError, StoreUnavailable
+from pipeline.errors import DamagedOutput, InputError, StorageError
 from tests.faults.fake_gcs import FakeGCS, Faults
 from tests.training import tiny
-from training import checkpoint, checkpoint_copy, checkpoint_files
+from training import checkpoint_copy, checkpoint_files
 from training.checkpoint import Checkpointer
 from training.checkpoint_index import measured, read_index
 from training.restore import read_history, restore
 from training.retention import Retention
 
 HISTORY = {"rows": [{"step": 1, "loss": 4.0}], "evaluations": []}
-
-
-@pytest.fixture
-def make(tmp_path):
-    """Checkpointers of the test's directory, closed at its end."""
-    made = []
-
-    def make(**options):
-        made.append(Checkpointer(str(tmp_path), **{"attempt": "a", **options}))
-        return made[-1]
-
-    yield make
-    for checkpointer in made:
-        checkpointer.close()
 
 
 def verify(path):
@@ -52,10 +37,10 @@ def verify(path):
 
 
 @pytest.mark.parametrize(("devices", "group"), [(1, 1), (2, 2), (8, 4)])
-def test_four_devices_restore_on_any_number(make, devices, group):
+def test_four_devices_restore_on_any_number(new_checkpointer, devices, group):
     """A state split over four devices comes back with the same bits on 1, 2 and 8."""
     state = tiny.program(4, parallel=tiny.split(4)).init()
-    checkpointer = make()
+    checkpointer = new_checkpointer()
     path = checkpointer.save(3, state, HISTORY)
     checkpointer.wait()
     like = tiny.program(devices, parallel=tiny.split(group)).abstract
@@ -66,7 +51,7 @@ def test_four_devices_restore_on_any_number(make, devices, group):
     assert read_history(path) == HISTORY
 
 
-def test_commit_comes_after_every_byte(make, tmp_path):
+def test_commit_comes_after_every_byte(new_checkpointer, tmp_path):
     """When the callback runs the files are all there, indexed and verified."""
     seen = []
 
@@ -74,7 +59,7 @@ def test_commit_comes_after_every_byte(make, tmp_path):
         verify(path)
         seen.append((step, path, threading.current_thread() is threading.main_thread()))
 
-    checkpointer = make(on_commit=on_commit)
+    checkpointer = new_checkpointer(on_commit=on_commit)
     path = checkpointer.save(12, tiny.program().init(), HISTORY)
     checkpointer.wait()
     assert path == str(tmp_path / "00000012.a")
@@ -82,10 +67,10 @@ def test_commit_comes_after_every_byte(make, tmp_path):
     assert checkpointer.latest == (12, path)
 
 
-def test_arrays_may_be_donated_after_save(make):
+def test_arrays_may_be_donated_after_save(new_checkpointer):
     """Overwriting donated arrays right after save does not reach the checkpoint."""
     overwrite = jax.jit(lambda tree: jax.tree.map(lambda x: x * 0 - 7, tree), donate_argnums=0)
-    checkpointer = make()
+    checkpointer = new_checkpointer()
     for step in range(4):
         state = {f"x{i}": jnp.full((1024, 1024), step + i, jnp.float32) for i in range(4)}
         like = jax.tree.map(
@@ -100,17 +85,17 @@ def test_arrays_may_be_donated_after_save(make):
             assert np.all(np.asarray(restore(path, like)[f"x{i}"]) == step + i)
 
 
-def test_old_checkpoints_are_forgotten_then_deleted(make):
+def test_old_checkpoints_are_forgotten_then_deleted(new_checkpointer):
     """What no rule keeps is dropped: first told, then deleted; earlier runs' ones count."""
     events = []
-    old = make(attempt="old")
+    old = new_checkpointer(attempt="old")
     old_paths = [old.save(step, {"x": jnp.zeros(3)}, {}) for step in (1, 2)]
     old.wait()
 
     def on_drop(step, path):
         events.append((step, path, os.path.exists(path)))
 
-    checkpointer = make(
+    checkpointer = new_checkpointer(
         retention=Retention(newest=2, every=4, milestones=(2,)),
         on_drop=on_drop,
         existing=[(1, old_paths[0]), (2, old_paths[1])],
@@ -123,98 +108,23 @@ def test_old_checkpoints_are_forgotten_then_deleted(make):
     assert all(os.path.exists(path) for path in (old_paths[1], paths[4], paths[6], paths[7]))
 
 
-def test_one_failed_save_is_told_and_the_next_one_made(make):
-    """A store that failed for a while costs its checkpoint and no other."""
-    store = iter([OSError("no answer"), None, OSError("no answer"), None])
-    failures = []
-
-    def on_commit(step, path):
-        if (error := next(store)) is not None:
-            raise error
-
-    checkpointer = make(on_commit=on_commit, on_failure=lambda *found: failures.append(found))
-    for step in range(1, 5):
-        checkpointer.save(step, tiny.program().init(), {})
-        checkpointer._join()
-    checkpointer.wait()
-    assert [step for step, _ in failures] == [1, 3]
-    assert checkpointer.latest[0] == 4
-
-
-def test_two_failed_saves_in_a_row_are_an_error_and_so_is_the_last(make):
-    """Of a kind that says that trying again may help, with the reason."""
-
-    def on_commit(step, path):
-        raise OSError("no space left on device")
-
-    checkpointer = make(on_commit=on_commit)
-    checkpointer.save(1, tiny.program().init(), {})
-    with pytest.raises(StoreUnavailable, match="no space left"):
-        checkpointer.wait()
-    checkpointer = make(on_commit=on_commit, attempt="b")
-    checkpointer.save(1, tiny.program().init(), {})
-    checkpointer.save(2, tiny.program().init(), {})
-    with pytest.raises(StoreUnavailable, match="no space left"):
-        checkpointer.save(3, tiny.program().init(), {})
-    assert checkpointer.latest is None
-
-
-def test_an_old_checkpoint_that_cannot_be_deleted_waits_for_the_next_time(make):
-    """The new one is committed all the same."""
-    refuse, dropped = [True], []
-
-    def on_drop(step, path):
-        if refuse and refuse.pop():
-            raise OSError("no answer")
-        dropped.append(step)
-
-    checkpointer = make(on_drop=on_drop, retention=Retention(newest=1))
-    for step in (1, 2, 3):
-        checkpointer.save(step, tiny.program().init(), {})
-        checkpointer.wait()
-        assert checkpointer.latest[0] == step
-    assert sorted(dropped) == [1, 2]
-
-
-def test_a_checkpoint_whose_record_fails_is_forgotten_and_deleted(make, tmp_path):
-    """In this order, for the record may have been made; and the save can be made again."""
-    events = []
-
-    def on_commit(step, path):
-        events.append(("commit", step))
-        if len(events) == 1:
-            raise OSError("no space left on device")
-
-    def on_drop(step, path):
-        events.append(("drop", step, os.path.exists(path)))
-
-    checkpointer = make(on_commit=on_commit, on_drop=on_drop)
-    checkpointer.save(1, {"x": jnp.zeros(3)}, {})
-    with pytest.raises(StorageError, match="no space left"):
-        checkpointer.wait()
-    assert events == [("commit", 1), ("drop", 1, True)]
-    assert os.listdir(tmp_path) == []
-    checkpointer.save(1, {"x": jnp.zeros(3)}, {})
-    checkpointer.wait()
-    assert events[2:] == [("commit", 1)]
-
-
-def test_existing_path_is_refused(make, tmp_path):
+def test_existing_path_is_refused(new_checkpointer, tmp_path):
     """A path where anything is already is refused, and nothing is committed."""
     commits = []
-    checkpointer = make(on_commit=lambda step, path: commits.append(step))
+    checkpointer = new_checkpointer(on_commit=lambda step, path: commits.append(step))
     (tmp_path / "00000005.a").mkdir()
-    with pytest.raises(InputError, match="exists already"):
-        checkpointer.save(5, tiny.program().init(), {})
     (tmp_path / "00000006.a").write_text("a file where the directory should be")
-    with pytest.raises(InputError, match="exists already"):
-        checkpointer.save(6, tiny.program().init(), {})
+    for step in (5, 6):
+        checkpointer.save(step, tiny.program().init(), {})
+        with pytest.raises(InputError, match="exists already"):
+            checkpointer.wait()
     assert commits == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000005.a", "00000006.a"]
 
 
-def test_index_lists_every_file_with_its_digest(make):
+def test_index_lists_every_file_with_its_digest(new_checkpointer):
     """The index accounts for each file under the checkpoint except itself."""
-    checkpointer = make()
+    checkpointer = new_checkpointer()
     path = checkpointer.save(2, tiny.program().init(), HISTORY)
     checkpointer.wait()
     found = {
@@ -227,7 +137,7 @@ def test_index_lists_every_file_with_its_digest(make):
         assert json.load(file) == HISTORY
 
 
-def test_arrays_are_ordinary_zarr(make):
+def test_arrays_are_ordinary_zarr(new_checkpointer):
     """TensorStore alone reads what was saved, whatever the shape and dtype."""
     arrays = {
         "a": np.arange(24, dtype=np.float32).reshape(4, 6),
@@ -237,7 +147,7 @@ def test_arrays_are_ordinary_zarr(make):
         "e": np.zeros((0, 3), np.float32),
     }
     sharding = tiny.program(2).layout.replicated
-    checkpointer = make()
+    checkpointer = new_checkpointer()
     path = checkpointer.save(1, jax.device_put(arrays, sharding), {})
     checkpointer.wait()
     for name, want in arrays.items():
@@ -252,7 +162,7 @@ def test_arrays_are_ordinary_zarr(make):
     assert tiny.equal(restore(path, like), arrays)
 
 
-def test_a_save_copies_into_the_memory_that_was_reserved(make, monkeypatch):
+def test_a_save_copies_into_the_memory_that_was_reserved(new_checkpointer, monkeypatch):
     """It waits until every page is there; reserving again leaves what is being written alone."""
     touch, taken, gate = checkpoint_copy._touch, [], threading.Event()
 
@@ -262,7 +172,10 @@ def test_a_save_copies_into_the_memory_that_was_reserved(make, monkeypatch):
         touch(arrays)
 
     monkeypatch.setattr(checkpoint_copy, "_touch", slow)
-    checkpointer, state = make(), {"x": jnp.arange(9999.0), "y": jnp.full(3, 7, jnp.bfloat16)}
+    checkpointer, state = (
+        new_checkpointer(),
+        {"x": jnp.arange(9999.0), "y": jnp.full(3, 7, jnp.bfloat16)},
+    )
     checkpointer.reserve(state)
     threading.Timer(0.2, gate.set).start()
     path = checkpointer.save(1, state, {})
@@ -277,7 +190,7 @@ def test_a_save_copies_into_the_memory_that_was_reserved(make, monkeypatch):
     assert tiny.equal(state, restore(path, like))
 
 
-def test_save_does_not_wait_for_the_store(make, monkeypatch):
+def test_save_does_not_wait_for_the_store(new_checkpointer, monkeypatch):
     """It returns while the first file is still being written, and `wait` waits."""
     gate, begun = threading.Event(), threading.Event()
     write = checkpoint_files._write_local
@@ -288,7 +201,7 @@ def test_save_does_not_wait_for_the_store(make, monkeypatch):
         write(*arguments)
 
     monkeypatch.setattr(checkpoint_files, "_write_local", slow)
-    checkpointer = make()
+    checkpointer = new_checkpointer()
     path = checkpointer.save(1, {"x": jnp.zeros(3)}, {})
     assert begun.wait(60)
     assert checkpointer.latest is None
@@ -297,21 +210,7 @@ def test_save_does_not_wait_for_the_store(make, monkeypatch):
     assert checkpointer.latest == (1, path)
 
 
-def test_a_store_that_never_answers_is_an_error_in_time(make, monkeypatch):
-    """The wait ends although the write does not."""
-    gate = threading.Event()
-    monkeypatch.setattr(checkpoint_files, "_write_local", lambda *_: gate.wait(60))
-    monkeypatch.setattr(checkpoint, "_GRACE_SECONDS", 0.1)
-    checkpointer = make(timeout_seconds=0.2)
-    checkpointer.save(1, {"x": jnp.zeros(3)}, {})
-    with pytest.raises(StorageError, match="did not end in"):
-        checkpointer.wait()
-    gate.set()
-    with pytest.raises(StorageError, match="not finished in"):
-        checkpointer.wait()
-
-
-def test_a_failed_write_leaves_nothing(make, tmp_path, monkeypatch):
+def test_a_failed_write_leaves_nothing(new_checkpointer, tmp_path, monkeypatch):
     """The unfinished files are deleted, and the same step can be saved again."""
     write = checkpoint_files._write_local
     calls = []
@@ -324,7 +223,7 @@ def test_a_failed_write_leaves_nothing(make, tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoint_files, "_write_local", failing)
     monkeypatch.setattr(checkpoint_files, "_PAUSE_SECONDS", 0.0)
-    checkpointer = make()
+    checkpointer = new_checkpointer()
     path = checkpointer.save(1, {"x": jnp.zeros(3)}, {})
     with pytest.raises(StorageError, match="No space left"):
         checkpointer.wait()
@@ -336,22 +235,8 @@ def test_a_failed_write_leaves_nothing(make, tmp_path, monkeypatch):
     assert verify(path)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_parameter_that_is_not_finite_is_never_committed(make, tmp_path, bad):
-    """The array is named; a sum that overflows is no reason to refuse, nor is a plain array."""
-    axes = hax.make_axes(embed=4)
-    fine = {"w": hax.named(jnp.full(4, 3e38), axes), "losses": jnp.array([bad])}
-    checkpointer = make()
-    checkpointer.save(1, fine, {})
-    checkpointer.wait()
-    checkpointer.save(2, {"w": hax.named(jnp.array([1, bad, 1, 1.0]), axes)}, {})
-    with pytest.raises(InputError, match=r"w: expected finite values to save, found 1"):
-        checkpointer.wait()
-    assert os.listdir(tmp_path) == ["00000001.a"]
-
-
 @pytest.mark.parametrize("failing", [0.0, 0.2])
-def test_a_bucket_holds_what_a_disk_holds(make, tmp_path, monkeypatch, failing):
+def test_a_bucket_holds_what_a_disk_holds(new_checkpointer, tmp_path, monkeypatch, failing):
     """The same files, through requests that fail sometimes, and back onto other devices."""
     monkeypatch.setattr(google_storage, "FIRST_WAIT_SECONDS", 0.002)
     monkeypatch.setattr(google_storage, "LONGEST_WAIT_SECONDS", 0.01)
@@ -374,7 +259,7 @@ def test_a_bucket_holds_what_a_disk_holds(make, tmp_path, monkeypatch, failing):
         assert tiny.equal(restore(paths[1], like), state)
         assert read_history(paths[1]) == HISTORY
         server.faults = Faults()
-        local = make()
+        local = new_checkpointer()
         here = local.save(2, state, HISTORY)
         local.wait()
         prefix = "run/00000002.a/"

@@ -111,6 +111,17 @@ def test_what_a_full_disk_did_not_take_is_written_when_there_is_room(rooms):
     assert [each["step"] for each in found] == list(range(len(rooms)))
 
 
+def test_what_a_full_disk_took_is_uploaded_at_the_end():
+    """Though the last line is not among it, which is an error."""
+    lines = JsonLines("memory://full/run")
+    lines.write([{"step": 1}])
+    lines._file = Full(lines._file, 0)
+    lines.write([{"step": 2}])
+    with pytest.raises(OSError, match="No space left"):
+        lines.close()
+    assert [each["step"] for each in read_lines(f"memory://full/run/{NAME}")] == [1]
+
+
 def test_a_disk_that_stays_full_is_given_up(tmp_path, monkeypatch, caplog):
     """It is said once, and memory does not grow without end."""
     monkeypatch.setattr(tracker_files, "MOST_BACKLOG_BYTES", 100)
