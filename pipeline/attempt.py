@@ -167,8 +167,11 @@ def _attempt(
             record = _record(request, run, body, inputs, made_by, started, seconds)
             won = _publish(request, held, record)
         except Exception as error:  # noqa: BLE001 - a body may raise anything; it becomes data
-            logger.error("%s", traceback.format_exc())
             seconds, cause = time.monotonic() - clock, _one_line(error)
+            if isinstance(error, Preempted):
+                logger.info("%s", cause)
+            else:
+                logger.error("%s", traceback.format_exc())
             if _overtaken(request):
                 return Outcome("reused", seconds, log=log)
             if isinstance(error, Stopped):

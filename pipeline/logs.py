@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pipeline import storage
 from pipeline.errors import PonenteError
 
+_OURS = ("ponente", "data", "models", "steps", "training")  # loggers whose information is kept
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -46,15 +47,17 @@ def capture(url: str, *, redirect: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _attached(handler: logging.Handler) -> Iterator[None]:
-    root, ours = logging.getLogger(), logging.getLogger("ponente")
-    level = ours.level
+    root, ours = logging.getLogger(), [logging.getLogger(name) for name in _OURS]
+    levels = [logger.level for logger in ours]
     root.addHandler(handler)
-    ours.setLevel(logging.INFO)
+    for logger in ours:
+        logger.setLevel(logging.INFO)
     try:
         yield
     finally:
         root.removeHandler(handler)
-        ours.setLevel(level)
+        for logger, level in zip(ours, levels, strict=True):
+            logger.setLevel(level)
 
 
 @contextlib.contextmanager

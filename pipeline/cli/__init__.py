@@ -75,11 +75,17 @@ def command(more: Mapping[str, Callable[[list[str]], int]] | None = None) -> Non
     if verb == "doctor" and (not rest or rest[0].startswith("-")):
         main(lambda settings: (), {"": None}, ["doctor", *rest])
     if verb not in options.VERBS or not rest:
-        say(f"usage: ponente {{{','.join(options.VERBS)}}} EXPERIMENT.py [flags]", error=True)
+        asked = verb in ("-h", "--help")
+        say("usage: ponente VERB EXPERIMENT.py [STEP ...] [flags]", error=not asked)
+        for name, what in options.VERBS.items():
+            say(f"  {name:<9} {what}", error=not asked)
         for name in more:
-            say(f"       ponente {name} --help", error=True)
-        sys.exit(2)
+            say(f"  {name:<9} see ponente {name} --help", error=not asked)
+        sys.exit(0 if asked else 2)
     path, *words = rest
+    if not (path.endswith(".py") and os.path.isfile(path)):
+        say(f"error: {path}: expected the Python file of an experiment, found none", error=True)
+        sys.exit(1)
     sys.argv = [path, verb, *words]
     runpy.run_path(path, run_name="__main__")
 

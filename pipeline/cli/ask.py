@@ -119,7 +119,8 @@ def status(context: Context) -> int:
         label = labels[entry.node.key]
         say(f"{label:<16} {entry.status:<8} {entry.detail or entry.reason}{said}")
     for summary in recent[:5]:
-        say(f"run {summary.run}: {summary.outcome}, {' '.join(summary.command)}")
+        outcome = summary.outcome or "no end recorded"
+        say(f"run {summary.run}: {outcome}, {' '.join(summary.command)}")
     return 0
 
 

@@ -12,10 +12,20 @@ from pipeline.errors import InputError
 from pipeline.step import Node
 
 S = TypeVar("S")
-VERBS = (
-    *("run", "plan", "explain", "status", "graph", "show", "logs"),
-    *("verify", "gc", "adopt", "unlock", "doctor"),
-)
+VERBS = {
+    "run": "bring every step up to date",
+    "plan": "what would run, and why",
+    "explain": "why a step is not up to date",
+    "status": "how far the steps are, and what the last runs did",
+    "graph": "steps, inputs and directories",
+    "show": "one output: configuration, result, lineage",
+    "logs": "the log of a step's last attempt",
+    "verify": "compare outputs with their digests",
+    "gc": "list, or delete, what no preset reaches",
+    "adopt": "take an output from elsewhere for what a step would build",
+    "unlock": "end a lease whose owner hangs",
+    "doctor": "check this machine and the store; needs no file",
+}
 _TAKES_WORDS = {"explain", "status", "show", "logs", "verify", "gc", "adopt", "unlock"}
 
 # While another command gathers graphs, `main` adds its targets here and does nothing else.

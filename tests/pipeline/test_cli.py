@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from pipeline import InputError, integrity, lease, main, storage
+from pipeline.cli import command
 from pipeline.manifest import load
 from pipeline.step import as_node
 from tests.pipeline.toy import Scale, clamp, numbers, refuse, scaled, total
@@ -188,6 +189,40 @@ def test_unlock_and_wrong_words(ponente):
     assert "nobody holds it" in ponente("unlock", "total")[1]
     assert "expected one of run, plan" in ponente("dance")[2]
     assert "expected one of numbers" in ponente("--until", "nothing")[2]
+
+
+def test_a_run_without_an_end_is_called_so(ponente, tmp_path):
+    """Its driver was killed: the log stops in the middle."""
+    ponente()
+    (log,) = (tmp_path / "store" / "events").glob("*.jsonl")
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(lines[:-1]))
+    assert "no end recorded, " in ponente("status")[1]
+
+
+@pytest.mark.parametrize("file", ["nowhere.py", "notes.md", "."])
+def test_what_is_no_experiment_is_refused_in_one_line(file, tmp_path, monkeypatch, capsys):
+    """Not there, not Python, or a directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.md").write_text("# Notes")
+    monkeypatch.setattr(sys, "argv", ["ponente", "plan", file])
+    with pytest.raises(SystemExit) as stop:
+        command()
+    assert stop.value.code == 1
+    assert capsys.readouterr().err.startswith(f"error: {file}: expected the Python file")
+
+
+def test_help_says_what_every_verb_does(monkeypatch, capsys):
+    """On stdout when it was asked for, else on stderr."""
+    for words, status in ((["--help"], 0), ([], 2)):
+        monkeypatch.setattr(sys, "argv", ["ponente", *words])
+        with pytest.raises(SystemExit) as stop:
+            command({"write": lambda words: 0})
+        assert stop.value.code == status
+        said = capsys.readouterr()
+        text = said.err if status else said.out
+        assert "unlock    end a lease whose owner hangs" in text
+        assert "write     see ponente write --help" in text
 
 
 @pytest.fixture
