@@ -43,9 +43,17 @@ class Assignment:
 
 
 def check(arguments: Mapping[str, Any]) -> None:
-    """Refuse batches that do not divide among the processes, of any stage of the run."""
+    """Refuse a schedule that is longer than the run, rows that are longer than the model's learned
+    positions, and batches, of any stage, that do not divide among the processes."""
+    train, model = arguments["train"], arguments.get("model")
+    arguments["optimizer"].phases(train.steps)
+    if model is not None and model.context is not None and train.sequence_length > model.context:
+        raise InputError(
+            f"TrainConfig.sequence_length: {train.sequence_length} is more than the "
+            f"{model.context} learned positions of TransformerConfig.context; change one of them"
+        )
     processes = arguments["hardware"].processes
-    for stage in stages(arguments["train"]):
+    for stage in stages(train):
         if stage.rows % processes:
             raise InputError(
                 f"TrainConfig: a batch of {stage.rows} from step {stage.first} on does not divide "

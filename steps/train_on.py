@@ -16,7 +16,17 @@ from steps.train import check, train_from
 from training.config import OptimizerConfig, TrainConfig
 
 
-@step(output=Checkpoint, version=1, cpus=0, check=check)
+def _check_extend(arguments: Mapping[str, Any]) -> None:
+    at, steps = arguments["at"], arguments["train"].steps
+    if at is not None and not 0 < at < steps:
+        raise InputError(
+            f"extend: expected `at` of 1 or more and below the {steps} steps of `train`, got {at}; "
+            "train.steps counts from the very first step"
+        )
+    check(arguments)
+
+
+@step(output=Checkpoint, version=1, cpus=0, check=_check_extend)
 def extend(
     run: StepRun,
     checkpoint: Checkpoint,

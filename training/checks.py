@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import typing
+from typing import Any
 
 from pipeline.errors import InputError
+
+_NUMBERS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+def check_types(config: Any) -> None:
+    """Raise unless every field annotated with one plain type has a value of it; ints are floats."""
+    for name, kind in _plain_types(type(config)).items():
+        value = getattr(config, name)
+        fits = int | float if kind is float else kind
+        if not isinstance(value, fits) or (isinstance(value, bool) and kind is not bool):
+            raise InputError(
+                f"{type(config).__name__}.{name}: expected {_NUMBERS[kind]}, got {value!r} of type "
+                f"{type(value).__name__}"
+            )
+
+
+@functools.cache
+def _plain_types(owner: type) -> dict[str, type]:
+    # Without extras an `Annotated[int, Runtime]` is an int.
+    return {name: kind for name, kind in typing.get_type_hints(owner).items() if kind in _NUMBERS}
 
 
 def at_least(owner: str, **fields: tuple[float, float]) -> None:

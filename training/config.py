@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from models.residuals import saved_names
 from pipeline.errors import InputError
 from pipeline.fingerprint import Runtime
-from training.checks import above_zero, at_least, below_one, one_of, rising
+from training.checks import above_zero, at_least, below_one, check_types, one_of, rising
 from training.optimizer_config import OptimizerConfig as OptimizerConfig
 from training.parallelism import Parallelism
 from training.tracker_names import check_names
@@ -124,6 +125,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         owner = "TrainConfig"
+        check_types(self)
         at_least(
             owner,
             **{
@@ -151,6 +153,8 @@ class TrainConfig:
         self._check_evaluation()
         one_of(owner, "compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
         one_of(owner, "attention", self.attention, ATTENTION)
+        if self.remat not in ("auto", "none", "dots"):
+            saved_names(self.remat)
         check_names(f"{owner}.trackers", self.trackers)
         if self.profile is not None:
             at_least(owner, profile=(min(self.profile), 1))

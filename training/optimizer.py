@@ -18,9 +18,9 @@ import optax
 from training import muon
 from training.mesh import is_named
 from training.optimizer_config import OptimizerConfig
-from training.schedule import Schedule, count_of, schedule
+from training.schedule import Schedule, schedule
 
-__all__ = ["Schedule", "build", "count_of", "decay_mask", "schedule"]
+__all__ = ["Schedule", "build", "decay_mask", "schedule"]
 
 
 def decay_mask(model: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.errors import InputError
-from training.checks import above_zero, at_least, below_one, fraction, one_of
+from training.checks import above_zero, at_least, below_one, check_types, fraction, one_of
 
 KINDS = ("adamw", "muon", "lion")
 SCHEDULES = ("cosine", "linear", "wsd", "inverse_sqrt", "constant")
@@ -14,6 +14,11 @@ MOMENT_BYTES = {"float32": 4, "bfloat16": 2}
 # A bfloat16 number has 8 significant bits. Multiplied by more than this it can round back to
 # itself, and a moment that should fade stays for ever.
 LARGEST_BFLOAT16_BETA = 1.0 - 2.0**-8
+
+
+def count_of(part: float, steps: int) -> int:
+    """Steps meant by `part`: a fraction of `steps` below 1 (rounded to nearest), else a count."""
+    return round(part * steps) if part < 1.0 else int(part)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +85,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         owner = "OptimizerConfig"
+        check_types(self)
         one_of(owner, "kind", self.kind, KINDS)
         one_of(owner, "schedule", self.schedule, SCHEDULES)
         one_of(owner, "moment_dtype", self.moment_dtype, tuple(MOMENT_BYTES))
@@ -94,11 +100,35 @@ class OptimizerConfig:
             weight_decay=(self.weight_decay, 0.0),
             muon_steps=(self.muon_steps, 1),
         )
+        for name in ("warmup", "decay"):
+            if (part := getattr(self, name)) > 1.0 and part % 1.0:
+                raise InputError(
+                    f"{owner}.{name}: expected a fraction of all steps below 1 or a whole number "
+                    f"of steps, got {part}"
+                )
         above_zero(owner, epsilon=self.epsilon, clip_norm=self.clip_norm)
         if self.muon_rms is not None:
             above_zero(owner, muon_rms=self.muon_rms)
         self._check_muon_rate(owner)
         self._check_moments(owner)
+
+    def phases(self, steps: int) -> tuple[int, int]:
+        """Steps of the warmup and, of "wsd", of the decay.
+
+        Args:
+            steps: of the whole run.
+
+        Raises:
+            InputError: they do not fit into it.
+        """
+        warmup = count_of(self.warmup, steps)
+        decay = count_of(self.decay, steps) if self.schedule == "wsd" else 0
+        if warmup + decay > steps:
+            raise InputError(
+                f"OptimizerConfig: warmup of {warmup} and decay of {decay} steps do not fit into "
+                f"{steps} steps; lower warmup or decay"
+            )
+        return warmup, decay
 
     @property
     def muon_ratio(self) -> float:

@@ -8,15 +8,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from pipeline.errors import InputError
 from training.optimizer_config import OptimizerConfig
 
 Schedule = Callable[[jax.Array | int], jax.Array]
-
-
-def count_of(part: float, steps: int) -> int:
-    """Steps meant by `part`: a fraction of `steps` below 1 (rounded to nearest), else a count."""
-    return round(part * steps) if part < 1.0 else int(part)
 
 
 def schedule(config: OptimizerConfig, steps: int) -> Schedule:
@@ -32,20 +26,9 @@ def schedule(config: OptimizerConfig, steps: int) -> Schedule:
     Raises:
         InputError: when warmup and decay do not fit into `steps`.
     """
-    warmup = count_of(config.warmup, steps)
-    remaining = max(steps - warmup, 0)
-    tail = {
-        "cosine": remaining,
-        "linear": remaining,
-        "wsd": count_of(config.decay, steps),
-        "inverse_sqrt": 0,
-        "constant": 0,
-    }[config.schedule]
-    if warmup > steps or warmup + tail > steps:
-        raise InputError(
-            f"OptimizerConfig: warmup of {warmup} and decay of {tail} steps do not fit into "
-            f"{steps} steps; lower warmup or decay"
-        )
+    warmup, tail = config.phases(steps)
+    if config.schedule in ("cosine", "linear"):
+        tail = steps - warmup
 
     def rate(step: jax.Array | int) -> jax.Array:
         done = jnp.asarray(step, jnp.float32) + 1.0

@@ -32,6 +32,7 @@ TOKENIZER = train_tokenizer(sample("a.parquet", tokens=9), vocab_size=300)
 SIX = TrainConfig(steps=4, batch_size=6, sequence_length=16)
 GROWING = dataclasses.replace(SIX, batch_schedule=((2, 9),))
 HOW = {"model": tiny.MODEL, "optimizer": OptimizerConfig()}
+SHORT = dataclasses.replace(tiny.MODEL, positions="learned", context=8)
 MODEL = train(SEQUENCES, train=SIX, **HOW)
 REST = {"optimizer": OptimizerConfig(), "hardware": pod("cpu-2x1")}
 
@@ -65,6 +66,18 @@ REST = {"optimizer": OptimizerConfig(), "hardware": pod("cpu-2x1")}
             lambda: train(SEQUENCES, train=GROWING, hardware=pod("cpu-2x1"), **HOW),
             "batch of 9 from step 2 on",
         ),
+        (
+            lambda: train(
+                SEQUENCES, train=SIX, model=tiny.MODEL, optimizer=OptimizerConfig(warmup=5)
+            ),
+            "warmup of 5 and decay of 0 steps do not fit into 4 steps",
+        ),
+        (lambda: OptimizerConfig(decay=1.5), "decay: expected a fraction .* got 1.5"),
+        (
+            lambda: train(SEQUENCES, train=SIX, model=SHORT, optimizer=OptimizerConfig()),
+            "16 is more than the 8 learned positions",
+        ),
+        (lambda: extend(MODEL, SEQUENCES, train=SIX, at=4, **REST), "below the 4 steps"),
         (lambda: extend(MODEL, SEQUENCES, train=GROWING, **REST), "batch of 9 from step 2 on"),
         (lambda: warm_start(MODEL, SEQUENCES, take="model", train=GROWING, **REST), "batch of 9"),
         (lambda: warm_start(MODEL, SEQUENCES, take="everything", train=SIX, **REST), "use extend"),

@@ -176,7 +176,6 @@ def test_no_sound_checkpoint_stops_the_run(whole, tmp_path):
         ({"parallel": tiny.split(3)}, "8 devices are not divisible by a group of 3"),
         ({"batch_size": 12}, "12 is not divisible by 8 devices"),
         ({"attention": "splash"}, "splash cannot run"),
-        ({"remat": "half"}, "remat"),
     ],
 )
 def test_what_does_not_fit_the_devices_is_refused(data, tmp_path, train_changes, words):

@@ -9,8 +9,8 @@ import optax
 import pytest
 
 from pipeline.errors import InputError
-from training.optimizer_config import SCHEDULES, OptimizerConfig
-from training.schedule import count_of, schedule
+from training.optimizer_config import SCHEDULES, OptimizerConfig, count_of
+from training.schedule import schedule
 
 
 def expected_rate(config, steps, s):
