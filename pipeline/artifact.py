@@ -7,11 +7,12 @@ and a step refuses an input of another class.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 from pipeline import storage
 from pipeline.errors import DamagedOutput
-from pipeline.manifest import Manifest, Shard, beside, load
+from pipeline.manifest import Manifest, Shard, beside, chosen, load
 
 A = TypeVar("A", bound="Artifact")
 
@@ -39,6 +40,16 @@ class Artifact:
         """The JSON mapping the step returned: counts, losses, digests."""
         return self.manifest.result
 
+    @cached_property
+    def input_paths(self) -> dict[str, str]:
+        """URL of the directory of each input its step read, by name; a selection's are the chosen.
+
+        Raises:
+            DamagedOutput: when what a selection chose is not there any more.
+        """
+        path, manifest = chosen(self.path, self.manifest)
+        return {name: beside(path, read["directory"]) for name, read in manifest.inputs.items()}
+
     def input(self, name: str, kind: type[A]) -> A:
         """The artifact its step read as input `name`.
 
@@ -47,8 +58,7 @@ class Artifact:
         """
         if not self.reads(name):
             raise AssertionError(f"{type(self).__name__}.opens does not name {name!r}")
-        reference = self.manifest.inputs[name]
-        path = beside(self.path, reference["directory"])
+        path = self.input_paths[name]
         found = load(path)
         if found is None:
             raise DamagedOutput(f"{path}: input {name!r} of {self.path} is gone; run again")
@@ -56,7 +66,7 @@ class Artifact:
 
     def inputs(self, argument: str, kind: type[A]) -> list[A]:
         """The artifacts its step read as the tuple `argument`, in order."""
-        count = sum(name.partition("[")[0] == argument for name in self.manifest.inputs)
+        count = sum(name.partition("[")[0] == argument for name in self.input_paths)
         return [self.input(f"{argument}[{index}]", kind) for index in range(count)]
 
     @classmethod

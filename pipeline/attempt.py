@@ -262,20 +262,18 @@ def _record(
     started: float,
     seconds: float,
 ) -> Manifest:
+    contents = {name: found.content for name, (_, found) in inputs.items()}
     if isinstance(body, Reference):
         shards, origin = body.artifact.manifest.shards, refer_to(body.artifact, request, body.kind)
         result = dict(body.result)
+        # What the artifact opens is known to its class, which is not the declared output's.
+        opened = {"origin": body.artifact.manifest.content}
     else:
         shards, origin = tuple(run.finished().values()), None
         # Shards of an earlier attempt are taken at their record's word, so ask before publishing.
         manifest.check_sizes(request.root, shards, f"delete {request.root} to redo its shards")
         result = json.loads(json.dumps(dict(body or {})))
-    opened = {
-        name: found.content
-        for name, (_, found) in inputs.items()
-        if request.step.output.reads(name)
-    }
-    contents = {name: found.content for name, (_, found) in inputs.items()}
+        opened = {name: c for name, c in contents.items() if request.step.output.reads(name)}
     return Manifest(
         key=request.key,
         step=request.step.name,

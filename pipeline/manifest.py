@@ -22,6 +22,7 @@ from pipeline.errors import DamagedOutput, InputError
 SCHEMA = 2
 _SHA256 = re.compile("[0-9a-f]{64}")
 NAME = "manifest.json"
+SELECTION = "select"  # stable name of the step behind `pipeline.sweep.select`
 
 _LIST_FROM = 4  # files
 
@@ -171,6 +172,25 @@ def beside(path: str, directory: str) -> str:
     return directory if "/" in directory else storage.join(path.rpartition("/")[0], directory)
 
 
+def chosen(path: str, manifest: Manifest) -> tuple[str, Manifest]:
+    """Directory and manifest of the candidate that a selection chose; any other output's own.
+
+    Raises:
+        DamagedOutput: when the candidate is not there any more.
+    """
+    while manifest.step == SELECTION and manifest.origin is not None:
+        name = f"candidates[{manifest.result['selected']['index']}]"
+        # Not the origin: a candidate may itself refer to files whose inputs nobody keeps. Only an
+        # adopted selection may not say what it chose from.
+        read = manifest.inputs.get(name)
+        winner = beside(path, read["directory"] if read else manifest.origin.directory)
+        found = load(winner)
+        if found is None:
+            raise DamagedOutput(f"{winner}: {name} that {path} chose is gone; run again")
+        path, manifest = winner, found
+    return path, manifest
+
+
 def content_digest(
     shards: tuple[Shard, ...], result: Mapping[str, Any], opened: Mapping[str, str]
 ) -> str:
@@ -180,7 +200,8 @@ def content_digest(
         shards: a shard whose result has "content" is known by that digest, for formats that write
             the same data under other bytes; any other by its files.
         result: without what is only measured (`UNIDENTIFYING`).
-        opened: contents of those inputs that the artifact itself opens (see `Artifact.opens`).
+        opened: contents of those inputs that the artifact itself opens (see `Artifact.opens`), or
+            of the output that a reference stands for, which includes what that opens.
     """
     parts = [
         [

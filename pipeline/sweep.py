@@ -4,8 +4,8 @@
     best = select(models, by="last.loss")
 
 Every candidate is a step of its own, cached on its own: adding a rate trains one more model. The
-selected output is no copy; it refers to the winner's files, and to a type checker it is what the
-candidates are.
+selected output is no copy; it refers to the winner's files, opens the winner's inputs, and to a
+type checker it is what the candidates are.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from pipeline.artifact import Artifact
 from pipeline.errors import InputError
+from pipeline.manifest import SELECTION
 from pipeline.run import Reference, StepRun
 from pipeline.step import as_node, named, step
 
@@ -50,7 +51,7 @@ def select(candidates: tuple[A, ...], *, by: str, mode: Literal["min", "max"] = 
     return cast(A, chosen)
 
 
-@step(output=Artifact, version=1, name="select", cpus=0)
+@step(output=Artifact, version=1, name=SELECTION, cpus=0)
 def selection(run: StepRun, candidates: tuple[Artifact, ...], *, by: str, mode: str) -> Any:
     """The step behind `select`."""
     del run

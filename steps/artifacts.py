@@ -71,7 +71,7 @@ class TokenCache(Artifact):
     @property
     def packed(self) -> bool:
         """Whether training shards hold whole rows of `result["sequence_length"]`, padded."""
-        return "tokens" in self.manifest.inputs
+        return "tokens" in self.input_paths
 
     def _of(self, split: str) -> TokenCache:
         """The cache that holds a split."""

@@ -71,14 +71,14 @@ def tokenizer_of(sequences: Sequences) -> Tokenizer:
         DamagedOutput: it is gone.
     """
     cache = sequences.cache
-    while "tokenizer" not in cache.manifest.inputs:
+    while "tokenizer" not in cache.input_paths:
         if not cache.packed:
             raise InputError(
                 f"{cache.path}: these tokens were not made by a tokenizer's step; say which "
                 "tokenizer.json with --tokenizer FILE"
             )
         cache = cache.input("tokens", TokenCache)
-    path = beside(cache.path, cache.manifest.inputs["tokenizer"]["directory"])
+    path = cache.input_paths["tokenizer"]
     return Tokenizer(path, _published(path))
 
 
@@ -177,11 +177,11 @@ class _Candidate:
         """With what its step says of it."""
         if self.manifest is not None:
             about: Mapping[str, Any] = self.manifest.result
-            sequences = self.manifest.inputs["sequences"]["directory"]
+            sequences = Checkpoint(self.root, self.manifest).input_paths["sequences"]
         else:
             assert self.ledger is not None
             about = about_of(self.ledger)
-            sequences = about["sequences"]
+            sequences = beside(self.root, about["sequences"])
         return Trained(
             path=self.path,
             step=self.shard.result["step"],
@@ -189,7 +189,7 @@ class _Candidate:
             model=TransformerConfig.from_plain(about["model"]),
             sequence_length=about["train"]["sequence_length"],
             compute_dtype=about["train"]["compute_dtype"],
-            sequences=beside(self.root, sequences),
+            sequences=sequences,
         )
 
 
@@ -206,13 +206,13 @@ def _one(url: str, found: list[_Candidate]) -> _Candidate:
 
 def _of_manifest(root: str, published: Manifest) -> list[_Candidate]:
     """Checkpoints of a published step, the one it ends with last."""
-    result = published.result
-    if not {"checkpoint", "model", "train"} <= result.keys() or "sequences" not in published.inputs:
+    result, artifact = published.result, Checkpoint(root, published)
+    trained = {"checkpoint", "model", "train"} <= result.keys()
+    if not trained or "sequences" not in artifact.input_paths:
         raise InputError(
             f"{root}: expected the output of a train step, found one of {published.label} "
             f"({published.step}); give the directory of the step that trained"
         )
-    artifact = Checkpoint(root, published)
     shards = artifact.shards(_CHECKPOINTS)
     shards.sort(key=lambda shard: shard.name == result["checkpoint"])
     return [

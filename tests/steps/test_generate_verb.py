@@ -14,12 +14,16 @@ import pytest
 
 import steps.cli.generate as verb
 from data.text_stream import prompt_ids
+from experiments.run_200m import graph
 from models.generate import generate
 from models.sampling_config import Sampling
-from pipeline import storage
+from pipeline import select, storage
 from pipeline.manifest import load
+from pipeline.step import as_node, topological
 from steps.cli import command
 from steps.trained import find, open_model
+from tests.pipeline.helpers import bring_up
+from tests.steps.mini import MINI
 from tests.steps.mini import run as run_experiment
 
 ROOT = Path(__file__).parents[2]
@@ -94,6 +98,18 @@ def test_any_checkpoint_of_a_step_finished_or_not(trained, unfinished, capsys):
         assert out != newest
         assert "checkpoint of step 4" in err
         assert said(capsys, storage.join(directory, shards[8].root), *flags(*HOT))[0] == newest
+
+
+def test_the_best_of_several(trained, capsys):
+    """The directory of a selection writes what the model that it chose does."""
+    nodes = topological([as_node(graph(MINI))])
+    (model,) = (node for node in nodes if node.label == "train")
+    best = as_node(select((model,), by="last.loss"))
+    store = trained.rpartition("/")[0]
+    bring_up(store, best)
+    out, err = said(capsys, storage.join(store, best.directory), *flags(*HOT))
+    assert out == said(capsys, trained, *flags(*HOT))[0]
+    assert "checkpoint of step 8, training finished" in err
 
 
 def test_lines_of_the_standard_input(trained, capsys, monkeypatch):
