@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline import InputError, storage
+from pipeline.errors import DamagedOutput
 from pipeline.fingerprint import canonical
 from pipeline.ledger import Ledger
 from pipeline.lineage import Ancestor, lineage
-from pipeline.manifest import beside
+from pipeline.manifest import Manifest, beside, chosen, load
 from pipeline.tidy import ATTEMPTS
 from steps.page import plain
-from steps.trained import ABOUT
+from steps.trained import ABOUT, is_run
 
 if TYPE_CHECKING:
     from steps.artifacts import Checkpoint
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 VALIDATION = "validation"
 _METRICS = "metrics.jsonl"
+_CONTINUED = "checkpoint"  # input of the steps that train on, whose model they begin with
+_TAKEN = {None: "", "model": "with the model of ", "moments": "with the model and moments of "}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +44,8 @@ class RunRecord:
         evaluations: rows with step, loss and others, and the `set` they are of.
         samples: rows with step, prompt and completion.
         journals: accounts of the attempts as plain mappings.
-        config: what it was asked to be, nested.
+        config: what it was asked to be, nested. What a run that it goes on from was asked is not
+            in it: "continues" says which run that is.
         entropy: unigram entropy of the training tokens in nats, None where it is not known.
         partial: whether `config` may lack settings that the run has, as that of an unfinished one.
     """
@@ -94,18 +98,75 @@ def of_checkpoint(checkpoint: Checkpoint, name: str, ancestors: Iterable[Ancesto
         evaluations=checkpoint.rows("evaluations"),
         samples=_lines(storage.join(record, "samples.jsonl")),
         journals=_lines(storage.join(record, "journals.jsonl")),
-        config=_configuration(list(ancestors), checkpoint.path),
+        config=_configuration(ancestors, checkpoint),
         entropy=checkpoint.result.get("unigram_entropy"),
     )
 
 
-def _configuration(ancestors: list[Ancestor], path: str) -> dict[str, Any]:
-    """By step: a run's own under "train", also where two runs call their steps differently."""
-    found = {a.manifest.label: plain(a.manifest.config) for a in ancestors if a.path != path}
-    for own in (a.manifest for a in ancestors if a.path == path):
-        # A step that trains on is not told the model, which it has from the checkpoint.
-        found["train"] = {**_settings({"model": own.result.get("model")}), **plain(own.config)}
-    return found
+def _configuration(ancestors: Iterable[Ancestor], checkpoint: Checkpoint) -> dict[str, Any]:
+    """By step: a run's own under "train", also where two runs call their steps differently.
+
+    Of a selected run it is that of the run that was chosen.
+    """
+    path, own = _meant(checkpoint.path, checkpoint.manifest)
+    read = _read(path, own)
+    # A step that trains on is not told the model, which it has from the checkpoint.
+    settings = {**_settings({"model": own.result.get("model")}), **plain(own.config)}
+    found: dict[str, Any] = {}
+    if _CONTINUED in read:
+        at, take = settings.pop("at", None), settings.pop("take", None)
+        found["continues"] = _TAKEN.get(take, f"with {take} of ") + _point(read[_CONTINUED], at)
+    return {**found, **_above(ancestors, read.values()), "train": settings}
+
+
+def _point(path: str, at: int | None) -> str:
+    """The run in the directory `path`, and how far it was when another one went on from it."""
+    published = load(path)
+    if published is None:
+        where = "" if at is None else f" at step {at}"
+        return f"{path.rpartition('/')[2]}{where}, which is gone"
+    path, run = _meant(path, published)
+    if at is None and is_run(run):
+        at = run.shard(run.result["checkpoint"]).result["step"]
+    where = "" if at is None else f" at step {at}"
+    # By its files too: another run may be called the same.
+    return f"{run.label}{where} ({run.home(path).rpartition('/')[2]})"
+
+
+def _above(ancestors: Iterable[Ancestor], paths: Iterable[str]) -> dict[str, Any]:
+    """By step, the configuration of the outputs at `paths` and of what they were made from.
+
+    Training runs are left out, with what nothing but they were made from.
+    """
+    ancestors = list(ancestors)
+    manifests = {ancestor.path: ancestor.manifest for ancestor in ancestors}
+    reached: set[str] = set()
+    stack = list(paths)
+    while stack:
+        path = stack.pop()
+        if path in manifests:
+            path, manifest = _meant(path, manifests[path])
+            if path not in reached and not is_run(manifest):
+                reached.add(path)
+                stack.extend(_read(path, manifest).values())
+    return {a.manifest.label: plain(a.manifest.config) for a in ancestors if a.path in reached}
+
+
+def _meant(path: str, manifest: Manifest) -> tuple[str, Manifest]:
+    """Directory and manifest of what a selection chose, if that is still there; else its own."""
+    try:
+        return chosen(path, manifest)
+    except DamagedOutput:
+        return path, manifest
+
+
+def _read(path: str, manifest: Manifest) -> dict[str, str]:
+    """URL of the directory of each input, by name."""
+    if not manifest.inputs and manifest.origin is not None:
+        # An adopted output need not say what it was made from; whose files it has, does.
+        path = manifest.home(path)
+        manifest = load(path) or manifest
+    return {name: beside(path, read["directory"]) for name, read in manifest.inputs.items()}
 
 
 def _settings(said: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,7 +264,8 @@ def _lineage(ledger: Ledger) -> dict[str, Any]:
     if about is None:
         return {}
     said = storage.read_json(storage.join(ledger.root, about.root, "about.json"))
-    return _configuration(lineage([beside(ledger.root, said["sequences"])]), ledger.root)
+    sequences = beside(ledger.root, said["sequences"])
+    return _above(lineage([sequences]), [sequences])
 
 
 def _entries(directory: str) -> list[Row]:

@@ -82,6 +82,11 @@ def tokenizer_of(sequences: Sequences) -> Tokenizer:
     return Tokenizer(path, _published(path))
 
 
+def is_run(published: Manifest) -> bool:
+    """Whether an output is a training run, or stands for one."""
+    return {"checkpoint", "model", "train"} <= published.result.keys()
+
+
 def describe(
     run: StepRun, sequences: Sequences, model: TransformerConfig, train: TrainConfig
 ) -> None:
@@ -207,8 +212,7 @@ def _one(url: str, found: list[_Candidate]) -> _Candidate:
 def _of_manifest(root: str, published: Manifest) -> list[_Candidate]:
     """Checkpoints of a published step, the one it ends with last."""
     result, artifact = published.result, Checkpoint(root, published)
-    trained = {"checkpoint", "model", "train"} <= result.keys()
-    if not trained or "sequences" not in artifact.input_paths:
+    if not is_run(published) or "sequences" not in artifact.input_paths:
         raise InputError(
             f"{root}: expected the output of a train step, found one of {published.label} "
             f"({published.step}); give the directory of the step that trained"
