@@ -7,7 +7,9 @@ import logging
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
+from typing import ClassVar
 
 from pipeline import storage
 from pipeline.errors import PonenteError
@@ -47,17 +49,39 @@ def capture(url: str, *, redirect: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _attached(handler: logging.Handler) -> Iterator[None]:
-    root, ours = logging.getLogger(), [logging.getLogger(name) for name in _OURS]
-    levels = [logger.level for logger in ours]
+    root = logging.getLogger()
     root.addHandler(handler)
-    for logger in ours:
-        logger.setLevel(logging.INFO)
+    _Informative.enter()
     try:
         yield
     finally:
+        _Informative.leave()
         root.removeHandler(handler)
-        for logger, level in zip(ours, levels, strict=True):
-            logger.setLevel(level)
+
+
+class _Informative:
+    """This project's loggers at INFO while any attempt runs: several threads may each have one."""
+
+    _lock = threading.Lock()
+    _attempts = 0
+    _levels: ClassVar[dict[str, int]] = {}
+
+    @classmethod
+    def enter(cls) -> None:
+        with cls._lock:
+            cls._attempts += 1
+            if cls._attempts == 1:
+                cls._levels = {name: logging.getLogger(name).level for name in _OURS}
+                for name in _OURS:
+                    logging.getLogger(name).setLevel(logging.INFO)
+
+    @classmethod
+    def leave(cls) -> None:
+        with cls._lock:
+            cls._attempts -= 1
+            if not cls._attempts:
+                for name, level in cls._levels.items():
+                    logging.getLogger(name).setLevel(level)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 from pipeline import step
@@ -14,6 +15,7 @@ from tests.pipeline.toy import Numbers, numbers
 def test_information_of_this_project_and_warnings_of_all_are_kept(tmp_path):
     """And afterwards loggers are as they were."""
     ours = ("ponente", "training.loop", "data.encoders", "steps.train", "models.generate")
+    before = [logging.getLogger(name).getEffectiveLevel() for name in ours]
     with capture(str(tmp_path / "log.txt"), redirect=False):
         for name in (*ours, "somebody.else"):
             logging.getLogger(name).warning("trouble")
@@ -22,7 +24,22 @@ def test_information_of_this_project_and_warnings_of_all_are_kept(tmp_path):
     lines = [line.split(" ", 2)[2] for line in (tmp_path / "log.txt").read_text().splitlines()]
     want = [(f"WARNING {name}: trouble", f"INFO {name}: news") for name in ours]
     assert lines == [*sum(want, ()), "WARNING somebody.else: trouble"]
-    assert not logging.getLogger("training.loop").isEnabledFor(logging.INFO)
+    assert [logging.getLogger(name).getEffectiveLevel() for name in ours] == before
+
+
+def test_attempts_that_overlap_keep_their_information(tmp_path):
+    """Whichever ends first; after the last one loggers are as they were."""
+    logger = logging.getLogger("training.loop")
+    before = logger.getEffectiveLevel()
+    first = capture(str(tmp_path / "first.txt"), redirect=False)
+    with contextlib.ExitStack() as stack:
+        first.__enter__()
+        stack.enter_context(capture(str(tmp_path / "second.txt"), redirect=False))
+        first.__exit__(None, None, None)
+        logger.info("news")
+    assert "news" in (tmp_path / "second.txt").read_text()
+    assert "news" not in (tmp_path / "first.txt").read_text()
+    assert logger.getEffectiveLevel() == before
 
 
 _left = []
