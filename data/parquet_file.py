@@ -20,9 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from data.lending import lent
 from data.ranges import FileState, open_ranges
 from data.retries import shown
-from data.table import is_damage, lent, one_line
+from data.table import is_damage, one_line
 from pipeline.errors import InputError
 
 _FOOTERS_KEPT = 8

@@ -6,15 +6,14 @@ they read as `DamagedOutput`. A file that was not finished has no footer and can
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import IO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from data.lending import lent
 from pipeline import storage
 from pipeline.errors import DamagedOutput
 
@@ -98,21 +97,6 @@ def count_row_groups(url: str) -> int:
     """
     with _as_damage(url), storage.open_read(url) as handle, pq.ParquetFile(handle) as file:
         return file.num_row_groups
-
-
-@contextmanager
-def lent(handle: IO[bytes] | io.RawIOBase) -> Iterator[pa.NativeFile]:
-    """A file of Python's for Arrow to read, which it has let go of, and closed, when this ends.
-
-    Left alone, a reading thread of Arrow's may be the last to hold the file, some time after its
-    last read. To let go of it the thread needs the interpreter, and where that is ending it aborts
-    the process instead (https://github.com/apache/arrow/issues/34314).
-    """
-    source = pa.PythonFile(handle, mode="r")
-    try:
-        yield source
-    finally:
-        source.close()
 
 
 @contextmanager

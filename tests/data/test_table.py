@@ -159,3 +159,53 @@ def test_no_thread_of_arrows_is_the_last_to_hold_a_file(tmp_path, whose):
     command = [sys.executable, "-c", LAST_HOLDERS, str(tmp_path / "x.parquet"), whose]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.split() == ["150", "0"], done.stdout + done.stderr
+
+
+LATE_BLOCKS = """
+import os, sys
+from data import lending, table
+
+read = lambda: list(table.read_table(sys.argv[1], ["id"]))
+read()
+for thread in map(int, os.listdir("/proc/self/task")):
+    os.sched_setaffinity(thread, {min(os.sched_getaffinity(0))})
+    if thread != os.getpid():
+        os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+late = after = 0
+for _ in range(300):
+    read()
+    late += bool(lending._blocks)
+    lending._let_go()
+    after += bool(lending._blocks)
+print(late, after)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="makes Arrow's threads late by Linux")
+def test_blocks_that_arrows_threads_hold_are_waited_for(tmp_path):
+    """They hold some for a while after the rows are there; never after the wait."""
+    write(tmp_path / "x.parquet")
+    command = [sys.executable, "-c", LATE_BLOCKS, str(tmp_path / "x.parquet")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    late, after = map(int, done.stdout.split())
+    assert late > 0
+    assert after == 0
+
+
+HELD_AT_THE_END = """
+import atexit, io, threading, time
+atexit.register(lambda: print(len(lending._blocks), time.monotonic() - began >= 0.3))
+from data import lending
+
+blocks = [lending._Counted(io.BytesIO(b"x")).read()]
+began = time.monotonic()
+threading.Thread(target=lambda: (time.sleep(0.3), blocks.clear()), daemon=True).start()
+"""
+
+
+def test_a_process_ends_when_no_block_is_held():
+    """A thread lets go of one while Python waits to end."""
+    command = [sys.executable, "-c", HELD_AT_THE_END]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout.split()) == (0, ["0", "True"]), done.stderr
