@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 SETTINGS = {
@@ -12,10 +14,15 @@ SETTINGS = {
 
 @pytest.fixture(scope="session", autouse=True)
 def cheap_compilation(tmp_path_factory):
-    """Compile without optimisations, and keep programs in a folder of this session only."""
+    """Compile without optimisations, and keep programs in a folder of this session only.
+
+    Its workers share it: each folder of theirs lies in the session's.
+    """
     import jax
 
-    settings = {**SETTINGS, "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled"))}
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
+    settings = {**SETTINGS, "jax_compilation_cache_dir": str(folder)}
     old = {name: jax.config.values[name] for name in settings}
     for name, value in settings.items():
         jax.config.update(name, value)
