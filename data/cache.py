@@ -26,7 +26,7 @@ from data import chunks
 from data.array_writer import ArrayWriter
 from data.chunks import CHUNK, ChunkChecker, token_dtype
 from data.shard_files import ShardFiles, ShardHead, damaged, open_files, read_head
-from pipeline.errors import DamagedOutput, InputError, StorageError
+from pipeline.errors import CorruptOutput, InputError, StorageError
 
 __all__ = [
     "CHUNK",
@@ -136,7 +136,7 @@ def content_digest(directory: str, check: str = "") -> str:
     """Hex SHA-256 over tokens, dtype, counts and offsets of a shard, read from storage.
 
     Raises:
-        DamagedOutput: a part is missing or does not agree with its checksum.
+        CorruptOutput: a part is missing or does not agree with its checksum.
         StorageError: the store failed.
     """
     head = read_head(open_files(directory), check)
@@ -154,7 +154,7 @@ def read_offsets(directory: str, check: str = "") -> np.ndarray:
         check: `ShardCounts.check`; "" when nobody kept it.
 
     Raises:
-        DamagedOutput: they are missing, or not what was written.
+        CorruptOutput: they are missing, or not what was written.
         StorageError: the store failed.
     """
     files = open_files(directory)
@@ -244,7 +244,7 @@ def _write(
     check = hashlib.sha256(every.tobytes()).hexdigest()
     try:
         return check, _read_back(files, check, about, offsets)
-    except DamagedOutput as error:
+    except CorruptOutput as error:
         raise _does_not_read_back(directory, error) from error
 
 
@@ -252,11 +252,11 @@ def _checksum_of_file(files: ShardFiles, array: str) -> int:
     """CRC-32C of an array's zarr.json, which was just written."""
     try:
         return chunks.checksum(files.begin(chunks.metadata_file(array))())
-    except DamagedOutput as error:
+    except CorruptOutput as error:
         raise _does_not_read_back(files.directory, error) from error
 
 
-def _does_not_read_back(directory: str, error: DamagedOutput) -> StorageError:
+def _does_not_read_back(directory: str, error: CorruptOutput) -> StorageError:
     """The same error for a shard that nobody has finished: its advice is another."""
     found = str(error).removeprefix(f"{directory}: ").rpartition("; ")[0]
     return StorageError(
@@ -271,7 +271,7 @@ def _read_back(
     """Read every byte of a new shard, as readers do and beyond; returns how many there are.
 
     Raises:
-        DamagedOutput: it is not what was to be written, or not where readers look for it.
+        CorruptOutput: it is not what was to be written, or not where readers look for it.
         StorageError: the store failed.
     """
     size = sum(_check_metadata(files, array, expected) for array, expected in about.items())
@@ -288,7 +288,7 @@ def _read_back(
 
 
 def _check_metadata(files: ShardFiles, array: str, expected: dict[str, Any]) -> int:
-    """Raise `DamagedOutput` when an array's zarr.json says something else; returns its size."""
+    """Raise `CorruptOutput` when an array's zarr.json says something else; returns its size."""
     name = chunks.metadata_file(array)
     content = files.begin(name)()
     try:
@@ -301,7 +301,7 @@ def _check_metadata(files: ShardFiles, array: str, expected: dict[str, Any]) -> 
 
 
 def _check_index(head: ShardHead, directory: str) -> None:
-    """Raise `DamagedOutput` when Zarr's index says that the chunks lie elsewhere."""
+    """Raise `CorruptOutput` when Zarr's index says that the chunks lie elsewhere."""
     count = len(head.checksums)
     tail = np.empty(count * 16 + chunks.CRC.itemsize, np.uint8)
     files = open_files(directory, chunks.data_bytes(head.tokens, head.dtype))

@@ -16,8 +16,8 @@ from data.mixture import Mixture, Stage
 from data.order import BlockShuffle
 from data.rows import Rows
 from data.token_array import TokenArray, TokenShard
-from pipeline import storage
 from pipeline.errors import InputError
+from pipeline.store import storage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ class Dataset:
 
         Raises:
             IndexError: a row is not there.
-            DamagedOutput: a shard is not what was written.
+            CorruptOutput: a shard is not what was written.
             StorageError: the store failed or did not answer.
         """
         return self._rows.read(rows, out)

@@ -25,8 +25,8 @@ from fsspec.asyn import sync
 from fsspec.implementations.local import LocalFileSystem
 
 from data.retries import Answered, NotThere, TryAgain, patiently, shown, within
-from pipeline import storage
 from pipeline.errors import InputError
+from pipeline.store import storage
 
 SILENCE_SECONDS = 60.0  # a connection that says nothing for so long is given up
 _PIECE = 32 << 20  # what one failure can cost again

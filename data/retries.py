@@ -4,7 +4,7 @@ A store that is busy (429, with or without Retry-After, 5xx), a connection that 
 cut short, and an answer that is no answer are tried again, with exponential backoff and jitter,
 until `TRIES` or the seconds of `patience()` are used up; then `StoreUnavailable`. What no waiting
 mends (not permitted, not there, changed) is an `InputError` at once. gs:// is tried again by
-`pipeline.storage`'s own client and only its verdict is passed on, so tries do not multiply.
+`pipeline.store.storage`'s own client and only its verdict is passed on, so tries do not multiply.
 
 Messages name the place by its URL without user, password and query, and never quote a header.
 """

@@ -87,7 +87,7 @@ class Rows:
 
         Raises:
             IndexError: a row is not there.
-            DamagedOutput: a shard is not what was written.
+            CorruptOutput: a shard is not what was written.
             StorageError: the store failed or did not answer.
         """
         rows = np.asarray(rows, np.int64)

@@ -23,7 +23,7 @@ from data.parquet import Unit, row_groups
 from data.sampling import Ranges, select
 from data.survey import scored
 from data.table import TableWriter, read_table
-from pipeline import storage
+from pipeline.store import storage
 
 EMPTY_TEXT = "empty text"
 OUTSIDE = "outside the ranges"

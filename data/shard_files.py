@@ -20,8 +20,8 @@ import numpy as np
 import tensorstore as ts
 
 from data import chunks
-from pipeline import storage
-from pipeline.errors import DamagedOutput, InputError, StorageError, StoreUnavailable
+from pipeline.errors import CorruptOutput, InputError, StorageError, StoreUnavailable
+from pipeline.store import storage
 
 TIMEOUT_S = 600.0
 # A minute and a half of trying, as long as other requests to a bucket are tried for.
@@ -76,7 +76,7 @@ class ShardFiles(Protocol):
         """Fill a contiguous uint8 array from byte `begin` of the tokens' data file.
 
         Raises:
-            DamagedOutput: the file ends before.
+            CorruptOutput: the file ends before.
             StorageError: the store failed.
         """
         ...
@@ -93,7 +93,7 @@ def open_files(directory: str, size: int | None = None, timeout_s: float = TIMEO
 
     Raises:
         InputError: `directory` is on no store for shards.
-        DamagedOutput: there is no such file, or it has another size.
+        CorruptOutput: there is no such file, or it has another size.
         StorageError: the disk failed.
     """
     if storage.is_local(directory):
@@ -248,7 +248,7 @@ def read_head(files: ShardFiles, check: str) -> ShardHead:
     """A shard's head.
 
     Raises:
-        DamagedOutput: it is missing, or not what was written.
+        CorruptOutput: it is missing, or not what was written.
         StorageError: the store failed.
     """
     return begin_head(files, check)()
@@ -294,7 +294,7 @@ def settle(
         writing: whether the shard is being written, so that nothing finished can be damaged.
 
     Raises:
-        DamagedOutput: what is stored is missing or cut short; never while writing.
+        CorruptOutput: what is stored is missing or cut short; never while writing.
         StorageError: the store failed or did not answer in `timeout_s` seconds.
     """
     try:
@@ -320,9 +320,9 @@ def settle(
         raise kind(f"{directory}: {reason}; check the storage, run again") from error
 
 
-def damaged(directory: str, found: str) -> DamagedOutput:
+def damaged(directory: str, found: str) -> CorruptOutput:
     """The error for a shard in which something else was found than was written."""
-    return DamagedOutput(
+    return CorruptOutput(
         f"{directory}: expected the shard written earlier, found {found}; "
         "rebuild the step that wrote it"
     )

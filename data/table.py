@@ -1,7 +1,7 @@
 """Parquet files of our own: written with page checksums, read with every page verified.
 
 Without page checksums most flipped bits in a Parquet file read as other text, in silence; with them
-they read as `DamagedOutput`. A file that was not finished has no footer and cannot be read at all.
+they read as `CorruptOutput`. A file that was not finished has no footer and cannot be read at all.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data.lending import lent
-from pipeline import storage
-from pipeline.errors import DamagedOutput
+from pipeline.errors import CorruptOutput
+from pipeline.store import storage
 
 _BATCH_ROWS = 1024
 _ROW_GROUP_BYTES = 16 << 20
@@ -77,7 +77,7 @@ def read_table(
         row_groups: indices of those wanted; all by default.
 
     Raises:
-        DamagedOutput: the file is gone, cut short or changed.
+        CorruptOutput: the file is gone, cut short or changed.
     """
     with (
         _as_damage(url),
@@ -93,7 +93,7 @@ def count_row_groups(url: str) -> int:
     """Row groups of a file that `TableWriter` wrote, from its footer.
 
     Raises:
-        DamagedOutput: the file is gone, cut short or changed.
+        CorruptOutput: the file is gone, cut short or changed.
     """
     with _as_damage(url), storage.open_read(url) as handle, pq.ParquetFile(handle) as file:
         return file.num_row_groups
@@ -106,7 +106,7 @@ def _as_damage(url: str) -> Iterator[None]:
     except (pa.ArrowException, OSError) as error:
         if not is_damage(error):
             raise
-        raise DamagedOutput(
+        raise CorruptOutput(
             f"{url}: expected the Parquet file written earlier, found {one_line(error)}; "
             "rebuild the step that wrote it"
         ) from error

@@ -30,8 +30,8 @@ from data.shard_files import (
     damaged,
     open_files,
 )
-from pipeline import storage
 from pipeline.errors import InputError
+from pipeline.store import storage
 
 _AT_ONCE = 64  # chunks read, checked and copied out together: they stay in a core's own cache
 _MOST_OPEN = 4096  # files, where the process may have so many
@@ -128,7 +128,7 @@ class TokenArray:
         Raises:
             IndexError: a window is not inside the array.
             InputError: a shard is of another tokenizer than this array.
-            DamagedOutput: a shard is not what was written.
+            CorruptOutput: a shard is not what was written.
             StorageError: the store failed, or took longer than `timeout_s`.
         """
         starts = np.asarray(starts, np.int64)
@@ -295,7 +295,7 @@ class TokenArray:
                     target[:] = own.tokens[first:last].reshape(-1)[skip : skip + size]
 
     def _blame(self, group: Iterable[tuple[int, int, int]]) -> NoReturn:
-        """Raise `DamagedOutput` for the first chunk that is not what was written.
+        """Raise `CorruptOutput` for the first chunk that is not what was written.
 
         Args:
             group: (shard, first chunk, chunk after the last) of what was read, in order.

@@ -34,8 +34,8 @@ from data.encoders import (
     fast_encoder,
 )
 from data.vocabulary import EOS, check_vocab_size
-from pipeline import storage
-from pipeline.errors import DamagedOutput, InputError
+from pipeline.errors import CorruptOutput, InputError
+from pipeline.store import storage
 
 _KEPT = 4  # tokenizers a process keeps read
 _read: OrderedDict[str, TextTokenizer] = OrderedDict()
@@ -123,14 +123,14 @@ class TextTokenizer:
         """The tokenizer with that digest, read from `url` when this process has not done so before.
 
         Raises:
-            DamagedOutput: the file is not the one with that digest.
+            CorruptOutput: the file is not the one with that digest.
         """
         _set_parallel(parallel)
         with _read_lock:
             if digest not in _read:
                 found = cls.load(url)
                 if found.digest != digest:
-                    raise DamagedOutput(
+                    raise CorruptOutput(
                         f"{url}: expected the tokenizer {digest}, found {found.digest}; rebuild "
                         "the step that wrote it"
                     )

@@ -3,14 +3,14 @@
 Nothing of machine learning is imported here, so that planning a graph takes no time.
 """
 
-from pipeline.artifact import Artifact
 from pipeline.cli import main
 from pipeline.errors import InputError, PonenteError
-from pipeline.fingerprint import Runtime
-from pipeline.hardware import Hardware, local, pod
-from pipeline.live import Live
-from pipeline.run import GangProcess, StepRun
-from pipeline.step import Result, named, step
+from pipeline.execute.step_context import GangProcess, StepContext
+from pipeline.graph.artifact import Artifact
+from pipeline.graph.hardware import Hardware, local, pod
+from pipeline.graph.live import Live
+from pipeline.graph.step import Result, named, step
+from pipeline.identity.fingerprint import Runtime
 from pipeline.sweep import select, sweep
 
 __all__ = [
@@ -22,7 +22,7 @@ __all__ = [
     "PonenteError",
     "Result",
     "Runtime",
-    "StepRun",
+    "StepContext",
     "local",
     "main",
     "named",

@@ -2,13 +2,13 @@
 
 PonenteError
 ├── InputError       the user's data, configuration or request is refused; never retried
-├── DamagedOutput    finished bytes are not the bytes that were recorded
+├── CorruptOutput    finished bytes are not the bytes that were recorded
 ├── StorageError     a store did something the protocol cannot live with
 │   └── StoreUnavailable  it failed again and again; a new attempt may do better
 ├── WorkerLost       a process the step depended on died; the step can be tried again
 │   ├── Preempted    it was told to leave, saved and left: not a failure, and no try is used up
-│   └── NoRoom       the hardware it asked for is taken
-├── Stopped          the user asked to stop; what is finished is kept
+│   └── ResourcesUnavailable       the hardware it asked for is taken
+├── Cancelled          the user asked to stop; what is finished is kept
 └── StepFailed       a step ended without an output (carries the log path and the cause)
 
 A message says what was expected, what was found, where, and what to do about it, in one line.
@@ -25,7 +25,7 @@ class InputError(PonenteError):
     """The user's data, configuration or request cannot be used; trying again would not help."""
 
 
-class DamagedOutput(PonenteError):
+class CorruptOutput(PonenteError):
     """A finished output's bytes differ from its manifest: missing, truncated or changed."""
 
 
@@ -45,11 +45,11 @@ class Preempted(WorkerLost):
     """The machine was taken away after the step had saved its work; it goes on from there."""
 
 
-class NoRoom(WorkerLost):
+class ResourcesUnavailable(WorkerLost):
     """The hardware the step asked for is taken; it can be tried again."""
 
 
-class Stopped(PonenteError):
+class Cancelled(PonenteError):
     """The user asked to stop; finished steps and shards are kept."""
 
 

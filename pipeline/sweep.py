@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeVar, cast
 
-from pipeline.artifact import Artifact
 from pipeline.errors import InputError
-from pipeline.manifest import SELECTION
-from pipeline.run import Reference, StepRun
-from pipeline.step import as_node, named, step
+from pipeline.execute.step_context import Reference, StepContext
+from pipeline.graph.artifact import Artifact
+from pipeline.graph.step import as_node, named, step
+from pipeline.store.manifest import SELECTION
 
 A = TypeVar("A", bound=Artifact)
 V = TypeVar("V")
@@ -52,7 +52,7 @@ def select(candidates: tuple[A, ...], *, by: str, mode: Literal["min", "max"] = 
 
 
 @step(output=Artifact, version=1, name=SELECTION, cpus=0)
-def selection(run: StepRun, candidates: tuple[Artifact, ...], *, by: str, mode: str) -> Any:
+def selection(run: StepContext, candidates: tuple[Artifact, ...], *, by: str, mode: str) -> Any:
     """The step behind `select`."""
     del run
     values = [_number(candidate, by) for candidate in candidates]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from pipeline import Artifact, InputError, storage
+from pipeline import Artifact, InputError
+from pipeline.store import storage
 
 if TYPE_CHECKING:
     import numpy as np

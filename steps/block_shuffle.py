@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pipeline import InputError, Result, Runtime, StepRun, step
+from pipeline import InputError, Result, Runtime, StepContext, step
 from steps.artifacts import TRAIN, Sequences, TokenCache
 from training.checks import at_least
 
@@ -40,7 +40,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
 
 @step(output=Sequences, version=2, advise=advise, check=_check)
 def block_shuffle(
-    run: StepRun,
+    run: StepContext,
     tokens: TokenCache,
     *,
     sequence_length: int,

@@ -14,13 +14,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline import InputError, PonenteError, Result, StepRun, step, storage
-from pipeline.lineage import lineage
+from pipeline import InputError, PonenteError, Result, StepContext, step
+from pipeline.plan.lineage import lineage
+from pipeline.store import storage
 from steps.artifacts import Checkpoint, Report
 from steps.report import headlines
 
 if TYPE_CHECKING:
-    from steps.run_record import RunRecord
+    from steps.reporting.run_record import RunRecord
 
 ABSENT = "-"
 
@@ -39,7 +40,9 @@ def _check_names(names: Sequence[Any]) -> None:
 
 
 @step(output=Report, version=1, name="steps.compare.compare", reads_lineage=True, check=_check)
-def compare(run: StepRun, runs: tuple[Checkpoint, ...], *, names: tuple[str, ...] = ()) -> Result:
+def compare(
+    run: StepContext, runs: tuple[Checkpoint, ...], *, names: tuple[str, ...] = ()
+) -> Result:
     """The HTML page of several training runs side by side.
 
     Args:
@@ -47,7 +50,7 @@ def compare(run: StepRun, runs: tuple[Checkpoint, ...], *, names: tuple[str, ...
         runs: finished runs.
         names: one for each; without them their steps' names are taken, numbered.
     """
-    from steps.run_record import of_checkpoint
+    from steps.reporting.run_record import of_checkpoint
 
     called = names or _numbered([each.manifest.label for each in runs])
     records = [
@@ -66,7 +69,7 @@ def render(records: Sequence[RunRecord]) -> str:
     Raises:
         InputError: there are no runs, or two of one name.
     """
-    from steps import page
+    from steps.reporting import page
 
     names = [record.name for record in records]
     _check_names(names)
@@ -84,7 +87,7 @@ def render(records: Sequence[RunRecord]) -> str:
 
 def overlaid(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
     """(caption, SVG) of each column, a colour a run."""
-    from steps.charts import COLOURS, Curve, chart, column, of_column
+    from steps.reporting.charts import COLOURS, Curve, chart, column, of_column
 
     captioned = []
     for name in dict.fromkeys(name for record in records for name in record.sets):
@@ -109,7 +112,7 @@ def overlaid(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
 
 
 def _times(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
-    from steps.time_charts import bars_chart
+    from steps.reporting.time_charts import bars_chart
 
     accounts = [(record.name, record.account()) for record in records]
     known = [(name, account) for name, account in accounts if account is not None]
@@ -150,7 +153,7 @@ def _figures(record: RunRecord) -> dict[str, str]:
         found["skipped steps"] = f"{skipped:,.0f}"
     account = record.account()
     if account is not None:
-        from steps.time_charts import duration
+        from steps.reporting.time_charts import duration
 
         found["wall time"] = duration(account.total)
         found["goodput"] = f"{account.goodput:.1%}"
@@ -165,7 +168,7 @@ def _late(rows: Sequence[dict[str, Any]], column: str) -> float:
 
 def differences(records: Sequence[RunRecord]) -> list[list[str]]:
     """Every configured value that is not the same in all runs that say it, a row a value."""
-    from steps.run_record import flat
+    from steps.reporting.run_record import flat
 
     trees = [flat(record.config) for record in records]
     rows = [["setting", *(record.name for record in records)]]
@@ -189,8 +192,8 @@ def _numbered(names: Sequence[str]) -> list[str]:
 
 def _record(argument: str) -> RunRecord:
     """The run that an argument `directory` or `name=directory` names."""
-    from pipeline.manifest import load
-    from steps.run_record import of_checkpoint, of_directory
+    from pipeline.store.manifest import load
+    from steps.reporting.run_record import of_checkpoint, of_directory
 
     name, named, url = argument.partition("=")
     if not named or "/" in name:  # a path may have one too

@@ -6,17 +6,17 @@ import dataclasses
 from typing import Annotated, Any
 
 from models.config import TransformerConfig
-from pipeline import GangProcess, Hardware, Result, Runtime, StepRun, local, step
-from pipeline.run import Emit
+from pipeline import GangProcess, Hardware, Result, Runtime, StepContext, local, step
+from pipeline.execute.step_context import Emit
 from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
-from steps.gang import coordinator_of
-from steps.score_job import NOTHING_ELSE, Also, check, score_job
+from steps.coordinator import coordinator_of
+from steps.scoring.job import NOTHING_ELSE, Also, check, score_job
 from training.config import TrainConfig
 
 
 @step(output=Scores, version=2, cpus=0, check=check)
 def evaluate(
-    run: StepRun,
+    run: StepContext,
     model: Checkpoint,
     tokens: TokenCache,
     tokenizer: Tokenizer | None = None,

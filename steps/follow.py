@@ -19,24 +19,15 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from models.config import TransformerConfig
-from pipeline import (
-    GangProcess,
-    Hardware,
-    Live,
-    Result,
-    Runtime,
-    StepRun,
-    local,
-    step,
-    storage,
-)
-from pipeline.errors import DamagedOutput, WorkerLost
-from pipeline.ledger import Ledger
-from pipeline.run import Emit, ShardTask, write_shard
+from pipeline import GangProcess, Hardware, Live, Result, Runtime, StepContext, local, step
+from pipeline.errors import CorruptOutput, WorkerLost
+from pipeline.execute.step_context import Emit, ShardTask, write_shard
+from pipeline.store import storage
+from pipeline.store.ledger import Ledger
 from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
-from steps.gang import coordinator_of
-from steps.score_job import NOTHING_ELSE, Also, check, score_job
-from steps.trained import ABOUT, about_of
+from steps.checkpoints.find import ABOUT, about_of
+from steps.coordinator import coordinator_of
+from steps.scoring.job import NOTHING_ELSE, Also, check, score_job
 from training.config import TrainConfig
 from training.retention import due
 
@@ -70,7 +61,7 @@ class Assignment:
 
 @step(output=Scores, version=1, cpus=0, check=check)
 def follow(
-    run: StepRun,
+    run: StepContext,
     model: Annotated[Checkpoint, Live],
     tokens: TokenCache,
     tokenizer: Tokenizer | None = None,
@@ -108,7 +99,7 @@ def follow(
     return {**_table(run), "measured": {"hardware": hardware.name, "skipped": answer["skipped"]}}
 
 
-def _trained_as(run: StepRun, live: Live[Checkpoint]) -> tuple[TransformerConfig, TrainConfig]:
+def _trained_as(run: StepContext, live: Live[Checkpoint]) -> tuple[TransformerConfig, TrainConfig]:
     """Shape and training of the model, which a step that is still at work was called with.
 
     One that trains on has the shape from its checkpoint, and says it before it begins.
@@ -215,11 +206,11 @@ class _Desk:
         """Take note of a checkpoint that cannot be read.
 
         Raises:
-            DamagedOutput: when it is the model that was published.
+            CorruptOutput: when it is the model that was published.
         """
         published = self.work.model.published()
         if published is not None and published.result["checkpoint"] == found.name:
-            raise DamagedOutput(
+            raise CorruptOutput(
                 f"the model that is published, of step {found.step:,}, cannot be read: {cause}; "
                 f"build it again with --force {published.manifest.label}"
             )
@@ -248,7 +239,7 @@ def write_scores(directory: str, item: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"step": item["step"]}
 
 
-def _table(run: StepRun) -> dict[str, Any]:
+def _table(run: StepContext) -> dict[str, Any]:
     """Every checkpoint's rows by step, and those of the last one."""
     urls = [storage.join(run.root, s.root, _FILE) for s in run.finished("score/").values()]
     scores = [storage.read_json(url) for url in urls]

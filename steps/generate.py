@@ -7,9 +7,9 @@ from typing import Any
 
 from models.config import TransformerConfig
 from models.sampling_config import Sampling
-from pipeline import InputError, Result, StepRun, step
+from pipeline import InputError, Result, StepContext, step
 from steps.artifacts import Checkpoint, Completions, Tokenizer
-from steps.trained import open_model
+from steps.checkpoints.find import open_model
 from training.checks import at_least
 
 
@@ -22,7 +22,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
 
 @step(output=Completions, version=2, check=_check)
 def generate(
-    run: StepRun,
+    run: StepContext,
     model: Checkpoint,
     tokenizer: Tokenizer,
     *,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline import InputError, Result, StepRun, step
+from pipeline import InputError, Result, StepContext, step
 from steps.artifacts import Sequences
 
 
@@ -48,7 +48,7 @@ def _phases(weights: tuple[float, ...], later: tuple[Phase, ...]) -> tuple[Phase
 
 @step(output=Sequences, version=1, check=_check)
 def mix(
-    run: StepRun,
+    run: StepContext,
     sequences: tuple[Sequences, ...],
     *,
     weights: tuple[float, ...],

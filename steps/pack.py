@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline import InputError, Result, StepRun, step, storage
+from pipeline import InputError, Result, StepContext, step
+from pipeline.store import storage
 from steps.artifacts import TRAIN, TokenCache
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
 
 
 @step(output=TokenCache, version=1, cpus=0, check=_check)
-def pack(run: StepRun, tokens: TokenCache, *, sequence_length: int) -> Result:
+def pack(run: StepContext, tokens: TokenCache, *, sequence_length: int) -> Result:
     """Best-fit packing of every training shard into rows of `sequence_length` tokens.
 
     A document longer than a row is cut, others are not; the end of a row without a document that

@@ -5,20 +5,21 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from pipeline import Result, StepRun, step, storage
-from pipeline.lineage import lineage
+from pipeline import Result, StepContext, step
+from pipeline.plan.lineage import lineage
+from pipeline.store import storage
 from steps.artifacts import Checkpoint, Completions, Report, Scores
 
 if TYPE_CHECKING:
-    from steps.run_record import RunRecord
+    from steps.reporting.run_record import RunRecord
     from training.goodput import Account
 
 
 @step(output=Report, version=1, reads_lineage=True)
-def report(run: StepRun, model: Checkpoint, scores: Scores, text: Completions) -> Result:
+def report(run: StepContext, model: Checkpoint, scores: Scores, text: Completions) -> Result:
     """The HTML report of a training run."""
-    from steps import page
-    from steps.run_record import of_checkpoint
+    from steps.reporting import page
+    from steps.reporting.run_record import of_checkpoint
 
     ancestors = lineage([model.path, scores.path, text.path])
     record = of_checkpoint(model, model.manifest.label, ancestors)
@@ -60,7 +61,7 @@ def headlines(url: str) -> list[str]:
 
 def training_charts(record: RunRecord, account: Account | None) -> list[tuple[str, str]]:
     """(caption, SVG) of everything that has a value a step."""
-    from steps import charts
+    from steps.reporting import charts
 
     began = [span.attempt.first_step for span in account.spans[1:]] if account else []
     restarts = [step for step in began if step is not None]
@@ -77,7 +78,7 @@ def training_charts(record: RunRecord, account: Account | None) -> list[tuple[st
 
 def time_charts(account: Account | None) -> list[tuple[str, str]]:
     """(caption, SVG) of the run's wall time; none without a journal."""
-    from steps.time_charts import timeline_chart, waterfall_chart
+    from steps.reporting.time_charts import timeline_chart, waterfall_chart
 
     if account is None or not account.total:
         return []
@@ -87,7 +88,7 @@ def time_charts(account: Account | None) -> list[tuple[str, str]]:
 
 def attempts_table(account: Account | None) -> list[list[str]]:
     """A row an attempt."""
-    from steps.time_charts import duration, steps_of
+    from steps.reporting.time_charts import duration, steps_of
 
     head = [
         "attempt",
@@ -122,7 +123,7 @@ def cards(
     model: Checkpoint, scores: Scores, record: RunRecord, account: Account | None
 ) -> list[tuple[str, str]]:
     """(figure, what it is) of how the run ended; what was not asked has none."""
-    from steps.time_charts import duration
+    from steps.reporting.time_charts import duration
 
     first, last = model.result["first"], model.result["last"]
     rates = sorted(row["tokens_per_second"] for row in record.history)

@@ -13,11 +13,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from data.budget import ALL_THAT_IS_LEFT, Budget
-from pipeline import InputError, Result, Runtime, StepRun, step, storage
-from pipeline.manifest import Shard
+from pipeline import InputError, Result, Runtime, StepContext, step
+from pipeline.store import storage
+from pipeline.store.manifest import Shard
 from steps.artifacts import Documents, Tokenizer
-from steps.sample_report import Chosen, summary
-from steps.sample_shards import (
+from steps.sampling.shards import (
     BlockItem,
     EdgeItem,
     Filter,
@@ -35,6 +35,7 @@ from steps.sample_shards import (
     survey_shard,
     unique_shard,
 )
+from steps.sampling.summary import Chosen, summary
 
 if TYPE_CHECKING:
     from data.parquet import Unit
@@ -51,7 +52,7 @@ _BLOCKS_AT_ONCE = 64
 class _Ask:
     """What the step was asked for, and its attempt."""
 
-    run: StepRun
+    run: StepContext
     source: str
     tokenizer: Tokenizer | None
     budget: Budget
@@ -67,7 +68,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
 
 @step(output=Documents, version=2, check=_check)
 def sample(
-    run: StepRun,
+    run: StepContext,
     source: str,
     tokenizer: Tokenizer | None = None,
     *,

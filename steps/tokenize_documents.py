@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pipeline import InputError, Result, Runtime, StepRun, step, storage
-from pipeline.manifest import Shard
+from pipeline import InputError, Result, Runtime, StepContext, step
+from pipeline.store import storage
+from pipeline.store.manifest import Shard
 from steps.artifacts import Documents, TokenCache, Tokenizer
 
 _REQUESTS = 16  # small files read at once
@@ -36,7 +37,7 @@ class RowGroup:
 
 @step(output=TokenCache, version=2, name="steps.tokenize", cpus=0)
 def tokenize(
-    run: StepRun,
+    run: StepContext,
     documents: Documents,
     tokenizer: Tokenizer,
     *,
@@ -168,7 +169,7 @@ def _row_groups(documents: Documents) -> dict[str, tuple[str, int]]:
     }
 
 
-def _warn(run: StepRun, written: Sequence[Shard]) -> None:
+def _warn(run: StepContext, written: Sequence[Shard]) -> None:
     """Say which shards the oracle encoded although a faster back end was there."""
     found = [s for s in written if s.result["measured"]["fell_back"]]
     for shard in found[:_NAMED]:
@@ -178,7 +179,7 @@ def _warn(run: StepRun, written: Sequence[Shard]) -> None:
         run.warn(f"tokenizers encoded {len(found)} of {len(written)} shards for such reasons")
 
 
-def _summary(run: StepRun, parts: Sequence[Shard], asked: int) -> dict[str, Any]:
+def _summary(run: StepContext, parts: Sequence[Shard], asked: int) -> dict[str, Any]:
     """A split in numbers; `tokens` is what was got, and `error` by how much it misses `asked`."""
     from data.cache import unigram_entropy
 
@@ -195,7 +196,7 @@ def _summary(run: StepRun, parts: Sequence[Shard], asked: int) -> dict[str, Any]
     }
 
 
-def _occurrences(run: StepRun, parts: Sequence[Shard]) -> Any:
+def _occurrences(run: StepContext, parts: Sequence[Shard]) -> Any:
     """int64[vocab]: how often each id occurs in these shards."""
     import numpy as np
 

@@ -12,24 +12,15 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from models.config import TransformerConfig
-from pipeline import (
-    GangProcess,
-    Hardware,
-    InputError,
-    Result,
-    Runtime,
-    StepRun,
-    local,
-    step,
-    storage,
-)
-from pipeline.errors import DamagedOutput, Preempted
-from pipeline.ledger import Ledger
-from pipeline.manifest import File, check_sizes
-from pipeline.run import Emit
+from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepContext, local, step
+from pipeline.errors import CorruptOutput, Preempted
+from pipeline.execute.step_context import Emit
+from pipeline.store import storage
+from pipeline.store.ledger import Ledger
+from pipeline.store.manifest import File, check_sizes
 from steps.artifacts import TRAIN, Checkpoint, Sequences
-from steps.gang import coordinator_of
-from steps.trained import describe, tokenizer_of
+from steps.checkpoints.find import describe, tokenizer_of
+from steps.coordinator import coordinator_of
 from training.config import OptimizerConfig, TrainConfig
 from training.stages import stages
 
@@ -64,7 +55,7 @@ def check(arguments: Mapping[str, Any]) -> None:
 
 @step(output=Checkpoint, version=2, cpus=0, check=check)
 def train(
-    run: StepRun,
+    run: StepContext,
     sequences: Sequences,
     *,
     model: TransformerConfig,
@@ -86,7 +77,7 @@ def train(
 
 
 def train_from(
-    run: StepRun,
+    run: StepContext,
     sequences: Sequences,
     start: Any,
     model: TransformerConfig,
@@ -142,7 +133,7 @@ def train_from(
     }
 
 
-def _forget_damaged(run: StepRun, final: str) -> None:
+def _forget_damaged(run: StepContext, final: str) -> None:
     """Leave checkpoints whose files have other sizes out of what is published, but for the last.
 
     Nothing reads them while training goes well, and they are no reason to withhold what is sound.
@@ -152,7 +143,7 @@ def _forget_damaged(run: StepRun, final: str) -> None:
             continue
         try:
             check_sizes(run.ledger.root, [shard], "it is left out of what is published")
-        except DamagedOutput as error:
+        except CorruptOutput as error:
             run.warn(f"damaged checkpoint: {error}")
             run.ledger.drop(name)
 

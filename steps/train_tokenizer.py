@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from data.vocabulary import check_vocab_size
-from pipeline import Result, StepRun, step, storage
+from pipeline import Result, StepContext, step
+from pipeline.store import storage
 from steps.artifacts import TRAIN, Documents, Tokenizer
 
 
@@ -15,7 +16,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
 
 
 @step(output=Tokenizer, version=1, check=_check)
-def train_tokenizer(run: StepRun, documents: Documents, *, vocab_size: int) -> Result:
+def train_tokenizer(run: StepContext, documents: Documents, *, vocab_size: int) -> Result:
     """A tokenizer of exactly `vocab_size` entries; refuses when the text supports fewer."""
     from data.tokenizer import TextTokenizer, train
 
@@ -26,7 +27,7 @@ def train_tokenizer(run: StepRun, documents: Documents, *, vocab_size: int) -> R
     return {"vocab_size": tokenizer.vocab_size, "digest": tokenizer.digest}
 
 
-def _texts(run: StepRun, documents: Documents) -> Iterator[list[str]]:
+def _texts(run: StepContext, documents: Documents) -> Iterator[list[str]]:
     from data.table import read_table
 
     files = documents.files(TRAIN)

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("pipeline", "steps", "data", "models", "training", "experiments")
-EDGE = {"pipeline.storage", "pipeline.errors", "pipeline.fingerprint"}
+EDGE = {"pipeline.store.storage", "pipeline.errors", "pipeline.identity.fingerprint"}
 ALLOWED = {
     "pipeline": set(),
     "data": set(),
@@ -60,7 +60,7 @@ def test_imports_go_one_way(package):
     [
         ("data", "from models.config import TransformerConfig"),
         ("models", "import training.loop"),
-        ("training", "from pipeline.run import StepRun"),
+        ("training", "from pipeline.execute.step_context import StepContext"),
         ("pipeline", "import numpy as np"),
         ("steps", "from experiments import run_200m"),
         ("data", "def f():\n    from steps import sample"),

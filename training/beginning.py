@@ -53,7 +53,7 @@ def begin(job: TrainJob, program: Program, on_damage: OnDamage) -> Beginning:
     """Resume, start from another run's checkpoint, or make new parameters.
 
     Raises:
-        DamagedOutput: there are checkpoints to resume from and none is sound, or the one to start
+        CorruptOutput: there are checkpoints to resume from and none is sound, or the one to start
             from is damaged.
         InputError: a checkpoint is of another model, at another place in the data, or has more
             steps than this run.

@@ -28,8 +28,8 @@ from typing import Any
 
 import jax
 
-from pipeline import storage
 from pipeline.errors import InputError, StorageError, StoreUnavailable
+from pipeline.store import storage
 from training import leaves
 from training.checkpoint_chunks import write_chunks
 from training.checkpoint_copy import HostCopies, HostShard

@@ -105,7 +105,7 @@ def read_arrays(
         target: `jax.ShapeDtypeStruct` with sharding by name; as the index describes them.
 
     Raises:
-        DamagedOutput: a chunk is missing or changed.
+        CorruptOutput: a chunk is missing or changed.
         StorageError: the store failed.
     """
     arrays: dict[str, jax.Array] = {}

@@ -14,8 +14,8 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from pipeline import storage
-from pipeline.errors import DamagedOutput, InputError, StoreUnavailable
+from pipeline.errors import CorruptOutput, InputError, StoreUnavailable
+from pipeline.store import storage
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -58,7 +58,7 @@ class Files(Protocol):
         """Fill contiguous uint8 arrays with a file's content, one after the other.
 
         Raises:
-            DamagedOutput: there is no such file, or it has another size.
+            CorruptOutput: there is no such file, or it has another size.
             StorageError: the store failed.
         """
         ...
@@ -86,9 +86,9 @@ def in_parallel(
             raise
 
 
-def damaged(path: str, name: str, found: str) -> DamagedOutput:
+def damaged(path: str, name: str, found: str) -> CorruptOutput:
     """The error for a file that is not what was written."""
-    return DamagedOutput(
+    return CorruptOutput(
         f"{path}/{name}: expected what was saved, found {found}; an older checkpoint is needed"
     )
 

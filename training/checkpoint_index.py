@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline import storage
-from pipeline.errors import DamagedOutput, InputError, StorageError
-from pipeline.fingerprint import digest
+from pipeline.errors import CorruptOutput, InputError, StorageError
+from pipeline.identity.fingerprint import digest
+from pipeline.store import storage
 from training.checkpoint_files import Files, damaged
 from training.checkpoint_layout import CRC_BYTES, Grid, chunk_file
 
@@ -83,18 +83,18 @@ def unsealed(url: str, what: str) -> Any:
     """The content that `sealed` gave the bytes at `url`.
 
     Raises:
-        DamagedOutput: when it is missing, torn or changed.
+        CorruptOutput: when it is missing, torn or changed.
     """
     try:
         document = storage.read_json(url)
         content = document["content"]
         sound = document["sha256"] == digest(content)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise DamagedOutput(f"{url}: {what} is missing") from error
+        raise CorruptOutput(f"{url}: {what} is missing") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise DamagedOutput(f"{url}: {what} is not readable: {error}") from error
+        raise CorruptOutput(f"{url}: {what} is not readable: {error}") from error
     if not sound:
-        raise DamagedOutput(f"{url}: {what} differs from its own digest")
+        raise CorruptOutput(f"{url}: {what} differs from its own digest")
     return content
 
 
@@ -138,7 +138,7 @@ def read_index(path: str) -> dict[str, Any]:
     """The index of the checkpoint at `path`.
 
     Raises:
-        DamagedOutput: when it is missing, torn or changed.
+        CorruptOutput: when it is missing, torn or changed.
         InputError: when it was written by another version of this code.
     """
     url = storage.join(path, INDEX)
@@ -166,7 +166,7 @@ def check_file(path: str, files: Files, name: str, size: int, sha256: str) -> by
     """The content of a small file of the checkpoint at `path`, as the index has it.
 
     Raises:
-        DamagedOutput: it is missing or changed.
+        CorruptOutput: it is missing or changed.
         StorageError: the store failed.
     """
     content = np.empty(size, np.uint8)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from models.residuals import saved_names
 from pipeline.errors import InputError
-from pipeline.fingerprint import Runtime
+from pipeline.identity.fingerprint import Runtime
 from training.checks import above_zero, at_least, below_one, check_types, one_of, rising
 from training.optimizer_config import OptimizerConfig as OptimizerConfig
 from training.parallelism import Parallelism

@@ -13,7 +13,7 @@ import numpy as np
 from data.cache import TokenShard, read_offsets
 from data.token_array import TokenArray
 from pipeline.errors import InputError
-from pipeline.fingerprint import digest
+from pipeline.identity.fingerprint import digest
 from training.multiple_choice import Question
 
 

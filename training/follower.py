@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from pipeline.errors import DamagedOutput, StorageError, StoreUnavailable
+from pipeline.errors import CorruptOutput, StorageError, StoreUnavailable
 from training.scoring import Scored, Scorer
 
 LOOK_SECONDS = 1.0
@@ -99,7 +99,7 @@ def _load(scorer: Scorer, path: str) -> tuple[Any, int, str]:
     model, state, reason = None, _READ, ""
     try:
         model = scorer.load(path)
-    except (DamagedOutput, FileNotFoundError) as error:
+    except (CorruptOutput, FileNotFoundError) as error:
         state, reason = _DAMAGED, " ".join(str(error).split())
     except (StorageError, OSError) as error:
         state, reason = _UNAVAILABLE, " ".join(str(error).split())

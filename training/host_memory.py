@@ -7,7 +7,7 @@ model's step. Inside `kept` such blocks come from the heap, which is not given b
 Only the main heap can hold blocks of more than 64 MiB, and threads get heaps of their own, the
 compiler's and XLA's among them. So `share_one_heap` comes before XLA has threads. In a process
 that has had many threads already (a Ray worker) that is too late: there the environment variable
-MALLOC_ARENA_MAX has to say so from the beginning, and `pipeline.on_ray` sets it.
+MALLOC_ARENA_MAX has to say so from the beginning, and `pipeline.execute.ray` sets it.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 
-from pipeline import storage
+from pipeline.store import storage
 from training.clock import Stopwatch
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ INTERVAL_SECONDS = 10.0
 SPACING_SECONDS = 1.0
 MOST_MARKS = 2000
 OUTCOMES = ("running", "finished", "preempted", "failed")
-# As `pipeline.attempt` names attempts: the lease's number, which only rises, and a nonce.
+# As `pipeline.execute.attempt` names attempts: the lease's number, which only rises, and a nonce.
 _NAME = re.compile(r"[0-9]{6,18}-[0-9a-f]{8}")
 
 

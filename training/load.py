@@ -29,7 +29,7 @@ def load_model(
         devices: to hold one copy each; default the first one.
 
     Raises:
-        DamagedOutput: files are missing or changed.
+        CorruptOutput: files are missing or changed.
         InputError: the checkpoint is of another model; names the array.
     """
     return load_model_onto(make_layout(devices or jax.devices()[:1]), checkpoint_path, config)

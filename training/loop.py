@@ -70,7 +70,7 @@ def train(
 
     Raises:
         InputError: the job is refused, or training diverged for `max_skipped` steps.
-        DamagedOutput: there are checkpoints to resume from and none is sound.
+        CorruptOutput: there are checkpoints to resume from and none is sound.
         StorageError: a checkpoint could not be written.
     """
     watch = Stopwatch()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from pipeline import storage
+from pipeline.store import storage
 from training.clock import Stopwatch
 from training.job import Row, TrainJob
 from training.journal import Journal

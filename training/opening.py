@@ -90,7 +90,7 @@ def open_run(
     The second is None where there is no step to do, or SIGTERM came while it was compiled.
 
     Raises:
-        DamagedOutput, InputError: see `training.beginning.begin`.
+        CorruptOutput, InputError: see `training.beginning.begin`.
     """
     thread = ThreadPoolExecutor(1, "compile")
     try:

@@ -11,7 +11,7 @@ from typing import Any
 
 from data.dataset import DatasetSpec
 from pipeline.errors import InputError
-from pipeline.fingerprint import digest
+from pipeline.identity.fingerprint import digest
 from training.config import TrainConfig
 from training.stages import stages
 

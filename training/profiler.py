@@ -21,7 +21,7 @@ from typing import Any
 
 import jax
 
-from pipeline import storage
+from pipeline.store import storage
 from training.tracker_files import Spool
 
 logger = logging.getLogger(__name__)

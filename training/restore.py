@@ -1,7 +1,7 @@
 """Reading checkpoints back, onto any mesh and any number of processes.
 
 Three things are told apart. There is no checkpoint: a run begins at step 0. A checkpoint is damaged
-(`DamagedOutput`): the next older one is used and the damage is reported. A checkpoint is sound but
+(`CorruptOutput`): the next older one is used and the damage is reported. A checkpoint is sound but
 of another model (`InputError`): nothing is cast, padded or initialised to make it fit.
 """
 
@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from pipeline.errors import DamagedOutput, InputError, StorageError, StoreUnavailable
+from pipeline.errors import CorruptOutput, InputError, StorageError, StoreUnavailable
 from training import leaves
 from training.checkpoint_chunks import read_arrays
 from training.checkpoint_files import Deadline, in_parallel, open_files
@@ -24,7 +24,7 @@ from training.checkpoint_index import HISTORY, check_file, read_index
 
 Tree = TypeVar("Tree")
 RESTORE_TIMEOUT_SECONDS = 1800.0
-_KINDS = (DamagedOutput, StoreUnavailable, StorageError, InputError)  # the first that fits
+_KINDS = (CorruptOutput, StoreUnavailable, StorageError, InputError)  # the first that fits
 _DESCRIBED = ("axes", "shape", "dtype")
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def restore(path: str, like: Tree, *, part: str = "", step: int | None = None) -
         step: that it must be of; None for any.
 
     Raises:
-        DamagedOutput: files are missing or changed, or the checkpoint is of another step.
+        CorruptOutput: files are missing or changed, or the checkpoint is of another step.
         InputError: the checkpoint's arrays are not those of `like`; names the array.
         StorageError: the store failed.
     """
@@ -56,13 +56,13 @@ def read_history(path: str) -> dict[str, Any]:
     """The history saved with a checkpoint: {"rows": [...], "evaluations": [...]}.
 
     Raises:
-        DamagedOutput: it is missing or changed.
+        CorruptOutput: it is missing or changed.
     """
     for name, size, sha256 in read_index(path)["files"]:
         if name == HISTORY:
             files = open_files(path, Deadline(RESTORE_TIMEOUT_SECONDS, f"{path}: {HISTORY}"))
             return json.loads(check_file(path, files, name, size, sha256))
-    raise DamagedOutput(f"{path}: {HISTORY} is not in the index")
+    raise CorruptOutput(f"{path}: {HISTORY} is not in the index")
 
 
 def newest_sound(
@@ -76,19 +76,19 @@ def newest_sound(
         Step, path, restored state and history; None when `checkpoints` is empty.
 
     Raises:
-        DamagedOutput: when there are checkpoints and none is sound.
+        CorruptOutput: when there are checkpoints and none is sound.
         InputError: when a sound one is of another model.
     """
     for step, path in reversed(checkpoints):
         try:
             state = restore(path, like, step=step)
             return step, path, state, agreed(lambda path=path: read_history(path))
-        except DamagedOutput as error:
+        except CorruptOutput as error:
             logger.warning("checkpoint of step %d is damaged, trying an older one: %s", step, error)
             if on_damage is not None:
                 on_damage(step, path, str(error))
     if checkpoints:
-        raise DamagedOutput(
+        raise CorruptOutput(
             f"none of {len(checkpoints)} checkpoints is sound (newest: {checkpoints[-1][1]}); "
             "training does not begin again by itself: delete their records to start at step 0"
         )
@@ -105,7 +105,7 @@ def _restored(
     """The arrays `target`, when the checkpoint's arrays of that part are those `wanted`."""
     index = agreed(lambda: read_index(path))
     if step is not None and index["step"] != step:
-        raise DamagedOutput(f"{path}: expected a checkpoint of step {step}, found {index['step']}")
+        raise CorruptOutput(f"{path}: expected a checkpoint of step {step}, found {index['step']}")
     stored = {
         name: {field: entry[field] for field in _DESCRIBED}
         for name, entry in index["leaves"].items()

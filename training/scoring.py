@@ -135,7 +135,7 @@ class Scorer:
 
         Raises:
             InputError: the checkpoint is of another model.
-            DamagedOutput: the checkpoint's files are missing or changed.
+            CorruptOutput: the checkpoint's files are missing or changed.
         """
         return load_model_onto(self._layout, checkpoint, self._job.model)
 
@@ -175,7 +175,7 @@ def load_scored(
 
     Raises:
         InputError: the checkpoint is of another model.
-        DamagedOutput: the checkpoint's files are missing or changed.
+        CorruptOutput: the checkpoint's files are missing or changed.
     """
     train, layout = _placed(model, train, devices)
     boundaries = Boundaries(eos_id=eos_id, separate=train.separate_documents)

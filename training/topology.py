@@ -24,7 +24,7 @@ V6E = {
     128: ("8x16", 32),
     256: ("16x16", 64),
 }
-"""Topology and hosts by chips, as `pipeline.hardware` has them: training imports no planning."""
+"""Topology and hosts by chips, as in `pipeline.graph.hardware`, which training does not import."""
 
 HBM_BYTES = {"TPU v6 lite": 31.25 * 2**30}
 """Memory a program may use on one chip, by JAX's `device_kind`, as the compiler states it."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from pipeline import storage
+from pipeline.store import storage
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ import os
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from pipeline import storage
 from pipeline.errors import InputError
+from pipeline.store import storage
 from training.tracker_files import Spool
 
 Entry = dict[str, Any]

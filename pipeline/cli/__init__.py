@@ -19,9 +19,9 @@ from typing import Any, NoReturn, TypeVar
 
 from pipeline.cli import options
 from pipeline.cli.context import Context, say
-from pipeline.errors import InputError, PonenteError, Stopped
-from pipeline.step import as_node
-from pipeline.store import Store
+from pipeline.errors import Cancelled, InputError, PonenteError
+from pipeline.graph.step import as_node
+from pipeline.store.outputs import Store
 
 S = TypeVar("S")
 
@@ -46,7 +46,7 @@ def _exit(verb: Callable[[], int]) -> NoReturn:
     """End the process with the verb's status, or with what its error deserves."""
     try:
         sys.exit(verb())
-    except Stopped as stopped:
+    except Cancelled as stopped:
         say(f"{stopped}; run it again to go on", error=True)
         sys.exit(130)
     except PonenteError as error:
@@ -122,20 +122,20 @@ def _verb(name: str) -> Callable[[Context], int]:
         from pipeline.cli.run import run
 
         return run
-    from pipeline.cli import ask, upkeep
+    from pipeline.cli import inspection, maintenance
 
     verbs: dict[str, Callable[[Context], int]] = {
-        "plan": ask.plan,
-        "explain": ask.explain,
-        "status": ask.status,
-        "graph": ask.graph,
-        "show": ask.show,
-        "logs": ask.logs,
-        "verify": upkeep.verify,
-        "gc": upkeep.gc,
-        "adopt": upkeep.adopt,
-        "unlock": upkeep.unlock,
-        "doctor": upkeep.doctor,
+        "plan": inspection.plan,
+        "explain": inspection.explain,
+        "status": inspection.status,
+        "graph": inspection.graph,
+        "show": inspection.show,
+        "logs": inspection.logs,
+        "verify": maintenance.verify,
+        "gc": maintenance.gc,
+        "adopt": maintenance.adopt,
+        "unlock": maintenance.unlock,
+        "doctor": maintenance.doctor,
     }
     if name not in verbs:
         raise InputError(f"expected one of {', '.join(options.VERBS)}, got {name!r}")

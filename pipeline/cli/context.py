@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import InputError
-from pipeline.look import Choice, pick
-from pipeline.step import Node, tell_apart, topological
-from pipeline.store import Store
+from pipeline.graph.step import Node, topological, unique_labels
+from pipeline.plan.state import Selection, pick
+from pipeline.store.outputs import Store
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Context:
     clock: float
 
     @property
-    def choice(self) -> Choice:
+    def choice(self) -> Selection:
         """Which part of the graph the flags ask for."""
         o = self.options
-        return Choice(o.only, o.until, o.force, o.keep_going, o.jobs)
+        return Selection(o.only, o.until, o.force, o.keep_going, o.jobs)
 
     def steps(self) -> list[Node]:
         """The steps named after the verb; every step when none is."""
@@ -54,7 +54,7 @@ class Context:
         order = topological(self.targets)
         chosen = pick(order, " ".join(self.words))
         if len(chosen) > 1:
-            apart = tell_apart(order)
+            apart = unique_labels(order)
             names = ", ".join(apart[node.key] for node in chosen)
             raise InputError(f"{self.words[0]!r} is several steps; name one: {names}")
         return chosen[0]

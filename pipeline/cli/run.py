@@ -9,15 +9,15 @@ import time
 import uuid
 from typing import Any
 
-from pipeline import storage
-from pipeline.backend import InlineBackend
 from pipeline.cli.context import Context, retry_command, say
+from pipeline.cli.display import choose
 from pipeline.cli.interrupts import INTERRUPTED, Interrupts
-from pipeline.display import choose
-from pipeline.errors import InputError, PonenteError, Stopped
-from pipeline.events import EventLog
-from pipeline.executor import Execution
-from pipeline.plan import code_warnings
+from pipeline.errors import Cancelled, InputError, PonenteError
+from pipeline.execute.backend import InlineBackend
+from pipeline.execute.events import EventLog
+from pipeline.execute.executor import Execution
+from pipeline.plan.plan import code_warnings
+from pipeline.store import storage
 
 
 def run(context: Context) -> int:
@@ -25,7 +25,7 @@ def run(context: Context) -> int:
     with Interrupts() as interrupts:
         try:
             _run(context, interrupts)
-        except Stopped as stopped:
+        except Cancelled as stopped:
             say(f"{stopped}; run it again to go on", error=True)
         except KeyboardInterrupt:
             say(INTERRUPTED, error=True)
@@ -52,7 +52,7 @@ def _run(context: Context, interrupts: Interrupts) -> None:
         if needed:
             _execute(context, log, execution, needed, interrupts)
         outcome = "ok"
-    except (KeyboardInterrupt, Stopped):
+    except (KeyboardInterrupt, Cancelled):
         outcome = "interrupted"
         raise
     finally:
@@ -85,7 +85,7 @@ def _execute(
             execution.run(inline, needed)
         return
     cluster = context.options.cluster
-    from pipeline.on_ray.backend import RayBackend
+    from pipeline.execute.ray.backend import RayBackend
 
     say("starting Ray" if cluster is None else f"joining Ray at {cluster}")
     try:

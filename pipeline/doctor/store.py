@@ -19,8 +19,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from pipeline import storage
 from pipeline.doctor.finding import Finding, describe
+from pipeline.store import storage
 
 T = TypeVar("T")
 _RACERS = 4

@@ -17,14 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline import storage
-from pipeline.errors import DamagedOutput
-from pipeline.manifest import Manifest, load
+from pipeline.errors import CorruptOutput
 from pipeline.pages import readable
 from pipeline.pages import record as run_record
 from pipeline.pages.drawing import anchor, graph, timeline
 from pipeline.pages.panel import Context, context, log_link, panel, run_link
 from pipeline.pages.record import DONE, STATES, RunRecord, RunSummary, StepRecord
+from pipeline.store import storage
+from pipeline.store.manifest import Manifest, load
 
 _MOST_PROBLEMS = 6
 _OUTCOMES = {
@@ -64,7 +64,7 @@ def _write(
     def known(step: StepRecord) -> Manifest | None:
         try:
             found = load(storage.join(prefix, step.directory))
-        except DamagedOutput as error:
+        except CorruptOutput as error:
             step.warnings.append(str(error))
             return None
         # A path has an abbreviated key, so it may belong to another output.

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from pipeline.manifest import Manifest
 from pipeline.pages import readable
 from pipeline.pages.drawing import anchor
 from pipeline.pages.record import DONE, STATES, RunRecord, RunSummary, StepRecord
+from pipeline.store.manifest import Manifest
 
 _MOST_LINKS = 12
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline import storage
+from pipeline.store import storage
 
 STATES = {
     "failed": "failed",

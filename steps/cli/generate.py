@@ -15,9 +15,10 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pipeline import InputError, storage
+from pipeline import InputError
 from pipeline.cli.context import say
-from steps.trained import Trained, find, open_model
+from pipeline.store import storage
+from steps.checkpoints.find import Trained, find, open_model
 
 if TYPE_CHECKING:
     from data.tokenizer import TextTokenizer

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline import Artifact, Result, StepRun, named, step, storage
+from pipeline import Artifact, Result, StepContext, named, step
+from pipeline.store import storage
 from tests.bench import engine_graphs
 
 SHARD = "all"
@@ -37,7 +38,7 @@ PRESETS = {
 
 @step(output=Line, version=1)
 def toy(
-    run: StepRun, left: Line | None = None, right: Line | None = None, *, name: str, salt: int
+    run: StepContext, left: Line | None = None, right: Line | None = None, *, name: str, salt: int
 ) -> Result:
     """Write the line of one task."""
     parents = [parent.file for parent in (left, right) if parent is not None]

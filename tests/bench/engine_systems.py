@@ -58,7 +58,7 @@ def _git(*arguments: str) -> str:
 
 @functools.cache
 def _directories(graph: str) -> dict[str, str]:
-    from pipeline.step import as_node, topological
+    from pipeline.graph.step import as_node, topological
     from tests.bench.engine_steps import PRESETS, build
 
     wanted = [as_node(node) for node in build(PRESETS[graph])]
@@ -89,7 +89,7 @@ class Ponente:
     def output(self, graph: str, step: str, store: Path) -> Path:
         """The published shard of the step."""
         # Imported here, where nothing is being timed.
-        from pipeline import manifest
+        from pipeline.store import manifest
         from tests.bench.engine_steps import Line
 
         directory = str(store / _directories(graph)[step])

@@ -174,7 +174,8 @@ def measure_processes(backend: str, prepared: Path, scratch: Path) -> None:
 
 def measure_step(backend: str, prepared: Path, scratch: Path) -> None:
     """The whole step in one process on all cores: footers, ledger, records and manifest too."""
-    from pipeline import step, storage
+    from pipeline import step
+    from pipeline.store import storage
     from steps.artifacts import Tokenizer
     from steps.sample import sample
     from steps.tokenize_documents import tokenize

@@ -18,7 +18,7 @@ from data.array_writer import ArrayWriter
 from data.cache import TokenShard
 from data.shard_files import settle
 from data.token_array import TokenArray
-from pipeline.errors import DamagedOutput, InputError, StorageError, StoreUnavailable
+from pipeline.errors import CorruptOutput, InputError, StorageError, StoreUnavailable
 
 EOS = 0
 
@@ -181,11 +181,11 @@ def test_offsets_of_another_shard_are_refused(tmp_path):
     other = (tmp_path / "b/offsets/c/0").read_bytes()
     (tmp_path / "a/offsets/c/0").write_bytes(other)
     for read_some in (cache.read_offsets, cache.content_digest, cache.describe):
-        with pytest.raises(DamagedOutput, match="offsets"):
+        with pytest.raises(CorruptOutput, match="offsets"):
             read_some(str(tmp_path / "a"))
     shutil.rmtree(tmp_path / "a")
     (tmp_path / "b").rename(tmp_path / "a")
-    with pytest.raises(DamagedOutput, match="checksums"):
+    with pytest.raises(CorruptOutput, match="checksums"):
         cache.read_offsets(str(tmp_path / "a"), first.check)
 
 

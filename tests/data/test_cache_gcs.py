@@ -8,8 +8,8 @@ import pytest
 from data import cache, shard_files
 from data.cache import TokenShard
 from data.token_array import TokenArray
-from pipeline import google_storage
-from pipeline.errors import DamagedOutput, StorageError, StoreUnavailable
+from pipeline.errors import CorruptOutput, StorageError, StoreUnavailable
+from pipeline.store import google_storage
 from tests.faults.fake_gcs import FakeGCS, Faults
 
 URL = "gs://bucket/store/shard"
@@ -114,7 +114,7 @@ def test_no_damage_in_a_bucket_reads_as_data(server):
         for start, length in ((0, 2048), (17_000, 3000), (numbers.randrange(15_000), 777)):
             try:
                 found = read(shard, [start], length)[0]
-            except DamagedOutput:
+            except CorruptOutput:
                 errors += 1
             else:
                 assert np.array_equal(found, tokens[start : start + length])
@@ -163,7 +163,7 @@ def test_no_bucket_at_all(server):
     """Neither writing nor reading ends in another's error."""
     with pytest.raises(StorageError, match="bucket does not exist"):
         write("gs://nowhere/shard")
-    with pytest.raises(DamagedOutput):
+    with pytest.raises(CorruptOutput):
         read(TokenShard("gs://nowhere/shard", 100), [0], 10)
 
 

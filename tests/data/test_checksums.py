@@ -7,8 +7,8 @@ import pytest
 
 from data.checksums import expected_checksum, verify_file
 from data.source import python_documentation
-from pipeline import storage
 from pipeline.errors import InputError
+from pipeline.store import storage
 from tests.faults.fake_gcs import FakeGCS
 from tests.faults.fake_hub import FakeHub, Faults
 from tests.faults.hub import quick_retries

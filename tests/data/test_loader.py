@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from data.dataset import Dataset
 from data.loader import GROUP_TOKENS, Loader, SlowDisk
 from data.order import BlockShuffle
-from pipeline.errors import DamagedOutput, InputError
+from pipeline.errors import CorruptOutput, InputError
 from tests.data.token_shards import rows_of, source, spec, write_shards
 
 LENGTH = 32
@@ -119,7 +119,7 @@ class Fake:
         with self.lock:
             self.now -= 1
         if self.fail_at in rows:
-            raise DamagedOutput("shard 3 is damaged")
+            raise CorruptOutput("shard 3 is damaged")
         return np.repeat(rows[:, None], self.sequence_length, 1).astype(np.int32)
 
 
@@ -179,7 +179,7 @@ def test_an_error_is_raised_at_its_batch(fail_at, threads):
         for n in range(fail_at // 10):
             assert next(loader)[:, 0].tolist() == list(range(10 * n, 10 * n + 10))
         for _ in range(2):
-            with pytest.raises(DamagedOutput, match="shard 3"):
+            with pytest.raises(CorruptOutput, match="shard 3"):
                 next(loader)
 
 
@@ -204,7 +204,7 @@ def test_a_damaged_shard_is_found_at_its_batch(tmp_path):
         found = []
         with (
             Loader(dataset, batch_size=4, stop_batch=12) as loader,
-            pytest.raises(DamagedOutput, match="shard-0"),
+            pytest.raises(CorruptOutput, match="shard-0"),
         ):
             found.extend(loader)
     expected = [rows[row] for row in order.rows(np.arange(48))]

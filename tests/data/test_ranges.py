@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from data import ranges, retries
 from data.ranges import FileState, RangeFile, find, look, open_ranges
 from data.retries import NotThere
-from pipeline import storage
 from pipeline.errors import InputError, StorageError, StoreUnavailable
+from pipeline.store import storage
 from tests.faults.fake_gcs import FakeGCS
 from tests.faults.fake_hub import PASSING, FakeHub, Faults
 from tests.faults.hub import quick_retries

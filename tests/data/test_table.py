@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data import table
-from pipeline.errors import DamagedOutput
+from pipeline.errors import CorruptOutput
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = pa.schema([("id", pa.string()), ("text", pa.string())])
@@ -77,7 +77,7 @@ def test_a_body_that_raises_leaves_no_readable_file(tmp_path, monkeypatch):
         write(url, parts=interrupted())
     gc.collect()
     assert (tmp_path / "x.parquet").stat().st_size > 5000
-    with pytest.raises(DamagedOutput, match=r"x\.parquet"):
+    with pytest.raises(CorruptOutput, match=r"x\.parquet"):
         list(table.read_table(url))
 
 
@@ -96,7 +96,7 @@ def test_no_flipped_bit_and_no_cut_reads_as_other_rows(tmp_path):
         path.write_bytes(damaged)
         try:
             found = pa.Table.from_batches(table.read_table(str(path))).to_pylist()
-        except DamagedOutput as damaged:
+        except CorruptOutput as damaged:
             found, message = None, str(damaged)
         if found is None:
             assert "x.parquet" in message
@@ -108,7 +108,7 @@ def test_no_flipped_bit_and_no_cut_reads_as_other_rows(tmp_path):
 
 def test_a_missing_file_is_damage(tmp_path):
     """A file that the caller knows was written is damaged when it is gone."""
-    with pytest.raises(DamagedOutput, match=r"gone\.parquet"):
+    with pytest.raises(CorruptOutput, match=r"gone\.parquet"):
         list(table.read_table(str(tmp_path / "gone.parquet")))
 
 
@@ -122,7 +122,7 @@ def test_a_failing_disk_is_not_called_damage():
 LAST_HOLDERS = """
 import io, os, sys, threading
 from data import parquet, table
-from pipeline import storage
+from pipeline.store import storage
 
 ended = []
 

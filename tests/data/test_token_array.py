@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from data import cache, chunks, token_array
 from data.cache import TokenShard
 from data.token_array import TokenArray
-from pipeline.errors import DamagedOutput, InputError, StorageError
+from pipeline.errors import CorruptOutput, InputError, StorageError
 
 SIZES = [0, 50, 1, 0, 0, 20_000, 3, 9000, 0]
 
@@ -79,7 +79,7 @@ def test_making_an_array_touches_no_storage(shards):
     array = TokenArray([*absent, real], 500)
     assert len(array) == 10**10 + 20_000
     assert array.read(np.array([10**10]), 4).shape == (1, 4)
-    with pytest.raises(DamagedOutput, match="/does/not/exist/7:"):
+    with pytest.raises(CorruptOutput, match="/does/not/exist/7:"):
         array.read(np.array([7 * 10**6]), 4)
 
 
@@ -87,7 +87,7 @@ def test_making_an_array_touches_no_storage(shards):
 def test_a_shard_that_is_not_what_was_said_is_refused(shards, tokens, vocab_size):
     """Another number of tokens or another dtype than declared is damage, not data."""
     shard = shards[0][1]._replace(tokens=tokens)
-    with pytest.raises(DamagedOutput, match=r"found 50 tokens of uint16 instead of"):
+    with pytest.raises(CorruptOutput, match=r"found 50 tokens of uint16 instead of"):
         TokenArray([shard], vocab_size).read(np.array([0]), 10)
 
 
@@ -153,10 +153,10 @@ def test_a_sound_shard_in_the_place_of_another_is_refused(tmp_path, length):
     first, _ = _written(tmp_path / "a", seed=1)
     _written(tmp_path / "b", seed=2)
     swapped = first._replace(directory=str(tmp_path / "b"))
-    with pytest.raises(DamagedOutput, match="SHA-256"):
+    with pytest.raises(CorruptOutput, match="SHA-256"):
         TokenArray([swapped], 500).read(np.array([0]), length)
     (tmp_path / "b/tokens/c/0").rename(tmp_path / "a/tokens/c/0")
-    with pytest.raises(DamagedOutput, match=r"damage in chunk 1 of tokens/c/0"):
+    with pytest.raises(CorruptOutput, match=r"damage in chunk 1 of tokens/c/0"):
         TokenArray([first], 500).read(np.array([1024]), length)
 
 
@@ -170,7 +170,7 @@ def test_chunks_swapped_inside_a_file_are_refused(tmp_path):
     array = TokenArray([shard], 500)
     assert np.array_equal(array.read(np.array([2048]), 1024)[0], tokens[2048:3072])
     for start, length in ((0, 1024), (0, 2048), (1000, 500)):
-        with pytest.raises(DamagedOutput, match="damage in chunk 0"):
+        with pytest.raises(CorruptOutput, match="damage in chunk 0"):
             array.read(np.array([2048, start]), length)
 
 
@@ -251,7 +251,7 @@ def test_a_layout_of_another_version_is_refused(tmp_path):
         checksums = chunks.unseal(sealed, chunks.CRC).copy()
         checksums[-1] = chunks.checksum(about)
         (tmp_path / "t/checksums/c/0").write_bytes(chunks.seal(checksums))
-        with pytest.raises(DamagedOutput, match="another layout"):
+        with pytest.raises(CorruptOutput, match="another layout"):
             TokenArray([TokenShard(str(tmp_path / "t"), 5000)], 500).read(np.array([0]), 10)
 
 
@@ -324,5 +324,5 @@ def test_a_file_cut_while_it_is_open_is_damage(tmp_path):
     array = TokenArray([shard], 500)
     array.read(np.array([0]), 10)
     os.truncate(tmp_path / "s/tokens/c/0", 3000)
-    with pytest.raises(DamagedOutput, match="ends at byte 3000"):
+    with pytest.raises(CorruptOutput, match="ends at byte 3000"):
         array.read(np.array([1024]), 1024)

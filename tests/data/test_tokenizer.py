@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from data import embedded, tokenizer
 from data.tokenizer import TextTokenizer
 from data.vocabulary import EOS
-from pipeline.errors import DamagedOutput, InputError
+from pipeline.errors import CorruptOutput, InputError
 
 VOCAB = 600
 
@@ -211,7 +211,7 @@ def test_loading_once_reads_once_and_only_the_right_file(content, tmp_path, monk
     for blanks in range(1, 7):
         other = content + b" " * blanks
         path.write_bytes(other)
-        with pytest.raises(DamagedOutput, match=digest[:8]):
+        with pytest.raises(CorruptOutput, match=digest[:8]):
             TextTokenizer.load_once(str(path), digest[:-8] + "elsewise")
         TextTokenizer.load_once(str(path), hashlib.sha256(other).hexdigest())
     assert len(tokenizer._read) == 4

@@ -1,7 +1,7 @@
 """Fault 17, token cache: files that are missing, cut, changed or in each other's places.
 
 Two sound shards of one size are damaged in one way, before they are opened or while they are open,
-and read in windows of every kind. Each window is right or `DamagedOutput`; so are the offsets and
+and read in windows of every kind. Each window is right or `CorruptOutput`; so are the offsets and
 the content's digest. TensorStore without our code is held to the same for what Zarr's own checksums
 can tell, which is damage inside the tokens' file and not a sound thing in another's place.
 """
@@ -24,7 +24,7 @@ from data import cache, shard_files, token_array
 from data.cache import TokenShard
 from data.chunks import CHUNK
 from data.token_array import TokenArray
-from pipeline.errors import DamagedOutput
+from pipeline.errors import CorruptOutput
 from tests.faults.registry import Fault, trials
 
 KINDS = (
@@ -142,7 +142,7 @@ def _through_tensorstore(directory: str, size: int | None = None, timeout_s: flo
 def _same(what: str, read: Callable[[], Any], expected: Any, seen: Counter[str]) -> None:
     try:
         found = read()
-    except DamagedOutput as error:
+    except CorruptOutput as error:
         if "expected the shard written earlier" not in str(error):
             raise
         seen["errors"] += 1

@@ -24,10 +24,10 @@ import numpy as np
 from data import cache
 from data.cache import TokenShard
 from data.token_array import TokenArray
-from pipeline import storage
 from pipeline.errors import StorageError
-from pipeline.ledger import Ledger
-from pipeline.run import ShardTask, write_shard
+from pipeline.execute.step_context import ShardTask, write_shard
+from pipeline.store import storage
+from pipeline.store.ledger import Ledger
 from tests.faults.registry import Fault, pick, trials
 
 _SIZE = 4 << 20

@@ -1,7 +1,7 @@
 """Fault 17, checkpoints: files that are missing, cut, changed or in each other's places.
 
 Two sound checkpoints of one run, of steps 1 and 2, are damaged in one way and restored: what comes
-back has the bits that were saved, or there is `DamagedOutput`; a run that resumes goes on from
+back has the bits that were saved, or there is `CorruptOutput`; a run that resumes goes on from
 whichever of the two is sound, and from no third thing. On a local disk, and in a bucket.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pipeline.errors import DamagedOutput
+from pipeline.errors import CorruptOutput
 from tests.faults.fake_gcs import FakeGCS
 from tests.faults.registry import Fault, trials
 from training.checkpoint import Checkpointer
@@ -109,13 +109,13 @@ def damage(
 
 
 def check(paths: list[tuple[int, str]], seen: Counter[str]) -> None:
-    """Each checkpoint alone, then both: right bits, or `DamagedOutput`."""
+    """Each checkpoint alone, then both: right bits, or `CorruptOutput`."""
     sound = [step for step, path in paths if _is_right_or_damaged(step, path)]
     for step, _ in paths:
         seen["refused"] += step not in sound
     try:
         found = newest_sound(paths, like())
-    except DamagedOutput:
+    except CorruptOutput:
         assert not sound, f"steps {sound} are sound, and the run does not go on"
         return
     assert found is not None
@@ -126,7 +126,7 @@ def check(paths: list[tuple[int, str]], seen: Counter[str]) -> None:
 def _is_right_or_damaged(step: int, path: str) -> bool:
     try:
         found = newest_sound([(step, path)], like())
-    except DamagedOutput:
+    except CorruptOutput:
         return False
     assert found is not None
     _same(found[2], state(step))

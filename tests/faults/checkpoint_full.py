@@ -16,10 +16,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from pipeline import storage
 from pipeline.errors import StorageError
-from pipeline.ledger import Ledger
-from pipeline.manifest import File
+from pipeline.store import storage
+from pipeline.store.ledger import Ledger
+from pipeline.store.manifest import File
 from tests.faults.cache_full import _leave, _no_file_beyond, small_disk
 from tests.faults.registry import Fault, pick, trials
 from training import checkpoint_files

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from pipeline import lease, storage
 from pipeline.errors import PonenteError
-from pipeline.garbage import delete, find_garbage
-from pipeline.manifest import load
-from pipeline.step import as_node, topological
-from pipeline.store import Store
+from pipeline.graph.step import as_node, topological
+from pipeline.store import lease, storage
+from pipeline.store.garbage import delete, find_garbage
+from pipeline.store.manifest import load
+from pipeline.store.outputs import Store
 from tests.faults import disk
 from tests.faults.disk import Killed, Life, Operation, Trouble
 from tests.faults.registry import Fault, pick, trials

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from pipeline import lease
+from pipeline.store import lease
 
 _WRITES = ("link", "replace", "rename", "symlink", "unlink", "remove", "mkdir", "rmdir", "truncate")
 _SYNCS = ("fsync", "fdatasync")

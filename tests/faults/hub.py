@@ -25,8 +25,8 @@ from data import retries
 from data.checksums import expected_checksum, verify_file
 from data.document_hash import document_hash
 from data.parquet import Unit, list_units, read_unit
-from pipeline import storage
 from pipeline.errors import StorageError
+from pipeline.store import storage
 from tests.faults import remote
 from tests.faults.fake_gcs import FakeGCS
 from tests.faults.fake_gcs import Faults as GoogleFaults

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pipeline import GangProcess, Result, Runtime, StepRun, pod, step, storage
+from pipeline import GangProcess, Result, Runtime, StepContext, pod, step
 from pipeline.errors import WorkerLost
-from pipeline.run import Emit
+from pipeline.execute.step_context import Emit
+from pipeline.store import storage
 from tests.pipeline.toy import Numbers, Total, total
 
 SHARDS = 12
@@ -52,14 +53,18 @@ def write_slowly(directory: str, item: tuple[int, float]) -> Mapping[str, Any]:
 
 
 @step(output=Numbers, version=1)
-def slow_numbers(run: StepRun, *, shards: int, seconds: Annotated[float, Runtime] = 0) -> Result:
+def slow_numbers(
+    run: StepContext, *, shards: int, seconds: Annotated[float, Runtime] = 0
+) -> Result:
     """0 .. shards - 1, each a shard."""
     written = run.map(write_slowly, {f"part/{i:03d}": (i, seconds) for i in range(shards)})
     return {"count": len(written)}
 
 
 @step(output=Numbers, version=1)
-def doubled(run: StepRun, numbers: Numbers, *, seconds: Annotated[float, Runtime] = 0) -> Result:
+def doubled(
+    run: StepContext, numbers: Numbers, *, seconds: Annotated[float, Runtime] = 0
+) -> Result:
     """The numbers, doubled, in one shard."""
     if "all" not in run.finished():
         with run.shard("all") as directory:
@@ -91,7 +96,7 @@ def wait_to_be_asked(job: str, *, process: GangProcess, emit: Emit) -> bool:
 
 
 @step(output=Total, version=1, cpus=0)
-def patient(run: StepRun, *, hardware: Annotated[str, Runtime] = "local") -> Result:
+def patient(run: StepContext, *, hardware: Annotated[str, Runtime] = "local") -> Result:
     """A gang that ends early, as training does, when it is asked to save."""
     job = os.environ["PONENTE_MARKS"] + ".saved"
     if not run.gang(pod(hardware), wait_to_be_asked, job):

@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline import lease, storage
-from pipeline.step import as_node, topological
+from pipeline.graph.step import as_node, topological
+from pipeline.store import lease, storage
 from tests.faults.crash import outputs
 from tests.faults.interrupt_graph import EXPERIMENT, Settings, build
 from tests.faults.registry import Fault, pick, trials
+from tests.pipeline.cli.terminal import Screen, Terminal
 from tests.pipeline.helpers import check_invariants, recorded
-from tests.pipeline.terminal import Screen, Terminal
 
 START_SECONDS = 90.0  # until the moment has come: starting Ray takes some ten on two cores
 STOP_SECONDS = 45.0  # a clean stop gives what is in flight 30

@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline import storage
-from pipeline.manifest import Manifest, load
+from pipeline.store import storage
+from pipeline.store.manifest import Manifest, load
 from steps.artifacts import Checkpoint
 
 ROOT = Path(__file__).parents[2]

@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pipeline import Artifact, Result, Runtime, StepRun, lease, manifest, step, storage
-from pipeline.step import as_node
+from pipeline import Artifact, Result, Runtime, StepContext, step
+from pipeline.graph.step import as_node
+from pipeline.store import lease, manifest, storage
 from tests.pipeline.helpers import bring_up
 
 # Every storage function that touches the store; those that exist are counted and stopped at.
@@ -58,14 +59,14 @@ def write_part(directory: str, item: tuple[int, int, float, str]) -> Mapping[str
 
 @step(output=Numbers, version=1)
 def parts(
-    run: StepRun,
+    run: StepContext,
     *,
     factor: int,
     shards: int,
     delay: Annotated[float, Runtime],
     marks: Annotated[str, Runtime],
 ) -> Result:
-    """The first 10 x shards integers times `factor`, through `StepRun.map`."""
+    """The first 10 x shards integers times `factor`, through `StepContext.map`."""
     _mark(marks, "body", factor)
     stop.at("body")
     items = {f"part/{i}": (10 * i, factor, delay, marks) for i in range(shards)}
@@ -76,14 +77,14 @@ def parts(
 
 @step(output=Numbers, version=1)
 def joined(
-    run: StepRun,
+    run: StepContext,
     left: Numbers,
     right: Numbers,
     *,
     delay: Annotated[float, Runtime],
     marks: Annotated[str, Runtime],
 ) -> Result:
-    """All numbers of both, sorted, through `StepRun.shard`."""
+    """All numbers of both, sorted, through `StepContext.shard`."""
     _mark(marks, "body", "joined")
     numbers = sorted(values(left.path, left.manifest) + values(right.path, right.manifest))
     with run.shard("all") as directory:

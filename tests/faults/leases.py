@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pipeline import storage
+from pipeline.store import storage
 from tests.faults.lease_remains import ELSEWHERE, REMAINS, Remains
 from tests.faults.lease_trial import QUICK, Trial, Worker, owner_here, workers, write_lease
 from tests.faults.lease_worker import PLACES

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline import storage
 from pipeline.errors import PonenteError
-from pipeline.manifest import NAME, load, load_verified
-from pipeline.step import as_node
+from pipeline.graph.step import as_node
+from pipeline.store import storage
+from pipeline.store.manifest import NAME, load, load_verified
 from tests.faults.crash import ALL, graph, outputs
 from tests.faults.disk import Life
 from tests.faults.registry import Fault, pick, trials

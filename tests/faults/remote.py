@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from pipeline import google_storage, storage
 from pipeline.errors import InputError, PonenteError, StepFailed, StoreUnavailable
-from pipeline.manifest import load
+from pipeline.store import google_storage, storage
+from pipeline.store.manifest import load
 from tests.faults.fake_gcs import FakeGCS, Faults
 from tests.faults.fake_gcs_store import BEFORE
 from tests.faults.registry import Fault

@@ -9,9 +9,10 @@ import threading
 
 import pytest
 
-from pipeline import inline, lease, storage
-from pipeline.errors import DamagedOutput
-from pipeline.run import ShardTask, StepRun
+from pipeline.errors import CorruptOutput
+from pipeline.execute import inline
+from pipeline.execute.step_context import ShardTask, StepContext
+from pipeline.store import lease, storage
 from tests.faults import crash
 from tests.faults.disk import Killed, Life, Trouble, data_read, data_written
 from tests.faults.registry import Violation
@@ -164,7 +165,7 @@ def _write_anew(task):
 
 def test_shards_written_twice_are_caught(tmp_path, monkeypatch):
     """An engine that forgets its finished shards does not pass fault 2."""
-    monkeypatch.setattr(StepRun, "map", _write_all)
+    monkeypatch.setattr(StepContext, "map", _write_all)
     monkeypatch.setattr(inline, "write_shard", _write_anew)
     with pytest.raises(Violation, match="written again"):
         crash.crash_everywhere(0, 60, tmp_path)
@@ -208,5 +209,5 @@ def test_the_invariants_can_fail(tmp_path, damage):
         step = file.relative_to(tmp_path).parts[0]
         shutil.copytree(tmp_path / step, tmp_path / f"copy-{step.rpartition('-')[2]}")
     expected = {"byte": "other content", "stray": "litter", "key": "twice"}
-    with pytest.raises((AssertionError, DamagedOutput), match=expected.get(damage, "missing")):
+    with pytest.raises((AssertionError, CorruptOutput), match=expected.get(damage, "missing")):
         check_invariants(store, finished=True)

@@ -24,8 +24,8 @@ from data.cache import write_shard
 from data.table import TableWriter
 from data.tokenizer import TextTokenizer
 from data.vocabulary import EOS
-from pipeline import fingerprint
-from pipeline.errors import DamagedOutput, InputError, PonenteError
+from pipeline.errors import CorruptOutput, InputError, PonenteError
+from pipeline.identity import fingerprint
 from steps.tokenize_documents import RowGroup, tokenize_shard
 from tests.faults.registry import Fault, pick, trials
 
@@ -161,7 +161,7 @@ def _changed_file(directory: Path) -> None:
     after = TextTokenizer.load(str(file)).digest
     assert fingerprint.digest(before) != fingerprint.digest(after)
     other = hashlib.sha256(b"not read by this process").hexdigest()
-    _refused(lambda: TextTokenizer.load_once(str(file), other), DamagedOutput, after)
+    _refused(lambda: TextTokenizer.load_once(str(file), other), CorruptOutput, after)
 
 
 def _wrong_vocabulary(directory: Path) -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.run_200m import SMOKE, Settings, graph
-from pipeline.step import as_node, topological
-from tests.pipeline import key_values
-from tests.pipeline.identity_fields import leaves
+from pipeline.graph.step import as_node, topological
+from tests.pipeline.identity import key_values
+from tests.pipeline.identity.identity_fields import leaves
 
 PATH = Path(__file__).with_name("keys.json")
 

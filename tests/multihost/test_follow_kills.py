@@ -8,12 +8,12 @@ import signal
 
 import pytest
 
-from pipeline import lease
-from pipeline.backend import InlineBackend
-from pipeline.events import EventLog
-from pipeline.executor import Execution
-from pipeline.step import as_node
-from pipeline.store import Store
+from pipeline.execute.backend import InlineBackend
+from pipeline.execute.events import EventLog
+from pipeline.execute.executor import Execution
+from pipeline.graph.step import as_node
+from pipeline.store import lease
+from pipeline.store.outputs import Store
 from steps.artifacts import Checkpoint, Scores
 from steps.block_shuffle import block_shuffle
 from steps.follow import follow
@@ -98,7 +98,7 @@ def test_followed_and_killed_midway_the_results_are_those_of_one_after_the_other
     steps = range(EVERY, STEPS + 1, EVERY)
     assert [row["step"] for row in want_scores.rows] == [step for step in steps for _ in range(2)]
 
-    from pipeline.on_ray.backend import RayBackend
+    from pipeline.execute.ray.backend import RayBackend
 
     ray = RayBackend()
     try:

@@ -11,12 +11,13 @@ import pytest
 from data.dataset import Dataset
 from data.loader import Loader
 from experiments.run_200m import SMOKE
-from pipeline import pod, storage
-from pipeline.events import EventLog
-from pipeline.executor import Execution
-from pipeline.on_ray.backend import RayBackend
-from pipeline.step import as_node
-from pipeline.store import Store
+from pipeline import pod
+from pipeline.execute.events import EventLog
+from pipeline.execute.executor import Execution
+from pipeline.execute.ray.backend import RayBackend
+from pipeline.graph.step import as_node
+from pipeline.store import storage
+from pipeline.store.outputs import Store
 from steps.artifacts import Checkpoint, TokenCache
 from steps.block_shuffle import block_shuffle
 from steps.sample import sample

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from pipeline import pod
-from pipeline.events import EventLog
-from pipeline.executor import Execution
-from pipeline.on_ray.backend import RayBackend
-from pipeline.step import as_node
-from pipeline.store import Store
+from pipeline.execute.events import EventLog
+from pipeline.execute.executor import Execution
+from pipeline.execute.ray.backend import RayBackend
+from pipeline.graph.step import as_node
+from pipeline.store.outputs import Store
 from steps.artifacts import Checkpoint
 from steps.block_shuffle import block_shuffle
 from steps.train import train

@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from pipeline import storage
-from pipeline.backend import InlineBackend
-from pipeline.events import EventLog
-from pipeline.executor import Execution
-from pipeline.ledger import DIRECTORY as LEDGER
-from pipeline.ledger import Ledger
-from pipeline.look import Choice
-from pipeline.manifest import Manifest, Shard, load, load_verified
-from pipeline.step import Node, as_node
-from pipeline.store import Store
+from pipeline.execute.backend import InlineBackend
+from pipeline.execute.events import EventLog
+from pipeline.execute.executor import Execution
+from pipeline.graph.step import Node, as_node
+from pipeline.plan.state import Selection
+from pipeline.store import storage
+from pipeline.store.ledger import DIRECTORY as LEDGER
+from pipeline.store.ledger import Ledger
+from pipeline.store.manifest import Manifest, Shard, load, load_verified
+from pipeline.store.outputs import Store
 
 
 def bring_up(
@@ -27,7 +27,7 @@ def bring_up(
     """Execute a graph in this process; returns the finished execution."""
     log = EventLog(prefix, "test", [events.append] if events is not None else [])
     execution = Execution(
-        [as_node(w) for w in wanted], Store(prefix, shared), log, "again", Choice(**choice)
+        [as_node(w) for w in wanted], Store(prefix, shared), log, "again", Selection(**choice)
     )
     try:
         execution.run(InlineBackend(log), execution.look())

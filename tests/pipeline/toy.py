@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pipeline import Artifact, InputError, Result, Runtime, StepRun, step, storage
+from pipeline import Artifact, InputError, Result, Runtime, StepContext, step
+from pipeline.store import storage
 
 
 class Numbers(Artifact):
@@ -53,7 +54,7 @@ def write_numbers(directory: str, item: tuple[int, int]) -> Mapping[str, Any]:
 
 
 @step(output=Numbers, version=1)
-def numbers(run: StepRun, *, count: int, shards: int = 2) -> Result:
+def numbers(run: StepContext, *, count: int, shards: int = 2) -> Result:
     """0 .. count - 1 in equal shards."""
     size = count // shards
     items = {f"part/{i:03d}": (i * size, size) for i in range(shards)}
@@ -63,7 +64,7 @@ def numbers(run: StepRun, *, count: int, shards: int = 2) -> Result:
 
 @step(output=Numbers, version=1)
 def scaled(
-    run: StepRun, numbers: Numbers, *, scale: Scale, delay: Annotated[float, Runtime] = 0
+    run: StepContext, numbers: Numbers, *, scale: Scale, delay: Annotated[float, Runtime] = 0
 ) -> Result:
     """The numbers, multiplied."""
     del delay
@@ -89,13 +90,13 @@ def refuse_negative(arguments: Mapping[str, Any]) -> None:
 
 
 @step(output=Numbers, version=1, advise=advise_against_zero, check=refuse_negative)
-def clamp(run: StepRun, numbers: Numbers, *, limit: int) -> Result:
+def clamp(run: StepContext, numbers: Numbers, *, limit: int) -> Result:
     """The numbers, none above the limit: two limits can make the same."""
     return _write(run, [min(n, limit) for n in numbers.values()])
 
 
 @step(output=Numbers, version=1)
-def noise(run: StepRun, numbers: Numbers) -> Result:
+def noise(run: StepContext, numbers: Numbers) -> Result:
     """Other numbers every time; fails when `PONENTE_TOY_FAIL` names it."""
     written = _write(run, [n + int.from_bytes(os.urandom(4)) for n in numbers.values()])
     if os.environ.get("PONENTE_TOY_FAIL") == "noise":
@@ -103,7 +104,7 @@ def noise(run: StepRun, numbers: Numbers) -> Result:
     return written
 
 
-def _write(run: StepRun, values: list[int]) -> Result:
+def _write(run: StepContext, values: list[int]) -> Result:
     with run.shard("all") as directory:
         url = storage.join(directory, "n.txt")
         storage.write_atomic(url, " ".join(str(n) for n in values).encode())
@@ -111,50 +112,50 @@ def _write(run: StepRun, values: list[int]) -> Result:
 
 
 @step(output=Order, version=1)
-def order(run: StepRun, numbers: Numbers) -> Result:
+def order(run: StepContext, numbers: Numbers) -> Result:
     """An order over the numbers, which is the same for any that are as many."""
     return {"count": len(numbers.values())}
 
 
 @step(output=Order, version=1)
-def orders(run: StepRun, numbers: tuple[Numbers, ...]) -> Result:
+def orders(run: StepContext, numbers: tuple[Numbers, ...]) -> Result:
     """An order over several sets of numbers."""
     return {"count": sum(len(part.values()) for part in numbers)}
 
 
 @step(output=Total, version=1)
-def opened_many(run: StepRun, order: Order) -> Result:
+def opened_many(run: StepContext, order: Order) -> Result:
     """The sums of what an order of several is over, in the order of the inputs."""
     return {"totals": [sum(part.values()) for part in order.inputs("numbers", Numbers)]}
 
 
 @step(output=Total, version=1)
-def opened(run: StepRun, order: Order) -> Result:
+def opened(run: StepContext, order: Order) -> Result:
     """The sum of what an order is over."""
     return {"total": sum(order.input("numbers", Numbers).values())}
 
 
 @step(output=Total, version=1, reads_lineage=True)
-def shown(run: StepRun, left: Total) -> Result:
+def shown(run: StepContext, left: Total) -> Result:
     """What a total was made from."""
-    return {"made_from": left.manifest.inputs}
+    return {"recipe": left.manifest.inputs}
 
 
 @step(output=Total, version=1)
-def total(run: StepRun, left: Numbers, right: Numbers | None = None) -> Result:
+def total(run: StepContext, left: Numbers, right: Numbers | None = None) -> Result:
     """The sum of one or two sets of numbers."""
     both = left.values() + (right.values() if right is not None else [])
     return {"total": sum(both), "headline": [f"total {sum(both)}"]}
 
 
 @step(output=Total, version=1)
-def refuse(run: StepRun, left: Numbers) -> Result:
+def refuse(run: StepContext, left: Numbers) -> Result:
     """Refuses whatever it is given."""
     raise InputError(f"expected something else than {len(left.values())} numbers")
 
 
 @step(output=Total, version=1)
-def kill_once(run: StepRun, left: Numbers, *, flag: str) -> Result:
+def kill_once(run: StepContext, left: Numbers, *, flag: str) -> Result:
     """Kills its own process the first time, succeeds the second."""
     if not Path(flag).exists():
         Path(flag).touch()

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from data.cache import write_shard
-from pipeline import Result, StepRun, step, storage
+from pipeline import Result, StepContext, step
+from pipeline.store import storage
 from steps.artifacts import TokenCache
 
 VOCAB, EOS = 64, 0
@@ -33,7 +34,7 @@ def write_documents(directory: str, item: tuple[int, int, int, int, str]) -> Map
 
 @step(output=TokenCache, version=1)
 def synthetic(
-    run: StepRun,
+    run: StepContext,
     *,
     low: int = 1,
     high: int = VOCAB,

@@ -7,12 +7,13 @@ import dataclasses
 import pytest
 
 from experiments.run_200m import Settings
-from pipeline import named, storage
+from pipeline import named
 from pipeline.cli import main
+from pipeline.store import storage
 from steps.artifacts import Report
 from steps.block_shuffle import block_shuffle
 from steps.compare import _record, compare, differences
-from steps.run_record import of_directory
+from steps.reporting.run_record import of_directory
 from steps.sample import sample
 from steps.tokenize_documents import tokenize
 from steps.train import train

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline import InputError
 from steps import compare
-from steps.run_record import flat, of_directory
+from steps.reporting.run_record import flat, of_directory
 from training.config import TrainConfig
 from training.journal import Attempt
 

@@ -7,12 +7,13 @@ import shutil
 
 import pytest
 
-from pipeline import named, select, storage, sweep
-from pipeline.step import as_node
+from pipeline import named, select, sweep
+from pipeline.graph.step import as_node
+from pipeline.store import storage
 from steps.artifacts import Report
 from steps.compare import _record, compare, differences
+from steps.continue_training import extend, warm_start
 from steps.train import train
-from steps.train_on import extend, warm_start
 from tests.pipeline.helpers import bring_up
 from tests.steps.test_train_on import CONSTANT, EIGHT, FOUR, MODEL, sequences
 

@@ -10,11 +10,12 @@ import types
 
 import pytest
 
-from pipeline import Live, Result, StepRun, step, storage
-from pipeline.errors import DamagedOutput, StoreUnavailable, WorkerLost
-from pipeline.ledger import Ledger
-from pipeline.live import Source
-from pipeline.step import as_node
+from pipeline import Live, Result, StepContext, step
+from pipeline.errors import CorruptOutput, StoreUnavailable, WorkerLost
+from pipeline.graph.live import Source
+from pipeline.graph.step import as_node
+from pipeline.store import storage
+from pipeline.store.ledger import Ledger
 from steps.artifacts import Checkpoint
 from steps.follow import Assignment, _Desk, _expected, _trained_as
 from tests.pipeline.helpers import bring_up
@@ -31,7 +32,7 @@ def name(number):
 
 
 @step(output=Checkpoint, version=1, name="pretended training")
-def pretended(run: StepRun, *, steps: tuple[int, ...]) -> Result:
+def pretended(run: StepContext, *, steps: tuple[int, ...]) -> Result:
     """Checkpoints of one file; the last is the model."""
     for number in steps:
         with run.shard(name(number), {"step": number}) as directory:
@@ -67,7 +68,7 @@ class Trial:
             raise StoreUnavailable(f"{path}: 503")
         if number in self.unreadable:
             self.unreadable[number]()
-            raise DamagedOutput(f"{path}: gone or torn")
+            raise CorruptOutput(f"{path}: gone or torn")
         return number
 
     def score(self, model):
@@ -152,7 +153,7 @@ def test_a_damaged_model_is_an_error(trial, tmp_path):
     trial.scores = Ledger(str(tmp_path / "again"), "g")
     trial.desk = trial.fresh()
     trial.unreadable[20] = lambda: None
-    with pytest.raises(DamagedOutput, match="gone or torn"):
+    with pytest.raises(CorruptOutput, match="gone or torn"):
         trial.follow()
 
 
@@ -170,7 +171,7 @@ def test_the_model_is_never_among_the_skipped(trial, tmp_path, sound):
         assert list(trial.scores.finished("score/")) == ["score/00000010", "score/00000020"]
         assert trial.desk.skipped == {}
     else:
-        with pytest.raises(DamagedOutput, match=r"step 20, .*gone or torn.*--force pret"):
+        with pytest.raises(CorruptOutput, match=r"step 20, .*gone or torn.*--force pret"):
             trial.follow()
 
 

@@ -17,11 +17,12 @@ from data.text_stream import prompt_ids
 from experiments.run_200m import graph
 from models.generate import generate
 from models.sampling_config import Sampling
-from pipeline import select, storage
-from pipeline.manifest import load
-from pipeline.step import as_node, topological
+from pipeline import select
+from pipeline.graph.step import as_node, topological
+from pipeline.store import storage
+from pipeline.store.manifest import load
+from steps.checkpoints.find import find, open_model
 from steps.cli import command
-from steps.trained import find, open_model
 from tests.pipeline.helpers import bring_up
 from tests.steps.mini import MINI
 from tests.steps.mini import run as run_experiment

@@ -8,8 +8,8 @@ import re
 import numpy as np
 import pytest
 
-from pipeline import storage
-from pipeline.manifest import Manifest, load
+from pipeline.store import storage
+from pipeline.store.manifest import Manifest, load
 from steps.artifacts import Checkpoint, TokenCache
 from tests.pipeline.helpers import check_invariants
 from tests.steps.mini import MINI, run

@@ -7,9 +7,9 @@ import pytest
 
 from data.dataset import Dataset
 from models.config import TransformerConfig
-from pipeline import storage
 from pipeline.errors import PonenteError
-from pipeline.manifest import load
+from pipeline.store import storage
+from pipeline.store.manifest import load
 from steps.artifacts import Checkpoint, Sequences
 from steps.block_shuffle import block_shuffle
 from steps.mix import Phase, mix

@@ -12,9 +12,10 @@ from data.cache import describe, write_shard
 from data.packing import fill
 from data.packing import pack as lay
 from data.token_array import TokenArray
-from pipeline import Result, StepRun, step, storage
+from pipeline import Result, StepContext, step
 from pipeline.errors import PonenteError
-from pipeline.manifest import load
+from pipeline.store import storage
+from pipeline.store.manifest import load
 from steps.artifacts import TokenCache
 from steps.pack import pack
 from tests.pipeline.helpers import bring_up, check_invariants
@@ -40,7 +41,7 @@ def write_documents(directory: str, name: str) -> Mapping[str, Any]:
 
 
 @step(output=TokenCache, version=1)
-def synthetic(run: StepRun, *, only: str = "") -> Result:
+def synthetic(run: StepContext, *, only: str = "") -> Result:
     """A token cache of random ids."""
     written = run.map(write_documents, {n: n for n in SHARDS if n.startswith(only)})
     with run.shard("vocabulary") as directory:

@@ -9,16 +9,16 @@ import pytest
 from pipeline import InputError, pod
 from steps.block_shuffle import block_shuffle
 from steps.compare import compare
+from steps.continue_training import extend, warm_start
+from steps.downstream import lm_evaluation
 from steps.evaluate import evaluate
 from steps.follow import follow
 from steps.generate import generate
 from steps.mix import Phase, mix
 from steps.pack import pack
 from steps.sample import sample
-from steps.score_job import Also
-from steps.tasks import lm_evaluation
+from steps.scoring.job import Also
 from steps.train import train
-from steps.train_on import extend, warm_start
 from steps.train_tokenizer import train_tokenizer
 from tests.pipeline.helpers import check_invariants
 from tests.steps.mini import MINI, run

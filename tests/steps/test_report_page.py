@@ -7,10 +7,11 @@ import re
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.manifest import Manifest
-from steps import charts, compare, page, report, time_charts
+from pipeline.store.manifest import Manifest
+from steps import compare, report
 from steps.artifacts import Scores
-from steps.run_record import RunRecord, flat, of_directory
+from steps.reporting import charts, page, time_charts
+from steps.reporting.run_record import RunRecord, flat, of_directory
 from training.goodput import account
 from training.journal import Attempt, Mark
 
@@ -84,7 +85,7 @@ def record(name="run", steps=100, scale=1.0, **changes):
 
 def scores(label, result, **config):
     """What the step `label` published."""
-    said: dict = dict.fromkeys(("key", "step", "content", "made_from", "attempt"), "")
+    said: dict = dict.fromkeys(("key", "step", "content", "recipe", "attempt"), "")
     said |= {"version": 1, "inputs": {}, "shards": (), "started": 0.0, "seconds": 1.0}
     manifest = Manifest(label=label, config=config, result=result, provenance={}, **said)
     return Scores("/store/scores", manifest)

@@ -11,10 +11,10 @@ import pytest
 
 from data.document_hash import document_hash
 from data.table import read_table
-from pipeline import storage
 from pipeline.errors import StepFailed
-from pipeline.manifest import load
-from pipeline.step import as_node
+from pipeline.graph.step import as_node
+from pipeline.store import storage
+from pipeline.store.manifest import load
 from steps.artifacts import Documents
 from steps.sample import sample
 from steps.train_tokenizer import train_tokenizer

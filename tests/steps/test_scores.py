@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 
 from experiments.run_200m import SMOKE
-from pipeline import InputError, storage
+from pipeline import InputError
 from pipeline.errors import StepFailed
-from pipeline.step import as_node
+from pipeline.graph.step import as_node
+from pipeline.store import storage
 from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
 from steps.block_shuffle import block_shuffle
+from steps.downstream import lm_evaluation, multiple_choice, read_questions
 from steps.evaluate import evaluate
 from steps.follow import follow
 from steps.sample import sample
-from steps.score_job import Also
-from steps.tasks import lm_evaluation, multiple_choice, read_questions
+from steps.scoring.job import Also
 from steps.tokenize_documents import tokenize
 from steps.train import train
 from steps.train_tokenizer import train_tokenizer

@@ -6,12 +6,13 @@ import dataclasses
 
 import pytest
 
-from pipeline import select, storage, sweep
-from pipeline.step import as_node
+from pipeline import select, sweep
+from pipeline.graph.step import as_node
+from pipeline.store import storage
+from steps.checkpoints.find import find
+from steps.continue_training import extend, warm_start
 from steps.evaluate import evaluate
 from steps.train import train
-from steps.train_on import extend, warm_start
-from steps.trained import find
 from tests.pipeline.helpers import bring_up, result
 from tests.steps.synthetic import synthetic
 from tests.steps.test_train_on import CONSTANT, EIGHT, FOUR, MODEL, built, sequences

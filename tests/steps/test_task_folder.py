@@ -7,8 +7,8 @@ import pickle
 import pytest
 
 from pipeline import GangProcess, InputError
-from steps.tasks import TaskFolder, Work, harness_process, lm_evaluation
-from tests.pipeline.identity_fields import base_arguments, build
+from steps.downstream import TaskFolder, Work, harness_process, lm_evaluation
+from tests.pipeline.identity.identity_fields import base_arguments, build
 from tests.training import tiny
 
 

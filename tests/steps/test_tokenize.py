@@ -15,9 +15,10 @@ from data.cache import content_digest, read_offsets
 from data.table import TableWriter, count_row_groups, read_table
 from data.token_array import TokenArray
 from data.tokenizer import TextTokenizer
-from pipeline import step, storage
+from pipeline import step
 from pipeline.errors import InputError, StepFailed
-from pipeline.manifest import load
+from pipeline.store import storage
+from pipeline.store.manifest import load
 from steps import tokenize_documents
 from steps.artifacts import Documents, TokenCache, Tokenizer
 from steps.tokenize_documents import RowGroup, tokenize, tokenize_shard

@@ -5,12 +5,12 @@ import os
 
 import pytest
 
-from pipeline import manifest
 from pipeline.errors import StepFailed
+from pipeline.store import manifest
 from steps.artifacts import Checkpoint
 from steps.block_shuffle import block_shuffle
+from steps.continue_training import extend, warm_start
 from steps.train import train
-from steps.train_on import extend, warm_start
 from tests.pipeline.helpers import bring_up
 from tests.steps.synthetic import VOCAB, synthetic
 from tests.training import tiny
@@ -39,7 +39,7 @@ def store(tmp_path_factory):
 
 def built(store, node):
     """The artifact of a node, after everything it needs was built."""
-    from pipeline.step import as_node
+    from pipeline.graph.step import as_node
 
     found = bring_up(store, node).published[as_node(node).key]
     return Checkpoint(found.path, found.manifest)

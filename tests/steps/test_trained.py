@@ -9,10 +9,10 @@ import uuid
 import pytest
 
 from models import presets
-from pipeline import storage
-from pipeline.errors import DamagedOutput, InputError
-from pipeline.ledger import Ledger
-from steps.trained import ABOUT, find
+from pipeline.errors import CorruptOutput, InputError
+from pipeline.store import storage
+from pipeline.store.ledger import Ledger
+from steps.checkpoints.find import ABOUT, find
 
 MODEL = presets.tiny
 TRAIN = {"sequence_length": 77, "compute_dtype": "bfloat16"}
@@ -126,7 +126,7 @@ def test_checkpoints_of_nobody_knows_what(root):
     assert find(root).step == 5
     torn = storage.join(root, "attempts", "000001-a", "shards", ABOUT, "about.json")
     storage.write_atomic(torn, b'{"model":')
-    with pytest.raises(DamagedOutput, match=r"about\.json"):
+    with pytest.raises(CorruptOutput, match=r"about\.json"):
         find(root)
 
 
@@ -141,5 +141,5 @@ def test_a_file(tmp_path):
 def test_the_tokenizer_of_sequences_that_are_gone(root):
     """Named, with the way out."""
     commit(begin(root, "g", "000001-a"), "000001-a", 5)
-    with pytest.raises(DamagedOutput, match=r"shuffle-1: .* --tokenizer FILE"):
+    with pytest.raises(CorruptOutput, match=r"shuffle-1: .* --tokenizer FILE"):
         find(root).tokenizer()

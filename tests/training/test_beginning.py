@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from pipeline.errors import DamagedOutput, InputError
+from pipeline.errors import CorruptOutput, InputError
 from tests.training import tiny
 from training.beginning import begin
 from training.job import Start
@@ -119,7 +119,7 @@ def test_a_start_that_cannot_be_is_refused(finished, tmp_path):
             devices=jax.devices()[:1],
         )
     gone = Start(checkpoint=str(tmp_path / "gone"), take="model")
-    with pytest.raises(DamagedOutput, match="gone"):
+    with pytest.raises(CorruptOutput, match="gone"):
         train(dataclasses.replace(job, start=gone), devices=jax.devices()[:1])
     with pytest.raises(InputError, match=r"Start\.take"):
         Start(checkpoint="x", take="weights")

@@ -12,8 +12,8 @@ import pytest
 import tensorstore as ts
 
 from data import shard_files
-from pipeline import google_storage
-from pipeline.errors import DamagedOutput, InputError, StorageError
+from pipeline.errors import CorruptOutput, InputError, StorageError
+from pipeline.store import google_storage
 from tests.faults.fake_gcs import FakeGCS, Faults
 from tests.training import tiny
 from training import checkpoint_copy, checkpoint_files
@@ -269,7 +269,7 @@ def test_a_bucket_holds_what_a_disk_holds(new_checkpointer, tmp_path, monkeypatc
             with open(os.path.join(here, name.removeprefix(prefix)), "rb") as file:
                 assert file.read() == server.buckets["bucket"][name].data
         del server.buckets["bucket"][prefix + "arrays/step/c"]
-        with pytest.raises(DamagedOutput, match=r"arrays/step/c: .*found no file"):
+        with pytest.raises(CorruptOutput, match=r"arrays/step/c: .*found no file"):
             restore(paths[1], like)
 
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline import storage
 from pipeline.errors import InputError, StorageError, StoreUnavailable
+from pipeline.store import storage
 from tests.training import tiny
 from training import checkpoint, checkpoint_files
 from training.retention import Retention

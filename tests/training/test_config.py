@@ -10,7 +10,7 @@ import pytest
 from models import presets
 from models.config import TransformerConfig
 from pipeline.errors import InputError
-from pipeline.fingerprint import canonical, digest, identity_fields
+from pipeline.identity.fingerprint import canonical, digest, identity_fields
 from training.config import OptimizerConfig, TrainConfig
 from training.parallelism import Parallelism
 

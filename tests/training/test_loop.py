@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from pipeline.errors import DamagedOutput, InputError
+from pipeline.errors import CorruptOutput, InputError
 from tests.training import tiny
 from training import checkpoint_files, evaluation, loop
 from training.load import load_model
@@ -166,7 +166,7 @@ def test_no_sound_checkpoint_stops_the_run(whole, tmp_path):
     """With records of checkpoints that are all gone, training does not begin again."""
     _, _, job = whole(1)
     job = dataclasses.replace(job, resume_from=((1, str(tmp_path / "gone")),))
-    with pytest.raises(DamagedOutput, match="none of 1"):
+    with pytest.raises(CorruptOutput, match="none of 1"):
         train(job, devices=jax.devices()[:1])
 
 

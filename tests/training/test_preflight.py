@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.hardware import pod
+from pipeline.graph.hardware import pod
 from tests.training import tiny
 from training import topology
 from training.preflight import argument_bytes, parse_refusal, preflight, trace

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.errors import DamagedOutput, InputError
+from pipeline.errors import CorruptOutput, InputError
 from tests.training import tiny
 from training import checkpoint_chunks, checkpoint_files
 from training.checkpoint import Checkpointer
@@ -66,7 +66,7 @@ def _files(path):
 
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damage_to_any_file_is_found(saved, tmp_path, kind):
-    """Whichever file is damaged, restore raises DamagedOutput and returns nothing."""
+    """Whichever file is damaged, restore raises CorruptOutput and returns nothing."""
     program, paths, _ = saved
     source = paths[1][1]
     # Every file by one kind of damage and some by all; tests/faults has many more trials.
@@ -76,7 +76,7 @@ def test_damage_to_any_file_is_found(saved, tmp_path, kind):
         copy = tmp_path / f"{kind}-{number}"
         shutil.copytree(source, copy)
         DAMAGE[kind](os.path.join(copy, os.path.relpath(original, source)))
-        with pytest.raises(DamagedOutput):
+        with pytest.raises(CorruptOutput):
             restore(str(copy), program.abstract)
 
 
@@ -97,7 +97,7 @@ def test_nothing_sound_is_an_error_and_nothing_at_all_is_not(copies):
     program, paths = copies
     for _, path in paths:
         shutil.rmtree(os.path.join(path, "arrays"))
-    with pytest.raises(DamagedOutput, match="none of 2 checkpoints is sound"):
+    with pytest.raises(CorruptOutput, match="none of 2 checkpoints is sound"):
         newest_sound(paths, program.abstract)
     assert newest_sound([], program.abstract) is None
 
@@ -106,7 +106,7 @@ def test_exchanged_checkpoints_are_found(copies):
     """A checkpoint of another step than its record says is damaged."""
     program, paths = copies
     (one, first), (two, second) = paths
-    with pytest.raises(DamagedOutput, match="none of 2"):
+    with pytest.raises(CorruptOutput, match="none of 2"):
         newest_sound([(one, second), (two, first)], program.abstract)
 
 
@@ -115,7 +115,7 @@ def test_an_edited_index_is_found(copies):
     program, paths = copies
     index = pathlib.Path(paths[1][1], "index.json")
     index.write_text(index.read_text().replace('"step": 2', '"step": 3', 1))
-    with pytest.raises(DamagedOutput, match="its own digest"):
+    with pytest.raises(CorruptOutput, match="its own digest"):
         restore(paths[1][1], program.abstract)
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline import storage
 from pipeline.errors import InputError, StoreUnavailable
+from pipeline.store import storage
 from training import tracker_files
 from training.tracker_files import NAME, JsonLines, Spool, join_attempts, read_lines
 

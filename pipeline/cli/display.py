@@ -1,0 +1,283 @@
+"""What people see while a run goes on: a live table on a terminal, plain lines elsewhere.
+
+Drawn from events alone. A line is plain text without control codes, and progress is repeated at
+most every few seconds, so that a log file stays readable. The table never has more rows than the
+terminal: what runs and what failed comes first.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+from pipeline.graph.step import Node
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_LINE_SECONDS = 5.0
+_WARNINGS = 5
+# Columns from which there is room for a bar, and for all that is known of a step's progress.
+_BAR_WIDTH, _WIDE = 60, 80
+# What is shown first when not all fits, how it is marked, coloured and counted.
+_STATES = {
+    "failed": ("!", "red", "failed"),
+    "started": (">", "cyan", "running"),
+    "retried": (">", "yellow", "to be tried again"),
+    "waiting": (">", "yellow", "waiting for another run"),
+    "stopped": ("!", "yellow", "stopped"),
+    "finished": ("+", "green", "done"),
+    "skipped": ("-", "yellow", "skipped"),
+    "queued": (".", "dim", "waiting"),
+    "hit": ("=", "dim", "up to date"),
+}
+_ORDER = {state: number for number, state in enumerate(_STATES)}
+
+
+class Display(Protocol):
+    """A listener of events with a beginning and an end."""
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """Show one event."""
+        ...
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        ...
+
+
+class Rate:
+    """Turns progress events of one step into text with a rate and the time left.
+
+    The rate counts from the first event seen, so neither the compilation before it nor what an
+    earlier attempt did is in it.
+    """
+
+    def __init__(self) -> None:
+        self._first: tuple[float, float] | None = None
+
+    def describe(self, event: dict[str, Any], *, brief: bool = False) -> str:
+        """`done/total unit  rate  time left  note`; brief: `percent  time left`."""
+        done, total, unit = event["done"], event["total"], event["unit"]
+        if self._first is None or done < self._first[0]:
+            self._first = (done, event["time"])
+        more, seconds = done - self._first[0], event["time"] - self._first[1]
+        rate = more / seconds if more and seconds > 0.5 else 0.0
+        left = f"  {_duration((total - done) / rate)} left" if rate and done < total else ""
+        if brief:
+            return (f"{done / total:.0%}" if total else f"{done:,.0f} {unit}") + left
+        text = f"{done:,.0f}/{total:,.0f} {unit}"
+        text += f"  {rate:,.2f} {unit}/s" if rate else ""
+        return text + left + (f"  {event['note']}" if event.get("note") else "")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _sentence(event: dict[str, Any]) -> str | None:
+    """The state an event puts its step in, as text; None for events that change nothing."""
+    reused = event.get("status") == "reused"
+    how = "by another run" if reused else f"in {event.get('seconds', 0):.1f} s"
+    return {
+        "hit": f"up to date (took {event.get('seconds', 0):.1f} s when it was built)",
+        "queued": "waiting",
+        "waiting": f"waiting for {event.get('holder')}, which runs it already",
+        "started": "running",
+        "finished": f"done {how}",
+        "retried": f"trying again ({event.get('tries')} so far): {event.get('cause')}",
+        "failed": f"FAILED: {event.get('cause')}",
+        "skipped": f"skipped: {event.get('cause')}",
+        "stopped": f"stopped: {event.get('cause')}",
+    }.get(event["event"])
+
+
+def _aside(event: dict[str, Any]) -> str | None:
+    """What an event says beside its step's state; None for most."""
+    return {
+        "warning": f"warning: {event.get('message')}",
+        "shard_retried": (
+            f"shard {event.get('shard')} is tried again ({event.get('tries')} so far): "
+            f"{event.get('cause')}"
+        ),
+    }.get(event["event"])
+
+
+def _plain(text: str) -> str:
+    """One line without control codes, whatever a cause or a note brings along."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+class PlainDisplay:
+    """One line per change, progress at most every five seconds.
+
+    Args:
+        out: where lines go.
+        clock: tells when progress was last said.
+    """
+
+    def __init__(
+        self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._out = out or sys.stdout
+        self._clock = clock
+        self._rates: dict[str, Rate] = {}
+        self._last: dict[str, float] = {}
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """Print the event if it says something new."""
+        label, now = event.get("step"), self._clock()
+        if label is None:
+            return
+        key, kind = event["key"], event["event"]
+        if kind == "started":
+            self._rates[key], self._last[key] = Rate(), now
+        if kind == "progress":
+            text = self._rates.setdefault(key, Rate()).describe(event)
+            if now - self._last.setdefault(key, now) >= _LINE_SECONDS:
+                self._last[key] = now
+                self._print(label, text)
+        elif kind != "queued" and (text := _sentence(event) or _aside(event)) is not None:
+            self._print(label, text)
+
+    def _print(self, label: str, text: str) -> None:
+        self._out.write(f"{label:<16} {_plain(text)}\n")
+        self._out.flush()
+
+    def close(self) -> None:
+        """Nothing to undo."""
+
+
+@dataclass
+class _Row:
+    label: str
+    state: str = "queued"
+    detail: str = ""
+    brief: str = ""
+    done: float = 0.0
+    total: float = 0.0
+    changed: int = 0
+    began: float = 0.0
+    rate: Rate = field(default_factory=Rate)
+
+
+class LiveDisplay:
+    """A table that is redrawn in place: a row per step, with a bar for the ones that run.
+
+    Drawn by a thread of its own, four times a second, from what events have changed since.
+
+    Args:
+        nodes: the steps of the run.
+        console: where it is drawn.
+        clock: tells how long a step has been running.
+    """
+
+    def __init__(
+        self,
+        nodes: list[Node],
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._clock = clock
+        self._began = clock()
+        self._rows = {node.key: _Row(node.label) for node in nodes}
+        self._asides: list[str] = []
+        self._changes = 0
+        self._console = console or Console()
+        self._live = Live(
+            console=self._console, get_renderable=self.draw, refresh_per_second=4, transient=False
+        )
+        self._live.start()
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """Change the step's row."""
+        row = self._rows.get(event.get("key", ""))
+        if row is None:
+            return
+        kind = event["event"]
+        if kind == "progress":
+            row.done, row.total = event["done"], event["total"]
+            row.detail = _plain(row.rate.describe(event))
+            row.brief = _plain(row.rate.describe(event, brief=True))
+        elif (text := _sentence(event)) is not None:
+            if kind == "started":
+                row.began, row.rate, row.total = self._clock(), Rate(), 0.0
+            self._changes += 1
+            row.detail = row.brief = _plain(text)
+            row.state, row.changed = kind, self._changes
+        elif (text := _aside(event)) is not None:
+            self._asides = [*self._asides, _plain(f"{row.label}: {text}")][-_WARNINGS:]
+
+    def draw(self) -> Any:
+        """The table as it is now, not higher than the terminal."""
+        from rich.console import Group
+        from rich.text import Text
+
+        width, asides = self._console.width, self._asides
+        shown, rest = self._choose(self._console.height - len(asides) - 3)
+        lines = [Text(line, style="yellow") for line in asides]
+        if rest:
+            counts = Counter(row.state for row in rest)
+            kinds = ", ".join(f"{counts[s]} {_STATES[s][2]}" for s in _STATES if counts[s])
+            lines.append(Text(f"{len(rest)} more: {kinds}", style="dim"))
+        lines.append(Text(self._summary()))
+        for line in lines:
+            line.truncate(width, overflow="ellipsis")
+        return Group(self._table(shown, width), *lines)
+
+    def _choose(self, room: int) -> tuple[list[_Row], list[_Row]]:
+        """Rows that are shown and rows that are only counted, both in the graph's order."""
+        rows = list(self._rows.values())
+        first = sorted(rows, key=lambda row: (_ORDER[row.state], -row.changed))
+        shown = {id(row) for row in first[: max(room, 1)]}
+        return [r for r in rows if id(r) in shown], [r for r in rows if id(r) not in shown]
+
+    def _table(self, rows: list[_Row], width: int) -> Table:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 2, 0, 0))
+        bars = width >= _BAR_WIDTH and any(row.state == "started" and row.total for row in rows)
+        for row in rows:
+            mark, style, _ = _STATES[row.state]
+            running = row.state == "started"
+            label, text = Text(row.label), row.detail if width >= _WIDE else row.brief
+            label.truncate(width // 3, overflow="ellipsis")
+            if running:
+                text += f"  {_duration(self._clock() - row.began)}"
+                text += " so far" if width >= _WIDE else ""
+            cells: list[Any] = [Text.assemble((mark, style), " ", label)]
+            if bars:
+                bar = ProgressBar(total=row.total, completed=row.done, width=width // 6)
+                cells.append(bar if running and row.total else "")
+            table.add_row(*cells, Text(text, style=style, no_wrap=True, overflow="ellipsis"))
+        return table
+
+    def _summary(self) -> str:
+        counts = Counter(row.state for row in self._rows.values())
+        text = f"{counts['hit'] + counts['finished']}/{len(self._rows)} steps"
+        for state in ("started", "failed", "skipped", "stopped"):
+            text += f"  {counts[state]} {_STATES[state][2]}" if counts[state] else ""
+        return f"{text}  {_duration(self._clock() - self._began)}"
+
+    def close(self) -> None:
+        """Stop redrawing; the last table stays on the screen."""
+        self._live.stop()
+
+
+def choose(nodes: list[Node]) -> Display:
+    """A live table when stdout is a terminal that can redraw, plain lines otherwise."""
+    able = sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+    return LiveDisplay(nodes) if able else PlainDisplay()

@@ -1,0 +1,360 @@
+"""One attempt at one step: the only place where the commit protocol is written down.
+
+    published? -> lease -> published? -> attempt directory -> the body -> manifest -> release
+
+The body writes under its attempt; the manifest is created if absent; so a writer that was paused
+and wakes up after a takeover can neither touch nor replace what was published. Only a rebuild that
+was asked for replaces a manifest: it keeps the old one beside it, and asks first whether its lease
+is still the newest. Runs in whatever process the executor chose, and turns every error into an
+`Outcome`, so that nothing but data travels back.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import traceback
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.errors import (
+    Cancelled,
+    CorruptOutput,
+    InputError,
+    PonenteError,
+    Preempted,
+    ResourcesUnavailable,
+    WorkerLost,
+)
+from pipeline.execute.logs import capture
+from pipeline.execute.step_context import Emit, Reference, StepContext, Workers
+from pipeline.graph.artifact import Artifact
+from pipeline.graph.live import Live, Source
+from pipeline.graph.step import StepFunction, recipe
+from pipeline.identity import fingerprint, provenance
+from pipeline.store import lease, manifest, outputs, storage
+from pipeline.store.ledger import Ledger
+from pipeline.store.manifest import Manifest, Origin
+from pipeline.store.tidy import FAILURE, RETIRED, discard_unreferenced
+
+logger = logging.getLogger("ponente")
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything a process needs to execute a step; picklable.
+
+    Attributes:
+        inputs: input name -> (URL of its directory, its key).
+        arguments: configuration and runtime arguments.
+        recipe: see `Node.recipe`; a live input counts as the build it comes from.
+        replaces: attempt of the published output that this one is to replace; empty if none.
+        live: those inputs that may still be made, and how.
+    """
+
+    step: StepFunction[..., Any]
+    label: str
+    key: str
+    root: str
+    inputs: Mapping[str, tuple[str, str]]
+    arguments: Mapping[str, Any]
+    canonical_config: Mapping[str, Any]
+    recipe: str
+    replaces: str = ""
+    live: Mapping[str, Source] = field(default_factory=dict)
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where this build records its shards; see `generation`."""
+        return Ledger(self.root, generation(self.recipe, self.replaces))
+
+    def published(self) -> bool:
+        """Whether there is an output, and not the one to be replaced.
+
+        Raises:
+            CorruptOutput: when what is there is not what was recorded.
+        """
+        return manifest.load_built(self.root, self.key, self.replaces) is not None
+
+
+def generation(recipe: str, replaces: str) -> str:
+    """Name of the ledger of one build: what from, and instead of what."""
+    return fingerprint.digest([recipe, replaces])[:12]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended.
+
+    Attributes:
+        status: "published", "reused" (somebody else published), "stopped" or "failed".
+        cause: one line, when failed or stopped.
+        log: URL of the attempt's full log.
+        transient: whether trying again could help.
+        preempted: it was told to leave and saved its work; going on uses up no try.
+        resources_unavailable: it failed because its hardware was taken.
+    """
+
+    status: str
+    seconds: float = 0.0
+    cause: str = ""
+    log: str = ""
+    transient: bool = False
+    preempted: bool = False
+    resources_unavailable: bool = False
+
+
+def execute(request: Request, emit: Emit, workers: Workers, *, redirect: bool = True) -> Outcome:
+    """Bring one step's output into being, or say why not.
+
+    Args:
+        request: what to execute.
+        emit: takes events, each stamped with the step.
+        workers: what the body's fan-out and gangs run on.
+        redirect: send this process's stdout and stderr to the attempt's log meanwhile.
+    """
+
+    def tell(event: dict[str, Any]) -> None:
+        emit({**event, "step": request.label, "key": request.key})
+
+    held: lease.Lease | None = None
+    try:
+        waiting = _wait(tell, workers)
+        held = lease.acquire(request.root, published=request.published, waiting=waiting)
+        if held is None:
+            return Outcome("reused")
+        return _attempt(request, held, tell, workers, redirect)
+    except Cancelled as error:
+        return Outcome("stopped", cause=_one_line(error))
+    except (PonenteError, OSError) as error:
+        return Outcome("failed", cause=_one_line(error), transient=isinstance(error, OSError))
+    finally:
+        if held is not None:
+            held.release()
+
+
+def _wait(tell: Emit, workers: Workers) -> Any:
+    told: list[int] = []
+
+    def waiting(holder: dict[str, Any]) -> None:
+        if workers.stopping:
+            raise Cancelled(f"was waiting for {lease.words(holder)}")
+        if not told:
+            told.append(1)
+            tell({"event": "waiting", "holder": lease.words(holder)})
+
+    return waiting
+
+
+def _attempt(
+    request: Request, held: lease.Lease, tell: Emit, workers: Workers, redirect: bool
+) -> Outcome:
+    attempt = f"{held.number:06d}-{uuid.uuid4().hex[:8]}"
+    run = StepContext(request.ledger, request.label, attempt, tell, workers)
+    log = storage.join(run.directory, "log.txt")
+    tell({"event": "started", "attempt": attempt, "log": log})
+    started, clock = time.time(), time.monotonic()
+    with capture(log, redirect=redirect):
+        try:
+            inputs = _open_inputs(request)
+            # Before the body: an edit while it runs is not what runs.
+            made_by = provenance.collect(request.step.function)
+            body = request.step.function(run, **_grouped(request, inputs), **request.arguments)
+            inputs |= _open_followed(request)
+            seconds = time.monotonic() - clock
+            record = _record(request, run, body, inputs, made_by, started, seconds)
+            won = _publish(request, held, record)
+        except Exception as error:  # noqa: BLE001 - a body may raise anything; it becomes data
+            seconds, cause = time.monotonic() - clock, _one_line(error)
+            if isinstance(error, Preempted):
+                logger.info("%s", cause)
+            else:
+                logger.error("%s", traceback.format_exc())
+            if _overtaken(request):
+                return Outcome("reused", seconds, log=log)
+            if isinstance(error, Cancelled):
+                return Outcome("stopped", seconds, cause, log)
+            if isinstance(error, Preempted):
+                return Outcome("failed", seconds, cause, log, transient=True, preempted=True)
+            _keep_failure(run, cause, log)
+            transient = isinstance(error, OSError | WorkerLost)
+            lasting = isinstance(error, FileNotFoundError)
+            resources_unavailable = isinstance(error, ResourcesUnavailable)
+            transient = transient and not lasting
+            return Outcome(
+                "failed",
+                seconds,
+                cause,
+                log,
+                transient,
+                resources_unavailable=resources_unavailable,
+            )
+    return Outcome("published" if won else "reused", time.monotonic() - clock, log=log)
+
+
+def _overtaken(request: Request) -> bool:
+    """Whether somebody published meanwhile, and so perhaps deleted what this attempt wrote."""
+    try:
+        return request.published()
+    except (PonenteError, OSError):
+        return False
+
+
+def _keep_failure(run: StepContext, cause: str, log: str) -> None:
+    failure = json.dumps({"cause": cause, "log": log, "time": time.time()})
+    try:
+        storage.write_atomic(storage.join(run.directory, FAILURE), failure.encode())
+    except (PonenteError, OSError) as error:
+        # It is for people who ask later; the outcome itself says the same to the driver.
+        logger.warning("could not keep the failure: %s", error)
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    if isinstance(error, InputError | CorruptOutput | WorkerLost | Cancelled):
+        return text
+    return f"{type(error).__name__}: {text}"
+
+
+def _open_inputs(request: Request) -> dict[str, tuple[str, Manifest]]:
+    opened = {}
+    for name, (path, key) in request.inputs.items():
+        if name in request.live:
+            continue
+        found = manifest.load_verified(path, key)
+        if found is None:
+            raise CorruptOutput(f"{path}: input {name!r} of {request.label} is gone; run again")
+        opened[name] = (path, found)
+    return opened
+
+
+def _open_followed(request: Request) -> dict[str, tuple[str, Manifest]]:
+    """The live inputs, which are published when the body that followed them has ended."""
+    opened = {}
+    for name, source in request.live.items():
+        path, key = request.inputs[name]
+        found = manifest.load_built(path, key, source.replaces)
+        if found is None:
+            raise InputError(
+                f"{request.label} ended before its live input {name!r} was published in {path}; "
+                "a step that follows another one ends after it"
+            )
+        opened[name] = (path, found)
+    return opened
+
+
+def _grouped(request: Request, inputs: dict[str, tuple[str, Manifest]]) -> dict[str, Any]:
+    """The body's input arguments: artifacts or `Live`, tuples of them, or None."""
+    arguments: dict[str, Any] = {}
+    for name, declared in request.step.inputs.items():
+        mine = [n for n in request.inputs if n.partition("[")[0] == name]
+        opened = tuple(
+            Live(declared.kind, *request.inputs[n], request.live[n])
+            if n in request.live
+            else declared.kind(*inputs[n])
+            for n in mine
+        )
+        arguments[name] = opened if declared.many else opened[0] if opened else None
+    return arguments
+
+
+def _record(
+    request: Request,
+    run: StepContext,
+    body: Mapping[str, Any] | Reference | None,
+    inputs: dict[str, tuple[str, Manifest]],
+    made_by: dict[str, Any],
+    started: float,
+    seconds: float,
+) -> Manifest:
+    contents = {name: found.content for name, (_, found) in inputs.items()}
+    if isinstance(body, Reference):
+        shards, origin = body.artifact.manifest.shards, refer_to(body.artifact, request, body.kind)
+        result = dict(body.result)
+        # What the artifact opens is known to its class, which is not the declared output's.
+        opened = {"origin": body.artifact.manifest.content}
+    else:
+        shards, origin = tuple(run.finished().values()), None
+        # Shards of an earlier attempt are taken at their record's word, so ask before publishing.
+        manifest.check_sizes(request.root, shards, f"delete {request.root} to redo its shards")
+        result = json.loads(json.dumps(dict(body or {})))
+        opened = {name: c for name, c in contents.items() if request.step.output.reads(name)}
+    return Manifest(
+        key=request.key,
+        step=request.step.name,
+        version=request.step.version,
+        label=request.label,
+        config=dict(request.canonical_config),
+        inputs=describe_inputs(request.root, inputs),
+        shards=shards,
+        result=result,
+        content=manifest.content_digest(shards, result, opened),
+        recipe=recipe(request.step, request.canonical_config, contents),
+        attempt=run.attempt,
+        started=started,
+        seconds=seconds,
+        provenance=made_by,
+        origin=origin,
+    )
+
+
+def describe_inputs(
+    root: str, inputs: Mapping[str, tuple[str, Manifest]]
+) -> dict[str, dict[str, str]]:
+    """What a manifest in `root` says of its inputs, given as name -> (directory URL, manifest)."""
+    return {
+        name: {"key": found.key, "directory": relative(root, path), "digest": found.content}
+        for name, (path, found) in inputs.items()
+    }
+
+
+def relative(root: str, path: str) -> str:
+    """How a manifest in `root` names the directory `path`; the inverse of `manifest.beside`."""
+    prefix, _, name = path.rpartition("/")
+    return name if prefix == root.rpartition("/")[0] else path
+
+
+def refer_to(artifact: Artifact, request: Request, kind: str) -> Origin:
+    """An origin that names whose files these really are, through any number of references."""
+    origin = artifact.manifest.origin
+    key = origin.key if origin is not None else artifact.manifest.key
+    return Origin(kind, relative(request.root, artifact.home), key)
+
+
+def _publish(request: Request, held: lease.Lease, record: Manifest) -> bool:
+    """Publish; False when another attempt's output stands instead."""
+    url = storage.join(request.root, manifest.NAME)
+    if request.replaces:
+        _retire(request)
+        if not held.newest():
+            raise WorkerLost(f"{request.root}: another process took over; this output is discarded")
+        storage.write_atomic(url, record.to_bytes())
+    elif not storage.create(url, record.to_bytes()):
+        manifest.load_verified(request.root, request.key)
+        logger.warning("another attempt published first; this one's output is discarded")
+        _tidy(request, record.recipe, lost=True)
+        return False
+    _tidy(request, record.recipe, lost=False)
+    return True
+
+
+def _tidy(request: Request, made: str, *, lost: bool) -> None:
+    """What is left to do once an output stands; none of it can undo that it does."""
+    try:
+        if not lost:
+            outputs.remember(request.root, made, request.key)
+        discard_unreferenced(request.root, lost=lost)
+    except (PonenteError, OSError) as error:
+        logger.warning("could not tidy up: %s", error)
+
+
+def _retire(request: Request) -> None:
+    """Keep the manifest that is about to be replaced, so that its data is not taken for litter."""
+    try:
+        old = storage.read_bytes(storage.join(request.root, manifest.NAME))
+    except FileNotFoundError:
+        return
+    storage.create(storage.join(request.root, RETIRED, f"{request.replaces}.json"), old)

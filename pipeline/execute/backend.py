@@ -1,0 +1,79 @@
+"""Where requests are executed: the contract, and the one that is this process."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from pipeline.execute.attempt import Outcome, Request, execute
+from pipeline.execute.events import EventLog
+from pipeline.execute.inline import InlineWorkers
+
+
+class Backend(Protocol):
+    """Where requests are executed.
+
+    Attributes:
+        slots: how many requests it takes at once.
+    """
+
+    slots: int
+
+    def submit(self, request: Request) -> None:
+        """Begin executing a request."""
+        ...
+
+    def poll(self) -> list[tuple[Request, Outcome]]:
+        """Outcomes since the last call; waits a moment when there are none."""
+        ...
+
+    def events(self) -> list[dict[str, Any]]:
+        """Events of the workers since the last call."""
+        ...
+
+    def end(self, key: str) -> None:
+        """Ask the request of this key to end after what is in flight."""
+        ...
+
+    def stop(self) -> None:
+        """Ask what runs to end after what is in flight."""
+        ...
+
+    def close(self) -> None:
+        """Let go of whatever was started; running steps are ended."""
+        ...
+
+
+class InlineBackend:
+    """Executes each request at once, in this process."""
+
+    slots = 1
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._workers = InlineWorkers()
+        self._finished: list[tuple[Request, Outcome]] = []
+
+    def submit(self, request: Request) -> None:
+        """Execute the request."""
+        self._finished.append(
+            (request, execute(request, self._log.emit, self._workers, redirect=False))
+        )
+
+    def poll(self) -> list[tuple[Request, Outcome]]:
+        """What was executed since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def events(self) -> list[dict[str, Any]]:
+        """Nothing: events went straight to the log."""
+        return []
+
+    def end(self, key: str) -> None:
+        """Nothing: a request has ended when `submit` returns."""
+
+    def stop(self) -> None:
+        """Ask the request that runs, from a signal handler: nobody else gets to run."""
+        self._workers.stop()
+
+    def close(self) -> None:
+        """Nothing to let go of."""

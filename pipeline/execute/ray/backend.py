@@ -1,0 +1,142 @@
+"""Requests as Ray tasks. Ray is started, or joined, when the first step has to run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+import uuid
+from typing import Any
+
+from pipeline.errors import InputError, PonenteError
+from pipeline.execute.attempt import Outcome, Request, execute
+from pipeline.execute.ray import runtime_env
+
+_POLL_SECONDS = 0.2
+_OBJECT_STORE_BYTES = 256 * 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class _Running:
+    request: Request
+    pulse: str
+    since: float
+
+
+def _start(address: str | None) -> None:
+    import ray
+
+    # Both are read when Ray starts; a user's own setting wins.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address is None:
+        # "local": without it Ray joins whatever cluster somebody left running on this machine.
+        ray.init("local", include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES, **quiet)
+        return
+    try:
+        ray.init(address, runtime_env=runtime_env.runtime_environment(), **quiet)
+    except ConnectionError as error:
+        raise InputError(f"no Ray cluster answers at {address!r}: {error}") from error
+
+
+class RayBackend:
+    """Executes requests as tasks of a local Ray, or of the cluster at `address`."""
+
+    slots = 10_000  # how many run at once is decided by the resources they ask for
+
+    def __init__(self, address: str | None = None) -> None:
+        _start(address)
+        import ray
+
+        from pipeline.execute.ray.heartbeat import (
+            FailureDetector,
+            Heartbeat,
+            HeartbeatAges,
+            emitter,
+            start_collector,
+        )
+        from pipeline.execute.ray.workers import RayWorkers
+
+        @ray.remote(max_retries=0)
+        def run_step(request: Request, collector: Any, pulse: str) -> Outcome:
+            try:
+                runtime_env.require_same_code()
+            except PonenteError as error:
+                return Outcome("failed", cause=str(error))
+            with Heartbeat(collector, pulse) as beating:
+                if beating.stopping:
+                    return Outcome("stopped", cause="not begun")
+                workers = RayWorkers(collector, request.label, request.key, beating)
+                return execute(request, emitter(collector), workers)
+
+        self._ray = ray
+        self._run_step = run_step
+        self._watch = FailureDetector()
+        self._collector: Any = start_collector()
+        self._running: dict[Any, _Running] = {}
+        self._silence = HeartbeatAges()
+
+    def submit(self, request: Request) -> None:
+        """Start the step as a task with the resources its body asked for."""
+        pulse = f"{request.label}-{uuid.uuid4().hex}"
+        wants = request.step.resources
+        # Who asks for no core leads others, or computes here on all that this machine has.
+        heaps = {} if wants.cpus else runtime_env.heaps(one=True)
+        task = self._run_step.options(
+            num_cpus=wants.cpus,
+            memory=wants.memory or None,
+            resources=dict(wants.custom) or None,
+            name=request.label,
+            runtime_env={"env_vars": heaps} if heaps else None,
+            label_selector=self._watch.elsewhere,
+        )
+        reference = task.remote(request, self._collector, pulse)
+        self._running[reference] = _Running(request, pulse, time.monotonic())
+
+    def poll(self) -> list[tuple[Request, Outcome]]:
+        """Outcomes of tasks that ended; a worker that died or fell silent may be tried again."""
+        if not self._running:
+            return []
+        ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=_POLL_SECONDS)
+        ended = [self._outcome(r, self._running.pop(r)) for r in ready]
+        waited_for = {r.pulse: r.since for r in self._running.values()}
+        lost = self._watch.lost(self._silence, waited_for)
+        for reference, r in list(self._running.items()):
+            if r.pulse in lost:
+                del self._running[reference]
+                self._ray.cancel(reference, force=True)
+                if lost[r.pulse]:
+                    cause = f"its worker went silent for {self._watch.seconds:.0f} s"
+                    ended.append((r.request, Outcome("failed", cause=cause, transient=True)))
+                else:
+                    self._collector.forget.remote(r.pulse)
+                    self.submit(r.request)
+        return ended
+
+    def _outcome(self, reference: Any, running: _Running) -> tuple[Request, Outcome]:
+        try:
+            return running.request, self._ray.get(reference)
+        except self._ray.exceptions.RayError as error:
+            self._collector.forget.remote(running.pulse)
+            cause = f"its worker died ({' '.join(str(error).split())[:300]})"
+            return running.request, Outcome("failed", cause=cause, transient=True)
+
+    def events(self) -> list[dict[str, Any]]:
+        """Events of all workers since the last call."""
+        events, self._silence = self._ray.get(self._collector.drain.remote())
+        return events
+
+    def end(self, key: str) -> None:
+        """Tell the step and its workers, at their next beat, to end after what is in flight."""
+        for running in self._running.values():
+            if running.request.key == key:
+                self._ray.get(self._collector.stop.remote(running.pulse))
+
+    def stop(self) -> None:
+        """Tell every worker at its next beat to end after what is in flight."""
+        self._ray.get(self._collector.stop.remote())
+
+    def close(self) -> None:
+        """Leave Ray; a local Ray ends, with everything that runs in it."""
+        self._ray.shutdown()

@@ -1,0 +1,348 @@
+"""A gang on Ray: one process a host of the hardware, all of them or none.
+
+Slices of TPU chips are reserved by Ray's own slice scheduler; CPU pods by a placement group. The
+loss or the silence of one process ends them all, and the executor decides what then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from pipeline.errors import (
+    Cancelled,
+    CorruptOutput,
+    InputError,
+    PonenteError,
+    Preempted,
+    ResourcesUnavailable,
+    StoreUnavailable,
+    WorkerLost,
+)
+from pipeline.execute.inline import InlineWorkers
+from pipeline.execute.ray import runtime_env
+from pipeline.execute.ray.heartbeat import (
+    FailureDetector,
+    Heartbeat,
+    HeartbeatAges,
+    emitter,
+    terminate_self,
+)
+from pipeline.execute.step_context import Emit, GangProcess
+from pipeline.graph.hardware import Hardware
+
+_PLACEMENT_SECONDS = float(os.environ.get(runtime_env.PLACEMENT, 120))  # the driver's, handed on
+_LOOK_SECONDS = 5.0
+_LOOK_AGAIN_SECONDS = 1.0  # while somebody may have been lost
+_LATE_SECONDS = 2.0  # a beat may be heard this long after its process died
+
+# What the executor tells apart: a process's error of one of these is the step's.
+_KINDS: dict[str, type[PonenteError]] = {
+    kind.__name__: kind
+    for kind in (InputError, CorruptOutput, StoreUnavailable, Preempted, WorkerLost)
+}
+
+
+class _GangProcess:
+    """One process of a gang."""
+
+    def coordinator(self) -> str:
+        """An address of this host that process 0 can listen on."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        job: Any,
+        process: GangProcess,
+        collector: Any,
+        stamp: Mapping[str, str],
+        pulse: str,
+    ) -> tuple[str, Any]:
+        """Call the function; errors come back as data, so that no class needs to unpickle."""
+        try:
+            runtime_env.require_same_code()
+            with Heartbeat(collector, pulse, on_stop=terminate_self):
+                return "done", function(job, process=process, emit=emitter(collector, stamp))
+        except PonenteError as error:
+            return _kind(error), str(error)
+        except FileNotFoundError:  # the one OSError that trying again does not help
+            return "error", traceback.format_exc()
+        except OSError:
+            return "OSError", traceback.format_exc()
+        except Exception:  # noqa: BLE001 - travels back as text and is raised there
+            return "error", traceback.format_exc()
+
+
+def _kind(error: PonenteError) -> str:
+    names = (name for name, kind in _KINDS.items() if isinstance(error, kind))
+    return next(names, PonenteError.__name__)
+
+
+# Typed as Any: ray.remote adds `.remote` and `.options`, which its annotations do not say.
+_GangActor: Any = ray.remote(max_restarts=0)(_GangProcess)
+
+
+def run_gang(
+    hardware: Hardware,
+    function: Callable[..., Any],
+    job: Any,
+    emit: Emit,
+    collector: Any,
+    stamp: Mapping[str, str],
+    pulse: Heartbeat,
+) -> Any:
+    """Run `function(job, process=..., emit=...)` on the hardware; process 0's answer.
+
+    Args:
+        hardware: where.
+        function: what every process calls.
+        job: its argument, the same in all.
+        emit: the step's emitter, for a gang that is this process.
+        collector, stamp: what the processes' own emitters and pulses are made of.
+        pulse: the step's own.
+
+    Raises:
+        ResourcesUnavailable: when the hardware is taken.
+        WorkerLost: when a process died or went silent.
+        Preempted: when the processes were told to leave and saved.
+        Cancelled: when the user had asked to stop before.
+    """
+    if pulse.stopping:
+        raise Cancelled("stopped before its processes were started")
+    accelerators = _accelerators() if hardware.kind == "local" else {}
+    if hardware.kind == "local" and not accelerators:
+        pulse.on_stop = terminate_self
+        try:
+            if pulse.stopping:  # since it was asked above: there was nobody to tell yet
+                raise Cancelled("stopped before training began")
+            return InlineWorkers().gang(hardware, function, job, emit)
+        finally:
+            pulse.on_stop = None
+    place = _Placement(hardware, accelerators)
+    try:
+        gang = f"{pulse.name}/gang-{uuid.uuid4().hex[:12]}"
+        actors = [place.actor(index) for index in range(hardware.processes)]
+        try:
+            return _run(actors, hardware, function, job, collector, stamp, gang)
+        finally:
+            collector.forget.remote(gang)
+            for actor in actors:
+                ray.kill(actor)
+    finally:
+        place.release()
+
+
+def _run(
+    actors: list[Any],
+    hardware: Hardware,
+    function: Callable[..., Any],
+    job: Any,
+    collector: Any,
+    stamp: Mapping[str, str],
+    gang: str,
+) -> Any:
+    many = hardware.processes > 1
+    address = _address(actors[0], hardware) if many else None
+    job_reference = ray.put(job)
+    pulses = [f"{gang}/{index}" for index in range(hardware.processes)]
+    answers = [
+        actor.run.remote(
+            function,
+            job_reference,
+            GangProcess(index, hardware.processes, address),
+            collector,
+            stamp,
+            pulses[index],
+        )
+        for index, actor in enumerate(actors)
+    ]
+    return _collect(answers, pulses, hardware, collector)
+
+
+def _address(first: Any, hardware: Hardware) -> str:
+    try:
+        return ray.get(first.coordinator.remote(), timeout=_PLACEMENT_SECONDS)
+    except RayError as error:
+        raise WorkerLost(
+            f"{_name(0, hardware)} was lost before it began ({_line(error)})"
+        ) from error
+
+
+def _accelerators() -> dict[str, float]:
+    """GPUs and TPU chips of this node; Ray hides them from whoever does not ask."""
+    node = ray.get_runtime_context().get_node_id()
+    mine = [n["Resources"] for n in ray.nodes() if n["NodeID"] == node]
+    return {k: v for k, v in (mine[0] if mine else {}).items() if k in ("GPU", "TPU") and v > 0}
+
+
+class _Placement:
+    """Room for a whole gang, reserved all at once or not at all."""
+
+    def __init__(self, hardware: Hardware, accelerators: dict[str, float]) -> None:
+        self._hardware = hardware
+        self._slice: Any = None
+        self._group: Any
+        if hardware.kind == "tpu":
+            # Ray's slice scheduler knows hosts, heads and topologies; it is imported here
+            # because it is alpha and only a TPU run needs it.
+            from ray.util.tpu import SlicePlacementGroup
+
+            hosts = [{"ray.io/tpu-worker-id": str(i)} for i in range(hardware.processes)]
+            try:
+                self._slice = SlicePlacementGroup(
+                    topology=hardware.topology,
+                    accelerator_version=hardware.generation,
+                    chips_per_vm=hardware.devices_per_process,
+                    # Process i on host i, which is what the TPU itself calls them.
+                    bundle_label_selector=hosts if hardware.processes > 1 else None,
+                    head_reservation_timeout_s=_PLACEMENT_SECONDS,
+                )
+            except TimeoutError as error:
+                raise ResourcesUnavailable(
+                    f"hardware {hardware.name!r}: no free slice of topology {hardware.topology} "
+                    f"within {_PLACEMENT_SECONDS:.0f} s; see `ray status`"
+                ) from error
+            self._group = self._slice.placement_group
+            self._bundle = {"TPU": hardware.devices_per_process}
+        else:
+            self._bundle = {"CPU": 1, **accelerators}
+            self._refuse_if_too_small()
+            self._group = placement_group([self._bundle] * hardware.processes, strategy="PACK")
+        try:
+            ray.get(cast(Any, self._group).ready(), timeout=_PLACEMENT_SECONDS)
+        except ray.exceptions.GetTimeoutError:
+            self.release()
+            raise ResourcesUnavailable(
+                f"hardware {hardware.name!r}: no room for {hardware.processes} processes within "
+                f"{_PLACEMENT_SECONDS:.0f} s; see `ray status`"
+            ) from None
+
+    def _refuse_if_too_small(self) -> None:
+        there = ray.cluster_resources().get("CPU", 0)
+        if there < self._hardware.processes:
+            raise InputError(
+                f"hardware {self._hardware.name!r} needs {self._hardware.processes} CPUs, one per "
+                f"process; this Ray cluster has {there:.0f}"
+            )
+
+    def actor(self, index: int) -> Any:
+        """Start process `index` in its place, with the environment its devices need."""
+        on_cpu = self._hardware.kind == "cpu"
+        environment = {"PONENTE_GANG": self._hardware.name, **runtime_env.heaps(one=on_cpu)}
+        if on_cpu:
+            count = self._hardware.devices_per_process
+            environment |= {
+                "JAX_PLATFORMS": "cpu",
+                "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}",
+            }
+        resources = {k: v for k, v in self._bundle.items() if k not in ("CPU", "GPU")}
+        return _GangActor.options(
+            num_cpus=self._bundle.get("CPU", 1),
+            num_gpus=self._bundle.get("GPU", 0),
+            resources=resources,
+            runtime_env={"env_vars": environment},
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=index
+            ),
+        ).remote()
+
+    def release(self) -> None:
+        """Give the room back."""
+        if self._slice is not None:
+            self._slice.shutdown()
+        else:
+            remove_placement_group(self._group)
+
+
+def _collect(answers: list[Any], pulses: list[str], hardware: Hardware, collector: Any) -> Any:
+    """Wait for all processes; the first failure or silence ends the wait.
+
+    An error that nobody raised on purpose may be what the loss of another process looks like from
+    here, and a broken connection is noticed before a lost host is: so it counts only once every
+    other process has answered or has been heard since.
+    """
+    pending, watch = list(answers), FailureDetector()
+    waited_for = dict.fromkeys(pulses, time.monotonic())
+    first: _Failure | None = None
+    while pending:
+        look = _LOOK_AGAIN_SECONDS if first else _LOOK_SECONDS
+        ready, pending = ray.wait(pending, num_returns=1, timeout=look)
+        if not ready:
+            asked = time.monotonic()
+            silence = ray.get(collector.silence.remote(), timeout=watch.seconds)
+            if lost := watch.lost(silence, waited_for):
+                indices = ", ".join(sorted(name.rpartition("/")[2] for name in lost))
+                raise _lost(f"{_name(indices, hardware)} went silent", first)
+            if first and first.stands(silence, waited_for, asked, watch.seconds):
+                break
+            continue
+        index = answers.index(ready[0])
+        waited_for.pop(pulses[index])
+        try:
+            status, value = ray.get(ready[0])
+        except RayError as error:
+            raise _lost(f"{_name(index, hardware)} died ({_line(error)})", first) from error
+        if status == "error":
+            first = first or _Failure(f"{_name(index, hardware)}: {value}", time.monotonic())
+        elif status in _KINDS:
+            raise _KINDS[status](value)
+        elif status == "OSError":
+            raise StoreUnavailable(f"{_name(index, hardware)}: {value}")
+        elif status != "done":
+            raise PonenteError(f"{_name(index, hardware)}: {value}")
+    if first:
+        raise PonenteError(first.cause)
+    return ray.get(answers[0])[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Failure:
+    """An unexpected error of one process, and when it was heard of on the monotonic clock."""
+
+    cause: str
+    since: float
+
+    def stands(
+        self, silence: HeartbeatAges, waited_for: Iterable[str], asked: float, limit: float
+    ) -> bool:
+        """Whether no other process's loss explains it.
+
+        Args:
+            silence: what the collector says.
+            waited_for: those that have not answered.
+            asked: when the collector was asked, on the monotonic clock.
+            limit: seconds of silence that are a loss.
+        """
+        passed = asked - self.since
+        # What has not begun never beats; a loss would have been noticed a look after the limit.
+        if passed > limit + _LOOK_SECONDS:
+            return True
+        heard = passed - _LATE_SECONDS
+        return all(silence.workers.get(name, passed) < heard for name in waited_for)
+
+
+def _lost(what: str, first: _Failure | None) -> WorkerLost:
+    said = first.cause.rstrip().rpartition("\n")[2] if first else ""
+    return WorkerLost(f"{what}; another failed first: {said[:200]}" if said else what)
+
+
+def _name(index: int | str, hardware: Hardware) -> str:
+    return f"process {index} of {hardware.processes} on {hardware.name}"
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]

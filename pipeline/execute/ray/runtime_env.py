@@ -1,0 +1,82 @@
+"""The code a cluster's workers get: what is sent, its digest, and refusing a worker without it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import InputError
+
+ROOT = Path(__file__).parents[3]
+SILENCE = "PONENTE_SILENCE_SECONDS"  # read by `pulse.silence_seconds`
+PLACEMENT = "PONENTE_PLACEMENT_SECONDS"  # read by `gang`
+_VARIABLE = "PONENTE_CODE"
+_HEAPS = "MALLOC_ARENA_MAX"  # glibc takes no notice of 0
+# Without a slash at the end, which would have Ray walk through all that is in them.
+_EXCLUDES = ["/runs", "/.venv", "/.git", "/tests", "/docs", "__pycache__"]
+
+
+def code_digest(root: Path) -> str:
+    """SHA-256 over path and content of every Python file that is sent from `root`."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in _sent(root) if path.suffix == ".py" and path.is_file()):
+        digest.update(f"{path.relative_to(root).as_posix()} {path.stat().st_size}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _sent(root: Path) -> list[Path]:
+    """What Ray sends of a directory: of what is sent it would send everything again."""
+    # Ray has its own mind about ignore files, so it is asked; it does not offer that in public.
+    from ray._private.runtime_env import packaging
+
+    excludes, found = [packaging._get_excludes(root, _EXCLUDES)], []
+    follow = os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "0") != "1"
+    logger = logging.getLogger(__name__)
+    packaging._dir_travel(root, excludes, found.append, include_gitignore=follow, logger=logger)
+    return found
+
+
+def runtime_environment(root: Path = ROOT) -> dict[str, Any]:
+    """What Ray is told, so that workers get the driver's code and know which it is."""
+    handed = {name: os.environ[name] for name in (SILENCE, PLACEMENT) if name in os.environ}
+    return {
+        "working_dir": str(root),
+        "excludes": _EXCLUDES,
+        "env_vars": {_VARIABLE: code_digest(root), **handed},
+    }
+
+
+def heaps(*, one: bool) -> dict[str, str]:
+    """The environment of a worker whose threads share one heap, or have one each (glibc's habit).
+
+    A process that computes on CPUs wants one (see `training.host_memory`), and as it has threads
+    before any step's code runs, it has to be told so here. What is said to a task is inherited by
+    what it starts, so a gang is told either way. Another number than 1 is the user's and stays.
+    """
+    ours = os.environ.get(_HEAPS, "1") == "1"
+    return {_HEAPS: "1" if one else "0"} if ours else {}
+
+
+@functools.cache
+def _own_digest() -> str:
+    return code_digest(ROOT)
+
+
+def require_same_code() -> None:
+    """Refuse to work in a process that imported other code than the driver's.
+
+    Raises:
+        InputError: naming both digests and where this code is.
+    """
+    expected = os.environ.get(_VARIABLE)
+    if expected and _own_digest() != expected:
+        raise InputError(
+            f"worker on {socket.gethostname()} runs other code: expected {expected[:16]}, found "
+            f"{_own_digest()[:16]} in {ROOT}; uninstall the copy there, or make it the driver's"
+        )

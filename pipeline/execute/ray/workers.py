@@ -1,0 +1,141 @@
+"""A step's fan-out on Ray: shards as tasks, each tried again when its worker is lost.
+
+Ray's own retries are off everywhere: a task that kills its worker would be run three times
+without anybody knowing. A lost shard is tried again here, in a directory of its own, and counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from pipeline.errors import Cancelled, WorkerLost
+from pipeline.execute.ray import runtime_env
+from pipeline.execute.ray.gang import run_gang
+from pipeline.execute.ray.heartbeat import FailureDetector, Heartbeat, exit_with_parent
+from pipeline.execute.step_context import Emit, ShardTask, write_shard
+from pipeline.graph.hardware import Hardware
+from pipeline.store.manifest import Shard
+
+TRIES = 3
+_IN_FLIGHT_PER_CPU = 2
+_LOOK_SECONDS = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Running:
+    task: ShardTask
+    pulse: str
+    since: float
+
+
+def _shard_task(task: ShardTask, collector: Any, pulse: str) -> Shard:
+    runtime_env.require_same_code()
+    exit_with_parent(pulse, collector)
+    with Heartbeat(collector, pulse) as beating:
+        if beating.stopping:
+            raise Cancelled(f"shard {task.name} was not begun")
+        return write_shard(task)
+
+
+# Typed as Any: ray.remote adds `.remote` and `.options`, which its annotations do not say.
+_write: Any = ray.remote(num_cpus=1, max_retries=0)(_shard_task)
+
+
+class RayWorkers:
+    """Workers of a step that itself runs as a Ray task.
+
+    Args:
+        collector: the driver's (see `ray_pulse`).
+        label, key: stamped on events that gang processes emit.
+        pulse: this step's own.
+    """
+
+    def __init__(self, collector: Any, label: str, key: str, pulse: Heartbeat) -> None:
+        self._collector = collector
+        self._stamp = {"step": label, "key": key}
+        self._pulse = pulse
+        self._watch = FailureDetector()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the user asked to stop."""
+        return self._pulse.stopping
+
+    def map(self, tasks: list[ShardTask], emit: Emit) -> Iterator[Shard]:
+        """Write the shards as tasks of one core each, a bounded number in flight."""
+        limit = max(1, int(ray.cluster_resources().get("CPU", 1)) * _IN_FLIGHT_PER_CPU)
+        waiting, running, look_at = deque(tasks), dict[Any, _Running](), 0.0
+        stopped = False  # a shard may hear it before this step does
+        while running or (waiting and not (stopped or self.stopping)):
+            if time.monotonic() > look_at:
+                waiting.extendleft(self._given_up(running, emit))
+                look_at = time.monotonic() + _LOOK_SECONDS
+            while waiting and len(running) < limit and not (stopped or self.stopping):
+                task = waiting.popleft()
+                running.update([self._begin(task)])
+            if not running:
+                continue  # told to stop just now
+            ready, _ = ray.wait(list(running), num_returns=1, timeout=_LOOK_SECONDS)
+            for reference in ready:
+                done = running.pop(reference)
+                try:
+                    yield ray.get(reference)
+                except RayTaskError as error:
+                    if not isinstance(cause := _cause(error), Cancelled):
+                        raise cause from error
+                    stopped = True
+                    waiting.append(done.task)
+                except RayError as error:
+                    self._collector.forget.remote(done.pulse)
+                    waiting.appendleft(_again(done.task, f"its worker died ({_line(error)})", emit))
+        if waiting:
+            raise Cancelled(f"{len(waiting)} shards are left to do")
+
+    def _begin(self, task: ShardTask) -> tuple[Any, _Running]:
+        pulse = f"{self._pulse.name}/{task.name}/{uuid.uuid4().hex[:8]}"
+        write = _write.options(label_selector=self._watch.elsewhere)
+        reference = write.remote(task, self._collector, pulse)
+        return reference, _Running(task, pulse, time.monotonic())
+
+    def _given_up(self, running: dict[Any, _Running], emit: Emit) -> list[ShardTask]:
+        """Tasks of silent workers, taken out of `running`, to be tried again."""
+        silence = ray.get(self._collector.silence.remote(), timeout=self._watch.seconds)
+        lost = self._watch.lost(silence, {r.pulse: r.since for r in running.values()})
+        tasks = []
+        for reference in [reference for reference, r in running.items() if r.pulse in lost]:
+            ray.cancel(reference, force=True)
+            done = running.pop(reference)
+            if lost[done.pulse]:
+                tasks.append(_again(done.task, "its worker went silent", emit))
+            else:  # It has not been tried: perhaps it only queued.
+                self._collector.forget.remote(done.pulse)
+                tasks.append(done.task)
+        return tasks
+
+    def gang(self, hardware: Hardware, function: Callable[..., Any], job: Any, emit: Emit) -> Any:
+        """Run on every process of the hardware at once; process 0's answer."""
+        return run_gang(hardware, function, job, emit, self._collector, self._stamp, self._pulse)
+
+
+def _again(task: ShardTask, cause: str, emit: Emit) -> ShardTask:
+    """The task's next try. Raises `WorkerLost` when it has had `TRIES`."""
+    if task.number >= TRIES:
+        raise WorkerLost(f"shard {task.name}: {cause}, {task.number} times in a row")
+    emit({"event": "shard_retried", "shard": task.name, "cause": cause, "tries": task.number})
+    return dataclasses.replace(task, number=task.number + 1)
+
+
+def _cause(error: RayTaskError) -> BaseException:
+    return error.cause if isinstance(error.cause, BaseException) else error
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]

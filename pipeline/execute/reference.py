@@ -1,0 +1,50 @@
+"""Publishing an output that refers to another's files: early cutoff, adoption.
+
+Nothing is copied. The referring manifest has the node's own key, configuration and inputs; its
+`origin` says whose files it stands for, through any number of references.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from pipeline.errors import StorageError
+from pipeline.execute.attempt import describe_inputs, relative
+from pipeline.graph.step import Node
+from pipeline.store import manifest, storage
+from pipeline.store.manifest import Origin
+from pipeline.store.outputs import Found, Store, remember
+
+
+def refer(store: Store, node: Node, inputs: Mapping[str, Found], to: Found, kind: str) -> Found:
+    """Publish the output `to` as this node's, unless somebody published it meanwhile.
+
+    Args:
+        store: where to publish.
+        node: whose output it becomes.
+        inputs: input name -> what the node's inputs are now; may lack some when adopting.
+        to: the output whose files are referred to.
+        kind: why, for `Origin`.
+    """
+    path = store.path(node)
+    theirs = to.manifest
+    owner = theirs.origin.key if theirs.origin is not None else theirs.key
+    record = dataclasses.replace(
+        theirs,
+        key=node.key,
+        step=node.step.name,
+        version=node.step.version,
+        label=node.label,
+        config=dict(node.canonical_config),
+        inputs=describe_inputs(path, {n: (f.path, f.manifest) for n, f in inputs.items()}),
+        recipe=node.recipe({n: f.manifest.content for n, f in inputs.items()}),
+        origin=Origin(kind, relative(path, theirs.home(to.path)), owner),
+    )
+    storage.create(storage.join(path, manifest.NAME), record.to_bytes())
+    published = manifest.load_verified(path, node.key)
+    if published is None:
+        raise StorageError(f"{path}: its manifest was deleted while it was being published")
+    if set(inputs) == set(node.inputs):
+        remember(path, record.recipe, node.key)
+    return Found(path, published)

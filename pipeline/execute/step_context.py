@@ -1,0 +1,202 @@
+"""What a step's body is given: where to write, what is already finished, whom to tell.
+
+The body writes only under its own attempt, and through shards: a directory that becomes part of
+the output when its ledger record is created. What a dead attempt finished is there in
+`finished()`; the body asks, and does the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pipeline.errors import InputError
+from pipeline.graph.artifact import Artifact
+from pipeline.graph.hardware import Hardware
+from pipeline.store import storage
+from pipeline.store.ledger import Ledger
+from pipeline.store.manifest import Shard
+
+Emit = Callable[[dict[str, Any]], None]
+ShardWriter = Callable[[str, Any], Mapping[str, Any]]
+
+logger = logging.getLogger("ponente")
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """One shard to write: picklable, executed by `write_shard` in whatever process.
+
+    `number` counts tries at it within the attempt. Each has a directory of its own, since a writer
+    that was given up may still be writing.
+    """
+
+    ledger: Ledger
+    attempt: str
+    name: str
+    writer: ShardWriter
+    item: Any
+    number: int = 1
+
+
+def write_shard(task: ShardTask) -> Shard:
+    """Write one shard under the attempt and record it; returns the record that stands.
+
+    The record is asked for first: the listing that led to this task may have lagged behind.
+    """
+    finished = task.ledger.find(task.name)
+    if finished is not None:
+        return finished
+    part = "shards" if task.number == 1 else f"shards-{task.number}"
+    directory = storage.join(task.ledger.root, "attempts", task.attempt, part, task.name)
+    storage.delete_tree(directory)
+    result = task.writer(directory, task.item)
+    return task.ledger.add(task.name, directory, result)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A body returns this when its output is one of its inputs': nothing is copied.
+
+    Attributes:
+        artifact: whose files the output stands for.
+        kind: why, such as "selected".
+        result: what the output says of itself.
+    """
+
+    artifact: Artifact
+    kind: str
+    result: Mapping[str, Any]
+
+
+class Workers(Protocol):
+    """How a step's body gets help: implemented in this process, and on Ray."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the step is to end after what is in flight."""
+        ...
+
+    def map(self, tasks: list[ShardTask], emit: Emit) -> Iterator[Shard]:
+        """Write the shards, several at once where there are cores; yields as they finish.
+
+        Raises:
+            Cancelled: when the user asked to stop, after the shards in flight are finished.
+        """
+        ...
+
+    def gang(self, hardware: Hardware, function: Callable[..., Any], job: Any, emit: Emit) -> Any:
+        """Run `function(job, process=..., emit=...)` on every process of the hardware at once."""
+        ...
+
+
+@dataclass(frozen=True)
+class GangProcess:
+    """Which process of a gang this is.
+
+    Attributes:
+        index, count: rank and size of the gang.
+        coordinator: "host:port" that process 0 listens on; None in a gang of one.
+    """
+
+    index: int = 0
+    count: int = 1
+    coordinator: str | None = None
+
+
+class StepContext:
+    """One attempt at one step, seen from the step's body.
+
+    Attributes:
+        root: URL of the step's directory, shared by all attempts.
+        attempt: name of this attempt.
+    """
+
+    def __init__(
+        self, ledger: Ledger, label: str, attempt: str, emit: Emit, workers: Workers
+    ) -> None:
+        self.root = ledger.root
+        self.label = label
+        self.attempt = attempt
+        self.ledger = ledger
+        self._emit = emit
+        self._workers = workers
+        self._written: set[str] = set()
+        self._known: set[str] = set()  # shards once seen finished: a listing may lag behind
+
+    @property
+    def directory(self) -> str:
+        """URL of this attempt's directory: the only place this attempt writes data."""
+        return storage.join(self.root, "attempts", self.attempt)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it is to end now: the user asked to stop, or what it follows was lost."""
+        return self._workers.stopping
+
+    def progress(self, done: float, total: float, unit: str, note: str = "") -> None:
+        """Tell whoever watches that `done` of `total` units are behind us."""
+        self._emit({"event": "progress", "done": done, "total": total, "unit": unit, "note": note})
+
+    def warn(self, message: str) -> None:
+        """Say something the user should see even if all goes well."""
+        logger.warning(message)
+        self._emit({"event": "warning", "message": message})
+
+    def finished(self, prefix: str = "") -> dict[str, Shard]:
+        """Shards finished by this attempt or an earlier one."""
+        found: dict[str, Shard | None] = dict(self.ledger.finished(prefix))
+        for name in self._known - found.keys():
+            if name.startswith(prefix):
+                found[name] = self.ledger.find(name)  # dropped since, or not listed yet
+        self._known |= found.keys()
+        return {name: shard for name, shard in sorted(found.items()) if shard is not None}
+
+    @contextlib.contextmanager
+    def shard(self, name: str, result: dict[str, Any] | None = None) -> Iterator[str]:
+        """A directory to fill; on leaving without an error it is recorded as shard `name`.
+
+        `result` may be filled inside the block.
+        """
+        self.ledger.record(name)  # refuses a bad name before anything is written
+        if name in self._written:
+            raise InputError(f"shard {name!r} is written twice by one attempt; name them apart")
+        self._written.add(name)
+        directory = storage.join(self.directory, "shards", name)
+        storage.delete_tree(directory)
+        yield directory
+        self.ledger.add(name, directory, result or {})
+        self._known.add(name)
+
+    def map(self, writer: ShardWriter, items: Mapping[str, Any]) -> dict[str, Shard]:
+        """Write one shard per item with `writer(directory, item) -> result`, across workers.
+
+        Shards that are in the ledger already are not written again. Returns all of them, in
+        order of name.
+        """
+        shards = {name: s for name, s in self.finished().items() if name in items}
+        tasks = [
+            ShardTask(self.ledger, self.attempt, name, writer, item)
+            for name, item in items.items()
+            if name not in shards
+        ]
+        if shards:
+            logger.info("%d of %d shards were finished before", len(shards), len(items))
+        self.ledger.expect(items)
+        self.progress(len(shards), len(items), "shards")
+        for shard in self._workers.map(tasks, self._emit):
+            shards[shard.name] = shard
+            self._known.add(shard.name)
+            self._emit({"event": "shard", "shard": shard.name, "bytes": shard.bytes})
+            self.progress(len(shards), len(items), "shards")
+        return dict(sorted(shards.items()))
+
+    def gang(self, hardware: Hardware, function: Callable[..., Any], job: Any) -> Any:
+        """Run `function(job, process=GangProcess, emit=...)` on the hardware; process 0's answer.
+
+        All processes start or none, and the loss of one ends them all (`WorkerLost`).
+        """
+        return self._workers.gang(hardware, function, job, self._emit)

@@ -1,0 +1,1 @@
+"""Declaring a graph: steps, nodes, artifacts, hardware."""

@@ -1,0 +1,86 @@
+"""Typed artifacts: a finished step's output, as a place and the code that opens it.
+
+A step library derives a class per kind of output (`Documents`, `TokenCache`, ...) and gives it the
+methods that read it. While a graph is being built the class is only a type: the checker sees it,
+and a step refuses an input of another class.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, ClassVar, TypeVar
+
+from pipeline.errors import CorruptOutput
+from pipeline.store import storage
+from pipeline.store.manifest import Manifest, Shard, beside, chosen, load
+
+A = TypeVar("A", bound="Artifact")
+
+
+class Artifact:
+    """A published output.
+
+    Attributes:
+        path: URL of the step's directory.
+        manifest: what was published there.
+        home: URL of the directory its files are in: `path`, or the output it refers to.
+        opens: inputs of its step that its methods open too (see `input`): what they hold is part
+            of what this artifact says.
+    """
+
+    opens: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, path: str, manifest: Manifest) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.home = manifest.home(path)
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The JSON mapping the step returned: counts, losses, digests."""
+        return self.manifest.result
+
+    @cached_property
+    def input_paths(self) -> dict[str, str]:
+        """URL of the directory of each input its step read, by name; a selection's are the chosen.
+
+        Raises:
+            CorruptOutput: when what a selection chose is not there any more.
+        """
+        path, manifest = chosen(self.path, self.manifest)
+        return {name: beside(path, read["directory"]) for name, read in manifest.inputs.items()}
+
+    def input(self, name: str, kind: type[A]) -> A:
+        """The artifact its step read as input `name`.
+
+        Raises:
+            CorruptOutput: when it is not there any more.
+        """
+        if not self.reads(name):
+            raise AssertionError(f"{type(self).__name__}.opens does not name {name!r}")
+        path = self.input_paths[name]
+        found = load(path)
+        if found is None:
+            raise CorruptOutput(f"{path}: input {name!r} of {self.path} is gone; run again")
+        return kind(path, found)
+
+    def inputs(self, argument: str, kind: type[A]) -> list[A]:
+        """The artifacts its step read as the tuple `argument`, in order."""
+        count = sum(name.partition("[")[0] == argument for name in self.input_paths)
+        return [self.input(f"{argument}[{index}]", kind) for index in range(count)]
+
+    @classmethod
+    def reads(cls, name: str) -> bool:
+        """Whether its methods open the input of this name; a tuple's is `argument[index]`."""
+        return name.partition("[")[0] in cls.opens
+
+    def shard(self, name: str) -> str:
+        """URL of the directory of one shard. Raises `KeyError` when there is no such shard."""
+        return storage.join(self.home, self.manifest.shard(name).root)
+
+    def shards(self, prefix: str = "") -> list[Shard]:
+        """The shards whose name starts with `prefix`, in order of name."""
+        return [shard for shard in self.manifest.shards if shard.name.startswith(prefix)]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r})"

@@ -1,0 +1,81 @@
+"""What a step's signature says: which arguments are inputs, and which stay out of the key."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any
+
+from pipeline.errors import InputError
+from pipeline.graph.artifact import Artifact
+from pipeline.graph.live import Live
+from pipeline.identity import fingerprint
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input argument.
+
+    Attributes:
+        kind: the class it takes.
+        optional: whether it may be left out.
+        many: whether it is a tuple.
+        live: whether it is read while it is still being made, see `pipeline.graph.live`.
+    """
+
+    kind: type[Artifact]
+    optional: bool = False
+    many: bool = False
+    live: bool = False
+
+
+def read_signature(
+    function: Callable[..., Any],
+) -> tuple[inspect.Signature, dict[str, Input], frozenset[str], dict[str, type]]:
+    """The signature without the `StepContext`, inputs by name, and names of runtime settings.
+
+    Last come the classes of the arguments that are configured with a dataclass and nothing else.
+
+    Raises:
+        InputError: when `Runtime` marks a part of an annotation, or an argument has none.
+    """
+    signature = inspect.signature(function)
+    hints = typing.get_type_hints(function, include_extras=True)
+    parameters = list(signature.parameters.values())[1:]
+    inputs, runtime, classes = {}, set(), {}
+    for parameter in parameters:
+        if parameter.name not in hints:
+            raise InputError(
+                f"step {function.__qualname__}: argument {parameter.name!r} has no annotation; its "
+                "type tells inputs from configuration, so write it down"
+            )
+        hint = hints[parameter.name]
+        if (declared := _as_input(hint)) is not None:
+            inputs[parameter.name] = declared
+        elif fingerprint.is_runtime(hint):
+            runtime.add(parameter.name)
+        plain = typing.get_args(hint)[0] if hasattr(hint, "__metadata__") else hint
+        if isinstance(plain, type) and is_dataclass(plain) and parameter.name not in inputs:
+            classes[parameter.name] = plain
+    return signature.replace(parameters=parameters), inputs, frozenset(runtime), classes
+
+
+def _as_input(annotation: Any) -> Input | None:
+    """What an annotation says when it names artifacts; None when it does not."""
+    if Live in getattr(annotation, "__metadata__", ()):
+        found = _as_input(typing.get_args(annotation)[0])
+        return replace(found, live=True) if found is not None else None
+    if typing.get_origin(annotation) is tuple:
+        first, *rest = typing.get_args(annotation)
+        if rest == [...] and isinstance(first, type) and issubclass(first, Artifact):
+            return Input(first, many=True)
+    options = (
+        typing.get_args(annotation)
+        if typing.get_origin(annotation) in (typing.Union, types.UnionType)
+        else (annotation,)
+    )
+    kinds = [o for o in options if isinstance(o, type) and issubclass(o, Artifact)]
+    return Input(kinds[0], type(None) in options) if len(kinds) == 1 else None

@@ -1,0 +1,176 @@
+"""What a run would do, and why: looks at the store, runs nothing, imports nothing of ML."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.execute.attempt import generation
+from pipeline.graph.step import Node, topological
+from pipeline.identity import source_code
+from pipeline.plan.changes import NEVER, ChangeLog
+from pipeline.plan.state import GraphState, contents, look, needed_keys
+from pipeline.store import lease, storage
+from pipeline.store.ledger import Ledger
+from pipeline.store.manifest import Manifest
+from pipeline.store.outputs import Found, Store
+from pipeline.store.tidy import ATTEMPTS, FAILURE
+
+_NAMED = 5  # changed files that a warning names
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One step of the plan.
+
+    Attributes:
+        status: "hit", "stale", "partial", "running", "failed", "miss" or "damaged".
+        reason: one line: what is reused, how many shards are there, what changed.
+        needed: whether a run would execute it (an input of a hit is not needed).
+        found: the output, for a hit.
+        detail: how far it got: shards, a failure, who runs it.
+        beside: labels of the steps to run that it follows while they run.
+        nearest: directory of the earlier output the reason compares with.
+        lines: differences to it, a line a field.
+        warnings: what a user should know, such as code changed since the output was built.
+    """
+
+    node: Node
+    path: str
+    status: str
+    reason: str
+    needed: bool = False
+    found: Found | None = None
+    detail: str = ""
+    beside: tuple[str, ...] = ()
+    nearest: str = ""
+    lines: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def plan(targets: list[Node], store: Store, forced: frozenset[str] = frozenset()) -> list[Planned]:
+    """The plan for bringing `targets` up to date, inputs first.
+
+    Args:
+        targets: what is wanted.
+        store: where outputs are looked for.
+        forced: keys of steps that would be built again though they are there.
+    """
+    order = topological(targets)
+    seen = look(order, store)
+    there = {key for key in seen.found if key not in forced}
+    needed = needed_keys(targets, there) | forced
+    reasons = ChangeLog(store)
+    return [
+        dataclasses.replace(
+            _describe(node, store, seen, reasons, node.key in needed),
+            beside=tuple(
+                node.inputs[name].label
+                for name in sorted(node.live)
+                if {node.key, node.inputs[name].key} <= needed
+            ),
+        )
+        for node in order
+    ]
+
+
+def _describe(
+    node: Node,
+    store: Store,
+    seen: GraphState,
+    reasons: ChangeLog,
+    needed: bool,
+) -> Planned:
+    path = store.path(node)
+
+    def entry(status: str, reason: str, **more: Any) -> Planned:
+        return Planned(node, path, status, reason, needed=needed, **more)
+
+    if node.key in seen.damaged:
+        return entry("damaged", seen.damaged[node.key])
+    if (found := seen.found.get(node.key)) is not None:
+        return entry(
+            "hit",
+            _hit_reason(found, same=node.key in seen.same),
+            found=found,
+            warnings=code_warnings(node, found.manifest),
+        )
+    if node.key in seen.stale:
+        reasons.because(node, [seen.stale[node.key]])
+        return entry("stale", seen.stale[node.key])
+    state, detail = _unfinished(node, path, seen)
+    nearest, lines = reasons.explain(node)
+    why = "; ".join(lines) if lines else NEVER
+    reason = f"{detail}; {why}" if detail else why
+    return entry(state, reason, detail=detail, nearest=nearest, lines=lines)
+
+
+def _unfinished(node: Node, path: str, seen: GraphState) -> tuple[str, str]:
+    """("running" | "failed" | "partial" | "miss", detail) of a step without an output."""
+    if not storage.exists(path):
+        return "miss", ""
+    if (holder := lease.holder(path)) is not None:
+        return "running", lease.words(holder)
+    held = _built_from(node, seen)
+    finished, expected = 0, 0
+    if held is not None:
+        finished, expected = Ledger(path, generation(node.recipe(held), "")).count()
+    shards = f"{finished} of {expected or '?'} shards finished" if finished else ""
+    failure = last_failure(path)
+    if failure is not None:
+        said = f"{failure['cause']} (log: {failure['log']})"
+        return "failed", f"{said}; {shards}" if shards else said
+    return ("partial", shards) if shards else ("miss", "")
+
+
+def _built_from(node: Node, seen: GraphState) -> dict[str, str] | None:
+    """What its ledger is named after: contents of inputs, and the builds that live ones are of."""
+    held = {}
+    for name, child in node.inputs.items():
+        found = seen.found.get(child.key)
+        if name in node.live:
+            below = contents(child, seen.found)
+            if found is None and below is None:
+                return None
+            made = found.manifest.recipe if found is not None else child.recipe(below or {})
+            held[name] = generation(made, "")
+        elif found is not None:
+            held[name] = found.manifest.content
+        else:
+            return None
+    return held
+
+
+def last_failure(path: str) -> dict[str, Any] | None:
+    """How the newest attempt at the step in directory `path` failed; None if it did not."""
+    attempts = storage.join(path, ATTEMPTS)
+    names = storage.list_names(attempts)
+    if not names:
+        return None
+    try:
+        failure = storage.read_json(storage.join(attempts, names[-1], FAILURE))
+        return {"cause": str(failure["cause"]), "log": str(failure["log"])}
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _hit_reason(found: Found, *, same: bool) -> str:
+    reason = f"built in {found.manifest.seconds:.1f} s, {found.manifest.size / 1e6:,.1f} MB"
+    if same:
+        return f"{reason}; made before from inputs of the same content: {found.path}"
+    if found.shared:
+        return f"{reason}; shared: {found.path}"
+    if found.manifest.origin is not None:
+        return f"{reason}; {found.manifest.origin.kind}: {found.manifest.origin.directory}"
+    return reason
+
+
+def code_warnings(node: Node, published: Manifest) -> list[str]:
+    """Whether the step's code is not what built the output, as lines to show."""
+    files = source_code.changed(node.step.function, published.provenance.get("sources") or {})
+    if not files:
+        return []
+    more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
+    named = ", ".join(files[:_NAMED]) + more
+    return [f"{node.label}: code changed since this output was built: {named}"]

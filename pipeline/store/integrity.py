@@ -1,0 +1,74 @@
+"""What a file was, block by block, and which of its bytes are not that any more."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Iterator
+
+from pipeline.store import storage
+from pipeline.store.manifest import File, Manifest, file_url
+
+_BLOCK = 1 << 20
+
+
+def measure(directory: str, path: str) -> File:
+    """Size, SHA-256 and block checksums of the file `path` under `directory`, read once."""
+    digest, sums, size = hashlib.sha256(), [], 0
+    for block in _blocks(storage.join(directory, path)):
+        digest.update(block)
+        sums.append(f"{zlib.crc32(block):08x}")
+        size += len(block)
+    return File(path, size, digest.hexdigest(), "".join(sums) if len(sums) > 1 else "")
+
+
+def _blocks(url: str) -> Iterator[bytes]:
+    with storage.open_read(url) as file:
+        while block := file.read(_BLOCK):
+            yield block
+
+
+def damage(path: str, manifest: Manifest) -> Iterator[str]:
+    """One line for each thing under an output that is not as recorded, naming byte ranges.
+
+    Every byte is read. Files that nobody recorded are named too: nothing reads them.
+    """
+    home = manifest.home(path)
+    for shard in manifest.shards:
+        recorded = set()
+        for file in shard.files:
+            recorded.add(file.path)
+            yield from _file_damage(file_url(home, shard, file), file)
+        for name, _ in storage.list_files(storage.join(home, shard.root)):
+            if name not in recorded:
+                yield f"{storage.join(home, shard.root, name)}: not recorded, and never read"
+
+
+def _file_damage(url: str, file: File) -> Iterator[str]:
+    found = storage.size(url)
+    if found is None:
+        yield f"{url}: missing, expected {file.size} bytes"
+        return
+    digest, wrong = hashlib.sha256(), []
+    for index, block in enumerate(_blocks(url)):
+        digest.update(block)
+        start = index * _BLOCK
+        expected = file.blocks[8 * index : 8 * index + 8]
+        if start < file.size and expected and f"{zlib.crc32(block):08x}" != expected:
+            wrong.append((start, min(start + _BLOCK, file.size)))
+    if found != file.size:
+        yield f"{url}: {found} bytes, expected {file.size}"
+    if digest.hexdigest() != file.sha256:
+        for start, end in _merged(wrong) or [(0, file.size)]:
+            if start < found:
+                yield f"{url}: bytes {start}-{min(end, found) - 1} are not what was written"
+
+
+def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for start, end in ranges:
+        if merged and merged[-1][1] == start:
+            merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((start, end))
+    return merged

@@ -1,0 +1,217 @@
+"""Files of this machine's disks: what `storage.py` does for a path that is not a URL.
+
+A disk can fail for a moment (a network file system does), so every operation is tried a few times
+before it counts. Only a missing or existing file is an answer; anything else is never taken for
+one, since a directory that could not be listed is not an empty directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import IO, TypeVar
+
+from pipeline.errors import InputError, StoreUnavailable
+
+T = TypeVar("T")
+_TRIES = 3
+_PAUSE_SECONDS = 0.1
+# Not failures of the store but its answers, which callers act on.
+_ANSWERS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
+
+
+def with_retries(path: str, action: Callable[[], T]) -> T:
+    """What the action returns, tried again when the disk stumbles.
+
+    Raises:
+        StoreUnavailable: when it still fails, naming `path`.
+    """
+    for more in reversed(range(_TRIES)):
+        try:
+            return action()
+        except _ANSWERS:
+            raise
+        except OSError as error:
+            if not more:
+                raise StoreUnavailable(f"{path}: {error}") from error
+            time.sleep(_PAUSE_SECONDS * (_TRIES - more))
+    raise AssertionError("unreachable")
+
+
+def size(path: str) -> int | None:
+    """Size in bytes of what is at `path`; None when nothing is."""
+    try:
+        return with_retries(path, lambda: os.stat(path).st_size)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def read(path: str) -> bytes:
+    """The file's content. Raises `FileNotFoundError` when there is none."""
+
+    def once() -> bytes:
+        with open(path, "rb") as file:
+            return file.read()
+
+    return with_retries(path, once)
+
+
+def open_write(path: str) -> IO[bytes]:
+    """Open a file for writing, in a directory that is made if need be."""
+
+    def once() -> IO[bytes]:
+        make_directory(os.path.dirname(path))
+        return open(path, "wb")
+
+    return with_retries(path, once)
+
+
+def make_directory(path: str) -> None:
+    """Make a directory and those above it."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except FileExistsError:
+        # Also said of a directory that could not be looked at for a moment.
+        if not stat.S_ISDIR(os.stat(path).st_mode):
+            raise NotADirectoryError(f"{path}: expected a directory, found a file") from None
+
+
+def create(path: str, data: bytes, durable: bool) -> bool:
+    """A hard link of a finished file: there whole or not at all; False when `path` existed."""
+    tries: list[str] = []
+
+    def once() -> bool:
+        tries.append(path)
+        with _temporary(path, data, durable) as temporary:
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                return False
+        return True
+
+    # A disk that reported a failure may have done it first: then what is there is ours.
+    return with_retries(path, once) or (len(tries) > 1 and read(path) == data)
+
+
+def replace(path: str, data: bytes, durable: bool) -> None:
+    """Put a finished file in the place of the one at `path`."""
+
+    def once() -> None:
+        with _temporary(path, data, durable) as temporary:
+            os.replace(temporary, path)
+
+    with_retries(path, once)
+
+
+@contextlib.contextmanager
+def _temporary(path: str, data: bytes, durable: bool) -> Iterator[str]:
+    """A finished file of this content beside `path`, gone at the end unless it was renamed."""
+    name = f"{path}.{uuid.uuid4().hex}.tmp"
+    try:
+        try:
+            _write(name, data, durable)
+        except FileNotFoundError:
+            make_directory(os.path.dirname(path))
+            _write(name, data, durable)
+        yield name
+    finally:
+        _remove_at_leisure(name)
+
+
+def _write(name: str, data: bytes, durable: bool) -> None:
+    with open(name, "wb") as file:
+        file.write(data)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _remove_at_leisure(name: str) -> None:
+    for _ in range(2):
+        try:
+            os.unlink(name)
+        except FileNotFoundError:
+            return
+        except OSError:
+            # Litter, at worst; what was to be done is done, or its error is on its way.
+            continue
+        return
+
+
+def list_names(path: str) -> list[str]:
+    """Names directly under a directory; empty when there is no such directory."""
+    try:
+        return with_retries(path, lambda: os.listdir(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def walk(path: str) -> dict[str, int]:
+    """Size in bytes of every file under `path`, by its own path.
+
+    Raises:
+        InputError: for a symbolic link, a pipe or a device.
+    """
+    return with_retries(path, lambda: _walk(path))
+
+
+def _walk(path: str) -> dict[str, int]:
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    found: dict[str, int] = {}
+    try:
+        top = os.lstat(path)
+    except FileNotFoundError:
+        return found
+    if stat.S_ISREG(top.st_mode):
+        return {path: top.st_size}
+    if stat.S_ISLNK(top.st_mode):
+        raise InputError(f"{path}: a symbolic link; an output's files must be in its own directory")
+    for directory, inner, names in os.walk(path, onerror=refuse):
+        for name in (*inner, *names):
+            status = os.lstat(os.path.join(directory, name))
+            if stat.S_ISREG(status.st_mode):
+                found[os.path.join(directory, name)] = status.st_size
+            elif not stat.S_ISDIR(status.st_mode):
+                raise InputError(
+                    f"{directory}/{name}: expected a file, found a symbolic link or something else "
+                    "that is none; an output's files must be in its own directory"
+                )
+    return found
+
+
+def remove(path: str) -> None:
+    """Delete a file, or a directory with all that is in it; not being there is fine."""
+
+    def once() -> None:
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)
+
+    with contextlib.suppress(FileNotFoundError):
+        with_retries(path, once)
+
+
+def check_writable(directory: str, name: str) -> None:
+    """Write and delete a file called `name`. Raises `InputError` saying why it cannot be."""
+    try:
+        os.makedirs(directory, exist_ok=True)
+        path = os.path.join(directory, name)
+        with open(path, "xb") as file:
+            file.write(b"ponente")
+        os.unlink(path)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise InputError(f"{directory}: expected a directory, found a file on the way") from error
+    except OSError as error:
+        raise InputError(
+            f"{directory}: cannot be written ({error.strerror}); choose another prefix or "
+            "correct its permissions"
+        ) from error

@@ -1,0 +1,130 @@
+"""Where outputs are: the user's own store, and shared ones behind it that are only read.
+
+`find` asks for an output by its node. `same` asks by what the node would be made from: when an
+input was built again and came out as it was, or under another configuration came out equal, what
+was made from it before is still right (early cutoff), and a small index of `recipe` digests
+says where it is.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipeline.errors import PonenteError
+from pipeline.graph.step import Node
+from pipeline.store import manifest, storage
+from pipeline.store.manifest import Manifest
+
+_INDEX = "index"
+
+logger = logging.getLogger("ponente")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A published output: the URL of its directory, its manifest, and whether it is shared."""
+
+    path: str
+    manifest: Manifest
+    shared: bool = False
+
+    @property
+    def origin(self) -> str | None:
+        """URL of the directory its files are in, when that is not its own in the user's store."""
+        home = self.manifest.home(self.path)
+        return home if self.shared or home != self.path else None
+
+
+class Store:
+    """The outputs under `prefix`, and under `shared` prefixes that are never written to."""
+
+    def __init__(self, prefix: str, shared: tuple[str, ...] = ()) -> None:
+        self.prefix = storage.normalise(prefix)
+        self.shared = tuple(storage.normalise(url) for url in shared)
+
+    def path(self, node: Node) -> str:
+        """The node's directory in the user's own store."""
+        return storage.join(self.prefix, node.directory)
+
+    def find(self, node: Node) -> Found | None:
+        """The node's output, from the first store that has it.
+
+        Raises:
+            CorruptOutput: when it is in the user's own store but is not what was recorded.
+        """
+        own = manifest.load_verified(self.path(node), node.key)
+        if own is not None:
+            return Found(self.path(node), own)
+        for prefix in self.shared:
+            if (found := self._shared(prefix, node.directory, node.key)) is not None:
+                return found
+        return None
+
+    def _shared(self, prefix: str, directory: str, key: str) -> Found | None:
+        path = storage.join(prefix, directory)
+        try:
+            found = manifest.load_verified(path, key)
+        except (PonenteError, OSError) as error:
+            # Somebody else's store: what is wrong there must not stop a build here.
+            logger.warning("shared store %s is passed over: %s", prefix, error)
+            return None
+        return Found(path, found, shared=True) if found is not None else None
+
+    def same(self, node: Node, contents: Mapping[str, str]) -> Found | None:
+        """An output made by the node's step and configuration from inputs of these contents."""
+        if node.step.reads_lineage or not node.inputs:
+            return None
+        recipe = node.recipe(contents)
+        for prefix in (self.prefix, *self.shared):
+            try:
+                entry = storage.read_json(self._entry(prefix, recipe))
+                path = storage.join(prefix, entry["directory"])
+                found = manifest.load_verified(path, entry["key"])
+            except FileNotFoundError:
+                continue
+            except (PonenteError, OSError, ValueError, TypeError, KeyError) as error:
+                logger.warning("index of %s is passed over: %s", prefix, error)
+                continue
+            if found is not None and found.recipe == recipe:
+                return Found(path, found, shared=prefix != self.prefix)
+        return None
+
+    def _entry(self, prefix: str, recipe: str) -> str:
+        return storage.join(prefix, _INDEX, recipe[:2], f"{recipe}.json")
+
+    def outputs(self) -> list[str]:
+        """Directories of the user's own store that look like a step's, by name."""
+        return [
+            name
+            for name in storage.list_names(self.prefix)
+            if len(name.rpartition("-")[2]) == 20 and name.rpartition("-")[0]
+        ]
+
+
+def remember(path: str, recipe: str, key: str) -> None:
+    """Enter the output in directory `path` into its store's index; a later entry replaces it."""
+    prefix, _, directory = path.rpartition("/")
+    entry = storage.join(prefix, _INDEX, recipe[:2], f"{recipe}.json")
+    storage.write_atomic(
+        entry, json.dumps({"directory": directory, "key": key}).encode(), durable=False
+    )
+
+
+def forget_missing(prefix: str) -> int:
+    """Delete index entries whose output is gone; returns how many there were."""
+    gone = 0
+    for part in storage.list_names(storage.join(prefix, _INDEX)):
+        for name in storage.list_names(storage.join(prefix, _INDEX, part)):
+            url = storage.join(prefix, _INDEX, part, name)
+            try:
+                directory = storage.read_json(url)["directory"]
+                there = storage.exists(storage.join(prefix, directory, manifest.NAME))
+            except (PonenteError, ValueError, TypeError, KeyError):
+                there = False
+            if not there:
+                storage.delete_tree(url)
+                gone += 1
+    return gone

@@ -1,0 +1,1 @@
+"""Finding a trained model's checkpoint and opening it."""

@@ -1,0 +1,284 @@
+"""A checkpoint by its directory, and what it takes to use it, without the graph that made it.
+
+A finished train step says in its manifest what its model is and what it was trained on. One that is
+still running, or was cut off, has no manifest yet: it says the same in a shard of its own, `about`,
+which is finished before training begins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from models.config import TransformerConfig
+from pipeline import InputError, StepContext
+from pipeline.errors import CorruptOutput
+from pipeline.execute.attempt import relative
+from pipeline.store import storage
+from pipeline.store.ledger import DIRECTORY as LEDGER
+from pipeline.store.ledger import Ledger
+from pipeline.store.manifest import Manifest, Shard, beside, load
+from pipeline.store.tidy import ATTEMPTS
+from steps.artifacts import Checkpoint, Sequences, TokenCache, Tokenizer
+from training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from models.transformer import Transformer
+
+ABOUT = "about"
+_CHECKPOINTS = "checkpoint/"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A committed checkpoint.
+
+    Attributes:
+        path: URL of its directory.
+        step: optimizer steps it has seen.
+        finished: whether its train step is published.
+        model: shape of the model.
+        sequence_length: tokens of a row in training.
+        compute_dtype: dtype of products in training.
+        sequences: URL of the directory of what it was trained on.
+    """
+
+    path: str
+    step: int
+    finished: bool
+    model: TransformerConfig
+    sequence_length: int
+    compute_dtype: str
+    sequences: str
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the text it was trained on.
+
+        Raises:
+            InputError: the token cache says nothing of a tokenizer.
+            CorruptOutput: something between the checkpoint and the tokenizer is gone.
+        """
+        return tokenizer_of(Sequences(self.sequences, _published(self.sequences)))
+
+
+def tokenizer_of(sequences: Sequences) -> Tokenizer:
+    """The tokenizer that made the tokens of `sequences`.
+
+    Raises:
+        InputError: the token cache says nothing of a tokenizer.
+        CorruptOutput: it is gone.
+    """
+    cache = sequences.cache
+    while "tokenizer" not in cache.input_paths:
+        if not cache.packed:
+            raise InputError(
+                f"{cache.path}: these tokens were not made by a tokenizer's step; say which "
+                "tokenizer.json with --tokenizer FILE"
+            )
+        cache = cache.input("tokens", TokenCache)
+    path = cache.input_paths["tokenizer"]
+    return Tokenizer(path, _published(path))
+
+
+def is_run(published: Manifest) -> bool:
+    """Whether an output is a training run, or stands for one."""
+    return {"checkpoint", "model", "train"} <= published.result.keys()
+
+
+def describe(
+    run: StepContext, sequences: Sequences, model: TransformerConfig, train: TrainConfig
+) -> None:
+    """Record, before training begins, what every checkpoint of this step is a checkpoint of."""
+    if run.ledger.find(ABOUT) is not None:
+        return
+    about = {
+        "model": dataclasses.asdict(model),
+        "train": dataclasses.asdict(train),
+        "sequences": relative(run.root, sequences.path),
+    }
+    # Where the sequences are is no part of what was made.
+    content = {"content": sequences.manifest.content}
+    with run.shard(ABOUT, content) as directory:
+        storage.write_atomic(storage.join(directory, "about.json"), json.dumps(about).encode())
+
+
+def open_model(path: str, config: TransformerConfig, dtype: str) -> Transformer:
+    """The model of a checkpoint on the first device, ready to write.
+
+    Args:
+        path: of the checkpoint.
+        config: its shape.
+        dtype: of products in training; on a CPU, which is no faster in bfloat16, they are float32.
+
+    Raises:
+        CorruptOutput: files are missing or changed.
+        InputError: the checkpoint is of another model.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from models.precision import cast
+    from training.load import load_model
+
+    narrow = "float32" if jax.default_backend() == "cpu" else dtype
+    return cast(load_model(path, config), jnp.dtype(narrow))
+
+
+def find(url: str) -> Trained:
+    """The newest checkpoint of a train step's directory, or the one whose own directory it is.
+
+    Args:
+        url: local or in a store: the directory of a train step, finished or not, or one committed
+            checkpoint in it.
+
+    Raises:
+        InputError: there is no checkpoint, or it is no directory of a train step.
+        CorruptOutput: a record is not readable.
+    """
+    url = storage.normalise(url)
+    root, inside, _ = url.rpartition(f"/{ATTEMPTS}/")
+    root = root if inside else url
+    try:
+        published = load(root)
+    except NotADirectoryError as error:
+        raise InputError(f"{url}: expected a directory, found a file; give its step's") from error
+    found = [] if published is None else _of_manifest(root, published)
+    if published is None or (inside and url not in [candidate.path for candidate in found]):
+        # Perhaps of a build that replaces what is published.
+        found += _of_ledgers(root)
+    if inside:
+        return _one(url, found).trained()
+    if not found:
+        raise InputError(_nothing(root))
+    return found[-1].trained()
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A checkpoint that has a record.
+
+    Attributes:
+        path: URL of its directory.
+        shard: its record.
+        root: directory of its step.
+        manifest: of its step, when that is published.
+        ledger: which has its record, when it is not.
+    """
+
+    path: str
+    shard: Shard
+    root: str
+    manifest: Manifest | None = None
+    ledger: Ledger | None = None
+
+    @property
+    def age(self) -> tuple[str, int]:
+        """Attempts are numbered, and a later one may have begun again from an earlier step."""
+        return self.shard.root.split("/")[1], self.shard.result["step"]
+
+    def trained(self) -> Trained:
+        """With what its step says of it."""
+        if self.manifest is not None:
+            about: Mapping[str, Any] = self.manifest.result
+            sequences = Checkpoint(self.root, self.manifest).input_paths["sequences"]
+        else:
+            assert self.ledger is not None
+            about = about_of(self.ledger)
+            sequences = beside(self.root, about["sequences"])
+        return Trained(
+            path=self.path,
+            step=self.shard.result["step"],
+            finished=self.manifest is not None,
+            model=TransformerConfig.from_plain(about["model"]),
+            sequence_length=about["train"]["sequence_length"],
+            compute_dtype=about["train"]["compute_dtype"],
+            sequences=sequences,
+        )
+
+
+def _one(url: str, found: list[_Candidate]) -> _Candidate:
+    for candidate in found:
+        if candidate.path == url:
+            return candidate
+    there = ", ".join(candidate.path for candidate in found) or "none"
+    raise InputError(
+        f"{url}: not a committed checkpoint of its step; there are {there}; give one of them, or "
+        "the step's directory for the newest"
+    )
+
+
+def _of_manifest(root: str, published: Manifest) -> list[_Candidate]:
+    """Checkpoints of a published step, the one it ends with last."""
+    result, artifact = published.result, Checkpoint(root, published)
+    if not is_run(published) or "sequences" not in artifact.input_paths:
+        raise InputError(
+            f"{root}: expected the output of a train step, found one of {published.label} "
+            f"({published.step}); give the directory of the step that trained"
+        )
+    shards = artifact.shards(_CHECKPOINTS)
+    shards.sort(key=lambda shard: shard.name == result["checkpoint"])
+    return [
+        _Candidate(storage.join(artifact.home, shard.root), shard, root, manifest=published)
+        for shard in shards
+    ]
+
+
+def _of_ledgers(root: str) -> list[_Candidate]:
+    """Checkpoints of builds that are not published, those of the newest attempt last."""
+    found = []
+    for generation in storage.list_names(storage.join(root, LEDGER)):
+        ledger = Ledger(root, generation)
+        for shard in ledger.finished(_CHECKPOINTS).values():
+            found.append(_Candidate(storage.join(root, shard.root), shard, root, ledger=ledger))
+    return sorted(found, key=lambda candidate: candidate.age)
+
+
+def about_of(ledger: Ledger) -> dict[str, Any]:
+    """What a step that is not finished said before it trained: "model", "train" and "sequences".
+
+    Raises:
+        InputError: it has said nothing.
+        CorruptOutput: it cannot be read.
+    """
+    shard = ledger.find(ABOUT)
+    if shard is None:
+        raise InputError(
+            f"{ledger.root}: its checkpoints do not say what model they are of, and the step is "
+            "not finished; run it to its end first"
+        )
+    url = storage.join(ledger.root, shard.root, "about.json")
+    try:
+        return storage.read_json(url)
+    except (FileNotFoundError, ValueError) as error:
+        raise CorruptOutput(f"{url}: not readable: {error}; run the step again") from error
+
+
+def _nothing(root: str) -> str:
+    """Why there is no checkpoint in `root`, and what to give instead."""
+    names = storage.list_names(root)
+    if LEDGER in names or ATTEMPTS in names:
+        return (
+            f"{root}: no checkpoint has been committed there yet; wait for the first one (every "
+            "checkpoint_every steps), or run the step again"
+        )
+    steps = [name for name in names if name.startswith("train-")]
+    if steps:
+        return f"{root}: a store, not a step; give one of {', '.join(steps[:5])} in it"
+    found = f"{len(names)} other things" if names else "nothing"
+    return (
+        f"{root}: expected the directory of a train step (train-... in a store), or of a "
+        f"checkpoint in it, found {found}"
+    )
+
+
+def _published(path: str) -> Manifest:
+    found = load(path)
+    if found is None:
+        raise CorruptOutput(
+            f"{path}: the checkpoint was made from this and it is gone; run again, or say which "
+            "tokenizer.json with --tokenizer FILE"
+        )
+    return found

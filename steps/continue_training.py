@@ -1,0 +1,129 @@
+"""Train on from a checkpoint: `extend` continues a run, `warm_start` begins another with it.
+
+What is taken from the checkpoint is written out in the graph and never guessed from what is there:
+fresh moments on trained weights, by accident, undo hours of training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from models.config import TransformerConfig
+from pipeline import Hardware, InputError, Result, Runtime, StepContext, local, step
+from steps.artifacts import Checkpoint, Sequences
+from steps.train import check, train_from
+from training.config import OptimizerConfig, TrainConfig
+
+
+def _check_extend(arguments: Mapping[str, Any]) -> None:
+    at, steps = arguments["at"], arguments["train"].steps
+    if at is not None and not 0 < at < steps:
+        raise InputError(
+            f"extend: expected `at` of 1 or more and below the {steps} steps of `train`, got {at}; "
+            "train.steps counts from the very first step"
+        )
+    check(arguments)
+
+
+@step(output=Checkpoint, version=1, cpus=0, check=_check_extend)
+def extend(
+    run: StepContext,
+    checkpoint: Checkpoint,
+    sequences: Sequences,
+    *,
+    optimizer: OptimizerConfig,
+    train: TrainConfig,
+    at: int | None = None,
+    held_out: tuple[str, ...] = (),
+    sample_prompts: Annotated[tuple[str, ...], Runtime] = (),
+    hardware: Annotated[Hardware, Runtime] = local(),
+) -> Result:
+    """The same run with more steps, or from step `at` on with another tail of its schedule.
+
+    Parameters, moments, step, data position and history go on; `train.steps` counts from the very
+    first step. A "wsd" run, for one, is kept for good at a step before its decay
+    (`TrainConfig.milestones`) and extended from there with more steps.
+
+    Args:
+        run: of the pipeline.
+        checkpoint: of the run to go on with.
+        sequences: the very ones it was trained on.
+        optimizer: of the kind it was trained with; schedule and rates may differ.
+        train: with more steps than the checkpoint has done.
+        at: which of its checkpoints; None for the last one.
+        held_out, sample_prompts: as for `train`.
+        hardware: where; any.
+    """
+    if checkpoint.sequences.manifest.content != sequences.manifest.content:
+        raise InputError(
+            f"extend: {checkpoint.path} was trained on {checkpoint.sequences.path}, these "
+            f"sequences are {sequences.path}; to train on other data use warm_start"
+        )
+    more = (optimizer, train, held_out, sample_prompts, hardware)
+    return _train(run, checkpoint, sequences, "everything", at, *more)
+
+
+def _check_warm_start(arguments: Mapping[str, Any]) -> None:
+    if (take := arguments["take"]) not in ("model", "moments"):
+        raise InputError(
+            f'warm_start: expected take="model" or take="moments", got {take!r}; to go on with '
+            "the same run use extend"
+        )
+    check(arguments)
+
+
+@step(output=Checkpoint, version=1, cpus=0, check=_check_warm_start)
+def warm_start(
+    run: StepContext,
+    checkpoint: Checkpoint,
+    sequences: Sequences,
+    *,
+    take: str,
+    optimizer: OptimizerConfig,
+    train: TrainConfig,
+    at: int | None = None,
+    held_out: tuple[str, ...] = (),
+    sample_prompts: Annotated[tuple[str, ...], Runtime] = (),
+    hardware: Annotated[Hardware, Runtime] = local(),
+) -> Result:
+    """A new run, from step 0 of its own schedule and data, that begins with trained parameters.
+
+    Args:
+        run: of the pipeline.
+        checkpoint: where the parameters come from.
+        sequences: to train on, of the same tokenizer.
+        take: "model" for parameters alone, "moments" for the optimizer's state too.
+        optimizer: its schedule begins anew.
+        train: of the new run.
+        at: which of the checkpoints; None for the last one.
+        held_out, sample_prompts: as for `train`.
+        hardware: where; any.
+    """
+    mine, theirs = (s.cache.result["tokenizer"] for s in (sequences, checkpoint.sequences))
+    if mine != theirs:
+        raise InputError(
+            f"warm_start: the model's tokenizer has digest {theirs[:12]}, that of the tokens "
+            f"{mine[:12]}; tokenize the documents with the model's tokenizer"
+        )
+    more = (optimizer, train, held_out, sample_prompts, hardware)
+    return _train(run, checkpoint, sequences, take, at, *more)
+
+
+def _train(
+    run: StepContext,
+    checkpoint: Checkpoint,
+    sequences: Sequences,
+    take: str,
+    at: int | None,
+    optimizer: OptimizerConfig,
+    train: TrainConfig,
+    held_out: tuple[str, ...],
+    prompts: tuple[str, ...],
+    hardware: Hardware,
+) -> dict[str, Any]:
+    from training.job import Start
+
+    model = TransformerConfig.from_plain(checkpoint.result["model"])
+    start: Any = Start(checkpoint=checkpoint.at(at), take=take)
+    return train_from(run, sequences, start, model, optimizer, train, held_out, prompts, hardware)

@@ -1,0 +1,255 @@
+"""Downstream tasks: multiple-choice questions from a file, and tasks of lm-evaluation-harness."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
+
+from models.config import TransformerConfig
+from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepContext, local, step
+from pipeline.execute.step_context import Emit
+from pipeline.graph.step import StepFunction
+from pipeline.identity.fingerprint import digest
+from pipeline.store import storage
+from steps.artifacts import Checkpoint, Scores, Tokenizer
+from steps.coordinator import coordinator_of
+from training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from data.tokenizer import TextTokenizer
+    from training.multiple_choice import Question
+
+P = ParamSpec("P")
+_FIELDS = ("context", "choices", "gold")
+
+
+@dataclass(frozen=True)
+class TaskFolder:
+    """A folder of tasks as it was when the graph was built: other files make another output.
+
+    Attributes:
+        path: of the folder.
+        sha256: hex digest of its files, by name. Hidden ones do not count, nor does what Python
+            writes beside the code of a task that was read.
+    """
+
+    path: str
+    sha256: str
+
+    @classmethod
+    def of(cls, path: str) -> TaskFolder:
+        """The folder as it is now. Raises `InputError` when there is none."""
+        if not os.path.isdir(path):
+            raise InputError(f"include_path: expected a folder of tasks, found none at {path}")
+        found = []
+        for directory, inner, names in os.walk(path):
+            inner[:] = [n for n in inner if not n.startswith(".") and n != "__pycache__"]
+            for name in names:
+                if not name.startswith("."):
+                    file = os.path.join(directory, name)
+                    found.append([os.path.relpath(file, path), storage.sha256(file)])
+        return cls(path, digest(sorted(found)))
+
+
+class _Including(StepFunction[P, Scores]):
+    """A step that is given the path of a folder of tasks, and takes a `TaskFolder` for it."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Scores:
+        given: dict[str, Any] = kwargs
+        if isinstance(path := given.get("include_path"), str):
+            given["include_path"] = TaskFolder.of(path)
+        return super().__call__(*args, **kwargs)
+
+
+def _including(declared: StepFunction[P, Scores]) -> StepFunction[P, Scores]:
+    plain = (declared.output, declared.version, declared.name, declared.resources)
+    hooks = (declared.reads_lineage, declared.advise, declared.check)
+    return _Including(declared.function, *plain, *hooks)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every process of the gang is sent: what to ask which checkpoint."""
+
+    checkpoint: str
+    model: TransformerConfig
+    train: TrainConfig
+    tokenizer: str
+    asked: Mapping[str, Any]
+    batch_size: int | None
+
+
+@step(output=Scores, version=1, cpus=0)
+def multiple_choice(
+    run: StepContext,
+    model: Checkpoint,
+    tokenizer: Tokenizer,
+    *,
+    questions: str,
+    sha256: str,
+    delimiter: str = " ",
+    batch_size: Annotated[int | None, Runtime] = None,
+    hardware: Annotated[Hardware, Runtime] = local(),
+) -> Result:
+    """Accuracies on questions of a file, as lm-evaluation-harness defines them.
+
+    Args:
+        run: the attempt.
+        model: a trained model.
+        tokenizer: the one it was trained with.
+        questions: URL of JSON lines: {"context": text, "choices": [text, ...], "gold": index}.
+        sha256: hex digest of that file, so that other questions make another output.
+        delimiter: between context and choice.
+        batch_size: rows at once; None for as many as in a training step.
+        hardware: where.
+    """
+    if (found := storage.sha256(questions)) != sha256:
+        raise InputError(f"{questions}: expected SHA-256 {sha256}, found {found}; write that one")
+    asked = {"questions": questions, "delimiter": delimiter}
+    work = _work(model, tokenizer, asked, batch_size)
+    row = run.gang(hardware, answer_process, work)
+    return {**row, "headline": [f"accuracy {row['acc']:.3f} of {row['items']} questions"]}
+
+
+def _check_harness(arguments: Mapping[str, Any]) -> None:
+    hardware = arguments["hardware"]
+    if hardware.processes != 1:
+        raise InputError(f"hardware {hardware.name!r}: lm_eval runs in one process; give it local")
+    if not arguments["tasks"]:
+        raise InputError('lm_evaluation: expected names of tasks, found none; such as ("piqa",)')
+
+
+@_including
+@step(output=Scores, version=1, cpus=0, check=_check_harness)
+def lm_evaluation(
+    run: StepContext,
+    model: Checkpoint,
+    tokenizer: Tokenizer,
+    *,
+    tasks: tuple[str, ...],
+    include_path: TaskFolder | str | None = None,
+    num_fewshot: int | None = None,
+    limit: int | None = None,
+    batch_size: Annotated[int | None, Runtime] = None,
+    hardware: Annotated[Hardware, Runtime] = local(),
+) -> Result:
+    """Tasks of EleutherAI's lm-evaluation-harness, which has to be installed: `ponente[lm-eval]`.
+
+    Args:
+        run: the attempt.
+        model: a trained model.
+        tokenizer: the one it was trained with.
+        tasks: names that the harness knows, or finds in `include_path`.
+        include_path: a folder with tasks of one's own, as YAML. Its files are part of the step's
+            identity, so local data of the tasks belong into it.
+        num_fewshot: examples before each question; None for what the task says.
+        limit: questions of each task at most; None for all.
+        batch_size: rows at once; None for as many as in a training step.
+        hardware: of one process.
+    """
+    asked = {"include_path": include_path, "num_fewshot": num_fewshot, "limit": limit}
+    work = _work(model, tokenizer, {"tasks": tasks, **asked}, batch_size)
+    answered = run.gang(hardware, harness_process, work)
+    return {
+        "tasks": answered["tasks"],
+        "measured": {"lm_eval": answered["version"]},
+        "headline": [
+            f"{task}: " + ", ".join(f"{name} {metrics[name]:.3f}" for name in sorted(metrics))
+            for task, metrics in answered["tasks"].items()
+        ],
+    }
+
+
+def _work(
+    model: Checkpoint, tokenizer: Tokenizer, asked: Mapping[str, Any], batch_size: int | None
+) -> Work:
+    return Work(
+        checkpoint=model.final,
+        model=TransformerConfig.from_plain(model.result["model"]),
+        train=TrainConfig.from_plain(model.result["train"]),
+        tokenizer=tokenizer.file,
+        asked=asked,
+        batch_size=batch_size,
+    )
+
+
+def answer_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
+    """One process of `multiple_choice`."""
+    from data.tokenizer import TextTokenizer
+    from training import distributed
+    from training.multiple_choice import accuracy, answer
+
+    del emit
+    coordinator = coordinator_of(process)
+    distributed.initialize(coordinator)
+    tokenizer = TextTokenizer.load(work.tokenizer)
+    asked = read_questions(work.asked["questions"], tokenizer, work.asked["delimiter"])
+    likelihood, model = _loaded(work, tokenizer)
+    row = accuracy(asked, answer(likelihood, model, asked))
+    if coordinator is not None:
+        distributed.shutdown()
+    return row
+
+
+def harness_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
+    """The process of `lm_evaluation`."""
+    import importlib.metadata
+
+    from data.tokenizer import TextTokenizer
+    from training.lm_harness import adapter, harness, run_tasks
+
+    del process, emit
+    settings = dict(work.asked)
+    tasks, folder = settings.pop("tasks"), settings.pop("include_path")
+    if folder is not None and TaskFolder.of(folder.path) != folder:
+        raise InputError(
+            f"include_path: the files in {folder.path} changed after the run began; run it again"
+        )
+    harness()  # refuses before anything is loaded
+    tokenizer = TextTokenizer.load(work.tokenizer)
+    likelihood, model = _loaded(work, tokenizer)
+    lm = adapter(model, likelihood, tokenizer, work.train.sequence_length)
+    if folder is not None:
+        from lm_eval.tasks import TaskManager  # pyrefly: ignore[missing-import]
+
+        settings["task_manager"] = TaskManager(include_path=folder.path)
+    version = importlib.metadata.version("lm_eval")
+    return {"tasks": run_tasks(lm, tasks, **settings), "version": version}
+
+
+def _loaded(work: Work, tokenizer: TextTokenizer) -> tuple[Any, Any]:
+    """(likelihood, model) on all devices."""
+    from training.scoring import load_scored
+
+    return load_scored(
+        work.checkpoint, work.model, work.train, tokenizer.eos_id, batch_size=work.batch_size
+    )
+
+
+def read_questions(url: str, tokenizer: TextTokenizer, delimiter: str) -> Sequence[Question]:
+    """The questions of a file of JSON lines, encoded.
+
+    Raises:
+        InputError: naming the line that is not a question.
+    """
+    from training.multiple_choice import text_question
+
+    found = []
+    # Not `splitlines`: JSON's strings may hold other characters that end a line of text.
+    for number, line in enumerate(storage.read_bytes(url).split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            context, choices, gold = (json.loads(line)[name] for name in _FIELDS)
+            found.append(text_question(tokenizer, context, choices, gold, delimiter=delimiter))
+        except (ValueError, KeyError, TypeError, AttributeError, InputError) as error:
+            raise InputError(
+                f'{url}, line {number}: expected {{"context": text, "choices": [text, ...], '
+                f'"gold": index}}, found {line[:80].decode(errors="replace")!r} ({error})'
+            ) from error
+    if not found:
+        raise InputError(f"{url}: no questions; give a line for each")
+    return found

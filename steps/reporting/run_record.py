@@ -1,0 +1,314 @@
+"""What one training run left behind, as pages and comparisons look at it.
+
+A finished run is a `Checkpoint`; one that still goes is its step's directory, and one that went
+without the pipeline a directory with `metrics.jsonl`. What an older record does not have is empty.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline import InputError
+from pipeline.errors import CorruptOutput
+from pipeline.identity.fingerprint import canonical
+from pipeline.plan.lineage import Ancestor, lineage
+from pipeline.store import storage
+from pipeline.store.ledger import Ledger
+from pipeline.store.manifest import Manifest, beside, chosen, load
+from pipeline.store.tidy import ATTEMPTS
+from steps.checkpoints.find import ABOUT, is_run
+from steps.reporting.page import plain
+
+if TYPE_CHECKING:
+    from steps.artifacts import Checkpoint
+    from training.goodput import Account
+    from training.journal import Attempt
+
+Row = dict[str, Any]
+VALIDATION = "validation"
+_METRICS = "metrics.jsonl"
+_CONTINUED = "checkpoint"  # input of the steps that train on, whose model they begin with
+_TAKEN = {None: "", "model": "with the model of ", "moments": "with the model and moments of "}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """One run.
+
+    Attributes:
+        name: for legends.
+        history: a row a step, see `training.metrics`.
+        evaluations: rows with step, loss and others, and the `set` they are of.
+        samples: rows with step, prompt and completion.
+        journals: accounts of the attempts as plain mappings.
+        config: what it was asked to be, nested. What a run that it goes on from was asked is not
+            in it: "continues" says which run that is.
+        entropy: unigram entropy of the training tokens in nats, None where it is not known.
+        partial: whether `config` may lack settings that the run has, as that of an unfinished one.
+    """
+
+    name: str
+    history: list[Row]
+    evaluations: list[Row]
+    samples: list[Row]
+    journals: list[Row]
+    config: Mapping[str, Any]
+    entropy: float | None = None
+    partial: bool = False
+
+    @property
+    def sets(self) -> list[str]:
+        """Names of the held-out sets, in order of appearance."""
+        return list(dict.fromkeys(set_of(row) for row in self.evaluations))
+
+    def scores(self, name: str) -> list[Row]:
+        """The evaluations of one set."""
+        return [row for row in self.evaluations if set_of(row) == name]
+
+    def account(self) -> Account | None:
+        """Where its time went; None without a journal."""
+        from training.goodput import account
+        from training.journal import Attempt
+
+        if not self.journals:
+            return None
+        return account([Attempt.from_json(json.dumps(each).encode()) for each in self.journals])
+
+
+def set_of(row: Mapping[str, Any]) -> str:
+    """Which held-out set an evaluation is of."""
+    return str(row.get("set") or VALIDATION)
+
+
+def of_checkpoint(checkpoint: Checkpoint, name: str, ancestors: Iterable[Ancestor]) -> RunRecord:
+    """A finished run.
+
+    Args:
+        checkpoint: its output.
+        name: for legends.
+        ancestors: its lineage, which has the configuration of everything it was made from.
+    """
+    record = checkpoint.shard("record")
+    return RunRecord(
+        name=name,
+        history=checkpoint.rows("history"),
+        evaluations=checkpoint.rows("evaluations"),
+        samples=_lines(storage.join(record, "samples.jsonl")),
+        journals=_lines(storage.join(record, "journals.jsonl")),
+        config=_configuration(ancestors, checkpoint),
+        entropy=checkpoint.result.get("unigram_entropy"),
+    )
+
+
+def _configuration(ancestors: Iterable[Ancestor], checkpoint: Checkpoint) -> dict[str, Any]:
+    """By step: a run's own under "train", also where two runs call their steps differently.
+
+    Of a selected run it is that of the run that was chosen.
+    """
+    path, own = _meant(checkpoint.path, checkpoint.manifest)
+    read = _read(path, own)
+    # A step that trains on is not told the model, which it has from the checkpoint.
+    settings = {**_settings({"model": own.result.get("model")}), **plain(own.config)}
+    found: dict[str, Any] = {}
+    if _CONTINUED in read:
+        at, take = settings.pop("at", None), settings.pop("take", None)
+        found["continues"] = _TAKEN.get(take, f"with {take} of ") + _point(read[_CONTINUED], at)
+    return {**found, **_above(ancestors, read.values()), "train": settings}
+
+
+def _point(path: str, at: int | None) -> str:
+    """The run in the directory `path`, and how far it was when another one went on from it."""
+    published = load(path)
+    if published is None:
+        where = "" if at is None else f" at step {at}"
+        return f"{path.rpartition('/')[2]}{where}, which is gone"
+    path, run = _meant(path, published)
+    if at is None and is_run(run):
+        at = run.shard(run.result["checkpoint"]).result["step"]
+    where = "" if at is None else f" at step {at}"
+    # By its files too: another run may be called the same.
+    return f"{run.label}{where} ({run.home(path).rpartition('/')[2]})"
+
+
+def _above(ancestors: Iterable[Ancestor], paths: Iterable[str]) -> dict[str, Any]:
+    """By step, the configuration of the outputs at `paths` and of what they were made from.
+
+    Training runs are left out, with what nothing but they were made from.
+    """
+    ancestors = list(ancestors)
+    manifests = {ancestor.path: ancestor.manifest for ancestor in ancestors}
+    reached: set[str] = set()
+    stack = list(paths)
+    while stack:
+        path = stack.pop()
+        if path in manifests:
+            path, manifest = _meant(path, manifests[path])
+            if path not in reached and not is_run(manifest):
+                reached.add(path)
+                stack.extend(_read(path, manifest).values())
+    return {a.manifest.label: plain(a.manifest.config) for a in ancestors if a.path in reached}
+
+
+def _meant(path: str, manifest: Manifest) -> tuple[str, Manifest]:
+    """Directory and manifest of what a selection chose, if that is still there; else its own."""
+    try:
+        return chosen(path, manifest)
+    except CorruptOutput:
+        return path, manifest
+
+
+def _read(path: str, manifest: Manifest) -> dict[str, str]:
+    """URL of the directory of each input, by name."""
+    if not manifest.inputs and manifest.origin is not None:
+        # An adopted output need not say what it was made from; whose files it has, does.
+        path = manifest.home(path)
+        manifest = load(path) or manifest
+    return {name: beside(path, read["directory"]) for name, read in manifest.inputs.items()}
+
+
+def _settings(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes a run of what it says of itself: the settings that a manifest has, as it has them.
+
+    Args:
+        said: some of model, optimizer and train, with all their fields as JSON holds them.
+    """
+    from models.config import TransformerConfig
+    from training.config import OptimizerConfig, TrainConfig
+
+    kinds: dict[str, Any] = {
+        "model": TransformerConfig.from_plain,
+        "optimizer": lambda fields: OptimizerConfig(**fields),
+        "train": TrainConfig.from_plain,
+    }
+    found: dict[str, Any] = {}
+    for part, rebuild in kinds.items():
+        fields = said.get(part)
+        if isinstance(fields, Mapping):
+            try:
+                found[part] = plain(canonical(rebuild(fields)))
+            except (InputError, KeyError, TypeError):
+                found[part] = dict(fields)  # of a version with other fields
+    return found
+
+
+def of_directory(url: str, name: str) -> RunRecord:
+    """A run without a manifest: one that still goes, was cut off, or went without the pipeline.
+
+    Args:
+        url: directory of its step, of one attempt, which stands for the run up to its end, or of a
+            `metrics.jsonl`, with the journals in `journal` beside it.
+        name: for legends.
+
+    Raises:
+        InputError: there is no such file.
+    """
+    from training.journal import read_journals
+
+    root, inside, attempt = url.rpartition(f"/{ATTEMPTS}/")
+    generation, journals = _attempts(root, attempt) if inside else _attempts(url)
+    if journals:
+        step = root if inside else url
+        attempts = [_entries(storage.join(step, ATTEMPTS, each.attempt)) for each in journals]
+        above = _lineage(Ledger(step, generation))
+    else:
+        journals = read_journals(storage.join(url, "journal"))
+        attempts, above = [_entries(url)], {}
+    if not any(attempts):
+        raise InputError(
+            f"{url}: expected the directory of a run, with a {_METRICS} that is not empty, or of a "
+            "`train` step, whose run writes one when it begins"
+        )
+    configs = [each for entries in attempts for each in entries if each["kind"] == "config"]
+    return RunRecord(
+        name=name,
+        history=_joined(attempts, "step"),
+        evaluations=_joined(attempts, "evaluation"),
+        samples=_joined(attempts, "sample"),
+        journals=[json.loads(each.to_json()) for each in journals],
+        config={**above, "train": _settings(configs[-1])} if configs else above,
+        partial=True,
+    )
+
+
+def _attempts(step: str, last: str = "") -> tuple[str, list[Attempt]]:
+    """Generation and journals of the newest run in a step's directory, by attempt.
+
+    Args:
+        step: URL of the directory.
+        last: name of an attempt: of the run that it is of, and up to it. None are found where it
+            has no journal.
+    """
+    from training.journal import read_journals
+
+    runs = []
+    for generation in storage.list_names(storage.join(step, "journal")):
+        journals = read_journals(storage.join(step, "journal", generation))
+        # Attempts are numbered, and clocks of machines contradict each other.
+        journals.sort(key=lambda each: each.attempt)
+        names = [each.attempt for each in journals]
+        if last in names:
+            return generation, journals[: names.index(last) + 1]
+        runs.append((names[-1:], generation, journals))
+    if last or not runs:
+        return "", []
+    _, generation, journals = max(runs, key=lambda each: each[:2])
+    return generation, journals
+
+
+def _lineage(ledger: Ledger) -> dict[str, Any]:
+    """By step, the configuration of what an unfinished run is trained on."""
+    about = ledger.find(ABOUT)
+    if about is None:
+        return {}
+    said = storage.read_json(storage.join(ledger.root, about.root, "about.json"))
+    sequences = beside(ledger.root, said["sequences"])
+    return _above(lineage([sequences]), [sequences])
+
+
+def _entries(directory: str) -> list[Row]:
+    return _lines(storage.join(directory, _METRICS))
+
+
+def _joined(attempts: list[list[Row]], kind: str) -> list[Row]:
+    """The entries of one kind in order of steps, what was done again counted once."""
+    from training.tracker_files import join_attempts
+
+    parts = []
+    for entries in attempts:
+        begins = [each["step"] for each in entries if each["kind"] == "began"]
+        rows = [each for each in entries if each["kind"] == kind]
+        # One that ended before it had read its checkpoint did nothing, and took nothing back.
+        if begins or rows:
+            parts.append((begins[-1] if begins else 0, rows))
+    return _newest(join_attempts(parts))
+
+
+def _newest(rows: list[Row]) -> list[Row]:
+    """Rows in order of steps; of one that was done again, what was written last."""
+    by_step = {(row["step"], row.get("set"), row.get("prompt")): row for row in rows}
+    return sorted(by_step.values(), key=lambda row: row["step"])
+
+
+def _lines(url: str) -> list[Row]:
+    from training.tracker_files import read_lines
+
+    try:
+        return read_lines(url)
+    except ValueError as error:
+        raise InputError(f"{url}: expected an object of JSON a line ({error})") from error
+
+
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one: {"train": {"steps": 8}} -> {"train.steps": 8}."""
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        tree = dataclasses.asdict(tree)
+    if not isinstance(tree, Mapping):
+        return {prefix: tree}
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        found |= flat(value, f"{prefix}.{name}" if prefix else str(name))
+    return found

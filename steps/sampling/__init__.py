@@ -1,0 +1,1 @@
+"""What the sample step's shards do, and what it reports."""

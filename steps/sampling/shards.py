@@ -1,0 +1,229 @@
+"""The shard writers of `steps.sample`: what runs on the workers, and reading what they wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pipeline import InputError, StepContext
+from pipeline.store import storage
+from pipeline.store.manifest import Shard
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from data.parquet import Unit
+    from data.probe import Cluster
+    from data.row_group_sample import Block
+    from data.sampling import Edge, Ranges
+    from data.survey import Survey
+
+
+class Filter(NamedTuple):
+    """What decides about a document besides its id.
+
+    Attributes:
+        seed: of the document hash.
+        min_score: documents that score less are dropped; None keeps all.
+        keep_hashes: whether duplicates will be looked for.
+    """
+
+    seed: int
+    min_score: float | None
+    keep_hashes: bool
+
+
+class SurveyItem(NamedTuple):
+    """Units of one file to count; `verify` checks the file's bytes first."""
+
+    units: tuple[Unit, ...]
+    chosen: Filter
+    verify: bool
+
+
+class EdgeItem(NamedTuple):
+    """Units of one file and the bins whose documents are wanted."""
+
+    units: tuple[Unit, ...]
+    chosen: Filter
+    bins: np.ndarray
+
+
+class BlockItem(NamedTuple):
+    """Row groups to count; `verify` checks the file's bytes first."""
+
+    block: Block
+    chosen: Filter
+    verify: bool
+
+
+class ProbeItem(NamedTuple):
+    """Where to look for documents to tokenise: a row group of a unit, or row groups of a block.
+
+    Of a block's row groups the part is every `parts`-th, from number `part`.
+    """
+
+    where: tuple[Unit, int] | Block
+    chosen: Filter
+    tokenizer_file: str
+    part: int = 0
+    parts: int = 1
+
+
+class SampleItem(NamedTuple):
+    """A unit to sample: by ranges of the hash, or all of it for one split."""
+
+    unit: Unit
+    splits: Ranges | str
+    chosen: Filter
+
+
+class UniqueItem(NamedTuple):
+    """A sampled unit's directory and its rows to leave out, by split."""
+
+    directory: str
+    lost: dict[str, np.ndarray]
+
+
+def survey_shard(directory: str, item: SurveyItem) -> Mapping[str, Any]:
+    """Shard writer: counts of some units by hash bin, and their documents by length."""
+    import numpy as np
+
+    from data.survey import survey
+
+    if item.verify:
+        verify(item.units[0].file)
+    found = survey(item.units, item.chosen.seed, item.chosen.min_score)
+    _save(directory, "bins.npy", np.stack([found.tokens_by_bin, found.documents_by_bin]))
+    _save(directory, "lengths.npy", np.stack([found.lengths.values, found.lengths.counts]))
+    return {
+        "seen": found.seen,
+        "documents": found.documents,
+        "tokens": found.tokens,
+        "bytes": found.text_bytes,
+    }
+
+
+def edge_shard(directory: str, item: EdgeItem) -> Mapping[str, Any]:
+    """Shard writer: hash and count of the documents in some bins."""
+    from data.survey import documents_in
+
+    found = documents_in(item.units, item.bins, item.chosen.seed, item.chosen.min_score)
+    _save(directory, "edge.npy", found)
+    return {"documents": found.shape[1]}
+
+
+def block_shard(directory: str, item: BlockItem) -> Mapping[str, Any]:
+    """Shard writer: what the row groups of a block hold, in the result; writes no file."""
+    from data.row_group_sample import survey_block
+
+    del directory
+    if item.verify:
+        verify(item.block.file)
+    groups, count = survey_block(item.block, item.chosen.seed, item.chosen.min_score)
+    return {"groups": [group.to_json() for group in groups], "row_groups": count}
+
+
+def probe_shard(directory: str, item: ProbeItem) -> Mapping[str, Any]:
+    """Shard writer: some documents tokenised, their counts in the result; writes no file."""
+    from data.probe import probe
+    from data.row_group_sample import Block, block_units, only_group
+    from data.tokenizer import TextTokenizer
+
+    del directory
+    if isinstance(item.where, Block):
+        units = block_units(item.where, item.chosen.seed)[0]
+    else:
+        units = [only_group(*item.where)]
+    tokenizer = TextTokenizer.load(item.tokenizer_file)
+    units = units[item.part :: item.parts]
+    return asdict(probe(units, tokenizer, item.chosen.seed, item.chosen.min_score))
+
+
+def sample_shard(directory: str, item: SampleItem) -> Mapping[str, Any]:
+    """Shard writer: one unit's documents, a Parquet file per split."""
+    from data.sample_writer import sample_unit
+
+    return sample_unit(
+        item.unit,
+        item.splits,
+        directory,
+        seed=item.chosen.seed,
+        min_score=item.chosen.min_score,
+        keep_hashes=item.chosen.keep_hashes,
+    )
+
+
+def unique_shard(directory: str, item: UniqueItem) -> Mapping[str, Any]:
+    """Shard writer: a sampled unit without its duplicates."""
+    from data.sample_writer import drop_rows
+
+    return drop_rows(item.directory, item.lost, directory)
+
+
+def load_survey(run: StepContext, shard: Shard) -> Survey:
+    """What `survey_shard` wrote."""
+    from data.lengths import Lengths
+    from data.survey import Survey
+
+    tokens_by_bin, documents_by_bin = _load(run, shard, "bins.npy")
+    values, counts = _load(run, shard, "lengths.npy")
+    return Survey(
+        seen=shard.result["seen"],
+        documents=shard.result["documents"],
+        tokens=shard.result["tokens"],
+        text_bytes=shard.result["bytes"],
+        tokens_by_bin=tokens_by_bin,
+        documents_by_bin=documents_by_bin,
+        lengths=Lengths(values, counts),
+    )
+
+
+def load_edge(run: StepContext, bins: np.ndarray, shards: Iterable[Shard]) -> Edge:
+    """What `edge_shard` wrote, of all of them."""
+    import numpy as np
+
+    from data.sampling import Edge
+
+    parts = [_load(run, shard, "edge.npy") for shard in shards if shard.result["documents"]]
+    hashes, counts = np.concatenate([np.empty((2, 0), np.uint64), *parts], axis=1)
+    return Edge.of(bins, hashes, counts.astype(np.int64))
+
+
+def clusters(shards: Mapping[str, Shard]) -> Sequence[Cluster]:
+    """What `probe_shard` found."""
+    from data.probe import Cluster
+
+    return [Cluster.from_json(shard.result) for shard in shards.values()]
+
+
+def verify(file: str) -> None:
+    """Check a file's bytes against the SHA-256 its publisher gives.
+
+    Raises:
+        InputError: none is published, or the bytes have another.
+    """
+    from data.checksums import expected_checksum, verify_file
+
+    expected = expected_checksum(file)
+    if expected is None:
+        raise InputError(
+            f"{file}: verify_files: expected a SHA-256 published with the file, found none; "
+            "publish one, or leave verify_files out"
+        )
+    verify_file(file, expected)
+
+
+def _save(directory: str, name: str, array: np.ndarray) -> None:
+    import numpy as np
+
+    with storage.open_write(storage.join(directory, name)) as file:
+        np.save(file, array, allow_pickle=False)
+
+
+def _load(run: StepContext, shard: Shard, name: str) -> np.ndarray:
+    import numpy as np
+
+    with storage.open_read(storage.join(run.root, shard.root, name)) as file:
+        return np.load(file, allow_pickle=False)

@@ -1,0 +1,165 @@
+"""What `steps.sample` says of its sample: counts that add up, and lengths beside published ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline import Result, StepContext
+from pipeline.store import storage
+from pipeline.store.manifest import Shard
+from steps.sampling.shards import SampleItem
+
+if TYPE_CHECKING:
+    from data.budget import Budget
+    from data.probe import Rate
+    from data.survey import Survey
+
+# Of 100,000 documents of FineWeb-edu's sample-100BT, as nanoPT measured them.
+PUBLISHED_LENGTHS = "FineWeb-edu sample-100BT, 100,000 documents, by nanoPT: 999.32 and 616"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """What to sample, and how it was chosen.
+
+    Attributes:
+        items: for `sample_shard`, in order.
+        rate: what the source's count is in the tokenizer's tokens; None without a tokenizer.
+        counted: the survey of the whole source, when there was one.
+        passed_over: documents of row groups in which none scores high enough.
+        files: files of the source, when not all were opened.
+        fetched: compressed bytes of the row groups that were chosen, when such were.
+    """
+
+    items: list[SampleItem]
+    rate: Rate | None
+    counted: Survey | None = None
+    passed_over: int = 0
+    files: int | None = None
+    fetched: int | None = None
+
+
+def summary(
+    run: StepContext,
+    budget: Budget,
+    chosen: Chosen,
+    written: Mapping[str, Shard],
+    unique: Mapping[str, Shard],
+    repeated_ids: int | None,
+) -> Result:
+    """The step's result. `documents_seen` is `documents_kept` and all of `dropped` together.
+
+    Of a split: `tokens_asked`; `tokens_counted` by the source; `tokens_predicted` of the tokenizer,
+    and the standard error of that; how far it is from what was asked.
+    """
+    number = {name: name.rpartition("/")[2] for name in written}
+    final = [unique.get(f"unique/{number[name]}", shard) for name, shard in written.items()]
+    splits = {name: _split(run, name, budget, chosen.rate, final) for name in budget.names}
+    dropped = Counter[str]()
+    for shard in (*written.values(), *unique.values()):
+        dropped.update(shard.result["dropped"])
+    if chosen.passed_over:
+        from data.sample_writer import below
+
+        dropped[below(chosen.items[0].chosen.min_score or 0.0)] += chosen.passed_over
+    if repeated_ids is not None:
+        for name, part in splits.items():
+            part["duplicates_dropped"] = _dropped_of(name, unique)
+    return {
+        "order": list(splits),
+        "splits": splits,
+        "documents_seen": sum(s.result["seen"] for s in written.values()) + chosen.passed_over,
+        "documents_kept": sum(part["documents"] for part in splits.values()),
+        "dropped": dict(dropped),
+        "repeated_ids": repeated_ids,
+        "source": _source(chosen),
+        "probe": _probe(chosen.rate),
+        "read": {
+            "row_groups": sum(s.result["row_groups_read"] for s in written.values()),
+            "text_bytes": sum(s.result["text_bytes_read"] for s in written.values()),
+            "compressed_bytes": chosen.fetched,
+        },
+        "content_digest": _sum_hex(part["digest"] for part in splits.values()),
+        "headline": [_line(name, part) for name, part in splits.items()],
+    }
+
+
+def _split(
+    run: StepContext, name: str, budget: Budget, rate: Rate | None, shards: list[Shard]
+) -> dict[str, Any]:
+    """Asked, counted and predicted, and what the split's documents are like."""
+    from data.lengths import Lengths
+    from data.probe import Rate
+    from data.sample_writer import read_lengths
+
+    known = rate or Rate()
+    holding = [shard for shard in shards if name in shard.result["splits"]]
+    parts = [shard.result["splits"][name] for shard in holding]
+    lengths = Lengths.merged(
+        read_lengths(storage.join(run.root, shard.root), name) for shard in holding
+    )
+    asked, counted = budget.asked(name), lengths.tokens
+    predicted = round(float(known.predict(counted, lengths.documents)))
+    return {
+        "tokens_asked": asked,
+        "tokens_counted": counted,
+        "tokens_predicted": predicted,
+        "predicted_standard_error": known.error(counted, lengths.documents),
+        "predicted_over_asked": predicted / asked - 1 if asked > 0 else None,
+        "documents": lengths.documents,
+        "bytes": sum(part["bytes"] for part in parts),
+        "digest": _sum_hex(part["digest"] for part in parts),
+        "length": lengths.describe(),
+    }
+
+
+def _source(chosen: Chosen) -> dict[str, Any]:
+    """What is known of the whole source: all that scores high enough, or how many files it has."""
+    if chosen.counted is None:
+        return {"files": chosen.files, "length": None}
+    return {
+        "documents": chosen.counted.documents,
+        "tokens_counted": chosen.counted.tokens,
+        "text_bytes": chosen.counted.text_bytes,
+        "length": chosen.counted.lengths.describe(),
+    }
+
+
+def _probe(rate: Rate | None) -> dict[str, Any] | None:
+    if rate is None:
+        return None
+    return {
+        "documents": rate.documents,
+        "clusters": rate.clusters,
+        "tokens_per_count": rate.per_count,
+        "standard_error": rate.standard_error,
+    }
+
+
+def _dropped_of(name: str, unique: Mapping[str, Shard]) -> dict[str, int]:
+    parts = [shard.result["dropped_splits"].get(name, {}) for shard in unique.values()]
+    return {key: sum(part.get(key, 0) for part in parts) for key in ("documents", "tokens")}
+
+
+def _sum_hex(digests: Any) -> str:
+    from data.document_hash import digest_hex
+
+    return digest_hex(sum(int(digest, 16) for digest in digests))
+
+
+def _line(name: str, part: dict[str, Any]) -> str:
+    """One split in a line."""
+    asked = f"{part['tokens_asked']:,}" if part["tokens_asked"] > 0 else "all there is"
+    error = part["predicted_standard_error"]
+    share = part["predicted_over_asked"]
+    return (
+        f"{name}: {part['documents']:,} documents, {part['tokens_counted']:,} tokens by the "
+        f"source's count; asked {asked}, predicted {part['tokens_predicted']:,}"
+        + (f" ± {error:,.0f}" if error else "")
+        + (f" ({share:+.2%})" if share is not None else "")
+        + f"; length: mean {part['length']['mean']:,.2f}, median {part['length']['median']:,g} "
+        f"({PUBLISHED_LENGTHS})"
+    )

@@ -1,0 +1,1 @@
+"""Scoring checkpoints, for evaluate, follow and downstream tasks."""

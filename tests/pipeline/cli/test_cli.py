@@ -1,0 +1,301 @@
+"""The verbs, as a user gives them: what they print, what they return, what they leave."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from pipeline import InputError, main
+from pipeline.cli import command
+from pipeline.graph.step import as_node
+from pipeline.store import integrity, lease, storage
+from pipeline.store.manifest import load
+from tests.pipeline.toy import Scale, clamp, numbers, refuse, scaled, total
+
+EXPERIMENT = """
+from tests.pipeline.cli.test_cli import PRESETS, build
+from pipeline import main
+if __name__ == "__main__":
+    main(build, {"other": PRESETS["wide"]})
+"""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the toy experiment can be told."""
+
+    count: int = 10
+    limit: int = 100
+    refuses: bool = False
+
+
+PRESETS = {"plain": Settings(), "wide": Settings(count=20)}
+
+
+def build(settings):
+    cut = clamp(numbers(count=settings.count), limit=settings.limit)
+    if settings.refuses:
+        return refuse(cut)
+    return total(cut, scaled(cut, scale=Scale(3)))
+
+
+@pytest.fixture
+def ponente(tmp_path, capsys):
+    """Run the command line in this process; returns (status, stdout, stderr)."""
+
+    def run(*arguments, experiment=build, presets=PRESETS):
+        line = [*arguments, "--prefix", str(tmp_path / "store"), "--executor", "inline"]
+        with pytest.raises(SystemExit) as stop:
+            main(experiment, presets, line)
+        said = capsys.readouterr()
+        return stop.value.code or 0, said.out, said.err
+
+    return run
+
+
+def _path(tmp_path, artifact):
+    return str(tmp_path / "store" / as_node(artifact).directory)
+
+
+def test_run_then_plan_then_run(ponente):
+    """A run says its settings and what it did; then everything is up to date."""
+    status, out, _ = ponente()
+    assert status == 0
+    assert "count = 10" in out
+    assert "4 steps executed, 0 reused" in out
+    assert "total 180" in out
+    status, out, _ = ponente("plan")
+    assert [line.split()[:3] for line in out.splitlines()[1:-1]] == [
+        ["reuse", name, "hit"] for name in ("numbers", "clamp", "scaled", "total")
+    ]
+    assert "all 4 steps up to date" in ponente()[1]
+    assert "0 of 4 steps would run" in ponente("plan")[1]
+
+
+def test_plan_gives_a_steps_advice_before_anything_runs(ponente):
+    """What a step says of its configuration is a warning of `plan`, and only where it applies."""
+    out = ponente("plan", "--limit", "0")[1]
+    assert "warning: clamp: a limit of 0 makes every number 0" in out
+    assert "4 of 4 steps would run" in out
+    assert "warning" not in ponente("plan", "--limit", "1")[1]
+
+
+def test_plan_and_explain_name_the_field_that_changed(ponente, tmp_path):
+    """The difference to the nearest earlier output, transitively, and what follows from it."""
+    ponente()
+    out = ponente("plan", "--limit", "5")[1]
+    assert "limit: 100 -> 5" in out
+    assert "input left changed (clamp: limit: 100 -> 5)" in out
+    out = ponente("explain", "clamp", "--limit", "5")[1]
+    assert f"nearest    {_path(tmp_path, clamp(numbers(count=10), limit=100))}" in out
+    assert "limit: 100 -> 5" in out
+    assert "then       total: runs, unless the same contents were read before" in out
+    out = ponente("explain", "clamp", "--force", "clamp")[1]
+    assert "then       total: reused unless the new content differs" in out
+
+
+def test_a_failure_is_in_plan_status_and_logs(ponente):
+    """After a failed run: cause and log in plan, the traceback in logs, the retry in the error."""
+    status, _, err = ponente("--refuses", "True")
+    assert status == 1
+    assert "step refuse failed: expected something else" in err
+    assert "retry:" in err
+    line = next(x for x in ponente("plan", "--refuses", "True")[1].splitlines() if "refuse" in x)
+    assert " failed " in line
+    assert "log.txt" in line
+    assert "InputError" in ponente("logs", "refuse", "--refuses", "True")[1]
+    out = ponente("status", "--refuses", "True")[1]
+    assert "last run: failed" in out
+    assert "failed, " in next(x for x in out.splitlines() if x.startswith("run "))
+
+
+def test_show_says_what_it_was_made_from_and_what_was_made_from_it(ponente, tmp_path):
+    """Lineage in both directions, and the manifest itself as JSON."""
+    ponente()
+    out = ponente("show", "clamp")[1]
+    source = _path(tmp_path, numbers(count=10))
+    assert source in out
+    assert as_node(build(Settings())).directory in out
+    tree = json.loads(ponente("show", "clamp", "--json")[1])
+    assert tree["key"] == as_node(clamp(numbers(count=10), limit=100)).key
+    status, _, err = ponente("show", "nothing")
+    assert status == 1
+    assert "expected one of numbers, clamp, scaled, total" in err
+
+
+def test_verify_finds_a_changed_byte_and_force_repairs_it(ponente, tmp_path):
+    """Same size, other content: a hit would not see it, verify does."""
+    ponente()
+    path = _path(tmp_path, numbers(count=10))
+    url = storage.join(path, load(path).shards[0].root, "n.txt")
+    storage.write_atomic(url, storage.read_bytes(url)[::-1])
+    status, out, _ = ponente("verify")
+    assert status == 1
+    assert "4 outputs" in out
+    assert "1 damaged" in out
+    assert f"{url}: bytes 0-" in out
+    ponente("--force", "numbers")
+    assert ponente("verify")[0] == 0
+
+
+def test_gc_lists_then_deletes_what_no_experiment_reaches(ponente, tmp_path):
+    """Every preset of the experiment and of the files named stays; the rest goes on request."""
+    ponente()
+    ponente("--preset", "wide")
+    ponente("--count", "30")
+    stray = _path(tmp_path, numbers(count=30))
+    status, out, _ = ponente("gc")
+    assert status == 0
+    assert stray in out
+    assert _path(tmp_path, numbers(count=20)) not in out
+    assert storage.exists(stray)
+    only_plain = {"plain": PRESETS["plain"]}
+    other = tmp_path / "other.py"
+    other.write_text(EXPERIMENT)
+    assert _path(tmp_path, numbers(count=20)) in ponente("gc", presets=only_plain)[1]
+    assert (
+        _path(tmp_path, numbers(count=20)) not in ponente("gc", str(other), presets=only_plain)[1]
+    )
+    ponente("gc", "--delete")
+    assert not storage.exists(stray)
+    assert "all 4 steps up to date" in ponente("--preset", "wide")[1]
+
+
+def test_adopt_by_name(ponente, tmp_path):
+    """An output is declared right for another setting; show says so, and a run reuses it."""
+    ponente()
+    source = as_node(clamp(numbers(count=10), limit=100)).directory
+    status, out, _ = ponente("adopt", "clamp", "--from", source, "--limit", "7")
+    assert status == 0
+    assert "passed over: limit: 100 -> 7" in out
+    assert "(adopted)" in ponente("show", "clamp", "--limit", "7")[1]
+    assert "all 4 steps up to date" in ponente("--limit", "7")[1]
+
+
+def test_graph_as_a_page(ponente, tmp_path):
+    """One file with every step in it."""
+    page = tmp_path / "graph.html"
+    ponente("graph", "--html", str(page))
+    assert all(label in page.read_text() for label in ("numbers", "clamp", "scaled", "total"))
+
+
+def test_unlock_and_wrong_words(ponente):
+    """Nobody holds anything here; unknown verbs and steps are refused with what there is."""
+    ponente()
+    assert "nobody holds it" in ponente("unlock", "total")[1]
+    assert "expected one of run, plan" in ponente("dance")[2]
+    assert "expected one of numbers" in ponente("--until", "nothing")[2]
+
+
+def test_a_run_without_an_end_is_called_so(ponente, tmp_path):
+    """Its driver was killed: the log stops in the middle."""
+    ponente()
+    (log,) = (tmp_path / "store" / "events").glob("*.jsonl")
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(lines[:-1]))
+    assert "no end recorded, " in ponente("status")[1]
+
+
+@pytest.mark.parametrize("file", ["nowhere.py", "notes.md", "."])
+def test_what_is_no_experiment_is_refused_in_one_line(file, tmp_path, monkeypatch, capsys):
+    """Not there, not Python, or a directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.md").write_text("# Notes")
+    monkeypatch.setattr(sys, "argv", ["ponente", "plan", file])
+    with pytest.raises(SystemExit) as stop:
+        command()
+    assert stop.value.code == 1
+    assert capsys.readouterr().err.startswith(f"error: {file}: expected the Python file")
+
+
+def test_help_says_what_every_verb_does(monkeypatch, capsys):
+    """On stdout when it was asked for, else on stderr."""
+    for words, status in ((["--help"], 0), ([], 2)):
+        monkeypatch.setattr(sys, "argv", ["ponente", *words])
+        with pytest.raises(SystemExit) as stop:
+            command({"write": lambda words: 0})
+        assert stop.value.code == status
+        said = capsys.readouterr()
+        text = said.err if status else said.out
+        assert "unlock    end a lease whose owner hangs" in text
+        assert "write     see ponente write --help" in text
+
+
+@pytest.fixture
+def laboratory(tmp_path, monkeypatch):
+    """A package of a step and a module it imports inside its body, as a user would write them."""
+    package = tmp_path / "laboratory"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "deep.py").write_text("def value():\n    return 1\n")
+    (package / "make.py").write_text(
+        "from pipeline import Artifact, step\n"
+        "@step(output=Artifact, version=1)\n"
+        "def make(run):\n"
+        "    from laboratory.deep import value\n"
+        '    return {"value": value()}\n'
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield importlib.import_module("laboratory.make"), package / "deep.py"
+    for name in [n for n in sys.modules if n.startswith("laboratory")]:
+        del sys.modules[name]
+
+
+def test_code_that_changed_is_said_and_strict_refuses(ponente, laboratory):
+    """An edit of an imported module is named; a comment is not a change; --strict is an error."""
+    module, deep = laboratory
+
+    def experiment(settings):
+        return module.make()
+
+    ponente(experiment=experiment)
+    deep.write_text("# what it is worth\ndef value():\n    return 1\n")
+    assert "warning" not in ponente("plan", experiment=experiment)[1]
+    deep.write_text("def value():\n    return 22\n")
+    for arguments in (["plan"], []):
+        status, out, _ = ponente(*arguments, experiment=experiment)
+        assert status == 0
+        assert "make: code changed since this output was built: laboratory/deep.py" in out
+        status, _, err = ponente(*arguments, "--strict", experiment=experiment)
+        assert status == 1
+        assert "--strict" in err
+
+
+def test_plan_says_how_far_a_step_got_and_who_runs_it(ponente, tmp_path, monkeypatch):
+    """A fan-out that fails at its third shard: 2 of 5; then a live owner, with its process."""
+    real, calls = integrity.measure, []
+
+    def full(directory, path):
+        calls.append(path)
+        if len(calls) > 2:
+            raise InputError("no room")
+        return real(directory, path)
+
+    def experiment(settings):
+        return numbers(count=10, shards=5)
+
+    monkeypatch.setattr(integrity, "measure", full)
+    assert ponente(experiment=experiment)[0] == 1
+    line = ponente("plan", experiment=experiment)[1].splitlines()[1]
+    assert " failed " in line
+    assert "no room" in line
+    assert "2 of 5 shards finished" in line
+    monkeypatch.undo()
+    path = _path(tmp_path, numbers(count=10, shards=5))
+    held = lease.acquire(path, published=lambda: False, waiting=lambda owner: None)
+    assert held is not None
+    line = ponente("plan", experiment=experiment)[1].splitlines()[1]
+    assert " running " in line
+    assert f"process {os.getpid()} on " in line
+    assert ", since 20" in line
+    assert "released, was process" in ponente("unlock", "numbers", experiment=experiment)[1]
+    held.release()
+    marks = tmp_path / "marks"
+    monkeypatch.setenv("PONENTE_MARKS", str(marks))
+    assert ponente(experiment=experiment)[0] == 0
+    assert len(marks.read_text().split()) == 3, "two of five were finished before"

@@ -1,0 +1,358 @@
+"""The live view: plain lines where there is no terminal, a table that is redrawn where there is."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from dataclasses import dataclass
+
+import pytest
+from rich.console import Console
+
+from pipeline.cli.display import LiveDisplay, PlainDisplay
+from tests.pipeline.cli.terminal import Screen, Terminal
+
+# An experiment whose steps end in every way there is, on the real command line.
+DRIVER = """
+import sys, time
+from dataclasses import dataclass
+from pipeline.cli.display import choose
+
+@dataclass
+class Node:
+    label: str
+    key: str
+
+labels = sys.argv[1:] or [f"step {i:03d}" for i in range(200)]
+show = choose([Node(label, str(i)) for i, label in enumerate(labels)])
+def say(kind, i, **more):
+    show({"event": kind, "step": labels[i], "key": str(i), "time": time.time(), **more})
+for i in range(len(labels)):
+    say("started", i)
+    say("progress", i, done=1, total=4, unit="shards", note="")
+    time.sleep(0.3 if i == 0 else 0.002)
+    kind = ("finished", "failed", "stopped", "skipped")[i % 4 if len(labels) < 9 else i == 100]
+    say(kind, i, seconds=1.5, cause=f"cause {i}")
+show.close()
+print("the end")
+"""
+
+
+@dataclass
+class Node:
+    """As much of a node as a display asks for."""
+
+    label: str
+    key: str
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def _event(kind, step="fit", **more):
+    return {"event": kind, "step": step, "key": f"key of {step}", "time": 0.0, **more}
+
+
+def _progress(done, total, time, note=""):
+    return _event("progress", done=done, total=total, unit="shards", time=time, note=note)
+
+
+@pytest.fixture
+def plain():
+    """A plain display, what it has said, and its clock."""
+    out, clock = io.StringIO(), Clock()
+    return PlainDisplay(out, clock), lambda: out.getvalue().splitlines(), clock
+
+
+def _live(labels, width=100, height=30, **settings):
+    """A live display on a recorded terminal, and its picture as text."""
+    clock = Clock()
+
+    def console():
+        options = {"color_system": "truecolor", "width": width, "height": height, **settings}
+        return Console(file=io.StringIO(), force_terminal=True, **options)
+
+    display = LiveDisplay([Node(label, f"key of {label}") for label in labels], console(), clock)
+
+    def picture(*, styled=False):
+        once = console()
+        once.print(display.draw())
+        text = once.file.getvalue()
+        return text if styled else re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+    display.clock, display.picture = clock, picture
+    return display
+
+
+@pytest.fixture
+def live():
+    """Makes live displays, and closes them."""
+    made = []
+
+    def make(*arguments, **settings):
+        made.append(_live(*arguments, **settings))
+        return made[-1]
+
+    yield make
+    for display in made:
+        display.close()
+
+
+CHANGES = [
+    (_event("hit", seconds=12.34), "up to date (took 12.3 s when it was built)"),
+    (_event("waiting", holder="process 7 on h"), "waiting for process 7 on h"),
+    (_event("started"), "running"),
+    (_event("finished", seconds=2.5, status="published"), "done in 2.5 s"),
+    (_event("finished", seconds=2.5, status="reused"), "done by another run"),
+    (_event("retried", tries=1, cause="its worker died"), "trying again (1 so far): its worker"),
+    (_event("failed", cause="no such file"), "FAILED: no such file"),
+    (_event("skipped", cause="tokens failed"), "skipped: tokens failed"),
+    (_event("stopped", cause="3 shards are left to do"), "stopped: 3 shards are left to do"),
+    (_event("warning", message="odd"), "warning: odd"),
+    (
+        _event("shard_retried", shard="part/003", cause="its worker went silent", tries=2),
+        "shard part/003 is tried again (2 so far): its worker went silent",
+    ),
+]
+
+
+@pytest.mark.parametrize(("event", "expected"), CHANGES, ids=lambda v: str(v)[:24])
+def test_every_change_is_one_plain_line_and_is_in_the_table(event, expected, plain, live):
+    """Each kind of event that changes something says so in both."""
+    display, lines, _ = plain
+    display(event)
+    (line,) = lines()
+    assert line.startswith("fit ")
+    assert expected in line
+    table = live(["fit"])
+    table(event)
+    assert expected in table.picture()
+
+
+def test_what_changes_nothing_is_no_line(plain):
+    """Queued steps, finished shards and events of the run itself."""
+    display, lines, _ = plain
+    for event in (_event("queued"), _event("shard", shard="a", bytes=1), {"event": "run_started"}):
+        display(event)
+    assert not lines()
+
+
+def test_a_line_has_no_control_codes_whatever_a_cause_brings(plain, live):
+    """A newline, a carriage return and an escape sequence of somebody's error message."""
+    event = _event("failed", cause="one\ntwo\r\x1b[31mthree\x07")
+    display, lines, _ = plain
+    display(event)
+    assert len(lines()) == 1
+    assert all(c.isprintable() for c in lines()[0])
+    table = live(["fit"])
+    table(event)
+    assert "one two" in table.picture()
+    assert "\x07" not in table.picture()
+
+
+def test_progress_is_said_at_most_every_five_seconds(plain):
+    """A thousand events in sixteen seconds make three lines, at 5, 10 and 15 seconds or more."""
+    display, lines, clock = plain
+    display(_event("started"))
+    said = []
+    for i in range(1000):
+        clock.now = 1000.0 + i * 0.016
+        before = len(lines())
+        display(_progress(i, 1000, i * 0.016))
+        if len(lines()) > before:
+            said.append(clock.now - 1000)
+    assert len(said) == 3
+    assert all(at >= 5 * (n + 1) for n, at in enumerate(said))
+    assert all(at < 5 * (n + 1) + 0.1 for n, at in enumerate(said))
+
+
+def test_progress_without_a_beginning_is_said_too(plain):
+    """Also of a step whose start was not heard."""
+    display, lines, clock = plain
+    display(_progress(0, 10, 0))
+    clock.now += 6
+    display(_progress(5, 10, 6))
+    assert len(lines()) == 1
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["first try", "another try"])
+def test_rate_and_time_left_are_those_of_the_events(plain, live, again):
+    """From the first progress of this try on: neither its start nor what was there before."""
+    display, lines, clock = plain
+    table = live(["fit"])
+
+    def both(event):
+        display(event)
+        table(event)
+
+    both(_event("started"))
+    if again:
+        # An earlier try, ten times as fast.
+        both(_progress(0, 400, 100.0))
+        both(_progress(90, 400, 103.0))
+        both(_event("retried", tries=1, cause="gone"))
+        both(_event("started"))
+    first, first_time, done, at = 100, 200.0, 190, 230.0
+    both(_progress(first, 400, first_time))
+    clock.now += 30
+    both(_progress(done, 400, at, note="loss 3.2"))
+    rate = (done - first) / (at - first_time)
+    left = (400 - done) / rate
+    expected = f"190/400 shards  {rate:.2f} shards/s  {left:.0f} s left  loss 3.2"
+    assert (rate, left) == (3.0, 70.0)
+    assert lines()[-1].endswith(expected)
+    assert expected in table.picture()
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(99, "99 s"), (600, "10 min"), (7200, "2.0 h")])
+def test_time_left_in_words(plain, seconds, expected):
+    """Seconds, minutes, hours."""
+    display, lines, clock = plain
+    display(_event("started"))
+    display(_progress(0, seconds + 10, 0))
+    clock.now += 10
+    display(_progress(10, seconds + 10, 10))
+    assert f"  {expected} left" in lines()[-1]
+
+
+def test_a_running_step_has_a_bar_and_its_time_so_far(live):
+    """The bar is as long as what is done; the clock goes on without events."""
+    table = live(["fit", "other"])
+    table(_event("started"))
+    table(_progress(0, 4, 0.0))
+    assert "━" not in table.picture(styled=True).split("\x1b[38;5;237m")[0]
+    table(_progress(3, 4, 30.0))
+    table.clock.now += 42
+    line = next(x for x in table.picture().splitlines() if "fit" in x)
+    assert line.startswith("> fit")
+    assert line.count("━") + line.count("╸") + line.count("╺") == 100 // 6
+    assert "3/4 shards  0.10 shards/s  10 s left  42 s so far" in line
+    assert "42 s" in table.picture().splitlines()[-1]
+    table(_event("finished", seconds=42.0, status="published"))
+    line = next(x for x in table.picture().splitlines() if "fit" in x)
+    assert line.rstrip() == "+ fit    done in 42.0 s"
+
+
+def test_a_failure_is_red_and_nothing_else_is(live):
+    """With its cause; and without colours where they are not wanted."""
+    for settings, red in (({}, True), ({"no_color": True}, False)):
+        table = live(["fit", "other"], **settings)
+        table(_event("started", "other"))
+        table(_event("failed", cause="the disk is full"))
+        coloured = re.findall(r"\x1b\[31m([^\x1b]*)", table.picture(styled=True))
+        assert ([x.strip() for x in coloured] == ["!", "FAILED: the disk is full"]) == red
+        colours = re.findall(r"\x1b\[[0-9;]*[349][0-7]m", table.picture(styled=True))
+        assert bool(colours) == red
+
+
+def test_no_color_is_heard(live, monkeypatch):
+    """The variable that turns colours off everywhere."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    table = live(["fit"])
+    table(_event("failed", cause="x"))
+    assert not re.findall(r"\x1b\[[0-9;]*[349][0-7]m", table.picture(styled=True))
+    assert "FAILED: x" in table.picture()
+
+
+def test_the_last_line_counts(live):
+    """Done of all, and what did not go well; time since the beginning."""
+    labels = [f"s{i}" for i in range(8)]
+    table = live(labels)
+    for i, kind in enumerate(["hit", "finished", "failed", "skipped", "stopped", "started"]):
+        table(_event(kind, f"s{i}", seconds=1, cause="c"))
+    table.clock.now += 75
+    last = table.picture().splitlines()[-1].split("  ")
+    words = ["2/8 steps", "1 running", "1 failed", "1 skipped", "1 stopped", "75 s"]
+    assert [w.strip() for w in last if w.strip()] == words
+
+
+def test_more_steps_than_rows(live):
+    """Running and failed ones and the last that finished are shown; the others are counted."""
+    labels = [f"step {i:03d}" for i in range(200)]
+    table = live(labels, height=12)
+    for i in range(100):
+        table(_event("finished", labels[i], seconds=1))
+    table(_event("failed", labels[3], cause="broken"))
+    table(_event("started", labels[150]))
+    table(_event("warning", labels[5], message="odd"))
+    lines = table.picture().splitlines()
+    assert len(lines) <= 11
+    shown = [line.split()[2] for line in lines if re.match(r"[!>+.=-] step", line)]
+    assert shown == ["003", *[f"{i:03d}" for i in range(94, 100)], "150"]
+    assert "192 more: 93 done, 99 waiting" in "\n".join(lines)
+    assert "99/200 steps  1 running  1 failed" in lines[-1]
+
+
+@pytest.mark.parametrize("width", [40, 59, 79, 200])
+def test_a_table_fits_its_width(live, width):
+    """Long labels and causes are cut, never wrapped; what matters of progress is there."""
+    labels = ["fit", "a very long label " * 5, "failing"]
+    table = live(labels, width=width)
+    table(_event("started"))
+    table(_progress(100, 400, 0.0))
+    table(_progress(200, 400, 50.0, note="n" * 300))
+    table(_event("failed", "failing", cause="long " * 60))
+    lines = [line.rstrip() for line in table.picture().splitlines()]
+    assert len(lines) == 4
+    assert all(len(line) <= width for line in lines)
+    fit = next(line for line in lines if line.startswith("> fit"))
+    assert ("200/400" if width >= 80 else "50%  ") in fit
+    assert width > 79 or "100 s left" in fit or "2 min left" in fit
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(30, 100), (10, 40)])
+def test_on_a_real_terminal(rows, columns):
+    """Every step with its end, no broken table; the cursor and the modes are as they were."""
+    labels = ["download", "tokens", "fit", "evaluate", "x" * 60]
+    command = [sys.executable, "-c", DRIVER, *labels]
+    with Terminal(command, rows=rows, columns=columns) as terminal:
+        assert terminal.wait(30) == 0, terminal.text
+        screen = Screen(rows, columns)
+        lines = screen.feed(terminal.text)
+        assert terminal.modes_now() == terminal.modes
+    assert terminal.text.count("\x1b[?25l") == 1
+    assert screen.cursor
+    assert lines.count("the end") == 1
+    table = lines[: lines.index("the end")]
+    ends = ["+ download", "! tokens", "! fit", "- evaluate", "+ xxxxx"]
+    assert [line[: len(end)] for line, end in zip(table, ends, strict=False)] == ends
+    assert "done in 1.5 s" in table[0]
+    assert "FAILED: cause 1" in table[1]
+    assert table[5].startswith("2/5 steps  1 failed")
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(30, 100), (10, 40)])
+def test_two_hundred_steps_on_a_real_terminal(rows, columns):
+    """Nothing of an earlier picture is left above or below the last one."""
+    with Terminal([sys.executable, "-c", DRIVER], rows=rows, columns=columns) as terminal:
+        assert terminal.wait(30) == 0, terminal.text
+        lines = Screen(10_000, columns).feed(terminal.text)
+        assert Screen(rows, columns).feed(terminal.text)[-rows:] == lines[-rows:]
+    table = lines[: lines.index("the end")]
+    assert len(table) <= rows
+    assert sum("FAILED: cause 100" in line for line in table) == 1
+    assert sum(line.startswith("199/200 steps  1 failed") for line in table) == 1
+    assert table[-3].startswith("+ step 199") or table[-4].startswith("+ step 199")
+    assert any("more: " in line for line in table)
+
+
+def test_a_pipe_gets_plain_lines():
+    """The same run with its output on a pipe."""
+    with Terminal([sys.executable, "-c", DRIVER, "download", "tokens"], tty=False) as terminal:
+        assert terminal.wait(30) == 0
+    assert "\x1b" not in terminal.text
+    assert terminal.text.splitlines() == [
+        "download         running",
+        "download         done in 1.5 s",
+        "tokens           running",
+        "tokens           FAILED: cause 1",
+        "the end",
+    ]

@@ -1,0 +1,160 @@
+"""What one and two signals do to a run in this process, and what it asks Ray for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from unittest import mock
+
+import pytest
+
+from pipeline import local
+from pipeline.cli.interrupts import Interrupts, _descendants
+from pipeline.errors import Cancelled
+from pipeline.execute.backend import InlineBackend
+from pipeline.execute.events import EventLog
+from pipeline.execute.executor import Execution
+from pipeline.execute.inline import InlineWorkers
+from pipeline.graph.step import as_node
+from pipeline.store import lease, storage
+from pipeline.store.outputs import Store
+from tests.pipeline.cli.terminal import Terminal
+from tests.pipeline.toy import numbers
+
+# Twice in a main thread that no exception gets out of; a child that ignores what it can.
+STUCK = """
+import signal, subprocess, sys, time
+from pipeline.cli.interrupts import Interrupts
+child = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)"
+with Interrupts() as interrupts, interrupts.stopping(lambda: None):
+    subprocess.Popen([sys.executable, "-c", child], process_group=0)
+    print("\\x1b[?25lready", flush=True)
+    while True:
+        try:
+            time.sleep(0.01)
+        except KeyboardInterrupt:
+            print("heard", flush=True)
+"""
+
+
+def test_a_step_that_waits_for_another_run_is_stopped(tmp_path):
+    """Its holder lives on and on; the stop is heard at the next look, the lease is not taken."""
+    node = as_node(numbers(count=4))
+    root = storage.join(str(tmp_path), node.directory)
+    held = lease.acquire(root, published=lambda: False, waiting=lambda _: None)
+    log = EventLog(str(tmp_path), "test", [])
+    execution = Execution([node], Store(str(tmp_path)), log, "again")
+    backend = InlineBackend(log)
+
+    def stop():
+        execution.stop()
+        backend.stop()
+
+    timer = threading.Timer(0.3, stop)
+    timer.start()
+    try:
+        with pytest.raises(Cancelled):
+            execution.run(backend, execution.look())
+        assert lease.holder(root)["number"] == held.number == 1
+    finally:
+        timer.join()
+        held.release()
+        log.close()
+
+
+def test_a_gang_here_that_listens_is_asked_to_save():
+    """By SIGTERM, to its own handler; one that does not listen is ended."""
+    workers, heard = InlineWorkers(), []
+
+    def listens(job, *, process, emit):
+        before = signal.signal(signal.SIGTERM, lambda *_: heard.append(job))
+        try:
+            workers.stop()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        return "saved"
+
+    def deaf(job, *, process, emit):
+        workers.stop()
+        return "never"
+
+    assert workers.gang(local(), listens, "job", lambda _: None) == "saved"
+    assert heard == ["job"]
+    with pytest.raises(KeyboardInterrupt):
+        workers.gang(local(), deaf, "job", lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"]
+)
+def test_the_first_signal_asks_to_stop(number, status):
+    """Once, without an exception, with the status of the signal; then the handlers are back."""
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    asked = []
+    with Interrupts() as interrupts:
+        with interrupts.stopping(lambda: asked.append(1)):
+            os.kill(os.getpid(), number)
+            time.sleep(0.01)
+        assert (asked, interrupts.status) == ([1], status)
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_signal_in_a_held_block_counts_after_it():
+    """So that a display that is being closed is closed."""
+    done = []
+
+    def close():
+        with Interrupts() as interrupts:
+            with interrupts.held():
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.01)
+                done.append("closed")
+            done.append("more")
+
+    with pytest.raises(KeyboardInterrupt):
+        close()
+    assert done == ["closed"]
+
+
+@pytest.mark.slow
+def test_twice_ends_whatever_the_main_thread_does():
+    """Within seconds, with all it started, the cursor shown, and a word of it."""
+    with Terminal([sys.executable, "-c", STUCK]) as terminal:
+        deadline = time.monotonic() + 30
+        while "ready" not in terminal.text and time.monotonic() < deadline:
+            time.sleep(0.02)
+        terminal.interrupt()
+        time.sleep(0.2)
+        assert terminal.process.poll() is None
+        terminal.interrupt()
+        assert terminal.wait(10) == 130
+        assert "heard" in terminal.text
+        assert "run it again to go on" in terminal.text
+        assert terminal.text.rindex("\x1b[?25h") > terminal.text.rindex("\x1b[?25l")
+        assert not terminal.left_after(2)
+
+
+def test_descendants_are_found_in_any_generation():
+    """A child and its child; and nobody else's."""
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 20
+        while len(found := _descendants(process.pid)) < 1 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert len(found) == 1
+        assert {process.pid, *found} <= set(_descendants(os.getpid()))
+        process.stdin.close()
+    assert process.pid not in _descendants(os.getpid())
+
+
+def test_a_local_ray_is_one_of_its_own():
+    """Ray without an address joins any cluster that runs on this machine."""
+    from pipeline.execute.ray import backend
+
+    with mock.patch("ray.init") as init:
+        backend._start(None)
+    assert init.call_args.args == ("local",)

@@ -1,0 +1,148 @@
+"""A Ray cluster of several nodes on this machine, and steps that say where they ran."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import ray
+from ray.cluster_utils import Cluster
+
+import pipeline
+from pipeline import Result, Runtime, StepContext, step
+from pipeline.execute.events import EventLog
+from pipeline.execute.executor import Execution
+from pipeline.graph.step import as_node
+from pipeline.store import storage
+from pipeline.store.outputs import Store
+from tests.pipeline.toy import Numbers, Total
+
+ROOT = Path(__file__).parents[3]
+_MEGABYTE = 2**20
+_SIZE = 10
+CORES = 5  # of the head and two nodes
+FREE = 3  # shards that do not wait for the gate
+
+
+def start() -> Cluster:
+    """A head with one core; nodes are added by `add`. Import paths are the checkout's."""
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    os.environ["PYTHONPATH"] = str(ROOT)  # for `tests`, which is not sent to workers
+    head = {
+        "num_cpus": 1,
+        "include_dashboard": False,
+        "object_store_memory": 80 * _MEGABYTE,
+        "_system_config": {"prestart_worker_first_driver": False},
+    }
+    return Cluster(initialize_head=True, head_node_args=head)
+
+
+def add(cluster: Cluster, cpus: int = 2, **options: Any) -> Any:
+    """Add a node where bodies of `fanned` have room, unless other resources are given."""
+    resources = options.pop("resources", {"room": 1})
+    memory = 80 * _MEGABYTE
+    return cluster.add_node(
+        num_cpus=cpus, resources=resources, object_store_memory=memory, **options
+    )
+
+
+def processes(node: Any) -> list[int]:
+    """Process ids of a node: its raylet and everything below it."""
+    (raylet,) = node.all_processes["raylet"]
+    children = collections.defaultdict(list)
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            continue  # it has ended
+        children[parent].append(int(stat.parent.name))
+    found = [raylet.process.pid]
+    for pid in found:
+        found += children[pid]
+    return found
+
+
+def freeze(node: Any) -> list[int]:
+    """Stop all processes of a node, which then neither answer nor end; returns their ids."""
+    frozen: list[int] = []
+    while new := [pid for pid in processes(node) if pid not in frozen]:
+        for pid in new:
+            os.kill(pid, signal.SIGSTOP)
+        frozen += new
+    return frozen
+
+
+def kill(pids: list[int]) -> None:
+    """End processes at once, stopped ones too."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def thaw(frozen: list[int]) -> None:
+    """Let stopped processes go on."""
+    for pid in frozen:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def _mark(marks: str, what: str) -> None:
+    if marks:
+        node = ray.get_runtime_context().get_node_id()
+        with open(marks, "a") as file:
+            file.write(f"{what} {node}\n")
+
+
+def open_gate(marks: str) -> None:
+    """Let the shards of `fanned` that wait for it end."""
+    Path(f"{marks}.open").touch()
+
+
+def write_marked(directory: str, item: tuple[int, str]) -> Mapping[str, Any]:
+    """Shard writer: marks its run and writes ten numbers; of a marked run, most wait for a gate."""
+    first, marks = item
+    _mark(marks, f"part/{first:03d}")
+    while marks and first >= FREE * _SIZE and not Path(f"{marks}.open").exists():
+        time.sleep(0.05)
+    with storage.open_write(storage.join(directory, "n.txt")) as file:
+        file.write(" ".join(str(n) for n in range(first, first + _SIZE)).encode())
+    return {"count": _SIZE}
+
+
+@step(output=Numbers, version=1, cpus=0, custom={"room": 0.1})
+def fanned(run: StepContext, *, shards: int, marks: Annotated[str, Runtime] = "") -> Result:
+    """Numbers, ten a shard, each written by a worker somewhere."""
+    _mark(marks, "body")
+    items = {f"part/{i * _SIZE:03d}": (i * _SIZE, marks) for i in range(shards)}
+    written = run.map(write_marked, items)
+    return {"count": sum(s.result["count"] for s in written.values())}
+
+
+@step(output=Total, version=1, cpus=0, custom={"stale": 0.1})
+def imported(run: StepContext, *, number: int) -> Result:
+    """Which file the worker's `pipeline` is; a number of ours tells runs apart."""
+    return {"file": pipeline.__file__, "number": number}
+
+
+def runs(marks: str) -> Iterator[tuple[str, str]]:
+    """(what began, id of the node it began on) for every mark, in order."""
+    for line in Path(marks).read_text().splitlines() if Path(marks).exists() else ():
+        what, node = line.split()
+        yield what, node
+
+
+def run_on(backend: Any, prefix: str, wanted: Any, *listeners: Any) -> Execution:
+    """Execute a graph on a backend; returns the finished execution."""
+    log = EventLog(prefix, "test", list(listeners))
+    execution = Execution([as_node(wanted)], Store(prefix), log, "again")
+    try:
+        execution.run(backend, execution.look())
+    finally:
+        log.close()
+    return execution

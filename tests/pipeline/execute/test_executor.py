@@ -1,0 +1,210 @@
+"""Executing a graph in this process: reuse, re-execution, failures, adoption of shards."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import nullcontext
+
+import pytest
+
+from pipeline import Artifact, step
+from pipeline.errors import CorruptOutput, Preempted, StepFailed, WorkerLost
+from pipeline.execute.backend import InlineBackend
+from pipeline.execute.events import EventLog
+from pipeline.execute.executor import Execution
+from pipeline.graph.step import as_node
+from pipeline.store import integrity, storage
+from pipeline.store.outputs import Store
+from tests.pipeline.helpers import bring_up, check_invariants, executed, result
+from tests.pipeline.toy import Scale, numbers, refuse, scaled, total
+
+
+def _graph(count=10, factor=3):
+    source = numbers(count=count, shards=5)
+    return total(source, scaled(source, scale=Scale(factor)))
+
+
+def test_a_graph_runs_once_and_is_reused(tmp_path):
+    """The second run executes nothing and finds the same result."""
+    store = str(tmp_path)
+    assert executed(store, _graph()) == ["numbers", "scaled", "total"]
+    assert result(store, _graph())["total"] == 180
+    assert executed(store, _graph()) == []
+    assert check_invariants(store) == 3
+
+
+def test_a_changed_config_reruns_what_depends_on_it_and_nothing_else(tmp_path):
+    """A change in the middle, then at the source, then back."""
+    store = str(tmp_path)
+    bring_up(store, _graph())
+    assert executed(store, _graph(factor=4)) == ["scaled", "total"]
+    assert executed(store, _graph(count=20)) == ["numbers", "scaled", "total"]
+    assert executed(store, _graph()) == []
+    assert result(store, _graph(factor=4))["total"] == 225
+
+
+def test_inputs_of_what_is_there_are_not_rebuilt(tmp_path):
+    """With the final output published, a missing input is not needed."""
+    store = str(tmp_path)
+    bring_up(store, _graph())
+    shutil.rmtree(storage.join(store, as_node(numbers(count=10, shards=5)).directory))
+    assert executed(store, _graph()) == []
+
+
+def test_a_refused_input_fails_once_with_cause_log_and_retry(tmp_path):
+    """The failure names step, cause, log and command; what was finished stays."""
+    store, events = str(tmp_path), []
+    with pytest.raises(StepFailed) as failure:
+        bring_up(store, refuse(numbers(count=4)), events=events)
+    lines = str(failure.value).splitlines()
+    assert lines[0] == "step refuse failed: expected something else than 4 numbers"
+    log = lines[1].split()[-1]
+    assert "InputError" in storage.read_bytes(log).decode()
+    assert lines[2].split(maxsplit=1)[1] == "again"
+    assert [e["event"] for e in events].count("retried") == 0
+    assert executed(store, total(numbers(count=4))) == ["total"]
+
+
+def test_a_transient_failure_is_tried_again(tmp_path, monkeypatch):
+    """An OSError in a body is retried as a new attempt; shards written before it are kept."""
+    store, tries = str(tmp_path), []
+    real = integrity.measure
+
+    def flaky(directory, path):
+        tries.append(path)
+        if len(tries) == 3:
+            raise ConnectionResetError("reset by peer")
+        return real(directory, path)
+
+    monkeypatch.setattr(integrity, "measure", flaky)
+    events = []
+    bring_up(store, numbers(count=10, shards=5), events=events)
+    assert [e["event"] for e in events].count("retried") == 1
+    assert len(tries) == 6, "two shards before the error, the failed one, then three"
+
+
+@pytest.mark.parametrize(("error", "enough"), [(Preempted, True), (WorkerLost, False)])
+def test_a_preemption_uses_up_no_try_and_a_lost_worker_does(tmp_path, error, enough):
+    """Taken away five times, of three tries: the step goes on, and does not when it crashed."""
+    times = []
+
+    @step(output=Artifact, version=1, name="taken_away")
+    def taken_away(run):
+        times.append(run.attempt)
+        if len(times) <= 5:
+            raise error("its machine was taken away")
+        return {"times": len(times)}
+
+    events = []
+    if enough:
+        bring_up(str(tmp_path), taken_away(), events=events)
+        assert [e["event"] for e in events].count("retried") == 5
+        assert len(set(times)) == 6
+    else:
+        with pytest.raises(StepFailed, match="taken away"):
+            bring_up(str(tmp_path), taken_away(), events=events)
+        assert len(times) == 3
+
+
+def test_a_worker_lost_after_new_shards_uses_up_no_try_of_the_next(tmp_path):
+    """Lost at every second of ten shards, of three tries; then for good where nothing is added."""
+
+    @step(output=Artifact, version=1, name="lost_often")
+    def lost_often(run, *, shards: int):
+        for index in range(shards):
+            if index >= 10:
+                raise WorkerLost("its machine was taken away")
+            if run.ledger.find(f"part/{index}") is None:
+                with run.shard(f"part/{index}") as directory:
+                    storage.write_atomic(storage.join(directory, "x"), b"x")
+                if index % 2:
+                    raise WorkerLost("its machine was taken away")
+        return {"shards": shards}
+
+    for shards, retried in ((10, 5), (11, 6)):
+        events = []
+        with nullcontext() if shards == 10 else pytest.raises(StepFailed, match="taken away"):
+            bring_up(str(tmp_path), lost_often(shards=shards), events=events)
+        assert [e["event"] for e in events].count("retried") == retried
+
+
+def test_damage_to_a_reused_output_is_noticed(tmp_path):
+    """A truncated file of a published output stops the run before anything builds on it."""
+    store = str(tmp_path)
+    execution = bring_up(store, numbers(count=10))
+    found = execution.published[as_node(numbers(count=10)).key]
+    shard = found.manifest.shards[0]
+    storage.write_atomic(storage.join(found.path, shard.root, "n.txt"), b"")
+    with pytest.raises(CorruptOutput, match=r"n\.txt"):
+        bring_up(store, total(numbers(count=10)))
+
+
+SCRIPT = """
+import sys, time
+from pipeline.store import storage
+from tests.pipeline.helpers import bring_up
+from tests.pipeline.execute.test_executor import _graph
+real = storage.create
+def slow(url, data, **options):
+    time.sleep(0.004)
+    return real(url, data, **options)
+storage.create = slow
+bring_up(sys.argv[1], _graph())
+"""
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_killed_at_a_random_moment_it_finishes_the_next_time(tmp_path, seed):
+    """kill -9 anywhere, run again: equal content, no shard written twice, invariants hold."""
+    clean = bring_up(str(tmp_path / "clean"), _graph())
+    store, marks = str(tmp_path / "killed"), tmp_path / "marks"
+    environment = {**os.environ, "PONENTE_MARKS": str(marks)}
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, store], env=environment)
+    time.sleep(0.15 + random.Random(seed).random() * 0.3)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    check_invariants(store) if storage.exists(store) else None
+    subprocess.run([sys.executable, "-c", SCRIPT, store], env=environment, check=True, timeout=60)
+    assert check_invariants(store) == 3
+    again = bring_up(store, _graph())
+    assert again.executed == []
+    digests = {f.manifest.label: f.manifest.content for f in clean.published.values()}
+    assert {f.manifest.label: f.manifest.content for f in again.published.values()} == digests
+    written = marks.read_text().split()
+    assert len(written) <= 5 + 1, "at most the shard in flight was written twice"
+
+
+def test_two_executors_at_once_publish_once(tmp_path):
+    """Four processes race for one graph: all succeed, each output is built by one attempt."""
+    store, marks = str(tmp_path / "store"), tmp_path / "marks"
+    environment = {**os.environ, "PONENTE_MARKS": str(marks)}
+    racers = [
+        subprocess.Popen([sys.executable, "-c", SCRIPT, store], env=environment) for _ in range(4)
+    ]
+    assert [racer.wait(60) for racer in racers] == [0] * 4
+    assert check_invariants(store) == 3
+    assert len(marks.read_text().split()) == 5
+
+
+def test_what_another_run_published_after_our_look_is_taken(tmp_path):
+    """Most of a graph appears between the look and the run: it is taken, and the rest is run."""
+    store = str(tmp_path)
+    log = EventLog(store, "late", [])
+    layer = [scaled(numbers(count=4), scale=Scale(factor)) for factor in (1, 2, 3)]
+    for _ in range(3):
+        layer = [scaled(left, scale=Scale(5)) for left in layer]
+    graph = [total(left, right) for left in layer for right in layer]
+    mine = [scaled(left, scale=Scale(7)) for left in layer]
+    late = Execution([as_node(t) for t in (*graph, *mine)], Store(store), log, "again")
+    needed = late.look()
+    bring_up(store, *graph)
+    late.run(InlineBackend(log), needed)
+    assert late.executed == [as_node(target) for target in mine]
+    assert len(late.published) == len(needed) == 1 + 3 * 4 + 9 + 3
+    assert check_invariants(store, finished=True) == len(needed)

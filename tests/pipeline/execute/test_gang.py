@@ -1,0 +1,252 @@
+"""What becomes of a gang's step when one of its processes fails, is lost, or is told to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from pipeline import GangProcess, InputError, Result, Runtime, StepContext, pod, step
+from pipeline.errors import (
+    Cancelled,
+    CorruptOutput,
+    PonenteError,
+    Preempted,
+    ResourcesUnavailable,
+    StoreUnavailable,
+    WorkerLost,
+)
+from pipeline.execute.ray import gang, heartbeat
+from pipeline.execute.ray.heartbeat import HeartbeatAges
+from pipeline.execute.step_context import Emit
+from pipeline.graph.hardware import local
+from tests.pipeline.execute import cluster as several
+from tests.pipeline.execute.cluster import run_on
+from tests.pipeline.toy import Total
+
+SILENCE = 60.0
+ALWAYS = float("inf")
+RESET = ("error", "Traceback:\nRuntimeError: Connection reset by peer\n")
+DIED = ActorDiedError()
+
+
+class Told:
+    """Ray and a clock, as the one who waits for a gang sees them.
+
+    Args:
+        answers: of each process: when it answers, and what, or what Ray says instead.
+        beats: of each process: when its last beat is heard; None if it never began.
+    """
+
+    def __init__(self, answers: list[tuple[float, Any]], beats: list[float | None]) -> None:
+        self.now = 0.0
+        self._answers = answers
+        self._beats = beats
+        asked = SimpleNamespace(remote=lambda: "silence")
+        self.collector = SimpleNamespace(silence=asked)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wait(self, pending, num_returns, timeout):
+        assert num_returns == 1
+        nearest = min(pending, key=lambda index: self._answers[index][0])
+        at = max(self.now, self._answers[nearest][0])
+        self.now = min(at, self.now + timeout)
+        ready = [nearest] if at <= self.now else []
+        return ready, [index for index in pending if index not in ready]
+
+    def get(self, reference, timeout=None):
+        if reference == "silence":
+            began = {i: last for i, last in enumerate(self._beats) if last is not None}
+            silent = {f"g/{i}": max(0.0, self.now - last) for i, last in began.items()}
+            return HeartbeatAges(silent, {f"node-{name}": s for name, s in silent.items()})
+        answer = self._answers[reference][1]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def collect(monkeypatch):
+    """What waiting for these answers and beats ends with, and when on the fake clock."""
+    monkeypatch.setenv("PONENTE_SILENCE_SECONDS", str(SILENCE))
+
+    def run(answers, beats):
+        told = Told(answers, beats)
+        monkeypatch.setattr(gang, "ray", told)
+        monkeypatch.setattr(gang, "time", told)
+        monkeypatch.setattr(heartbeat, "time", told)
+        names = [f"g/{index}" for index in range(len(answers))]
+        hardware = pod(f"cpu-{len(answers)}x1")
+        try:
+            return gang._collect(
+                list(range(len(answers))), names, hardware, told.collector
+            ), told.now
+        except PonenteError as error:
+            return error, told.now
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("answer", "beats", "cause"),
+    [
+        ((10.2, DIED), 9.0, "process 1 of 2 on cpu-2x1 died"),
+        ((40.0, DIED), 9.0, "process 1 of 2 on cpu-2x1 died"),
+        ((40.0, DIED), 11.0, "process 1 of 2 on cpu-2x1 died"),  # its last beat was late
+        ((40.0, DIED), None, "process 1 of 2 on cpu-2x1 died"),
+        ((ALWAYS, None), 9.0, "process 1 of 2 on cpu-2x1 went silent"),
+        ((ALWAYS, None), 11.0, "process 1 of 2 on cpu-2x1 went silent"),
+    ],
+)
+def test_an_error_that_a_loss_explains_is_a_loss(collect, answer, beats, cause):
+    """A survivor's collective fails before anybody notices that its peer is gone."""
+    error, _ = collect([(10.0, RESET), answer], [ALWAYS, beats])
+    assert type(error) is WorkerLost
+    assert str(error).startswith(cause)
+    assert "RuntimeError: Connection reset by peer" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("answer", "beats", "until"),
+    [
+        ((10.1, RESET), ALWAYS, 10.1),
+        ((12.0, ("done", 1)), ALWAYS, 12.0),
+        ((13.0, ("error", "another")), 9.0, 13.0),
+        ((ALWAYS, None), ALWAYS, 10 + SILENCE / 4),  # it hangs in a collective, and beats
+        ((ALWAYS, None), None, 10 + 2 * SILENCE),  # it never began
+    ],
+)
+def test_an_error_that_nothing_explains_stands(collect, answer, beats, until):
+    """It is not tried again, and is said as soon as the others have answered or been heard."""
+    error, ended = collect([(10.0, RESET), answer], [ALWAYS, beats])
+    assert type(error) is PonenteError
+    assert str(error) == f"process 0 of 2 on cpu-2x1: {RESET[1]}"
+    assert ended <= until
+
+
+@pytest.mark.parametrize(
+    "kind", [InputError, CorruptOutput, StoreUnavailable, Preempted, WorkerLost]
+)
+@pytest.mark.parametrize("at", [9.0, 11.0])
+def test_an_error_on_purpose_goes_before_what_it_did_to_others(collect, kind, at):
+    """It is raised as what it is when it is heard, with nobody waited for."""
+    error, ended = collect([(10.0, RESET), (at, (kind.__name__, "words"))], [ALWAYS, ALWAYS])
+    assert (type(error), str(error), ended) == (kind, "words", at)
+
+
+def test_the_answer_is_that_of_process_0(collect):
+    """Whichever ends last."""
+    assert collect([(10.0, ("done", "a")), (90.0, ("done", "b"))], [ALWAYS] * 2) == ("a", 90.0)
+
+
+class NotThere(InputError):
+    """A refusal with a name of its own."""
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (NotThere("x"), "InputError"),
+        (StoreUnavailable("x"), "StoreUnavailable"),
+        (ResourcesUnavailable("x"), "WorkerLost"),
+        (Preempted("x"), "Preempted"),
+        (PonenteError("x"), "PonenteError"),
+        (ConnectionResetError("x"), "OSError"),
+        (FileNotFoundError("x"), "error"),
+        (ValueError("x"), "error"),
+    ],
+)
+def test_an_error_travels_as_what_the_executor_tells_apart(monkeypatch, error, status):
+    """As text, so that no class needs to be there where it is read."""
+
+    def fail(job, *, process, emit):
+        raise error
+
+    monkeypatch.setattr(gang.shipping, "require_same_code", lambda: None)
+    monkeypatch.setattr(gang, "Heartbeat", lambda *_, **__: contextlib.nullcontext())
+    said, text = gang._GangProcess().run(fail, 1, GangProcess(), None, {}, "g/0")
+    assert said == status
+    assert text == "x" if isinstance(error, PonenteError) else text.startswith("Traceback")
+
+
+def test_the_word_to_stop_is_not_lost_before_training(monkeypatch):
+    """It arrives while the step looks for accelerators, when there is nobody to tell."""
+    beating = SimpleNamespace(stopping=False, on_stop=None, name="x")
+
+    def accelerators():
+        beating.stopping = True
+        return {}
+
+    monkeypatch.setattr(gang, "_accelerators", accelerators)
+    called = []
+    with pytest.raises(Cancelled):
+        gang.run_gang(local(), lambda *_, **__: called.append(1), 1, print, None, {}, beating)
+    assert called == []
+    assert beating.on_stop is None
+
+
+def add_up(job: dict[str, str], *, process: GangProcess, emit: Emit) -> dict[str, Any]:
+    """Sums over both hosts, again and again; the first time, one host is lost in the middle."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import ray
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    from steps.coordinator import coordinator_of
+    from training import distributed
+
+    distributed.initialize(coordinator_of(process))
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("d",)), PartitionSpec("d"))
+    added = jax.jit(lambda x: x * 0 + jnp.sum(x), out_shardings=sharding)
+    numbers = jax.make_array_from_process_local_data(sharding, np.ones(1, np.float32))
+    lost, flag = ray.get_runtime_context().get_node_id() != job["stays"], Path(job["flag"])
+    for count in range(10):
+        numbers = added(numbers).block_until_ready()
+        if count == 5 and lost and not flag.exists():
+            flag.touch()
+            os.kill(os.getppid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+    return {"sum": float(numbers.addressable_shards[0].data[0])}
+
+
+@step(output=Total, version=1, cpus=0, custom={"room": 0.1}, tries=2)
+def added_up(run: StepContext, *, job: Annotated[dict[str, str], Runtime]) -> Result:
+    """A gang over two hosts, from a third."""
+    return dict(run.gang(pod("cpu-2x1"), add_up, job))
+
+
+@pytest.mark.slow
+def test_a_lost_host_is_tried_again(tmp_path, monkeypatch):
+    """Its peer's collective fails at once; the step is tried again elsewhere and ends well."""
+    from pipeline.execute.ray.backend import RayBackend
+
+    monkeypatch.setenv("PYTHONPATH", str(several.ROOT))
+    cluster, causes = several.start(), []
+    several.add(cluster, cpus=0)  # the body's
+    several.add(cluster, cpus=1, resources={})
+
+    def listen(event):
+        if event["event"] == "retried":
+            causes.append(event["cause"])
+            several.add(cluster, cpus=1, resources={})
+
+    backend = RayBackend(cluster.address)
+    try:
+        job = {"stays": cluster.head_node.node_id, "flag": str(tmp_path / "flag")}
+        execution = run_on(backend, str(tmp_path / "s"), added_up(job=job), listen)
+    finally:
+        backend.close()
+        cluster.shutdown()
+    (found,) = execution.published.values()
+    assert found.manifest.result["sum"] == 2**10
+    assert len(causes) == 1
+    assert causes[0].startswith(("process 0 of 2 on cpu-2x1", "process 1 of 2 on cpu-2x1"))

@@ -1,0 +1,200 @@
+"""The same graphs on a real local Ray: equal results, lost workers, gangs of processes."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from pipeline import GangProcess, InputError, Result, StepContext, pod, step
+from pipeline.errors import StepFailed
+from pipeline.execute.events import EventLog
+from pipeline.execute.executor import Execution
+from pipeline.execute.ray import gang, runtime_env
+from pipeline.execute.step_context import Emit
+from pipeline.graph.step import as_node
+from pipeline.store.outputs import Store
+from tests.pipeline.helpers import bring_up, check_invariants
+from tests.pipeline.toy import Scale, Total, kill_once, numbers, refuse, scaled, total
+
+pytestmark = pytest.mark.slow
+
+
+def report_process(job: int, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
+    """What a gang process knows about itself."""
+    emit({"event": "progress", "done": 1, "total": 1, "unit": "x", "note": str(process.index)})
+    return {
+        "job": job,
+        "index": process.index,
+        "count": process.count,
+        "coordinator": process.coordinator,
+        "flags": os.environ.get("XLA_FLAGS"),
+        "heaps": os.environ.get("MALLOC_ARENA_MAX"),
+    }
+
+
+def die_process(job: int, *, process: GangProcess, emit: Emit) -> None:
+    """Process 1 dies without a word, process 0 waits for a message that never comes."""
+    import signal
+    import time
+
+    if process.index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+@step(output=Total, version=1, cpus=0)
+def ganged(run: StepContext, *, job: int, hardware: str, dies: bool = False) -> Result:
+    """Runs a gang and returns what process 0 said."""
+    return dict(run.gang(pod(hardware), die_process if dies else report_process, job))
+
+
+def fail(job: str, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
+    """Process 0 fails in one way or another, process 1 is done."""
+    if process.index == 0:
+        raise {"disk": OSError, "bug": ValueError}[job]("again")
+    return {}
+
+
+class _DiesAtOnce(gang._GangProcess):
+    """Is lost between its placement and its first answer."""
+
+    def coordinator(self) -> str:
+        os._exit(1)
+
+
+@step(output=Total, version=1, cpus=0, tries=2)
+def failing(run: StepContext, *, how: str) -> Result:
+    """Runs a gang that fails, or that loses process 0 before it begins."""
+    import ray
+
+    with pytest.MonkeyPatch.context() as patch:  # other steps use this worker too
+        if how == "lost":
+            patch.setattr(gang, "_GangActor", ray.remote(max_restarts=0)(_DiesAtOnce))
+        return dict(run.gang(pod("cpu-2x1"), fail, how))
+
+
+@pytest.fixture(scope="module")
+def backend():
+    """One Ray for the whole file: starting it takes seconds."""
+    from pipeline.execute.ray.backend import RayBackend
+
+    started = RayBackend()
+    yield started
+    started.close()
+
+
+def _run(backend, prefix, wanted, events=None):
+    log = EventLog(prefix, "test", [events.append] if events is not None else [])
+    execution = Execution([as_node(wanted)], Store(prefix), log, "again")
+    execution.run(backend, execution.look())
+    return execution
+
+
+def test_ray_builds_what_the_inline_executor_builds(tmp_path, backend):
+    """Same content, same results, and events of the workers arrive."""
+    source = numbers(count=100, shards=5)
+    graph = total(source, scaled(source, scale=Scale(3)))
+    events = []
+    on_ray = _run(backend, str(tmp_path / "ray"), graph, events)
+    inline = bring_up(str(tmp_path / "inline"), graph)
+    assert {f.manifest.content for f in on_ray.published.values()} == {
+        f.manifest.content for f in inline.published.values()
+    }
+    assert [f.manifest.result for f in on_ray.published.values()] == [
+        f.manifest.result for f in inline.published.values()
+    ]
+    assert check_invariants(str(tmp_path / "ray")) == 3
+    assert [e["event"] for e in events].count("shard") == 5
+
+
+def test_a_step_that_loses_its_worker_is_tried_again(tmp_path, backend):
+    """The worker is killed the first time; one retry, counted, and the step succeeds."""
+    events = []
+    graph = kill_once(numbers(count=4), flag=str(tmp_path / "flag"))
+    execution = _run(backend, str(tmp_path / "store"), graph, events)
+    assert execution.published[as_node(graph).key].manifest.result["total"] == 6
+    assert [e["event"] for e in events].count("retried") == 1
+
+
+def test_a_refused_input_is_reported_once(tmp_path, backend):
+    """The driver sees the step's own words and nothing is retried."""
+    events = []
+    with pytest.raises(StepFailed, match="expected something else than 4 numbers"):
+        _run(backend, str(tmp_path), refuse(numbers(count=4)), events)
+    assert [e["event"] for e in events].count("retried") == 0
+
+
+def test_a_gang_of_two_processes_shares_a_coordinator(tmp_path, backend, monkeypatch):
+    """cpu-2x2: two processes, two virtual devices each, one meeting point."""
+    monkeypatch.delenv("MALLOC_ARENA_MAX")
+    graph = ganged(job=7, hardware="cpu-2x2")
+    (said,) = [f.manifest.result for f in _run(backend, str(tmp_path), graph).published.values()]
+    assert (said["job"], said["index"], said["count"]) == (7, 0, 2)
+    assert ":" in said["coordinator"]
+    assert said["flags"] == "--xla_force_host_platform_device_count=2"
+    assert said["heaps"] == "1"
+
+
+def test_a_gang_on_this_machine_shares_one_heap_among_threads(tmp_path, backend, monkeypatch):
+    """It is the step's own worker, which has threads before it knows what it will do."""
+    monkeypatch.delenv("MALLOC_ARENA_MAX")
+    graph = ganged(job=7, hardware="local")
+    (said,) = [f.manifest.result for f in _run(backend, str(tmp_path), graph).published.values()]
+    assert (said["count"], said["heaps"]) == (1, "1")
+
+
+@pytest.mark.parametrize(
+    ("found", "one", "told"),
+    [
+        (None, True, "1"),
+        (None, False, "0"),
+        ("1", False, "0"),
+        ("4", True, None),
+        ("0", True, None),
+    ],
+)
+def test_the_number_of_heaps_is_said_unless_the_user_did(monkeypatch, found, one, told):
+    """A task's setting reaches what it starts; glibc takes no notice of 0."""
+    if found is None:
+        monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
+    else:
+        monkeypatch.setenv("MALLOC_ARENA_MAX", found)
+    assert runtime_env.heaps(one=one).get("MALLOC_ARENA_MAX") == told
+
+
+def test_a_gang_larger_than_the_cluster_is_refused(tmp_path, backend):
+    """The message says what is needed and what is there."""
+    with pytest.raises(StepFailed, match="needs 64 CPUs"):
+        _run(backend, str(tmp_path), ganged(job=1, hardware="cpu-64x1"))
+
+
+def test_the_loss_of_one_process_ends_the_gang(tmp_path, backend):
+    """The others are not waited for; the step is tried again, then fails naming the process."""
+    events = []
+    with pytest.raises(StepFailed, match="process 1 of 2 on cpu-2x1 died"):
+        _run(backend, str(tmp_path), ganged(job=1, hardware="cpu-2x1", dies=True), events)
+    assert [e["event"] for e in events].count("retried") == 2
+
+
+@pytest.mark.parametrize(
+    ("how", "cause", "retried"),
+    [
+        ("disk", "process 0 of 2 on cpu-2x1: .*OSError: again", 1),
+        ("bug", "process 0 of 2 on cpu-2x1: .*ValueError: again", 0),
+        ("lost", "process 0 of 2 on cpu-2x1 was lost before it began", 1),
+    ],
+)
+def test_what_may_pass_in_a_gang_is_tried_again(tmp_path, backend, how, cause, retried):
+    """As without a gang; so is a process that is lost before it says anything."""
+    events = []
+    with pytest.raises(StepFailed, match=cause):
+        _run(backend, str(tmp_path), failing(how=how), events)
+    assert [e["event"] for e in events].count("retried") == retried
+
+
+def test_unknown_hardware_is_refused_where_it_is_written():
+    """Before anything runs, with the names there are."""
+    with pytest.raises(InputError, match="v6e-16"):
+        pod("v7-16")

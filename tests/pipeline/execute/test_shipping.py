@@ -1,0 +1,134 @@
+"""The code that workers get: its digest, a command line that joins a cluster, and stale code."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from pipeline.errors import StepFailed
+from pipeline.execute.ray import runtime_env
+from tests.pipeline.execute import cluster as several
+from tests.pipeline.execute.cluster import ROOT, imported, run_on
+
+EXPERIMENT = """
+import dataclasses
+from pipeline import Artifact, Result, StepContext, step
+from pipeline.store import storage
+from pipeline.cli import main
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    shards: int = 3
+
+class Words(Artifact):
+    pass
+
+def write(directory: str, item: int) -> dict[str, int]:
+    storage.write_atomic(storage.join(directory, "w.txt"), str(item).encode())
+    return {"n": item}
+
+@step(output=Words, version=1, name="words")
+def words(run: StepContext, *, shards: int) -> Result:
+    written = run.map(write, {str(i): i for i in range(shards)})
+    return {"sum": sum(s.result["n"] for s in written.values())}
+
+@step(output=Words, version=1, name="shown")
+def shown(run: StepContext, words: Words) -> Result:
+    return {"headline": [f"the sum is {words.manifest.result['sum']}"]}
+
+if __name__ == "__main__":
+    main(lambda settings: shown(words(shards=settings.shards)), {"small": Settings()})
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A head with one core."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        started = several.start()
+        yield started
+        started.shutdown()
+
+
+def _tree(root, files):
+    for path in files:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(f"# {path}\n")
+    (root / ".gitignore").write_text("/dist/\n/.venv/\nscratch_*.py\n")
+
+
+def test_what_is_sent_has_the_digest_that_was_told(tmp_path):
+    """Packed by Ray and unpacked: ignored and generated files make no difference, others do."""
+    from ray._private.runtime_env import packaging
+
+    root, there = tmp_path / "root", tmp_path / "there"
+    _tree(root, ["pipeline/a.py", "steps/b/c.py", "top.py"])
+    bare = runtime_env.code_digest(root)
+    ignored = ["dist/x.py", "experiments/scratch_1.py", ".venv/lib/y.py", "runs/z.py", "tests/t.py"]
+    _tree(root, [*ignored, "pipeline/__pycache__/a.py"])
+    told = runtime_env.runtime_environment(root)
+    assert runtime_env.code_digest(root) == told["env_vars"]["PONENTE_CODE"] == bare
+    package = tmp_path / "sent.zip"
+    packaging.create_package(str(root), package, True, excludes=told["excludes"])
+    with zipfile.ZipFile(package) as sent:
+        sent.extractall(there)
+    assert sorted(p.name for p in there.rglob("*.py")) == ["a.py", "c.py", "top.py"]
+    assert runtime_env.code_digest(there) == bare
+    for path in ("pipeline/a.py", "top.py", "pipeline/new.py"):
+        (there / path).write_text("# other\n")
+        assert runtime_env.code_digest(there) != bare
+        shutil.copy(root / path, there / path) if (root / path).exists() else None
+
+
+@pytest.mark.slow
+def test_the_command_line_joins_a_cluster_from_anywhere(cluster, tmp_path):
+    """Run in a directory that is not the checkout; steps of the file itself travel by value."""
+    (tmp_path / "words.py").write_text(EXPERIMENT)
+    command = [sys.executable, "words.py", "--cluster", cluster.address, "--prefix", "store"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 steps executed, 0 reused" in done.stdout
+    assert "the sum is 3" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_worker_with_other_code_refuses(cluster, tmp_path):
+    """A second checkout on the worker's path loses to what the driver sends; one in front wins."""
+    from pipeline.execute.ray.backend import RayBackend
+
+    stale = tmp_path / "stale"
+    for package in ("pipeline", "tests"):
+        shutil.copytree(ROOT / package, stale / package)
+    (stale / "pipeline" / "errors.py").open("a").write("\n# another version\n")
+    environment = {"PYTHONPATH": str(stale)}
+    several.add(cluster, resources={"stale": 1}, env_vars=environment)
+    prefix = str(tmp_path / "store")
+    backend = RayBackend(cluster.address)
+    try:
+        (found,) = run_on(backend, prefix, imported(number=1)).published.values()
+    finally:
+        backend.close()
+    assert "_ray_pkg_" in found.manifest.result["file"]
+    (stale / "sitecustomize.py").write_text(f"import sys\nsys.path.insert(0, {str(stale)!r})\n")
+    backend = RayBackend(cluster.address)
+    try:
+        with pytest.raises(StepFailed, match="runs other code") as refused:
+            run_on(backend, prefix, imported(number=2))
+    finally:
+        backend.close()
+    for tree in (ROOT, stale):
+        assert runtime_env.code_digest(tree)[:16] in str(refused.value)
+    assert str(stale) in str(refused.value)

@@ -1,0 +1,84 @@
+"""Gangs on a v6e-16 slice, reserved by Ray's own slice scheduler on four nodes of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import StepFailed
+from tests.pipeline.execute import cluster as several
+from tests.pipeline.execute.cluster import ROOT, run_on
+from tests.pipeline.execute.tpu_pod import HOSTS, add_slice, on_pod
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A head and the four hosts of one slice."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        started = several.start()
+        add_slice(started)
+        yield started
+        started.shutdown()
+
+
+def _alive(pid):
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
+
+
+def _said(directory):
+    """What the processes wrote down, by process id."""
+    return {int(p.name.split("-")[1]): p.read_text().split() for p in directory.iterdir()}
+
+
+def test_a_slice_is_one_gang_and_is_given_back(cluster, tmp_path):
+    """One process a host, in the hosts' order; a lost one ends all; the next gang finds room."""
+    from pipeline.execute.ray.backend import RayBackend
+
+    ended, retried = {}, []
+
+    def listen(event):
+        if event["event"] == "retried":
+            ended.update(_said(first))
+            retried.append(event["cause"])
+
+    prefix, first, next_ = str(tmp_path / "s"), tmp_path / "first", tmp_path / "next"
+    first.mkdir()
+    next_.mkdir()
+    backend = RayBackend(cluster.address)
+    try:
+        run_on(backend, prefix, on_pod(name="a", directory=str(first), dies=2), listen)
+        assert ["process 2 of 4 on v6e-16 died" in cause for cause in retried] == [True]
+        assert len(ended) == HOSTS
+        assert not any(_alive(pid) for pid in ended)
+        run_on(backend, prefix, on_pod(name="b", directory=str(next_)))
+    finally:
+        backend.close()
+    assert len(_said(first)) == 2 * HOSTS
+    said = sorted(_said(next_).values())
+    assert [s[0] for s in said] == [s[3] for s in said] == ["0", "1", "2", "3"]
+    assert {s[1] for s in said} == {"4"}
+    assert len({s[2] for s in said}) == 1
+    assert len({s[4] for s in said}) == HOSTS
+
+
+def test_a_slice_that_is_taken_is_waited_for_and_then_refused(cluster, tmp_path, monkeypatch):
+    """The message says what there was no room for, and how long it was waited for."""
+    monkeypatch.setenv("PONENTE_PLACEMENT_SECONDS", "5")
+    from ray.util.tpu import SlicePlacementGroup
+
+    from pipeline.execute.ray.backend import RayBackend
+
+    backend, events = RayBackend(cluster.address), []
+    holder = SlicePlacementGroup(topology="4x4", accelerator_version="v6e")
+    try:
+        with pytest.raises(StepFailed, match=r"'v6e-16': no free slice .* within 5 s"):
+            run_on(backend, str(tmp_path / "s"), on_pod(name="c", directory="no"), events.append)
+    finally:
+        holder.shutdown()
+        backend.close()
+    assert [e["event"] for e in events].count("retried") == 1

@@ -1,0 +1,99 @@
+"""A field changes the key when, and only when, it is not marked Runtime: every field there is."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from typing import Any
+
+import pytest
+
+from experiments.run_200m import SMOKE, Settings, graph
+from pipeline.graph.step import as_node
+from pipeline.identity import fingerprint
+from tests.pipeline.identity.identity_fields import Leaf, bare, change, leaves, library
+
+LEAVES = leaves()
+
+
+@pytest.mark.parametrize("leaf", LEAVES, ids=lambda leaf: leaf.name)
+def test_a_field_changes_the_key_unless_it_is_runtime(leaf):
+    """One field of one step is changed, everything else kept."""
+    before, after = leaf.nodes()
+    values = {**after.config, **after.runtime}
+    assert values != {**before.config, **before.runtime}, "the field must really have changed"
+    assert (after.key != before.key) == (not leaf.runtime)
+
+
+def test_every_step_and_every_configuration_was_found(record_property):
+    """The steps, classes and numbers that reflection found are those that are there to be found."""
+    record_property("fields", len(LEAVES))
+    names = {step.label for step in library()}
+    assert names >= {"sample", "train_tokenizer", "tokenize", "block_shuffle", "train", "evaluate"}
+    assert names >= {"generate", "report"}
+    paths = {leaf.name for leaf in LEAVES}
+    for owner, config in (("model", SMOKE.model), ("optimizer", SMOKE.optimizer)):
+        assert {f"train.{owner}.{f.name}" for f in dataclasses.fields(config)} <= paths
+    own = {f"train.train.{f.name}" for f in dataclasses.fields(SMOKE.train)}
+    nested = {f"train.train.parallel.{f.name}" for f in dataclasses.fields(SMOKE.train.parallel)}
+    assert own - {"train.train.parallel"} | nested <= paths
+    runtime = [leaf for leaf in LEAVES if leaf.runtime]
+    assert len(LEAVES) >= 70, f"{len(LEAVES)} fields, {len(runtime)} of them Runtime"
+    assert 15 <= len(runtime) <= len(LEAVES) // 2, [leaf.name for leaf in runtime]
+
+
+def test_the_check_of_fields_can_fail(monkeypatch):
+    """A field that the fingerprint forgets, or does not leave out, is noticed."""
+    keep = fingerprint.identity_fields
+
+    def forgetful(cls: type) -> tuple[str, ...]:
+        return tuple(name for name in keep(cls) if name != "learning_rate")
+
+    def nosy(cls: type) -> tuple[str, ...]:
+        return tuple(field.name for field in dataclasses.fields(cls))
+
+    def wrong() -> set[str]:
+        pairs = {leaf: leaf.nodes() for leaf in LEAVES}
+        return {n.name for n, (a, b) in pairs.items() if (a.key == b.key) != n.runtime}
+
+    assert wrong() == set()
+    monkeypatch.setattr(fingerprint, "identity_fields", forgetful)
+    assert wrong() == {
+        f"{name}.optimizer.learning_rate" for name in ("train", "extend", "warm_start")
+    }
+    monkeypatch.setattr(fingerprint, "identity_fields", nosy)
+    assert "train.train.log_every" in wrong()
+
+
+def _settings_leaves() -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = []
+
+    def visit(kind: Any, path: tuple[str, ...]) -> None:
+        hints = typing.get_type_hints(kind, include_extras=True)
+        for field in dataclasses.fields(kind):
+            inner = bare(hints[field.name])
+            if dataclasses.is_dataclass(inner):
+                visit(inner, (*path, field.name))
+            else:
+                found.append((*path, field.name))
+
+    visit(Settings, ())
+    return found
+
+
+@pytest.mark.parametrize("path", _settings_leaves(), ids=".".join)
+def test_every_flag_of_the_experiment_does_something_or_is_runtime(path):
+    """A flag of the 200M experiment moves the report's key; where and how to run does not."""
+    runtime = {leaf.path for leaf in LEAVES if leaf.runtime and leaf.step.label == "train"}
+    before = as_node(graph(SMOKE)).key
+    if path == ("hardware",):  # a name that only `pod` can check
+        changed = dataclasses.replace(SMOKE, hardware="cpu-2x2")
+    else:
+        changed = change(Settings, SMOKE, list(path))
+    after = as_node(graph(changed)).key
+    assert (before != after) == (path != ("hardware",) and path not in runtime)
+
+
+def test_a_leaf_says_where_it_is():
+    """The name of a leaf is the step and the dotted path."""
+    assert Leaf(library()[0], ("a", "b"), False).name == f"{library()[0].label}.a.b"

@@ -1,0 +1,122 @@
+"""What a selection opens: the inputs of the candidate it chose, as that candidate would."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from pipeline.errors import CorruptOutput
+from pipeline.execute.adopt import adopt
+from pipeline.graph.step import as_node, topological
+from pipeline.plan.lineage import lineage
+from pipeline.plan.state import look
+from pipeline.store import storage
+from pipeline.store.garbage import delete, find_garbage
+from pipeline.store.outputs import Found, Store
+from pipeline.sweep import select
+from tests.pipeline.helpers import bring_up, check_invariants, executed, result
+from tests.pipeline.toy import (
+    Numbers,
+    Order,
+    clamp,
+    numbers,
+    opened,
+    opened_many,
+    order,
+    orders,
+)
+
+FEW, MANY = sum(range(4)), sum(range(10))
+
+
+def _clamped(limit):
+    """Of numbers up to 9: limits above that change nothing."""
+    return order(clamp(numbers(count=10), limit=limit))
+
+
+def _largest(*candidates):
+    return select(candidates, by="count", mode="max")
+
+
+def _found(store, wanted) -> Found:
+    return bring_up(store, wanted).published[as_node(wanted).key]
+
+
+def _sum(found: Found) -> int:
+    """Of the numbers that an order is over."""
+    return sum(Order(found.path, found.manifest).input("numbers", Numbers).values())
+
+
+def test_a_selection_opens_what_its_winner_opens(tmp_path):
+    """Not what another candidate does; through a selection among selections too."""
+    store, few = str(tmp_path), order(numbers(count=4))
+    best = _largest(few, _clamped(100))
+    bring_up(store, opened(best), opened(_largest(best, few)), opened(_largest(few)))
+    assert result(store, opened(best))["total"] == MANY
+    assert result(store, opened(_largest(best, few)))["total"] == MANY
+    assert result(store, opened(_largest(few)))["total"] == FEW
+
+
+def test_a_selection_opens_a_tuple_of_inputs(tmp_path):
+    """As many as the winner read, in their order, however many candidates there were."""
+    store = str(tmp_path)
+    candidates = [orders([numbers(count=n) for n in counts]) for counts in ((2,), (10, 4), (6,))]
+    wanted = opened_many(_largest(*candidates))
+    bring_up(store, wanted)
+    assert result(store, wanted)["totals"] == [MANY, FEW]
+
+
+def test_selections_are_as_different_as_what_their_winners_open(tmp_path):
+    """Both winners say the same of as many numbers, and yet what reads through them differs."""
+    store = str(tmp_path)
+    bring_up(store, opened(_largest(_clamped(100))))
+    other = opened(_largest(_clamped(5)))
+    assert executed(store, other) == ["clamp", "order", "selection", "opened"]
+    assert result(store, other)["total"] == sum(min(n, 5) for n in range(10))
+
+
+def test_a_selection_that_is_reused_by_content_opens_its_own_winners_inputs(tmp_path):
+    """What the selection it refers to was made from may be deleted."""
+    store = str(tmp_path)
+    bring_up(store, opened(_largest(_clamped(100))))
+    again = _largest(_clamped(200))
+    assert executed(store, opened(again)) == ["clamp"]
+    graph = topological([as_node(again)])
+    delete(Store(store), find_garbage(Store(store), graph))
+    assert not storage.exists(storage.join(store, as_node(_largest(_clamped(100))).directory))
+    found = _found(store, again)
+    assert found.manifest.origin is not None
+    assert found.manifest.origin.kind == "same inputs"
+    assert _sum(found) == MANY
+    assert find_garbage(Store(store), graph) == []
+    check_invariants(store)
+
+
+def test_a_selection_keeps_its_winner_and_what_that_was_made_from(tmp_path):
+    """It is in its lineage, and collecting garbage leaves it."""
+    store, best = str(tmp_path), _largest(order(numbers(count=4)), _clamped(100))
+    found = _found(store, best)
+    graph = topological([as_node(best)])
+    ancestors = [ancestor.path for ancestor in lineage([found.path])]
+    assert sorted(ancestors) == sorted(storage.join(store, node.directory) for node in graph)
+    assert find_garbage(Store(store), graph) == []
+
+
+def test_an_adopted_selection_opens_what_it_stands_for(tmp_path):
+    """Also where the candidates it is said to choose from were never built."""
+    store = Store(str(tmp_path))
+    source = _found(store.prefix, _largest(_clamped(100)))
+    node = as_node(_largest(_clamped(7)))
+    found, _ = adopt(store, node, look(topological([node]), store), source.path)
+    assert found.manifest.inputs == {}
+    assert _sum(found) == MANY
+
+
+def test_a_winner_that_is_gone_is_named(tmp_path):
+    """With what to do, as any other input is."""
+    store, winner = str(tmp_path), _clamped(100)
+    found = _found(store, _largest(winner))
+    shutil.rmtree(storage.join(store, as_node(winner).directory))
+    with pytest.raises(CorruptOutput, match=r"order-.*: candidates\[0\] .* is gone; run again"):
+        _sum(found)

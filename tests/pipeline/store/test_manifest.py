@@ -1,0 +1,181 @@
+"""Manifests and ledgers: complete, or not there, or an error; never half."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+
+import pytest
+
+from pipeline.errors import CorruptOutput, StorageError
+from pipeline.store import integrity, storage
+from pipeline.store.ledger import Ledger
+from pipeline.store.manifest import File, Manifest, check_sizes, content_digest, load, load_verified
+from tests.faults.fake_gcs import FakeGCS
+
+
+def _publish(root, **changes):
+    with storage.open_write(f"{root}/attempts/1/shards/a/data.bin") as file:
+        file.write(b"0123456789")
+    shard = Ledger(str(root)).add("a", f"{root}/attempts/1/shards/a", {"count": 10})
+    fields = {
+        "key": "k" * 64,
+        "step": "s",
+        "version": 1,
+        "label": "s",
+        "config": {},
+        "inputs": {},
+        "shards": (shard,),
+        "result": {"x": 1},
+        "content": content_digest((shard,), {"x": 1}, {}),
+        "recipe": "",
+        "attempt": "1",
+        "started": 0.0,
+        "seconds": 1.0,
+        "provenance": {},
+        **changes,
+    }
+    manifest = Manifest(**fields)
+    storage.create(f"{root}/manifest.json", manifest.to_bytes())
+    return manifest
+
+
+def test_a_manifest_comes_back_as_it_was_written(tmp_path):
+    """Round trip through the store."""
+    written = _publish(tmp_path)
+    assert load(str(tmp_path)) == written
+    assert load_verified(str(tmp_path), "k" * 64) == written
+
+
+def test_no_manifest_means_no_output(tmp_path):
+    """A directory with files but no manifest is not an output."""
+    (tmp_path / "data.bin").write_bytes(b"x")
+    assert load(str(tmp_path)) is None
+
+
+def test_every_torn_manifest_is_an_error(tmp_path):
+    """Cut at any byte, the manifest is damage and never a success."""
+    whole = _publish(tmp_path).to_bytes()
+    for length in range(len(whole)):
+        storage.write_atomic(str(tmp_path / "manifest.json"), whole[:length])
+        with pytest.raises(CorruptOutput):
+            load_verified(str(tmp_path), "k" * 64)
+
+
+@pytest.mark.parametrize("change", [{"schema": 99}, {"shards": 3}, {"unknown": 1}, {"key": None}])
+def test_foreign_manifests_are_refused(tmp_path, change):
+    """Another schema, a field of another type, a field we do not know."""
+    tree = {**json.loads(_publish(tmp_path).to_bytes()), **change}
+    storage.write_atomic(str(tmp_path / "manifest.json"), json.dumps(tree).encode())
+    with pytest.raises(CorruptOutput):
+        load_verified(str(tmp_path), "k" * 64)
+
+
+def test_another_key_in_the_same_place_is_refused(tmp_path):
+    """The full key is compared, not only the part in the path."""
+    _publish(tmp_path)
+    with pytest.raises(CorruptOutput, match="expected"):
+        load_verified(str(tmp_path), "k" * 63 + "x")
+
+
+@pytest.mark.parametrize("damage", ["delete", "truncate", "extend"])
+def test_missing_and_resized_files_are_noticed_on_every_hit(tmp_path, damage):
+    """A hit looks at every file's size."""
+    _publish(tmp_path)
+    file = tmp_path / "attempts/1/shards/a/data.bin"
+    if damage == "delete":
+        file.unlink()
+    else:
+        file.write_bytes(b"012345678" if damage == "truncate" else b"0123456789x")
+    with pytest.raises(CorruptOutput, match=r"data\.bin"):
+        load_verified(str(tmp_path), "k" * 64)
+
+
+def test_content_digest_depends_on_content_alone(tmp_path):
+    """Equal files give equal digests in another attempt and place; a changed byte does not."""
+    first = _publish(tmp_path / "one")
+    second = _publish(tmp_path / "two", attempt="2", started=9.0)
+    assert first.content == second.content
+    shard = first.shards[0]
+    changed = dataclasses.replace(
+        shard, files=(dataclasses.replace(shard.files[0], sha256="0" * 64),)
+    )
+    assert content_digest((changed,), first.result, {}) != first.content
+    assert content_digest((shard,), {"x": 2}, {}) != first.content
+    assert content_digest((shard,), first.result, {"a": "b"}) != first.content
+
+
+def test_content_digest_ignores_measurements_and_believes_a_format_about_its_content(tmp_path):
+    """Times do not count; a shard that says what it holds is known by that, not by its bytes."""
+    shard = _publish(tmp_path).shards[0]
+    plain = content_digest((shard,), {"x": 1}, {})
+    assert plain == content_digest((shard,), {"x": 1, "measured": {"s": 3}, "headline": []}, {})
+    said = dataclasses.replace(shard, result={"content": "c"})
+    other = dataclasses.replace(said, files=())
+    assert content_digest((said,), {}, {}) == content_digest((other,), {}, {})
+    assert content_digest((said,), {}, {}) != content_digest((shard,), {}, {})
+
+
+def test_the_first_record_of_a_shard_stands(tmp_path):
+    """Two attempts at one shard: the ledger keeps the first, and tells the second."""
+    ledger = Ledger(str(tmp_path))
+    for attempt in ("1", "2"):
+        with storage.open_write(f"{tmp_path}/attempts/{attempt}/x") as file:
+            file.write(attempt.encode())
+    first = ledger.add("part/0", f"{tmp_path}/attempts/1", {"n": 1})
+    second = ledger.add("part/0", f"{tmp_path}/attempts/2", {"n": 2})
+    assert first == second == ledger.read("part/0")
+    assert list(ledger.finished()) == ["part/0"]
+    ledger.drop("part/0")
+    assert ledger.finished() == {}
+
+
+def test_what_was_measured_while_it_was_written_is_not_read_again(tmp_path, monkeypatch):
+    """Its size must be that of the file; every other file is read."""
+    ledger, directory = Ledger(str(tmp_path)), f"{tmp_path}/attempts/1"
+    for name in ("known", "small"):
+        with storage.open_write(f"{directory}/{name}") as file:
+            file.write(name.encode())
+    known = File("known", 5, hashlib.sha256(b"known").hexdigest())
+    read = []
+    real = integrity.measure
+    monkeypatch.setattr(integrity, "measure", lambda d, p: read.append(p) or real(d, p))
+    shard = ledger.add("part/0", directory, {}, measured=[known])
+    assert read == ["small"]
+    assert shard.files == (known, File("small", 5, hashlib.sha256(b"small").hexdigest()))
+    with pytest.raises(StorageError, match="expected 6 bytes, just written, found 5"):
+        ledger.add("part/1", directory, {}, measured=[dataclasses.replace(known, size=6)])
+    with pytest.raises(StorageError, match="found no file"):
+        ledger.add("part/1", directory, {}, measured=[dataclasses.replace(known, path="gone")])
+    assert list(ledger.finished()) == ["part/0"]
+
+
+@pytest.mark.parametrize("damage", ["", "missing", "cut"])
+def test_sizes_in_a_bucket_are_listed_and_not_asked_for_one_by_one(damage):
+    """A few requests for many files, and the file that is wrong is named."""
+    with FakeGCS() as server:
+        root = "gs://bucket/step"
+        for number in range(50):
+            storage.write_atomic(f"{root}/attempts/1/{number}", b"x" * number)
+        shard = Ledger(root).add("part", f"{root}/attempts/1", {})
+        if damage == "missing":
+            storage.delete_tree(f"{root}/attempts/1/7")
+        elif damage == "cut":
+            storage.write_atomic(f"{root}/attempts/1/7", b"xx")
+        before = server.requests
+        if damage:
+            with pytest.raises(CorruptOutput, match="attempts/1/7: expected 7 bytes"):
+                check_sizes(root, (shard,), "build it again")
+        else:
+            check_sizes(root, (shard,), "build it again")
+        assert server.requests - before < 10
+        server.faults.stale = 10_000  # a listing that shows nothing of this is not believed
+        if not damage:
+            check_sizes(root, (shard,), "build it again")
+
+
+def test_shards_outside_the_step_are_refused(tmp_path):
+    """A shard's files live under the step's own directory."""
+    with pytest.raises(StorageError):
+        Ledger(str(tmp_path / "step")).add("a", str(tmp_path / "elsewhere"), {})

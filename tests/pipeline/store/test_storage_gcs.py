@@ -1,0 +1,339 @@
+"""Storage on Google Cloud Storage: gcsfs's own requests, to a server that counts them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from pipeline.errors import InputError, PonenteError, StorageError, StoreUnavailable
+from pipeline.store import google_storage, storage
+from pipeline.store.google_storage import GoogleStorage
+from tests.faults.fake_gcs import FakeGCS, Faults
+
+ROOT = "gs://bucket/store"
+
+
+@pytest.fixture
+def server(monkeypatch) -> Iterator[FakeGCS]:
+    """A bucket, and retries that do not wait."""
+    monkeypatch.setattr(google_storage, "FIRST_WAIT_SECONDS", 0.002)
+    monkeypatch.setattr(google_storage, "LONGEST_WAIT_SECONDS", 0.01)
+    with FakeGCS(page=3) as running:
+        yield running
+
+
+def writes(server: FakeGCS) -> list[dict[str, str]]:
+    """Queries of the uploads the server saw, in order."""
+    return [query for method, path, query, _ in server.log if "/upload/" in path]
+
+
+def contents(server: FakeGCS) -> dict[str, bytes]:
+    """What the bucket holds, seen from the server."""
+    return {name: stored.data for name, stored in server.buckets["bucket"].items()}
+
+
+def call(server: FakeGCS, method: str, path: str, body: bytes = b"", **headers: str) -> int:
+    """Status of one request without any client library."""
+    request = urllib.request.Request(server.root + path, body, headers, method=method)
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+# The server itself: a precondition that it did not enforce would make every race below vacuous.
+
+
+def test_the_server_enforces_preconditions_on_every_kind_of_write(server):
+    """A second create is refused as media, as multipart and at both ends of a resumable upload."""
+    upload = "/upload/storage/v1/b/bucket/o"
+    media = f"{upload}?uploadType=media&name=x&ifGenerationMatch=0"
+    assert [call(server, "POST", media, b"1"), call(server, "POST", media, b"2")] == [200, 412]
+    about = json.dumps({"name": "x"}).encode()
+    parts = b"--b\r\n\r\n" + about + b"\r\n--b\r\n\r\n3\r\n--b--"
+    kind = {"Content-Type": "multipart/related; boundary=b"}
+    multipart = f"{upload}?uploadType=multipart&ifGenerationMatch=0"
+    assert call(server, "POST", multipart, parts, **kind) == 412
+    resumable = f"{upload}?uploadType=resumable&name=x&ifGenerationMatch=0"
+    assert call(server, "POST", resumable, b"{}") == 412
+    location = server.begin("bucket", "y", {"ifGenerationMatch": "0"}, {}).removeprefix(server.root)
+    server.put("bucket", "y", b"first", {}, {})
+    assert call(server, "PUT", location, b"late", **{"Content-Range": "bytes 0-3/4"}) == 412
+    generation = server.buckets["bucket"]["y"].generation
+    one = "/storage/v1/b/bucket/o/y?ifGenerationMatch="
+    assert call(server, "DELETE", one + str(generation - 1)) == 412
+    assert contents(server) == {"x": b"1", "y": b"first"}
+    assert call(server, "DELETE", one + str(generation)) == 204
+
+
+# create
+
+
+@pytest.mark.parametrize("size", [0, 7, 6 << 20, 51 << 20])
+def test_create_is_conditional_whatever_the_size(server, size):
+    """Every upload of a create carries the precondition, and the second create loses."""
+    url, data = f"{ROOT}/record", bytes(size)
+    assert storage.create(url, data)
+    assert not storage.create(url, b"other")
+    sent = writes(server)
+    assert len(sent) == 2
+    assert all(query["ifGenerationMatch"] == "0" for query in sent)
+    assert contents(server) == {"store/record": data}
+
+
+def test_of_racing_threads_one_creates(server):
+    """Eight threads, fifteen races, fifteen winners, and the winner's bytes stay."""
+    wins: list[tuple[int, int]] = []
+    barrier = threading.Barrier(8)
+
+    def race(thread: int) -> None:
+        for round_ in range(15):
+            barrier.wait()
+            # Equal bytes: who won must not be told by comparing what was written.
+            if storage.create(f"{ROOT}/{round_}", b"same"):
+                wins.append((round_, thread))
+
+    threads = [threading.Thread(target=race, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(round_ for round_, _ in wins) == list(range(15))
+    assert sum(status == 412 for *_, status in server.log) == 15 * 7
+
+
+def _race_process(number: int, barrier, wins) -> None:
+    google_storage.FIRST_WAIT_SECONDS = 0.002
+    for round_ in range(20):
+        barrier.wait()
+        if storage.create(f"{ROOT}/{round_}", f"{number}".encode()):
+            wins.put((round_, number))
+
+
+@pytest.mark.slow
+def test_of_racing_processes_one_creates(server):
+    """Four processes, twenty races, twenty winners; the first ten winners' answers are lost."""
+    server.faults = Faults(lose=10)
+    context = multiprocessing.get_context("spawn")
+    barrier, wins = context.Barrier(4), context.Queue()
+    processes = [context.Process(target=_race_process, args=(n, barrier, wins)) for n in range(4)]
+    for process in processes:
+        process.start()
+    won = dict(wins.get(timeout=60) for _ in range(20))
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert sorted(won) == list(range(20))
+    assert wins.empty()
+    assert server.faults.lose == 0
+    assert contents(server) == {f"store/{n}": str(won[n]).encode() for n in range(20)}
+
+
+def test_a_create_whose_answer_was_lost_is_ours(server):
+    """Stored, reset, sent again, refused: that refusal is recognised as our own success."""
+    server.faults = Faults(lose=1)
+    assert storage.create(f"{ROOT}/record", b"mine")
+    assert [status for *_, status in server.log[:2]] == [0, 412]
+    assert not storage.create(f"{ROOT}/record", b"mine")  # equal bytes, another writer
+    assert contents(server) == {"store/record": b"mine"}
+
+
+def test_a_create_is_lost_to_a_foreign_object(server):
+    """An object that another program wrote, without our mark, is not taken for ours."""
+    server.put("bucket", "store/record", b"mine", {}, {})
+    assert not storage.create(f"{ROOT}/record", b"mine")
+
+
+# the rest of storage.py
+
+
+def test_atomic_write_size_read_and_digest(server):
+    """A replaced object has the new content, size and digest."""
+    url = f"{ROOT}/a b/%41?#x"
+    storage.write_atomic(url, b"old")
+    storage.write_atomic(url, b"abc")
+    assert contents(server) == {"store/a b/%41?#x": b"abc"}
+    assert storage.size(url) == 3
+    assert storage.read_bytes(url) == b"abc"
+    assert storage.exists(url)
+    assert storage.sha256(url) == hashlib.sha256(b"abc").hexdigest()
+
+
+def test_what_is_absent(server):
+    """Absent objects are None, False, empty or FileNotFoundError."""
+    url = f"{ROOT}/none"
+    assert storage.size(url) is None
+    assert not storage.exists(url)
+    assert storage.list_names(url) == []
+    assert list(storage.list_files(url)) == []
+    storage.delete_tree(url)
+    with pytest.raises(FileNotFoundError):
+        storage.read_bytes(url)
+    with pytest.raises(FileNotFoundError):
+        storage.read_json(url)
+
+
+@pytest.mark.parametrize("size", [0, 10, 5 << 20, (11 << 20) + 3, 10 << 20])
+def test_files_written_and_read_in_pieces(server, size):
+    """Small files and resumable uploads hold what was written, and are read at any place."""
+    data = bytes(n % 251 for n in range(1 << 16)) * (size // (1 << 16) + 1)
+    data = data[:size]
+    with storage.open_write(f"{ROOT}/file") as file:
+        for start in range(0, size, 700_001):
+            file.write(data[start : start + 700_001])
+    assert contents(server) == {"store/file": data}
+    with storage.open_read(f"{ROOT}/file") as file:
+        file.seek(size // 2)
+        assert file.read(1000) == data[size // 2 : size // 2 + 1000]
+    assert storage.sha256(f"{ROOT}/file") == hashlib.sha256(data).hexdigest()
+
+
+def test_listings_over_several_pages(server):
+    """Ten names come in pages of three; directories once; relative paths and sizes."""
+    for n in range(10):
+        storage.write_atomic(f"{ROOT}/d/{n}/x", b"1" * n)
+    storage.write_atomic(f"{ROOT}/dd", b"")
+    assert storage.list_names(f"{ROOT}/d") == [str(n) for n in range(10)]
+    assert storage.list_names(ROOT) == ["d", "dd"]
+    assert list(storage.list_files(f"{ROOT}/d")) == [(f"{n}/x", n) for n in range(10)]
+
+
+def test_nothing_is_answered_from_a_cache(server):
+    """What another process wrote or deleted after we listed is seen by every question at once."""
+    storage.write_atomic(f"{ROOT}/d/a", b"1")
+    fs, path = storage.filesystem(f"{ROOT}/d")
+    assert storage.list_names(f"{ROOT}/d") == ["a"]
+    assert [name for name, _ in storage.list_files(ROOT)] == ["d/a"]
+    fs.ls(path)
+    server.put("bucket", "store/d/b", b"22", {}, {})
+    server.delete("bucket", "store/d/a", {})
+    assert storage.size(f"{ROOT}/d/b") == 2
+    assert storage.size(f"{ROOT}/d/a") is None
+    fs.ls(path)
+    server.put("bucket", "store/d/c", b"333", {}, {})
+    with storage.open_read(f"{ROOT}/d/c") as file:
+        assert file.read() == b"333"
+    assert storage.list_names(f"{ROOT}/d") == ["b", "c"]
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_delete_tree_deletes_what_is_below_and_nothing_else(server, batch, monkeypatch):
+    """Neighbours with the same beginning stay; one by one, and batched as on the real service."""
+    monkeypatch.setattr(GoogleStorage, "on_google", property(lambda _: batch))
+    for name in ("d/1", "d/e/2", "d/e/3", "dd/4", "d5", "e"):
+        storage.write_atomic(f"{ROOT}/{name}", b"")
+    storage.delete_tree(f"{ROOT}/d")
+    assert sorted(contents(server)) == ["store/d5", "store/dd/4", "store/e"]
+    assert any("/batch/" in path for _, path, *_ in server.log) == batch
+
+
+def test_delete_tree_takes_no_patterns(server):
+    """A name with a star in it is a name."""
+    for name in ("a*/1", "ab/2"):
+        storage.write_atomic(f"{ROOT}/{name}", b"")
+    storage.delete_tree(f"{ROOT}/a*")
+    assert sorted(contents(server)) == ["store/ab/2"]
+
+
+# errors
+
+
+OPERATIONS = {
+    "create": lambda: storage.create(f"{ROOT}/x", b"1"),
+    "write_atomic": lambda: storage.write_atomic(f"{ROOT}/x", b"1"),
+    "read_bytes": lambda: storage.read_bytes(f"{ROOT}/x"),
+    "list_names": lambda: storage.list_names(f"{ROOT}/x"),
+    "list_files": lambda: list(storage.list_files(f"{ROOT}/x")),
+    "size": lambda: storage.size(f"{ROOT}/x"),
+    "exists": lambda: storage.exists(f"{ROOT}/x"),
+    "sha256": lambda: storage.sha256(f"{ROOT}/x"),
+    "delete_tree": lambda: storage.delete_tree(f"{ROOT}/x"),
+    "check_writable": lambda: storage.check_writable(f"{ROOT}/x"),
+}
+
+
+@pytest.mark.parametrize("kind", ["503", "429", "500", "reset", "lost", "short"])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_store_that_is_down_is_a_transient_error_naming_the_url(server, monkeypatch, name, kind):
+    """Every operation gives up, with an error that is ours, that is an OSError, with the URL."""
+    server.put("bucket", "store/x", b"1", {}, {})
+    monkeypatch.setattr(google_storage, "GIVE_UP_SECONDS", 0.05)
+    monkeypatch.setattr(storage, "_CHECK_SECONDS", 0.05)
+    server.faults = Faults(1.0, kinds=(kind,))
+    with pytest.raises(StoreUnavailable, match=ROOT) as raised:
+        OPERATIONS[name]()
+    assert isinstance(raised.value, OSError)
+    assert isinstance(raised.value, StorageError)
+    assert not isinstance(raised.value, FileNotFoundError)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_denied_bucket_is_refused_input_at_once(server, name):
+    """403 is not tried again, and says what to do."""
+    server.denied.add("bucket")
+    with pytest.raises(InputError, match=f"{ROOT}.*not permitted.*log in"):
+        OPERATIONS[name]()
+    assert len(server.log) <= 2
+
+
+@pytest.mark.parametrize("name", sorted(OPERATIONS.keys() - {"read_bytes", "sha256"}))
+def test_a_missing_bucket_is_refused_input(server, name):
+    """Nothing but reading takes a missing bucket for a missing object."""
+    server.buckets.clear()
+    with pytest.raises(InputError, match="no bucket 'bucket'"):
+        OPERATIONS[name]()
+
+
+def test_a_file_being_read_fails_as_ours(server, monkeypatch):
+    """The error is translated also where gcsfs's file object makes the request."""
+    storage.write_atomic(f"{ROOT}/x", bytes(100))
+    monkeypatch.setattr(google_storage, "GIVE_UP_SECONDS", 0.05)
+    with storage.open_read(f"{ROOT}/x") as file:
+        server.faults = Faults(1.0, kinds=("503",))
+        with pytest.raises(StoreUnavailable, match=f"{ROOT}/x"):
+            file.read(10)
+
+
+def test_short_and_slow_bodies_are_read_whole(server):
+    """A body cut short is asked for again, never taken for the object."""
+    data = bytes(range(256)) * 4096
+    storage.write_atomic(f"{ROOT}/x", data)
+    server.faults = Faults(0.7, kinds=("short", "slow"), seed=3)
+    for _ in range(10):
+        assert storage.read_bytes(f"{ROOT}/x") == data
+
+
+# check_writable
+
+
+def test_check_writable_leaves_nothing_behind(server, tmp_path):
+    """A store that can be written passes, and holds nothing afterwards."""
+    storage.check_writable(ROOT)
+    storage.check_writable(str(tmp_path / "new"))
+    storage.check_writable("memory://check-writable")
+    assert contents(server) == {}
+    assert list((tmp_path / "new").iterdir()) == []
+    assert storage.list_names("memory://check-writable") == []
+
+
+def test_check_writable_names_a_file_in_the_way(tmp_path):
+    """A prefix that is a file, or lies below one."""
+    (tmp_path / "file").write_text("")
+    for prefix in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(InputError, match="expected a directory"):
+            storage.check_writable(str(prefix))
+
+
+def test_check_writable_tells_a_quota(server):
+    """A store that answers 429 to every write is told as such."""
+    server.over_quota.add("bucket")
+    with pytest.raises(PonenteError, match="quota"):
+        storage.check_writable(ROOT)
