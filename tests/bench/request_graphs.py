@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline import Artifact, Result, StepRun, main, named, step, storage
+from pipeline import Artifact, Result, StepContext, main, named, step
+from pipeline.store import storage
 
 STEPS = {"steps": 20, "shards": 2}
 _FILE = "line.txt"
@@ -51,14 +52,14 @@ def write_line(directory: str, line: str) -> Mapping[str, Any]:
 
 # A step defined in the file that is run has to be given its name.
 @step(name="begin", output=Lines, version=1)
-def begin(run: StepRun, *, shards: int) -> Result:
+def begin(run: StepContext, *, shards: int) -> Result:
     """A line to each shard."""
     run.map(write_line, {f"part/{index:05d}": f"line {index}" for index in range(shards)})
     return {}
 
 
 @step(name="follow", output=Lines, version=1)
-def follow(run: StepRun, parts: tuple[Lines, ...], *, salt: str) -> Result:
+def follow(run: StepContext, parts: tuple[Lines, ...], *, salt: str) -> Result:
     """One shard, of the first lines of the inputs."""
     text = " ".join(part.first() for part in parts)
     run.map(write_line, {"all": f"{salt}: {len(text)}"})
