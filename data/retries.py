@@ -89,19 +89,21 @@ def shown(text: str) -> str:
     return re.sub(r"\b(hf_|(?i:bearer)\s+)[\w.~+/=-]{6,}", r"\1...", text)
 
 
-def patiently(what: str, action: Callable[[float], _T]) -> _T:
-    """`action(seconds left)`, tried again while its failure may pass.
+def patiently(what: str, action: Callable[[float], _T], seconds: float | None = None) -> _T:
+    """`action(seconds left)`, retried while its failure may pass.
 
     Args:
         what: the place for messages, such as "hf://...: bytes 0-99"; shown as `shown` does.
         action: raises when it failed. A `PonenteError` is passed on as it is.
+        seconds: to keep trying for, at most; None for `patience()`.
 
     Raises:
         InputError: not permitted, not there (`NotThere`), or not an address.
         StoreUnavailable: it failed until tries or time were used up; says how often and why.
         StorageError: the store refused for a reason that waiting does not mend.
     """
-    what, limit = shown(what), patience()
+    what = shown(what)
+    limit = patience() if seconds is None else min(seconds, patience())
     begun, wait, tries = time.monotonic(), FIRST_WAIT_SECONDS, 0
     while True:
         tries += 1
