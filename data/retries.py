@@ -89,12 +89,13 @@ def shown(text: str) -> str:
     return re.sub(r"\b(hf_|(?i:bearer)\s+)[\w.~+/=-]{6,}", r"\1...", text)
 
 
-def with_retries(what: str, action: Callable[[float], _T]) -> _T:
+def with_retries(what: str, action: Callable[[float], _T], seconds: float | None = None) -> _T:
     """`action(seconds left)`, retried while its failure is transient.
 
     Args:
         what: the place for messages, such as "hf://...: bytes 0-99"; shown as `shown` does.
         action: raises when it failed. A `PonenteError` is passed on as it is.
+        seconds: to keep trying for, at most; None for `patience()`.
 
     Raises:
         InputError: not permitted, not there (`NotThere`), not an address, or out of reach.
@@ -102,9 +103,10 @@ def with_retries(what: str, action: Callable[[float], _T]) -> _T:
         StorageError: the store refused for a reason that no retry mends.
     """
     what = shown(what)
+    limit = patience() if seconds is None else min(seconds, patience())
     attempts = retry.Retry(
         what,
-        retry.Policy(patience(), FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, TRIES),
+        retry.Policy(limit, FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, TRIES),
         place=what.partition(":")[0],
         remedy=f"; run again when the store answers, or set {PATIENCE_VARIABLE} to wait longer",
     )

@@ -49,6 +49,8 @@ def _run(context: Context, interrupts: Interrupts) -> None:
     try:
         needed = execution.look()
         looked = time.perf_counter() - context.clock
+        for note in execution.notes:
+            say(f"warning: {note}")
         _check_code(context, execution)
         if needed:
             _execute(context, log, execution, needed, interrupts)
