@@ -201,6 +201,8 @@ def changed_sources(seed: int, count: int, workspace: Path) -> dict[str, Any]:
             assert _published(store, graph) == _ids(files), f"{where}: old documents"
             assert (before.status == "hit") == (said is None), f"{where}: {before}"
             assert all(word in before.reason for word in said or ()), f"{where}: {before.reason}"
+            if place is _Hub and said:
+                assert "moved main from" in before.reason, f"{where}: {before.reason}"
             assert ran == ([] if said is None else ["sample"]), f"{where}: ran {ran}"
             assert _plan(store, graph).status == "hit", where
         check_invariants(store)
