@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 from models.config import TransformerConfig
 from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepContext, local, step
 from pipeline.execute.step_context import Emit
-from pipeline.graph.step import StepFunction
+from pipeline.graph.step import StepSpec
 from pipeline.identity.fingerprint import digest
 from pipeline.store import storage
 from steps.artifacts import Checkpoint, Scores, Tokenizer
-from steps.coordinator import coordinator_of
+from steps.coordinator import FLAGS, coordinator_of
 from training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class TaskFolder:
         return cls(path, digest(sorted(found)))
 
 
-class _Including(StepFunction[P, Scores]):
+class _Including(StepSpec[P, Scores]):
     """A step that is given the path of a folder of tasks, and takes a `TaskFolder` for it."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Scores:
@@ -64,10 +64,8 @@ class _Including(StepFunction[P, Scores]):
         return super().__call__(*args, **kwargs)
 
 
-def _including(declared: StepFunction[P, Scores]) -> StepFunction[P, Scores]:
-    plain = (declared.output, declared.version, declared.name, declared.resources)
-    hooks = (declared.reads_lineage, declared.advise, declared.check)
-    return _Including(declared.function, *plain, *hooks)
+def _including(declared: StepSpec[P, Scores]) -> StepSpec[P, Scores]:
+    return _Including(**{f.name: getattr(declared, f.name) for f in fields(declared)})
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ class Work:
     batch_size: int | None
 
 
-@step(output=Scores, version=1, cpus=0)
+@step(output=Scores, version=1, cpus=0, environment=FLAGS)
 def multiple_choice(
     run: StepContext,
     model: Checkpoint,
@@ -123,7 +121,7 @@ def _check_harness(arguments: Mapping[str, Any]) -> None:
 
 
 @_including
-@step(output=Scores, version=1, cpus=0, check=_check_harness)
+@step(output=Scores, version=1, cpus=0, check=_check_harness, environment=FLAGS)
 def lm_evaluation(
     run: StepContext,
     model: Checkpoint,
@@ -168,8 +166,8 @@ def _work(
 ) -> Work:
     return Work(
         checkpoint=model.final,
-        model=TransformerConfig.from_plain(model.result["model"]),
-        train=TrainConfig.from_plain(model.result["train"]),
+        model=model.model,
+        train=model.train,
         tokenizer=tokenizer.file,
         asked=asked,
         batch_size=batch_size,

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 from pipeline.errors import StorageError
 from pipeline.execute.attempt import describe_inputs, relative
-from pipeline.graph.step import Node
+from pipeline.graph.node import Node
+from pipeline.identity import digests
 from pipeline.store import manifest, storage
 from pipeline.store.manifest import Origin
 from pipeline.store.outputs import Found, Store, remember
@@ -30,15 +31,16 @@ def refer(store: Store, node: Node, inputs: Mapping[str, Found], to: Found, kind
     path = store.path(node)
     theirs = to.manifest
     owner = theirs.origin.key if theirs.origin is not None else theirs.key
+    contents = {name: found.manifest.content for name, found in inputs.items()}
     record = dataclasses.replace(
         theirs,
         key=node.key,
         step=node.step.name,
         version=node.step.version,
         label=node.label,
-        config=dict(node.canonical_config),
+        config=node.identity.config,
         inputs=describe_inputs(path, {n: (f.path, f.manifest) for n, f in inputs.items()}),
-        recipe=node.recipe({n: f.manifest.content for n, f in inputs.items()}),
+        recipe=digests.recipe(node.identity, contents),
         origin=Origin(kind, relative(path, theirs.home(to.path)), owner),
     )
     storage.create(storage.join(path, manifest.NAME), record.to_bytes())

@@ -1,7 +1,8 @@
 """What a store has of a graph, and what is therefore to be done: read by `plan` and the executor.
 
 Nothing is written or run. An output is stale when an input of it, under the same key, holds other
-content now than the output was made from: the input was rebuilt and came out differently.
+content now than the output was made from: the input was rebuilt and came out differently. So is one
+that was made with a default that has another value now.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pipeline.errors import CorruptOutput, InputError
-from pipeline.graph.step import Node, topological, unique_labels
+from pipeline.graph.node import Node, topological, unique_labels
+from pipeline.identity import fingerprint
 from pipeline.store.outputs import Found, Store
 
 DAMAGED = "damaged"
@@ -81,7 +83,12 @@ def look(order: list[Node], store: Store) -> GraphState:
 
 
 def staleness(node: Node, found: Found, inputs: dict[str, Found]) -> str:
-    """Why `found` does not belong to the inputs that are there now; empty when it does."""
+    """Why `found` is not what the node would make now; empty when it is.
+
+    Its key is the node's, so what its configuration has otherwise are defaults that were changed.
+    """
+    if lines := fingerprint.difference(found.manifest.config, node.identity.config):
+        return "; ".join(lines)
     for name, child in node.inputs.items():
         # An adopted output may not say which inputs it had; then there is nothing to compare.
         recorded = found.manifest.inputs.get(name)

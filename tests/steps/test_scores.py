@@ -12,7 +12,7 @@ import pytest
 from experiments.run_200m import SMOKE
 from pipeline import InputError
 from pipeline.errors import StepFailed
-from pipeline.graph.step import as_node
+from pipeline.graph.node import as_node
 from pipeline.store import storage
 from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
 from steps.block_shuffle import block_shuffle
