@@ -13,11 +13,11 @@ from typing import Annotated, Any
 
 from models.config import TransformerConfig
 from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepContext, local, step
-from pipeline.errors import CorruptOutput, Preempted
+from pipeline.errors import Preempted
 from pipeline.execute.step_context import Emit
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
-from pipeline.store.manifest import File, check_sizes
+from pipeline.store.manifest import File, wrong_sizes
 from steps.artifacts import TRAIN, Checkpoint, Sequences
 from steps.checkpoints.find import describe, tokenizer_of
 from steps.coordinator import coordinator_of
@@ -109,15 +109,15 @@ def train_from(
         padded=sequences.padded,
         checkpoint_directory=storage.join(run.directory, "checkpoints"),
         attempt=run.attempt,
-        resume_from=_recorded_checkpoints(run.ledger),
+        resume_from=_checkpoints(run),
         start=start,
         name=run.root.rpartition("/")[2],
-        run_directory=run.directory,
+        run_directory=run.keep,
         journal_directory=storage.join(run.root, "journal", run.ledger.generation),
     )
     describe(run, sequences, model, train)
     trained = run.gang(hardware, train_process, Assignment(job, run.ledger))
-    _forget_damaged(run, trained["checkpoint"])
+    _declare_checkpoints(run, trained["checkpoints"])
     with run.shard("record") as directory:
         for name in ("history", "evaluations", "samples"):
             lines = "".join(json.dumps(row) + "\n" for row in trained[name])
@@ -133,19 +133,17 @@ def train_from(
     }
 
 
-def _forget_damaged(run: StepContext, final: str) -> None:
-    """Leave checkpoints whose files have other sizes out of what is published, but for the last.
+def _declare_checkpoints(run: StepContext, names: list[str]) -> None:
+    """Publish the checkpoints that training kept, but for damaged ones before the last.
 
-    Nothing reads them while training goes well, and they are no reason to withhold what is sound.
+    Nothing reads those while training goes well, and they are no reason to withhold the others.
     """
-    for name, shard in run.ledger.finished("checkpoint/").items():
-        if name == final:
-            continue
-        try:
-            check_sizes(run.ledger.root, [shard], "it is left out of what is published")
-        except CorruptOutput as error:
-            run.warn(f"damaged checkpoint: {error}")
-            run.ledger.drop(name)
+    for name in names:
+        run.declare(name)
+    before_last = [run.declared[name] for name in names[:-1]]
+    for shard, problem in wrong_sizes(run.root, before_last):
+        run.warn(f"damaged checkpoint: {problem}; it is left out of what is published")
+        run.drop(shard.name)
 
 
 def _prompts(sequences: Sequences, prompts: tuple[str, ...]) -> Any:
@@ -165,10 +163,10 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
 
     def on_commit(step: int, path: str) -> None:
         files = [File(*file) for file in measured(read_index(path))]
-        ledger.add(_shard_name(path), path, {"step": step}, files)
+        ledger.replace(_shard_name(path), path, {"step": step}, files)
 
     def on_drop(step: int, path: str) -> None:
-        ledger.drop(_shard_name(path))
+        ledger.drop(_shard_name(path), job.attempt)
 
     def on_progress(step: int, steps: int, row: dict[str, Any]) -> None:
         emit(
@@ -200,13 +198,13 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
     return {
         **dataclasses.asdict(result),
         "checkpoint": _shard_name(result.checkpoint),
+        "checkpoints": [_shard_name(path) for _, path in result.checkpoints],
     }
 
 
 def _keep_stacks(job: Any, fields: dict[str, Any]) -> str:
-    """Write a process's stacks beside the checkpoints' directory; returns where."""
-    name = f"stacks/process-{fields['process']}.txt"
-    url = storage.join(job.checkpoint_directory.rpartition("/")[0], name)
+    """Write a process's stacks where they are kept; returns where."""
+    url = storage.join(job.run_directory, "stacks", f"process-{fields['process']}.txt")
     storage.write_atomic(url, fields["report"].encode())
     return url
 
@@ -220,10 +218,10 @@ def _shard_name(path: str) -> str:
     return f"checkpoint/{path.rstrip('/').rpartition('/')[2]}"
 
 
-def _recorded_checkpoints(ledger: Ledger) -> tuple[tuple[int, str], ...]:
-    shards = ledger.finished("checkpoint/").values()
-    paths = [(s.result["step"], storage.join(ledger.root, s.root)) for s in shards]
-    return tuple(sorted(paths))
+def _checkpoints(run: StepContext) -> tuple[tuple[int, str], ...]:
+    """(step, URL) of earlier attempts' checkpoints, oldest first; this attempt owns them now."""
+    shards = run.claim("checkpoint/").values()
+    return tuple(sorted((s.result["step"], storage.join(run.root, s.root)) for s in shards))
 
 
 def _note(row: dict[str, Any]) -> str:

@@ -17,8 +17,15 @@ from pipeline.store.manifest import Origin
 from pipeline.store.outputs import Found, Store, remember
 
 
-def refer(store: Store, node: Node, inputs: Mapping[str, Found], to: Found, kind: str) -> Found:
-    """Publish the output `to` as this node's, unless somebody published it meanwhile.
+def refer(
+    store: Store,
+    node: Node,
+    inputs: Mapping[str, Found],
+    to: Found,
+    kind: str,
+    differences: tuple[str, ...] = (),
+) -> Found:
+    """Publish the output `to` as this node's, unless another process published it meanwhile.
 
     Args:
         store: where to publish.
@@ -26,10 +33,13 @@ def refer(store: Store, node: Node, inputs: Mapping[str, Found], to: Found, kind
         inputs: input name -> what the node's inputs are now; may lack some when adopting.
         to: the output whose files are referred to.
         kind: why, for `Origin`.
+        differences: what an adoption ignores.
     """
     path = store.path(node)
     theirs = to.manifest
-    owner = theirs.origin.key if theirs.origin is not None else theirs.key
+    owner, chosen = theirs.key, ""
+    if theirs.origin is not None:
+        owner, chosen = theirs.origin.key, theirs.origin.input
     record = dataclasses.replace(
         theirs,
         key=node.key,
@@ -39,7 +49,7 @@ def refer(store: Store, node: Node, inputs: Mapping[str, Found], to: Found, kind
         config=dict(node.canonical_config),
         inputs=describe_inputs(path, {n: (f.path, f.manifest) for n, f in inputs.items()}),
         recipe=node.recipe({n: f.manifest.content for n, f in inputs.items()}),
-        origin=Origin(kind, relative(path, theirs.home(to.path)), owner),
+        origin=Origin(kind, relative(path, theirs.home(to.path)), owner, chosen, differences),
     )
     storage.create(storage.join(path, manifest.NAME), record.to_bytes())
     published = manifest.load_verified(path, node.key)

@@ -19,9 +19,10 @@ import re
 import time
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import aiohttp
+from fsspec.asyn import sync_wrapper
 from gcsfs.core import GCSFileSystem
 from gcsfs.retry import HttpError, is_retriable
 from google.auth.exceptions import GoogleAuthError
@@ -36,6 +37,11 @@ SILENCE_SECONDS = 60.0  # a connection that says nothing for so long is given up
 
 # gcsfs's own request, without the decorator that retries it.
 _send_once = inspect.unwrap(GCSFileSystem._request)
+
+
+_HEAD = b"--==0==\nContent-Type: application/json; charset=UTF-8\n\n"
+_BODY = b"\n--==0==\nContent-Type: application/octet-stream\n\n"
+_TAIL = b"\n--==0==--"
 
 
 class GoogleStorage(GCSFileSystem):
@@ -79,6 +85,38 @@ class GoogleStorage(GCSFileSystem):
                     ) from error
             await asyncio.sleep(min(wait * random.uniform(0.5, 1.5), limit - spent))
             wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+
+    async def _replace_if(self, path: str, data: bytes | None, generation: str, mark: str) -> bool:
+        """Replace the object, or delete it (None), while it is of this generation.
+
+        `mark` tells a write whose answer was lost, and which was then refused because of itself.
+        """
+        bucket, key, _ = self.split_path(path)
+        match = {"ifGenerationMatch": generation}
+        try:
+            if data is None:
+                await self._call("DELETE", "b/{}/o/{}", bucket, key, **match)
+                return True
+            about = json.dumps({"name": key, "metadata": {"ponente-writer": mark}}).encode()
+            await self._call(
+                "POST",
+                f"{self._location}/upload/storage/v1/b/{quote(bucket)}/o",
+                uploadType="multipart",
+                headers={"Content-Type": 'multipart/related; boundary="==0=="'},
+                data=_HEAD + about + _BODY + data + _TAIL,
+                **match,
+            )
+            return True
+        except (FileExistsError, FileNotFoundError):
+            if data is None:
+                return False
+        try:
+            found = await self._info(path)
+        except FileNotFoundError:
+            return False
+        return found.get("metadata", {}).get("ponente-writer") == mark
+
+    replace_if = sync_wrapper(_replace_if)
 
 
 def _may_pass(error: Exception) -> bool:
