@@ -29,6 +29,7 @@ from pipeline.errors import (
     ResourcesUnavailable,
     WorkerLost,
 )
+from pipeline.execute.logs import NAME as LOG
 from pipeline.execute.logs import capture
 from pipeline.execute.step_context import Emit, Reference, StepContext, Workers
 from pipeline.graph.artifact import Artifact
@@ -55,6 +56,7 @@ class Request:
         recipe: see `Node.recipe`; a live input counts as the build it comes from.
         replaces: attempt of the published output that this one is to replace; empty if none.
         live: those inputs that may still be made, and how.
+        packages: loggers whose information the log keeps: those of the step's own code.
         listings: what the external arguments stood for when the run was planned.
     """
 
@@ -68,6 +70,7 @@ class Request:
     recipe: str
     replaces: str = ""
     live: Mapping[str, Source] = field(default_factory=dict)
+    packages: tuple[str, ...] = ()
     listings: Mapping[str, Listing] = field(default_factory=dict)
 
     @property
@@ -158,10 +161,10 @@ def _attempt(
 ) -> Outcome:
     attempt = f"{held.number:06d}-{uuid.uuid4().hex[:8]}"
     run = StepContext(request.ledger, request.label, attempt, tell, workers)
-    log = storage.join(run.directory, "log.txt")
+    log = storage.join(run.directory, LOG)
     tell({"event": "started", "attempt": attempt, "log": log})
     started, clock = time.time(), time.monotonic()
-    with capture(log, redirect=redirect):
+    with capture(log, redirect=redirect, packages=request.packages):
         try:
             inputs = _open_inputs(request)
             _check_sources(request)

@@ -15,6 +15,7 @@ from pipeline.errors import PonenteError
 from pipeline.execute.attempt import Request, generation
 from pipeline.graph.live import Source
 from pipeline.graph.step import Node
+from pipeline.identity import source_code
 from pipeline.plan.listings import Listings
 from pipeline.store import lease, retry
 from pipeline.store.ledger import Ledger
@@ -199,9 +200,16 @@ def make_request(
         replaces=state.replaces,
         live=live,
         listings=listings.of(node),
+        packages=_packages(node),
     )
     state.build, state.attempt = request.ledger.generation, ""
     return request
+
+
+def _packages(node: Node) -> tuple[str, ...]:
+    """Top-level packages and modules that a step's own code is in."""
+    files = source_code.digests(node.step.function)
+    return tuple(sorted({"__main__", *(f.partition("/")[0].removesuffix(".py") for f in files)}))
 
 
 def _source(state: NodeState, published: Mapping[str, Found]) -> Source:

@@ -16,7 +16,7 @@ _LOOKED_AT = ("metrics.jsonl", "traces", "tensorboard", "wandb", "stacks")
 
 Kept by name, because a step may put bulky data anywhere in its attempt's directory.
 """
-_KEPT_OF_AN_ATTEMPT = ("log.txt", FAILURE, *_LOOKED_AT)
+_KEPT_OF_AN_ATTEMPT = ("log.txt", "logs", FAILURE, *_LOOKED_AT)
 
 
 def retired(root: str) -> list[Manifest]:

@@ -104,7 +104,7 @@ def check_invariants(prefix: str, *, finished: bool = False) -> int:
             kept.add(path)
     if finished:
         data = {path for path in files if path.split("/")[1] == "attempts"}
-        logs = {p for p in data if p.split("/")[3:] in (["log.txt"], ["failure.json"])}
+        logs = {p for p in data if p.split("/")[3] in ("log.txt", "logs", "failure.json")}
         assert data - kept - logs == set(), f"left of unpublished attempts: {data - kept - logs}"
     return len(published)
 

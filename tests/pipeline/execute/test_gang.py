@@ -170,9 +170,9 @@ def test_an_error_travels_as_what_the_executor_tells_apart(monkeypatch, error, s
     def fail(job, *, process, emit):
         raise error
 
-    monkeypatch.setattr(gang.shipping, "require_same_code", lambda: None)
+    monkeypatch.setattr(gang.runtime_env, "require_same_code", lambda: None)
     monkeypatch.setattr(gang, "Heartbeat", lambda *_, **__: contextlib.nullcontext())
-    said, text = gang._GangProcess().run(fail, 1, GangProcess(), None, {}, "g/0")
+    said, text = gang._GangProcess()._call(fail, 1, GangProcess(), None, {}, "g/0")
     assert said == status
     assert text == "x" if isinstance(error, PonenteError) else text.startswith("Traceback")
 
@@ -188,7 +188,7 @@ def test_the_word_to_stop_is_not_lost_before_training(monkeypatch):
     monkeypatch.setattr(gang, "_accelerators", accelerators)
     called = []
     with pytest.raises(Cancelled):
-        gang.run_gang(local(), lambda *_, **__: called.append(1), 1, print, None, {}, beating)
+        gang.run_gang(local(), lambda *_, **__: called.append(1), 1, print, None, {}, beating, "")
     assert called == []
     assert beating.on_stop is None
 
