@@ -9,8 +9,10 @@ of a store before it is needed.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
@@ -48,7 +50,7 @@ def find(source: str) -> list[tuple[str, FileState | None]]:
         InputError: no file matches, it is not permitted, or not an address.
         StorageError: the store could not be listed.
     """
-    fs, matches, _ = _find(source, None)
+    fs, _, matches, _ = _find(source, None)
     if isinstance(fs, LocalFileSystem):
         return [(name, look(name)) for name, _ in matches]
     return [
@@ -77,8 +79,8 @@ def list_source(source: str, seconds: float) -> Listing:
     place = source
     if source.startswith("hf://"):
         place, branch, revision = _resolve_branch(source, seconds)
-    fs, matches, skipped = _find(place, seconds)
-    root = _root(fs, storage.filesystem(place)[1])
+    fs, path, matches, skipped = _find(place, seconds)
+    root = _root(fs, path)
     names = [name.removeprefix(root) for name, _ in matches]
     if isinstance(fs, LocalFileSystem):
         files = _local_files(dict(zip(names, (name for name, _ in matches), strict=True)))
@@ -132,28 +134,37 @@ def _remote_file(fs: Any, name: str, match: _Match, seconds: float) -> ListedFil
     return ListedFile(name, int(about.get("size") or 0), digest)
 
 
-def _find(source: str, seconds: float | None) -> tuple[Any, list[_Match], list[str]]:
-    """(filesystem, matching files by name, names of matching folders) of a source."""
+def _find(source: str, seconds: float | None) -> tuple[Any, str, list[_Match], list[str]]:
+    """(filesystem, path in it, matching files by name, names of matching folders) of a source."""
     if re.match(r"https?://[^/]*@", source):
         raise InputError(
             f"source {shown(source)!r}: the address holds a login, and would stand in records and "
             "logs; use an address that may be read without one"
         )
-    # A little less, so that what the client of gs:// says comes before the time is up.
-    fs, path = storage.filesystem(source, None if seconds is None else 0.8 * seconds)
+    end = None if seconds is None else time.monotonic() + seconds
+    fs, path = _filesystem(source, seconds)
     if not isinstance(fs, LocalFileSystem):
         fs.invalidate_cache()
     files, folders = with_retries(
         f"source {source!r}",
         lambda left: within(left, lambda: _matches(fs, path, left)),
-        seconds,
+        None if end is None else max(end - time.monotonic(), 1.0),
     )
     if not files:
         found = f", but {len(folders)} folders do" if folders else ""
         raise InputError(
             f"source {shown(source)!r}: no file matches{found}; check the address and the pattern"
         )
-    return fs, sorted(files, key=lambda match: match[0]), sorted(folders)
+    return fs, path, sorted(files, key=lambda match: match[0]), sorted(folders)
+
+
+def _filesystem(source: str, seconds: float | None) -> tuple[Any, str]:
+    """As `storage.filesystem`, in these seconds: a client of gs:// looks for a login for longer."""
+    if seconds is None or storage.is_local(source):
+        return storage.filesystem(source)
+    # A little less, so that what the client says comes before the time is up.
+    found = functools.partial(storage.filesystem, source, 0.8 * seconds)
+    return patiently(f"source {source!r}", lambda left: within(left, found), seconds)
 
 
 def _matches(fs: Any, path: str, left: float) -> tuple[list[_Match], list[str]]:

@@ -191,7 +191,8 @@ class StepFunction(Generic[P, A]):
             raise InputError(f"{self.label}(): {error}") from None
         bound.apply_defaults()
         for name, external in self.externals.items():
-            bound.arguments[name] = external.absolute(bound.arguments[name])
+            if (value := bound.arguments[name]) is not None:
+                bound.arguments[name] = external.absolute(value)
         inputs, config, runtime = {}, {}, {}
         for name, value in bound.arguments.items():
             if name in self._inputs:

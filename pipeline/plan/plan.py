@@ -70,11 +70,13 @@ def plan(targets: list[Node], store: Store, forced: frozenset[str] = frozenset()
     order = topological(targets)
     seen = look(order, store)
     there = {key for key in seen.found if key not in forced}
-    needed = needed_keys(targets, there) | forced
+    stale = [node for node in order if node.key in seen.stale]
+    needed = needed_keys([*targets, *stale], there) | forced
+    waits = _waits(order, needed)
     reasons = ChangeLog(store)
     return [
         dataclasses.replace(
-            _describe(node, store, seen, reasons, node.key in needed),
+            _describe(node, store, seen, reasons, node.key in needed, waits.get(node.key, "")),
             beside=tuple(
                 node.inputs[name].label
                 for name in sorted(node.live)
@@ -85,12 +87,29 @@ def plan(targets: list[Node], store: Store, forced: frozenset[str] = frozenset()
     ]
 
 
+def _waits(order: list[Node], needed: set[str]) -> dict[str, str]:
+    """What to add for outputs that are there and made from something that would be built again."""
+    above: dict[str, list[str]] = {}
+    for node in order:
+        if node.key in needed:
+            above[node.key] = [node.label]
+        else:
+            found = [label for child in node.inputs.values() for label in above.get(child.key, ())]
+            above[node.key] = list(dict.fromkeys(found))[:_NAMED]
+    return {
+        key: f"; built again if {' or '.join(labels)} comes out differently"
+        for key, labels in above.items()
+        if labels
+    }
+
+
 def _describe(
     node: Node,
     store: Store,
     seen: GraphState,
     reasons: ChangeLog,
     needed: bool,
+    waits: str,
 ) -> Planned:
     path = store.path(node)
 
@@ -112,7 +131,7 @@ def _describe(
         unchecked = node.key in seen.listings.unreachable
         return entry(
             "unchecked" if unchecked else "hit",
-            _hit_reason(found, same=node.key in seen.same),
+            _hit_reason(found, same=node.key in seen.same) + waits,
             found=found,
             warnings=code_warnings(node, found.manifest),
         )

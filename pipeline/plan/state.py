@@ -156,7 +156,9 @@ def resolve(targets: list[Node], choice: Selection) -> list[Node]:
 def decide(
     targets: list[Node], order: list[Node], seen: GraphState, choice: Selection
 ) -> list[Node]:
-    """The nodes to execute, inputs first.
+    """The nodes to execute, inputs first: what is missing, and what is stale below an output.
+
+    What was made from a stale output is executed later, when that comes out differently.
 
     Raises:
         InputError: when `only` leaves out a step whose output is missing.
@@ -164,13 +166,16 @@ def decide(
         InputError, StoreUnavailable: when a source of a step to execute cannot be listed.
     """
     forced = {node.key for name in choice.force for node in pick(order, name)}
-    needed = needed_keys(targets, {k: f for k, f in seen.found.items() if k not in forced})
+    chosen = {node.key for name in choice.only for node in pick(order, name)}
+    stale = [n for n in order if n.key in seen.stale and (not choice.only or n.key in chosen)]
+    there = {key for key in seen.found if key not in forced}
+    needed = needed_keys([*targets, *stale], there)
     needed |= forced
     for node in order:
         if node.key in forced:
             needed |= needed_keys(node.inputs.values(), seen.found)
     if choice.only:
-        _refuse_missing(needed, order, choice)
+        _refuse_missing(needed - chosen, order, choice)
     for key, problem in seen.damaged.items():
         if key in needed and key not in forced:
             raise CorruptOutput(problem)
@@ -181,8 +186,7 @@ def decide(
 
 
 def _refuse_missing(needed: set[str], order: list[Node], choice: Selection) -> None:
-    chosen = {node.key for name in choice.only for node in pick(order, name)}
-    missing = [node.label for node in order if node.key in needed - chosen]
+    missing = [node.label for node in order if node.key in needed]
     if missing:
         raise InputError(
             f"--only {' '.join(choice.only)}: what it needs is not there: {', '.join(missing)}; "

@@ -31,6 +31,7 @@ _MODULES = (
     "checkpoint_kill",
     "checkpoint_mismatch",
     "hub",
+    "source_changes",
     "source_files",
     "tokenizers",
     "training",

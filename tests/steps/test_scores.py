@@ -13,7 +13,9 @@ from experiments.run_200m import SMOKE
 from pipeline import InputError
 from pipeline.errors import StepFailed
 from pipeline.graph.step import as_node
+from pipeline.plan.plan import plan
 from pipeline.store import storage
+from pipeline.store.outputs import Store
 from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
 from steps.block_shuffle import block_shuffle
 from steps.downstream import lm_evaluation, multiple_choice, read_questions
