@@ -55,14 +55,40 @@ def capture(url: str, *, redirect: bool, packages: Iterable[str] = ()) -> Iterat
         yield
 
 
-def read(url: str) -> list[bytes]:
-    """The parts of a log so far, in order (locally its one file); empty when there is none."""
-    if storage.is_local(url):
+class Tail:
+    """Reads a log from its beginning, and what is appended later.
+
+    Args:
+        url: the log.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url, self._read = url, 0
+
+    def more(self) -> bytes:
+        """What was appended since the last call; empty when nothing was."""
+        if not storage.is_local(self._url):
+            names = storage.list_names(self._url)[self._read :]
+            self._read += len(names)
+            return b"".join(storage.read_bytes(storage.join(self._url, n)) for n in names)
         try:
-            return [storage.read_bytes(url)]
+            with storage.open_read(self._url) as file:
+                file.seek(self._read)
+                text = file.read()
         except FileNotFoundError:
-            return []
-    return [storage.read_bytes(storage.join(url, name)) for name in storage.list_names(url)]
+            return b""
+        self._read += len(text)
+        return text
+
+
+def processes(attempt: str) -> list[str]:
+    """URLs of the logs in an attempt's directory: the step's own, then those of a gang."""
+    names = storage.list_names(attempt)
+    found = [storage.join(attempt, NAME)] if NAME in names else []
+    if PROCESSES in names:
+        directory = storage.join(attempt, PROCESSES)
+        found += [storage.join(directory, name) for name in storage.list_names(directory)]
+    return found
 
 
 class _Parts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import time
 import uuid
@@ -15,7 +16,11 @@ from pipeline.store import retry
 
 _POLL_SECONDS = 0.2
 _CALL_SECONDS = 2.0
+_STARTS = 3
+_START_PAUSE_SECONDS = 5.0
 _OBJECT_STORE_BYTES = 256 * 2**20
+
+logger = logging.getLogger("ponente")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +31,32 @@ class _Running:
 
 
 def _start(address: str | None) -> None:
+    """Start or join Ray, once more after a failure: on a busy machine it may miss its own deadline.
+
+    Raises:
+        InputError: when there is no such cluster, or Ray does not start on this machine.
+    """
+    import ray
+
+    for left in reversed(range(_STARTS)):
+        try:
+            _start_once(address)
+            return
+        except PonenteError:
+            raise
+        except Exception as error:
+            ray.shutdown()
+            cause = " ".join(str(error).split())[:300]
+            if not left:
+                raise InputError(
+                    f"Ray does not start on this machine ({cause}); end other programs, free "
+                    "memory and /tmp, or use --executor inline"
+                ) from error
+            logger.warning("Ray did not start (%s); starting it again", cause)
+            time.sleep(_START_PAUSE_SECONDS)
+
+
+def _start_once(address: str | None) -> None:
     import ray
 
     # Both are read when Ray starts; a user's own setting wins.

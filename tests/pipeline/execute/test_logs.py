@@ -60,12 +60,14 @@ def test_a_log_on_an_object_store_is_appended_in_parts_while_it_grows(monkeypatc
                 time.sleep(0.05)
         assert storage.list_names(url) == ["000001.txt", "000002.txt"]
         logging.getLogger("ponente").info("line 2")
-    lines = [part.decode().splitlines() for part in logs.read(url)]
-    assert [[line.rpartition(": ")[2] for line in part] for part in lines] == [
-        ["line 0"],
-        ["line 1"],
-        ["line 2"],
+    parts = [storage.read_bytes(storage.join(url, name)) for name in storage.list_names(url)]
+    assert [part.decode().strip().rpartition(": ")[2] for part in parts] == [
+        "line 0",
+        "line 1",
+        "line 2",
     ]
+    tail = logs.Tail(url)
+    assert (tail.more(), tail.more()) == (b"".join(parts), b"")
 
 
 _left = []
