@@ -45,7 +45,7 @@ def capture(url: str, *, redirect: bool, packages: Iterable[str] = ()) -> Iterat
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with contextlib.ExitStack() as stack:
         if not local:
-            stack.enter_context(_Parts(path, url))
+            stack.enter_context(Parts(path, url))
         file = stack.enter_context(open(path, "a", buffering=1))
         handler = logging.StreamHandler(file)
         handler.setFormatter(logging.Formatter(_FORMAT))
@@ -91,7 +91,7 @@ def processes(attempt: str) -> list[str]:
     return found
 
 
-class _Parts:
+class Parts:
     """Context in which a growing file is uploaded in parts; the file is deleted in the end.
 
     Args:
@@ -100,24 +100,24 @@ class _Parts:
     """
 
     def __init__(self, path: str, url: str) -> None:
-        self._path, self._url = path, url
+        self.path, self._url = path, url
         self._sent, self._number, self._last = 0, 0, time.monotonic()
         self._over = threading.Event()
         self._failed = False
         self._thread = threading.Thread(target=self._follow, name="log-upload", daemon=True)
 
-    def __enter__(self) -> _Parts:
+    def __enter__(self) -> Parts:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
-        os.unlink(self._path)
+        os.unlink(self.path)
 
     def _follow(self) -> None:
         while not self._over.wait(1.0):
-            grown = os.path.getsize(self._path) - self._sent
+            grown = os.path.getsize(self.path) - self._sent
             overdue = time.monotonic() - self._last >= PART_SECONDS
             if grown >= PART_BYTES or (grown and overdue):
                 self._upload()
@@ -125,7 +125,7 @@ class _Parts:
 
     def _upload(self) -> None:
         self._last = time.monotonic()
-        with open(self._path, "rb") as file:
+        with open(self.path, "rb") as file:
             file.seek(self._sent)
             text = file.read()
         if not text:
