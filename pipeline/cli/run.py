@@ -97,7 +97,9 @@ def _execute(
     cluster = context.options.cluster
     from pipeline.execute.ray.backend import RayBackend
 
-    say("starting Ray" if cluster is None else f"joining Ray at {cluster}")
+    phase = "starting Ray" if cluster is None else f"joining Ray at {cluster}"
+    say(phase)
+    log.emit({"event": "phase", "phase": phase})
     try:
         backend = RayBackend(cluster, context.options.wait)
     except SystemExit:

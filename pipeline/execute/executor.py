@@ -226,6 +226,7 @@ class Execution:
                 self._publish(node, self._found(node), None)
             else:
                 self._states.move(state, "running")
+                self._tell("submitted", node)
                 backend.submit(
                     make_request(state, self._states, self.published, self._store, self._listings)
                 )
