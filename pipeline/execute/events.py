@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from typing import IO, Any
@@ -42,6 +43,7 @@ class EventLog:
         self._latest: dict[str, str] = {}
         self._kept: dict[str, float] = {}
         self._broken = False
+        self._lock = threading.RLock()  # retries are reported by the threads they are made in
 
     def listen(self, listener: Listener) -> None:
         """Pass events from now on to one more listener."""
@@ -50,13 +52,14 @@ class EventLog:
     def emit(self, event: dict[str, Any]) -> None:
         """Stamp an event with the time it happened (unless it has one), keep it, show it."""
         stamped = {"time": time.time(), **event}
-        self._keep(stamped)
-        for listener in list(self._listeners):
-            try:
-                listener(stamped)
-            except Exception as error:  # noqa: BLE001 - whoever shows a run must not fail it
-                self._listeners.remove(listener)
-                self._warn_others(listener, error)
+        with self._lock:
+            self._keep(stamped)
+            for listener in list(self._listeners):
+                try:
+                    listener(stamped)
+                except Exception as error:  # noqa: BLE001 - whoever shows a run must not fail it
+                    self._listeners.remove(listener)
+                    self._warn_others(listener, error)
 
     def _warn_others(self, listener: Listener, error: Exception) -> None:
         name = type(listener).__name__

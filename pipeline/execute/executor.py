@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -92,8 +91,6 @@ class Execution:
         self._exposed = False
         self._failures: list[str] = []
         self._reasons: dict[str, str] = {}
-        # Retries are reported from any thread, and the log is written by this one.
-        self._reports: deque[dict[str, Any]] = deque()
         self._stop = threading.Event()
         self._listings = Listings()
         self.notes: list[str] = []
@@ -150,7 +147,7 @@ class Execution:
         # A published step above one that runs can turn stale; without any, nothing needs watching.
         exposed = self._states.with_users(self._states.among("waiting"))
         self._exposed = not exposed.isdisjoint(self.published)
-        with retry.scope(self._stop.is_set, self._reports.append):
+        with retry.scope(self._stop.is_set, self._log.emit):
             self._loop(backend)
         if self._failures:
             command = f"  retry: {self._retry_command}"
@@ -368,8 +365,6 @@ class Execution:
                 self._tell("skipped", later.node, cause=f"{node.label} failed")
 
     def _drain(self, backend: Backend) -> None:
-        while self._reports:
-            self._log.emit(self._reports.popleft())
         for event in backend.events():
             state = self._states.get(event.get("key", ""))
             if state is not None and event["event"] == "started":
