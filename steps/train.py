@@ -186,8 +186,10 @@ def _prompts(sequences: Sequences, prompts: tuple[str, ...]) -> Any:
 
 def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
     """One process of the gang: the training loop, with checkpoints recorded in the ledger."""
+    emit({"event": "phase", "phase": "importing"})
     from training.loop import train as train_loop
 
+    emit({"event": "phase", "phase": "restoring and compiling"})
     job, ledger = assignment.job, assignment.ledger
 
     def on_commit(step: int, path: str) -> None:

@@ -16,7 +16,6 @@ from pipeline.plan.plan import Planned
 from pipeline.plan.plan import plan as planned
 from pipeline.plan.state import pick, resolve
 from pipeline.store import storage
-from pipeline.store.manifest import ATTEMPTS
 
 
 def _entries(context: Context) -> list[Planned]:
@@ -169,17 +168,3 @@ def _section(title: str, values: dict[str, Any]) -> None:
         text = text if len(text) <= 400 else f"{text[:397]}..."
         say(f"  {title:<11} {name}{' = ' if text else ''}{text}")
         title = ""
-
-
-def logs(context: Context) -> int:
-    """The log of the last attempt at a step."""
-    node = context.step()
-    path = context.store.path(node)
-    names = storage.list_names(storage.join(path, ATTEMPTS))
-    found = [storage.join(path, ATTEMPTS, name, "log.txt") for name in names]
-    found = [url for url in found if storage.exists(url)]
-    if not found:
-        raise InputError(f"{node.label}: no attempt was logged under {path}")
-    say(f"==> {found[-1]}")
-    say(storage.read_bytes(found[-1]).decode(errors="replace"))
-    return 0

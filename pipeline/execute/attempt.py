@@ -31,6 +31,7 @@ from pipeline.errors import (
     StoreUnavailable,
     WorkerLost,
 )
+from pipeline.execute.logs import NAME as LOG
 from pipeline.execute.logs import capture
 from pipeline.execute.step_context import Emit, Reference, StepContext, Workers
 from pipeline.graph.external import check_unchanged
@@ -58,6 +59,7 @@ class Request:
         provenance: what the run says of where its outputs come from.
         replaces: attempt of the published output that this one is to replace; empty if none.
         live: those inputs that may still be made, and how.
+        packages: loggers whose information the log keeps: those of the step's own code.
         listings: what the external arguments stood for when the run was planned.
     """
 
@@ -72,6 +74,7 @@ class Request:
     provenance: Mapping[str, Any]
     replaces: str = ""
     live: Mapping[str, Source] = field(default_factory=dict)
+    packages: tuple[str, ...] = ()
     listings: Mapping[str, Listing] = field(default_factory=dict)
 
     @property
@@ -157,10 +160,10 @@ def _attempt(
 ) -> Outcome:
     attempt = f"{held.number:06d}-{uuid.uuid4().hex[:8]}"
     run = StepContext(request.ledger, request.label, attempt, tell, workers)
-    log = storage.join(run.directory, "log.txt")
+    log = storage.join(run.directory, LOG)
     tell({"event": "started", "attempt": attempt, "log": log})
     started, clock = time.time(), time.monotonic()
-    with capture(log, redirect=redirect):
+    with capture(log, redirect=redirect, packages=request.packages):
         try:
             inputs = _open_inputs(request)
             _check_sources(request)
@@ -299,7 +302,7 @@ def _record(
         version=request.identity.version,
         label=request.label,
         config=request.identity.config,
-        inputs=describe_inputs(request.root, inputs),
+        inputs=manifest.describe_inputs(request.root, inputs),
         shards=shards,
         result=result,
         content=digests.content(shards, result, opened),
@@ -338,22 +341,6 @@ def _declared(run: StepContext) -> tuple[Shard, ...]:
     return shards
 
 
-def describe_inputs(
-    root: str, inputs: Mapping[str, tuple[str, Manifest]]
-) -> dict[str, dict[str, str]]:
-    """What a manifest in `root` says of its inputs, given as name -> (directory URL, manifest)."""
-    return {
-        name: {"key": found.key, "directory": relative(root, path), "digest": found.content}
-        for name, (path, found) in inputs.items()
-    }
-
-
-def relative(root: str, path: str) -> str:
-    """How a manifest in `root` names the directory `path`; the inverse of `manifest.beside`."""
-    prefix, _, name = path.rpartition("/")
-    return name if prefix == root.rpartition("/")[0] else path
-
-
 def refer_to(
     body: Reference, request: Request, inputs: Mapping[str, tuple[str, Manifest]]
 ) -> Origin:
@@ -362,7 +349,7 @@ def refer_to(
     origin = artifact.manifest.origin
     key = origin.key if origin is not None else artifact.manifest.key
     name = next((n for n, (path, _) in inputs.items() if path == artifact.path), "")
-    return Origin(body.kind, relative(request.root, artifact.home), key, name)
+    return Origin(body.kind, manifest.make_ref(request.root, artifact.home), key, name)
 
 
 def _publish(request: Request, held: lease.Lease, record: Manifest) -> bool:

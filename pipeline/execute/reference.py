@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Mapping
 
 from pipeline.errors import StorageError
-from pipeline.execute.attempt import describe_inputs, relative
 from pipeline.graph.node import Node
 from pipeline.identity import digests
 from pipeline.identity.listing import Listing
@@ -54,10 +53,12 @@ def refer(
         version=node.step.version,
         label=node.label,
         config=node.identity.config,
-        inputs=describe_inputs(path, {n: (f.path, f.manifest) for n, f in inputs.items()}),
+        inputs=manifest.describe_inputs(path, {n: (f.path, f.manifest) for n, f in inputs.items()}),
         sources=manifest.keep_sources(path, listings),
         recipe=digests.recipe(node.identity, contents),
-        origin=Origin(kind, relative(path, theirs.home(to.path)), owner, chosen, differences),
+        origin=Origin(
+            kind, manifest.make_ref(path, theirs.home(to.path)), owner, chosen, differences
+        ),
     )
     storage.create(storage.join(path, manifest.NAME), record.to_bytes())
     published = manifest.load_verified(path, node.key)

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.execute.logs import Tail
 from pipeline.store import storage
 
 STATES = {
@@ -162,7 +163,10 @@ def read(prefix: str, run_id: str) -> RunRecord:
     Raises:
         FileNotFoundError: when the store has no log of that run.
     """
-    return _fold(run_id, _lines(storage.read_bytes(_url(prefix, run_id))))
+    url = _url(prefix, run_id)
+    if not storage.exists(url):
+        raise FileNotFoundError(url)
+    return _fold(run_id, _lines(Tail(url).more()))
 
 
 def runs(prefix: str, newest: int = 100) -> list[RunSummary]:
@@ -177,7 +181,7 @@ def runs(prefix: str, newest: int = 100) -> list[RunSummary]:
     pages = set(storage.list_names(storage.join(prefix, "reports")))
 
     def summary(name: str) -> RunSummary:
-        lines = list(_lines(storage.read_bytes(_url(prefix, name))))
+        lines = list(_lines(Tail(_url(prefix, name)).more()))
         told = [x for x in lines if not any(mark in x for mark in _DETAILS)]
         record = _fold(name, told)
         if record.started and record.ended is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pipeline.errors import CorruptOutput
 from pipeline.pages.layout import ARROW_TIP, Box, layered
 from pipeline.store import storage
-from pipeline.store.manifest import Manifest, beside, load
+from pipeline.store.manifest import Manifest, load, resolve_ref
 
 _BOX = Box()
 
@@ -32,7 +32,7 @@ class Ancestor:
         origin = self.manifest.origin
         if origin is not None:
             said.append(origin.directory)
-        return list(dict.fromkeys(beside(self.path, directory) for directory in said))
+        return list(dict.fromkeys(resolve_ref(self.path, directory) for directory in said))
 
 
 def lineage(paths: list[str]) -> list[Ancestor]:

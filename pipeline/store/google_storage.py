@@ -11,14 +11,17 @@ about each bucket first, which no emulator answers.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
+import os
 import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import aiohttp
+import google.auth
 from fsspec.asyn import sync_wrapper
 from gcsfs.core import GCSFileSystem
 from gcsfs.retry import HttpError, is_retriable
@@ -32,6 +35,8 @@ GIVE_UP_SECONDS = 90.0
 FIRST_WAIT_SECONDS = 0.25
 LONGEST_WAIT_SECONDS = 16.0
 SILENCE_SECONDS = 60.0  # a connection without data for so long is given up
+
+_SCOPE = "https://www.googleapis.com/auth/devstorage.full_control"
 
 # gcsfs's own request, without the decorator that retries it.
 _send_once = inspect.unwrap(GCSFileSystem._request)
@@ -50,6 +55,8 @@ class GoogleStorage(GCSFileSystem):
     """
 
     def __init__(self, *args: Any, give_up_after: float | None = None, **kwargs: Any) -> None:
+        if kwargs.get("token") is None and not os.environ.get("STORAGE_EMULATOR_HOST"):
+            kwargs["token"] = _login()
         super().__init__(*args, **kwargs)
         self.give_up_after = give_up_after
         self.requests_timeout = aiohttp.ClientTimeout(
@@ -115,6 +122,18 @@ class GoogleStorage(GCSFileSystem):
         return found.get("metadata", {}).get("ponente-writer") == mark
 
     replace_if = sync_wrapper(_replace_if)
+
+
+@functools.cache
+def _login() -> Any:
+    """The user's or the machine's Google credentials, or "anon".
+
+    gcsfs's own search asks a metadata server that is not there for a quarter of a minute.
+    """
+    try:
+        return google.auth.default(scopes=[_SCOPE])[0]
+    except GoogleAuthError:
+        return "anon"
 
 
 def _is_retriable(error: Exception) -> bool:

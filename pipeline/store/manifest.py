@@ -166,16 +166,32 @@ class Manifest:
 
     def home(self, path: str) -> str:
         """The directory its shards are in, when the manifest itself is in directory `path`."""
-        return path if self.origin is None else beside(path, self.origin.directory)
+        return path if self.origin is None else resolve_ref(path, self.origin.directory)
 
     def to_bytes(self) -> bytes:
         """JSON for `load`; `ponente show` is for people."""
         return json.dumps(msgspec.to_builtins(self), sort_keys=True).encode()
 
 
-def beside(path: str, directory: str) -> str:
+def resolve_ref(path: str, directory: str) -> str:
     """The directory a manifest in `path` means by `directory`: a sibling's name, or a URL."""
     return directory if "/" in directory else storage.join(path.rpartition("/")[0], directory)
+
+
+def describe_inputs(
+    root: str, inputs: Mapping[str, tuple[str, Manifest]]
+) -> dict[str, dict[str, str]]:
+    """What a manifest in `root` says of its inputs, given as name -> (directory URL, manifest)."""
+    return {
+        name: {"key": found.key, "directory": make_ref(root, path), "digest": found.content}
+        for name, (path, found) in inputs.items()
+    }
+
+
+def make_ref(root: str, path: str) -> str:
+    """How a manifest in `root` names the directory `path`; the inverse of `resolve_ref`."""
+    prefix, _, name = path.rpartition("/")
+    return name if prefix == root.rpartition("/")[0] else path
 
 
 def keep_sources(path: str, listings: Mapping[str, Listing]) -> dict[str, Summary]:
@@ -207,7 +223,7 @@ def chosen(path: str, manifest: Manifest) -> tuple[str, Manifest]:
         # Not the origin: a candidate may itself refer to files whose inputs were deleted. Only an
         # adopted selection may lack its inputs.
         read = manifest.inputs.get(name)
-        winner = beside(path, read["directory"] if read else manifest.origin.directory)
+        winner = resolve_ref(path, read["directory"] if read else manifest.origin.directory)
         found = load(winner)
         if found is None:
             raise CorruptOutput(f"{winner}: input {name} that {path} chose is missing; run again")

@@ -18,7 +18,7 @@ from pipeline.identity.fingerprint import canonical, plain
 from pipeline.plan.lineage import Ancestor, lineage
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
-from pipeline.store.manifest import ATTEMPTS, KEEP, Manifest, beside, chosen, load
+from pipeline.store.manifest import ATTEMPTS, KEEP, Manifest, chosen, load, resolve_ref
 from steps.checkpoints.find import ABOUT, is_run
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _read(path: str, manifest: Manifest) -> dict[str, str]:
         # An adopted output need not say what it was made from; whose files it has, does.
         path = manifest.home(path)
         manifest = load(path) or manifest
-    return {name: beside(path, read["directory"]) for name, read in manifest.inputs.items()}
+    return {name: resolve_ref(path, read["directory"]) for name, read in manifest.inputs.items()}
 
 
 def _settings(said: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,7 +263,7 @@ def _lineage(ledger: Ledger) -> dict[str, Any]:
     if about is None:
         return {}
     said = storage.read_json(storage.join(ledger.root, about.root, "about.json"))
-    sequences = beside(ledger.root, said["sequences"])
+    sequences = resolve_ref(ledger.root, said["sequences"])
     return _above(lineage([sequences]), [sequences])
 
 
