@@ -6,7 +6,6 @@ without the pipeline a directory with `metrics.jsonl`. What an older record does
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from pipeline import InputError
 from pipeline.errors import CorruptOutput
 from pipeline.identity.fingerprint import canonical
+from pipeline.pages.readable import configuration
 from pipeline.plan.lineage import Ancestor, lineage
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import Manifest, beside, chosen, load
 from pipeline.store.tidy import ATTEMPTS
 from steps.checkpoints.find import ABOUT, is_run
-from steps.reporting.page import plain
 
 if TYPE_CHECKING:
     from steps.artifacts import Checkpoint
@@ -105,19 +104,19 @@ def of_checkpoint(checkpoint: Checkpoint, name: str, ancestors: Iterable[Ancesto
 
 
 def _configuration(ancestors: Iterable[Ancestor], checkpoint: Checkpoint) -> dict[str, Any]:
-    """By step: a run's own under "train", also where two runs call their steps differently.
+    """A run's own settings, and by step those of what it was made from.
 
     Of a selected run it is that of the run that was chosen.
     """
     path, own = _meant(checkpoint.path, checkpoint.manifest)
     read = _read(path, own)
-    # A step that trains on is not told the model, which it has from the checkpoint.
-    settings = {**_settings({"model": own.result.get("model")}), **plain(own.config)}
+    # A step that continues training has its model from the checkpoint.
+    settings = {**_settings({"model": own.result.get("model")}), **configuration(own.config)}
     found: dict[str, Any] = {}
     if _CONTINUED in read:
         at, take = settings.pop("at", None), settings.pop("take", None)
         found["continues"] = _TAKEN.get(take, f"with {take} of ") + _point(read[_CONTINUED], at)
-    return {**found, **_above(ancestors, read.values()), "train": settings}
+    return {**found, **_above(ancestors, read.values()), **settings}
 
 
 def _point(path: str, at: int | None) -> str:
@@ -150,7 +149,9 @@ def _above(ancestors: Iterable[Ancestor], paths: Iterable[str]) -> dict[str, Any
             if path not in reached and not is_run(manifest):
                 reached.add(path)
                 stack.extend(_read(path, manifest).values())
-    return {a.manifest.label: plain(a.manifest.config) for a in ancestors if a.path in reached}
+    return {
+        a.manifest.label: configuration(a.manifest.config) for a in ancestors if a.path in reached
+    }
 
 
 def _meant(path: str, manifest: Manifest) -> tuple[str, Manifest]:
@@ -189,7 +190,7 @@ def _settings(said: Mapping[str, Any]) -> dict[str, Any]:
         fields = said.get(part)
         if isinstance(fields, Mapping):
             try:
-                found[part] = plain(canonical(rebuild(fields)))
+                found[part] = configuration(canonical(rebuild(fields)))
             except (InputError, KeyError, TypeError):
                 found[part] = dict(fields)  # of a version with other fields
     return found
@@ -229,7 +230,7 @@ def of_directory(url: str, name: str) -> RunRecord:
         evaluations=_joined(attempts, "evaluation"),
         samples=_joined(attempts, "sample"),
         journals=[json.loads(each.to_json()) for each in journals],
-        config={**above, "train": _settings(configs[-1])} if configs else above,
+        config={**above, **_settings(configs[-1])} if configs else above,
         partial=True,
     )
 
@@ -300,15 +301,3 @@ def _lines(url: str) -> list[Row]:
         return read_lines(url)
     except ValueError as error:
         raise InputError(f"{url}: expected an object of JSON a line ({error})") from error
-
-
-def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one: {"train": {"steps": 8}} -> {"train.steps": 8}."""
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        tree = dataclasses.asdict(tree)
-    if not isinstance(tree, Mapping):
-        return {prefix: tree}
-    found: dict[str, Any] = {}
-    for name, value in tree.items():
-        found |= flat(value, f"{prefix}.{name}" if prefix else str(name))
-    return found
