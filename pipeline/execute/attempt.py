@@ -32,9 +32,11 @@ from pipeline.errors import (
 from pipeline.execute.logs import capture
 from pipeline.execute.step_context import Emit, Reference, StepContext, Workers
 from pipeline.graph.artifact import Artifact
+from pipeline.graph.external import check_unchanged
 from pipeline.graph.live import Live, Source
 from pipeline.graph.step import StepFunction, recipe
 from pipeline.identity import fingerprint, provenance
+from pipeline.identity.listing import Listing
 from pipeline.store import lease, manifest, outputs, storage
 from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import Manifest, Origin
@@ -53,6 +55,7 @@ class Request:
         recipe: see `Node.recipe`; a live input counts as the build it comes from.
         replaces: attempt of the published output that this one is to replace; empty if none.
         live: those inputs that may still be made, and how.
+        listings: what the external arguments stood for when the run was planned.
     """
 
     step: StepFunction[..., Any]
@@ -65,6 +68,7 @@ class Request:
     recipe: str
     replaces: str = ""
     live: Mapping[str, Source] = field(default_factory=dict)
+    listings: Mapping[str, Listing] = field(default_factory=dict)
 
     @property
     def ledger(self) -> Ledger:
@@ -160,10 +164,12 @@ def _attempt(
     with capture(log, redirect=redirect):
         try:
             inputs = _open_inputs(request)
+            _check_sources(request)
             # Before the body: an edit while it runs is not what runs.
             made_by = provenance.collect(request.step.function)
             body = request.step.function(run, **_grouped(request, inputs), **request.arguments)
             inputs |= _open_followed(request)
+            _check_sources(request)
             seconds = time.monotonic() - clock
             record = _record(request, run, body, inputs, made_by, started, seconds)
             won = _publish(request, held, record)
@@ -193,6 +199,11 @@ def _attempt(
                 resources_unavailable=resources_unavailable,
             )
     return Outcome("published" if won else "reused", time.monotonic() - clock, log=log)
+
+
+def _check_sources(request: Request) -> None:
+    """Before the body, so that no work is lost; and after it, so that none is published."""
+    check_unchanged(request.label, request.step.externals, request.arguments, request.listings)
 
 
 def _overtaken(request: Request) -> bool:
@@ -271,6 +282,7 @@ def _record(
     seconds: float,
 ) -> Manifest:
     contents = {name: found.content for name, (_, found) in inputs.items()}
+    contents |= {name: listing.digest for name, listing in request.listings.items()}
     if isinstance(body, Reference):
         shards, origin = body.artifact.manifest.shards, refer_to(body.artifact, request, body.kind)
         result = dict(body.result)
@@ -298,6 +310,7 @@ def _record(
         seconds=seconds,
         provenance=made_by,
         origin=origin,
+        sources=manifest.keep_sources(request.root, request.listings),
     )
 
 

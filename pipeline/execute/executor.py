@@ -26,6 +26,8 @@ from pipeline.execute.followers import Followers
 from pipeline.execute.reference import refer
 from pipeline.graph.live import Source
 from pipeline.graph.step import Node, topological
+from pipeline.plan.listings import Listings
+from pipeline.plan.plan import source_notes
 from pipeline.plan.state import (
     Selection,
     contents,
@@ -60,6 +62,7 @@ class Execution:
         order: every node of the graph, inputs first.
         published: outputs that are there, by key.
         executed: nodes that were run, in the order they ended.
+        notes: what a user should know of the sources, once `look` has returned.
     """
 
     def __init__(
@@ -94,6 +97,8 @@ class Execution:
         self._generations: dict[str, str] = {}
         self._followers = Followers(self._users)
         self._stop = threading.Event()
+        self._listings = Listings()
+        self.notes: list[str] = []
         self.published: dict[str, Found] = {}
         self.executed: list[Node] = []
 
@@ -105,6 +110,8 @@ class Execution:
             InputError: when the choice of steps cannot be followed.
         """
         seen = look(self.order, self._store)
+        self._listings = seen.listings
+        self.notes = [note for node in self.order for note in source_notes(node, seen)]
         needed = decide(self.targets, self.order, seen, self._choice)
         for node in needed:
             self._replaces[node.key] = seen.replaces(node.key)
@@ -182,7 +189,7 @@ class Execution:
                     self._candidates[node.key] = node
                 continue
             del self._waiting[node.key]
-            held = contents(node, self.published)
+            held = contents(node, self.published, self._listings)
             fresh = node.key in self._forced or self._replaces.get(node.key)
             same = None if fresh else self._store.same(node, held or {})
             if same is not None:
@@ -212,7 +219,7 @@ class Execution:
 
     def _request(self, node: Node) -> Request:
         live = {name: self._source(node.inputs[name]) for name in sorted(node.live)}
-        held = {
+        held = self._listings.digests(node) | {
             name: live[name].generation
             if name in live
             else self.published[child.key].manifest.content
@@ -229,6 +236,7 @@ class Execution:
             recipe=node.recipe(held),
             replaces=self._replaces.get(node.key, ""),
             live=live,
+            listings=self._listings.of(node),
         )
         self._generations[node.key] = request.ledger.generation
         return request
@@ -328,7 +336,7 @@ class Execution:
     def _recheck(self, user: Node) -> None:
         """Queue a published step whose input turned out to hold something else."""
         there = self.published[user.key]
-        if staleness(user, there, self.published):
+        if staleness(user, there, self.published, self._listings):
             self._exposed = True
             del self.published[user.key]
             self._replaces[user.key] = "" if there.shared else there.manifest.attempt
@@ -339,7 +347,7 @@ class Execution:
 
     def _refer(self, node: Node, inputs: dict[str, Found], to: Found) -> Found:
         mine = {name: inputs[child.key] for name, child in node.inputs.items()}
-        return refer(self._store, node, mine, to, "same inputs")
+        return refer(self._store, node, mine, self._listings.of(node), to, "same inputs")
 
     def _fail(self, node: Node, outcome: Outcome) -> None:
         self._tell("failed", node, cause=outcome.cause, log=outcome.log)

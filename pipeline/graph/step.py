@@ -26,6 +26,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from pipeline.errors import InputError
 from pipeline.graph.artifact import Artifact
+from pipeline.graph.external import read_externals
 from pipeline.graph.signature import Input, read_signature
 from pipeline.identity import fingerprint
 
@@ -102,7 +103,9 @@ class Node:
     def recipe(self, contents: Mapping[str, str]) -> str:
         """Digest of the step, its configuration and its inputs' contents (by input name).
 
-        Two nodes that share it make the same thing, whatever their inputs were made from.
+        The digest of what an external argument stands for is a content too, and takes the place of
+        the argument's value. Two nodes that share it make the same thing, whatever their inputs
+        were made from.
         """
         return recipe(self.step, self.canonical_config, contents)
 
@@ -127,7 +130,7 @@ def recipe(
         {
             "step": step.name,
             "version": step.version,
-            "config": canonical_config,
+            "config": {n: v for n, v in canonical_config.items() if n not in contents},
             "contents": dict(contents),
         }
     )
@@ -167,6 +170,7 @@ class StepFunction(Generic[P, A]):
         self.reads_lineage = reads_lineage
         self.advise = advise
         self.check = check
+        self.externals = read_externals(function)
         self._signature, self._inputs, self._runtime, self._classes = read_signature(function)
 
     @property
@@ -186,6 +190,9 @@ class StepFunction(Generic[P, A]):
         except TypeError as error:
             raise InputError(f"{self.label}(): {error}") from None
         bound.apply_defaults()
+        for name, external in self.externals.items():
+            if (value := bound.arguments[name]) is not None:
+                bound.arguments[name] = external.absolute(value)
         inputs, config, runtime = {}, {}, {}
         for name, value in bound.arguments.items():
             if name in self._inputs:
