@@ -333,6 +333,10 @@ def _close(record: RunRecord) -> None:
     """After the end of a run nothing is running or waiting."""
     if record.ended is None:
         return
+    begun = any(step.queued or step.attempts for step in record.steps.values())
+    if record.outcome != "ok" and not begun:
+        for step in record.among("unneeded"):
+            step.state = "unreached"
     for step in record.among("waiting"):
         step.state = "stopped" if step.attempts else "unreached"
     for step in record.among("running"):
