@@ -48,6 +48,17 @@ class Curve:
     dashed: bool = False
 
 
+_STYLE: dict[str, Any] = {
+    **{"svg.hashsalt": "ponente", "svg.fonttype": "none", "font.size": 9, "text.color": INK},
+    **{"axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": FAINT},
+    **{"axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "axes.xmargin": 0.02},
+    **{"axes.grid": True, "grid.color": FAINT, "grid.alpha": 0.25, "grid.linewidth": 0.6},
+    **{"axes.axisbelow": True, "legend.frameon": False, "legend.borderaxespad": 0.2},
+    **{"legend.handlelength": 1.4, "legend.columnspacing": 1.2},
+}
+# Ids in the file follow the salt, so equal data gives equal bytes.
+
+
 def figure(
     draw: Callable[[Any], None],
     y_label: str,
@@ -56,26 +67,13 @@ def figure(
 ) -> str:
     """An SVG of one pair of axes that `draw` fills."""
     import matplotlib
-
-    matplotlib.use("Agg")
     from matplotlib.figure import Figure
 
-    # Ids in the file follow the salt, so equal data gives equal bytes.
-    with matplotlib.rc_context({"svg.hashsalt": "ponente", "font.size": 9, "svg.fonttype": "none"}):
+    with matplotlib.rc_context(_STYLE):
         drawing = Figure(figsize=size, layout="constrained")
-        drawing.patch.set_alpha(0)
         axes = drawing.subplots()
-        axes.patch.set_alpha(0)
-        axes.grid(color=FAINT, alpha=0.25, linewidth=0.6)
-        axes.set_axisbelow(True)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-        for side in ("left", "bottom"):
-            axes.spines[side].set_color(FAINT)
-        axes.tick_params(colors=INK, which="both")
-        axes.margins(x=0.02)
-        axes.set_xlabel(x_label, color=INK)
-        axes.set_ylabel(y_label, color=INK)
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(y_label)
         draw(axes)
         buffer = io.StringIO()
         drawing.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
@@ -83,25 +81,15 @@ def figure(
     return text[text.index("<svg") :]
 
 
-def legend_above(axes: Any, columns: int = 4) -> None:
+def legend_above(axes: Any) -> None:
     """Outside the axes, over their upper edge."""
-    axes.legend(
-        frameon=False,
-        labelcolor=INK,
-        loc="lower left",
-        bbox_to_anchor=(0, 1.0),
-        ncols=columns,
-        borderaxespad=0.2,
-        handlelength=1.4,
-        columnspacing=1.2,
-    )
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4)
 
 
 def chart(
     curves: Sequence[Curve],
     y_label: str,
     *,
-    x_label: str = "step",
     logarithmic: bool = False,
     from_zero: bool = False,
     restarts: Sequence[float] = (),
@@ -111,7 +99,6 @@ def chart(
     Args:
         curves: drawn in order; those with one label for all need no legend.
         y_label: with the unit.
-        x_label: with the unit.
         logarithmic: the vertical axis, where values differ by a factor of ten or more.
         from_zero: whether the vertical axis begins there.
         restarts: where the run resumed from a checkpoint: faint vertical lines.
@@ -129,24 +116,18 @@ def chart(
             axes.set_yscale("log")
         elif from_zero:
             axes.set_ylim(bottom=0)
-        axes.xaxis.set_major_locator(_whole_numbers())
+        axes.locator_params("x", nbins=8, integer=True)
         axes.yaxis.set_major_formatter(lambda value, _: readable(value))
         axes.xaxis.set_major_formatter(lambda value, _: readable(value))
         if len({curve.label for curve in curves}) > 1 or restarts:
             legend_above(axes)
 
-    return figure(draw, y_label, x_label)
+    return figure(draw, y_label)
 
 
 def _decades(curves: Sequence[Curve]) -> float:
     values = [value for curve in curves for value in curve.y if 0 < value < math.inf]
     return math.log10(max(values) / min(values)) if values else 0.0
-
-
-def _whole_numbers() -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(nbins=8, integer=True)
 
 
 def _draw(axes: Any, curve: Curve) -> None:
@@ -183,18 +164,13 @@ def thinned(
 
 def smoothed(values: Sequence[float], share: float = 0.02) -> list[float]:
     """Mean over the points around each one, `share` of all, without those that are not finite."""
-    half = max(1, round(share * len(values) / 2))
-    sums, counts = [0.0], [0]
-    for value in values:
-        finite = math.isfinite(value)
-        sums.append(sums[-1] + (value if finite else 0.0))
-        counts.append(counts[-1] + finite)
-    found = []
-    for index in range(len(values)):
-        begin, end = max(0, index - half), min(len(values), index + half + 1)
-        count = counts[end] - counts[begin]
-        found.append((sums[end] - sums[begin]) / count if count else math.nan)
-    return found
+    import numpy as np
+
+    finite = np.isfinite(values)
+    around = np.ones(2 * max(1, round(share * len(values) / 2)) + 1)
+    counts = np.convolve(finite, around, "same")
+    sums = np.convolve(np.where(finite, values, 0.0), around, "same")
+    return np.where(counts > 0, sums / np.maximum(counts, 1), math.nan).tolist()
 
 
 def readable(value: float) -> str:
@@ -369,7 +345,7 @@ def waterfall_chart(account: Account) -> str:
             # Right of the bar where there is room, left of it otherwise.
             right = end <= 0.99 * account.total or start < 0.3 * account.total
             x, side = (end, "left") if right else (start, "right")
-            axes.text(x / size, row, share, va="center", ha=side, color=INK, fontsize=8)
+            axes.text(x / size, row, share, va="center", ha=side, fontsize=8)
         _rows(axes, [name for name, *_ in bars], 1.22 * account.total / size)
 
     return figure(draw, "", f"wall time, {unit}", (6.4, 0.8 + 0.27 * len(bars)))
