@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from pipeline import Result, StepContext, step
+from pipeline.identity.fingerprint import plain
 from pipeline.pages import readable
 from pipeline.pages.graph import Box, draw
 from pipeline.pages.record import RunRecord as Run
@@ -135,7 +136,7 @@ def _configurations(ancestors: list[Ancestor]) -> list[tuple[str, Any]]:
     for ancestor in ancestors:
         manifest = ancestor.manifest
         about = {"version": manifest.version, "key": manifest.key}
-        found.append((manifest.label, {**readable.configuration(manifest.config), **about}))
+        found.append((manifest.label, {**plain(manifest.config), **about}))
     environment = dict(ancestors[-1].manifest.provenance) if ancestors else {}
     environment.pop("sources", None)
     return [*found, ("environment of the last step", environment)]
@@ -209,7 +210,7 @@ def _scores_card(scores: Scores) -> list[tuple[str, str]]:
     """Of the last checkpoint on the first set; none where only questions were asked."""
     if "bits_per_byte" not in scores.result:
         return []
-    part = scores.manifest.config.get("sequences") is not None
+    part = plain(scores.manifest.config).get("sequences") is not None
     read = f"{scores.result['tokens']:,} tokens of {scores.rows[0]['set']}"
     what = read if part else "whole held-out split"
     return [(f"{scores.result['bits_per_byte']:.3f}", f"bits per byte, {what}")]

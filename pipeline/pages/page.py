@@ -18,6 +18,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pipeline.errors import CorruptOutput
+from pipeline.identity.fingerprint import plain
 from pipeline.pages import readable
 from pipeline.pages import record as run_record
 from pipeline.pages.graph import Box, draw
@@ -173,7 +174,7 @@ def explanation(step: StepRecord, manifest: Manifest | None) -> str:
 
 def _config(step: StepRecord, manifest: Manifest | None) -> dict[str, Any]:
     config = manifest.config if manifest is not None else step.config
-    return {name: readable.configuration(value) for name, value in config.items()}
+    return plain(config)
 
 
 def _result(step: StepRecord, manifest: Manifest | None) -> dict[str, Any]:

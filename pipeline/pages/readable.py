@@ -1,4 +1,4 @@
-"""Times, sizes, numbers and configurations as people write them."""
+"""Times, sizes and numbers as people write them."""
 
 from __future__ import annotations
 
@@ -49,29 +49,6 @@ def number(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:,.6g}" if math.isfinite(value) else str(value)
-
-
-def configuration(tree: Any) -> Any:
-    """A canonical configuration (see `fingerprint.canonical`) without its type tags."""
-    if isinstance(tree, list):
-        return [configuration(item) for item in tree]
-    if not isinstance(tree, dict):
-        return tree
-    if set(tree) == {"class", "fields"}:
-        return configuration(tree["fields"])
-    if set(tree) == {"enum", "member"}:
-        return f"{tree['enum'].rpartition('.')[2]}.{tree['member']}"
-    if len(tree) == 1:
-        ((tag, value),) = tree.items()
-        if tag == "float" and isinstance(value, str):
-            return float.fromhex(value)
-        if tag == "bytes" and isinstance(value, str):
-            return f"0x{value}"
-        if tag in ("list", "tuple", "set") and isinstance(value, list):
-            return configuration(value)
-        if tag == "dict" and isinstance(value, list):
-            return {str(configuration(key)): configuration(item) for key, item in value}
-    return {name: configuration(value) for name, value in tree.items()}
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:

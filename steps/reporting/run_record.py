@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import InputError
 from pipeline.errors import CorruptOutput
-from pipeline.identity.fingerprint import canonical
-from pipeline.pages.readable import configuration
+from pipeline.identity.fingerprint import canonical, plain
 from pipeline.plan.lineage import Ancestor, lineage
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
@@ -111,7 +110,7 @@ def _configuration(ancestors: Iterable[Ancestor], checkpoint: Checkpoint) -> dic
     path, own = _meant(checkpoint.path, checkpoint.manifest)
     read = _read(path, own)
     # A step that continues training has its model from the checkpoint.
-    settings = {**_settings({"model": own.result.get("model")}), **configuration(own.config)}
+    settings = {**_settings({"model": own.result.get("model")}), **plain(own.config)}
     found: dict[str, Any] = {}
     if _CONTINUED in read:
         at, take = settings.pop("at", None), settings.pop("take", None)
@@ -149,9 +148,7 @@ def _above(ancestors: Iterable[Ancestor], paths: Iterable[str]) -> dict[str, Any
             if path not in reached and not is_run(manifest):
                 reached.add(path)
                 stack.extend(_read(path, manifest).values())
-    return {
-        a.manifest.label: configuration(a.manifest.config) for a in ancestors if a.path in reached
-    }
+    return {a.manifest.label: plain(a.manifest.config) for a in ancestors if a.path in reached}
 
 
 def _meant(path: str, manifest: Manifest) -> tuple[str, Manifest]:
@@ -190,7 +187,7 @@ def _settings(said: Mapping[str, Any]) -> dict[str, Any]:
         fields = said.get(part)
         if isinstance(fields, Mapping):
             try:
-                found[part] = configuration(canonical(rebuild(fields)))
+                found[part] = plain(canonical(rebuild(fields)))
             except (InputError, KeyError, TypeError):
                 found[part] = dict(fields)  # of a version with other fields
     return found

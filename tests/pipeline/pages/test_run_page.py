@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 import pytest
 
+from pipeline.identity.fingerprint import plain
 from pipeline.pages import page as run_page
 from pipeline.pages import readable
 from pipeline.pages import record as run_record
@@ -215,10 +216,10 @@ def test_nothing_breaks_out_of_the_page(tmp_path):
         record = run_record.read(prefix, "run")
         return Page(run_page.render(record, {}, found)), Page(run_page.render_index(found))
 
-    for plain, nasty in zip(page_for("plain"), page_for(NASTY), strict=True):
+    for harmless, nasty in zip(page_for("plain"), page_for(NASTY), strict=True):
         assert nasty.wrong == []
-        assert [e["tag"] for e in nasty.elements] == [e["tag"] for e in plain.elements]
-        assert [sorted(e) for e in nasty.elements] == [sorted(e) for e in plain.elements]
+        assert [e["tag"] for e in nasty.elements] == [e["tag"] for e in harmless.elements]
+        assert [sorted(e) for e in nasty.elements] == [sorted(e) for e in harmless.elements]
 
 
 def test_a_corrupt_manifest_is_a_warning_on_the_page(tmp_path):
@@ -299,12 +300,12 @@ def test_readable_numbers():
         "fields": {
             "rate": {"float": (0.1).hex()},
             "names": {"tuple": ["a", {"enum": "m.Kind", "member": "BIG"}]},
-            "weights": {"dict": [["x", {"float": (2.0).hex()}]]},
         },
+        "defaults": {"weights": {"dict": [["x", {"float": (2.0).hex()}]]}},
     }
-    plain = {"rate": 0.1, "names": ["a", "Kind.BIG"], "weights": {"x": 2.0}}
-    assert readable.configuration(tree) == plain
-    assert readable.flat(plain) == {"rate": 0.1, "names": ["a", "Kind.BIG"], "weights.x": 2.0}
+    values = {"rate": 0.1, "names": ["a", "Kind.BIG"], "weights": {"x": 2.0}}
+    assert plain(tree) == values
+    assert readable.flat(values) == {"rate": 0.1, "names": ["a", "Kind.BIG"], "weights.x": 2.0}
     numbers = (True, 1234567, 1 / 3, float("nan"), [1, 2], [[1], 2], None)
     assert [readable.number(n) for n in numbers] == [
         *("True", "1,234,567", "0.333333", "nan", "1, 2", "2 values", "None")
