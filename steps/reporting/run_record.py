@@ -6,7 +6,6 @@ without the pipeline a directory with `metrics.jsonl`. What an older record does
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -103,19 +102,19 @@ def of_checkpoint(checkpoint: Checkpoint, name: str, ancestors: Iterable[Ancesto
 
 
 def _configuration(ancestors: Iterable[Ancestor], checkpoint: Checkpoint) -> dict[str, Any]:
-    """By step: a run's own under "train", also where two runs call their steps differently.
+    """A run's own settings, and by step those of what it was made from.
 
     Of a selected run it is that of the run that was chosen.
     """
     path, own = _meant(checkpoint.path, checkpoint.manifest)
     read = _read(path, own)
-    # A step that trains on is not told the model, which it has from the checkpoint.
+    # A step that continues training has its model from the checkpoint.
     settings = {**_settings({"model": own.result.get("model")}), **plain(own.config)}
     found: dict[str, Any] = {}
     if _CONTINUED in read:
         at, take = settings.pop("at", None), settings.pop("take", None)
         found["continues"] = _TAKEN.get(take, f"with {take} of ") + _point(read[_CONTINUED], at)
-    return {**found, **_above(ancestors, read.values()), "train": settings}
+    return {**found, **_above(ancestors, read.values()), **settings}
 
 
 def _point(path: str, at: int | None) -> str:
@@ -227,7 +226,7 @@ def of_directory(url: str, name: str) -> RunRecord:
         evaluations=_joined(attempts, "evaluation"),
         samples=_joined(attempts, "sample"),
         journals=[json.loads(each.to_json()) for each in journals],
-        config={**above, "train": _settings(configs[-1])} if configs else above,
+        config={**above, **_settings(configs[-1])} if configs else above,
         partial=True,
     )
 
@@ -298,15 +297,3 @@ def _lines(url: str) -> list[Row]:
         return read_lines(url)
     except ValueError as error:
         raise InputError(f"{url}: expected an object of JSON a line ({error})") from error
-
-
-def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one: {"train": {"steps": 8}} -> {"train.steps": 8}."""
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        tree = dataclasses.asdict(tree)
-    if not isinstance(tree, Mapping):
-        return {prefix: tree}
-    found: dict[str, Any] = {}
-    for name, value in tree.items():
-        found |= flat(value, f"{prefix}.{name}" if prefix else str(name))
-    return found
