@@ -22,7 +22,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from data.local_digest import digest_files
 from data.ranges import WEB, FileState, info, look, protocol, state_of
-from data.retries import patiently, shown, within
+from data.retries import shown, with_retries, within
 from data.source import PYTHON_DOCS, check_embedded, is_embedded
 from pipeline.errors import InputError
 from pipeline.identity.listing import ListedFile, Listing
@@ -126,7 +126,7 @@ def _remote_file(fs: Any, name: str, match: _Match, seconds: float) -> ListedFil
     path, about = match
     if about is None:
         url = fs.unstrip_protocol(path)
-        about = patiently(url, lambda left: within(left, lambda: info(fs, path, left)), seconds)
+        about = with_retries(url, lambda left: within(left, lambda: info(fs, path, left)), seconds)
     if lfs := about.get("lfs"):
         digest = f"sha256 {lfs['sha256']}"
     else:
@@ -145,7 +145,7 @@ def _find(source: str, seconds: float | None) -> tuple[Any, str, list[_Match], l
     fs, path = _filesystem(source, seconds)
     if not isinstance(fs, LocalFileSystem):
         fs.invalidate_cache()
-    files, folders = patiently(
+    files, folders = with_retries(
         f"source {source!r}",
         lambda left: within(left, lambda: _matches(fs, path, left)),
         None if end is None else max(end - time.monotonic(), 1.0),
@@ -233,7 +233,7 @@ def _resolve_branch(source: str, seconds: float) -> tuple[str, str, str]:
             place.id, repo_type=place.type, revision=place.revision, timeout=left
         ).sha
 
-    place, commit = patiently(
+    place, commit = with_retries(
         f"source {source!r}", lambda left: within(left, lambda: ask(left)), seconds
     )
     kind = {"dataset": "datasets/", "space": "spaces/"}.get(place.type, "")

@@ -23,7 +23,7 @@ from typing import IO, Any, NamedTuple
 from fsspec.asyn import sync
 from fsspec.implementations.local import LocalFileSystem
 
-from data.retries import Answered, NotThere, TryAgain, patiently, shown, within
+from data.retries import Answered, NotThere, TryAgain, shown, with_retries, within
 from pipeline.errors import InputError
 from pipeline.store import storage
 
@@ -62,7 +62,7 @@ def look(url: str) -> FileState:
             return _local_state(os.stat(path))
         except FileNotFoundError:
             raise NotThere(f"{url}: expected a file, found none; check the source") from None
-    state = state_of(patiently(url, lambda left: within(left, lambda: info(fs, path, left))))
+    state = state_of(with_retries(url, lambda left: within(left, lambda: info(fs, path, left))))
     if state is None:
         raise InputError(f"{shown(url)}: the server does not say the file's size; copy the file")
     return state
@@ -147,7 +147,7 @@ class RangeFile(io.RawIOBase):
                 raise _no_ranges(self._url)
             raise TryAgain(f"{len(data):,} bytes of {stop - start:,}")
 
-        return patiently(f"{self._url}: bytes {start}-{stop - 1}", once)
+        return with_retries(f"{self._url}: bytes {start}-{stop - 1}", once)
 
 
 def changed(url: str) -> InputError:

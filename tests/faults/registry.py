@@ -23,6 +23,7 @@ _MODULES = (
     "remote",
     "leases",
     "interrupts",
+    "screen",
     "cache_damage",
     "cache_full",
     "checkpoint_damage",
