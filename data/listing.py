@@ -164,7 +164,7 @@ def _filesystem(source: str, seconds: float | None) -> tuple[Any, str]:
         return storage.filesystem(source)
     # A little less, so that what the client says comes before the time is up.
     found = functools.partial(storage.filesystem, source, 0.8 * seconds)
-    return patiently(f"source {source!r}", lambda left: within(left, found), seconds)
+    return with_retries(f"source {source!r}", lambda left: within(left, found), seconds)
 
 
 def _matches(fs: Any, path: str, left: float) -> tuple[list[_Match], list[str]]:
