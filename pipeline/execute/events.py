@@ -93,6 +93,18 @@ class EventLog:
             logger.warning("%s: events cannot be kept: %s", self.url, error)
         self._broken = True
 
+    def keep_diff(self, diff: str) -> str:
+        """Keep what the run's code has uncommitted; its place in the store, empty for none."""
+        url = self.url.removesuffix(".jsonl") + ".diff"
+        if not diff:
+            return ""
+        try:
+            storage.write_atomic(url, diff.encode(errors="surrogateescape"))
+        except (OSError, PonenteError) as error:
+            self._complain(error)
+            return ""
+        return "/".join(url.rsplit("/", 2)[1:])
+
     def close(self) -> None:
         """Keep what is not kept yet."""
         try:
