@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.errors import PonenteError
 from pipeline.graph.node import Node
@@ -89,7 +90,7 @@ class Store:
             except (PonenteError, OSError, ValueError, TypeError, KeyError) as error:
                 logger.warning("index of %s is passed over: %s", prefix, error)
                 continue
-            if found is not None and found.recipe == recipe and _agrees(found, node):
+            if found is not None and found.recipe == recipe and _agrees(found, node, contents):
                 return Found(path, found, shared=prefix != self.prefix)
         return None
 
@@ -105,9 +106,26 @@ class Store:
         ]
 
 
-def _agrees(found: Manifest, node: Node) -> bool:
-    """Whether no default was changed since an output of the node's recipe was made."""
-    return not fingerprint.difference(found.config, node.identity.config)
+def _agrees(found: Manifest, node: Node, contents: Mapping[str, str]) -> bool:
+    """Whether no default was changed since an output of the node's recipe was made.
+
+    Where an external argument lies makes no difference: what it stands for is in `contents`.
+    """
+    old, new = (_without(config, contents) for config in (found.config, node.identity.config))
+    return not fingerprint.difference(old, new)
+
+
+def _without(config: Any, names: Iterable[str]) -> Any:
+    """A configuration without some arguments, given or at their default."""
+    if not isinstance(config, dict):
+        return config
+    gone = set(names)
+    return {
+        part: {name: value for name, value in values.items() if name not in gone}
+        if isinstance(values, dict)
+        else values
+        for part, values in config.items()
+    }
 
 
 def remember(path: str, recipe: str, key: str) -> None:
