@@ -16,7 +16,7 @@ from pipeline.plan.plan import Planned
 from pipeline.plan.plan import plan as planned
 from pipeline.plan.state import pick, resolve
 from pipeline.store import storage
-from pipeline.store.tidy import ATTEMPTS
+from pipeline.store.manifest import ATTEMPTS
 
 
 def _entries(context: Context) -> list[Planned]:
@@ -147,6 +147,8 @@ def show(context: Context) -> int:
         kind = manifest.origin.kind if manifest.origin else "shared store"
         say(f"  files are   {entry.found.origin} ({kind})")
     _section("source", {name: str(summary) for name, summary in manifest.sources.items()})
+    for line in manifest.origin.differences if manifest.origin else ():
+        say(f"  ignoring    {line}")
     _section("config", _configuration(entry.node))
     _section("result", {k: v for k, v in manifest.result.items() if k != "headline"})
     up = [a for a in lineage([path]) if a.path != path]

@@ -36,6 +36,15 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name for name in text.split(",") if name)
 
 
+def _age(text: str) -> float:
+    """Seconds of "14d", "12h", "30m" or "90s"."""
+    units = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0}
+    number, unit = text[:-1], text[-1:]
+    if unit not in units or not number.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a number and d, h, m or s, got {text!r}")
+    return int(number) * units[unit]
+
+
 def parser(presets: Mapping[str, Any]) -> argparse.ArgumentParser:
     """The engine's flags."""
     made = argparse.ArgumentParser(
@@ -65,7 +74,12 @@ def parser(presets: Mapping[str, Any]) -> argparse.ArgumentParser:
     add("--executor", choices=("ray", "inline"), default="ray")
     add("--cluster", default=os.environ.get("RAY_ADDRESS"), help="address of a Ray cluster to join")
     add("--delete", action="store_true", help="gc: delete what it lists")
+    add("--presets-only", action="store_true", help="gc: list outputs of recorded runs too")
+    add("--older-than", type=_age, default=0.0, metavar="14d", help="gc: keep what is younger")
+    add("--keep", type=_names, default=(), metavar="STEP|DIR,...", help="gc: keep these")
     add("--from", dest="source", metavar="DIR", help="adopt: the output to adopt")
+    add("--undo", action="store_true", help="adopt: remove an adopted output")
+    add("--yes", action="store_true", help="gc, adopt, unlock: do not ask")
     add("--html", metavar="FILE", help="graph: write a page")
     add("--json", action="store_true", help="show: the manifest as it is")
     add("-h", "--help", action="store_true")

@@ -388,7 +388,7 @@ class Execution:
         attempt, path = self._attempts.pop(node.key, ""), self._store.path(node)
         try:
             owner = lease.holder(path) if attempt else None
-            if owner is not None and owner["number"] == int(attempt.partition("-")[0]):
+            if owner is not None and owner.number == int(attempt.partition("-")[0]):
                 lease.end(path)
         except (PonenteError, OSError) as error:
             logger.warning("%s: the lease cannot be released: %s", path, error)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pipeline.errors import PonenteError
 from pipeline.graph.node import Node
@@ -21,6 +21,7 @@ from pipeline.store import manifest, storage
 from pipeline.store.manifest import Manifest
 
 _INDEX = "index"
+_OUTPUT_NAME = re.compile(r".+-[0-9a-f]{20}")
 
 logger = logging.getLogger("ponente")
 
@@ -98,34 +99,20 @@ class Store:
         return storage.join(prefix, _INDEX, recipe[:2], f"{recipe}.json")
 
     def outputs(self) -> list[str]:
-        """Directories of the user's own store that look like a step's, by name."""
-        return [
-            name
-            for name in storage.list_names(self.prefix)
-            if len(name.rpartition("-")[2]) == 20 and name.rpartition("-")[0]
-        ]
+        """Directories of the user's own store that are named as an output's, by name."""
+        return [name for name in storage.list_names(self.prefix) if is_output_name(name)]
+
+
+def is_output_name(name: str) -> bool:
+    """Whether a directory is named as an output's: step, dash, the beginning of a key."""
+    return _OUTPUT_NAME.fullmatch(name) is not None
 
 
 def _agrees(found: Manifest, node: Node, contents: Mapping[str, str]) -> bool:
-    """Whether no default was changed since an output of the node's recipe was made.
-
-    Where an external argument lies makes no difference: what it stands for is in `contents`.
-    """
-    old, new = (_without(config, contents) for config in (found.config, node.identity.config))
-    return not fingerprint.difference(old, new)
-
-
-def _without(config: Any, names: Iterable[str]) -> Any:
-    """A configuration without some arguments, given or at their default."""
-    if not isinstance(config, dict):
-        return config
-    gone = set(names)
-    return {
-        part: {name: value for name, value in values.items() if name not in gone}
-        if isinstance(values, dict)
-        else values
-        for part, values in config.items()
-    }
+    """Whether no default was changed since an output of the node's recipe was made."""
+    lines = fingerprint.difference(found.config, node.identity.config)
+    # The location of a source may differ: its listing is among the contents.
+    return all(line.partition(":")[0] in contents for line in lines)
 
 
 def remember(path: str, recipe: str, key: str) -> None:

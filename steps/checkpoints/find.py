@@ -20,8 +20,7 @@ from pipeline.execute.attempt import relative
 from pipeline.store import storage
 from pipeline.store.ledger import DIRECTORY as LEDGER
 from pipeline.store.ledger import Ledger
-from pipeline.store.manifest import Manifest, Shard, beside, load
-from pipeline.store.tidy import ATTEMPTS
+from pipeline.store.manifest import ATTEMPTS, Manifest, Shard, beside, load
 from steps.artifacts import Checkpoint, Sequences, TokenCache, Tokenizer
 from training.config import TrainConfig
 
@@ -92,7 +91,7 @@ def describe(
     run: StepContext, sequences: Sequences, model: TransformerConfig, train: TrainConfig
 ) -> None:
     """Record, before training begins, what every checkpoint of this step is a checkpoint of."""
-    if run.ledger.find(ABOUT) is not None:
+    if run.finished(ABOUT):
         return
     about = {
         "model": dataclasses.asdict(model),

@@ -18,8 +18,7 @@ from pipeline.identity.fingerprint import canonical, plain
 from pipeline.plan.lineage import Ancestor, lineage
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
-from pipeline.store.manifest import Manifest, beside, chosen, load
-from pipeline.store.tidy import ATTEMPTS
+from pipeline.store.manifest import ATTEMPTS, KEEP, Manifest, beside, chosen, load
 from steps.checkpoints.find import ABOUT, is_run
 
 if TYPE_CHECKING:
@@ -211,7 +210,7 @@ def of_directory(url: str, name: str) -> RunRecord:
     generation, journals = _attempts(root, attempt) if inside else _attempts(url)
     if journals:
         step = root if inside else url
-        attempts = [_entries(storage.join(step, ATTEMPTS, each.attempt)) for each in journals]
+        attempts = [_entries(storage.join(step, ATTEMPTS, a.attempt, KEEP)) for a in journals]
         above = _lineage(Ledger(step, generation))
     else:
         journals = read_journals(storage.join(url, "journal"))
