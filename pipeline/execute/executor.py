@@ -38,7 +38,7 @@ from pipeline.plan.state import (
     staleness,
 )
 from pipeline.store import lease, manifest
-from pipeline.store.builds import claim_build
+from pipeline.store.builds import claim_build, confirm
 from pipeline.store.ledger import Ledger
 from pipeline.store.outputs import Found, Store
 
@@ -117,6 +117,8 @@ class Execution:
                 if node.key in seen.same:
                     found = self._refer(node, seen.found, found)
                     seen.found[node.key] = found
+                if not found.shared:
+                    confirm(found.path, found.manifest, node.identity.config)
                 self.published[node.key] = found
                 self._tell("hit", node, seconds=found.manifest.seconds, origin=found.origin)
         return needed
@@ -132,8 +134,9 @@ class Execution:
             StepFailed: after everything already running has ended, naming the failures.
             Cancelled: when `stop` was called.
         """
-        shared = provenance.collect(node.step.function for node in needed)
-        self._provenance = {**shared.record, "diff": self._log.keep_diff(shared.diff)}
+        if needed:
+            shared = provenance.collect(node.step.function for node in needed)
+            self._provenance = {**shared.record, "diff": self._log.keep_diff(shared.diff)}
         for node in needed:
             self._enqueue(node)
         # A published step above one that runs can turn stale; without any, nothing needs watching.

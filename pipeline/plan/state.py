@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from pipeline.errors import CorruptOutput, InputError
 from pipeline.graph.node import Node, topological, unique_labels
-from pipeline.identity import fingerprint
+from pipeline.store.builds import changed_defaults
 from pipeline.store.outputs import Found, Store
 
 DAMAGED = "damaged"
@@ -87,7 +87,7 @@ def staleness(node: Node, found: Found, inputs: dict[str, Found]) -> str:
 
     Its key is the node's, so what its configuration has otherwise are defaults that were changed.
     """
-    if lines := fingerprint.difference(found.manifest.config, node.identity.config):
+    if lines := changed_defaults(found.path, found.manifest, node.identity.config):
         return "; ".join(lines)
     for name, child in node.inputs.items():
         # An adopted output may not say which inputs it had; then there is nothing to compare.

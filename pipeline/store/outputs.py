@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from pipeline.errors import PonenteError
 from pipeline.graph.node import Node
-from pipeline.identity import digests, fingerprint
+from pipeline.identity import digests
 from pipeline.store import manifest, storage
+from pipeline.store.builds import changed_defaults
 from pipeline.store.manifest import Manifest
 
 _INDEX = "index"
@@ -89,7 +90,9 @@ class Store:
             except (PonenteError, OSError, ValueError, TypeError, KeyError) as error:
                 logger.warning("index of %s is passed over: %s", prefix, error)
                 continue
-            if found is not None and found.recipe == recipe and _agrees(found, node):
+            if found is None or found.recipe != recipe:
+                continue
+            if not changed_defaults(path, found, node.identity.config):
                 return Found(path, found, shared=prefix != self.prefix)
         return None
 
@@ -103,11 +106,6 @@ class Store:
             for name in storage.list_names(self.prefix)
             if len(name.rpartition("-")[2]) == 20 and name.rpartition("-")[0]
         ]
-
-
-def _agrees(found: Manifest, node: Node) -> bool:
-    """Whether no default was changed since an output of the node's recipe was made."""
-    return not fingerprint.difference(found.config, node.identity.config)
 
 
 def remember(path: str, recipe: str, key: str) -> None:

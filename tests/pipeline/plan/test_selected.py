@@ -72,7 +72,7 @@ def test_selections_are_as_different_as_what_their_winners_open(tmp_path):
     store = str(tmp_path)
     bring_up(store, opened(_largest(_clamped(100))))
     other = opened(_largest(_clamped(5)))
-    assert executed(store, other) == ["clamp", "order", "selection", "opened"]
+    assert executed(store, other) == ["clamp", "order", "select", "opened"]
     assert result(store, other)["total"] == sum(min(n, 5) for n in range(10))
 
 
