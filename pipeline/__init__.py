@@ -7,6 +7,7 @@ from pipeline.cli import main
 from pipeline.errors import InputError, PonenteError
 from pipeline.execute.step_context import GangProcess, StepContext
 from pipeline.graph.artifact import Artifact
+from pipeline.graph.external import External
 from pipeline.graph.hardware import Hardware, local, pod
 from pipeline.graph.live import Live
 from pipeline.graph.node import named
@@ -16,6 +17,7 @@ from pipeline.sweep import select, sweep
 
 __all__ = [
     "Artifact",
+    "External",
     "GangProcess",
     "Hardware",
     "InputError",

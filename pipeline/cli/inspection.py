@@ -37,13 +37,15 @@ def plan(context: Context) -> int:
     width = max(len(label) for label in labels.values()) + 1
     say(f"store {context.store.prefix}")
     for entry in entries:
-        action = "run" if entry.needed else "reuse" if entry.status == "hit" else "skip"
+        action = "run" if entry.needed else "reuse" if entry.reused else "skip"
         beside = f" (follows {', '.join(entry.beside)} while it runs)" if entry.beside else ""
         label = f"{labels[entry.node.key]:<{width}}"
         say(f"{action:<6} {label} {entry.status:<8} {entry.reason}{beside}")
     warnings = [warning for entry in entries for warning in entry.warnings]
     for warning in warnings:
         say(f"warning: {warning}")
+    for note in (note for entry in entries for note in entry.notes):
+        say(f"warning: {note}")
     for entry in entries:
         for advice in entry.node.advice():
             say(f"warning: {labels[entry.node.key]}: {advice}")
@@ -144,6 +146,7 @@ def show(context: Context) -> int:
     if entry.found.origin:
         kind = manifest.origin.kind if manifest.origin else "shared store"
         say(f"  files are   {entry.found.origin} ({kind})")
+    _section("source", {name: str(summary) for name, summary in manifest.sources.items()})
     _section("config", _configuration(entry.node))
     _section("result", {k: v for k, v in manifest.result.items() if k != "headline"})
     up = [a for a in lineage([path]) if a.path != path]

@@ -32,10 +32,12 @@ from pipeline.errors import (
 from pipeline.execute.logs import capture
 from pipeline.execute.step_context import Emit, Reference, StepContext, Workers
 from pipeline.graph.artifact import Artifact
+from pipeline.graph.external import check_unchanged
 from pipeline.graph.live import Live, Source
 from pipeline.graph.step import StepSpec
 from pipeline.identity import digests, provenance
 from pipeline.identity.digests import Identity
+from pipeline.identity.listing import Listing
 from pipeline.store import lease, manifest, outputs, storage
 from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import Manifest, Origin
@@ -56,6 +58,7 @@ class Request:
         provenance: what the run says of where its outputs come from.
         replaces: attempt of the published output that this one is to replace; empty if none.
         live: those inputs that may still be made, and how.
+        listings: what the external arguments stood for when the run was planned.
     """
 
     step: StepSpec[..., Any]
@@ -69,6 +72,7 @@ class Request:
     provenance: Mapping[str, Any]
     replaces: str = ""
     live: Mapping[str, Source] = field(default_factory=dict)
+    listings: Mapping[str, Listing] = field(default_factory=dict)
 
     @property
     def ledger(self) -> Ledger:
@@ -159,10 +163,12 @@ def _attempt(
     with capture(log, redirect=redirect):
         try:
             inputs = _open_inputs(request)
+            _check_sources(request)
             # Before the body: an edit while it runs is not what runs.
             worker = provenance.of_worker(request.step.function, request.step.environment)
             body = request.step.function(run, **_grouped(request, inputs), **request.arguments)
             inputs |= _open_followed(request)
+            _check_sources(request)
             seconds = time.monotonic() - clock
             made_by = {**request.provenance, **worker}
             record = _record(request, run, body, inputs, made_by, started, seconds)
@@ -193,6 +199,11 @@ def _attempt(
                 resources_unavailable=resources_unavailable,
             )
     return Outcome("published" if won else "reused", time.monotonic() - clock, log=log)
+
+
+def _check_sources(request: Request) -> None:
+    """Before the body, so that no work is lost; and after it, so that none is published."""
+    check_unchanged(request.label, request.step.externals, request.arguments, request.listings)
 
 
 def _overtaken(request: Request) -> bool:
@@ -271,6 +282,7 @@ def _record(
     seconds: float,
 ) -> Manifest:
     contents = {name: found.content for name, (_, found) in inputs.items()}
+    contents |= {name: listing.digest for name, listing in request.listings.items()}
     if isinstance(body, Reference):
         shards, origin = body.artifact.manifest.shards, refer_to(body.artifact, request, body.kind)
         result = dict(body.result)
@@ -299,6 +311,7 @@ def _record(
         seconds=seconds,
         provenance=made_by,
         origin=origin,
+        sources=manifest.keep_sources(request.root, request.listings),
     )
 
 

@@ -27,6 +27,8 @@ from pipeline.execute.reference import refer
 from pipeline.graph.live import Source
 from pipeline.graph.node import Node, topological
 from pipeline.identity import digests, provenance
+from pipeline.plan.listings import Listings
+from pipeline.plan.plan import source_notes
 from pipeline.plan.state import (
     Selection,
     contents,
@@ -62,6 +64,7 @@ class Execution:
         order: every node of the graph, inputs first.
         published: outputs that are there, by key.
         executed: nodes that were run, in the order they ended.
+        notes: what a user should know of the sources, once `look` has returned.
     """
 
     def __init__(
@@ -97,6 +100,8 @@ class Execution:
         self._followers = Followers(self._users)
         self._provenance: dict[str, Any] = {}
         self._stop = threading.Event()
+        self._listings = Listings()
+        self.notes: list[str] = []
         self.published: dict[str, Found] = {}
         self.executed: list[Node] = []
 
@@ -108,6 +113,8 @@ class Execution:
             InputError: when the choice of steps cannot be followed.
         """
         seen = look(self.order, self._store)
+        self._listings = seen.listings
+        self.notes = [note for node in self.order for note in source_notes(node, seen)]
         needed = decide(self.targets, self.order, seen, self._choice)
         for node in needed:
             self._replaces[node.key] = seen.replaces(node.key)
@@ -190,7 +197,7 @@ class Execution:
                     self._candidates[node.key] = node
                 continue
             del self._waiting[node.key]
-            held = contents(node, self.published)
+            held = contents(node, self.published, self._listings)
             fresh = node.key in self._forced or self._replaces.get(node.key)
             same = None if fresh else self._store.same(node, held or {})
             if same is not None:
@@ -220,7 +227,7 @@ class Execution:
 
     def _request(self, node: Node) -> Request:
         live = {name: self._source(node.inputs[name]) for name in sorted(node.live)}
-        held = {
+        held = self._listings.digests(node) | {
             name: live[name].build if name in live else self.published[child.key].manifest.content
             for name, child in node.inputs.items()
         }
@@ -242,6 +249,7 @@ class Execution:
             provenance=self._provenance,
             replaces=replaces,
             live=live,
+            listings=self._listings.of(node),
         )
 
     def _place(self, node: Node) -> str:
@@ -339,7 +347,7 @@ class Execution:
     def _recheck(self, user: Node) -> None:
         """Queue a published step whose input turned out to hold something else."""
         there = self.published[user.key]
-        if staleness(user, there, self.published):
+        if staleness(user, there, self.published, self._listings):
             self._exposed = True
             del self.published[user.key]
             self._replaces[user.key] = "" if there.shared else there.manifest.attempt
@@ -350,7 +358,7 @@ class Execution:
 
     def _refer(self, node: Node, inputs: dict[str, Found], to: Found) -> Found:
         mine = {name: inputs[child.key] for name, child in node.inputs.items()}
-        return refer(self._store, node, mine, to, "same inputs")
+        return refer(self._store, node, mine, self._listings.of(node), to, "same inputs")
 
     def _fail(self, node: Node, outcome: Outcome) -> None:
         self._tell("failed", node, cause=outcome.cause, log=outcome.log)

@@ -25,6 +25,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from pipeline.errors import InputError
 from pipeline.graph.artifact import Artifact
+from pipeline.graph.external import External, read_externals
 from pipeline.graph.node import Node
 from pipeline.graph.signature import Input, Signature, read_signature
 
@@ -100,6 +101,11 @@ class StepSpec(Generic[P, A]):
     def _signature(self) -> Signature:
         return read_signature(self.function)
 
+    @functools.cached_property
+    def externals(self) -> Mapping[str, External]:
+        """Its arguments that name data outside the store."""
+        return read_externals(self.function)
+
     @property
     def label(self) -> str:
         """What it is called on a screen."""
@@ -127,6 +133,9 @@ class StepSpec(Generic[P, A]):
         except TypeError as error:
             raise InputError(f"{self.label}(): {error}") from None
         bound.apply_defaults()
+        for name, external in self.externals.items():
+            if (value := bound.arguments[name]) is not None:
+                bound.arguments[name] = external.absolute(value)
         inputs, config, runtime = {}, {}, {}
         for name, value in bound.arguments.items():
             if name in self.inputs:

@@ -55,9 +55,13 @@ def recipe(identity: Identity, contents: Mapping[str, str]) -> str:
 
     Args:
         identity: of the node.
-        contents: content by input name; of an input that is still being made, its build's id.
+        contents: content by input name; of an input that is still being made, its build's id. The
+            digest of what an external argument stands for is one too, in place of its value.
     """
-    return digest({**identity.to_json(), "contents": dict(contents)})
+    config = without_defaults(identity.config)
+    fields = {n: value for n, value in config["fields"].items() if n not in contents}
+    made_from = {**identity.to_json(), "config": {"fields": fields}, "contents": dict(contents)}
+    return digest(made_from)
 
 
 def build_id(recipe: str, replaces: str, number: int = 0) -> str:

@@ -12,16 +12,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.errors import CorruptOutput, InputError
+from pipeline.identity.listing import ListedFile, Listing, Summary, files_from_bytes
 from pipeline.store import decode, storage
 
 SCHEMA = 3
 _SHA256 = re.compile("[0-9a-f]{64}")
 NAME = "manifest.json"
+SOURCES = "sources"  # directory of listings beside it
 SELECTION = "select"  # stable name of the step behind `pipeline.sweep.select`
 
 _LIST_FROM = 4  # files
@@ -121,6 +123,7 @@ class Manifest:
         started: Unix time in seconds; `seconds`: wall time of the publishing attempt.
         provenance: git commit, source digests, package versions (see `provenance.py`).
         origin: whose files these are, when they are not this output's own.
+        sources: what each external argument stood for; `source_files` has the files.
     """
 
     key: str
@@ -139,6 +142,7 @@ class Manifest:
     provenance: dict[str, Any]
     build: str = ""
     origin: Origin | None = None
+    sources: dict[str, Summary] = field(default_factory=dict)
     schema: int = SCHEMA
 
     def shard(self, name: str) -> Shard:
@@ -167,6 +171,25 @@ class Manifest:
 def beside(path: str, directory: str) -> str:
     """The directory a manifest in `path` means by `directory`: a sibling's name, or a URL."""
     return directory if "/" in directory else storage.join(path.rpartition("/")[0], directory)
+
+
+def keep_sources(path: str, listings: Mapping[str, Listing]) -> dict[str, Summary]:
+    """Write the files of listings into the step directory `path`; returns what to record."""
+    for listing in listings.values():
+        if listing.files:
+            url = storage.join(path, SOURCES, f"{listing.digest}.json")
+            storage.create(url, listing.to_bytes())
+    return {name: listing.summary for name, listing in listings.items()}
+
+
+def source_files(path: str, summary: Summary) -> tuple[ListedFile, ...] | None:
+    """The files of a listing recorded in the step directory `path`; None if they are not there."""
+    try:
+        return files_from_bytes(
+            storage.read_bytes(storage.join(path, SOURCES, f"{summary.digest}.json"))
+        )
+    except (FileNotFoundError, ValueError, TypeError, InputError):
+        return None
 
 
 def chosen(path: str, manifest: Manifest) -> tuple[str, Manifest]:
@@ -214,6 +237,8 @@ def parse(url: str) -> Manifest | None:
                 f"{url}: schema {schema}, this version reads {SCHEMA}; "
                 "move the directory away and run again"
             )
+        if isinstance(tree, dict):
+            tree.setdefault("sources", {})  # manifests of steps without any may lack it
         manifest = decode.build(Manifest, tree)
         for shard in manifest.shards:
             shard.check()

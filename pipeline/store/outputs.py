@@ -76,8 +76,8 @@ class Store:
         return Found(path, found, shared=True) if found is not None else None
 
     def same(self, node: Node, contents: Mapping[str, str]) -> Found | None:
-        """An output made by the node's step and configuration from inputs of these contents."""
-        if node.step.reads_lineage or not node.inputs:
+        """An output that the node's step and configuration made from these contents."""
+        if node.step.reads_lineage or not contents:
             return None
         recipe = digests.recipe(node.identity, contents)
         for prefix in (self.prefix, *self.shared):
