@@ -233,7 +233,7 @@ class Execution:
         }
         replaces, root = self._replaces.get(node.key, ""), self._store.path(node)
         recipe, config = digests.recipe(node.identity, held), node.identity.config
-        build = claim_build(root, recipe, replaces, config)
+        build = claim_build(root, recipe, replaces, config, held)
         for line in build.conflicts:
             self._tell("warning", node, message=f"an unfinished build is not resumed: {line}")
         self._builds[node.key] = build.id

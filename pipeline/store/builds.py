@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,35 +40,52 @@ class Build:
     conflicts: tuple[str, ...] = ()
 
 
-def find_build(root: str, recipe: str, replaces: str, config: Any) -> Build:
-    """The build in the step directory `root` that an attempt with this configuration belongs to."""
+def find_build(
+    root: str, recipe: str, replaces: str, config: Any, contents: Collection[str] = ()
+) -> Build:
+    """The build in the step directory `root` that an attempt with this configuration belongs to.
+
+    Args:
+        root: URL of the directory.
+        recipe: what is made.
+        replaces: attempt of the published output that is to be replaced; empty for none.
+        config: full canonical configuration.
+        contents: names of what the recipe has by content, which configurations may have otherwise.
+    """
     conflicts: tuple[str, ...] = ()
     for number in itertools.count():
         build = digests.build_id(recipe, replaces, number)
-        found = tuple(_differences(root, build, config))
+        found = tuple(_differences(root, build, config, contents))
         if not found:
             return Build(build, conflicts)
         conflicts = conflicts or found
     raise AssertionError("unreachable")
 
 
-def claim_build(root: str, recipe: str, replaces: str, config: Any) -> Build:
+def claim_build(
+    root: str, recipe: str, replaces: str, config: Any, contents: Collection[str] = ()
+) -> Build:
     """`find_build`, and record there that an attempt with this configuration takes part in it."""
     while True:
-        build = find_build(root, recipe, replaces, config)
+        build = find_build(root, recipe, replaces, config, contents)
         _record(root, build.id, config)
         # Another driver, with other defaults, may have claimed it at the same moment.
-        if not any(_differences(root, build.id, config)):
+        if not any(_differences(root, build.id, config, contents)):
             return build
 
 
-def changed_defaults(path: str, published: Manifest, config: Any) -> list[str]:
-    """What an output that is published under the configuration's key has otherwise, a line each."""
+def changed_defaults(
+    path: str, published: Manifest, config: Any, contents: Collection[str] = ()
+) -> list[str]:
+    """What the output in directory `path` was made with otherwise, a line each.
+
+    Its key or its recipe is the configuration's; `contents` as for `find_build`.
+    """
     if published.config == config:
         return []
-    lines = fingerprint.difference(published.config, config)
-    # A field that it lacks had a default when runs began to take it for the same.
-    return lines or list(_differences(path, published.build, config))
+    lines = _difference(published.config, config, contents)
+    # A field that it lacks had a default when a run first took it for the same.
+    return lines or list(_differences(path, published.build, config, contents))
 
 
 def confirm(path: str, published: Manifest, config: Any) -> None:
@@ -77,19 +94,24 @@ def confirm(path: str, published: Manifest, config: Any) -> None:
         _record(path, published.build, config)
 
 
+def _difference(old: Any, new: Any, contents: Collection[str]) -> list[str]:
+    was, now = (fingerprint.without_fields(config, contents) for config in (old, new))
+    return fingerprint.difference(was, now)
+
+
 def _record(root: str, build: str, config: Any) -> None:
     name = fingerprint.digest(config)[:16] + _ENDING
     storage.create(storage.join(root, DIRECTORY, build, name), json.dumps(config).encode())
 
 
-def _differences(root: str, build: str, config: Any) -> Iterator[str]:
+def _differences(root: str, build: str, config: Any, contents: Collection[str]) -> Iterator[str]:
     directory = storage.join(root, DIRECTORY, build)
     for name in storage.list_names(directory):
         if not name.endswith(_ENDING):
             continue
         url = storage.join(directory, name)
         try:
-            yield from fingerprint.difference(storage.read_json(url), config)
+            yield from _difference(storage.read_json(url), config, contents)
         except FileNotFoundError:
             continue
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -92,7 +92,7 @@ class Store:
                 continue
             if found is None or found.recipe != recipe:
                 continue
-            if not changed_defaults(path, found, node.identity.config):
+            if not changed_defaults(path, found, node.identity.config, contents):
                 return Found(path, found, shared=prefix != self.prefix)
         return None
 
