@@ -6,7 +6,6 @@ What cannot be changed by a rule below is an `AssertionError`: a new kind of fie
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import importlib
 import inspect
@@ -143,15 +142,16 @@ def build(step_function: StepFunction[..., Any], arguments: dict[str, Any]) -> N
 
     The step's own check of its arguments is left out: a key is as good for values that cannot work.
     """
-    step_function = copy.copy(step_function)
-    step_function.check = None
     hints, inputs = _hints(step_function.function), {}
     for name in list(inspect.signature(step_function.function).parameters)[1:]:
         if (found := artifact_of(hints[name])) is not None:
             kind, many = found
             stand_in = _source(kind)
             inputs[name] = (stand_in,) if many else stand_in
-    return as_node(step_function(**inputs, **arguments))
+    # Not `copy.copy`: a step is pickled as its name, so a copy of that kind is the step itself.
+    unchecked = object.__new__(StepFunction)
+    vars(unchecked).update({**vars(step_function), "check": None})
+    return as_node(unchecked(**inputs, **arguments))
 
 
 def _source(kind: type[Artifact]) -> Any:
