@@ -152,10 +152,7 @@ def build(step_function: StepSpec[..., Any], arguments: dict[str, Any]) -> Node:
             kind, many = found
             stand_in = _source(kind)
             inputs[name] = (stand_in,) if many else stand_in
-    # Not `copy.copy`: a step is pickled as its name, so a copy of that kind is the step itself.
-    unchecked = object.__new__(StepFunction)
-    vars(unchecked).update({**vars(step_function), "check": None})
-    return as_node(unchecked(**inputs, **arguments))
+    return as_node(step_function(**inputs, **arguments))
 
 
 def _source(kind: type[Artifact]) -> Any:
