@@ -15,7 +15,7 @@ import pytest
 from data import local_digest
 from data.listing import absolute, list_folder, list_source
 from data.source import python_documentation
-from pipeline.errors import InputError, StorageError
+from pipeline.errors import InputError, PonenteError
 from pipeline.store import storage
 from tests.faults.fake_gcs import FakeGCS
 from tests.faults.fake_hub import COMMIT, FakeHub
@@ -209,7 +209,7 @@ def test_a_store_that_does_not_answer_is_given_up_in_time():
         hub._server.server_close()
         begun = time.monotonic()
         for place in (address, source):
-            with pytest.raises(StorageError, match="Connect"):
+            with pytest.raises(PonenteError, match="Connect"):
                 list_source(place, 0.5)
         assert time.monotonic() - begun < 30
 
