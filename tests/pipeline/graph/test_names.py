@@ -18,6 +18,7 @@ from pipeline import InputError, Result, StepContext, main, named, step
 from pipeline.errors import StepFailed
 from pipeline.graph.node import as_node
 from pipeline.graph.step import StepSpec
+from pipeline.plan.lineage import lineage
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
 from tests.pipeline.helpers import bring_up
