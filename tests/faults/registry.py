@@ -22,6 +22,7 @@ _MODULES = (
     "records",
     "remote",
     "leases",
+    "owners",
     "interrupts",
     "cache_damage",
     "cache_full",
