@@ -18,7 +18,7 @@ from pipeline import InputError, PonenteError, Result, StepContext, step
 from pipeline.plan.lineage import lineage
 from pipeline.store import storage
 from steps.artifacts import Checkpoint, Report
-from steps.report import headlines
+from steps.report import headlines, page_of
 
 if TYPE_CHECKING:
     from steps.reporting.run_record import RunRecord
@@ -60,7 +60,7 @@ def compare(
     with run.shard("page") as directory:
         text = render(records)
         storage.write_atomic(storage.join(directory, "index.html"), text.encode())
-    return {"headline": headlines(storage.join(directory, "index.html"))}
+    return {"headline": headlines(page_of(run, directory))}
 
 
 def render(records: Sequence[RunRecord]) -> str:

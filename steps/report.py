@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline import Result, StepContext, step
 from pipeline.plan.lineage import lineage
 from pipeline.store import storage
+from pipeline.store.manifest import OUTPUT
 from steps.artifacts import Checkpoint, Completions, Report, Scores
 
 if TYPE_CHECKING:
@@ -43,14 +44,18 @@ def report(run: StepContext, model: Checkpoint, scores: Scores, text: Completion
     )
     with run.shard("page") as directory:
         storage.write_atomic(storage.join(directory, "index.html"), rendered.encode())
-    url = storage.join(directory, "index.html")
     return {
         "headline": [
             *model.result["headline"],
             *text.result["headline"],
-            *headlines(url),
+            *headlines(page_of(run, directory)),
         ]
     }
+
+
+def page_of(run: StepContext, directory: str) -> str:
+    """The URL of a page in a shard's directory, for a headline that survives moving the store."""
+    return storage.join(directory, "index.html").replace(run.root, OUTPUT, 1)
 
 
 def headlines(url: str) -> list[str]:

@@ -162,5 +162,5 @@ def _say_outcome(context: Context, execution: Execution, looked: float | None) -
     else:
         say(f"all {total} steps up to date; looking took {looked:.2f} s")
     for node in execution.targets:
-        for line in execution.published[node.key].manifest.result.get("headline", ()):
+        for line in execution.published[node.key].headline:
             say(line)

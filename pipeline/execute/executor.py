@@ -38,6 +38,7 @@ from pipeline.plan.state import (
 )
 from pipeline.store import lease, manifest
 from pipeline.store.ledger import Ledger
+from pipeline.store.manifest import SAME_INPUTS
 from pipeline.store.outputs import Found, Store
 
 STOP_SECONDS = 30.0
@@ -339,7 +340,7 @@ class Execution:
 
     def _refer(self, node: Node, inputs: dict[str, Found], to: Found) -> Found:
         mine = {name: inputs[child.key] for name, child in node.inputs.items()}
-        return refer(self._store, node, mine, to, "same inputs")
+        return refer(self._store, node, mine, to, SAME_INPUTS)
 
     def _fail(self, node: Node, outcome: Outcome) -> None:
         self._tell("failed", node, cause=outcome.cause, log=outcome.log)

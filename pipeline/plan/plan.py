@@ -10,7 +10,7 @@ from pipeline.execute.attempt import generation
 from pipeline.graph.step import Node, topological
 from pipeline.identity import source_code
 from pipeline.plan.changes import NEVER, ChangeLog
-from pipeline.plan.state import GraphState, contents, look, needed_keys
+from pipeline.plan.state import DAMAGED, GraphState, contents, look, needed_keys
 from pipeline.store import lease, storage
 from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import ATTEMPTS, FAILURE, Manifest
@@ -27,6 +27,7 @@ class Planned:
         status: "hit", "stale", "partial", "running", "failed", "miss" or "damaged".
         reason: one line: what is reused, how many shards are there, what changed.
         needed: whether a run would execute it (an input of a hit is not needed).
+        refused: whether a run stops at once, as it would have to replace a corrupt output unasked.
         found: the output, for a hit.
         detail: how far it got: shards, a failure, who runs it.
         beside: labels of the steps to run that it follows while they run.
@@ -40,6 +41,7 @@ class Planned:
     status: str
     reason: str
     needed: bool = False
+    refused: bool = False
     found: Found | None = None
     detail: str = ""
     beside: tuple[str, ...] = ()
@@ -63,7 +65,7 @@ def plan(targets: list[Node], store: Store, forced: frozenset[str] = frozenset()
     reasons = ChangeLog(store)
     return [
         dataclasses.replace(
-            _describe(node, store, seen, reasons, node.key in needed),
+            _describe(node, store, seen, reasons, node.key in needed, forced),
             beside=tuple(
                 node.inputs[name].label
                 for name in sorted(node.live)
@@ -80,6 +82,7 @@ def _describe(
     seen: GraphState,
     reasons: ChangeLog,
     needed: bool,
+    forced: frozenset[str],
 ) -> Planned:
     path = store.path(node)
 
@@ -87,7 +90,7 @@ def _describe(
         return Planned(node, path, status, reason, needed=needed, **more)
 
     if node.key in seen.damaged:
-        return entry("damaged", seen.damaged[node.key])
+        return entry(DAMAGED, seen.damaged[node.key], refused=needed and node.key not in forced)
     if (found := seen.found.get(node.key)) is not None:
         return entry(
             "hit",
@@ -153,7 +156,8 @@ def last_failure(path: str) -> dict[str, Any] | None:
         return None
     try:
         failure = storage.read_json(storage.join(attempts, names[-1], FAILURE))
-        return {"cause": str(failure["cause"]), "log": str(failure["log"])}
+        log = storage.join(attempts, names[-1], "log.txt")
+        return {"cause": str(failure["cause"]), "log": log}
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 from pipeline.errors import CorruptOutput, InputError
 from pipeline.graph.step import Node, topological, unique_labels
+from pipeline.store import storage
 from pipeline.store.outputs import Found, Store
+from pipeline.store.parallel import concurrently
 
 DAMAGED = "damaged"
 
@@ -61,11 +63,20 @@ class GraphState:
 def look(order: list[Node], store: Store) -> GraphState:
     """Look at every node of `order`, which lists inputs before users."""
     seen = GraphState()
-    for node in order:
+
+    def find(node: Node) -> Found | CorruptOutput | None:
         try:
-            found = store.find(node)
+            return store.find(node)
         except CorruptOutput as error:
-            seen.damaged[node.key] = str(error)
+            return error
+
+    for node, found in zip(
+        order,
+        concurrently(find, order, local=storage.is_local(store.prefix)),
+        strict=True,
+    ):
+        if isinstance(found, CorruptOutput):
+            seen.damaged[node.key] = " ".join(str(found).split())
             continue
         if found is not None:
             if not found.shared:

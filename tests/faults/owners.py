@@ -123,7 +123,7 @@ def two_owners(seed: int, count: int, workspace: Path) -> dict[str, Any]:
         answers = [worker.answer(f"seed {number}") for worker in (first, second)]
         for answer in answers:
             assert answer["error"] is None, answer["error"]
-        ended = sorted(sum((answer["statuses"] for answer in answers), []))
+        ended = sorted(status for answer in answers for status in answer["statuses"])
         assert ended in (["published"], ["published", "reused"]), ended
         assert _parameters(_published(node, store)) == wanted, "other parameters"
         figures[" and ".join(ended)] += 1

@@ -20,6 +20,7 @@ from typing import Any
 _MODULES = (
     "crash",
     "records",
+    "damaged_manifests",
     "remote",
     "leases",
     "owners",
