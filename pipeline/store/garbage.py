@@ -115,6 +115,9 @@ def unneeded(
     generations = storage.list_names(storage.join(root, LEDGER))
     for generation in generations if thorough or len(generations) > 1 else ():
         ledger = Ledger(root, generation)
+        names = {shard.name for shard in published.shards}
+        if len(generations) == 1 and ledger.shard_names() <= names:
+            continue  # the ledger of what is published, and nothing else in it
         shards = ledger.finished()
         if _resumable(shards.values(), kept, published.attempt):
             kept |= {shard.root for shard in shards.values()}
