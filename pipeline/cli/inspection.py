@@ -9,14 +9,13 @@ from typing import Any
 
 from pipeline.cli.context import Context, say
 from pipeline.errors import InputError
-from pipeline.graph.step import Node, topological, unique_labels
+from pipeline.graph.node import Node, topological, unique_labels
 from pipeline.plan.explain import explain as explained
 from pipeline.plan.lineage import lineage, users
 from pipeline.plan.plan import Planned
 from pipeline.plan.plan import plan as planned
 from pipeline.plan.state import DAMAGED, pick, resolve
 from pipeline.store import storage
-from pipeline.store.manifest import ATTEMPTS
 
 
 def _entries(context: Context) -> list[Planned]:
@@ -38,7 +37,7 @@ def plan(context: Context) -> int:
     say(f"store {context.store.prefix}")
     corrupt = [e for e in entries if e.refused]
     for entry in entries:
-        action = "run" if entry.needed else "reuse" if entry.status == "hit" else "skip"
+        action = "run" if entry.needed else "reuse" if entry.reused else "skip"
         action = "refuse" if entry in corrupt else action
         beside = f" (follows {', '.join(entry.beside)} while it runs)" if entry.beside else ""
         label = f"{labels[entry.node.key]:<{width}}"
@@ -46,6 +45,8 @@ def plan(context: Context) -> int:
     warnings = [warning for entry in entries for warning in entry.warnings]
     for warning in warnings:
         say(f"warning: {warning}")
+    for note in (note for entry in entries for note in entry.notes):
+        say(f"warning: {note}")
     for entry in entries:
         for advice in entry.node.advice():
             say(f"warning: {labels[entry.node.key]}: {advice}")
@@ -85,25 +86,26 @@ def graph(context: Context) -> int:
 
 def _graph_page(context: Context) -> int:
     from pipeline.pages.page import render
-    from pipeline.pages.record import RunRecord, StepRecord, runs
+    from pipeline.pages.record import RunRecord, StepRecord
 
     states = {"running": "running", "failed": "failed", "damaged": "failed"}
     now = time.time()
-    record = RunRecord("graph", context.store.prefix, sys.argv, started=now, last=now, ended=now)
+    prefix, command = context.store.prefix, sys.argv
+    record = RunRecord("plan", prefix, command, started=now, ended=now, last=now, outcome="plan")
     manifests = {}
     for entry in _entries(context):
         node = entry.node
         step = StepRecord(node.label, node.key, node.step.name, node.directory)
         step.inputs = {name: child.key for name, child in node.inputs.items()}
-        step.config, step.reason = node.canonical_config, entry.reason
-        step.state = states.get(entry.status, "unreached")
+        step.config, step.reason = node.identity.config, entry.reason
+        step.state = states.get(entry.status, "planned")
         if entry.found is not None:
             manifests[node.key] = entry.found.manifest
             step.origin = entry.found.origin or ""
             step.state = "elsewhere" if step.origin else "reused"
             step.seconds = entry.found.manifest.seconds
         record.steps[node.key] = step
-    page = render(record, manifests, runs(context.store.prefix))
+    page = render(record, manifests, [])
     storage.write_atomic(context.options.html, page.encode())
     say(f"wrote {context.options.html}")
     return 0
@@ -121,12 +123,11 @@ def status(context: Context) -> int:
         step = latest.steps.get(entry.node.key) if latest is not None else None
         said = f"; last run: {STATES[step.state]}" if step is not None else ""
         if step is not None and step.state == "running" and step.progress:
-            said += f", {step.progress} {step.note}".rstrip()
+            said += f", {step.progress}"
         label = labels[entry.node.key]
         say(f"{label:<16} {entry.status:<8} {entry.detail or entry.reason}{said}")
     for summary in recent[:5]:
-        outcome = summary.outcome or "no end recorded"
-        say(f"run {summary.run}: {outcome}, {' '.join(summary.command)}")
+        say(f"run {summary.run}: {summary.ending}, {' '.join(summary.command)}")
     return 0
 
 
@@ -151,6 +152,7 @@ def show(context: Context) -> int:
     if entry.found.origin:
         kind = manifest.origin.kind if manifest.origin else "shared store"
         say(f"  files are   {entry.found.origin} ({kind})")
+    _section("source", {name: str(summary) for name, summary in manifest.sources.items()})
     for line in manifest.origin.differences if manifest.origin else ():
         say(f"  ignoring    {line}")
     _section("config", _configuration(entry.node))
@@ -173,17 +175,3 @@ def _section(title: str, values: dict[str, Any]) -> None:
         text = text if len(text) <= 400 else f"{text[:397]}..."
         say(f"  {title:<11} {name}{' = ' if text else ''}{text}")
         title = ""
-
-
-def logs(context: Context) -> int:
-    """The log of the last attempt at a step."""
-    node = context.step()
-    path = context.store.path(node)
-    names = storage.list_names(storage.join(path, ATTEMPTS))
-    found = [storage.join(path, ATTEMPTS, name, "log.txt") for name in names]
-    found = [url for url in found if storage.exists(url)]
-    if not found:
-        raise InputError(f"{node.label}: no attempt was logged under {path}")
-    say(f"==> {found[-1]}")
-    say(storage.read_bytes(found[-1]).decode(errors="replace"))
-    return 0

@@ -9,7 +9,7 @@ from pipeline.cli import options
 from pipeline.cli.context import Context, say
 from pipeline.errors import InputError, PonenteError
 from pipeline.execute import adopt as adoption
-from pipeline.graph.step import Node, topological
+from pipeline.graph.node import Node, topological
 from pipeline.pages.readable import duration
 from pipeline.plan.state import look
 from pipeline.store import integrity, lease

@@ -12,6 +12,7 @@ from typing import Any
 from pipeline.cli.context import Context, retry_command, say
 from pipeline.cli.display import choose
 from pipeline.cli.interrupts import INTERRUPTED, Interrupts
+from pipeline.cli.streams import survive_closed_streams
 from pipeline.errors import Cancelled, InputError, PonenteError
 from pipeline.execute.backend import InlineBackend
 from pipeline.execute.events import EventLog
@@ -22,7 +23,7 @@ from pipeline.store import storage
 
 def run(context: Context) -> int:
     """Execute what is not up to date, and say what came of it; returns the exit status."""
-    with Interrupts() as interrupts:
+    with survive_closed_streams(), Interrupts() as interrupts:
         try:
             _run(context, interrupts)
         except Cancelled as stopped:
@@ -40,14 +41,19 @@ def _run(context: Context, interrupts: Interrupts) -> None:
     storage.check_writable(context.store.prefix)
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
     log = EventLog(context.store.prefix, run_id, [])
-    execution = Execution(context.targets, context.store, log, retry_command(), context.choice)
+    wait = context.options.wait
+    execution = Execution(
+        context.targets, context.store, log, retry_command(), context.choice, wait
+    )
     display = choose(execution.order)
     log.listen(display)
     log.emit(_started(context, run_id, execution))
-    outcome, needed, page = "failed", [], ""
+    outcome, needed, page, cause = "failed", [], "", ""
     try:
         needed = execution.look()
         looked = time.perf_counter() - context.clock
+        for note in execution.notes:
+            say(f"warning: {note}")
         _check_code(context, execution)
         if needed:
             _execute(context, log, execution, needed, interrupts)
@@ -55,11 +61,15 @@ def _run(context: Context, interrupts: Interrupts) -> None:
     except (KeyboardInterrupt, Cancelled):
         outcome = "interrupted"
         raise
+    except PonenteError as error:
+        cause = str(error)
+        raise
     finally:
         with interrupts.held():
             display.close()
             labels = [node.label for node in execution.executed]
-            log.emit({"event": "run_finished", "outcome": outcome, "executed": labels})
+            end = {"event": "run_finished", "outcome": outcome, "executed": labels}
+            log.emit(end | ({"cause": cause} if cause else {}))
             log.close()
             page = _write_page(context, run_id) if needed else ""
     if needed:
@@ -87,9 +97,11 @@ def _execute(
     cluster = context.options.cluster
     from pipeline.execute.ray.backend import RayBackend
 
-    say("starting Ray" if cluster is None else f"joining Ray at {cluster}")
+    phase = "starting Ray" if cluster is None else f"joining Ray at {cluster}"
+    say(phase)
+    log.emit({"event": "phase", "phase": phase})
     try:
-        backend = RayBackend(cluster)
+        backend = RayBackend(cluster, context.options.wait)
     except SystemExit:
         # Ray takes SIGTERM while it starts, and this is its answer.
         raise interrupts.terminated() from None
@@ -124,6 +136,7 @@ def _started(context: Context, run_id: str, execution: Execution) -> dict[str, A
                 "key": node.key,
                 "step": node.step.name,
                 "directory": node.directory,
+                "config": node.identity.config,
                 "inputs": {name: child.key for name, child in node.inputs.items()},
             }
             for node in execution.order

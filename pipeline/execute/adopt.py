@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pipeline.errors import CorruptOutput, InputError
 from pipeline.execute.reference import refer
-from pipeline.graph.step import Node
+from pipeline.graph.node import Node
 from pipeline.plan.changes import ChangeLog
 from pipeline.plan.lineage import users
 from pipeline.plan.state import GraphState
@@ -68,7 +68,7 @@ def adopt(store: Store, node: Node, seen: GraphState, source: Candidate) -> Foun
         raise CorruptOutput(f"{problem}; not adopted")
     inputs = {name: seen.found[n.key] for name, n in node.inputs.items() if n.key in seen.found}
     found = Found(source.path, source.manifest)
-    return refer(store, node, inputs, found, ADOPTED, source.differences)
+    return refer(store, node, inputs, seen.listings.of(node), found, ADOPTED, source.differences)
 
 
 def undo(store: Store, node: Node) -> tuple[list[str], list[str]]:

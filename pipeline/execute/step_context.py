@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pipeline.errors import InputError, WorkerLost
+from pipeline.execute.logs import PROCESSES
 from pipeline.graph.artifact import Artifact
 from pipeline.graph.hardware import Hardware
 from pipeline.store import storage
@@ -90,8 +91,13 @@ class Workers(Protocol):
         """
         ...
 
-    def gang(self, hardware: Hardware, function: Callable[..., Any], job: Any, emit: Emit) -> Any:
-        """Run `function(job, process=..., emit=...)` on every process of the hardware at once."""
+    def gang(
+        self, hardware: Hardware, function: Callable[..., Any], job: Any, emit: Emit, logs: str
+    ) -> Any:
+        """Run `function(job, process=..., emit=...)` on every process of the hardware at once.
+
+        `logs`: URL of the directory where processes of their own keep their logs.
+        """
         ...
 
 
@@ -250,4 +256,5 @@ class StepContext:
 
         All processes start or none, and the loss of one ends them all (`WorkerLost`).
         """
-        return self._workers.gang(hardware, function, job, self._emit)
+        logs = storage.join(self.directory, PROCESSES)
+        return self._workers.gang(hardware, function, job, self._emit, logs)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pipeline.errors import PonenteError
-from pipeline.graph.step import Node
+from pipeline.graph.node import Node
 from pipeline.store import lease, manifest, storage
 from pipeline.store.ledger import DIRECTORY as LEDGER
 from pipeline.store.ledger import Ledger, age_of

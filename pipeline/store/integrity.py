@@ -57,7 +57,7 @@ def damage(path: str, manifest: Manifest) -> Iterator[str]:
         yield from lines
 
 
-def _file_damage(url: str, file: File, found: int | None) -> Iterator[str]:
+def _file_damage(url: str, file: File, found: int | None = None) -> Iterator[str]:
     # A listing may lag behind: whatever it seems to lack is asked for.
     found = storage.size(url) if found != file.size else found
     if found is None:

@@ -12,20 +12,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import msgspec
 
 from pipeline.errors import CorruptOutput, InputError, PonenteError
-from pipeline.identity import fingerprint
+from pipeline.identity.listing import ListedFile, Listing, Summary, files_from_bytes
 from pipeline.store import storage
 from pipeline.store.decode import decode
 
-SCHEMA = 3
+SCHEMA = 4
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # what a calendar can show
 NAME = "manifest.json"
+SOURCES = "sources"  # directory of listings beside it
 ATTEMPTS = "attempts"
 ADOPTED, SAME_INPUTS = "adopted", "same inputs"  # kinds of origins
 RETIRED = "retired"  # manifests that a rebuild replaced
@@ -34,14 +35,11 @@ KEEP = "keep"  # in an attempt: files for people, kept of every attempt
 _LIST_FROM = 4  # files
 _ELSEWHERE_SECONDS = 5.0
 
-OUTPUT = "<output>"
+OUTPUT = "{output}"
 """Stands, in a headline, for the URL of the directory the output's files are in.
 
 A store can be copied and moved, so nothing in a manifest says where its own store is.
 """
-
-# Parts of a result that may differ between two runs that made the same thing: times, and words.
-UNIDENTIFYING = ("measured", "headline")
 
 
 @dataclass(frozen=True)
@@ -132,12 +130,12 @@ class Manifest:
             directory is a name beside this output's own, or a URL in another store.
         shards: every finished part, in order of name.
         result: the JSON mapping the step returned.
-        content: digest of what was made (see `content_digest`).
-        recipe: digest of the step, its configuration and its inputs' contents.
+        content, recipe, build: see `pipeline.identity.digests`.
         attempt: the attempt that published.
         started: Unix time in seconds; `seconds`: wall time of the publishing attempt.
         provenance: git commit, source digests, package versions (see `provenance.py`).
         origin: whose files these are, when they are not this output's own.
+        sources: what each external argument stood for; `source_files` has the files.
     """
 
     key: str
@@ -154,7 +152,9 @@ class Manifest:
     started: Seconds
     seconds: Seconds
     provenance: dict[str, Any]
+    build: str = ""
     origin: Origin | None = None
+    sources: dict[str, Summary] = field(default_factory=dict)
     schema: int = SCHEMA
 
     def shard(self, name: str) -> Shard:
@@ -173,16 +173,51 @@ class Manifest:
 
     def home(self, path: str) -> str:
         """The directory its shards are in, when the manifest itself is in directory `path`."""
-        return path if self.origin is None else beside(path, self.origin.directory)
+        return path if self.origin is None else resolve_ref(path, self.origin.directory)
 
     def to_bytes(self) -> bytes:
         """JSON for `load`; `ponente show` is for people."""
         return json.dumps(msgspec.to_builtins(self), sort_keys=True).encode()
 
 
-def beside(path: str, directory: str) -> str:
+def resolve_ref(path: str, directory: str) -> str:
     """The directory a manifest in `path` means by `directory`: a sibling's name, or a URL."""
     return directory if "/" in directory else storage.join(path.rpartition("/")[0], directory)
+
+
+def describe_inputs(
+    root: str, inputs: Mapping[str, tuple[str, Manifest]]
+) -> dict[str, dict[str, str]]:
+    """What a manifest in `root` says of its inputs, given as name -> (directory URL, manifest)."""
+    return {
+        name: {"key": found.key, "directory": make_ref(root, path), "digest": found.content}
+        for name, (path, found) in inputs.items()
+    }
+
+
+def make_ref(root: str, path: str) -> str:
+    """How a manifest in `root` names the directory `path`; the inverse of `resolve_ref`."""
+    prefix, _, name = path.rpartition("/")
+    return name if prefix == root.rpartition("/")[0] else path
+
+
+def keep_sources(path: str, listings: Mapping[str, Listing]) -> dict[str, Summary]:
+    """Write the files of listings into the step directory `path`; returns what to record."""
+    for listing in listings.values():
+        if listing.files:
+            url = storage.join(path, SOURCES, f"{listing.digest}.json")
+            storage.create(url, listing.to_bytes())
+    return {name: listing.summary for name, listing in listings.items()}
+
+
+def source_files(path: str, summary: Summary) -> tuple[ListedFile, ...] | None:
+    """The files of a listing recorded in the step directory `path`; None if they are not there."""
+    try:
+        return files_from_bytes(
+            storage.read_bytes(storage.join(path, SOURCES, f"{summary.digest}.json"))
+        )
+    except (FileNotFoundError, ValueError, TypeError, InputError):
+        return None
 
 
 def chosen(path: str, manifest: Manifest) -> tuple[str, Manifest]:
@@ -195,41 +230,12 @@ def chosen(path: str, manifest: Manifest) -> tuple[str, Manifest]:
         # Not the origin: a candidate may itself refer to files whose inputs were deleted. Only an
         # adopted selection may lack its inputs.
         read = manifest.inputs.get(name)
-        winner = beside(path, read["directory"] if read else manifest.origin.directory)
+        winner = resolve_ref(path, read["directory"] if read else manifest.origin.directory)
         found = load(winner)
         if found is None:
             raise CorruptOutput(f"{winner}: input {name} that {path} chose is missing; run again")
         path, manifest = winner, found
     return path, manifest
-
-
-def content_digest(
-    shards: tuple[Shard, ...], result: Mapping[str, Any], opened: Mapping[str, str]
-) -> str:
-    """SHA-256 of what an output says: equal when nothing that reads it could tell a difference.
-
-    Args:
-        shards: a shard whose result has "content" is known by that digest, for formats that write
-            the same data under other bytes; any other by its files.
-        result: without what is only measured (`UNIDENTIFYING`).
-        opened: contents of those inputs that the artifact itself opens (see `Artifact.opens`), or
-            of the output that a reference stands for, which includes what that opens.
-    """
-    parts = [
-        [
-            shard.name,
-            _identifying(shard.result),
-            shard.result.get("content") or [[f.path, f.size, f.sha256] for f in shard.files],
-        ]
-        for shard in sorted(shards, key=lambda shard: shard.name)
-    ]
-    return fingerprint.digest(
-        {"shards": parts, "result": _identifying(result), "opened": dict(opened)}
-    )
-
-
-def _identifying(result: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in result.items() if name not in UNIDENTIFYING}
 
 
 def load(path: str) -> Manifest | None:

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeline.errors import CorruptOutput, PonenteError
-from pipeline.graph.step import Node
+from pipeline.graph.node import Node
+from pipeline.identity import digests, fingerprint
 from pipeline.store import manifest, storage
 from pipeline.store.manifest import Manifest
 
@@ -98,10 +99,10 @@ class Store:
         return Found(path, found, shared=True) if found is not None else None
 
     def same(self, node: Node, contents: Mapping[str, str]) -> Found | None:
-        """An output made by the node's step and configuration from inputs of these contents."""
-        if node.step.reads_lineage or not node.inputs:
+        """An output that the node's step and configuration made from these contents."""
+        if node.step.reads_lineage or not contents:
             return None
-        recipe = node.recipe(contents)
+        recipe = digests.recipe(node.identity, contents)
         for prefix in (self.prefix, *self.shared):
             try:
                 entry = storage.read_json(self._entry(prefix, recipe))
@@ -112,7 +113,7 @@ class Store:
             except (PonenteError, OSError, ValueError, TypeError, KeyError) as error:
                 logger.warning("index of %s is skipped: %s", prefix, error)
                 continue
-            if found is not None and found.recipe == recipe:
+            if found is not None and found.recipe == recipe and _agrees(found, node, contents):
                 return Found(path, found, shared=prefix != self.prefix)
         return None
 
@@ -127,6 +128,13 @@ class Store:
 def is_output_name(name: str) -> bool:
     """Whether a directory is named as an output's: step, dash, the beginning of a key."""
     return _OUTPUT_NAME.fullmatch(name) is not None
+
+
+def _agrees(found: Manifest, node: Node, contents: Mapping[str, str]) -> bool:
+    """Whether no default was changed since an output of the node's recipe was made."""
+    lines = fingerprint.difference(found.config, node.identity.config)
+    # The location of a source may differ: its listing is among the contents.
+    return all(line.partition(":")[0] in contents for line in lines)
 
 
 def remember(path: str, recipe: str, key: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import CorruptOutput
-from pipeline.graph.step import as_node, topological
+from pipeline.graph.node import as_node, topological
 from pipeline.plan.explain import explain
 from pipeline.plan.lineage import lineage, users
 from pipeline.plan.plan import plan

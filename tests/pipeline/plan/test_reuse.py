@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.errors import CorruptOutput, InputError, StepFailed
 from pipeline.execute.adopt import adopt, choose, undo
-from pipeline.graph.step import as_node, named, topological
+from pipeline.graph.node import as_node, named, topological
 from pipeline.plan.plan import plan
 from pipeline.plan.state import look
 from pipeline.store import integrity, storage
@@ -327,7 +327,7 @@ def test_a_sweep_builds_each_setting_once_and_selects_the_best(tmp_path):
     assert result(store, best)["total"] == 18
     assert result(store, best)["selected"]["index"] == 0
     again = executed(store, select(totals([3, 1, 2, 4]), by="total", mode="max"))
-    assert sorted(again) == ["scaled", "selection", "total[4]"]
+    assert sorted(again) == ["scaled", "select", "total[4]"]
     values = select(
         sweep(lambda f: scaled(source, scale=Scale(f)), {"small": 1, "large": 5}),
         by="sum",

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import CorruptOutput
 from pipeline.execute.adopt import adopt, choose
-from pipeline.graph.step import as_node, topological
+from pipeline.graph.node import as_node, topological
 from pipeline.plan.lineage import lineage
 from pipeline.plan.state import look
 from pipeline.store import storage
@@ -72,7 +72,7 @@ def test_selections_are_as_different_as_what_their_winners_open(tmp_path):
     store = str(tmp_path)
     bring_up(store, opened(_largest(_clamped(100))))
     other = opened(_largest(_clamped(5)))
-    assert executed(store, other) == ["clamp", "order", "selection", "opened"]
+    assert executed(store, other) == ["clamp", "order", "select", "opened"]
     assert result(store, other)["total"] == sum(min(n, 5) for n in range(10))
 
 
