@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from pipeline.errors import CorruptOutput, InputError, PonenteError
+from pipeline.errors import CorruptOutput, InputError, PonenteError, StoreUnavailable
 from pipeline.identity.listing import ListedFile, Listing, Summary, files_from_bytes
 from pipeline.store import storage
 from pipeline.store.decode import decode
@@ -34,6 +34,7 @@ FAILURE = "failure.json"
 KEEP = "keep"  # in an attempt: files for people, kept of every attempt
 _LIST_FROM = 4  # files
 _ELSEWHERE_SECONDS = 5.0
+_AWAY = "move the directory away and run again"
 
 OUTPUT = "{output}"
 """Stands, in a headline, for the URL of the directory the output's files are in.
@@ -253,23 +254,17 @@ def parse(url: str) -> Manifest | None:
         tree = storage.read_json(url)
     except FileNotFoundError:
         return None
-    except (ValueError, IsADirectoryError) as error:
-        raise CorruptOutput(
-            f"{url}: not JSON ({error}); move the directory away and run again"
-        ) from error
-    except OSError as error:
-        if storage.is_local(url) and not isinstance(error, NotADirectoryError):
-            raise CorruptOutput(
-                f"{url}: cannot be read ({error}); move the directory away and run again"
-            ) from error
-        raise
+    except (ValueError, OSError) as error:
+        if isinstance(error, NotADirectoryError) or (
+            isinstance(error, StoreUnavailable) and not storage.is_local(url)
+        ):
+            raise  # says nothing about this one object
+        reason = error.__cause__ or error.__context__ or error  # without the number of retries
+        raise CorruptOutput(f"{url}: not readable JSON ({reason}); {_AWAY}") from error
     try:
         schema = tree.get("schema") if isinstance(tree, dict) else None
         if type(schema) is int and schema != SCHEMA:
-            raise CorruptOutput(
-                f"{url}: schema {schema}, this version reads {SCHEMA}; "
-                "move the directory away and run again"
-            )
+            raise CorruptOutput(f"{url}: schema {schema}, this version reads {SCHEMA}; {_AWAY}")
         manifest = decode(Manifest, tree)
         for shard in manifest.shards:
             shard.check()
@@ -283,9 +278,7 @@ def parse(url: str) -> Manifest | None:
             raise ValueError("a shard twice")
         return manifest
     except ValueError as error:
-        raise CorruptOutput(
-            f"{url}: not a manifest of ours ({error!r}); move the directory away and run again"
-        ) from error
+        raise CorruptOutput(f"{url}: not a manifest of ours ({error!r}); {_AWAY}") from error
 
 
 def _check_directory(directory: str) -> None:
