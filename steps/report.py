@@ -14,7 +14,7 @@ from pipeline.pages.record import RunRecord as Run
 from pipeline.pages.record import runs
 from pipeline.plan.lineage import Ancestor, lineage
 from pipeline.store import storage
-from pipeline.store.manifest import ATTEMPTS, KEEP
+from pipeline.store.manifest import ATTEMPTS, KEEP, OUTPUT
 from steps.artifacts import Checkpoint, Completions, Report, Scores
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def headlines(url: str, stored: bool = False) -> list[str]:
             points at the copy.
     """
     local = storage.is_local(url)
-    url = f"{{output}}/attempts/{url.rpartition('/attempts/')[2]}" if stored else url
+    url = f"{OUTPUT}/attempts/{url.rpartition('/attempts/')[2]}" if stored else url
     look = f"look at it with: python -m webbrowser -t file://{url}"
     return [f"report: {url}", look if local else "download it to look at it"]
 

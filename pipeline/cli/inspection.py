@@ -14,7 +14,7 @@ from pipeline.plan.explain import explain as explained
 from pipeline.plan.lineage import lineage, users
 from pipeline.plan.plan import Planned
 from pipeline.plan.plan import plan as planned
-from pipeline.plan.state import pick, resolve
+from pipeline.plan.state import DAMAGED, pick, resolve
 from pipeline.store import storage
 
 
@@ -35,8 +35,10 @@ def plan(context: Context) -> int:
     labels = unique_labels([entry.node for entry in entries])
     width = max(len(label) for label in labels.values()) + 1
     say(f"store {context.store.prefix}")
+    corrupt = [e for e in entries if e.refused]
     for entry in entries:
         action = "run" if entry.needed else "reuse" if entry.reused else "skip"
+        action = "refuse" if entry in corrupt else action
         beside = f" (follows {', '.join(entry.beside)} while it runs)" if entry.beside else ""
         label = f"{labels[entry.node.key]:<{width}}"
         say(f"{action:<6} {label} {entry.status:<8} {entry.reason}{beside}")
@@ -48,7 +50,11 @@ def plan(context: Context) -> int:
     for entry in entries:
         for advice in entry.node.advice():
             say(f"warning: {labels[entry.node.key]}: {advice}")
-    say(f"{sum(e.needed for e in entries)} of {len(entries)} steps would run")
+    if corrupt:
+        names = ",".join(entry.node.label for entry in corrupt)
+        say(f"run would refuse: corrupt outputs of {names}; build them again with --force {names}")
+    else:
+        say(f"{sum(e.needed for e in entries)} of {len(entries)} steps would run")
     if warnings and context.options.strict:
         raise InputError("--strict: outputs were built by other code; see the warnings")
     return 0
@@ -129,7 +135,8 @@ def show(context: Context) -> int:
     """One step's output: what it is, what it was made from, what was made from it."""
     entry = _entry(context, context.step())
     if entry.found is None:
-        raise InputError(f"{entry.node.label}: nothing published at {entry.path} ({entry.status})")
+        reason = entry.reason if entry.status == DAMAGED else f"nothing published at {entry.path}"
+        raise InputError(f"{entry.node.label}: {reason} ({entry.status})")
     path, manifest = entry.found.path, entry.found.manifest
     tree = json.loads(manifest.to_bytes())
     if context.options.json:

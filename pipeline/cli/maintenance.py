@@ -96,7 +96,11 @@ def adopt(context: Context) -> int:
     """Publish an existing output under a step's key, recorded as adopted; --undo removes it."""
     node, store = context.step(), context.store
     if context.options.undo:
-        say(f"{node.label}: no longer adopted; files stay in {adoption.undo(store, node)}")
+        removed, built = adoption.undo(store, node)
+        for path in removed:
+            say(f"removed {path}")
+        for path in built:
+            say(f"warning: {path} was built from what was removed; build it again with --force")
         return 0
     seen = look(topological([node]), store)
     source = adoption.choose(store, node, seen, context.options.source)

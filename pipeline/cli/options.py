@@ -22,7 +22,7 @@ VERBS = {
     "show": "one output: configuration, result, lineage",
     "logs": "the log of a step's last attempt",
     "verify": "compare outputs with their digests",
-    "gc": "list, or delete, what no preset reaches",
+    "gc": "list, or delete, what no preset and no recorded run needs",
     "adopt": "take an output from elsewhere for what a step would build",
     "unlock": "end a lease whose owner hangs",
     "doctor": "check this machine and the store; needs no file",

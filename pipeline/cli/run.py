@@ -175,6 +175,5 @@ def _say_outcome(context: Context, execution: Execution, looked: float | None) -
     else:
         say(f"all {total} steps up to date; looking took {looked:.2f} s")
     for node in execution.targets:
-        found = execution.published[node.key]
-        for line in found.manifest.result.get("headline", ()):
-            say(line.replace("{output}", found.manifest.home(found.path)))
+        for line in execution.published[node.key].headline:
+            say(line)

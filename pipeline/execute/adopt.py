@@ -13,9 +13,10 @@ from pipeline.errors import CorruptOutput, InputError
 from pipeline.execute.reference import refer
 from pipeline.graph.node import Node
 from pipeline.plan.changes import ChangeLog
+from pipeline.plan.lineage import users
 from pipeline.plan.state import GraphState
 from pipeline.store import integrity, manifest, storage
-from pipeline.store.manifest import ADOPTED, Manifest
+from pipeline.store.manifest import ADOPTED, SAME_INPUTS, Manifest
 from pipeline.store.outputs import Found, Store
 
 
@@ -70,21 +71,41 @@ def adopt(store: Store, node: Node, seen: GraphState, source: Candidate) -> Foun
     return refer(store, node, inputs, seen.listings.of(node), found, ADOPTED, source.differences)
 
 
-def undo(store: Store, node: Node) -> str:
-    """Remove an adopted output; returns the directory that its files stay in.
+def undo(store: Store, node: Node) -> tuple[list[str], list[str]]:
+    """Remove an adopted output, and the references that were published because of it.
+
+    Returns:
+        directories of what was removed, and of the outputs that were built from one of these.
 
     Raises:
         InputError: when the step's output is not an adopted one, or was replaced meanwhile.
     """
     path = store.path(node)
+    removed, built, left = [], [], [path]
+    while left:
+        path = left.pop()
+        kinds = (ADOPTED,) if not removed else (ADOPTED, SAME_INPUTS)
+        readers = users(store.prefix, store.outputs(), path)
+        if _remove(path, kinds):
+            removed.append(path)
+            left += [storage.join(store.prefix, name) for name in readers]
+        elif removed:
+            built.append(path)
+        else:
+            raise InputError(f"{path}: nothing was adopted there; nothing was changed")
+    return removed, sorted(set(built) - set(removed))
+
+
+def _remove(path: str, kinds: tuple[str, ...]) -> bool:
+    """Delete the manifest in `path` if it is a reference of one of these kinds."""
     url = storage.join(path, manifest.NAME)
     try:
         _, version = storage.read_versioned(url)
     except FileNotFoundError:
-        raise InputError(f"{node.label}: nothing is published at {path}") from None
+        return False
     found = manifest.load(path)
-    if found is None or found.origin is None or found.origin.kind != ADOPTED:
-        raise InputError(f"{node.label}: the output at {path} was not adopted; nothing was changed")
+    if found is None or found.origin is None or found.origin.kind not in kinds:
+        return False
     if not storage.replace_if(url, None, version):
-        raise InputError(f"{path}: replaced by another process meanwhile; nothing was changed")
-    return found.home(path)
+        raise InputError(f"{path}: replaced by another process meanwhile; try again")
+    return True

@@ -188,7 +188,7 @@ def _attempt(
                 return Outcome("stopped", seconds, cause, log)
             if isinstance(error, Preempted):
                 return Outcome("failed", seconds, cause, log, transient=True, preempted=True)
-            _keep_failure(run, cause, log)
+            _keep_failure(run, cause)
             transient = isinstance(error, OSError | WorkerLost)
             lasting = isinstance(error, FileNotFoundError)
             resources_unavailable = isinstance(error, ResourcesUnavailable)
@@ -217,9 +217,8 @@ def _overtaken(request: Request) -> bool:
         return False
 
 
-def _keep_failure(run: StepContext, cause: str, log: str) -> None:
-    """Record how the attempt failed; the log's place is relative to the step's directory."""
-    failure = json.dumps({"cause": cause, "log": log, "time": time.time()})
+def _keep_failure(run: StepContext, cause: str) -> None:
+    failure = json.dumps({"cause": cause, "time": time.time()})
     try:
         storage.write_atomic(storage.join(run.directory, FAILURE), failure.encode())
     except (PonenteError, OSError) as error:

@@ -41,6 +41,7 @@ from pipeline.plan.state import (
 )
 from pipeline.store import manifest, retry
 from pipeline.store.builds import confirm
+from pipeline.store.manifest import SAME_INPUTS
 from pipeline.store.outputs import Found, Store
 
 STOP_SECONDS = 30.0
@@ -362,7 +363,7 @@ class Execution:
 
     def _refer(self, node: Node, inputs: dict[str, Found], to: Found) -> Found:
         mine = {name: inputs[child.key] for name, child in node.inputs.items()}
-        return refer(self._store, node, mine, self._listings.of(node), to, "same inputs")
+        return refer(self._store, node, mine, self._listings.of(node), to, SAME_INPUTS)
 
     def _fail(self, state: NodeState, cause: str, log: str) -> None:
         node = state.node

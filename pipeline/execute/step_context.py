@@ -21,6 +21,7 @@ from pipeline.graph.hardware import Hardware
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import ATTEMPTS, KEEP, Shard
+from pipeline.store.parallel import concurrently
 
 Emit = Callable[[dict[str, Any]], None]
 ShardWriter = Callable[[str, Any], Mapping[str, Any]]
@@ -175,7 +176,7 @@ class StepContext:
         """The ledger: listed anew, as processes of a gang add to it; each record is read once."""
         new = sorted(self.ledger.shard_names() - self._finished.keys())
         local = storage.is_local(self.root)
-        found = zip(new, storage.concurrently(self.ledger.find, new, local=local), strict=True)
+        found = zip(new, concurrently(self.ledger.find, new, local=local), strict=True)
         self._finished |= {name: shard for name, shard in found if shard is not None}
         return self._finished | self._declared
 

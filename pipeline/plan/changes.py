@@ -14,6 +14,7 @@ from pipeline.identity import fingerprint
 from pipeline.store import manifest, storage
 from pipeline.store.manifest import Manifest
 from pipeline.store.outputs import Store
+from pipeline.store.parallel import concurrently
 
 NEVER = "never built here"
 _ROOTS = 8  # causes remembered for a step; "and 3 more" is counted among these
@@ -97,7 +98,10 @@ class ChangeLog:
             for name in self._store.outputs():
                 self._names.setdefault(name.rpartition("-")[0], []).append(name)
         if step not in self._outputs:
-            found = {name: self._load(name) for name in self._names.get(step, ())}
+            names = self._names.get(step, [])
+            local = storage.is_local(self._store.prefix)
+            loaded = concurrently(self._load, names, local=local)
+            found = dict(zip(names, loaded, strict=True))
             self._outputs[step] = _Outputs({n: m for n, m in found.items() if m is not None})
         return self._outputs[step]
 

@@ -34,10 +34,10 @@ class Ancestor:
 def lineage(paths: list[str]) -> list[Ancestor]:
     """The outputs at `paths` and everything they were made from, inputs first, each once.
 
-    What is not there any more is left out, with what it was made from.
+    What is missing or cannot be read is left out, with what it was made from.
 
     Raises:
-        CorruptOutput: when a manifest cannot be read, or an output is said to be made from itself.
+        CorruptOutput: when an output is said to be made from itself.
     """
     found: dict[str, Ancestor] = {}
     # Ancestors whose parents are being visited; a lineage can be longer than Python's stack.
@@ -51,21 +51,25 @@ def lineage(paths: list[str]) -> list[Ancestor]:
             raise CorruptOutput(
                 f"{path}: the manifests say it was made from itself; move it away and run again"
             )
-        elif path not in found and (manifest := load(path)) is not None:
+        elif path not in found and (manifest := _readable(path)) is not None:
             entered[path] = ancestor = Ancestor(path, manifest)
             stack.append((path, True))
             stack.extend((parent, False) for parent in reversed(ancestor.parents))
     return list(found.values())
 
 
+def _readable(path: str) -> Manifest | None:
+    try:
+        return load(path)
+    except CorruptOutput:
+        return None
+
+
 def users(prefix: str, directories: list[str], path: str) -> list[str]:
     """Names of those outputs in the store at `prefix` that read the output in directory `path`."""
     found = []
     for name in directories:
-        try:
-            manifest = load(storage.join(prefix, name))
-        except CorruptOutput:
-            continue
+        manifest = _readable(storage.join(prefix, name))
         if manifest and path in Ancestor(storage.join(prefix, name), manifest).parents:
             found.append(name)
     return found

@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.graph.node import Node, topological
 from pipeline.identity import digests, source_code
 from pipeline.plan.changes import NEVER, ChangeLog
-from pipeline.plan.state import GraphState, contents, look, needed_keys
+from pipeline.plan.state import DAMAGED, GraphState, contents, look, needed_keys
 from pipeline.store import lease, storage
 from pipeline.store.builds import Build, find_build
 from pipeline.store.ledger import Ledger
@@ -28,6 +28,7 @@ class Planned:
             "running", "failed", "miss" or "damaged".
         reason: one line: what is reused, how many shards are there, what changed.
         needed: whether a run would execute it (an input of a hit is not needed).
+        refused: whether a run stops at once, as it would have to replace a corrupt output unasked.
         found: the output, for a hit.
         detail: how far it got: shards, a failure, who runs it.
         beside: labels of the steps to run that it follows while they run.
@@ -43,6 +44,7 @@ class Planned:
     status: str
     reason: str
     needed: bool = False
+    refused: bool = False
     found: Found | None = None
     detail: str = ""
     beside: tuple[str, ...] = ()
@@ -75,7 +77,9 @@ def plan(targets: list[Node], store: Store, forced: frozenset[str] = frozenset()
     reasons = ChangeLog(store)
     return [
         dataclasses.replace(
-            _describe(node, store, seen, reasons, node.key in needed, waits.get(node.key, "")),
+            _describe(
+                node, store, seen, reasons, node.key in needed, waits.get(node.key, ""), forced
+            ),
             beside=tuple(
                 node.inputs[name].label
                 for name in sorted(node.live)
@@ -109,6 +113,7 @@ def _describe(
     reasons: ChangeLog,
     needed: bool,
     waits: str,
+    forced: frozenset[str],
 ) -> Planned:
     path = store.path(node)
 
@@ -125,7 +130,7 @@ def _describe(
         )
 
     if node.key in seen.damaged:
-        return entry("damaged", seen.damaged[node.key])
+        return entry(DAMAGED, seen.damaged[node.key], refused=needed and node.key not in forced)
     if (found := seen.found.get(node.key)) is not None:
         unchecked = node.key in seen.listings.unreachable
         return entry(
@@ -197,7 +202,8 @@ def last_failure(path: str) -> dict[str, Any] | None:
         return None
     try:
         failure = storage.read_json(storage.join(attempts, names[-1], FAILURE))
-        return {"cause": str(failure["cause"]), "log": str(failure["log"])}
+        log = storage.join(attempts, names[-1], "log.txt")
+        return {"cause": str(failure["cause"]), "log": log}
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None
 

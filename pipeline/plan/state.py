@@ -14,9 +14,11 @@ from pipeline.errors import CorruptOutput, InputError
 from pipeline.graph.node import Node, topological, unique_labels
 from pipeline.identity.listing import difference
 from pipeline.plan.listings import Listings, list_all
+from pipeline.store import storage
 from pipeline.store.builds import changed_defaults
 from pipeline.store.manifest import source_files
 from pipeline.store.outputs import Found, Store
+from pipeline.store.parallel import concurrently
 
 DAMAGED = "damaged"
 
@@ -68,11 +70,20 @@ class GraphState:
 def look(order: list[Node], store: Store) -> GraphState:
     """Look at every node of `order`, which lists inputs before users."""
     seen = GraphState(listings=list_all(order))
-    for node in order:
+
+    def find(node: Node) -> Found | CorruptOutput | None:
         try:
-            found = store.find(node)
+            return store.find(node)
         except CorruptOutput as error:
-            seen.damaged[node.key] = str(error)
+            return error
+
+    for node, found in zip(
+        order,
+        concurrently(find, order, local=storage.is_local(store.prefix)),
+        strict=True,
+    ):
+        if isinstance(found, CorruptOutput):
+            seen.damaged[node.key] = " ".join(str(found).split())
             continue
         if found is not None:
             if not found.shared:

@@ -8,11 +8,36 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from typing import Any, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
+
+
+def parse_json(data: bytes) -> Any:
+    """JSON from bytes.
+
+    Raises:
+        ValueError: when it is torn, no JSON, has a field twice or a NaN, or is nested without end.
+    """
+    try:
+        text = data.decode("utf-8")
+        return json.loads(text, object_pairs_hook=_each_once, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    tree = dict(pairs)
+    if len(tree) != len(pairs):
+        raise ValueError("a field twice")
+    return tree
 
 
 def decode(kind: type[T], tree: Any) -> T:

@@ -21,6 +21,7 @@ from pipeline.store.ledger import DIRECTORY as LEDGER
 from pipeline.store.ledger import Ledger, age_of
 from pipeline.store.manifest import ATTEMPTS, FAILURE, KEEP, RETIRED, Manifest
 from pipeline.store.outputs import Store, forget_missing, is_output_name
+from pipeline.store.parallel import concurrently
 
 _KEPT_OF_AN_ATTEMPT = ("log.txt", "logs", FAILURE, KEEP)
 _OURS = {manifest.NAME, LEDGER, lease.DIRECTORY, ATTEMPTS}
@@ -109,11 +110,14 @@ def unneeded(
     if published is None:
         return []
     manifests = [published, *(_retired(root) if keep_retired else ())]
-    kept = {s.root for m in manifests if m.origin is None for s in m.shards}
+    kept = {s.root for m in manifests for s in m.shards}
     gone = [] if keep_retired else _children(storage.join(root, RETIRED))
     generations = storage.list_names(storage.join(root, LEDGER))
     for generation in generations if thorough or len(generations) > 1 else ():
         ledger = Ledger(root, generation)
+        names = {shard.name for shard in published.shards}
+        if len(generations) == 1 and ledger.shard_names() <= names:
+            continue  # the ledger of what is published, and nothing else in it
         shards = ledger.finished()
         if _resumable(shards.values(), kept, published.attempt):
             kept |= {shard.root for shard in shards.values()}
@@ -268,7 +272,7 @@ def recorded(prefix: str) -> set[str]:
     """Directories of the outputs that runs in the store's event logs were about."""
     events = storage.join(prefix, "events")
     urls = [storage.join(events, name) for name, _ in storage.list_files(events)]
-    starts = storage.concurrently(_run_started, urls, local=storage.is_local(prefix))
+    starts = concurrently(_run_started, urls, local=storage.is_local(prefix))
     return {directory for directories in starts for directory in directories}
 
 

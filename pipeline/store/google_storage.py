@@ -16,6 +16,7 @@ import inspect
 import json
 import os
 import re
+import uuid
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
@@ -91,11 +92,25 @@ class GoogleStorage(GCSFileSystem):
                 pause = attempts.pause(error, f"{method}: {_one_line(error)}")
             await attempts.asleep(pause)
 
-    async def _replace_if(self, path: str, data: bytes | None, generation: str, mark: str) -> bool:
-        """Replace the object, or delete it (None), while it is of this generation.
+    def create(self, path: str, data: bytes) -> bool:
+        """Write an object if none is there; whether this call did."""
+        mark = uuid.uuid4().hex
+        about = {"ponente-writer": mark}
+        try:
+            # One request whatever the size: a resumable upload decides at its start and its end.
+            self.pipe_file(path, data, mode="create", chunksize=len(data) + 1, metadata=about)
+        except FileExistsError:
+            try:
+                found: Any = self.info(path)
+                return found.get("metadata", {}).get("ponente-writer") == mark
+            except FileNotFoundError:
+                return False  # deleted meanwhile, so another process had written it
+        return True
 
-        `mark` tells a write whose answer was lost, and which was then refused because of itself.
-        """
+    async def _replace_if(self, path: str, data: bytes | None, generation: str) -> bool:
+        """Replace the object, or delete it (None), while it is of this generation."""
+        # Tells a write whose answer was lost, and which was then refused because of itself.
+        mark = uuid.uuid4().hex
         bucket, key, _ = self.split_path(path)
         match = {"ifGenerationMatch": generation}
         try:

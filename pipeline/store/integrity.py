@@ -7,9 +7,11 @@ import zlib
 from collections.abc import Iterator
 
 from pipeline.store import storage
-from pipeline.store.manifest import File, Manifest, file_url
+from pipeline.store.manifest import File, Manifest, Shard, file_url
+from pipeline.store.parallel import concurrently
 
 _BLOCK = 1 << 20
+_SMALL = 4 << 20
 
 
 def measure(directory: str, path: str) -> File:
@@ -22,7 +24,13 @@ def measure(directory: str, path: str) -> File:
     return File(path, size, digest.hexdigest(), "".join(sums) if len(sums) > 1 else "")
 
 
-def _blocks(url: str) -> Iterator[bytes]:
+def _blocks(url: str, size: int | None = None) -> Iterator[bytes]:
+    """The content in blocks; of a file known to be small, by one request."""
+    if size is not None and size <= _SMALL:
+        data = storage.read_bytes(url)
+        for start in range(0, len(data), _BLOCK):
+            yield data[start : start + _BLOCK]
+        return
     with storage.open_read(url) as file:
         while block := file.read(_BLOCK):
             yield block
@@ -31,26 +39,32 @@ def _blocks(url: str) -> Iterator[bytes]:
 def damage(path: str, manifest: Manifest) -> Iterator[str]:
     """One line for each thing under an output that is not as recorded, naming byte ranges.
 
-    Every byte is read. Files that nobody recorded are named too: nothing reads them.
+    Every byte is read. Files that are not recorded are named too: nothing reads them.
     """
     home = manifest.home(path)
-    for shard in manifest.shards:
-        recorded = set()
+
+    def of_shard(shard: Shard) -> list[str]:
+        recorded = {file.path for file in shard.files}
+        found = dict(storage.list_files(storage.join(home, shard.root)))
+        lines = []
         for file in shard.files:
-            recorded.add(file.path)
-            yield from _file_damage(file_url(home, shard, file), file)
-        for name, _ in storage.list_files(storage.join(home, shard.root)):
-            if name not in recorded:
-                yield f"{storage.join(home, shard.root, name)}: not recorded, and never read"
+            lines += _file_damage(file_url(home, shard, file), file, found.get(file.path))
+        for name in sorted(found.keys() - recorded):
+            lines.append(f"{storage.join(home, shard.root, name)}: not recorded, and never read")
+        return lines
+
+    for lines in concurrently(of_shard, manifest.shards, local=storage.is_local(home)):
+        yield from lines
 
 
-def _file_damage(url: str, file: File) -> Iterator[str]:
-    found = storage.size(url)
+def _file_damage(url: str, file: File, found: int | None = None) -> Iterator[str]:
+    # A listing may lag behind: whatever it seems to lack is asked for.
+    found = storage.size(url) if found != file.size else found
     if found is None:
         yield f"{url}: missing, expected {file.size} bytes"
         return
     digest, wrong = hashlib.sha256(), []
-    for index, block in enumerate(_blocks(url)):
+    for index, block in enumerate(_blocks(url, found)):
         digest.update(block)
         start = index * _BLOCK
         expected = file.blocks[8 * index : 8 * index + 8]

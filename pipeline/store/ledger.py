@@ -24,8 +24,9 @@ import msgspec
 from pipeline.errors import CorruptOutput, InputError, StorageError, WorkerLost
 from pipeline.identity import fingerprint
 from pipeline.store import integrity, storage
-from pipeline.store.decode import decode
+from pipeline.store.decode import decode, parse_json
 from pipeline.store.manifest import File, Shard
+from pipeline.store.parallel import concurrently
 
 DIRECTORY = "ledger"
 
@@ -74,7 +75,7 @@ class Ledger:
         wanted = [name for name in sorted(self.shard_names()) if name.startswith(prefix)]
         local = storage.is_local(self.root)
         # A listing may still show a record that was dropped.
-        found = zip(wanted, storage.concurrently(self.find, wanted, local=local), strict=True)
+        found = zip(wanted, concurrently(self.find, wanted, local=local), strict=True)
         return {name: shard for name, shard in found if shard is not None}
 
     def find(self, name: str) -> Shard | None:
@@ -112,7 +113,7 @@ class Ledger:
 
     def _parse(self, name: str, data: bytes) -> Record:
         try:
-            found = decode(Record, storage.parse_json(data))
+            found = decode(Record, parse_json(data))
             found.shard.check()
             if found.shard.name != name:
                 raise ValueError(f"the record of shard {found.shard.name!r}")

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from pipeline.errors import CorruptOutput, InputError
+from pipeline.errors import CorruptOutput, InputError, PonenteError, StoreUnavailable
 from pipeline.identity.listing import ListedFile, Listing, Summary, files_from_bytes
 from pipeline.store import storage
 from pipeline.store.decode import decode
@@ -28,11 +28,19 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # what a calendar can s
 NAME = "manifest.json"
 SOURCES = "sources"  # directory of listings beside it
 ATTEMPTS = "attempts"
-ADOPTED = "adopted"  # kind of an origin
+ADOPTED, SAME_INPUTS = "adopted", "same inputs"  # kinds of origins
 RETIRED = "retired"  # manifests that a rebuild replaced
 FAILURE = "failure.json"
 KEEP = "keep"  # in an attempt: files for people, kept of every attempt
 _LIST_FROM = 4  # files
+_ELSEWHERE_SECONDS = 5.0
+_AWAY = "move the directory away and run again"
+
+OUTPUT = "{output}"
+"""Stands, in a headline, for the URL of the directory the output's files are in.
+
+A store can be copied and moved, so nothing in a manifest says where its own store is.
+"""
 
 
 @dataclass(frozen=True)
@@ -246,30 +254,56 @@ def parse(url: str) -> Manifest | None:
         tree = storage.read_json(url)
     except FileNotFoundError:
         return None
-    except ValueError as error:
-        raise CorruptOutput(
-            f"{url}: not JSON ({error}); move the directory away and run again"
-        ) from error
+    except (ValueError, OSError) as error:
+        if isinstance(error, NotADirectoryError) or (
+            isinstance(error, StoreUnavailable) and not storage.is_local(url)
+        ):
+            raise  # says nothing about this one object
+        reason = error.__cause__ or error.__context__ or error  # without the number of retries
+        raise CorruptOutput(f"{url}: not readable JSON ({reason}); {_AWAY}") from error
     try:
         schema = tree.get("schema") if isinstance(tree, dict) else None
         if type(schema) is int and schema != SCHEMA:
-            raise CorruptOutput(
-                f"{url}: schema {schema}, this version reads {SCHEMA}; "
-                "move the directory away and run again"
-            )
+            raise CorruptOutput(f"{url}: schema {schema}, this version reads {SCHEMA}; {_AWAY}")
         manifest = decode(Manifest, tree)
         for shard in manifest.shards:
             shard.check()
         for name, reference in manifest.inputs.items():
             if set(reference) != {"key", "directory", "digest"}:
                 raise ValueError(f"input {name}: wrong fields: {sorted(reference)}")
+            _check_directory(reference["directory"])
+        if manifest.origin is not None:
+            _check_directory(manifest.origin.directory)
         if len({shard.name for shard in manifest.shards}) != len(manifest.shards):
             raise ValueError("a shard twice")
         return manifest
     except ValueError as error:
+        raise CorruptOutput(f"{url}: not a manifest of ours ({error!r}); {_AWAY}") from error
+
+
+def _check_directory(directory: str) -> None:
+    """Raises `ValueError` for what is neither a sibling's name nor a URL of a store."""
+    try:
+        if "/" not in directory:
+            storage.join("", directory)
+        elif storage.normalise(directory) != directory:
+            raise InputError(f"not a normal URL: {directory!r}")
+    except InputError as error:
+        raise ValueError(str(error)) from None
+
+
+def load_keyed(path: str, key: str) -> Manifest | None:
+    """The manifest at `path` if it was published for `key`; files are not looked at.
+
+    Raises:
+        CorruptOutput: when it cannot be read, or was published for another key.
+    """
+    manifest = load(path)
+    if manifest is not None and manifest.key != key:
         raise CorruptOutput(
-            f"{url}: not a manifest of ours ({error!r}); move the directory away and run again"
-        ) from error
+            f"{path}: published for key {manifest.key}, expected {key}; move the directory away"
+        )
+    return manifest
 
 
 def load_verified(path: str, key: str) -> Manifest | None:
@@ -278,15 +312,33 @@ def load_verified(path: str, key: str) -> Manifest | None:
     Raises:
         CorruptOutput: naming the first thing that is not as recorded.
     """
-    manifest = load(path)
-    if manifest is None:
-        return None
-    if manifest.key != key:
-        raise CorruptOutput(f"{path}: published for key {manifest.key}, expected {key}")
-    check_sizes(
-        manifest.home(path), manifest.shards, f"build it again with --force {manifest.label}"
-    )
+    manifest = load_keyed(path, key)
+    if manifest is not None:
+        check_files(path, manifest)
     return manifest
+
+
+def check_files(path: str, manifest: Manifest) -> None:
+    """Raises `CorruptOutput` when the output's files, its own or another's, are not as recorded.
+
+    Another store than the output's own is given up after a few seconds; the error has a cause then.
+    """
+    home, remedy = manifest.home(path), f"build it again with --force {manifest.label}"
+    if manifest.origin is None:
+        check_sizes(home, manifest.shards, remedy)
+        return
+    try:
+        if home.rpartition("/")[0] == path.rpartition("/")[0]:
+            check_sizes(home, manifest.shards, remedy)
+        else:
+            with storage.giving_up_after(_ELSEWHERE_SECONDS):
+                check_sizes(home, manifest.shards, remedy)
+    except CorruptOutput as error:
+        raise CorruptOutput(f"{path}: refers to another output's files: {error}") from None
+    except (PonenteError, OSError) as error:
+        raise CorruptOutput(
+            f"{path}: its files are in {home}, which cannot be read ({error}); {remedy}"
+        ) from error
 
 
 def load_built(path: str, key: str, replaces: str) -> Manifest | None:

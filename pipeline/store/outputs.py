@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipeline.errors import PonenteError
+from pipeline.errors import CorruptOutput, PonenteError
 from pipeline.graph.node import Node
 from pipeline.identity import digests
 from pipeline.store import manifest, storage
@@ -36,6 +36,13 @@ class Found:
     shared: bool = False
 
     @property
+    def headline(self) -> list[str]:
+        """Lines about the output to show, with the places of its files."""
+        home = self.manifest.home(self.path)
+        lines = self.manifest.result.get("headline", ())
+        return [str(line).replace(manifest.OUTPUT, home) for line in lines]
+
+    @property
     def origin(self) -> str | None:
         """URL of the directory its files are in, when that is not its own in the user's store."""
         home = self.manifest.home(self.path)
@@ -48,6 +55,7 @@ class Store:
     def __init__(self, prefix: str, shared: tuple[str, ...] = ()) -> None:
         self.prefix = storage.normalise(prefix)
         self.shared = tuple(storage.normalise(url) for url in shared)
+        self._unreachable: dict[str, str] = {}
 
     def path(self, node: Node) -> str:
         """The node's directory in the user's own store."""
@@ -59,13 +67,27 @@ class Store:
         Raises:
             CorruptOutput: when it is in the user's own store but is not what was recorded.
         """
-        own = manifest.load_verified(self.path(node), node.key)
+        path = self.path(node)
+        own = manifest.load_keyed(path, node.key)
         if own is not None:
-            return Found(self.path(node), own)
+            self._check_files(path, own)
+            return Found(path, own)
         for prefix in self.shared:
             if (found := self._shared(prefix, node.directory, node.key)) is not None:
                 return found
         return None
+
+    def _check_files(self, path: str, own: Manifest) -> None:
+        """`manifest.check_files`, asking another store that does not answer once only."""
+        elsewhere = own.home(path).rpartition("/")[0]
+        if elsewhere in self._unreachable:
+            raise CorruptOutput(f"{path}: {self._unreachable[elsewhere]}")
+        try:
+            manifest.check_files(path, own)
+        except CorruptOutput as error:
+            if error.__cause__ is not None:
+                self._unreachable[elsewhere] = f"refers to {elsewhere}, which cannot be read"
+            raise
 
     def _shared(self, prefix: str, directory: str, key: str) -> Found | None:
         path = storage.join(prefix, directory)
@@ -73,7 +95,7 @@ class Store:
             found = manifest.load_verified(path, key)
         except (PonenteError, OSError) as error:
             # Somebody else's store: what is wrong there must not stop a build here.
-            logger.warning("shared store %s is passed over: %s", prefix, error)
+            logger.warning("shared store %s is skipped: %s", prefix, error)
             return None
         return Found(path, found, shared=True) if found is not None else None
 
@@ -90,7 +112,7 @@ class Store:
             except FileNotFoundError:
                 continue
             except (PonenteError, OSError, ValueError, TypeError, KeyError) as error:
-                logger.warning("index of %s is passed over: %s", prefix, error)
+                logger.warning("index of %s is skipped: %s", prefix, error)
                 continue
             if found is None or found.recipe != recipe:
                 continue

@@ -16,16 +16,16 @@ Nothing here renames a directory: object stores cannot.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
 import os
 import re
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from contextvars import ContextVar
 from glob import has_magic
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 from fsspec import get_filesystem_class
 from fsspec.core import url_to_fs
@@ -33,11 +33,10 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import InputError, StorageError
 from pipeline.store import local_storage
+from pipeline.store.decode import parse_json
 
-T = TypeVar("T")
-R = TypeVar("R")
+_give_up_after: ContextVar[float | None] = ContextVar("give_up_after", default=None)
 _memory_lock = threading.Lock()
-_THREADS = 16  # requests of one caller at a time
 _CHUNK = 1 << 22
 _GOOGLE = ("gs://", "gcs://")
 _CHECK_SECONDS = 1.0
@@ -59,12 +58,24 @@ def filesystem(url: str, give_up_after: float | None = None) -> tuple[Any, str]:
         from pipeline.store.google_storage import GoogleStorage  # gcsfs takes a second to import
 
         # No listings cache: gcsfs would answer from it about objects that others wrote since.
-        limit = {} if give_up_after is None else {"give_up_after": give_up_after}
-        return GoogleStorage(use_listings_cache=False, **limit), url.partition("://")[2].rstrip("/")
+        limit = _give_up_after.get() if give_up_after is None else give_up_after
+        options = {} if limit is None else {"give_up_after": limit}
+        fs = GoogleStorage(use_listings_cache=False, **options)
+        return fs, url.partition("://")[2].rstrip("/")
     if ":" not in url:
         return _LOCAL, os.path.abspath(os.path.expanduser(url))
     # Typed as Any: fsspec's annotations admit text where only bytes are ever read or written.
     return url_to_fs(url)
+
+
+@contextlib.contextmanager
+def giving_up_after(seconds: float) -> Iterator[None]:
+    """Within the block, this thread's requests are retried for so many seconds at most."""
+    token = _give_up_after.set(seconds)
+    try:
+        yield
+    finally:
+        _give_up_after.reset(token)
 
 
 def is_local(url: str) -> bool:
@@ -183,26 +194,6 @@ def read_json(url: str) -> Any:
     return parse_json(read_bytes(url))
 
 
-def parse_json(data: bytes) -> Any:
-    """JSON from bytes. Raises `ValueError` as `read_json` does, and for NaN and infinities."""
-    try:
-        text = data.decode("utf-8")
-        return json.loads(text, object_pairs_hook=_each_once, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    tree = dict(pairs)
-    if len(tree) != len(pairs):
-        raise ValueError("a field twice")
-    return tree
-
-
 def open_read(url: str) -> IO[bytes]:
     """Open an object for random-access reading."""
     fs, path = filesystem(url)
@@ -240,7 +231,7 @@ def create(url: str, data: bytes, *, durable: bool = True) -> bool:
             fs.pipe_file(path, data)
             return True
     if url.startswith(_GOOGLE):
-        return _create_on_google(fs, path, data)
+        return fs.create(path, data)
     try:
         fs.pipe_file(path, data, mode="create")
     except FileExistsError:
@@ -250,21 +241,6 @@ def create(url: str, data: bytes, *, durable: bool = True) -> bool:
             f"{url}: this store has no conditional create, which publishing an output needs; "
             "use a local path or gs://"
         ) from error
-    return True
-
-
-def _create_on_google(fs: Any, path: str, data: bytes) -> bool:
-    mark = uuid.uuid4().hex
-    try:
-        # One request whatever the size: a resumable upload decides at its start and at its end.
-        fs.pipe_file(
-            path, data, mode="create", chunksize=len(data) + 1, metadata={"ponente-writer": mark}
-        )
-    except FileExistsError:
-        try:
-            return fs.info(path).get("metadata", {}).get("ponente-writer") == mark
-        except FileNotFoundError:
-            return False  # deleted meanwhile, so it was not ours to begin with
     return True
 
 
@@ -289,7 +265,7 @@ def replace_if(url: str, data: bytes | None, version: str) -> bool:
     if isinstance(fs, LocalFileSystem):
         return local_storage.replace_if(path, data, version)
     if url.startswith(_GOOGLE):
-        return fs.replace_if(path, data, version, uuid.uuid4().hex)
+        return fs.replace_if(path, data, version)
     if fs.protocol != "memory":
         raise StorageError(
             f"{url}: this store has no conditional write, which replacing an output needs; "
@@ -365,21 +341,6 @@ def usage(url: str) -> tuple[int, float]:
     times = [info.get("mtime") or info.get("created") for info in found]
     newest = max((t.timestamp() for t in times if hasattr(t, "timestamp")), default=0.0)
     return sum(info["size"] for info in found), newest
-
-
-def concurrently(function: Callable[[T], R], items: Iterable[T], *, local: bool) -> list[R]:
-    """`[function(item) for item in items]`; on a remote store, sixteen at a time.
-
-    Args:
-        function: reads from a store; the first error is raised.
-        items: its arguments.
-        local: whether the store is a disk of this machine, where threads gain nothing.
-    """
-    todo = list(items)
-    if local or len(todo) < 2:
-        return [function(item) for item in todo]
-    with ThreadPoolExecutor(min(_THREADS, len(todo)), "storage") as pool:
-        return list(pool.map(function, todo))
 
 
 def sha256(url: str) -> str:

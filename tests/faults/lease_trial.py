@@ -28,16 +28,16 @@ ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 120.0
 # Short enough for a trial, long enough that a busy machine does not silence a live holder.
 QUICK = {"STALE_SECONDS": 1.0, "BEAT_SECONDS": 0.1, "LOOK_SECONDS": 0.02}
-_START = "from tests.faults.lease_worker import main; main()"
+_START = "from {} import main; main()"
 
 
 class Worker:
-    """One executor process that takes orders (see `lease_worker`)."""
+    """One executor process that takes orders (see `lease_worker`, or another `module`)."""
 
-    def __init__(self, workspace: Path, name: str) -> None:
+    def __init__(self, workspace: Path, name: str, module: str) -> None:
         self._errors = workspace / f"{name}.stderr"
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START],
+            [sys.executable, "-c", _START.format(module)],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -85,9 +85,18 @@ class Worker:
             time.sleep(0.005)
         raise AssertionError(f"{trial}: neither stopped nor answered")
 
+    @property
+    def answered(self) -> bool:
+        """Whether an answer is there that was not read."""
+        return not self._answers.empty()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process."""
+        os.kill(self.pid, number)
+
     def resume(self) -> None:
-        """Let a stopped process go on."""
-        os.kill(self.pid, signal.SIGCONT)
+        """Let a stopped process continue."""
+        self.signal(signal.SIGCONT)
 
     def close(self) -> None:
         """End the process, stopped or not."""
@@ -97,12 +106,14 @@ class Worker:
 
 
 @contextlib.contextmanager
-def workers(workspace: Path, count: int) -> Iterator[list[Worker]]:
+def workers(
+    workspace: Path, count: int, module: str = "tests.faults.lease_worker"
+) -> Iterator[list[Worker]]:
     """That many workers; all are ended on leaving."""
     started: list[Worker] = []
     try:
         for i in range(count):
-            started.append(Worker(workspace, f"worker-{i}"))
+            started.append(Worker(workspace, f"worker-{i}", module))
         yield started
     finally:
         for worker in started:

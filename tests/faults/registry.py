@@ -20,8 +20,10 @@ from typing import Any
 _MODULES = (
     "crash",
     "records",
+    "damaged_manifests",
     "remote",
     "leases",
+    "owners",
     "interrupts",
     "network",
     "screen",

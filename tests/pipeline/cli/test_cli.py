@@ -5,17 +5,19 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import sys
 from dataclasses import dataclass
 
 import pytest
 
-from pipeline import InputError, main
+from pipeline import InputError, Result, StepContext, main, step
 from pipeline.cli import command
 from pipeline.graph.node import as_node
 from pipeline.store import integrity, lease, storage
 from pipeline.store.manifest import load
-from tests.pipeline.toy import Scale, clamp, numbers, refuse, scaled, total
+from steps.report import headlines
+from tests.pipeline.toy import Numbers, Scale, Total, clamp, numbers, refuse, scaled, total
 
 EXPERIMENT = """
 from tests.pipeline.cli.test_cli import PRESETS, build
@@ -137,31 +139,36 @@ def test_verify_finds_a_changed_byte_and_force_repairs_it(ponente, tmp_path):
     status, out, _ = ponente("verify")
     assert status == 1
     assert "4 outputs" in out
-    assert "1 damaged" in out
+    assert "1 corrupt" in out
     assert f"{url}: bytes 0-" in out
     ponente("--force", "numbers")
     assert ponente("verify")[0] == 0
 
 
 def test_gc_lists_then_deletes_what_no_experiment_reaches(ponente, tmp_path):
-    """Every preset of the experiment and of the files named stays; the rest goes on request."""
+    """Every preset and every recorded run stays; with --presets-only what flags made can go."""
     ponente()
     ponente("--preset", "wide")
     ponente("--count", "30")
     stray = _path(tmp_path, numbers(count=30))
-    status, out, _ = ponente("gc")
+    assert "0 objects (0 bytes) can be deleted" in ponente("gc")[1]
+    status, out, _ = ponente("gc", "--presets-only")
     assert status == 0
     assert stray in out
+    assert "s to build" in out
+    for spared in (("--older-than", "1h"), ("--keep", "numbers,clamp,scaled,total")):
+        assert "0 objects" in ponente("gc", "--presets-only", *spared)[1]
     assert _path(tmp_path, numbers(count=20)) not in out
     assert storage.exists(stray)
     only_plain = {"plain": PRESETS["plain"]}
     other = tmp_path / "other.py"
     other.write_text(EXPERIMENT)
-    assert _path(tmp_path, numbers(count=20)) in ponente("gc", presets=only_plain)[1]
-    assert (
-        _path(tmp_path, numbers(count=20)) not in ponente("gc", str(other), presets=only_plain)[1]
-    )
-    ponente("gc", "--delete")
+    wide = _path(tmp_path, numbers(count=20))
+    assert wide in ponente("gc", "--presets-only", presets=only_plain)[1]
+    assert wide not in ponente("gc", str(other), "--presets-only", presets=only_plain)[1]
+    assert "pass --yes" in ponente("gc", "--presets-only", "--delete")[2]
+    assert storage.exists(stray)
+    ponente("gc", "--presets-only", "--delete", "--yes")
     assert not storage.exists(stray)
     assert "all 4 steps up to date" in ponente("--preset", "wide")[1]
 
@@ -172,9 +179,18 @@ def test_adopt_by_name(ponente, tmp_path):
     source = as_node(clamp(numbers(count=10), limit=100)).directory
     status, out, _ = ponente("adopt", "clamp", "--from", source, "--limit", "7")
     assert status == 0
-    assert "passed over: limit: 100 -> 7" in out
+    assert "ignored difference: limit: 100 -> 7" in out
     assert "(adopted)" in ponente("show", "clamp", "--limit", "7")[1]
+    assert "ignoring limit: 100 -> 7" in ponente("plan", "--limit", "7")[1]
     assert "all 4 steps up to date" in ponente("--limit", "7")[1]
+    assert "pass --yes" in ponente("adopt", "clamp", "--limit", "8")[2]
+    removed = ponente("adopt", "clamp", "--undo", "--limit", "7")[1]
+    assert [line.split("/")[-1].split("-")[0] for line in removed.splitlines()] == [
+        "clamp",
+        "total",
+        "scaled",
+    ]
+    assert "run    clamp" in ponente("plan", "--limit", "7")[1]
 
 
 def test_graph_as_a_page(ponente, tmp_path):
@@ -190,7 +206,7 @@ def test_graph_as_a_page(ponente, tmp_path):
 def test_unlock_and_wrong_words(ponente):
     """Nobody holds anything here; unknown verbs and steps are refused with what there is."""
     ponente()
-    assert "nobody holds it" in ponente("unlock", "total")[1]
+    assert "the lease is free" in ponente("unlock", "total")[1]
     assert "expected one of run, plan" in ponente("dance")[2]
     assert "expected one of numbers" in ponente("--until", "nothing")[2]
 
@@ -299,9 +315,41 @@ def test_plan_says_how_far_a_step_got_and_who_runs_it(ponente, tmp_path, monkeyp
     assert " running " in line
     assert f"process {os.getpid()} on " in line
     assert ", since 20" in line
-    assert "released, was process" in ponente("unlock", "numbers", experiment=experiment)[1]
+    assert "released, was held by process" in ponente("unlock", "numbers", experiment=experiment)[1]
     held.release()
     marks = tmp_path / "marks"
     monkeypatch.setenv("PONENTE_MARKS", str(marks))
     assert ponente(experiment=experiment)[0] == 0
     assert len(marks.read_text().split()) == 3, "two of five were finished before"
+
+
+@step(output=Total, version=1)
+def paged(run: StepContext, numbers: Numbers, *, fails: bool) -> Result:
+    """A page, and where it is; or a failure."""
+    with run.shard("page") as directory:
+        storage.write_atomic(storage.join(directory, "index.html"), b"page")
+    if fails:
+        raise InputError("told to fail")
+    return {"headline": headlines(storage.join(directory, "index.html"), stored=True)}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_copied_store_never_points_into_the_one_it_was_copied_from(tmp_path, ponente, fails):
+    """Every line of every verb names the copy; the page that a run shows is there."""
+
+    def experiment(settings):
+        return paged(numbers(count=settings.count), fails=fails)
+
+    ponente(experiment=experiment)
+    (tmp_path / "store").rename(tmp_path / "old")
+    shutil.copytree(tmp_path / "old", tmp_path / "store")
+    shutil.rmtree(tmp_path / "store" / "events")
+    for verb in (("run",), ("plan",), ("status",), ("explain",), ("show", "numbers"), ("verify",)):
+        _, out, err = ponente(*verb, experiment=experiment)
+        assert str(tmp_path / "old") not in out + err
+        if verb == ("run",) and not fails:
+            (line,) = [line for line in out.splitlines() if line.startswith("report: ")]
+            assert line.startswith(f"report: {tmp_path / 'store'}")
+            assert storage.exists(line.removeprefix("report: "))
+    for path in (tmp_path / "store").glob("*-*/manifest.json"):
+        assert str(tmp_path) not in path.read_text()

@@ -94,3 +94,39 @@ def test_digest_is_sha256(root):
     assert storage.sha256(url) == (
         "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     )
+
+
+def test_a_replacement_needs_the_version_that_was_read(root):
+    """An object that changed since, or is gone, is not replaced or deleted."""
+    url = storage.join(root, "manifest.json")
+    storage.create(url, b"one")
+    data, version = storage.read_versioned(url)
+    assert data == b"one"
+    assert storage.replace_if(url, b"two", version)
+    assert not storage.replace_if(url, b"three", version)
+    assert not storage.replace_if(url, None, version)
+    assert storage.read_bytes(url) == b"two"
+    assert storage.replace_if(url, None, storage.read_versioned(url)[1])
+    assert not storage.replace_if(url, b"four", version)
+    assert not storage.exists(url)
+
+
+def test_of_racing_threads_one_replaces(root):
+    """Sixteen threads that read the same version, eight times over: one True each time."""
+    url = storage.join(root, "manifest.json")
+    storage.create(url, b"first")
+    for turn in range(8):
+        version, barrier, wins = storage.read_versioned(url)[1], threading.Barrier(16), []
+
+        def race(n: int, turn=turn, version=version, barrier=barrier, wins=wins) -> None:
+            barrier.wait()
+            if storage.replace_if(url, f"{turn}-{n}".encode(), version):
+                wins.append(n)
+
+        threads = [threading.Thread(target=race, args=(n,)) for n in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        (winner,) = wins
+        assert storage.read_bytes(url) == f"{turn}-{winner}".encode()

@@ -15,6 +15,7 @@ import pytest
 from pipeline.errors import InputError, PonenteError, StorageError, StoreUnavailable
 from pipeline.store import google_storage, storage
 from pipeline.store.google_storage import GoogleStorage
+from pipeline.store.manifest import File, Shard, check_sizes
 from tests.faults.fake_gcs import FakeGCS, Faults
 
 ROOT = "gs://bucket/store"
@@ -337,3 +338,34 @@ def test_check_writable_tells_a_quota(server):
     server.over_quota.add("bucket")
     with pytest.raises(PonenteError, match="quota"):
         storage.check_writable(ROOT)
+
+
+def test_a_replacement_needs_the_generation_that_was_read(server):
+    """As on a disk; and equal bytes written again are another generation."""
+    url = f"{ROOT}/manifest.json"
+    storage.create(url, b"one")
+    data, version = storage.read_versioned(url)
+    assert data == b"one"
+    storage.write_atomic(url, b"one")
+    assert not storage.replace_if(url, b"two", version)
+    assert not storage.replace_if(url, None, version)
+    assert storage.replace_if(url, b"two", storage.read_versioned(url)[1])
+    assert contents(server) == {"store/manifest.json": b"two"}
+    assert storage.replace_if(url, None, storage.read_versioned(url)[1])
+    assert not storage.replace_if(url, b"three", version)
+    assert contents(server) == {}
+
+
+def test_checking_an_output_takes_a_listing_whatever_the_number_of_shards(server):
+    """A thousand shards in pages of a hundred: a dozen requests."""
+    server.page = 100
+    files = (File("data.bin", 1, "0" * 64),)
+    shards = [
+        Shard(f"s/{i}", f"attempts/{i % 3:06d}-a/shards/s/{i}", files, {}) for i in range(1000)
+    ]
+    for shard in shards:
+        name = f"store/step/{shard.root}/data.bin"
+        server.put("bucket", name, b"1", {}, {})
+    before = server.requests
+    check_sizes(f"{ROOT}/step", shards, "build it again")
+    assert server.requests - before < 15

@@ -1,0 +1,113 @@
+"""What is published: the shards a body declared, and never over another attempt's output."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline import Result, StepContext, step
+from pipeline.errors import WorkerLost
+from pipeline.graph.node import as_node
+from pipeline.store import integrity, lease, manifest, storage
+from pipeline.store.ledger import Ledger
+from tests.pipeline.helpers import bring_up, ledgers
+from tests.pipeline.toy import Numbers, numbers, write_numbers
+
+HOOKS = {}
+
+
+@step(output=Numbers, version=1)
+def hooked(run: StepContext, *, count: int) -> Result:
+    """Numbers by two calls of `map`, with something done to the store in between."""
+    items = {f"part/{i}": (i, 1) for i in range(count)}
+    run.map(write_numbers, dict(list(items.items())[:2]))
+    if hook := HOOKS.pop("between", None):
+        hook(run)
+    return {"count": len(run.map(write_numbers, items))}
+
+
+def _published(store):
+    path = storage.join(str(store), as_node(hooked(count=4)).directory)
+    found = manifest.load(path)
+    assert not list(integrity.damage(path, found))
+    return [shard.name for shard in found.shards]
+
+
+@pytest.mark.parametrize("what", ["record", "files", "both"])
+def test_a_shard_that_was_deleted_meanwhile_is_built_again(tmp_path, what):
+    """By anything, between two calls of the body: never published without it."""
+
+    def delete(run):
+        shard = run.ledger.read("part/1")
+        if what != "files":
+            storage.delete_tree(run.ledger.record("part/1"))
+        if what != "record":
+            shutil.rmtree(Path(run.root, shard.root))
+
+    HOOKS["between"] = delete
+    events = []
+    bring_up(str(tmp_path), hooked(count=4), events=events)
+    assert _published(tmp_path) == [f"part/{i}" for i in range(4)]
+    (retried,) = [event for event in events if event["event"] == "retried"]
+    assert "part/1" in retried["cause"]
+
+
+def test_what_others_put_in_the_ledger_is_not_published(tmp_path):
+    """The ledger is shared by attempts; an output is what its own body declared."""
+
+    def add(run):
+        directory = storage.join(run.root, "attempts", "000000-other", "shards", "extra")
+        storage.write_atomic(storage.join(directory, "n.txt"), b"1")
+        run.ledger.add("extra", directory, {})
+
+    HOOKS["between"] = add
+    bring_up(str(tmp_path), hooked(count=4))
+    assert _published(tmp_path) == [f"part/{i}" for i in range(4)]
+
+
+def test_a_rebuild_that_was_paused_does_not_replace_the_one_that_was_published(
+    tmp_path, monkeypatch
+):
+    """Stopped between its last look at the lease and its write, while another rebuild publishes."""
+    store, wanted = str(tmp_path), numbers(count=4)
+    bring_up(store, wanted)
+    newest, replaced = lease.Lease.newest, []
+
+    def pause(held):
+        answer = newest(held)
+        if not replaced:
+            replaced.append(held)
+            lease.end(storage.join(store, as_node(wanted).directory))
+            bring_up(store, wanted, force=("numbers",))
+            replaced.append(manifest.load(storage.join(store, as_node(wanted).directory)))
+        return answer
+
+    monkeypatch.setattr(lease.Lease, "newest", pause)
+    bring_up(store, wanted, force=("numbers",))
+    path = storage.join(store, as_node(wanted).directory)
+    assert manifest.load(path) == replaced[1]
+    assert not list(integrity.damage(path, replaced[1]))
+
+
+def test_an_older_attempt_cannot_drop_or_replace_what_a_newer_one_owns(tmp_path):
+    """And the newer one can do both with the older one's."""
+    ledger = Ledger(str(tmp_path))
+    for attempt in ("000001-a", "000002-b"):
+        storage.write_atomic(f"{tmp_path}/attempts/{attempt}/x", attempt.encode())
+    old, new = (f"{tmp_path}/attempts/{attempt}" for attempt in ("000001-a", "000002-b"))
+    for name in ("claimed", "replaced", "left"):
+        ledger.replace(name, old, {})
+    assert ledger.claim("claimed", "000002-b").attempt == "000001-a"
+    assert ledger.replace("replaced", new, {}).attempt == "000002-b"
+    for name in ("claimed", "replaced"):
+        with pytest.raises(WorkerLost, match="took over"):
+            ledger.drop(name, "000001-a")
+        with pytest.raises(WorkerLost, match="took over"):
+            ledger.replace(name, old, {})
+        with pytest.raises(WorkerLost, match="took over"):
+            ledger.claim(name, "000001-a")
+    ledger.drop("left", "000002-b")
+    assert ledger.claim("left", "000002-b") is None
+    assert set(ledgers(str(tmp_path))[0].finished()) == {"claimed", "replaced"}
