@@ -12,8 +12,16 @@ from typing import Annotated, Any
 from models.config import TransformerConfig
 from pipeline import Hardware, InputError, Result, Runtime, StepContext, local, step
 from steps.artifacts import Checkpoint, Sequences
-from steps.train import check, train_from
+from steps.budget import resolved
+from steps.declared import asked, check_training
+from steps.train import train_from
 from training.config import OptimizerConfig, TrainConfig
+
+
+def _check(arguments: Mapping[str, Any]) -> None:
+    if not arguments["train"].steps:
+        raise InputError("TrainConfig.steps: expected how many steps to train in all, found none")
+    check_training(arguments, asked(arguments["checkpoint"], "model"))
 
 
 def _check_extend(arguments: Mapping[str, Any]) -> None:
@@ -23,7 +31,7 @@ def _check_extend(arguments: Mapping[str, Any]) -> None:
             f"extend: expected `at` of 1 or more and below the {steps} steps of `train`, got {at}; "
             "train.steps counts from the very first step"
         )
-    check(arguments)
+    _check(arguments)
 
 
 @step(output=Checkpoint, version=1, cpus=0, check=_check_extend)
@@ -35,7 +43,7 @@ def extend(
     optimizer: OptimizerConfig,
     train: TrainConfig,
     at: int | None = None,
-    held_out: tuple[str, ...] = (),
+    splits: tuple[str, ...] = (),
     sample_prompts: Annotated[tuple[str, ...], Runtime] = (),
     hardware: Annotated[Hardware, Runtime] = local(),
 ) -> Result:
@@ -52,7 +60,7 @@ def extend(
         optimizer: of the kind it was trained with; schedule and rates may differ.
         train: with more steps than the checkpoint has done.
         at: which of its checkpoints; None for the last one.
-        held_out, sample_prompts: as for `train`.
+        splits, sample_prompts: as for `train`.
         hardware: where; any.
     """
     if checkpoint.sequences.manifest.content != sequences.manifest.content:
@@ -60,7 +68,7 @@ def extend(
             f"extend: {checkpoint.path} was trained on {checkpoint.sequences.path}, these "
             f"sequences are {sequences.path}; to train on other data use warm_start"
         )
-    more = (optimizer, train, held_out, sample_prompts, hardware)
+    more = (optimizer, train, splits, sample_prompts, hardware)
     return _train(run, checkpoint, sequences, "everything", at, *more)
 
 
@@ -70,7 +78,7 @@ def _check_warm_start(arguments: Mapping[str, Any]) -> None:
             f'warm_start: expected take="model" or take="moments", got {take!r}; to go on with '
             "the same run use extend"
         )
-    check(arguments)
+    _check(arguments)
 
 
 @step(output=Checkpoint, version=1, cpus=0, check=_check_warm_start)
@@ -83,7 +91,7 @@ def warm_start(
     optimizer: OptimizerConfig,
     train: TrainConfig,
     at: int | None = None,
-    held_out: tuple[str, ...] = (),
+    splits: tuple[str, ...] = (),
     sample_prompts: Annotated[tuple[str, ...], Runtime] = (),
     hardware: Annotated[Hardware, Runtime] = local(),
 ) -> Result:
@@ -97,7 +105,7 @@ def warm_start(
         optimizer: its schedule begins anew.
         train: of the new run.
         at: which of the checkpoints; None for the last one.
-        held_out, sample_prompts: as for `train`.
+        splits, sample_prompts: as for `train`.
         hardware: where; any.
     """
     mine, theirs = (s.cache.result["tokenizer"] for s in (sequences, checkpoint.sequences))
@@ -106,7 +114,7 @@ def warm_start(
             f"warm_start: the model's tokenizer has digest {theirs[:12]}, that of the tokens "
             f"{mine[:12]}; tokenize the documents with the model's tokenizer"
         )
-    more = (optimizer, train, held_out, sample_prompts, hardware)
+    more = (optimizer, train, splits, sample_prompts, hardware)
     return _train(run, checkpoint, sequences, take, at, *more)
 
 
@@ -118,7 +126,7 @@ def _train(
     at: int | None,
     optimizer: OptimizerConfig,
     train: TrainConfig,
-    held_out: tuple[str, ...],
+    splits: tuple[str, ...],
     prompts: tuple[str, ...],
     hardware: Hardware,
 ) -> dict[str, Any]:
@@ -126,4 +134,5 @@ def _train(
 
     model = TransformerConfig.from_plain(checkpoint.result["model"])
     start: Any = Start(checkpoint=checkpoint.at(at), take=take)
-    return train_from(run, sequences, start, model, optimizer, train, held_out, prompts, hardware)
+    train = resolved(train, sequences)
+    return train_from(run, sequences, start, model, optimizer, train, splits, prompts, hardware)

@@ -16,21 +16,36 @@ if TYPE_CHECKING:
 
 
 @step(output=Report, version=1, reads_lineage=True)
-def report(run: StepContext, model: Checkpoint, scores: Scores, text: Completions) -> Result:
-    """The HTML report of a training run."""
+def report(
+    run: StepContext,
+    checkpoint: Checkpoint,
+    scores: Scores | None = None,
+    text: Completions | None = None,
+) -> Result:
+    """The HTML report of a training run.
+
+    Args:
+        run: the attempt.
+        checkpoint: the trained model.
+        scores: of `evaluate`, `follow` or downstream tasks.
+        text: of `generate`.
+    """
     from steps.reporting import page
     from steps.reporting.run_record import of_checkpoint
 
-    ancestors = lineage([model.path, scores.path, text.path])
+    model, parts = checkpoint, [part for part in (scores, text) if part is not None]
+    ancestors = lineage([model.path, *(part.path for part in parts)])
     record = of_checkpoint(model, model.manifest.label, ancestors)
     account = record.account()
-    written = [(c["prompt"], c["completion"]) for c in text.result["completions"]]
+    completions = text.result["completions"] if text is not None else []
+    written = [(c["prompt"], c["completion"]) for c in completions]
+    tables = [] if scores is None else [sets_table(scores), tasks_table(scores)]
     rendered = page.render(
         "ponente run",
         f"trained on {model.result['measured']['hardware']}, key {model.manifest.key[:20]}",
         [
             ("", page.cards(cards(model, scores, record, account))),
-            ("Scores", page.table(sets_table(scores)) + page.table(tasks_table(scores))),
+            ("Scores", "".join(page.table(table) for table in tables)),
             ("Training", page.charts(training_charts(record, account))),
             ("Where the time went", page.charts(time_charts(account))),
             ("", page.table(attempts_table(account))),
@@ -43,20 +58,8 @@ def report(run: StepContext, model: Checkpoint, scores: Scores, text: Completion
     )
     with run.shard("page") as directory:
         storage.write_atomic(storage.join(directory, "index.html"), rendered.encode())
-    url = storage.join(directory, "index.html")
-    return {
-        "headline": [
-            *model.result["headline"],
-            *text.result["headline"],
-            *headlines(url),
-        ]
-    }
-
-
-def headlines(url: str) -> list[str]:
-    """Where a page is and how to look at it."""
-    look = f"look at it with: python -m webbrowser -t file://{url}"
-    return [f"report: {url}", look if storage.is_local(url) else "download it to look at it"]
+    written_first = text.result["headline"] if text is not None else []
+    return {"headline": [*model.result["headline"], *written_first]}
 
 
 def training_charts(record: RunRecord, account: Account | None) -> list[tuple[str, str]]:
@@ -113,14 +116,14 @@ def attempts_table(account: Account | None) -> list[list[str]]:
                 duration(attempt.seconds),
                 duration(lost) if lost >= 0.05 else "nothing",
                 f"{len(attempt.marks):,}",
-                "without a word" if attempt.outcome == "running" else attempt.outcome,
+                "killed (no exit record)" if attempt.outcome == "running" else attempt.outcome,
             ]
         )
     return [head, *rows]
 
 
 def cards(
-    model: Checkpoint, scores: Scores, record: RunRecord, account: Account | None
+    model: Checkpoint, scores: Scores | None, record: RunRecord, account: Account | None
 ) -> list[tuple[str, str]]:
     """(figure, what it is) of how the run ended; what was not asked has none."""
     from steps.reporting.time_charts import duration
@@ -131,7 +134,7 @@ def cards(
     figures = [
         (f"{first['loss']:.2f} → {last['loss']:.2f}", "validation loss, nats per token"),
         (f"{model.result['unigram_entropy']:.2f}", "unigram entropy of the corpus, nats"),
-        *_scores_card(scores),
+        *(_scores_card(scores) if scores is not None else []),
         (f"{rates[len(rates) // 2]:,.0f}", "tokens per second, median step"),
         (f"{last['step']:,}", "steps"),
         (duration(total), "wall time, all attempts" if account else "training, last attempt"),

@@ -19,10 +19,11 @@ from pipeline.store import storage
 from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import File, check_sizes
 from steps.artifacts import TRAIN, Checkpoint, Sequences
+from steps.budget import check_budget, resolved
 from steps.checkpoints.find import describe, tokenizer_of
 from steps.coordinator import coordinator_of
+from steps.declared import check_training
 from training.config import OptimizerConfig, TrainConfig
-from training.stages import stages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,46 +34,43 @@ class Assignment:
     ledger: Ledger
 
 
-def check(arguments: Mapping[str, Any]) -> None:
-    """Refuse a schedule that is longer than the run, rows that are longer than the model's learned
-    positions, and batches, of any stage, that do not divide among the processes."""
-    train, model = arguments["train"], arguments.get("model")
-    arguments["optimizer"].phases(train.steps)
-    if model is not None and model.context is not None and train.sequence_length > model.context:
-        raise InputError(
-            f"TrainConfig.sequence_length: {train.sequence_length} is more than the "
-            f"{model.context} learned positions of TransformerConfig.context; change one of them"
-        )
-    processes = arguments["hardware"].processes
-    for stage in stages(train):
-        if stage.rows % processes:
-            raise InputError(
-                f"TrainConfig: a batch of {stage.rows} from step {stage.first} on does not divide "
-                f"among the {processes} processes of {arguments['hardware'].name}; use a multiple "
-                f"of {processes}"
-            )
+def _check(arguments: Mapping[str, Any]) -> None:
+    check_budget(arguments)
+    check_training(arguments, arguments["model"])
 
 
-@step(output=Checkpoint, version=2, cpus=0, check=check)
+@step(output=Checkpoint, version=2, cpus=0, check=_check)
 def train(
     run: StepContext,
     sequences: Sequences,
-    *,
     model: TransformerConfig,
     optimizer: OptimizerConfig,
     train: TrainConfig,
-    held_out: tuple[str, ...] = (),
+    *,
+    epochs: float | None = None,
+    tokens: int | None = None,
+    splits: tuple[str, ...] = (),
     sample_prompts: Annotated[tuple[str, ...], Runtime] = (),
     hardware: Annotated[Hardware, Runtime] = local(),
 ) -> Result:
-    """A model trained for `train.steps` steps; refuses sizes that do not fit before it compiles.
+    """A trained model; sizes that do not fit are refused before it compiles.
 
-    `held_out` names the splits to evaluate on meanwhile, by default all that are not for training;
-    the first of them, validation where there is one, is the loss that the result speaks of. After
-    each evaluation the model writes after the `sample_prompts`.
+    Args:
+        run: the attempt.
+        sequences: to train on; their length and seed are the run's where `train` has none.
+        model: its shape.
+        optimizer: with the schedule of the learning rate.
+        train: batches, cadence and, where it has `steps`, the budget.
+        epochs, tokens: the budget otherwise: passes over the sequences, or training tokens,
+            rounded down to whole batches.
+        splits: held-out splits to evaluate on meanwhile; by default all. The first of them,
+            validation where there is one, is the loss in the result.
+        sample_prompts: texts the model continues after each evaluation.
+        hardware: where.
     """
+    train = resolved(train, sequences, epochs, tokens)
     return train_from(
-        run, sequences, None, model, optimizer, train, held_out, sample_prompts, hardware
+        run, sequences, None, model, optimizer, train, splits, sample_prompts, hardware
     )
 
 
@@ -83,7 +81,7 @@ def train_from(
     model: TransformerConfig,
     optimizer: OptimizerConfig,
     train: TrainConfig,
-    held_out: tuple[str, ...],
+    splits: tuple[str, ...],
     prompts: tuple[str, ...],
     hardware: Hardware,
 ) -> dict[str, Any]:
@@ -92,7 +90,7 @@ def train_from(
     from training.journal import read_journals
 
     cache = sequences.cache
-    sets = cache.held_out(held_out)
+    sets = cache.held_out(splits)
     if not sets:
         raise InputError(
             f"{cache.path}: no validation tokens, which the loss curve needs; "
@@ -196,7 +194,7 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
         on_event=on_event,
     )
     if result.preempted:
-        raise Preempted(f"preempted after step {result.steps}; the next attempt goes on from there")
+        raise Preempted(f"preempted after step {result.steps}; the next attempt resumes from there")
     return {
         **dataclasses.asdict(result),
         "checkpoint": _shard_name(result.checkpoint),

@@ -26,6 +26,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from pipeline.errors import InputError
 from pipeline.graph.artifact import Artifact
+from pipeline.graph.module_names import by_value, module_name
 from pipeline.graph.signature import Input, read_signature
 from pipeline.identity import fingerprint
 
@@ -148,9 +149,10 @@ class StepFunction(Generic[P, A]):
         check: Check | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
-        if function.__module__ == "__main__" and name is None:
+        module = module_name(function)
+        if module == "__main__" and name is None:
             raise InputError(
-                f"step {function.__qualname__}: a step defined in the file that is run needs a "
+                f"step {function.__qualname__}: a step that is defined in no file needs a "
                 f'stable name; write @step(name="{function.__qualname__}", ...)'
             )
         if not (function.__name__.isascii() and function.__name__.isidentifier()):
@@ -161,7 +163,7 @@ class StepFunction(Generic[P, A]):
         self.function = function
         self.output = output
         self.version = version
-        self.name = name or f"{function.__module__}.{function.__qualname__}"
+        self.name = name or f"{module}.{function.__qualname__}"
         self.label = function.__name__
         self.resources = resources
         self.reads_lineage = reads_lineage
@@ -244,9 +246,8 @@ class StepFunction(Generic[P, A]):
         )
 
     def __reduce__(self) -> Any:
-        # A worker finds the step where the driver did; only a step of the file being run has no
-        # importable home and travels by value.
-        if self.function.__module__ == "__main__":
+        # A worker imports the step as the driver did, unless its file is not sent to workers.
+        if by_value(self.function):
             declared = (self.output, self.version, self.name, self.resources, self.reads_lineage)
             return (StepFunction, (self.function, *declared, self.advise, self.check))
         return (_find, (self.function.__module__, self.function.__qualname__))

@@ -85,7 +85,6 @@ REST = {"optimizer": OptimizerConfig(), "hardware": pod("cpu-2x1")}
         (lambda: generate(MODEL, TOKENIZER, prompts=("a",), new_tokens=0), "new_tokens"),
         (lambda: generate(MODEL, TOKENIZER, prompts=("a",), temperature=-1), "temperature"),
         (lambda: evaluate(MODEL, TOKENS, sequences=0), "at least 1 of each set, found 0"),
-        (lambda: evaluate(MODEL, TOKENS, also=Also(prompts=("x",))), "prompts need a tokenizer"),
         (lambda: follow(MODEL, TOKENS, also=Also(prompts=("x",))), "prompts need a tokenizer"),
         (lambda: Also(questions=5, choices=1), "Also.choices"),
         (lambda: Also(top_k=0), "top_k"),

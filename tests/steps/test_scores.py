@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 
-from experiments.run_200m import SMOKE
+from experiments.run_200m import experiment
 from pipeline import InputError
 from pipeline.errors import StepFailed
 from pipeline.graph.step import as_node
@@ -28,9 +28,10 @@ from tests.pipeline.helpers import bring_up
 
 pytestmark = pytest.mark.slow
 
+SMOKE = experiment.presets["smoke"]
 LENGTH = 64
 CONFIG = dataclasses.replace(
-    SMOKE.train,
+    SMOKE.training,
     steps=12,
     batch_size=8,
     sequence_length=LENGTH,
