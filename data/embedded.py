@@ -26,7 +26,6 @@ from pathlib import Path
 import pyarrow as pa
 
 from data.source import PYTHON_DOCS
-from pipeline.errors import InputError
 
 SOURCE = "Documentation inside CPython: pydoc_data.topics and the standard library's docstrings"
 LICENCE = "PSF-2.0"
@@ -37,16 +36,6 @@ _UNDERLINE = re.compile(r"^[ \t]*([*=\-~^#\"'+])\1{2,}[ \t]*$\n?", re.MULTILINE)
 _DIRECTIVE = re.compile(r"^[ \t]*\.\. (?:_[^\n]*:|index::[^\n]*)$\n?", re.MULTILINE)
 _BLANK_LINES = re.compile(r"\n{3,}")
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-
-
-def check_version(source: str) -> None:
-    """Raise `InputError` unless `source` is the documentation of the Python that runs now."""
-    asked, running = source.removeprefix(PYTHON_DOCS), platform.python_version()
-    if asked != running:
-        raise InputError(
-            f"source {source!r}: the text inside Python {asked} was asked for, but this is Python "
-            f"{running}; run with Python {asked}, or use python_documentation() for this one"
-        )
 
 
 @functools.cache

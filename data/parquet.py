@@ -23,10 +23,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data import embedded, parquet_file
+from data.listing import find
 from data.parquet_file import Columns, check_schema, check_values, open_parquet
-from data.ranges import FileState, find, look
+from data.ranges import FileState, look
 from data.retries import shown
-from data.source import is_embedded
+from data.source import check_embedded, is_embedded
 from pipeline.errors import InputError
 
 BYTES_PER_TOKEN = 4  # of English text, where a file has no `token_count`
@@ -96,7 +97,7 @@ def list_files(source: str) -> list[tuple[str, int]]:
         StorageError: the store could not be listed.
     """
     if is_embedded(source):
-        embedded.check_version(source)
+        check_embedded(source)
         return [(source, 0)]
     return [(url, state.size) for url, state in _found(source)]
 
@@ -126,7 +127,7 @@ def list_units(
         StorageError: the store could not be listed or read.
     """
     if is_embedded(source):
-        embedded.check_version(source)
+        check_embedded(source)
         return _embedded_units(source)
     files = _found(source)
     units: list[Unit] = []
@@ -261,7 +262,7 @@ def _groups(
 def _batches(unit: Unit, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
     """(row group, record batch with the columns asked for) of a unit, unchecked."""
     if is_embedded(unit.file):
-        embedded.check_version(unit.file)
+        check_embedded(unit.file)
         table = embedded.documents().select(list(columns))
         for group in unit.row_groups:
             rows = _embedded_rows(table.num_rows)[group]

@@ -1,13 +1,13 @@
 """Files of a source by byte range: on a local disk, the Hugging Face hub, gs:// or http(s)://.
 
-`find` lists a source, `look` is what the store says of one file, and `open_ranges` opens it as a
-seekable, read-only file that fetches exactly what is read, each read checked for its length and
-tried again as `data.retries` says. A file must stay the same while it is used: its size and its
-version (the hub's object id, an ETag, a generation) are those of its first sight or it is an
-`InputError`.
+`look` is what the store says of one file, and `open_ranges` opens it as a seekable, read-only file
+that fetches exactly what is read, each read checked for its length and retried as `data.retries`
+says; `data.listing` says which files a source has. A file must stay the same while it is used: its
+size and its version (the hub's object id, an ETag, a generation) are those of its first sight or it
+is an `InputError`.
 
-On the hub the listing goes through `HfFileSystem`, the bytes through the same session and URL in
-one request a time: `HfFileSystem`'s own file would try each read six times before we see it fail.
+On the hub bytes come through the session and URL of `HfFileSystem` in one request a time: its own
+file would try each read six times before we see it fail.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from fnmatch import fnmatchcase
 from typing import IO, Any, NamedTuple
 
 from fsspec.asyn import sync
 from fsspec.implementations.local import LocalFileSystem
 
-from data.retries import Answered, NotThere, TryAgain, patiently, shown, within
+from data.retries import Answered, NotThere, TryAgain, shown, with_retries, within
 from pipeline.errors import InputError
 from pipeline.store import storage
 
 SILENCE_SECONDS = 60.0  # a connection that says nothing for so long is given up
 _PIECE = 32 << 20  # what one failure can cost again
 _KEPT = 1 << 20
-_WEB = ("http", "https")
+WEB = ("http", "https")
 
 # (start, stop, seconds left) -> bytes start .. stop - 1, or fewer.
 Fetch = Callable[[int, int, float], bytes]
@@ -50,32 +49,6 @@ class FileState(NamedTuple):
     version: str = ""
 
 
-def find(source: str) -> list[tuple[str, FileState | None]]:
-    """(URL, state) of every file of a source, by name; the state is None where a look must tell.
-
-    Raises:
-        InputError: no file matches, it is not permitted, or not an address.
-        StorageError: the store could not be listed.
-    """
-    if re.match(r"https?://[^/]*@", source):
-        raise InputError(
-            f"source {shown(source)!r}: the address holds a login, and would stand in records and "
-            "logs; use an address that may be read without one"
-        )
-    fs, path = storage.filesystem(source)
-    if not isinstance(fs, LocalFileSystem):
-        fs.invalidate_cache()
-    found = patiently(
-        f"source {source!r}", lambda left: within(left, lambda: _listing(fs, path, left))
-    )
-    if not found:
-        raise InputError(
-            f"source {shown(source)!r}: no file matches; check the address and the pattern"
-        )
-    local = isinstance(fs, LocalFileSystem)
-    return [(name if local else fs.unstrip_protocol(name), state) for name, state in found]
-
-
 def look(url: str) -> FileState:
     """The file's size and version, asked of the store.
 
@@ -89,7 +62,7 @@ def look(url: str) -> FileState:
             return _local_state(os.stat(path))
         except FileNotFoundError:
             raise NotThere(f"{url}: expected a file, found none; check the source") from None
-    state = _state(patiently(url, lambda left: within(left, lambda: _info(fs, path, left))))
+    state = state_of(with_retries(url, lambda left: within(left, lambda: info(fs, path, left))))
     if state is None:
         raise InputError(f"{shown(url)}: the server does not say the file's size; copy the file")
     return state
@@ -174,7 +147,7 @@ class RangeFile(io.RawIOBase):
                 raise _no_ranges(self._url)
             raise TryAgain(f"{len(data):,} bytes of {stop - start:,}")
 
-        return patiently(f"{self._url}: bytes {start}-{stop - 1}", once)
+        return with_retries(f"{self._url}: bytes {start}-{stop - 1}", once)
 
 
 def changed(url: str) -> InputError:
@@ -191,64 +164,25 @@ def _no_ranges(url: str) -> InputError:
     )
 
 
-def _listing(fs: Any, path: str, left: float) -> list[tuple[str, FileState | None]]:
-    if not _is_pattern(fs, path):
-        try:
-            info = _info(fs, path, left)
-        except FileNotFoundError as error:
-            if error.__cause__ is None:
-                return []
-            raise
-        if info.get("type") == "directory":
-            raise InputError(f"source {path!r}: a directory; give a pattern such as /*.parquet")
-        return [(path, look(path) if isinstance(fs, LocalFileSystem) else _state(info))]
-    if _protocol(fs) in _WEB:
-        return [(name, None) for name in _web_glob(fs, path)]
-    try:
-        found = fs.glob(path, detail=True)
-    except FileNotFoundError as error:
-        if error.__cause__ is None:
-            return []
-        raise
-    files = {name: info for name, info in found.items() if info.get("type") != "directory"}
-    if isinstance(fs, LocalFileSystem):
-        return [(name, look(name)) for name in sorted(files)]
-    return [(name, _state(files[name])) for name in sorted(files)]
-
-
-def _web_glob(fs: Any, path: str) -> list[str]:
-    """The links of a page that match; fsspec's own takes a failure for an empty folder."""
-    folder, _, pattern = path.rpartition("/")
-    if _is_pattern(fs, folder):
-        raise InputError(
-            f"source {shown(path)!r}: over http a pattern may stand in the last part only; "
-            "give one source for each folder"
-        )
-    found = fs.ls(f"{folder}/", detail=False)
-    return sorted(name for name in set(found) if fnmatchcase(name.rpartition("/")[2], pattern))
-
-
-def _is_pattern(fs: Any, path: str) -> bool:
-    # In a URL of the web, "?" begins the query.
-    return bool(set(path) & set("*[" if _protocol(fs) in _WEB else "*?["))
-
-
-def _protocol(fs: Any) -> str:
+def protocol(fs: Any) -> str:
+    """The scheme of a filesystem's URLs."""
     return fs.protocol if isinstance(fs.protocol, str) else fs.protocol[0]
 
 
-def _info(fs: Any, path: str, left: float) -> Mapping[str, Any]:
-    return _on_web(fs, fs._info, path, left) if _protocol(fs) in _WEB else fs.info(path)
+def info(fs: Any, path: str, left: float) -> Mapping[str, Any]:
+    """What the filesystem says of a file, within `left` seconds where it is a web server."""
+    return _on_web(fs, fs._info, path, left) if protocol(fs) in WEB else fs.info(path)
 
 
-def _state(info: Mapping[str, Any]) -> FileState | None:
-    size = info.get("size")
-    if size is None or info.get("partial") is False:
+def state_of(about: Mapping[str, Any]) -> FileState | None:
+    """Size and version out of what a store says of a file; None where it does not say the size."""
+    size = about.get("size")
+    if size is None or about.get("partial") is False:
         return None
-    if lfs := info.get("lfs"):
+    if lfs := about.get("lfs"):
         return FileState(int(size), str(lfs["sha256"]))
     names = ("blob_id", "xet_hash", "generation", "ETag", "etag")
-    return FileState(int(size), next((str(info[n]) for n in names if info.get(n)), ""))
+    return FileState(int(size), next((str(about[n]) for n in names if about.get(n)), ""))
 
 
 def _local_state(stat: os.stat_result) -> FileState:
@@ -267,12 +201,12 @@ def _open_local(url: str, state: FileState | None) -> IO[bytes]:
 
 
 def _fetch(fs: Any, path: str, url: str, state: FileState) -> Fetch:
-    protocol = _protocol(fs)
-    if protocol == "hf" and not path.startswith("buckets/"):
+    scheme = protocol(fs)
+    if scheme == "hf" and not path.startswith("buckets/"):
         return _HubFile(fs, path, url, state).fetch
-    if protocol in _WEB:
+    if scheme in WEB:
         return lambda start, stop, left: _fetch_web(fs, path, state, start, stop, left)
-    if protocol == "gs":
+    if scheme == "gs":
         return lambda start, stop, left: _fetch_google(fs, path, url, state, start, stop)
     # Reads nothing ahead: what is around the ids is text.
     file = fs.open(path, "rb", cache_type="none")

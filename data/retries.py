@@ -1,10 +1,10 @@
-"""Trying a request to a source again: which failures may pass, how long to wait, when to give up.
+"""Retrying requests to a source: which failures are transient and what their messages say.
 
 A store that is busy (429, with or without Retry-After, 5xx), a connection that is reset, silent or
-cut short, and an answer that is no answer are tried again, with exponential backoff and jitter,
-until `TRIES` or the seconds of `patience()` are used up; then `StoreUnavailable`. What no waiting
-mends (not permitted, not there, changed) is an `InputError` at once. gs:// is tried again by
-`pipeline.store.storage`'s own client and only its verdict is passed on, so tries do not multiply.
+cut short, and an answer that is no answer are retried as `pipeline.store.retry` says, until `TRIES`
+or the seconds of `patience()` are used up. What no retry mends (not permitted, not there, changed)
+is an `InputError` at once. gs:// is retried by its own client and only its verdict is passed on, so
+that attempts do not multiply.
 
 Messages name the place by its URL without user, password and query, and never quote a header.
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import random
 import re
 import threading
 import time
@@ -25,6 +24,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
 from pipeline.errors import InputError, PonenteError, StorageError, StoreUnavailable
+from pipeline.store import retry
 
 GIVE_UP_SECONDS = 600.0  # the hub counts requests in windows of five minutes
 TRIES = 50
@@ -89,44 +89,43 @@ def shown(text: str) -> str:
     return re.sub(r"\b(hf_|(?i:bearer)\s+)[\w.~+/=-]{6,}", r"\1...", text)
 
 
-def patiently(what: str, action: Callable[[float], _T]) -> _T:
-    """`action(seconds left)`, tried again while its failure may pass.
+def with_retries(what: str, action: Callable[[float], _T], seconds: float | None = None) -> _T:
+    """`action(seconds left)`, retried while its failure is transient.
 
     Args:
         what: the place for messages, such as "hf://...: bytes 0-99"; shown as `shown` does.
         action: raises when it failed. A `PonenteError` is passed on as it is.
+        seconds: to keep trying for, at most; None for `patience()`.
 
     Raises:
-        InputError: not permitted, not there (`NotThere`), or not an address.
-        StoreUnavailable: it failed until tries or time were used up; says how often and why.
-        StorageError: the store refused for a reason that waiting does not mend.
+        InputError: not permitted, not there (`NotThere`), not an address, or out of reach.
+        StoreUnavailable: it failed until attempts or time were used up; says how often and why.
+        StorageError: the store refused for a reason that no retry mends.
     """
-    what, limit = shown(what), patience()
-    begun, wait, tries = time.monotonic(), FIRST_WAIT_SECONDS, 0
+    what = shown(what)
+    limit = patience() if seconds is None else min(seconds, patience())
+    attempts = retry.Retry(
+        what,
+        retry.Policy(limit, FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, TRIES),
+        place=what.partition(":")[0],
+        remedy=f"; run again when the store answers, or set {PATIENCE_VARIABLE} to wait longer",
+    )
     while True:
-        tries += 1
         try:
-            return action(max(limit - (time.monotonic() - begun), 0.05))
+            found = action(max(attempts.left, 0.05))
+            attempts.succeeded()
+            return found
         except StoreUnavailable as error:
             raise StoreUnavailable(f"{what}: {shown(str(error))}") from None
         except PonenteError:
             raise
         except Exception as error:  # noqa: BLE001 - each client has its own; judged below
-            verdict = _judge(error)
+            failure, verdict = error, _judge(error)
         # Raised outside of `except`, or the client's message would be shown as the context.
         if not verdict.passes:
             raise _refusal(what, verdict)
-        spent = time.monotonic() - begun
-        pause = max(wait * random.uniform(0.5, 1.5), verdict.wait or 0.0)
-        if tries >= TRIES or spent + pause >= limit:
-            asked = f" (it asks to wait {verdict.wait:.0f} s)" if verdict.wait else ""
-            raise StoreUnavailable(
-                f"{what}: failed {tries} times in {spent:.1f} s, the last time with "
-                f"{verdict.reason}{asked}; run again when the store answers, or set "
-                f"{PATIENCE_VARIABLE} to wait longer"
-            )
-        time.sleep(pause)
-        wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+        asked = f" (it asks to wait {verdict.wait:.0f} s)" if verdict.wait else ""
+        attempts.sleep(attempts.pause(failure, verdict.reason + asked, verdict.wait or 0.0))
 
 
 def within(seconds: float, action: Callable[[], _T]) -> _T:
@@ -145,7 +144,10 @@ def within(seconds: float, action: Callable[[], _T]) -> _T:
 
     thread = threading.Thread(target=work, daemon=True, name="source-listing")
     thread.start()
-    thread.join(seconds)
+    attempts, end = retry.Retry("a source", retry.Policy(seconds)), time.monotonic() + seconds
+    while thread.is_alive() and (left := end - time.monotonic()) > 0:
+        thread.join(min(left, 0.2))
+        attempts.check()
     if not done:
         raise TimeoutError(f"no answer in {seconds:.1f} s")
     return done[0]()

@@ -10,9 +10,10 @@ A source is a path or a pattern of Parquet files, or the text inside this Python
   The address stands in records and logs, so it must hold no password and no signature.
 - `python-docs://3.12.4`: the documentation that every CPython carries.
 
-A source names exact bytes: a hub dataset carries its commit, the embedded text its Python version,
-so the string may stand in a step's identity. A file that changes while it is read is refused.
-Only the standard library is imported here: planning needs nothing more.
+A full commit of the hub and the version of a Python name exact bytes. Whatever else a source names
+can change under its name: `data.listing` says what a path, a pattern or a branch stands for now,
+and a step that takes a source is stale when its output was made from something else. Only the
+standard library is imported here.
 """
 
 from __future__ import annotations
@@ -68,3 +69,13 @@ def python_documentation() -> str:
 def is_embedded(source: str) -> bool:
     """Whether `source` is the documentation of a Python, which needs no file and no network."""
     return source.startswith(PYTHON_DOCS)
+
+
+def check_embedded(source: str) -> None:
+    """Raise `InputError` unless `source` is the documentation of the Python that runs now."""
+    asked, running = source.removeprefix(PYTHON_DOCS), platform.python_version()
+    if asked != running:
+        raise InputError(
+            f"source {source!r}: the text inside Python {asked} was asked for, but this is Python "
+            f"{running}; run with Python {asked}, or use python_documentation() for this one"
+        )

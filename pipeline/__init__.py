@@ -7,15 +7,18 @@ from pipeline.errors import InputError, PonenteError
 from pipeline.execute.step_context import GangProcess, StepContext
 from pipeline.experiment import Experiment
 from pipeline.graph.artifact import Artifact
+from pipeline.graph.external import External
 from pipeline.graph.hardware import Hardware, local, pod
 from pipeline.graph.live import Live
-from pipeline.graph.step import Result, named, step
+from pipeline.graph.node import named
+from pipeline.graph.step import Result, step
 from pipeline.identity.fingerprint import Runtime
 from pipeline.sweep import select, sweep
 
 __all__ = [
     "Artifact",
     "Experiment",
+    "External",
     "GangProcess",
     "Hardware",
     "InputError",

@@ -3,71 +3,34 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any
 
+from data.listing import absolute, list_folder, list_source
 from models.config import TransformerConfig
-from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepContext, local, step
+from pipeline import (
+    External,
+    GangProcess,
+    Hardware,
+    InputError,
+    Result,
+    Runtime,
+    StepContext,
+    local,
+    step,
+)
 from pipeline.execute.step_context import Emit
-from pipeline.graph.step import StepFunction
-from pipeline.identity.fingerprint import digest
 from pipeline.store import storage
 from steps.artifacts import Checkpoint, Scores, Tokenizer
-from steps.coordinator import coordinator_of
+from steps.coordinator import FLAGS, coordinator_of
 from training.config import TrainConfig
 
 if TYPE_CHECKING:
     from data.tokenizer import TextTokenizer
     from training.multiple_choice import Question
 
-P = ParamSpec("P")
 _FIELDS = ("context", "choices", "gold")
-
-
-@dataclass(frozen=True)
-class TaskFolder:
-    """A folder of tasks as it was when the graph was built: other files make another output.
-
-    Attributes:
-        path: of the folder.
-        sha256: hex digest of its files, by name. Hidden ones do not count, nor does what Python
-            writes beside the code of a task that was read.
-    """
-
-    path: str
-    sha256: str
-
-    @classmethod
-    def of(cls, path: str) -> TaskFolder:
-        """The folder as it is now. Raises `InputError` when there is none."""
-        if not os.path.isdir(path):
-            raise InputError(f"include_path: expected a folder of tasks, found none at {path}")
-        found = []
-        for directory, inner, names in os.walk(path):
-            inner[:] = [n for n in inner if not n.startswith(".") and n != "__pycache__"]
-            for name in names:
-                if not name.startswith("."):
-                    file = os.path.join(directory, name)
-                    found.append([os.path.relpath(file, path), storage.sha256(file)])
-        return cls(path, digest(sorted(found)))
-
-
-class _Including(StepFunction[P, Scores]):
-    """A step that is given the path of a folder of tasks, and takes a `TaskFolder` for it."""
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Scores:
-        given: dict[str, Any] = kwargs
-        if isinstance(path := given.get("include_path"), str):
-            given["include_path"] = TaskFolder.of(path)
-        return super().__call__(*args, **kwargs)
-
-
-def _including(declared: StepFunction[P, Scores]) -> StepFunction[P, Scores]:
-    plain = (declared.output, declared.version, declared.name, declared.resources)
-    hooks = (declared.reads_lineage, declared.advise, declared.check)
-    return _Including(declared.function, *plain, *hooks)
 
 
 @dataclass(frozen=True)
@@ -82,14 +45,13 @@ class Work:
     batch_size: int | None
 
 
-@step(output=Scores, version=1, cpus=0)
+@step(output=Scores, version=2, cpus=0, environment=FLAGS)
 def multiple_choice(
     run: StepContext,
     model: Checkpoint,
     tokenizer: Tokenizer,
     *,
-    questions: str,
-    sha256: str,
+    questions: Annotated[str, External(list_source, absolute)],
     delimiter: str = " ",
     batch_size: Annotated[int | None, Runtime] = None,
     hardware: Annotated[Hardware, Runtime] = local(),
@@ -101,13 +63,10 @@ def multiple_choice(
         model: a trained model.
         tokenizer: the one it was trained with.
         questions: URL of JSON lines: {"context": text, "choices": [text, ...], "gold": index}.
-        sha256: hex digest of that file, so that other questions make another output.
         delimiter: between context and choice.
         batch_size: rows at once; None for as many as in a training step.
         hardware: where.
     """
-    if (found := storage.sha256(questions)) != sha256:
-        raise InputError(f"{questions}: expected SHA-256 {sha256}, found {found}; write that one")
     asked = {"questions": questions, "delimiter": delimiter}
     work = _work(model, tokenizer, asked, batch_size)
     row = run.gang(hardware, answer_process, work)
@@ -122,15 +81,14 @@ def _check_harness(arguments: Mapping[str, Any]) -> None:
         raise InputError('lm_evaluation: expected names of tasks, found none; such as ("piqa",)')
 
 
-@_including
-@step(output=Scores, version=1, cpus=0, check=_check_harness)
+@step(output=Scores, version=2, cpus=0, check=_check_harness, environment=FLAGS)
 def lm_evaluation(
     run: StepContext,
     model: Checkpoint,
     tokenizer: Tokenizer,
     *,
     tasks: tuple[str, ...],
-    include_path: TaskFolder | str | None = None,
+    include_path: Annotated[str | None, External(list_folder, absolute)] = None,
     num_fewshot: int | None = None,
     limit: int | None = None,
     batch_size: Annotated[int | None, Runtime] = None,
@@ -143,8 +101,8 @@ def lm_evaluation(
         model: a trained model.
         tokenizer: the one it was trained with.
         tasks: names that the harness knows, or finds in `include_path`.
-        include_path: a folder with tasks of one's own, as YAML. Its files are part of the step's
-            identity, so local data of the tasks belong into it.
+        include_path: a folder with tasks of one's own, as YAML. Other files in it make another
+            output, so local data of the tasks belong into it.
         num_fewshot: examples before each question; None for what the task says.
         limit: questions of each task at most; None for all.
         batch_size: rows at once; None for as many as in a training step.
@@ -168,8 +126,8 @@ def _work(
 ) -> Work:
     return Work(
         checkpoint=model.final,
-        model=TransformerConfig.from_plain(model.result["model"]),
-        train=TrainConfig.from_plain(model.result["train"]),
+        model=model.model,
+        train=model.train,
         tokenizer=tokenizer.file,
         asked=asked,
         batch_size=batch_size,
@@ -204,10 +162,6 @@ def harness_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str
     del process, emit
     settings = dict(work.asked)
     tasks, folder = settings.pop("tasks"), settings.pop("include_path")
-    if folder is not None and TaskFolder.of(folder.path) != folder:
-        raise InputError(
-            f"include_path: the files in {folder.path} changed after the run began; run it again"
-        )
     harness()  # refuses before anything is loaded
     tokenizer = TextTokenizer.load(work.tokenizer)
     likelihood, model = _loaded(work, tokenizer)
@@ -215,7 +169,7 @@ def harness_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str
     if folder is not None:
         from lm_eval.tasks import TaskManager  # pyrefly: ignore[missing-import]
 
-        settings["task_manager"] = TaskManager(include_path=folder.path)
+        settings["task_manager"] = TaskManager(include_path=folder)
     version = importlib.metadata.version("lm_eval")
     return {"tasks": run_tasks(lm, tasks, **settings), "version": version}
 

@@ -6,15 +6,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from models.config import TransformerConfig
 from pipeline import GangProcess, Hardware, Result, Runtime, StepContext, local, step
 from pipeline.execute.step_context import Emit
 from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
 from steps.checkpoints.find import tokenizer_of
-from steps.coordinator import coordinator_of
+from steps.coordinator import FLAGS, coordinator_of
 from steps.declared import check_splits
 from steps.scoring.job import NOTHING_ELSE, Also, check_questions, score_job
-from training.config import TrainConfig
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
@@ -22,7 +20,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
     check_splits("evaluate", arguments["tokens"] or arguments["checkpoint"], arguments["splits"])
 
 
-@step(output=Scores, version=2, cpus=0, check=_check)
+@step(output=Scores, version=2, cpus=0, check=_check, environment=FLAGS)
 def evaluate(
     run: StepContext,
     checkpoint: Checkpoint,
@@ -53,8 +51,8 @@ def evaluate(
     job = score_job(
         tokens or checkpoint.sequences.cache,
         tokenizer,
-        TransformerConfig.from_plain(checkpoint.result["model"]),
-        TrainConfig.from_plain(checkpoint.result["train"]),
+        checkpoint.model,
+        checkpoint.train,
         splits=splits,
         sequences=sequences,
         also=also,

@@ -12,7 +12,7 @@ from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepCon
 from pipeline.execute.step_context import Emit
 from steps.artifacts import Checkpoint, Completions, Tokenizer
 from steps.checkpoints.find import open_model, tokenizer_of
-from steps.coordinator import coordinator_of
+from steps.coordinator import FLAGS, coordinator_of
 from steps.declared import asked
 from training.checks import at_least
 
@@ -54,7 +54,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
             )
 
 
-@step(output=Completions, version=3, cpus=0, check=_check)
+@step(output=Completions, version=3, cpus=0, check=_check, environment=FLAGS)
 def generate(
     run: StepContext,
     checkpoint: Checkpoint,
@@ -82,12 +82,12 @@ def generate(
         temperature, top_k, top_p, seed: see `models.sampling.Sampling`.
         hardware: where; one device of its first process computes.
     """
-    trained = checkpoint.result["train"]
+    trained = checkpoint.train
     request = Request(
         checkpoint=checkpoint.final,
-        model=TransformerConfig.from_plain(checkpoint.result["model"]),
-        dtype=trained["compute_dtype"],
-        sequence_length=trained["sequence_length"],
+        model=checkpoint.model,
+        dtype=trained.compute_dtype,
+        sequence_length=trained.sequence_length,
         tokenizer=(tokenizer or tokenizer_of(checkpoint.sequences)).file,
         prompts=prompts,
         new_tokens=new_tokens,

@@ -13,7 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from data.budget import ALL_THAT_IS_LEFT, Budget
-from pipeline import InputError, Result, Runtime, StepContext, step
+from data.listing import absolute, list_source
+from pipeline import External, InputError, Result, Runtime, StepContext, step
 from pipeline.store import storage
 from pipeline.store.manifest import Shard
 from steps.artifacts import Documents, Tokenizer
@@ -69,7 +70,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
 @step(output=Documents, version=2, check=_check)
 def sample(
     run: StepContext,
-    source: str,
+    source: Annotated[str, External(list_source, absolute)],
     tokenizer: Tokenizer | None = None,
     *,
     tokens: int,

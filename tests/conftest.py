@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
+from pathlib import Path
 
 # Read when jax starts, so they are set before any test module can import it.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -17,8 +20,42 @@ os.environ.setdefault("MALLOC_ARENA_MAX", "0")
 os.environ.pop("PONENTE_PREFIX", None)
 os.environ.pop("RAY_ADDRESS", None)
 
+import pytest
 from hypothesis import settings
 
 # How long an example takes says more of the machine's other work than of the code.
 settings.register_profile("suite", deadline=None, max_examples=50)
 settings.load_profile("suite")
+
+MOST_MAPS = 65_530  # of a process, as Linux has it unless told otherwise (vm.max_map_count)
+
+
+def memory_maps() -> int:
+    """Memory maps of this process; 0 where that is not known."""
+    try:
+        return Path("/proc/self/maps").read_bytes().count(b"\n")
+    except FileNotFoundError:
+        return 0
+
+
+def drop_programs(most: int = MOST_MAPS // 3) -> None:
+    """Let go of all compiled programs if this process has more than `most` memory maps.
+
+    Every program of XLA's for the CPU holds three maps or more for as long as a cache of JAX's has
+    it. A session compiles more than twenty thousand; where the maps run out, the compiler says
+    "Cannot allocate memory", and writing that program to the compilation cache is a segmentation
+    fault.
+    """
+    if "jax" not in sys.modules or memory_maps() <= most:
+        return
+    import jax
+
+    jax.clear_caches()
+    gc.collect()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_programs():
+    """After each module: tests of the next one share few programs with it."""
+    yield
+    drop_programs()

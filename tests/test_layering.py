@@ -11,7 +11,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("pipeline", "steps", "data", "models", "training", "experiments")
-EDGE = {"pipeline.store.storage", "pipeline.errors", "pipeline.identity.fingerprint"}
+EDGE = {
+    "pipeline.store.storage",
+    "pipeline.errors",
+    "pipeline.identity.fingerprint",
+    "pipeline.identity.listing",
+}
 ALLOWED = {
     "pipeline": set(),
     "data": set(),

@@ -15,7 +15,7 @@ from pipeline.cli import options as flags
 from pipeline.cli.secret_flags import redacted
 from pipeline.errors import InputError
 from pipeline.graph.declaration import FULL, Declaration, nodes
-from pipeline.graph.step import Node, topological, unique_labels
+from pipeline.graph.node import Node, topological, unique_labels
 from pipeline.plan.state import Selection, pick
 from pipeline.store.outputs import Store
 

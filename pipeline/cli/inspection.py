@@ -9,8 +9,8 @@ from typing import Any
 
 from pipeline.cli.context import Context, say
 from pipeline.errors import InputError
-from pipeline.graph.step import Node, topological, unique_labels
-from pipeline.pages.readable import configuration
+from pipeline.graph.node import Node, topological, unique_labels
+from pipeline.identity.fingerprint import plain, plain_identity
 from pipeline.plan.explain import explain as explained
 from pipeline.plan.lineage import lineage, users
 from pipeline.plan.plan import Planned
@@ -38,7 +38,7 @@ def say_json(tree: Mapping[str, Any]) -> None:
 
 
 def _action(entry: Planned) -> str:
-    return "run" if entry.needed else "reuse" if entry.status == "hit" else "skip"
+    return "run" if entry.needed else "reuse" if entry.reused else "skip"
 
 
 def _plain(entry: Planned, label: str) -> dict[str, Any]:
@@ -52,12 +52,12 @@ def _plain(entry: Planned, label: str) -> dict[str, Any]:
         "progress": entry.detail,
         "changes": entry.lines,
         "nearest": entry.nearest,
-        "warnings": [*entry.warnings, *node.advice()],
+        "warnings": [*entry.warnings, *entry.notes, *node.advice()],
         "step": node.step.name,
         "key": node.key,
         "path": entry.path,
         "inputs": {name: child.key for name, child in node.inputs.items()},
-        "config": configuration(node.canonical_config),
+        "config": {name: plain_identity(value) for name, value in node.config.items()},
     }
 
 
@@ -84,7 +84,7 @@ def _say_plan(context: Context, found: list[Planned], labels: dict[str, str]) ->
         label = f"{labels[entry.node.key]:<{width}}"
         say(f"{_action(entry):<6} {label} {entry.status:<8} {entry.reason}{beside}")
     for entry in found:
-        for warning in entry.warnings:
+        for warning in (*entry.warnings, *entry.notes):
             say(f"warning: {warning}")
         for advice in entry.node.advice():
             say(f"warning: {labels[entry.node.key]}: {advice}")
@@ -135,7 +135,7 @@ def _graph_page(context: Context) -> int:
         node = entry.node
         step = StepRecord(node.label, node.key, node.step.name, node.directory)
         step.inputs = {name: child.key for name, child in node.inputs.items()}
-        step.config, step.reason = node.canonical_config, entry.reason
+        step.config, step.reason = node.identity.config, entry.reason
         step.state = states.get(entry.status, "unreached")
         if entry.found is not None:
             manifests[node.key] = entry.found.manifest
@@ -195,7 +195,7 @@ def show(context: Context) -> int:
     down = users(context.store.prefix, context.store.outputs(), path)
     if context.options.json:
         tree = json.loads(manifest.to_bytes())
-        tree["config"] = configuration(tree["config"])
+        tree["config"] = plain(tree["config"])
         made_from = {a.manifest.label: a.path for a in up}
         say_json({"path": path, **tree, "made_from": made_from, "used_by": list(down)})
         return 0
@@ -209,6 +209,7 @@ def show(context: Context) -> int:
     if entry.found.origin:
         kind = manifest.origin.kind if manifest.origin else "shared store"
         say(f"  files are   {entry.found.origin} ({kind})")
+    _section("source", {name: str(summary) for name, summary in manifest.sources.items()})
     _section("config", _configuration(entry.node))
     _section("result", {k: v for k, v in manifest.result.items() if k != "headline"})
     _section("made from", {a.manifest.label: a.path for a in up})

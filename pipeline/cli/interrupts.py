@@ -65,6 +65,9 @@ class Interrupts:
             for number in _SIGNALS:
                 previous = signal.signal(number, self._handle)
                 self._previous.setdefault(number, previous)
+            # A dead ssh ends the screen, not the run; Ray's processes inherit that it is ignored.
+            previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            self._previous.setdefault(signal.SIGHUP, previous)
 
     @contextlib.contextmanager
     def stopping(self, stop: Callable[[], None]) -> Iterator[None]:

@@ -9,7 +9,7 @@ from pipeline.cli.context import Context, say
 from pipeline.cli.inspection import say_json
 from pipeline.execute import adopt as adoption
 from pipeline.graph.declaration import load as load_experiment
-from pipeline.graph.step import Node, topological
+from pipeline.graph.node import Node, topological
 from pipeline.plan.state import look
 from pipeline.store import integrity, lease
 from pipeline.store.garbage import delete, find_garbage

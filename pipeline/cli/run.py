@@ -12,6 +12,7 @@ from pipeline.cli.context import Context, retry_command, say
 from pipeline.cli.display import choose
 from pipeline.cli.interrupts import INTERRUPTED, Interrupts
 from pipeline.cli.latest_pages import copy_pages
+from pipeline.cli.streams import survive_closed_streams
 from pipeline.errors import Cancelled, InputError, PonenteError
 from pipeline.execute.backend import InlineBackend
 from pipeline.execute.events import EventLog
@@ -22,7 +23,7 @@ from pipeline.store import storage
 
 def run(context: Context) -> int:
     """Execute what is not up to date, and say what came of it; returns the exit status."""
-    with Interrupts() as interrupts:
+    with survive_closed_streams(), Interrupts() as interrupts:
         try:
             _run(context, interrupts)
         except Cancelled as stopped:
@@ -60,6 +61,8 @@ def _run(context: Context, interrupts: Interrupts) -> Execution:
     try:
         needed = execution.look()
         looked = time.perf_counter() - context.clock
+        for note in execution.notes:
+            say(f"warning: {note}")
         _check_code(context, execution)
         if needed:
             _execute(context, log, execution, needed, interrupts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pipeline.errors import CorruptOutput, InputError
 from pipeline.execute.reference import refer
-from pipeline.graph.step import Node
+from pipeline.graph.node import Node
 from pipeline.plan.changes import ChangeLog
 from pipeline.plan.state import GraphState
 from pipeline.store import integrity, manifest, storage
@@ -52,5 +52,5 @@ def adopt(
         raise CorruptOutput(f"{problem}; not adopted")
     inputs = {name: seen.found[n.key] for name, n in node.inputs.items() if n.key in seen.found}
     passed_over = reasons.differences(theirs, node)
-    found = refer(store, node, inputs, Found(path, theirs), "adopted")
+    found = refer(store, node, inputs, seen.listings.of(node), Found(path, theirs), "adopted")
     return found, passed_over

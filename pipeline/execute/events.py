@@ -45,8 +45,17 @@ class EventLog:
         """Stamp an event with the time it happened (unless it has one), keep it, show it."""
         stamped = {"time": time.time(), **event}
         self._keep(json.dumps(stamped, default=str) + "\n")
-        for listener in self._listeners:
-            listener(stamped)
+        for listener in list(self._listeners):
+            try:
+                listener(stamped)
+            except Exception as error:  # noqa: BLE001 - whoever shows a run must not fail it
+                self._listeners.remove(listener)
+                self._warn_others(listener, error)
+
+    def _warn_others(self, listener: Listener, error: Exception) -> None:
+        name = type(listener).__name__
+        logger.warning("%s stopped showing this run: %s: %s", name, type(error).__name__, error)
+        self.emit({"event": "listener_lost", "listener": name, "cause": str(error)})
 
     def _keep(self, line: str) -> None:
         self._pending.append(line)
@@ -83,6 +92,18 @@ class EventLog:
         if not self._broken:
             logger.warning("%s: events cannot be kept: %s", self.url, error)
         self._broken = True
+
+    def keep_diff(self, diff: str) -> str:
+        """Keep what the run's code has uncommitted; its place in the store, empty for none."""
+        url = self.url.removesuffix(".jsonl") + ".diff"
+        if not diff:
+            return ""
+        try:
+            storage.write_atomic(url, diff.encode(errors="surrogateescape"))
+        except (OSError, PonenteError) as error:
+            self._complain(error)
+            return ""
+        return "/".join(url.rsplit("/", 2)[1:])
 
     def close(self) -> None:
         """Keep what is not kept yet."""

@@ -19,13 +19,16 @@ import time
 from typing import Any
 
 from pipeline.errors import Cancelled, PonenteError, StepFailed
-from pipeline.execute.attempt import Outcome, Request, generation
+from pipeline.execute.attempt import Outcome, Request
 from pipeline.execute.backend import Backend
 from pipeline.execute.events import EventLog
 from pipeline.execute.followers import Followers
 from pipeline.execute.reference import refer
 from pipeline.graph.live import Source
-from pipeline.graph.step import Node, topological
+from pipeline.graph.node import Node, topological
+from pipeline.identity import digests, provenance
+from pipeline.plan.listings import Listings
+from pipeline.plan.plan import source_notes
 from pipeline.plan.state import (
     Selection,
     contents,
@@ -37,6 +40,7 @@ from pipeline.plan.state import (
     staleness,
 )
 from pipeline.store import lease, manifest
+from pipeline.store.builds import claim_build
 from pipeline.store.ledger import Ledger
 from pipeline.store.outputs import Found, Store
 
@@ -60,6 +64,7 @@ class Execution:
         order: every node of the graph, inputs first.
         published: outputs that are there, by key.
         executed: nodes that were run, in the order they ended.
+        notes: what a user should know of the sources, once `look` has returned.
     """
 
     def __init__(
@@ -91,9 +96,12 @@ class Execution:
         self._attempts: dict[str, str] = {}
         self._failures: list[str] = []
         self._failed: list[Node] = []
-        self._generations: dict[str, str] = {}
+        self._builds: dict[str, str] = {}
         self._followers = Followers(self._users)
+        self._provenance: dict[str, Any] = {}
         self._stop = threading.Event()
+        self._listings = Listings()
+        self.notes: list[str] = []
         self.published: dict[str, Found] = {}
         self.executed: list[Node] = []
 
@@ -105,6 +113,8 @@ class Execution:
             InputError: when the choice of steps cannot be followed.
         """
         seen = look(self.order, self._store)
+        self._listings = seen.listings
+        self.notes = [note for node in self.order for note in source_notes(node, seen)]
         needed = decide(self.targets, self.order, seen, self._choice)
         for node in needed:
             self._replaces[node.key] = seen.replaces(node.key)
@@ -129,6 +139,8 @@ class Execution:
             StepFailed: after everything already running has ended, naming the failures.
             Cancelled: when `stop` was called.
         """
+        shared = provenance.collect(node.step.function for node in needed)
+        self._provenance = {**shared.record, "diff": self._log.keep_diff(shared.diff)}
         for node in needed:
             self._enqueue(node)
         # A published step above one that runs can turn stale; without any, nothing needs watching.
@@ -182,7 +194,7 @@ class Execution:
                     self._candidates[node.key] = node
                 continue
             del self._waiting[node.key]
-            held = contents(node, self.published)
+            held = contents(node, self.published, self._listings)
             fresh = node.key in self._forced or self._replaces.get(node.key)
             same = None if fresh else self._store.same(node, held or {})
             if same is not None:
@@ -212,26 +224,30 @@ class Execution:
 
     def _request(self, node: Node) -> Request:
         live = {name: self._source(node.inputs[name]) for name in sorted(node.live)}
-        held = {
-            name: live[name].generation
-            if name in live
-            else self.published[child.key].manifest.content
+        held = self._listings.digests(node) | {
+            name: live[name].build if name in live else self.published[child.key].manifest.content
             for name, child in node.inputs.items()
         }
-        request = Request(
+        replaces, root = self._replaces.get(node.key, ""), self._store.path(node)
+        recipe, config = digests.recipe(node.identity, held), node.identity.config
+        build = claim_build(root, recipe, replaces, config)
+        for line in build.conflicts:
+            self._tell("warning", node, message=f"an unfinished build is not resumed: {line}")
+        self._builds[node.key] = build.id
+        return Request(
             step=node.step,
             label=node.label,
             key=node.key,
-            root=self._store.path(node),
+            root=root,
             inputs={name: (self._place(n), n.key) for name, n in node.inputs.items()},
             arguments={**node.config, **node.runtime},
-            canonical_config=node.canonical_config,
-            recipe=node.recipe(held),
-            replaces=self._replaces.get(node.key, ""),
+            identity=node.identity,
+            build=build.id,
+            provenance=self._provenance,
+            replaces=replaces,
             live=live,
+            listings=self._listings.of(node),
         )
-        self._generations[node.key] = request.ledger.generation
-        return request
 
     def _place(self, node: Node) -> str:
         there = self.published.get(node.key)
@@ -239,8 +255,8 @@ class Execution:
 
     def _source(self, node: Node) -> Source:
         """Where a live input is, or was, made."""
-        known = self._generations.get(node.key)
-        made = known or generation(self.published[node.key].manifest.recipe, "")
+        known = self._builds.get(node.key)
+        made = known or self.published[node.key].manifest.build
         replaces = "" if node.key in self.published else self._replaces.get(node.key, "")
         return Source(made, replaces, {**node.config, **node.runtime})
 
@@ -280,7 +296,7 @@ class Execution:
         A run of weeks loses more machines than it has tries; only a step that gets no further is
         given up.
         """
-        ledger = Ledger(self._store.path(node), self._generations[node.key])
+        ledger = Ledger(self._store.path(node), self._builds[node.key])
         try:
             names = ledger.names()
         except (PonenteError, OSError):
@@ -328,7 +344,7 @@ class Execution:
     def _recheck(self, user: Node) -> None:
         """Queue a published step whose input turned out to hold something else."""
         there = self.published[user.key]
-        if staleness(user, there, self.published):
+        if staleness(user, there, self.published, self._listings):
             self._exposed = True
             del self.published[user.key]
             self._replaces[user.key] = "" if there.shared else there.manifest.attempt
@@ -339,7 +355,7 @@ class Execution:
 
     def _refer(self, node: Node, inputs: dict[str, Found], to: Found) -> Found:
         mine = {name: inputs[child.key] for name, child in node.inputs.items()}
-        return refer(self._store, node, mine, to, "same inputs")
+        return refer(self._store, node, mine, self._listings.of(node), to, "same inputs")
 
     def _fail(self, node: Node, outcome: Outcome) -> None:
         self._tell("failed", node, cause=outcome.cause, log=outcome.log)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from pipeline.graph.step import Node
+from pipeline.graph.node import Node
 
 _AT_WORK = ("progress", "shard")
 

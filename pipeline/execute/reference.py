@@ -11,40 +11,54 @@ from collections.abc import Mapping
 
 from pipeline.errors import StorageError
 from pipeline.execute.attempt import describe_inputs, relative
-from pipeline.graph.step import Node
+from pipeline.graph.node import Node
+from pipeline.identity import digests
+from pipeline.identity.listing import Listing
+from pipeline.plan.listings import external_values
 from pipeline.store import manifest, storage
 from pipeline.store.manifest import Origin
 from pipeline.store.outputs import Found, Store, remember
 
 
-def refer(store: Store, node: Node, inputs: Mapping[str, Found], to: Found, kind: str) -> Found:
+def refer(
+    store: Store,
+    node: Node,
+    inputs: Mapping[str, Found],
+    listings: Mapping[str, Listing],
+    to: Found,
+    kind: str,
+) -> Found:
     """Publish the output `to` as this node's, unless somebody published it meanwhile.
 
     Args:
         store: where to publish.
         node: whose output it becomes.
         inputs: input name -> what the node's inputs are now; may lack some when adopting.
+        listings: what the node's sources stand for now, by argument.
         to: the output whose files are referred to.
         kind: why, for `Origin`.
     """
     path = store.path(node)
     theirs = to.manifest
     owner = theirs.origin.key if theirs.origin is not None else theirs.key
+    contents = {name: found.manifest.content for name, found in inputs.items()}
+    contents |= {name: listing.digest for name, listing in listings.items()}
     record = dataclasses.replace(
         theirs,
         key=node.key,
         step=node.step.name,
         version=node.step.version,
         label=node.label,
-        config=dict(node.canonical_config),
+        config=node.identity.config,
         inputs=describe_inputs(path, {n: (f.path, f.manifest) for n, f in inputs.items()}),
-        recipe=node.recipe({n: f.manifest.content for n, f in inputs.items()}),
+        sources=manifest.keep_sources(path, listings),
+        recipe=digests.recipe(node.identity, contents),
         origin=Origin(kind, relative(path, theirs.home(to.path)), owner),
     )
     storage.create(storage.join(path, manifest.NAME), record.to_bytes())
     published = manifest.load_verified(path, node.key)
     if published is None:
         raise StorageError(f"{path}: its manifest was deleted while it was being published")
-    if set(inputs) == set(node.inputs):
+    if set(inputs) | set(listings) == set(node.inputs) | set(external_values(node)):
         remember(path, record.recipe, node.key)
     return Found(path, published)

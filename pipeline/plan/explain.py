@@ -13,7 +13,7 @@ def explain(planned: list[Planned], entry: Planned, store: Store) -> Iterator[st
     """Lines that say what a run would do with the step of `entry`, and why."""
     node = entry.node
     action = "would be built" if entry.needed else "is not needed"
-    yield f"{node.label}: {entry.status}; {'is reused' if entry.status == 'hit' else action}"
+    yield f"{node.label}: {entry.status}; {'is reused' if entry.reused else action}"
     yield f"  key        {node.key}"
     yield f"  directory  {entry.path}"
     yield f"  step       {node.step.name}, version {node.step.version}"
@@ -29,7 +29,9 @@ def explain(planned: list[Planned], entry: Planned, store: Store) -> Iterator[st
             yield f"  so far     {entry.detail}"
     else:
         yield f"  reason     {entry.reason}"
-    for warning in entry.warnings:
+    for name, listing in entry.sources.items():
+        yield f"  source     {name} = {listing}"
+    for warning in [*entry.warnings, *entry.notes]:
         yield f"  warning    {warning}"
     yield from _inputs(planned, entry)
     yield from _consequences(planned, entry)
@@ -52,7 +54,7 @@ def _consequences(planned: list[Planned], entry: Planned) -> Iterator[str]:
             reached.add(other.node.key)
             if entry.node.label in other.beside:
                 then = "runs while it runs, and ends after it"
-            elif other.status == "hit":
+            elif other.reused:
                 then = "reused unless the new content differs"
             elif other.node.step.reads_lineage or not other.needed:
                 then = "runs" if other.needed else "not needed"

@@ -6,18 +6,18 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.execute.attempt import generation
-from pipeline.graph.step import Node, topological
-from pipeline.identity import source_code
+from pipeline.graph.node import Node, topological
+from pipeline.identity import digests, source_code
 from pipeline.plan.changes import NEVER, ChangeLog
 from pipeline.plan.state import GraphState, contents, look, needed_keys
 from pipeline.store import lease, storage
+from pipeline.store.builds import Build, find_build
 from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import Manifest
 from pipeline.store.outputs import Found, Store
 from pipeline.store.tidy import ATTEMPTS, FAILURE
 
-_NAMED = 5  # changed files that a warning names
+_NAMED = 5  # files that a warning names
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Planned:
     """One step of the plan.
 
     Attributes:
-        status: "hit", "stale", "partial", "running", "failed", "miss" or "damaged".
+        status: "hit", "unchecked" (a hit, if its sources hold what they held), "stale", "partial",
+            "running", "failed", "miss" or "damaged".
         reason: one line: what is reused, how many shards are there, what changed.
         needed: whether a run would execute it (an input of a hit is not needed).
         found: the output, for a hit.
@@ -34,6 +35,8 @@ class Planned:
         nearest: directory of the earlier output the reason compares with.
         lines: differences to it, a line a field.
         warnings: what a user should know, such as code changed since the output was built.
+        notes: what a user should know of its sources: not reachable, or not read as a whole.
+        sources: what each source stands for, and what it is pinned to.
     """
 
     node: Node
@@ -47,6 +50,13 @@ class Planned:
     nearest: str = ""
     lines: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    sources: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def reused(self) -> bool:
+        """Whether a run takes the output that is there."""
+        return self.found is not None and not self.needed
 
 
 def plan(targets: list[Node], store: Store, forced: frozenset[str] = frozenset()) -> list[Planned]:
@@ -60,11 +70,13 @@ def plan(targets: list[Node], store: Store, forced: frozenset[str] = frozenset()
     order = topological(targets)
     seen = look(order, store)
     there = {key for key in seen.found if key not in forced}
-    needed = needed_keys(targets, there) | forced
+    stale = [node for node in order if node.key in seen.stale]
+    needed = needed_keys([*targets, *stale], there) | forced
+    waits = _waits(order, needed)
     reasons = ChangeLog(store)
     return [
         dataclasses.replace(
-            _describe(node, store, seen, reasons, node.key in needed),
+            _describe(node, store, seen, reasons, node.key in needed, waits.get(node.key, "")),
             beside=tuple(
                 node.inputs[name].label
                 for name in sorted(node.live)
@@ -75,24 +87,51 @@ def plan(targets: list[Node], store: Store, forced: frozenset[str] = frozenset()
     ]
 
 
+def _waits(order: list[Node], needed: set[str]) -> dict[str, str]:
+    """What to add for outputs that are there and made from something that would be built again."""
+    above: dict[str, list[str]] = {}
+    for node in order:
+        if node.key in needed:
+            above[node.key] = [node.label]
+        else:
+            found = [label for child in node.inputs.values() for label in above.get(child.key, ())]
+            above[node.key] = list(dict.fromkeys(found))[:_NAMED]
+    return {
+        key: f"; built again if {' or '.join(labels)} comes out differently"
+        for key, labels in above.items()
+        if labels
+    }
+
+
 def _describe(
     node: Node,
     store: Store,
     seen: GraphState,
     reasons: ChangeLog,
     needed: bool,
+    waits: str,
 ) -> Planned:
     path = store.path(node)
 
     def entry(status: str, reason: str, **more: Any) -> Planned:
-        return Planned(node, path, status, reason, needed=needed, **more)
+        return Planned(
+            node,
+            path,
+            status,
+            reason,
+            needed=needed,
+            notes=source_notes(node, seen),
+            sources={name: str(at.summary) for name, at in seen.listings.of(node).items()},
+            **more,
+        )
 
     if node.key in seen.damaged:
         return entry("damaged", seen.damaged[node.key])
     if (found := seen.found.get(node.key)) is not None:
+        unchecked = node.key in seen.listings.unreachable
         return entry(
-            "hit",
-            _hit_reason(found, same=node.key in seen.same),
+            "unchecked" if unchecked else "hit",
+            _hit_reason(found, same=node.key in seen.same) + waits,
             found=found,
             warnings=code_warnings(node, found.manifest),
         )
@@ -112,34 +151,38 @@ def _unfinished(node: Node, path: str, seen: GraphState) -> tuple[str, str]:
         return "miss", ""
     if (holder := lease.holder(path)) is not None:
         return "running", lease.words(holder)
-    held = _built_from(node, seen)
-    finished, expected = 0, 0
-    if held is not None:
-        finished, expected = Ledger(path, generation(node.recipe(held), "")).count()
+    build = _build_of(node, path, seen)
+    finished, expected = Ledger(path, build.id).count() if build is not None else (0, 0)
     shards = f"{finished} of {expected or '?'} shards finished" if finished else ""
+    if build is not None and build.conflicts:
+        shards = "; ".join(
+            [*([shards] if shards else []), "an unfinished build is not resumed", *build.conflicts]
+        )
     failure = last_failure(path)
     if failure is not None:
         said = f"{failure['cause']} (log: {failure['log']})"
         return "failed", f"{said}; {shards}" if shards else said
-    return ("partial", shards) if shards else ("miss", "")
+    return ("partial" if finished else "miss"), shards
 
 
-def _built_from(node: Node, seen: GraphState) -> dict[str, str] | None:
-    """What its ledger is named after: contents of inputs, and the builds that live ones are of."""
-    held = {}
+def _build_of(node: Node, path: str, seen: GraphState) -> Build | None:
+    """The build that a run would begin or resume; None while its inputs are not there."""
+    if node.key in seen.listings.unreachable:
+        return None
+    held = seen.listings.digests(node)
     for name, child in node.inputs.items():
         found = seen.found.get(child.key)
-        if name in node.live:
-            below = contents(child, seen.found)
-            if found is None and below is None:
-                return None
-            made = found.manifest.recipe if found is not None else child.recipe(below or {})
-            held[name] = generation(made, "")
-        elif found is not None:
-            held[name] = found.manifest.content
-        else:
+        if found is not None:
+            held[name] = found.manifest.build if name in node.live else found.manifest.content
+            continue
+        below = contents(child, seen.found, seen.listings) if name in node.live else None
+        if below is None:
             return None
-    return held
+        recipe = digests.recipe(child.identity, below)
+        config = child.identity.config
+        place = storage.join(path.rpartition("/")[0], child.directory)
+        held[name] = find_build(place, recipe, "", config).id
+    return find_build(path, digests.recipe(node.identity, held), "", node.identity.config)
 
 
 def last_failure(path: str) -> dict[str, Any] | None:
@@ -164,6 +207,22 @@ def _hit_reason(found: Found, *, same: bool) -> str:
     if found.manifest.origin is not None:
         return f"{reason}; {found.manifest.origin.kind}: {found.manifest.origin.directory}"
     return reason
+
+
+def source_notes(node: Node, seen: GraphState) -> list[str]:
+    """What to say of the sources of a step: not reachable, or with something it will not read."""
+    if (cause := seen.listings.unreachable.get(node.key)) is not None:
+        use = "; the output that is there is used unchecked" if node.key in seen.found else ""
+        return [f"{cause}{use}"]
+    notes = []
+    for name, listing in seen.listings.of(node).items():
+        if skipped := listing.skipped:
+            more = f" and {len(skipped) - _NAMED} more" if len(skipped) > _NAMED else ""
+            notes.append(
+                f"{node.label}: {name} {listing.where} matches what is not read: "
+                f"{', '.join(skipped[:_NAMED])}{more}"
+            )
+    return notes
 
 
 def code_warnings(node: Node, published: Manifest) -> list[str]:

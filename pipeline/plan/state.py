@@ -1,7 +1,8 @@
 """What a store has of a graph, and what is therefore to be done: read by `plan` and the executor.
 
 Nothing is written or run. An output is stale when an input of it, under the same key, holds other
-content now than the output was made from: the input was rebuilt and came out differently.
+content now than the output was made from, or one of its sources holds other files. So is one that
+was made with a default that has another value now.
 """
 
 from __future__ import annotations
@@ -10,7 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pipeline.errors import CorruptOutput, InputError, unknown
-from pipeline.graph.step import Node, topological, unique_labels
+from pipeline.graph.node import Node, topological, unique_labels
+from pipeline.identity import fingerprint
+from pipeline.identity.listing import difference
+from pipeline.plan.listings import Listings, list_all
+from pipeline.store.manifest import source_files
 from pipeline.store.outputs import Found, Store
 
 DAMAGED = "damaged"
@@ -45,6 +50,7 @@ class GraphState:
         stale: why an output that is there cannot be used.
         damaged: what is wrong with an output that is there.
         attempts: attempt behind each output in the user's own store, usable or not.
+        listings: what the sources of the graph stand for now.
     """
 
     found: dict[str, Found] = field(default_factory=dict)
@@ -52,6 +58,7 @@ class GraphState:
     stale: dict[str, str] = field(default_factory=dict)
     damaged: dict[str, str] = field(default_factory=dict)
     attempts: dict[str, str] = field(default_factory=dict)
+    listings: Listings = field(default_factory=Listings)
 
     def replaces(self, key: str) -> str:
         """What a build of this key takes the place of: an attempt, or empty for nothing."""
@@ -60,7 +67,7 @@ class GraphState:
 
 def look(order: list[Node], store: Store) -> GraphState:
     """Look at every node of `order`, which lists inputs before users."""
-    seen = GraphState()
+    seen = GraphState(listings=list_all(order))
     for node in order:
         try:
             found = store.find(node)
@@ -70,18 +77,27 @@ def look(order: list[Node], store: Store) -> GraphState:
         if found is not None:
             if not found.shared:
                 seen.attempts[node.key] = found.manifest.attempt
-            if reason := staleness(node, found, seen.found):
+            if reason := staleness(node, found, seen.found, seen.listings):
                 seen.stale[node.key] = reason
             else:
                 seen.found[node.key] = found
-        elif (same := same_inputs(node, store, seen.found)) is not None:
+        elif (same := same_inputs(node, store, seen.found, seen.listings)) is not None:
             seen.found[node.key] = same
             seen.same.add(node.key)
     return seen
 
 
-def staleness(node: Node, found: Found, inputs: dict[str, Found]) -> str:
-    """Why `found` does not belong to the inputs that are there now; empty when it does."""
+def staleness(node: Node, found: Found, inputs: dict[str, Found], listings: Listings) -> str:
+    """Why `found` is not what the node would make now; empty when it is.
+
+    Its key is the node's, so what its configuration has otherwise are defaults that were changed.
+    """
+    if lines := fingerprint.difference(found.manifest.config, node.identity.config):
+        return "; ".join(lines)
+    for name, listing in listings.of(node).items():
+        was = found.manifest.sources.get(name)
+        if was is not None and was.digest != listing.digest:
+            return f"{name} changed: {difference(was, source_files(found.path, was), listing)}"
     for name, child in node.inputs.items():
         # An adopted output may not say which inputs it had; then there is nothing to compare.
         recorded = found.manifest.inputs.get(name)
@@ -91,16 +107,21 @@ def staleness(node: Node, found: Found, inputs: dict[str, Found]) -> str:
     return ""
 
 
-def contents(node: Node, found: dict[str, Found]) -> dict[str, str] | None:
-    """Content digest of each input; None while one of them is not there."""
+def contents(node: Node, found: dict[str, Found], listings: Listings) -> dict[str, str] | None:
+    """Content digest of each input and source; None while one of them is not there."""
+    if node.key in listings.unreachable:
+        return None
     if any(child.key not in found for child in node.inputs.values()):
         return None
-    return {name: found[child.key].manifest.content for name, child in node.inputs.items()}
+    made_from = {name: found[child.key].manifest.content for name, child in node.inputs.items()}
+    return made_from | listings.digests(node)
 
 
-def same_inputs(node: Node, store: Store, found: dict[str, Found]) -> Found | None:
-    """An output made for another key from inputs of the same content, if there is one."""
-    held = contents(node, found)
+def same_inputs(
+    node: Node, store: Store, found: dict[str, Found], listings: Listings
+) -> Found | None:
+    """An output made for another key from the same contents, if there is one."""
+    held = contents(node, found, listings)
     return store.same(node, held) if held is not None else None
 
 
@@ -141,29 +162,37 @@ def resolve(targets: list[Node], choice: Selection) -> list[Node]:
 def decide(
     targets: list[Node], order: list[Node], seen: GraphState, choice: Selection
 ) -> list[Node]:
-    """The nodes to execute, inputs first.
+    """The nodes to execute, inputs first: what is missing, and what is stale below an output.
+
+    What was made from a stale output is executed later, when that comes out differently.
 
     Raises:
         InputError: when `only` leaves out a step whose output is missing.
         CorruptOutput: when a step to execute would have to replace damaged files unasked.
+        InputError, StoreUnavailable: when a source of a step to execute cannot be listed.
     """
     forced = {node.key for name in choice.force for node in pick(order, name)}
-    needed = needed_keys(targets, {k: f for k, f in seen.found.items() if k not in forced})
+    chosen = {node.key for name in choice.only for node in pick(order, name)}
+    stale = [n for n in order if n.key in seen.stale and (not choice.only or n.key in chosen)]
+    there = {key for key in seen.found if key not in forced}
+    needed = needed_keys([*targets, *stale], there)
     needed |= forced
     for node in order:
         if node.key in forced:
             needed |= needed_keys(node.inputs.values(), seen.found)
     if choice.only:
-        _refuse_missing(needed, order, choice)
+        _refuse_missing(needed - chosen, order, choice)
     for key, problem in seen.damaged.items():
         if key in needed and key not in forced:
             raise CorruptOutput(problem)
+    for node in order:
+        if node.key in needed and node.key in seen.listings.unreachable:
+            raise seen.listings.unreachable[node.key]
     return [node for node in order if node.key in needed]
 
 
 def _refuse_missing(needed: set[str], order: list[Node], choice: Selection) -> None:
-    chosen = {node.key for name in choice.only for node in pick(order, name)}
-    missing = [node.label for node in order if node.key in needed - chosen]
+    missing = [node.label for node in order if node.key in needed]
     if missing:
         raise InputError(
             f"--only {' '.join(choice.only)}: what it needs is not there: {', '.join(missing)}; "

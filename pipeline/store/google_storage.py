@@ -1,8 +1,8 @@
-"""gcsfs, with its retries and errors made ours.
+"""gcsfs, with our retries and errors.
 
-Every request of gcsfs, also those of an open file, passes `_request`. There, what may pass (429,
-5xx, connections reset, bodies cut short) is tried again until `GIVE_UP_SECONDS` are over and then
-raised as `StoreUnavailable`; what will not pass (no permission, no bucket) is an `InputError` at
+Every request of gcsfs, also of an open file, passes `_request`. There, what is transient (429,
+5xx, connections reset, bodies cut short) is retried as `retry` says for `GIVE_UP_SECONDS` and then
+raised as `StoreUnavailable`; what no retry mends (no permission, no bucket) is an `InputError` at
 once. Both name the gs:// URL.
 
 The class below derives from gcsfs's plain one: the default one asks the storage control service
@@ -11,12 +11,9 @@ about each bucket first, which no emulator answers.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
-import random
 import re
-import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -28,11 +25,12 @@ from google.auth.exceptions import GoogleAuthError
 from requests.exceptions import RequestException
 
 from pipeline.errors import InputError, StoreUnavailable
+from pipeline.store import retry
 
 GIVE_UP_SECONDS = 90.0
 FIRST_WAIT_SECONDS = 0.25
 LONGEST_WAIT_SECONDS = 16.0
-SILENCE_SECONDS = 60.0  # a connection that says nothing for so long is given up
+SILENCE_SECONDS = 60.0  # a connection without data for so long is given up
 
 # gcsfs's own request, without the decorator that retries it.
 _send_once = inspect.unwrap(GCSFileSystem._request)
@@ -42,7 +40,7 @@ class GoogleStorage(GCSFileSystem):
     """gcsfs's filesystem with bounded retries and errors that name the URL.
 
     Args:
-        give_up_after: seconds of trying one request; None for `GIVE_UP_SECONDS`.
+        give_up_after: seconds for one request and its retries; None for `GIVE_UP_SECONDS`.
     """
 
     def __init__(self, *args: Any, give_up_after: float | None = None, **kwargs: Any) -> None:
@@ -54,11 +52,18 @@ class GoogleStorage(GCSFileSystem):
 
     async def _request(self, method: str, path: str, *args: Any, **kwargs: Any) -> Any:
         limit = GIVE_UP_SECONDS if self.give_up_after is None else self.give_up_after
-        begun, wait, tries = time.monotonic(), FIRST_WAIT_SECONDS, 0
+        url = _location(self._format_path(path, args), kwargs)
+        attempts = retry.Retry(
+            url,
+            retry.Policy(limit, FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS),
+            place=str(self._location),
+            remedy="; run again when the store answers",
+        )
         while True:
-            tries += 1
             try:
-                return await _send_once(self, method, path, *args, **kwargs)
+                found = await attempts.request(_send_once(self, method, path, *args, **kwargs))
+                attempts.succeeded()
+                return found
             except (
                 HttpError,
                 aiohttp.ClientError,
@@ -67,35 +72,32 @@ class GoogleStorage(GCSFileSystem):
                 OSError,
                 ValueError,
             ) as error:
-                url = _location(self._format_path(path, args), kwargs)
-                if not _may_pass(error):
-                    _refuse(error, self._format_path(path, args), url)
+                if not _is_retriable(error):
+                    _translate_error(error, self._format_path(path, args), url)
                     raise
-                spent = time.monotonic() - begun
-                if spent >= limit:
-                    raise StoreUnavailable(
-                        f"{url}: {method} failed {tries} times in {spent:.1f} s, the last time "
-                        f"with {_brief(error)}; run again when the store answers"
-                    ) from error
-            await asyncio.sleep(min(wait * random.uniform(0.5, 1.5), limit - spent))
-            wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+                pause = attempts.pause(error, f"{method}: {_one_line(error)}")
+            await attempts.asleep(pause)
 
 
-def _may_pass(error: Exception) -> bool:
-    return is_retriable(error) or isinstance(error, TimeoutError | ConnectionError)
+def _is_retriable(error: Exception) -> bool:
+    return (
+        is_retriable(error)
+        or retry.unreachable(error)
+        or isinstance(error, TimeoutError | ConnectionError)
+    )
 
 
-def _brief(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _refuse(error: Exception, request: str, url: str) -> None:
+def _translate_error(error: Exception, request: str, url: str) -> None:
     """Raise the `InputError` an error stands for; return when it is the caller's to handle."""
     code = error.code if isinstance(error, HttpError) else None
     if str(error).startswith("Forbidden") or code in (401, 403) or _no_login(error):
         raise InputError(
-            f"{url}: not permitted ({_brief(error)}); log in (gcloud auth application-default "
+            f"{url}: not permitted ({_one_line(error)}); log in (gcloud auth application-default "
             "login) or have the bucket grant objects.create, get, list and delete"
         ) from error
     # An object that is absent is an answer, a bucket that is absent a mistake.

@@ -1,8 +1,8 @@
 """Files of this machine's disks: what `storage.py` does for a path that is not a URL.
 
-A disk can fail for a moment (a network file system does), so every operation is tried a few times
-before it counts. Only a missing or existing file is an answer; anything else is never taken for
-one, since a directory that could not be listed is not an empty directory.
+A disk can fail for a moment (a network file system does), so every operation is retried. Only a
+missing or existing file is an answer; anything else is never taken for one, since a directory that
+could not be listed is not an empty directory.
 """
 
 from __future__ import annotations
@@ -11,36 +11,34 @@ import contextlib
 import os
 import shutil
 import stat
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import IO, TypeVar
 
-from pipeline.errors import InputError, StoreUnavailable
+from pipeline.errors import InputError
+from pipeline.store import retry
 
 T = TypeVar("T")
-_TRIES = 3
-_PAUSE_SECONDS = 0.1
+_POLICY = retry.Policy(seconds=60.0, first=0.1, attempts=3)
 # Not failures of the store but its answers, which callers act on.
 _ANSWERS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 
 
 def with_retries(path: str, action: Callable[[], T]) -> T:
-    """What the action returns, tried again when the disk stumbles.
+    """What the action returns, retried after errors of the disk.
 
     Raises:
         StoreUnavailable: when it still fails, naming `path`.
     """
-    for more in reversed(range(_TRIES)):
+    attempts = retry.Retry(path, _POLICY)
+    while True:
         try:
             return action()
         except _ANSWERS:
             raise
         except OSError as error:
-            if not more:
-                raise StoreUnavailable(f"{path}: {error}") from error
-            time.sleep(_PAUSE_SECONDS * (_TRIES - more))
-    raise AssertionError("unreachable")
+            pause = attempts.pause(error, str(error))
+        attempts.sleep(pause)
 
 
 def size(path: str) -> int | None:
@@ -120,7 +118,7 @@ def _temporary(path: str, data: bytes, durable: bool) -> Iterator[str]:
             _write(name, data, durable)
         yield name
     finally:
-        _remove_at_leisure(name)
+        _unlink_best_effort(name)
 
 
 def _write(name: str, data: bytes, durable: bool) -> None:
@@ -131,7 +129,7 @@ def _write(name: str, data: bytes, durable: bool) -> None:
             os.fsync(file.fileno())
 
 
-def _remove_at_leisure(name: str) -> None:
+def _unlink_best_effort(name: str) -> None:
     for _ in range(2):
         try:
             os.unlink(name)

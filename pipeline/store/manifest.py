@@ -13,22 +13,20 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.errors import CorruptOutput, InputError
-from pipeline.identity import fingerprint
+from pipeline.identity.listing import ListedFile, Listing, Summary, files_from_bytes
 from pipeline.store import decode, storage
 
-SCHEMA = 2
+SCHEMA = 3
 _SHA256 = re.compile("[0-9a-f]{64}")
 NAME = "manifest.json"
+SOURCES = "sources"  # directory of listings beside it
 SELECTION = "select"  # stable name of the step behind `pipeline.sweep.select`
 
 _LIST_FROM = 4  # files
-
-# Parts of a result that may differ between two runs that made the same thing: times, and words.
-UNIDENTIFYING = ("measured", "headline")
 
 
 @dataclass(frozen=True)
@@ -120,12 +118,12 @@ class Manifest:
             directory is a name beside this output's own, or a URL in another store.
         shards: every finished part, in order of name.
         result: the JSON mapping the step returned.
-        content: digest of what was made (see `content_digest`).
-        recipe: digest of the step, its configuration and its inputs' contents.
+        content, recipe, build: see `pipeline.identity.digests`.
         attempt: the attempt that published.
         started: Unix time in seconds; `seconds`: wall time of the publishing attempt.
         provenance: git commit, source digests, package versions (see `provenance.py`).
         origin: whose files these are, when they are not this output's own.
+        sources: what each external argument stood for; `source_files` has the files.
     """
 
     key: str
@@ -142,7 +140,9 @@ class Manifest:
     started: float
     seconds: float
     provenance: dict[str, Any]
+    build: str = ""
     origin: Origin | None = None
+    sources: dict[str, Summary] = field(default_factory=dict)
     schema: int = SCHEMA
 
     def shard(self, name: str) -> Shard:
@@ -173,6 +173,25 @@ def beside(path: str, directory: str) -> str:
     return directory if "/" in directory else storage.join(path.rpartition("/")[0], directory)
 
 
+def keep_sources(path: str, listings: Mapping[str, Listing]) -> dict[str, Summary]:
+    """Write the files of listings into the step directory `path`; returns what to record."""
+    for listing in listings.values():
+        if listing.files:
+            url = storage.join(path, SOURCES, f"{listing.digest}.json")
+            storage.create(url, listing.to_bytes())
+    return {name: listing.summary for name, listing in listings.items()}
+
+
+def source_files(path: str, summary: Summary) -> tuple[ListedFile, ...] | None:
+    """The files of a listing recorded in the step directory `path`; None if they are not there."""
+    try:
+        return files_from_bytes(
+            storage.read_bytes(storage.join(path, SOURCES, f"{summary.digest}.json"))
+        )
+    except (FileNotFoundError, ValueError, TypeError, InputError):
+        return None
+
+
 def chosen(path: str, manifest: Manifest) -> tuple[str, Manifest]:
     """Directory and manifest of the candidate that a selection chose; any other output's own.
 
@@ -190,35 +209,6 @@ def chosen(path: str, manifest: Manifest) -> tuple[str, Manifest]:
             raise CorruptOutput(f"{winner}: {name} that {path} chose is gone; run again")
         path, manifest = winner, found
     return path, manifest
-
-
-def content_digest(
-    shards: tuple[Shard, ...], result: Mapping[str, Any], opened: Mapping[str, str]
-) -> str:
-    """SHA-256 of what an output says: equal when nothing that reads it could tell a difference.
-
-    Args:
-        shards: a shard whose result has "content" is known by that digest, for formats that write
-            the same data under other bytes; any other by its files.
-        result: without what is only measured (`UNIDENTIFYING`).
-        opened: contents of those inputs that the artifact itself opens (see `Artifact.opens`), or
-            of the output that a reference stands for, which includes what that opens.
-    """
-    parts = [
-        [
-            shard.name,
-            _identifying(shard.result),
-            shard.result.get("content") or [[f.path, f.size, f.sha256] for f in shard.files],
-        ]
-        for shard in sorted(shards, key=lambda shard: shard.name)
-    ]
-    return fingerprint.digest(
-        {"shards": parts, "result": _identifying(result), "opened": dict(opened)}
-    )
-
-
-def _identifying(result: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in result.items() if name not in UNIDENTIFYING}
 
 
 def load(path: str) -> Manifest | None:
@@ -247,6 +237,8 @@ def parse(url: str) -> Manifest | None:
                 f"{url}: schema {schema}, this version reads {SCHEMA}; "
                 "move the directory away and run again"
             )
+        if isinstance(tree, dict):
+            tree.setdefault("sources", {})  # manifests of steps without any may lack it
         manifest = decode.build(Manifest, tree)
         for shard in manifest.shards:
             shard.check()

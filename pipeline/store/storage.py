@@ -42,13 +42,19 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.=+@,~][A-Za-z0-9_.=+@,~-]{0,254}")
 _TEMPORARY = re.compile(r".*\.[0-9a-f]{32}\.tmp")
 
 
-def filesystem(url: str) -> tuple[Any, str]:
-    """The fsspec filesystem of `url` and the path inside it."""
+def filesystem(url: str, give_up_after: float | None = None) -> tuple[Any, str]:
+    """The fsspec filesystem of `url` and the path inside it.
+
+    Args:
+        url: see the module's text.
+        give_up_after: seconds of retrying one request to gs://; None for its usual time.
+    """
     if url.startswith(_GOOGLE):
         from pipeline.store.google_storage import GoogleStorage  # gcsfs takes a second to import
 
         # No listings cache: gcsfs would answer from it about objects that others wrote since.
-        return GoogleStorage(use_listings_cache=False), url.partition("://")[2].rstrip("/")
+        limit = {} if give_up_after is None else {"give_up_after": give_up_after}
+        return GoogleStorage(use_listings_cache=False, **limit), url.partition("://")[2].rstrip("/")
     if ":" not in url:
         return _LOCAL, os.path.abspath(os.path.expanduser(url))
     # Typed as Any: fsspec's annotations admit text where only bytes are ever read or written.

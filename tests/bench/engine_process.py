@@ -71,9 +71,12 @@ class Running:
         """SIGKILL to its session."""
         os.killpg(self.pid, signal.SIGKILL)
 
-    def wait(self) -> Ended:
-        """Wait for the end. Raises `TimeoutError`, having killed it, after a quarter of an hour."""
-        deadline = self._begun + _LIMIT_SECONDS
+    def wait(self, limit: float = _LIMIT_SECONDS) -> Ended:
+        """Wait for the end. Raises `TimeoutError`, having killed it, `limit` seconds after start.
+
+        A quarter of an hour, unless said otherwise.
+        """
+        deadline = self._begun + limit
         while True:
             pid, status, usage = os.wait4(self.pid, os.WNOHANG)
             if pid:
@@ -81,7 +84,7 @@ class Running:
             if time.perf_counter() > deadline:
                 self.kill()
                 os.wait4(self.pid, 0)
-                raise TimeoutError(f"{self._process.args} ran for {_LIMIT_SECONDS} s")
+                raise TimeoutError(f"{self._process.args} ran for {limit:g} s")
             time.sleep(0.002)
         whole = time.perf_counter() - self._begun
         self._process.returncode = os.waitstatus_to_exitcode(status)

@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from data import embedded
-from data.source import python_documentation
+from data.source import check_embedded, python_documentation
 from pipeline.errors import InputError
 
 
@@ -104,8 +104,8 @@ def test_clean_topic_removes_markup_and_keeps_prose():
 
 def test_another_python_version_is_refused():
     """The message says both versions; this version passes."""
-    embedded.check_version(python_documentation())
+    check_embedded(python_documentation())
     running = python_documentation().removeprefix("python-docs://")
     with pytest.raises(InputError, match=r"3\.1\.4") as error:
-        embedded.check_version("python-docs://3.1.4")
+        check_embedded("python-docs://3.1.4")
     assert running in str(error.value)

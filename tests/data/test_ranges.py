@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data import ranges, retries
-from data.ranges import FileState, RangeFile, find, look, open_ranges
+from data.listing import find
+from data.ranges import FileState, RangeFile, look, open_ranges
 from data.retries import NotThere
 from pipeline.errors import InputError, StorageError, StoreUnavailable
 from pipeline.store import storage

@@ -8,8 +8,9 @@ import aiohttp
 import pytest
 
 from data import retries
-from data.retries import Answered, TryAgain, patiently, shown, within
+from data.retries import Answered, TryAgain, shown, with_retries, within
 from pipeline.errors import InputError, StorageError, StoreUnavailable
+from pipeline.store.retry import Retry
 
 
 @pytest.mark.parametrize(
@@ -36,14 +37,14 @@ def test_how_long_a_server_asks_to_wait(headers, seconds):
 def test_waits_grow_and_are_bounded(monkeypatch):
     """Each about twice the one before, up to the longest; tries end at `TRIES`."""
     waits = []
-    monkeypatch.setattr(retries.time, "sleep", waits.append)
+    monkeypatch.setattr(Retry, "sleep", lambda self, seconds: waits.append(seconds))
     monkeypatch.setattr(retries, "TRIES", 12)
 
     def fail(left):
         raise TryAgain("no")
 
     with pytest.raises(StoreUnavailable, match="failed 12 times"):
-        patiently("x", fail)
+        with_retries("x", fail)
     plain = [min(0.25 * 2**n, 30) for n in range(11)]
     assert all(0.5 * p <= wait <= 1.5 * p for wait, p in zip(waits, plain, strict=True))
 
@@ -53,7 +54,7 @@ def test_a_patience_that_is_no_number_is_refused(monkeypatch, text):
     """The variable is named."""
     monkeypatch.setenv("PONENTE_SOURCE_SECONDS", text)
     with pytest.raises(InputError, match="PONENTE_SOURCE_SECONDS"):
-        patiently("x", lambda left: 0)
+        with_retries("x", lambda left: 0)
 
 
 def test_what_a_failure_of_ours_means_is_not_hidden():
@@ -65,11 +66,11 @@ def test_what_a_failure_of_ours_means_is_not_hidden():
         raise error
 
     with pytest.raises(InputError, match="mine"):
-        patiently("x", lambda left: fail(InputError("mine")))
+        with_retries("x", lambda left: fail(InputError("mine")))
     with pytest.raises(StorageError, match="HTTP 418"):
-        patiently("x", lambda left: fail(Answered(418, {})))
+        with_retries("x", lambda left: fail(Answered(418, {})))
     with pytest.raises(StorageError, match="KeyError"):
-        patiently("x", lambda left: fail(KeyError("k")))
+        with_retries("x", lambda left: fail(KeyError("k")))
     assert len(tries) == 3
 
 

@@ -87,6 +87,7 @@ class Handler(BaseHTTPRequestHandler):
         with store.lock:
             store.requests += 1
             fault = store.faults.kind()
+        time.sleep(store.faults.latency_seconds)
         if fault == "reset":
             return self._reset(url.path, query)
         if fault in BEFORE:
@@ -261,6 +262,25 @@ def _upload(
     return Answer.json(describe(bucket, store.put(bucket, name, data, query, about)))
 
 
+class Server(ThreadingHTTPServer):
+    """A thread a connection; takes as many connections at once as a client may open."""
+
+    daemon_threads = True
+    request_queue_size = 512  # past it the kernel has a client wait a second, then try again
+
+
+def environment(root: str) -> dict[str, str]:
+    """What a process needs to take the server at this URL for the real one."""
+    return {
+        "STORAGE_EMULATOR_HOST": root,
+        "TENSORSTORE_GCS_HTTP_URL": root,
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # its probe speaks gRPC to the real one
+        "GOOGLE_AUTH_TOKEN_FOR_TESTING": "token",
+        "NO_GCE_CHECK": "true",
+        "FSSPEC_GS": '{"token": "anon"}',
+    }
+
+
 class FakeGCS(Store):
     """The server.
 
@@ -275,21 +295,13 @@ class FakeGCS(Store):
     ) -> None:
         super().__init__(buckets, page)
         handler = type("BoundHandler", (Handler,), {"store": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
-        self._server.daemon_threads = True
+        self._server = Server(("127.0.0.1", port), handler)
         self.root = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._stack = contextlib.ExitStack()
 
     def environment(self) -> dict[str, str]:
         """What a process needs to take this server for the real one."""
-        return {
-            "STORAGE_EMULATOR_HOST": self.root,
-            "TENSORSTORE_GCS_HTTP_URL": self.root,
-            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # its probe speaks gRPC to the real one
-            "GOOGLE_AUTH_TOKEN_FOR_TESTING": "token",
-            "NO_GCE_CHECK": "true",
-            "FSSPEC_GS": '{"token": "anon"}',
-        }
+        return environment(self.root)
 
     def __enter__(self) -> FakeGCS:
         thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)

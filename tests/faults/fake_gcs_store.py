@@ -29,6 +29,7 @@ class Faults:
         own_since: but shows what was written since this request, as a cache shows its own writes.
         lose: the next so many successful writes are stored, but their answer is lost.
         slow_seconds: how long a slow body pauses in its middle.
+        latency_seconds: how much later every answer comes.
     """
 
     probability: float = 0.0
@@ -38,6 +39,7 @@ class Faults:
     own_since: int | None = None
     lose: int = 0
     slow_seconds: float = 0.02
+    latency_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self._draw = random.Random(self.seed)

@@ -102,6 +102,7 @@ class FakeHub:
     ) -> None:
         self.files, self.token, self.redirect = dict(files), token, redirect
         self.page, self.ranges = page, ranges
+        self.head = COMMIT  # where the branch main points
         self.faults = Faults()
         self.log: list[Request] = []
         self.asked: Counter[str] = Counter()
@@ -275,9 +276,10 @@ class Handler(BaseHTTPRequestHandler):
         if found := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)(?:/revision/([^/]+))?", path):
             if found[1] != REPOSITORY:
                 return _missing("RepoNotFound")
-            if found[2] not in (None, "main", COMMIT):
+            if found[2] not in (None, "main", COMMIT, hub.head):
                 return _missing("RevisionNotFound")
-            return _json({"id": REPOSITORY, "sha": COMMIT, "siblings": [], "tags": [], "_id": "x"})
+            commit = COMMIT if found[2] == COMMIT else hub.head
+            return _json({"id": REPOSITORY, "sha": commit, "siblings": [], "tags": [], "_id": "x"})
         if found := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/tree/([^/]+)(?:/(.*))?", path):
             return self._tree(found[3] or "", query)
         if found := re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.*)", path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import jax
 import numpy as np
 import pytest
@@ -10,7 +12,11 @@ from models.config import RopeScaling, TransformerConfig
 from models.loss import next_token_loss
 from tests.models import small
 
-pytestmark = pytest.mark.slow
+NEEDS_ORACLE = pytest.mark.skipif(
+    not (find_spec("torch") and find_spec("transformers")),
+    reason="the optional extra oracle (PyTorch with transformers) is not installed",
+)
+pytestmark = [pytest.mark.slow, NEEDS_ORACLE]
 
 VOCAB = 97
 LLAMA = {

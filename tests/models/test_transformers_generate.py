@@ -6,9 +6,9 @@ import pytest
 
 from models.config import TransformerConfig
 from models.generate import generate
-from tests.models.test_transformers import LLAMA, SCALING, llama
+from tests.models.test_transformers import LLAMA, NEEDS_ORACLE, SCALING, llama
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, NEEDS_ORACLE]
 
 PROMPTS = [[5, 17, 3, 88], [9], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]
 NEW = 24

@@ -12,7 +12,8 @@ from data import tokenizer as tokenizer_training
 from data.table import read_table
 from experiments import learning_rate, run_200m
 from pipeline import Experiment
-from pipeline.graph.step import StepFunction, topological
+from pipeline.graph.node import topological
+from pipeline.graph.step import StepSpec
 from pipeline.store.manifest import load
 from pipeline.store.storage import read_bytes
 from steps import Checkpoint, Report, Scores
@@ -88,4 +89,4 @@ def test_the_library_has_every_step_and_artifact_by_name():
     assert named == set(steps.__all__)
     assert all(getattr(steps, name) is not None for name in named)
     for name in ("train", "evaluate", "report", "compare", "sample", "mix"):
-        assert isinstance(getattr(steps, name), StepFunction)
+        assert isinstance(getattr(steps, name), StepSpec)

@@ -12,8 +12,10 @@ import pytest
 from experiments.run_200m import experiment
 from pipeline import InputError
 from pipeline.errors import StepFailed
-from pipeline.graph.step import as_node
+from pipeline.graph.node import as_node
+from pipeline.plan.plan import plan
 from pipeline.store import storage
+from pipeline.store.outputs import Store
 from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
 from steps.block_shuffle import block_shuffle
 from steps.downstream import lm_evaluation, multiple_choice, read_questions
@@ -165,26 +167,25 @@ def questions(tmp_path, built):
     path = str(tmp_path / "questions.jsonl")
     data = "\n".join(json.dumps(line) for line in lines).encode()
     storage.write_atomic(path, data)
-    return path, storage.sha256(path), lines
+    return path, lines
 
 
 def test_questions_of_a_file(built, questions):
-    """Three questions: both accuracies, chance, and another file is another output."""
-    url, digest, _ = questions
-    ask = {"questions": url, "delimiter": ""}
-    node = multiple_choice(built.model, built.tokenizer, sha256=digest, **ask)
+    """Three questions: both accuracies and chance; other questions make the output stale."""
+    url, lines = questions
+    node = multiple_choice(built.model, built.tokenizer, questions=url, delimiter="")
     result = built.open(node, Scores).result
     assert result["items"] == 3
     assert result["chance"] == pytest.approx((1 / 3 + 1 / 2 + 1 / 2) / 3)
     assert {"acc", "acc_norm", "acc_bytes"} <= result.keys()
-    wrong = multiple_choice(built.model, built.tokenizer, sha256="0" * 64, **ask)
-    with pytest.raises(StepFailed, match="expected SHA-256 0000"):
-        bring_up(built.store, wrong)
+    storage.write_atomic(url, json.dumps(lines[0]).encode())
+    (entry,) = (e for e in plan([as_node(node)], Store(built.store)) if e.node is node)
+    assert entry.reason.startswith("questions changed: questions.jsonl ")
 
 
 def test_questions_are_cut_where_the_context_ends(built, questions):
     """Context and choice together are the text's own ids after the end-of-document id."""
-    url, _, lines = questions
+    url, lines = questions
     tokenizer = built.open(built.tokenizer, Tokenizer).load()
     for question, line in zip(read_questions(url, tokenizer, ""), lines, strict=True):
         assert question.gold == line["gold"]

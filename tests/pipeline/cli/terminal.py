@@ -92,6 +92,12 @@ class Terminal:
         """A plain `kill`."""
         self.process.send_signal(signal.SIGTERM)
 
+    def hang_up(self):
+        """The other end goes away: SIGHUP and EIO on a terminal, EPIPE on a pipe."""
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, self._master)  # the reader may be inside of a read of it
+        os.close(null)
+
     def wait(self, seconds):
         """The exit status. Raises `subprocess.TimeoutExpired`."""
         status = self.process.wait(seconds)

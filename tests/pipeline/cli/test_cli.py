@@ -13,7 +13,7 @@ import pytest
 
 from pipeline import Experiment, InputError
 from pipeline.cli import command, options
-from pipeline.graph.step import as_node
+from pipeline.graph.node import as_node
 from pipeline.store import integrity, lease, storage
 from pipeline.store.manifest import load
 from tests.pipeline.toy import Scale, clamp, numbers, refuse, scaled, total

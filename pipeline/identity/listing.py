@@ -1,0 +1,151 @@
+"""What a name outside the store stands for at one moment: its files, or the revision that fixes it.
+
+A path, a pattern or a branch keeps its name while its content changes. Planning resolves it to a
+`Listing`, whose digest takes the place of the location in a step's recipe: the same files in
+another folder make the same output, and other files under the same name another one.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from pipeline.identity import fingerprint
+
+_NAMED = 4  # files that a message names
+_COMMIT = 12  # hexadecimal digits of a revision in a message
+
+
+@dataclass(frozen=True)
+class ListedFile:
+    """One file.
+
+    Attributes:
+        name: relative to the folder that all files of the listing share.
+        size: in bytes.
+        digest: of its content, as far as the store gives one or reading it is cheap; empty when
+            nothing but the size is known.
+    """
+
+    name: str
+    size: int
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A listing without its files, as a manifest records it.
+
+    Attributes:
+        digest: see `Listing.digest`.
+        files: how many.
+        bytes: their total size.
+        where: as in `Listing`, like `pinned`, `branch` and `revision`.
+    """
+
+    digest: str
+    files: int
+    bytes: int
+    where: str
+    pinned: str
+    branch: str
+    revision: str
+
+    def __str__(self) -> str:
+        if self.pinned:
+            return f"{self.where}, pinned to {self.pinned}"
+        at = f", {self.branch} at {self.revision}" if self.revision else ""
+        return (
+            f"{self.where}{at}: {self.files:,} file{'s' * (self.files != 1)}, "
+            f"{_megabytes(self.bytes)}, listing {self.digest[:_COMMIT]}"
+        )
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a location holds.
+
+    Attributes:
+        where: the location, for people.
+        files: in order of name; empty when the location is pinned and nothing was asked.
+        pinned: what fixes the content for ever, such as a full commit; empty when it can change.
+        branch: the branch that was resolved; empty where there is none.
+        revision: the commit that the branch points to.
+        skipped: what the location matches and a step does not read, such as folders.
+    """
+
+    where: str
+    files: tuple[ListedFile, ...] = ()
+    pinned: str = ""
+    branch: str = ""
+    revision: str = ""
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of names, sizes and digests; of a pinned location, of its name."""
+        if self.pinned:
+            return fingerprint.digest({"where": self.where, "pinned": self.pinned})
+        return fingerprint.digest([[f.name, f.size, f.digest] for f in self.files])
+
+    @property
+    def summary(self) -> Summary:
+        """What a manifest records."""
+        total = sum(file.size for file in self.files)
+        more = (self.where, self.pinned, self.branch, self.revision)
+        return Summary(self.digest, len(self.files), total, *more)
+
+    def to_bytes(self) -> bytes:
+        """JSON for `files_from_bytes`."""
+        return json.dumps([asdict(file) for file in self.files], sort_keys=True).encode()
+
+
+def files_from_bytes(data: bytes) -> tuple[ListedFile, ...]:
+    """The inverse of `Listing.to_bytes`. Raises `ValueError` or `TypeError` for other data."""
+    return tuple(ListedFile(**tree) for tree in json.loads(data))
+
+
+def difference(old: Summary, files: tuple[ListedFile, ...] | None, new: Listing) -> str:
+    """What changed from a recorded listing to `new`, in one line.
+
+    Args:
+        old: what was recorded.
+        files: its files; None where they cannot be read.
+        new: what is there now.
+    """
+    now = new.summary
+    if old.pinned or new.pinned:
+        return f"{old} -> {now}"
+    moved = ""
+    if old.revision and new.revision and old.revision != new.revision:
+        moved = f"moved {new.branch} from {old.revision[:_COMMIT]} to {new.revision[:_COMMIT]}"
+    if files is None:
+        parts = [f"{old.files:,} files, {_megabytes(old.bytes)}"]
+        parts = [f"{parts[0]} -> {now.files:,} files, {_megabytes(now.bytes)}"]
+    else:
+        parts = _differences({f.name: f for f in files}, {f.name: f for f in new.files})
+    more = f" and {len(parts) - _NAMED} more" if len(parts) > _NAMED else ""
+    return ": ".join(part for part in (moved, ", ".join(parts[:_NAMED]) + more) if part)
+
+
+def _differences(old: dict[str, ListedFile], new: dict[str, ListedFile]) -> list[str]:
+    changed = [
+        f"{name} {_change(old[name], new[name])}"
+        for name in sorted(old.keys() & new.keys())
+        if old[name] != new[name]
+    ]
+    added = [f"+ {name}" for name in sorted(new.keys() - old.keys())]
+    return changed + added + [f"- {name}" for name in sorted(old.keys() - new.keys())]
+
+
+def _change(old: ListedFile, new: ListedFile) -> str:
+    before, after = _megabytes(old.size), _megabytes(new.size)
+    if old.size == new.size:
+        return f"has other content ({after})"
+    if before == after:
+        before, after = f"{old.size:,} bytes", f"{new.size:,} bytes"
+    return f"{before} -> {after}"
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size:,} bytes"

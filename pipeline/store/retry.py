@@ -1,0 +1,213 @@
+"""Retrying after transient errors: one policy for disks, object stores and sources.
+
+An operation is retried with exponential back-off and jitter until its deadline. What never answered
+this process (a name that does not resolve, a refused connection) is given up within
+`UNREACHABLE_SECONDS`, since it is most likely a mistake; a place that has answered before keeps the
+long deadline. Every wait hears a cancellation within `CANCEL_SECONDS`, and long ones are reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.errors import Cancelled, InputError, StoreUnavailable
+
+UNREACHABLE_SECONDS = 3.0
+CANCEL_SECONDS = 1.0  # for what is in flight; afterwards an operation that still fails is given up
+REPORT_SECONDS = 2.0
+_SLICE_SECONDS = 0.2
+_UNREACHABLE = re.compile(
+    r"name or service not known|name resolution|nodename nor servname|no address associated"
+    r"|name does not resolve|connection refused|cannot connect to host|network is unreachable",
+    re.IGNORECASE,
+)
+
+logger = logging.getLogger("ponente")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How long an operation is retried.
+
+    Attributes:
+        seconds: deadline, from the first attempt.
+        first, longest: pauses before the second attempt and between late ones.
+        attempts: most attempts.
+    """
+
+    seconds: float
+    first: float = 0.25
+    longest: float = 16.0
+    attempts: int = 10_000
+
+
+def pauses(first: float, longest: float) -> Iterator[float]:
+    """Pauses that double from `first` to `longest`, each with jitter of a half."""
+    while True:
+        yield first * random.uniform(0.5, 1.5)
+        first = min(2 * first, longest)
+
+
+@dataclass(frozen=True)
+class _Scope:
+    cancelled: Callable[[], bool]
+    report: Callable[[dict[str, Any]], None] | None
+
+
+_scopes: list[
+    _Scope
+] = []  # of this process: requests of object stores run in a thread of their own
+_reached: set[str] = set()
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def scope(
+    cancelled: Callable[[], bool], report: Callable[[dict[str, Any]], None] | None = None
+) -> Iterator[None]:
+    """While the block runs, retries in this process ask `cancelled` and report long waits.
+
+    Args:
+        cancelled: whether to give up.
+        report: takes a "retrying" event; without it a line is logged.
+    """
+    mine = _Scope(cancelled, report)
+    with _lock:
+        _scopes.append(mine)
+    try:
+        yield
+    finally:
+        with _lock:
+            _scopes.remove(mine)
+
+
+def _current() -> _Scope | None:
+    with _lock:
+        return _scopes[-1] if _scopes else None
+
+
+def unreachable(error: BaseException | None) -> bool:
+    """Whether the other side was never spoken to: its name or its port does not answer."""
+    for _ in range(8):
+        if error is None:
+            return False
+        if isinstance(error, socket.gaierror | ConnectionRefusedError):
+            return True
+        if _UNREACHABLE.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+class Retry:
+    """The attempts at one operation.
+
+    Args:
+        what: the operation's object, for messages.
+        policy: how long.
+        place: whose answers count as contact, such as a host.
+        remedy: what a user can do when it is given up.
+    """
+
+    def __init__(self, what: str, policy: Policy, place: str = "", remedy: str = "") -> None:
+        self.what = what
+        self._policy, self._place, self._remedy = policy, place, remedy
+        self._begun = self._reported = time.monotonic()
+        self._pauses = pauses(policy.first, policy.longest)
+        self._attempts = 1
+        self._cancelled: float | None = None
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return max(self._policy.seconds - (time.monotonic() - self._begun), 0.0)
+
+    def succeeded(self) -> None:
+        """Note that the place answered."""
+        _reached.add(self._place)
+
+    def check(self) -> None:
+        """Raise `Cancelled` once the cancellation is older than `CANCEL_SECONDS`."""
+        current, now = _current(), time.monotonic()
+        if self._cancelled is None and current is not None and current.cancelled():
+            self._cancelled = now
+        if self._cancelled is not None and now - self._cancelled >= CANCEL_SECONDS:
+            raise Cancelled(f"{self.what}: cancelled after {self._attempts} attempts")
+
+    def pause(self, error: Exception, cause: str, at_least: float = 0.0) -> float:
+        """Seconds to wait before the next attempt, after a transient `error`.
+
+        Args:
+            error: what was raised.
+            cause: the same for people, in one line.
+            at_least: what the other side asked for.
+
+        Raises:
+            InputError: when the place is unreachable and never answered.
+            StoreUnavailable: when the deadline or the attempts are used up.
+            Cancelled: when the user asked to stop.
+        """
+        self.check()
+        spent = time.monotonic() - self._begun
+        seconds = max(next(self._pauses), at_least)
+        if unreachable(error):
+            if self._place not in _reached and spent + seconds > UNREACHABLE_SECONDS:
+                raise InputError(
+                    f"{self.what}: cannot be reached ({cause}); check the address and the network"
+                )
+        else:
+            self.succeeded()
+        if self._attempts >= self._policy.attempts or spent + at_least >= self._policy.seconds:
+            times = f"failed {self._attempts} times in {spent:.1f} s, the last time with {cause}"
+            raise StoreUnavailable(f"{self.what}: {times}{self._remedy}")
+        self._attempts += 1
+        self._report(cause, spent)
+        return max(min(seconds, self._policy.seconds - spent), at_least)
+
+    def _report(self, cause: str, spent: float) -> None:
+        now = time.monotonic()
+        if now - self._reported < REPORT_SECONDS:
+            return
+        self._reported = now
+        current = _current()
+        if current is not None and current.report is not None:
+            event = {"event": "retrying", "what": self.what, "cause": cause}
+            current.report({**event, "attempt": self._attempts, "seconds": spent})
+        line = "retrying: %s, %s, attempt %d, %.0f s"
+        logger.warning(line, self.what, cause, self._attempts, spent)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, and raise `Cancelled` soon after a cancellation."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self.check()
+            time.sleep(min(left, _SLICE_SECONDS))
+
+    async def asleep(self, seconds: float) -> None:
+        """As `sleep`, for coroutines."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self.check()
+            await asyncio.sleep(min(left, _SLICE_SECONDS))
+
+    async def request(self, action: Any) -> Any:
+        """The result of a coroutine, which is abandoned soon after a cancellation."""
+        task = asyncio.ensure_future(action)
+        try:
+            while True:
+                done, _ = await asyncio.wait({task}, timeout=2 * _SLICE_SECONDS)
+                if done:
+                    return task.result()
+                self.check()
+        finally:
+            task.cancel()
