@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.cli import options as flags
-from pipeline.cli.secret_flags import redacted
+from pipeline.cli.secret_flags import redacted, refuse_secrets
 from pipeline.errors import InputError
 from pipeline.graph.declaration import FULL, Declaration, nodes
 from pipeline.graph.node import Node, topological, unique_labels
@@ -113,6 +113,7 @@ def of_call(
         InputError: for a setting or preset that does not exist.
     """
     clock = time.perf_counter()
+    refuse_secrets(f"--{name.replace('_', '-')}={value}" for name, value in settings.items())
     options = flags.defaults(verb)
     options.preset = preset
     own = {name: value for name, value in settings.items() if name in vars(options)}

@@ -13,6 +13,7 @@ import pytest
 
 from pipeline import Experiment, InputError
 from pipeline.cli import command, options
+from pipeline.cli.secret_flags import redacted
 from pipeline.graph.node import as_node
 from pipeline.store import integrity, lease, storage
 from pipeline.store.manifest import load
@@ -219,6 +220,23 @@ def test_wrong_usage_is_one_line_with_the_nearest_name(
     assert message in error
     assert len(error.splitlines()) == 1
     assert "hf_abcdef" not in error
+
+
+def test_no_secret_of_a_flag_reaches_the_store(ponente, tmp_path):
+    """Refused by what it looks like; nothing is recorded, and the message does not repeat it."""
+    for secret in (
+        *("hf_abcdefghijklmnopqrstuv", "sk-abcdefghijklmnopqrst", "AKIAABCDEFGHIJKLMNOP"),
+        *("-----BEGIN PRIVATE KEY-----", "https://me:word@host/x", "gs://b/x?X-Goog-Signature=aa"),
+    ):
+        status, out, err = ponente(f"--only={secret}")
+        assert status == 2
+        assert "environment variable" in err
+        assert secret not in out + err
+        assert redacted(["run", secret])[1] != secret
+    assert not (tmp_path / "store").exists()
+    assert redacted(["run", "--tokens", "5", "gs://bucket/runs"])[1:] == [
+        *("--tokens", "5", "gs://bucket/runs")
+    ]
 
 
 def test_json_of_the_verbs_that_inspect(ponente, tmp_path):
