@@ -1,7 +1,7 @@
 """The step library: `from steps import sample, tokenize, train, ...`.
 
 Every step and every artifact by its name. A file declares the steps that are called like it, and is
-imported when one of them is asked for, so naming a step costs nothing but that.
+imported when one of them is asked for: without jax or numpy.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ import importlib
 import sys
 import types
 from typing import Any
+
+from steps.platforms import use_cpu_alone
+
+use_cpu_alone()  # before anything imports jax
 
 _FILES = {
     "artifacts": (

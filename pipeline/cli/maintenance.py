@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any
 
 from pipeline.cli.context import Context, say
 from pipeline.cli.inspection import say_json
+from pipeline.errors import InputError, PonenteError
 from pipeline.execute import adopt as adoption
 from pipeline.graph.declaration import load as load_experiment
 from pipeline.graph.node import Node, topological
+from pipeline.pages.readable import duration
 from pipeline.plan.state import look
 from pipeline.store import integrity, lease
-from pipeline.store.garbage import delete, find_garbage
+from pipeline.store.garbage import Garbage, Keep, delete, find_garbage
 from pipeline.store.manifest import Manifest, load
 
 
@@ -21,10 +24,13 @@ def verify(context: Context) -> int:
     found: list[dict[str, Any]] = []
     for node in context.steps():
         path = context.store.path(node)
-        manifest = load(path)
-        problems = [] if manifest is None else list(integrity.damage(path, manifest))
-        state = "missing" if manifest is None else "corrupt" if problems else "sound"
-        size = manifest.size if manifest is not None else 0
+        try:
+            manifest = load(path)
+            problems = list(integrity.damage(path, manifest)) if manifest else []
+        except (PonenteError, OSError) as error:
+            manifest, problems = None, [" ".join(str(error).split())]
+        state = "corrupt" if problems else "missing" if manifest is None else "sound"
+        size = manifest.size if manifest else 0
         found.append(
             {"label": node.label, "path": path, "state": state, "bytes": size, "problems": problems}
         )
@@ -40,34 +46,67 @@ def verify(context: Context) -> int:
 
 
 def _say_verified(label: str, state: str, manifest: Manifest | None, problems: list[str]) -> None:
-    if manifest is None:
+    if state == "missing":
         say(f"{label:<16} nothing published")
         return
-    held = f"{manifest.size:,} bytes" if manifest.shards else "its result is in the manifest"
-    say(f"{label:<16} {state.upper() if problems else state}, {held}")
+    say(f"{label:<16} {state}{f', {_contents(manifest)}' if manifest else ''}")
     for problem in problems:
         say(f"  {problem}")
     if problems:
         say(f"  build it again with --force {label}")
 
 
+def _contents(manifest: Manifest) -> str:
+    files = sum(len(shard.files) for shard in manifest.shards)
+    if not files:
+        return "0 files; result in the manifest"
+    return f"{files:,} files, {manifest.size:,} bytes"
+
+
 def gc(context: Context) -> int:
-    """List what no named experiment reaches; delete it with --delete."""
+    """List what no preset and no recorded run needs; delete it with --delete."""
+    o = context.options
     nodes = topological([*context.all_targets(), *_other_experiments(context.words)])
-    garbage = find_garbage(context.store, nodes)
-    total = sum(item.size for item in garbage)
-    freed = delete(context.store, garbage) if context.options.delete else 0
-    if context.options.json:
-        items = [{"url": item.url, "bytes": item.size, "reason": item.why} for item in garbage]
-        say_json({"store": context.store.prefix, "objects": items, "bytes": total, "freed": freed})
+    keep = Keep(not o.presets_only, o.older_than, o.keep)
+    report = find_garbage(context.store, nodes, keep)
+    total = sum(item.size for item in report.garbage)
+    objects = f"{len(report.garbage)} objects ({total:,} bytes)"
+    if o.json:
+        _gc_json(context, report, total, objects)
         return 0
-    for item in garbage:
-        say(f"{item.size:>16,}  {item.url}  ({item.why})")
-    if context.options.delete:
-        say(f"{len(garbage)} objects, {freed:,} bytes deleted")
-    else:
-        say(f"{len(garbage)} objects ({total:,} bytes) can be deleted; pass --delete")
+    for line in report.left:
+        say(f"left: {line}")
+    for item in report.garbage:
+        say(_garbage_line(item))
+    if not o.delete or not report.garbage:
+        say(f"{objects} can be deleted{'; pass --delete' if report.garbage else ''}")
+        return 0
+    confirm(context, f"delete {objects} from {context.store.prefix}")
+    freed, left = delete(context.store, report.garbage, wait=lease.STALE_SECONDS + 1)
+    for line in left:
+        say(f"left: {line}")
+    say(f"{freed:,} bytes deleted")
     return 0
+
+
+def _gc_json(context: Context, report: Any, total: int, objects: str) -> None:
+    freed, left = 0, list(report.left)
+    if context.options.delete and report.garbage:
+        confirm(context, f"delete {objects} from {context.store.prefix}")
+        freed, more = delete(context.store, report.garbage, wait=lease.STALE_SECONDS + 1)
+        left += more
+    items = [
+        {"url": i.url, "bytes": i.size, "reason": i.why, "age": i.age, "cost": i.cost}
+        for i in report.garbage
+    ]
+    about = {"store": context.store.prefix, "objects": items, "left": left}
+    say_json({**about, "bytes": total, "freed": freed})
+
+
+def _garbage_line(item: Garbage) -> str:
+    age = "?" if item.age is None else duration(item.age)
+    cost = "" if item.cost is None else f", took {duration(item.cost)} to build"
+    return f"{item.size:>16,}  {item.url}  ({item.why}; {age} old{cost})"
 
 
 def _other_experiments(files: list[str]) -> list[Node]:
@@ -77,13 +116,20 @@ def _other_experiments(files: list[str]) -> list[Node]:
 
 
 def adopt(context: Context) -> int:
-    """Publish an existing output under a step's key, recorded as adopted."""
-    node = context.step()
-    seen = look(topological([node]), context.store)
-    found, passed_over = adoption.adopt(context.store, node, seen, context.options.source)
-    say(f"{node.label}: adopted {found.origin}")
-    for line in passed_over:
-        say(f"  passed over: {line}")
+    """Publish an existing output under a step's key, recorded as adopted; --undo removes it."""
+    node, store = context.step(), context.store
+    if context.options.undo:
+        say(f"{node.label}: no longer adopted; files stay in {adoption.undo(store, node)}")
+        return 0
+    seen = look(topological([node]), store)
+    source = adoption.choose(store, node, seen, context.options.source)
+    say(f"{node.label}: {source.path}")
+    for line in source.differences:
+        say(f"  ignored difference: {line}")
+    if not context.options.source:
+        confirm(context, f"adopt {source.path} as {node.label}")
+    found = adoption.adopt(store, node, seen, source)
+    say(f"{node.label}: adopted {found.origin}; undo with adopt {node.label} --undo")
     return 0
 
 
@@ -91,8 +137,18 @@ def unlock(context: Context) -> int:
     """End the lease on a step, whoever holds it."""
     node = context.step()
     owner = lease.end(context.store.path(node))
-    say(f"{node.label}: {'released, was ' + lease.words(owner) if owner else 'nobody holds it'}")
+    say(f"{node.label}: {f'released, was held by {owner}' if owner else 'the lease is free'}")
     return 0
+
+
+def confirm(context: Context, question: str) -> None:
+    """Ask on a terminal. Raises `InputError` when the answer is no, or there is no terminal."""
+    if context.options.yes:
+        return
+    if not sys.stdin.isatty():
+        raise InputError(f"{question}? pass --yes to confirm, as there is no terminal to ask on")
+    if input(f"{question}? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise InputError("not confirmed; nothing was changed")
 
 
 def doctor(context: Context) -> int:

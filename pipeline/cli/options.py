@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -14,6 +15,14 @@ from pipeline.graph.declaration import FULL, Declaration
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name for name in text.split(",") if name)
+
+
+def seconds(text: str) -> float:
+    """Seconds of a time such as 90s, 30m, 6h or 2d."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"expected a time such as 90s, 30m or 6h, got {text!r}")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
 def _flag(help: str, **how: Any) -> dict[str, Any]:
@@ -47,6 +56,11 @@ FLAGS: dict[str, dict[str, Any]] = {
     "force": _steps("build these again"),
     "keep_going": _switch("after a failure, run what does not need it"),
     "strict": _switch("refuse outputs built by other code"),
+    "wait": _flag(
+        "how long a step may wait for hardware, such as 90s, 30m or 6h; no limit by default",
+        type=seconds,
+        metavar="TIME",
+    ),
     "jobs": _flag("steps at once; 0 for what the resources allow", type=int, default=0),
     "executor": _flag(
         "ray, or inline: one step after the other in this process, without Ray",
@@ -61,6 +75,12 @@ FLAGS: dict[str, dict[str, Any]] = {
     "json": _switch("print one JSON object"),
     "html": _flag("write a page", metavar="FILE"),
     "delete": _switch("delete what is listed"),
+    "follow": _switch("print what is written from now on too"),
+    "presets_only": _switch("list outputs of recorded runs too"),
+    "older_than": _flag("keep what is younger", type=seconds, default=0.0, metavar="14d"),
+    "keep": _flag("keep these", type=_names, default=(), metavar="STEP|DIR,..."),
+    "undo": _switch("remove an adopted output"),
+    "yes": _switch("do not ask"),
     "source": _flag("directory of the output to adopt", metavar="DIR"),
     "help": _switch("this text"),
     "help_settings": _switch("every setting, with its value under the preset"),
@@ -70,7 +90,7 @@ SPELLED = {"--from" if n == "source" else f"--{n.replace('_', '-')}": n for n in
 _SHORT = {"help": "-h"}
 _EVERY = ("preset", "prefix", "shared", "help", "help_settings")
 _CHOICE = ("only", "until", "force", "strict")
-_RUN = (*_CHOICE, "keep_going", "jobs", "executor", "cluster")
+_RUN = (*_CHOICE, "keep_going", "wait", "jobs", "executor", "cluster")
 
 
 @dataclass(frozen=True)
@@ -95,11 +115,15 @@ VERBS = {
     "status": Verb("how far steps are, and the last runs", (*_CHOICE, "json"), "[STEP ...]"),
     "graph": Verb("steps, inputs and directories", (*_CHOICE, "html")),
     "show": Verb("one output: configuration, result, lineage", ("json",), "STEP"),
-    "logs": Verb("the log of a step's last attempt", (), "STEP"),
+    "logs": Verb("the logs of a step's last attempt", ("follow",), "STEP"),
     "verify": Verb("compare outputs with their digests", ("json",), "[STEP ...]"),
-    "gc": Verb("list, or delete, what no preset reaches", ("delete", "json"), "[FILE ...]"),
-    "adopt": Verb("use an output from elsewhere for a step", ("source",), "STEP"),
-    "unlock": Verb("end the lease of an owner that hangs", (), "STEP"),
+    "gc": Verb(
+        "list, or delete, what no preset and no recorded run needs",
+        ("delete", "presets_only", "older_than", "keep", "yes", "json"),
+        "[FILE ...]",
+    ),
+    "adopt": Verb("use an output from elsewhere for a step", ("source", "undo", "yes"), "STEP"),
+    "unlock": Verb("end the lease of an owner that hangs", ("yes",), "STEP"),
     "doctor": Verb("check this machine and the store; needs no file", ("json",)),
 }
 # Verbs that need no experiment.

@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.cli.context import Context, retry_command, say
 from pipeline.cli.display import choose
 from pipeline.cli.interrupts import INTERRUPTED, Interrupts
-from pipeline.cli.latest_pages import copy_pages
+from pipeline.cli.latest_pages import point_to_pages
 from pipeline.cli.streams import survive_closed_streams
 from pipeline.errors import Cancelled, InputError, PonenteError
 from pipeline.execute.backend import InlineBackend
@@ -51,13 +51,12 @@ def _run(context: Context, interrupts: Interrupts) -> Execution:
     storage.check_writable(context.store.prefix)
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
     log = EventLog(context.store.prefix, run_id, [])
-    execution = Execution(
-        context.targets, context.store, log, retry_command(context), context.choice
-    )
+    retry, wait = retry_command(context), context.options.wait
+    execution = Execution(context.targets, context.store, log, retry, context.choice, wait)
     display = choose(execution.order)
     log.listen(display)
     log.emit(_started(context, run_id, execution))
-    outcome, needed, page = "failed", [], ""
+    outcome, needed, page, cause = "failed", [], "", ""
     try:
         needed = execution.look()
         looked = time.perf_counter() - context.clock
@@ -70,11 +69,15 @@ def _run(context: Context, interrupts: Interrupts) -> Execution:
     except (KeyboardInterrupt, Cancelled):
         outcome = "interrupted"
         raise
+    except PonenteError as error:
+        cause = str(error)
+        raise
     finally:
         with interrupts.held():
             display.close()
             labels = [node.label for node in execution.executed]
-            log.emit({"event": "run_finished", "outcome": outcome, "executed": labels})
+            end = {"event": "run_finished", "outcome": outcome, "executed": labels}
+            log.emit(end | ({"cause": cause} if cause else {}))
             log.close()
             page = _write_page(context, run_id) if needed else ""
     if needed:
@@ -103,9 +106,11 @@ def _execute(
     cluster = context.options.cluster
     from pipeline.execute.ray.backend import RayBackend
 
-    say("starting Ray" if cluster is None else f"joining Ray at {cluster}")
+    phase = "starting Ray" if cluster is None else f"joining Ray at {cluster}"
+    say(phase)
+    log.emit({"event": "phase", "phase": phase})
     try:
-        backend = RayBackend(cluster)
+        backend = RayBackend(cluster, context.options.wait)
     except SystemExit:
         # Ray takes SIGTERM while it starts, and this is its answer.
         raise interrupts.terminated() from None
@@ -140,6 +145,7 @@ def _started(context: Context, run_id: str, execution: Execution) -> dict[str, A
                 "key": node.key,
                 "step": node.step.name,
                 "directory": node.directory,
+                "config": node.identity.config,
                 "inputs": {name: child.key for name, child in node.inputs.items()},
             }
             for node in execution.order
@@ -189,7 +195,8 @@ def _say_outcome(context: Context, execution: Execution, looked: float | None) -
     else:
         say(f"all {total} steps up to date; checked in {looked:.2f} s")
     for node in execution.targets:
-        for line in execution.published[node.key].manifest.result.get("headline", ()):
-            say(line)
-    for label, url in copy_pages(context, execution):
+        found = execution.published[node.key]
+        for line in found.manifest.result.get("headline", ()):
+            say(line.replace("{output}", found.manifest.home(found.path)))
+    for label, url in point_to_pages(context, execution):
         say(f"{label}: {url}")

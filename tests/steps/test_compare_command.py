@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from pipeline import InputError
-from steps.reporting.run_record import flat, of_directory
+from pipeline.pages.readable import flat
+from steps.reporting.run_record import of_directory
 from training.config import TrainConfig
 from training.journal import Attempt
 
@@ -138,8 +139,8 @@ def test_settings_of_an_unfinished_run_are_what_identifies_it(unfinished):
     """In the shape of a manifest; what it does not say of itself does not count as different."""
     found = of_directory(str(unfinished), "live")
     settings = flat(found.config)
-    assert settings["train.train.steps"] == 6
-    assert "train.train.checkpoint_every" not in settings
+    assert settings["train.steps"] == 6
+    assert "train.checkpoint_every" not in settings
     whole = dataclasses.replace(
         found, name="whole", partial=False, config={**found.config, "sample": {"tokens": 5}}
     )

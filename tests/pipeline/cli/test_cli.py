@@ -147,7 +147,8 @@ def test_gc_lists_then_deletes_what_no_experiment_reaches(ponente, tmp_path):
     ponente("--preset", "wide")
     ponente("--count", "30")
     stray = _path(tmp_path, numbers(count=30))
-    status, out, _ = ponente("gc")
+    assert stray not in ponente("gc")[1], "a recorded run needs it"
+    status, out, _ = ponente("gc", "--presets-only")
     assert status == 0
     assert stray in out
     assert _path(tmp_path, numbers(count=20)) not in out
@@ -156,9 +157,10 @@ def test_gc_lists_then_deletes_what_no_experiment_reaches(ponente, tmp_path):
     other = tmp_path / "other_toy_experiment.py"
     other.write_text(EXPERIMENT)
     wide = _path(tmp_path, numbers(count=20))
-    assert wide in ponente("gc", experiment=plain)[1]
-    assert wide not in ponente("gc", str(other), experiment=plain)[1]
-    ponente("gc", "--delete")
+    assert wide in ponente("gc", "--presets-only", experiment=plain)[1]
+    assert wide not in ponente("gc", str(other), "--presets-only", experiment=plain)[1]
+    assert "pass --yes to confirm" in ponente("gc", "--delete", "--presets-only")[2]
+    ponente("gc", "--delete", "--presets-only", "--yes")
     assert not storage.exists(stray)
     assert "all 4 steps up to date" in ponente("--preset", "wide")[1]
 
@@ -169,22 +171,25 @@ def test_adopt_by_name(ponente, tmp_path):
     source = as_node(clamp(numbers(count=10), limit=100)).directory
     status, out, _ = ponente("adopt", "clamp", "--from", source, "--limit", "7")
     assert status == 0
-    assert "passed over: limit: 100 -> 7" in out
+    assert "ignored difference: limit: 100 -> 7" in out
     assert "(adopted)" in ponente("show", "clamp", "--limit", "7")[1]
     assert "all 4 steps up to date" in ponente("--limit", "7")[1]
 
 
 def test_graph_as_a_page(ponente, tmp_path):
-    """One file with every step in it."""
+    """One file with every step in it, which is a plan and no run without an end."""
     page = tmp_path / "graph.html"
     ponente("graph", "--html", str(page))
-    assert all(label in page.read_text() for label in ("numbers", "clamp", "scaled", "total"))
+    text = page.read_text()
+    assert all(label in text for label in ("numbers", "clamp", "scaled", "total"))
+    assert "to build" in text
+    assert not any(word in text for word in ("killed", "wall time", "previous"))
 
 
 def test_unlock_without_an_owner(ponente):
-    """Nobody holds anything here, and it is said."""
+    """There is none to end."""
     ponente()
-    assert "nobody holds it" in ponente("unlock", "total")[1]
+    assert "the lease is free" in ponente("unlock", "total")[1]
 
 
 @pytest.mark.parametrize(
@@ -262,18 +267,21 @@ def test_json_of_the_verbs_that_inspect(ponente, tmp_path):
         **dict.fromkeys(("clamp", "scaled", "total"), "missing"),
         "numbers": "sound",
     }
-    garbage = json.loads(ponente("gc", "--json")[1])
+    garbage = json.loads(ponente("gc", "--presets-only", "--json")[1])
     assert len(garbage["objects"]) == 3
     assert garbage["bytes"] == sum(item["bytes"] for item in garbage["objects"])
 
 
 def test_a_run_without_an_end_is_called_so(ponente, tmp_path):
-    """Its driver was killed: the log stops in the middle."""
+    """The log stops in the middle: it still runs, or was killed if that was long ago."""
     ponente()
     (log,) = (tmp_path / "store" / "events").glob("*.jsonl")
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join(lines[:-1]))
-    assert "no end recorded, " in ponente("status")[1]
+    assert ": running, " in ponente("status")[1]
+    older = [{**json.loads(line), "time": json.loads(line)["time"] - 3600} for line in lines[:-1]]
+    log.write_text("".join(json.dumps(event) + "\n" for event in older))
+    assert ": killed (no exit record), " in ponente("status")[1]
 
 
 @pytest.mark.parametrize(
@@ -401,7 +409,7 @@ def test_plan_says_how_far_a_step_got_and_who_runs_it(ponente, tmp_path, monkeyp
     assert " running " in line
     assert f"process {os.getpid()} on " in line
     assert ", since 20" in line
-    assert "released, was process" in ponente("unlock", "numbers", experiment=experiment)[1]
+    assert "released, was held by process" in ponente("unlock", "numbers", experiment=experiment)[1]
     held.release()
     marks = tmp_path / "marks"
     monkeypatch.setenv("PONENTE_MARKS", str(marks))
