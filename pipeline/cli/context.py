@@ -107,7 +107,7 @@ def of_command(
 def of_call(
     experiment: Declaration[Any], verb: str, preset: str | None, settings: dict[str, Any]
 ) -> Context:
-    """The context of a method of an experiment: flags of the verb are told from settings by name.
+    """The context of a method of an experiment: a name is a flag of the verb or a setting.
 
     Raises:
         InputError: for a setting or preset that does not exist.

@@ -171,11 +171,11 @@ def status(context: Context) -> int:
             detail = entry.detail or entry.reason
             say(f"{labels[entry.node.key]:<16} {entry.status:<8} {detail}{last}")
     if context.options.json:
-        told = [
+        newest = [
             {"run": r.run, "outcome": r.outcome or None, "command": list(r.command)}
             for r in recent[:5]
         ]
-        say_json({"store": context.store.prefix, "steps": steps, "runs": told})
+        say_json({"store": context.store.prefix, "steps": steps, "runs": newest})
         return 0
     for summary in recent[:5]:
         say(f"run {summary.run}: {summary.ending}, {' '.join(summary.command)}")
