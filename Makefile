@@ -11,7 +11,7 @@ INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/pyth
 .PHONY: demo test test-computing test-engine test-rest fast lint setup clean
 
 demo: .venv/installed
-	$(BIN)/python experiments/run_200m.py --preset smoke
+	$(BIN)/ponente run experiments/run_200m.py --smoke
 
 # Three parts side by side: one computes, two start clusters, kill processes and wait a lot.
 test: .venv/oracle lint

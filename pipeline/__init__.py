@@ -3,9 +3,9 @@
 Nothing of machine learning is imported here, so that planning a graph takes no time.
 """
 
-from pipeline.cli import main
 from pipeline.errors import InputError, PonenteError
 from pipeline.execute.step_context import GangProcess, StepContext
+from pipeline.experiment import Experiment
 from pipeline.graph.artifact import Artifact
 from pipeline.graph.external import External
 from pipeline.graph.hardware import Hardware, local, pod
@@ -17,6 +17,7 @@ from pipeline.sweep import select, sweep
 
 __all__ = [
     "Artifact",
+    "Experiment",
     "External",
     "GangProcess",
     "Hardware",
@@ -27,7 +28,6 @@ __all__ = [
     "Runtime",
     "StepContext",
     "local",
-    "main",
     "named",
     "pod",
     "select",

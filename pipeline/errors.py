@@ -2,6 +2,7 @@
 
 PonenteError
 ├── InputError       the user's data, configuration or request is refused; never retried
+│   └── UsageError   a command line that says nothing this program knows: exit status 2
 ├── CorruptOutput    finished bytes are not the bytes that were recorded
 ├── StorageError     a store did something the protocol cannot live with
 │   └── StoreUnavailable  it failed again and again; a new attempt may do better
@@ -16,6 +17,9 @@ A message says what was expected, what was found, where, and what to do about it
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class PonenteError(Exception):
     """Base of every error this project raises on purpose."""
@@ -23,6 +27,10 @@ class PonenteError(Exception):
 
 class InputError(PonenteError):
     """The user's data, configuration or request cannot be used; trying again would not help."""
+
+
+class UsageError(InputError):
+    """The command line has a verb, flag or value that does not exist."""
 
 
 class CorruptOutput(PonenteError):
@@ -55,3 +63,11 @@ class Cancelled(PonenteError):
 
 class StepFailed(PonenteError):
     """A step of the graph ended without an output."""
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """A message about a name that does not exist, with the nearest that does."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, 1, 0.6)
+    hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}"
+    return f"no {what} {name!r}; {hint}"

@@ -1,6 +1,6 @@
 """Sweeps as graph: a step built once for each of many settings, and the best of them.
 
-    models = sweep(lambda rate: train(sequences, optimizer=Optimizer(rate), ...), [1e-3, 3e-3])
+    models = sweep(lambda size: train(sequences, model, optimizer, TrainConfig(...)), [8, 16])
     best = select(models, by="last.loss")
 
 Every candidate is a step of its own, cached on its own: adding a rate trains one more model. The
@@ -24,8 +24,17 @@ V = TypeVar("V")
 
 
 def sweep(build: Callable[[V], A], over: Iterable[V] | Mapping[str, V]) -> tuple[A, ...]:
-    """`build(value)` for each value; labelled with the value, or with its name in a mapping."""
-    values = over.items() if isinstance(over, Mapping) else ((str(value), value) for value in over)
+    """`build(value)` for each value; labelled with the value, or with its name in a mapping.
+
+    Raises:
+        InputError: for no value, and for one that is given twice.
+    """
+    values = over.items() if isinstance(over, Mapping) else [(str(value), value) for value in over]
+    if not values:
+        raise InputError("sweep(over=...): expected at least one value, found none")
+    names = [name for name, _ in values]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"sweep(over=...): {twice} is given twice; give each value once")
     built = []
     for name, value in values:
         artifact = build(cast(V, value))

@@ -1,5 +1,52 @@
-"""The step library: configuration in, artifact out; importable without jax or numpy."""
+"""The step library: `from steps import sample, tokenize, train, ...`.
+
+Every step and every artifact by its name. A file declares the steps that are called like it, and is
+imported when one of them is asked for: without jax or numpy.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from typing import Any
 
 from steps.platforms import use_cpu_alone
 
 use_cpu_alone()  # before anything imports jax
+
+_FILES = {
+    "artifacts": (
+        *("Checkpoint", "Completions", "Documents", "Report", "Scores", "Sequences"),
+        *("TokenCache", "Tokenizer"),
+    ),
+    "block_shuffle": ("block_shuffle",),
+    "compare": ("compare",),
+    "continue_training": ("extend", "warm_start"),
+    "downstream": ("lm_evaluation", "multiple_choice"),
+    "evaluate": ("evaluate",),
+    "follow": ("follow",),
+    "generate": ("generate",),
+    "mix": ("Phase", "mix"),
+    "pack": ("pack",),
+    "report": ("report",),
+    "sample": ("sample",),
+    "scoring.job": ("Also",),
+    "tokenize_documents": ("tokenize",),
+    "train": ("train",),
+    "train_tokenizer": ("train_tokenizer",),
+}
+_HOME = {name: file for file, names in _FILES.items() for name in names}
+__all__ = list(_HOME)
+
+
+class _Library(types.ModuleType):
+    """This package, in which `train` is the step and not the module `steps.train`."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _HOME:
+            return getattr(importlib.import_module(f"steps.{_HOME[name]}"), name)
+        return super().__getattribute__(name)
+
+
+sys.modules[__name__].__class__ = _Library

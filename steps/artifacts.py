@@ -284,6 +284,6 @@ class Report(Artifact):
     """A page to look at."""
 
     @property
-    def file(self) -> str:
+    def page(self) -> str:
         """URL of the HTML file."""
         return storage.join(self.shard("page"), "index.html")

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from pipeline import InputError, Result, Runtime, StepContext, step
 from steps.artifacts import TRAIN, Sequences, TokenCache
+from steps.declared import asked
 from training.checks import at_least
 
 _WIDEST_TOKEN = 4  # bytes; half of it where the vocabulary has at most 65,536 ids
@@ -34,6 +35,12 @@ def advise(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
+    length, packed = arguments["sequence_length"], asked(arguments["tokens"], "sequence_length")
+    if packed not in (None, length):
+        raise InputError(
+            f"block_shuffle: sequence_length {length:,}: its tokens are packed into rows of "
+            f"{packed:,}; give both steps the same length"
+        )
     names = ("sequence_length", "io_block_size", "window_blocks")
     at_least("block_shuffle", **{name: (arguments[name], 1) for name in names})
 
@@ -42,8 +49,8 @@ def _check(arguments: Mapping[str, Any]) -> None:
 def block_shuffle(
     run: StepContext,
     tokens: TokenCache,
-    *,
     sequence_length: int,
+    *,
     io_block_size: int = 64,
     window_blocks: int = 1024,
     seed: int = 0,

@@ -1,6 +1,6 @@
 """Several runs on one page: curves over each other, what differs in their configuration, figures.
 
-    python -m steps.compare RUN RUN ... --output compare.html
+    ponente compare RUN RUN ... --output compare.html
 
 A run is the directory of a `train` step, finished or not, or one with a `metrics.jsonl`, which may
 still be growing; `name=directory` gives it a name. The same page is a step for graphs of ablations.
@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline import InputError, PonenteError, Result, StepContext, step
+from pipeline import InputError, Result, StepContext, step
+from pipeline.cli.context import say
 from pipeline.pages.readable import duration, flat
 from pipeline.plan.lineage import lineage
 from pipeline.store import storage
 from steps.artifacts import Checkpoint, Report
-from steps.report import headlines
 
 if TYPE_CHECKING:
     from steps.reporting.run_record import RunRecord
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 ABSENT = "-"
 
 
-# By its name, since this file is also run as a command, which has another module's name.
 def _check(arguments: Mapping[str, Any]) -> None:
     runs, names = arguments["runs"], arguments["names"]
     if names and len(names) != len(runs):
@@ -61,7 +59,7 @@ def compare(
     with run.shard("page") as directory:
         text = render(records)
         storage.write_atomic(storage.join(directory, "index.html"), text.encode())
-    return {"headline": headlines(storage.join(directory, "index.html"), stored=True)}
+    return {"headline": [f"compared {', '.join(record.name for record in records)}"]}
 
 
 def render(records: Sequence[RunRecord]) -> str:
@@ -194,21 +192,16 @@ def _record(argument: str) -> RunRecord:
     return of_checkpoint(Checkpoint(url, manifest), name, lineage([url]))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the page of the runs on the command line."""
-    flags = argparse.ArgumentParser(description="Several training runs on one page.")
+def main(arguments: Sequence[str]) -> int:
+    """`ponente compare`: write the page of the runs on the command line; returns the status."""
+    flags = argparse.ArgumentParser(
+        prog="ponente compare", description="Several training runs on one page."
+    )
     flags.add_argument("runs", nargs="+", help="directory, or name=directory")
     flags.add_argument("--output", default="compare.html")
     options = flags.parse_args(arguments)
     output = storage.normalise(options.output)
-    try:
-        text = render([_record(each) for each in options.runs])
-        storage.write_atomic(output, text.encode())
-    except (PonenteError, OSError) as error:
-        sys.exit(f"error: {error}")
-    for line in headlines(output):
-        print(line)  # noqa: T201 - a command
-
-
-if __name__ == "__main__":
-    main()
+    text = render([_record(each) for each in options.runs])
+    storage.write_atomic(output, text.encode())
+    say(f"page: {output}")
+    return 0

@@ -11,9 +11,17 @@ from typing import Annotated, Any
 
 from pipeline import Hardware, InputError, Result, Runtime, StepContext, local, step
 from steps.artifacts import Checkpoint, Sequences
+from steps.budget import resolved
 from steps.coordinator import FLAGS
-from steps.train import TrainRequest, check, run_training
+from steps.declared import asked, check_training
+from steps.train import TrainRequest, run_training
 from training.config import OptimizerConfig, TrainConfig
+
+
+def _check(arguments: Mapping[str, Any]) -> None:
+    if not arguments["train"].steps:
+        raise InputError("TrainConfig.steps: expected how many steps to train in all, found none")
+    check_training(arguments, asked(arguments["checkpoint"], "model", Checkpoint))
 
 
 def _check_extend(arguments: Mapping[str, Any]) -> None:
@@ -23,7 +31,7 @@ def _check_extend(arguments: Mapping[str, Any]) -> None:
             f"extend: expected `at` of 1 or more and below the {steps} steps of `train`, got {at}; "
             "train.steps counts from the very first step"
         )
-    check(arguments)
+    _check(arguments)
 
 
 @step(output=Checkpoint, version=1, cpus=0, check=_check_extend, environment=FLAGS)
@@ -35,7 +43,7 @@ def extend(
     optimizer: OptimizerConfig,
     train: TrainConfig,
     at: int | None = None,
-    held_out: tuple[str, ...] = (),
+    splits: tuple[str, ...] = (),
     sample_prompts: tuple[str, ...] = (),
     hardware: Annotated[Hardware, Runtime] = local(),
 ) -> Result:
@@ -52,7 +60,7 @@ def extend(
         optimizer: of the kind it was trained with; schedule and rates may differ.
         train: with more steps than the checkpoint has done.
         at: which of its checkpoints; None for the last one.
-        held_out, sample_prompts: as for `train`.
+        splits, sample_prompts: as for `train`.
         hardware: where; any.
     """
     if checkpoint.sequences.manifest.content != sequences.manifest.content:
@@ -63,8 +71,8 @@ def extend(
     request = TrainRequest(
         sequences=sequences,
         optimizer=optimizer,
-        train=train,
-        held_out=held_out,
+        train=resolved(train, sequences),
+        splits=splits,
         prompts=sample_prompts,
         hardware=hardware,
         **_begin(checkpoint, "everything", at),
@@ -78,7 +86,7 @@ def _check_warm_start(arguments: Mapping[str, Any]) -> None:
             f'warm_start: expected take="model" or take="moments", got {take!r}; to continue '
             "the same run use extend"
         )
-    check(arguments)
+    _check(arguments)
 
 
 @step(output=Checkpoint, version=1, cpus=0, check=_check_warm_start, environment=FLAGS)
@@ -91,7 +99,7 @@ def warm_start(
     optimizer: OptimizerConfig,
     train: TrainConfig,
     at: int | None = None,
-    held_out: tuple[str, ...] = (),
+    splits: tuple[str, ...] = (),
     sample_prompts: tuple[str, ...] = (),
     hardware: Annotated[Hardware, Runtime] = local(),
 ) -> Result:
@@ -105,7 +113,7 @@ def warm_start(
         optimizer: its schedule begins anew.
         train: of the new run.
         at: which of the checkpoints; None for the last one.
-        held_out, sample_prompts: as for `train`.
+        splits, sample_prompts: as for `train`.
         hardware: where; any.
     """
     mine, theirs = (s.cache.result["tokenizer"] for s in (sequences, checkpoint.sequences))
@@ -117,8 +125,8 @@ def warm_start(
     request = TrainRequest(
         sequences=sequences,
         optimizer=optimizer,
-        train=train,
-        held_out=held_out,
+        train=resolved(train, sequences),
+        splits=splits,
         prompts=sample_prompts,
         hardware=hardware,
         **_begin(checkpoint, take, at),

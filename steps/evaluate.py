@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pipeline import GangProcess, Hardware, Result, Runtime, StepContext, local, step
 from pipeline.execute.step_context import Emit
 from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
+from steps.checkpoints.find import tokenizer_of
 from steps.coordinator import FLAGS, coordinator_of
-from steps.scoring.job import NOTHING_ELSE, Also, check, score_job
+from steps.declared import check_splits
+from steps.scoring.job import NOTHING_ELSE, Also, check_questions, score_job
 
 
-@step(output=Scores, version=2, cpus=0, check=check, environment=FLAGS)
+def _check(arguments: Mapping[str, Any]) -> None:
+    check_questions(arguments)
+    check_splits("evaluate", arguments["tokens"] or arguments["checkpoint"], arguments["splits"])
+
+
+@step(output=Scores, version=2, cpus=0, check=_check, environment=FLAGS)
 def evaluate(
     run: StepContext,
-    model: Checkpoint,
-    tokens: TokenCache,
+    checkpoint: Checkpoint,
+    tokens: TokenCache | None = None,
     tokenizer: Tokenizer | None = None,
     *,
     splits: tuple[str, ...] = (),
@@ -29,27 +37,29 @@ def evaluate(
 
     Args:
         run: the attempt.
-        model: a trained model.
-        tokens: with the held-out splits.
-        tokenizer: needed for prompts only.
+        checkpoint: a trained model.
+        tokens: with the held-out splits; by default what it was trained on.
+        tokenizer: for prompts; by default the one of its training.
         splits: names of splits; empty for all that are not for training.
         sequences: of each split, spread over it; None for all.
         also: what else is asked.
         batch_size: sequences at once; None for as many as in a training step.
         hardware: where.
     """
+    if also.prompts and tokenizer is None:
+        tokenizer = tokenizer_of(checkpoint.sequences)
     job = score_job(
-        tokens,
+        tokens or checkpoint.sequences.cache,
         tokenizer,
-        model.model,
-        model.train,
+        checkpoint.model,
+        checkpoint.train,
         splits=splits,
         sequences=sequences,
         also=also,
         batch_size=batch_size,
     )
-    scored = run.gang(hardware, score_process, (job, model.final))
-    step = model.manifest.shard(model.result["checkpoint"]).result["step"]
+    scored = run.gang(hardware, score_process, (job, checkpoint.final))
+    step = checkpoint.manifest.shard(checkpoint.result["checkpoint"]).result["step"]
     rows = [{"step": step, **row} for row in scored["rows"]]
     first = rows[0]
     return {

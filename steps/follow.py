@@ -19,7 +19,17 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from models.config import TransformerConfig
-from pipeline import GangProcess, Hardware, Live, Result, Runtime, StepContext, local, step
+from pipeline import (
+    GangProcess,
+    Hardware,
+    InputError,
+    Live,
+    Result,
+    Runtime,
+    StepContext,
+    local,
+    step,
+)
 from pipeline.errors import CorruptOutput, WorkerLost
 from pipeline.execute.step_context import Emit, ShardTask, write_shard
 from pipeline.store import storage
@@ -27,7 +37,7 @@ from pipeline.store.ledger import Ledger
 from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
 from steps.checkpoints.find import ABOUT, about_of
 from steps.coordinator import FLAGS, coordinator_of
-from steps.scoring.job import NOTHING_ELSE, Also, check, score_job
+from steps.scoring.job import NOTHING_ELSE, Also, check_questions, score_job
 from training.config import TrainConfig
 from training.retention import due
 
@@ -59,7 +69,13 @@ class Assignment:
     expected: tuple[int, ...] = ()
 
 
-@step(output=Scores, version=1, cpus=0, check=check, environment=FLAGS)
+def _check(arguments: Mapping[str, Any]) -> None:
+    check_questions(arguments)
+    if arguments["also"].prompts and arguments["tokenizer"] is None:
+        raise InputError("follow: prompts need a tokenizer: give it as the input `tokenizer`")
+
+
+@step(output=Scores, version=1, cpus=0, check=_check, environment=FLAGS)
 def follow(
     run: StepContext,
     model: Annotated[Checkpoint, Live],

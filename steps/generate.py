@@ -1,16 +1,43 @@
-"""Let a trained model write: completions of fixed prompts."""
+"""Completions of fixed prompts by a trained model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
+from models.config import TransformerConfig
 from models.sampling_config import Sampling
-from pipeline import InputError, Result, StepContext, step
+from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepContext, local, step
+from pipeline.execute.step_context import Emit
 from steps.artifacts import Checkpoint, Completions, Tokenizer
-from steps.checkpoints.find import open_model
-from steps.coordinator import FLAGS
+from steps.checkpoints.find import open_model, tokenizer_of
+from steps.coordinator import FLAGS, coordinator_of
+from steps.declared import asked
 from training.checks import at_least
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What every process of the gang is sent.
+
+    Attributes:
+        checkpoint: URL of its directory.
+        model: its shape.
+        dtype: of matmuls in training.
+        sequence_length: tokens of a sequence in training.
+        tokenizer: URL of the tokenizer.json.
+        prompts, new_tokens, sampling: what to write.
+    """
+
+    checkpoint: str
+    model: TransformerConfig
+    dtype: str
+    sequence_length: int
+    tokenizer: str
+    prompts: tuple[str, ...]
+    new_tokens: int
+    sampling: Sampling
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
@@ -18,13 +45,20 @@ def _check(arguments: Mapping[str, Any]) -> None:
         raise InputError('generate: expected at least one prompt, found none; "" begins a document')
     at_least("generate", new_tokens=(arguments["new_tokens"], 1))
     Sampling(**{name: arguments[name] for name in ("temperature", "top_k", "top_p", "seed")})
+    if (tokenizer := arguments["tokenizer"]) is not None:
+        own, other = (asked(arguments["checkpoint"], "vocab_size"), asked(tokenizer, "vocab_size"))
+        if None not in (own, other) and own != other:
+            raise InputError(
+                f"generate: the model's tokenizer has {own} ids, the one given {other}; leave it "
+                "out for the model's own"
+            )
 
 
-@step(output=Completions, version=2, check=_check, environment=FLAGS)
+@step(output=Completions, version=3, cpus=0, check=_check, environment=FLAGS)
 def generate(
     run: StepContext,
-    model: Checkpoint,
-    tokenizer: Tokenizer,
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer | None = None,
     *,
     prompts: tuple[str, ...],
     new_tokens: int = 80,
@@ -32,40 +66,75 @@ def generate(
     top_k: int | None = 40,
     top_p: float | None = None,
     seed: int = 0,
+    hardware: Annotated[Hardware, Runtime] = local(),
 ) -> Result:
     """A completion of each prompt by the final checkpoint, sampled with a fixed seed.
 
     All prompts are continued at once; see `models.sampling.Sampling` for how. A completion ends
     before the end token, if that comes, else after `new_tokens`.
+
+    Args:
+        run: the attempt.
+        checkpoint: a trained model.
+        tokenizer: by default the one of its training.
+        prompts: texts to continue.
+        new_tokens: most tokens after each.
+        temperature, top_k, top_p, seed: see `models.sampling.Sampling`.
+        hardware: where; one device of its first process computes.
     """
+    trained = checkpoint.train
+    request = Request(
+        checkpoint=checkpoint.final,
+        model=checkpoint.model,
+        dtype=trained.compute_dtype,
+        sequence_length=trained.sequence_length,
+        tokenizer=(tokenizer or tokenizer_of(checkpoint.sequences)).file,
+        prompts=prompts,
+        new_tokens=new_tokens,
+        sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
+    )
+    written = run.gang(hardware, write_process, request)
+    completions = [
+        {"prompt": prompt, "completion": text}
+        for prompt, text in zip(prompts, written, strict=True)
+    ]
+    first = " ".join((prompts[0] + written[0]).split())
+    return {"completions": completions, "headline": [f"sample: {first}"]}
+
+
+def write_process(request: Request, *, process: GangProcess, emit: Emit) -> list[str]:
+    """One process of the gang; the first one writes, the others only join the group."""
+    from training import distributed
+
+    coordinator = coordinator_of(process)
+    distributed.initialize(coordinator)
+    written = _write(request, emit) if process.index == 0 else []
+    if coordinator is not None:
+        distributed.shutdown()
+    return written
+
+
+def _write(request: Request, emit: Emit) -> list[str]:
     from data.text_stream import prompt_ids
+    from data.tokenizer import TextTokenizer
     from models.generate import check, stream
 
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    text_tokenizer = tokenizer.load()
-    config = model.model
-    encoded = [prompt_ids(text_tokenizer, prompt) for prompt in prompts]
-    check(config, encoded, new_tokens)
-    trained = model.train
-    longest = max(map(len, encoded)) + new_tokens
-    if longest > trained.sequence_length:
-        run.warn(
-            f"up to {longest:,} tokens are more than the {trained.sequence_length:,} the model "
+    tokenizer = TextTokenizer.load(request.tokenizer)
+    encoded = [prompt_ids(tokenizer, prompt) for prompt in request.prompts]
+    check(request.model, encoded, request.new_tokens)
+    longest = max(map(len, encoded)) + request.new_tokens
+    if longest > request.sequence_length:
+        message = (
+            f"up to {longest:,} tokens are more than the {request.sequence_length:,} the model "
             "was trained on; what comes after those may make no sense"
         )
-    transformer = open_model(model.final, config, trained.compute_dtype)
-    eos = text_tokenizer.eos_id
-    written: list[list[int]] = [[] for _ in prompts]
-    for parts in stream(transformer, encoded, new_tokens=new_tokens, sampling=sampling, eos_id=eos):
+        emit({"event": "warning", "message": message})
+    model = open_model(request.checkpoint, request.model, request.dtype)
+    eos, new = tokenizer.eos_id, request.new_tokens
+    written: list[list[int]] = [[] for _ in request.prompts]
+    for parts in stream(model, encoded, new_tokens=new, sampling=request.sampling, eos_id=eos):
         for row, part in zip(written, parts, strict=True):
             row += part
-        run.progress(max(map(len, written)), new_tokens, "tokens")
-    completions = [
-        {"prompt": prompt, "completion": text_tokenizer.decode([i for i in ids if i != eos])}
-        for prompt, ids in zip(prompts, written, strict=True)
-    ]
-    first = completions[0]
-    return {
-        "completions": completions,
-        "headline": [f"sample: {' '.join((first['prompt'] + first['completion']).split())}"],
-    }
+        done = max(map(len, written))
+        emit({"event": "progress", "done": done, "total": new, "unit": "tokens"})
+    return [tokenizer.decode([i for i in ids if i != eos]) for ids in written]

@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline import InputError, Result, StepContext, step
 from steps.artifacts import Sequences
+from steps.declared import asked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,13 @@ def _check(arguments: Mapping[str, Any]) -> None:
     """Refuse weights and starts that make no mixture."""
     from data.mixture import Mixture, Stage
 
+    for name in ("sequence_length", "vocab_size"):
+        known = {asked(part, name) for part in arguments["sequences"]} - {None}
+        if len(known) > 1:
+            raise InputError(
+                f"mix: inputs of {name} {' and '.join(map(str, sorted(known)))}; "
+                "mix sequences that were made alike"
+            )
     parts, phases = arguments["sequences"], _phases(arguments["weights"], arguments["later"])
     if any(len(phase.weights) != len(parts) for phase in phases):
         raise InputError(

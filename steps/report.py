@@ -14,7 +14,7 @@ from pipeline.pages.record import RunRecord as Run
 from pipeline.pages.record import runs
 from pipeline.plan.lineage import Ancestor, lineage
 from pipeline.store import storage
-from pipeline.store.manifest import ATTEMPTS, KEEP, OUTPUT
+from pipeline.store.manifest import ATTEMPTS, KEEP
 from steps.artifacts import Checkpoint, Completions, Report, Scores
 
 if TYPE_CHECKING:
@@ -25,17 +25,18 @@ if TYPE_CHECKING:
 @step(output=Report, version=1, reads_lineage=True)
 def report(
     run: StepContext,
-    model: Checkpoint,
+    checkpoint: Checkpoint,
     scores: Scores | None = None,
     text: Completions | None = None,
 ) -> Result:
     """The HTML report of a training run, with scores and generated text where they are given."""
+    model = checkpoint
     given = [each for each in (model, scores, text) if each is not None]
     with run.shard("page") as directory:
         rendered = render(model, scores, text, lineage([each.path for each in given]), directory)
         storage.write_atomic(storage.join(directory, "index.html"), rendered.encode())
     lines = [line for each in given for line in each.result.get("headline", ())]
-    return {"headline": [*lines, *headlines(storage.join(directory, "index.html"), stored=True)]}
+    return {"headline": lines}
 
 
 def render(
@@ -73,20 +74,6 @@ def render(
         data=_data_table(model.sequences.cache.result["splits"]),
         configurations=_configurations(ancestors),
     )
-
-
-def headlines(url: str, stored: bool = False) -> list[str]:
-    """Where a page is and how to look at it.
-
-    Args:
-        url: of the page.
-        stored: for a result, which names its own directory `{output}`, so that a copied store
-            points at the copy.
-    """
-    local = storage.is_local(url)
-    url = f"{OUTPUT}/attempts/{url.rpartition('/attempts/')[2]}" if stored else url
-    look = f"look at it with: python -m webbrowser -t file://{url}"
-    return [f"report: {url}", look if local else "download it to look at it"]
 
 
 def made_in(model: Checkpoint) -> Run | None:

@@ -20,11 +20,12 @@ from pipeline.store import storage
 from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import File, wrong_sizes
 from steps.artifacts import TRAIN, Checkpoint, Sequences
+from steps.budget import check_budget, resolved
 from steps.checkpoints.find import describe, tokenizer_of
 from steps.coordinator import FLAGS, coordinator_of
+from steps.declared import check_training
 from training.config import OptimizerConfig, TrainConfig
 from training.retention import kept_for_good
-from training.stages import stages
 
 # Tables of a run's record.
 RECORD = ("history", "evaluations", "samples")
@@ -38,24 +39,9 @@ class Assignment:
     ledger: Ledger
 
 
-def check(arguments: Mapping[str, Any]) -> None:
-    """Refuse a schedule that is longer than the run, rows that are longer than the model's learned
-    positions, and batches, of any stage, that do not divide among the processes."""
-    train, model = arguments["train"], arguments.get("model")
-    arguments["optimizer"].phases(train.steps)
-    if model is not None and model.context is not None and train.sequence_length > model.context:
-        raise InputError(
-            f"TrainConfig.sequence_length: {train.sequence_length} is more than the "
-            f"{model.context} learned positions of TransformerConfig.context; change one of them"
-        )
-    processes = arguments["hardware"].processes
-    for stage in stages(train):
-        if stage.rows % processes:
-            raise InputError(
-                f"TrainConfig: a batch of {stage.rows} from step {stage.first} on does not divide "
-                f"among the {processes} processes of {arguments['hardware'].name}; use a multiple "
-                f"of {processes}"
-            )
+def _check(arguments: Mapping[str, Any]) -> None:
+    check_budget(arguments)
+    check_training(arguments, arguments["model"])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,7 +51,7 @@ class TrainRequest:
     Attributes:
         sequences: to train on.
         model, optimizer, train: what to train and how.
-        held_out: names of the splits to evaluate on; empty for all that are not for training.
+        splits: held-out splits to evaluate on; empty for all.
         prompts: what the model writes after at every evaluation.
         hardware: where.
         start: a `training.job.Start`, or None to begin with new parameters.
@@ -75,36 +61,47 @@ class TrainRequest:
     model: TransformerConfig
     optimizer: OptimizerConfig
     train: TrainConfig
-    held_out: tuple[str, ...]
+    splits: tuple[str, ...]
     prompts: tuple[str, ...]
     hardware: Hardware
     start: Any = None
 
 
-@step(output=Checkpoint, version=2, cpus=0, check=check, environment=FLAGS)
+@step(output=Checkpoint, version=2, cpus=0, check=_check, environment=FLAGS)
 def train(
     run: StepContext,
     sequences: Sequences,
-    *,
     model: TransformerConfig,
     optimizer: OptimizerConfig,
     train: TrainConfig,
-    held_out: tuple[str, ...] = (),
+    *,
+    epochs: float | None = None,
+    tokens: int | None = None,
+    splits: tuple[str, ...] = (),
     sample_prompts: tuple[str, ...] = (),
     hardware: Annotated[Hardware, Runtime] = local(),
 ) -> Result:
-    """A model trained for `train.steps` steps; refuses sizes that do not fit before it compiles.
+    """A trained model; sizes that do not fit are refused before it compiles.
 
-    `held_out` names the splits to evaluate on meanwhile, by default all that are not for training;
-    the first of them, validation where there is one, gives the loss in the result. After each
-    evaluation the model continues the `sample_prompts`.
+    Args:
+        run: the attempt.
+        sequences: to train on; their length and seed are the run's where `train` has none.
+        model: its shape.
+        optimizer: with the schedule of the learning rate.
+        train: batches, cadence and, where it has `steps`, the budget.
+        epochs, tokens: the budget otherwise: passes over the sequences, or training tokens,
+            rounded down to whole batches.
+        splits: held-out splits to evaluate on meanwhile; by default all. The first of them,
+            validation where there is one, gives the loss in the result.
+        sample_prompts: texts the model continues after each evaluation.
+        hardware: where.
     """
     request = TrainRequest(
         sequences=sequences,
         model=model,
         optimizer=optimizer,
-        train=train,
-        held_out=held_out,
+        train=resolved(train, sequences, epochs, tokens),
+        splits=splits,
         prompts=sample_prompts,
         hardware=hardware,
     )
@@ -118,7 +115,7 @@ def run_training(run: StepContext, request: TrainRequest) -> dict[str, Any]:
 
     sequences, model, train = request.sequences, request.model, request.train
     cache = sequences.cache
-    sets = cache.held_out(request.held_out)
+    sets = cache.held_out(request.splits)
     if not sets:
         raise InputError(
             f"{cache.path}: no validation tokens, which the loss curve needs; "

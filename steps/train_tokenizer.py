@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,29 +11,53 @@ from data.vocabulary import check_vocab_size
 from pipeline import Result, StepContext, step
 from pipeline.store import storage
 from steps.artifacts import TRAIN, Documents, Tokenizer
+from training.checks import at_least
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
     check_vocab_size(arguments["vocab_size"])
+    if (tokens := arguments["tokens"]) is not None:
+        at_least("train_tokenizer", tokens=(tokens, 1))
 
 
 @step(output=Tokenizer, version=1, check=_check)
-def train_tokenizer(run: StepContext, documents: Documents, *, vocab_size: int) -> Result:
-    """A tokenizer of exactly `vocab_size` entries; refuses when the text supports fewer."""
+def train_tokenizer(
+    run: StepContext, documents: Documents, *, vocab_size: int, tokens: int | None = None
+) -> Result:
+    """A tokenizer of exactly `vocab_size` entries; refuses when the text supports fewer.
+
+    Args:
+        run: the attempt.
+        documents: their training split is read, and no other.
+        vocab_size: entries, EOS included.
+        tokens: read about so many, from files in an order that mixes the source; None for all.
+    """
     from data.tokenizer import TextTokenizer, train
 
-    tokenizer_json = train(_texts(run, documents), vocab_size)
+    tokenizer_json = train(_texts(run, documents, tokens), vocab_size)
     with run.shard("tokenizer") as directory:
         storage.write_atomic(storage.join(directory, "tokenizer.json"), tokenizer_json)
     tokenizer = TextTokenizer(tokenizer_json)
     return {"vocab_size": tokenizer.vocab_size, "digest": tokenizer.digest}
 
 
-def _texts(run: StepContext, documents: Documents) -> Iterator[list[str]]:
+def _texts(run: StepContext, documents: Documents, tokens: int | None) -> Iterator[list[str]]:
     from data.table import read_table
 
-    files = documents.files(TRAIN)
-    for index, (_, file) in enumerate(files):
-        for batch in read_table(file, ("text",)):
-            yield batch.column("text").to_pylist()
+    files = [file for _, file in documents.files(TRAIN)]
+    if tokens is not None:
+        # A sample is in the order of its source, whose beginning is not like the rest of it.
+        random.Random(0).shuffle(files)
+    read = 0
+    for index, file in enumerate(files):
+        for batch in read_table(file, ("text", "token_count")):
+            texts = batch.column("text").to_pylist()
+            if tokens is None:
+                yield texts
+                continue
+            before = itertools.accumulate(batch.column("token_count").to_pylist(), initial=read)
+            *starts, read = before
+            yield [t for t, start in zip(texts, starts, strict=True) if start < tokens]
+            if read >= tokens:
+                return
         run.progress(index + 1, len(files), "shards read")

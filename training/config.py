@@ -29,12 +29,12 @@ class TrainConfig:
     """How long, on what batches and with which cadence to train.
 
     Attributes:
-        steps: optimizer steps.
+        steps: optimizer steps; 0 for as many as the budget of the train step gives.
         batch_size: sequences per step, over all devices (the global batch).
-        sequence_length: tokens per sequence.
+        sequence_length: tokens per sequence; 0 for that of the sequences trained on.
         separate_documents: attention stops at the end of a document (see `training.boundaries`).
         microbatches: parts a global batch is cut into to save memory; gradients are summed.
-        seed: of the initial parameters.
+        seed: of the initial parameters; None for that of the sequences trained on.
         compute_dtype: dtype of products; parameters are float32.
         z_loss: weight of the squared log-partition term in the loss; 0 for none.
         batch_schedule: (steps done, batch_size) pairs in rising order: from there on batches have
@@ -69,12 +69,12 @@ class TrainConfig:
         profile: (first step, number of steps) to trace, see `training.profiler`.
     """
 
-    steps: int
+    steps: int = 0
     batch_size: int
-    sequence_length: int
+    sequence_length: int = 0
     separate_documents: bool = False
     microbatches: int = 1
-    seed: int = 0
+    seed: int | None = None
     compute_dtype: str = "bfloat16"
     z_loss: float = 0.0
     batch_schedule: tuple[tuple[int, int], ...] = ()
@@ -134,13 +134,14 @@ class TrainConfig:
             **{
                 name: (getattr(self, name), 1)
                 for name in (
-                    *("steps", "batch_size", "microbatches", "evaluate_every"),
+                    *("batch_size", "microbatches", "evaluate_every"),
                     *("checkpoint_every", "keep_checkpoints", "log_every", "max_skipped", "unroll"),
                 )
             },
             milestones=(min(self.milestones, default=1), 1),
-            sequence_length=(self.sequence_length, 2),
-            seed=(self.seed, 0),
+            steps=(self.steps, 0),
+            sequence_length=(self.sequence_length, 2 if self.sequence_length else 0),
+            seed=(self.seed or 0, 0),
             keep_every=(self.keep_every, 0),
             z_loss=(self.z_loss, 0.0),
             spike_guard=(self.spike_guard, 0.0),
@@ -188,7 +189,9 @@ class TrainConfig:
                     f"{self.microbatches}; change one of them"
                 )
         for _, pieces in self.length_schedule:
-            if self.sequence_length % pieces or self.sequence_length // pieces < 2:
+            if self.sequence_length and (
+                self.sequence_length % pieces or self.sequence_length // pieces < 2
+            ):
                 raise InputError(
                     f"{owner}.length_schedule: rows of {self.sequence_length} tokens cannot be cut "
                     f"into {pieces} equal sequences of at least 2; choose a divisor"

@@ -140,6 +140,8 @@ def check_job(job: TrainJob) -> None:
             f"{len(job.token_bytes)}; take them from the tokenizer that wrote the tokens"
         )
     length = job.train.sequence_length
+    if not job.train.steps:
+        raise InputError("TrainConfig.steps: expected how many steps to train, found 0")
     batch = max(stage.rows for stage in stages(job.train))
     if data.sequence_length != length:
         raise InputError(

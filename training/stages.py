@@ -7,6 +7,7 @@ step is a pure function of the configuration and a resumed run reads what it wou
 from __future__ import annotations
 
 import dataclasses
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -50,12 +51,13 @@ class Stage:
 
 
 def stages(train: TrainConfig) -> tuple[Stage, ...]:
-    """The stages of a run, in order, together all of its steps."""
+    """The stages of a run, in order, together all of its steps; without an end if it has none."""
+    steps = train.steps or sys.maxsize
     sizes, cuts = dict(train.batch_schedule), dict(train.length_schedule)
-    firsts = sorted(step for step in {0, *sizes, *cuts} if step < train.steps)
+    firsts = sorted(step for step in {0, *sizes, *cuts} if step < steps)
     found: list[Stage] = []
     rows, pieces, position = train.batch_size, 1, 0
-    for first, end in zip(firsts, [*firsts[1:], train.steps], strict=True):
+    for first, end in zip(firsts, [*firsts[1:], steps], strict=True):
         rows, pieces = sizes.get(first, rows), cuts.get(first, pieces)
         found.append(Stage(first, end, rows, pieces, position))
         position += (end - first) * rows

@@ -92,4 +92,4 @@ def init_state(
     # It runs once, and a CPU would take longer to optimise it than to run it.
     quick = {"xla_backend_optimization_level": 1} if layout.platform == "cpu" else None
     make = jax.jit(_make(config, optimizer, train), out_shardings=target, compiler_options=quick)
-    return make(jax.random.key(train.seed))
+    return make(jax.random.key(train.seed or 0))

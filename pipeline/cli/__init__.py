@@ -1,119 +1,141 @@
-"""The verbs every experiment file accepts, and the `ponente` command that passes them on.
+"""The verbs of every experiment, and the `ponente` command.
 
     python experiments/run_200m.py                      run it
-    python experiments/run_200m.py plan --preset smoke  what would run, and why
+    python experiments/run_200m.py plan --smoke         what would run under the preset, and why
     ponente show experiments/run_200m.py train          one step's manifest
 
-Flags of the engine come first in the help; every field of the experiment's settings is a flag by
-its dotted name (`--train.steps 100`).
+Every field of the experiment's settings is a flag by its dotted name (`--train.steps 100`).
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
-import runpy
 import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from pipeline.cli import options
-from pipeline.cli.context import Context, say
-from pipeline.errors import Cancelled, InputError, PonenteError
-from pipeline.graph.node import as_node
-from pipeline.store.outputs import Store
+from pipeline.cli.context import Context, of_command, say
+from pipeline.cli.secret_flags import refuse_secrets
+from pipeline.errors import Cancelled, PonenteError, UsageError
+from pipeline.graph.declaration import Declaration, load
 
-S = TypeVar("S")
+T = TypeVar("T")
+_COMPLETION = "completion"
 
 
-def main(
-    build: Callable[[S], Any], presets: Mapping[str, S], arguments: list[str] | None = None
-) -> None:
-    """Run the command line of an experiment; exits the process with a status.
+def main(experiment: Declaration[Any], arguments: list[str]) -> NoReturn:
+    """The command line of one experiment's file; exits the process with a status.
 
     Args:
-        build: settings -> what the experiment wants: one step's output or a tuple of them.
-        presets: settings by name; the first is the default.
-        arguments: instead of the process's own.
+        experiment: what the verbs work on.
+        arguments: `[VERB] [STEP ...] [flags]`; without a verb it runs.
     """
-    if options.collected is not None:
-        options.collected += [node for s in presets.values() for node in _targets(build(s))]
-        return
-    _exit(lambda: _main(build, presets, sys.argv[1:] if arguments is None else arguments))
+    clock = time.perf_counter()
+
+    def work() -> int:
+        verb = arguments[0] if arguments and not arguments[0].startswith("-") else "run"
+        options.check_verb(verb)
+        rest = arguments[1:] if verb in arguments[:1] else arguments
+        program = f"{os.path.basename(sys.argv[0])} {verb}"
+        return _run_verb(verb, rest, experiment, clock, program)
+
+    sys.exit(exit_with_error(work))
 
 
-def _exit(verb: Callable[[], int]) -> NoReturn:
-    """End the process with the verb's status, or with what its error deserves."""
+def exit_with_error(work: Callable[[], T]) -> T:
+    """What `work` returns; ends the process with one line and a status where that raises."""
     try:
-        sys.exit(verb())
+        return work()
     except Cancelled as stopped:
-        say(f"{stopped}; run it again to go on", error=True)
+        say(f"{stopped}; run it again to resume", error=True)
         sys.exit(130)
     except PonenteError as error:
         say(f"error: {error}", error=True)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
     except BrokenPipeError:
-        # Whoever read our lines (`| head`) has seen enough; nothing more can be said.
+        # The reader of our output (`| head`) is gone; exit quietly.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        say(f"error: {error}", error=True)
+        sys.exit(1)
     except KeyboardInterrupt:
-        say("interrupted; finished steps are kept, run it again to go on", error=True)
+        say("interrupted; finished steps are kept, run it again to resume", error=True)
         sys.exit(130)
 
 
-def command(more: Mapping[str, Callable[[list[str]], int]] | None = None) -> None:
-    """Entry point of `ponente VERB FILE ...`; `ponente doctor` needs no file.
+def command(more: Mapping[str, tuple[str, Callable[[list[str]], int]]] | None = None) -> NoReturn:
+    """Entry point of `ponente VERB FILE ...`.
 
     Args:
-        more: verbs of other packages, which need no experiment file either: by name, the function
-            that takes the arguments after the verb and returns the exit status.
+        more: verbs of other packages, which need no experiment: by name, one line of help and the
+            function that takes the arguments after the verb and returns the exit status.
     """
-    more = more or {}
-    verb, *rest = sys.argv[1:] or [""]
-    if verb in more:
-        _exit(lambda: more[verb](rest))
-    if verb == "doctor" and (not rest or rest[0].startswith("-")):
-        main(lambda settings: (), {"": None}, ["doctor", *rest])
-    if verb not in options.VERBS or not rest:
-        asked = verb in ("-h", "--help")
-        say("usage: ponente VERB EXPERIMENT.py [STEP ...] [flags]", error=not asked)
-        for name, what in options.VERBS.items():
-            say(f"  {name:<9} {what}", error=not asked)
-        for name in more:
-            say(f"  {name:<9} see ponente {name} --help", error=not asked)
-        sys.exit(0 if asked else 2)
-    path, *words = rest
-    if not (path.endswith(".py") and os.path.isfile(path)):
-        say(f"error: {path}: expected the Python file of an experiment, found none", error=True)
-        sys.exit(1)
-    sys.argv = [path, verb, *words]
-    runpy.run_path(path, run_name="__main__")
+    sys.exit(exit_with_error(lambda: _command(sys.argv[1:], more or {})))
 
 
-def _targets(wanted: Any) -> list[Any]:
-    return [as_node(t) for t in (wanted if isinstance(wanted, tuple) else (wanted,))]
-
-
-def _main(build: Callable[[S], Any], presets: Mapping[str, S], arguments: list[str]) -> int:
+def _command(
+    arguments: list[str], more: Mapping[str, tuple[str, Callable[[list[str]], int]]]
+) -> int:
     clock = time.perf_counter()
-    verb, words, flags = options.split(arguments)
-    parser = options.parser(presets)
-    chosen, overrides = parser.parse_known_args(flags)
-    if chosen.help:
-        parser.print_help()
-        overrides = ["--help"]
-    settings = options.override(presets[chosen.preset], overrides)
-    context = Context(
-        targets=_targets(build(settings)),
-        # Every preset is kept by `gc`, not only the one that was named.
-        all_targets=lambda: [n for s in (settings, *presets.values()) for n in _targets(build(s))],
-        store=Store(chosen.prefix, chosen.shared),
-        settings=settings,
-        options=chosen,
-        words=words,
-        clock=clock,
-    )
-    return _verb(verb)(context)
+    verb, *rest = arguments or [""]
+    if verb in ("-h", "--help", ""):
+        _usage(more, error=not verb)
+        return 0 if verb else 2
+    if verb == "--version":
+        say(f"ponente {importlib.metadata.version('ponente')}")
+        return 0
+    if verb in more:
+        return more[verb][1](rest)
+    if verb == _COMPLETION:
+        return _complete(rest, {name: about[0] for name, about in more.items()})
+    options.check_verb(verb, (*more, _COMPLETION))
+    refuse_secrets(rest)
+    if verb in options.FREE:
+        return _run_verb(verb, rest, None, clock, f"ponente {verb}")
+    file = next((w for w in rest if w.endswith(".py") or ".py:" in w), None)
+    if file is None:
+        if {"-h", "--help"} & set(rest):
+            options.parser(verb, program=f"ponente {verb} FILE").print_help()
+            return 0
+        found = rest[0] if rest else "nothing"
+        raise UsageError(
+            f"ponente {verb} FILE: expected an experiment's Python file, found {found}"
+        )
+    rest.remove(file)
+    return _run_verb(verb, rest, load(file), clock, f"ponente {verb} FILE")
+
+
+def _usage(more: Mapping[str, tuple[str, Any]], *, error: bool) -> None:
+    say("usage: ponente VERB EXPERIMENT.py[:NAME] [STEP ...] [flags]", error=error)
+    for name, about in options.VERBS.items():
+        say(f"  {name:<11}{about.help}", error=error)
+    for name, (help, _) in more.items():
+        say(f"  {name:<11}{help}; needs no file", error=error)
+    say(f"  {_COMPLETION:<11}print completions for bash, zsh or tcsh", error=error)
+    say("ponente VERB --help has the flags of a verb; --version", error=error)
+    say(options.EXIT_CODES, error=error)
+
+
+def _complete(shells: list[str], more: dict[str, str]) -> int:
+    if len(shells) != 1 or shells[0] not in ("bash", "zsh", "tcsh"):
+        found = " ".join(shells) or "nothing"
+        raise UsageError(f"ponente {_COMPLETION}: expected bash, zsh or tcsh, found {found}")
+    import shtab
+
+    say(shtab.complete(options.every_verb(more), shells[0]))
+    return 0
+
+
+def _run_verb(
+    verb: str, arguments: list[str], experiment: Declaration[Any] | None, clock: float, program: str
+) -> int:
+    refuse_secrets(arguments)
+    parsed = options.parse(verb, arguments, experiment, program)
+    return _verb(verb)(of_command(experiment, parsed, clock))
 
 
 def _verb(name: str) -> Callable[[Context], int]:
@@ -137,9 +159,7 @@ def _verb(name: str) -> Callable[[Context], int]:
         "unlock": maintenance.unlock,
         "doctor": maintenance.doctor,
     }
-    if name not in verbs:
-        raise InputError(f"expected one of {', '.join(options.VERBS)}, got {name!r}")
     return verbs[name]
 
 
-__all__ = ["command", "main"]
+__all__ = ["command", "exit_with_error", "main"]

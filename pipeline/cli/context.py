@@ -1,16 +1,20 @@
-"""What a verb is given, and how it speaks."""
+"""What a verb works on, and how it prints."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import shlex
+import shutil
 import sys
-from collections.abc import Callable
+import time
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.cli import options as flags
+from pipeline.cli.secret_flags import redacted, refuse_secrets
 from pipeline.errors import InputError
+from pipeline.graph.declaration import FULL, Declaration, nodes
 from pipeline.graph.node import Node, topological, unique_labels
 from pipeline.plan.state import Selection, pick
 from pipeline.store.outputs import Store
@@ -18,31 +22,55 @@ from pipeline.store.outputs import Store
 
 @dataclass(frozen=True)
 class Context:
-    """One invocation of an experiment's command line.
+    """One invocation of a verb.
 
     Attributes:
-        targets: what the experiment wants under its settings.
-        all_targets: what it wants under any of its presets too.
+        experiment: the experiment; None for a verb that needs none.
+        wanted: what its function declares under its settings: a node or a tuple of them.
         store: where outputs are.
-        settings: the resolved settings.
-        options: the engine's flags (see `options.parser`).
-        words: what was said after the verb.
-        clock: `time.perf_counter()` when the command began.
+        settings: the resolved settings, a frozen dataclass.
+        options: the engine's flags (see `options.FLAGS`).
+        words: what followed the verb.
+        command: the command line, or the call, without secrets.
+        clock: `time.perf_counter()` when it began.
     """
 
-    targets: list[Node]
-    all_targets: Callable[[], list[Node]]
+    experiment: Declaration[Any] | None
+    wanted: Any
     store: Store
     settings: Any
     options: argparse.Namespace
     words: list[str]
+    command: list[str]
     clock: float
+
+    @property
+    def targets(self) -> list[Node]:
+        """What the experiment wants under its settings."""
+        return nodes(self.wanted)
+
+    def all_targets(self) -> list[Node]:
+        """What the experiment wants under its settings and under every preset."""
+        assert self.experiment is not None
+        presets = [self.experiment.build(s) for s in self.experiment.presets.values()]
+        return [node for wanted in (self.wanted, *presets) for node in nodes(wanted)]
+
+    @property
+    def preset(self) -> str:
+        """Name of the preset."""
+        return getattr(self.options, "preset", None) or FULL
 
     @property
     def choice(self) -> Selection:
         """Which part of the graph the flags ask for."""
         o = self.options
-        return Selection(o.only, o.until, o.force, o.keep_going, o.jobs)
+        return Selection(
+            only=getattr(o, "only", ()),
+            until=getattr(o, "until", ()),
+            force=getattr(o, "force", ()),
+            keep_going=getattr(o, "keep_going", False),
+            jobs=getattr(o, "jobs", 0),
+        )
 
     def steps(self) -> list[Node]:
         """The steps named after the verb; every step when none is."""
@@ -52,17 +80,71 @@ class Context:
     def step(self) -> Node:
         """The one step named after the verb. Raises `InputError` when there is not just one."""
         order = topological(self.targets)
-        chosen = pick(order, " ".join(self.words))
+        labels = unique_labels(order)
+        if len(self.words) != 1:
+            found = "none" if not self.words else " ".join(self.words)
+            raise InputError(f"expected one step of {', '.join(labels.values())}; found {found}")
+        chosen = pick(order, self.words[0])
         if len(chosen) > 1:
-            apart = unique_labels(order)
-            names = ", ".join(apart[node.key] for node in chosen)
+            names = ", ".join(labels[node.key] for node in chosen)
             raise InputError(f"{self.words[0]!r} is several steps; name one: {names}")
         return chosen[0]
 
 
-def retry_command() -> str:
+def of_command(
+    experiment: Declaration[Any] | None,
+    parsed: tuple[argparse.Namespace, list[str], Any],
+    clock: float,
+) -> Context:
+    """The context of a parsed command line."""
+    options, words, settings = parsed
+    wanted = () if experiment is None else experiment.build(settings)
+    store = Store(options.prefix, getattr(options, "shared", ()))
+    command = redacted(_command_line())
+    return Context(experiment, wanted, store, settings, options, words, command, clock)
+
+
+def of_call(
+    experiment: Declaration[Any], verb: str, preset: str | None, settings: dict[str, Any]
+) -> Context:
+    """The context of a method of an experiment: a name is a flag of the verb or a setting.
+
+    Raises:
+        InputError: for a setting or preset that does not exist.
+    """
+    clock = time.perf_counter()
+    refuse_secrets(f"--{name.replace('_', '-')}={value}" for name, value in settings.items())
+    options = flags.defaults(verb)
+    options.preset = preset
+    own = {name: value for name, value in settings.items() if name in vars(options)}
+    vars(options).update(own)
+    resolved = experiment.settings(preset, **{k: v for k, v in settings.items() if k not in own})
+    words = [repr(preset)] if preset else []
+    words += [f"{name}={value!r}" for name, value in settings.items()]
+    command = redacted([f"{experiment.name}.{verb}({', '.join(words)})"])
+    store = Store(options.prefix, options.shared)
+    wanted = experiment.build(resolved)
+    return Context(experiment, wanted, store, resolved, options, [], command, clock)
+
+
+def _command_line() -> list[str]:
+    """The command as it was typed."""
+    program, *arguments = sys.argv
+    name = os.path.basename(program)
+    if name == "ponente":
+        return [name if shutil.which(name) == program else program, *arguments]
+    return [_shortest(sys.executable), program, *arguments]
+
+
+def _shortest(path: str) -> str:
+    """A program's path from here where that is shorter."""
+    relative = os.path.relpath(path)
+    return relative if len(relative) < len(path) else path
+
+
+def retry_command(context: Context) -> str:
     """The command that was given, to be given again."""
-    return shlex.join([os.path.basename(sys.executable), *sys.argv])
+    return context.command[0] if len(context.command) == 1 else shlex.join(context.command)
 
 
 def say(text: str = "", *, error: bool = False) -> None:

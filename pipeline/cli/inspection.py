@@ -1,15 +1,16 @@
-"""Verbs that look and say: they write nothing to the store."""
+"""Verbs that read the store and write nothing to it."""
 
 from __future__ import annotations
 
 import json
-import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from pipeline.cli.context import Context, say
 from pipeline.errors import InputError
 from pipeline.graph.node import Node, topological, unique_labels
+from pipeline.identity.fingerprint import plain, plain_identity
 from pipeline.plan.explain import explain as explained
 from pipeline.plan.lineage import lineage, users
 from pipeline.plan.plan import Planned
@@ -18,10 +19,11 @@ from pipeline.plan.state import DAMAGED, pick, resolve
 from pipeline.store import storage
 
 
-def _entries(context: Context) -> list[Planned]:
+def entries(context: Context) -> list[Planned]:
+    """The plan of what the flags ask for, inputs first."""
     targets = resolve(context.targets, context.choice)
     order = topological(targets)
-    forced = {node.key for name in context.options.force for node in pick(order, name)}
+    forced = {node.key for name in context.choice.force for node in pick(order, name)}
     return planned(targets, context.store, frozenset(forced))
 
 
@@ -29,45 +31,84 @@ def _entry(context: Context, node: Node) -> Planned:
     return next(e for e in planned([node], context.store) if e.node.key == node.key)
 
 
+def say_json(tree: Mapping[str, Any]) -> None:
+    """Print one JSON object; its "format" is raised when a field changes its meaning."""
+    say(json.dumps({"format": 1, **tree}, indent=1, allow_nan=False))
+
+
+def _action(entry: Planned) -> str:
+    if entry.refused:
+        return "refuse"
+    return "run" if entry.needed else "reuse" if entry.reused else "skip"
+
+
+def _plain(entry: Planned, label: str) -> dict[str, Any]:
+    """A step of the plan as JSON."""
+    node = entry.node
+    return {
+        "label": label,
+        "action": _action(entry),
+        "status": entry.status,
+        "reason": entry.reason,
+        "progress": entry.detail,
+        "changes": entry.lines,
+        "nearest": entry.nearest,
+        "warnings": [*entry.warnings, *entry.notes, *node.advice()],
+        "step": node.step.name,
+        "key": node.key,
+        "path": entry.path,
+        "inputs": {name: child.key for name, child in node.inputs.items()},
+        "config": {name: plain_identity(value) for name, value in node.config.items()},
+    }
+
+
 def plan(context: Context) -> int:
     """What a run would do, step by step, and why."""
-    entries = _entries(context)
-    labels = unique_labels([entry.node for entry in entries])
-    width = max(len(label) for label in labels.values()) + 1
-    say(f"store {context.store.prefix}")
-    corrupt = [e for e in entries if e.refused]
-    for entry in entries:
-        action = "run" if entry.needed else "reuse" if entry.reused else "skip"
-        action = "refuse" if entry in corrupt else action
-        beside = f" (follows {', '.join(entry.beside)} while it runs)" if entry.beside else ""
-        label = f"{labels[entry.node.key]:<{width}}"
-        say(f"{action:<6} {label} {entry.status:<8} {entry.reason}{beside}")
-    warnings = [warning for entry in entries for warning in entry.warnings]
-    for warning in warnings:
-        say(f"warning: {warning}")
-    for note in (note for entry in entries for note in entry.notes):
-        say(f"warning: {note}")
-    for entry in entries:
-        for advice in entry.node.advice():
-            say(f"warning: {labels[entry.node.key]}: {advice}")
-    if corrupt:
-        names = ",".join(entry.node.label for entry in corrupt)
-        say(f"run would refuse: corrupt outputs of {names}; build them again with --force {names}")
+    found = entries(context)
+    labels = unique_labels([entry.node for entry in found])
+    warnings = [warning for entry in found for warning in entry.warnings]
+    if context.options.json:
+        steps = [_plain(entry, labels[entry.node.key]) for entry in found]
+        say_json({"store": context.store.prefix, "preset": context.preset, "steps": steps})
     else:
-        say(f"{sum(e.needed for e in entries)} of {len(entries)} steps would run")
+        _say_plan(context, found, labels)
     if warnings and context.options.strict:
         raise InputError("--strict: outputs were built by other code; see the warnings")
     return 0
 
 
+def _say_plan(context: Context, found: list[Planned], labels: dict[str, str]) -> None:
+    width = max(len(label) for label in labels.values()) + 1
+    say(f"store {context.store.prefix}")
+    for entry in found:
+        beside = f" (follows {', '.join(entry.beside)} while it runs)" if entry.beside else ""
+        label = f"{labels[entry.node.key]:<{width}}"
+        say(f"{_action(entry):<6} {label} {entry.status:<8} {entry.reason}{beside}")
+    for entry in found:
+        for warning in (*entry.warnings, *entry.notes):
+            say(f"warning: {warning}")
+        for advice in entry.node.advice():
+            say(f"warning: {labels[entry.node.key]}: {advice}")
+    if names := ",".join(entry.node.label for entry in found if entry.refused):
+        say(f"run would refuse: corrupt outputs of {names}; build them again with --force {names}")
+    else:
+        say(f"{sum(e.needed for e in found)} of {len(found)} steps would run")
+
+
 def explain(context: Context) -> int:
     """Why a step would run or not: key, nearest earlier output, differences, consequences."""
-    entries = _entries(context)
+    found = entries(context)
+    labels = unique_labels([entry.node for entry in found])
     chosen = {node.key for node in context.steps()}
-    for entry in entries:
-        if entry.node.key in chosen:
-            for line in explained(entries, entry, context.store):
-                say(line)
+    shown = [entry for entry in found if entry.node.key in chosen]
+    lines = {entry.node.key: list(explained(found, entry, context.store)) for entry in shown}
+    if context.options.json:
+        steps = [{**_plain(e, labels[e.node.key]), "explanation": lines[e.node.key]} for e in shown]
+        say_json({"store": context.store.prefix, "preset": context.preset, "steps": steps})
+        return 0
+    for entry in shown:
+        for line in lines[entry.node.key]:
+            say(line)
     return 0
 
 
@@ -90,10 +131,10 @@ def _graph_page(context: Context) -> int:
 
     states = {"running": "running", "failed": "failed", "damaged": "failed"}
     now = time.time()
-    prefix, command = context.store.prefix, sys.argv
+    prefix, command = context.store.prefix, context.command
     record = RunRecord("plan", prefix, command, started=now, ended=now, last=now, outcome="plan")
     manifests = {}
-    for entry in _entries(context):
+    for entry in entries(context):
         node = entry.node
         step = StepRecord(node.label, node.key, node.step.name, node.directory)
         step.inputs = {name: child.key for name, child in node.inputs.items()}
@@ -115,17 +156,32 @@ def status(context: Context) -> int:
     """How far the steps are, and what the newest runs in this store did."""
     from pipeline.pages.record import STATES, read, runs
 
-    entries = _entries(context)
-    labels = unique_labels([entry.node for entry in entries])
+    found = entries(context)
+    labels = unique_labels([entry.node for entry in found])
+    chosen = {node.key for node in context.steps()} if context.words else None
     recent = runs(context.store.prefix)
     latest = read(context.store.prefix, recent[0].run) if recent else None
-    for entry in entries:
+    steps = []
+    for entry in found:
+        if chosen is not None and entry.node.key not in chosen:
+            continue
         step = latest.steps.get(entry.node.key) if latest is not None else None
-        said = f"; last run: {STATES[step.state]}" if step is not None else ""
-        if step is not None and step.state == "running" and step.progress:
-            said += f", {step.progress}"
-        label = labels[entry.node.key]
-        say(f"{label:<16} {entry.status:<8} {entry.detail or entry.reason}{said}")
+        state = STATES[step.state] if step is not None else ""
+        progress = step.progress if step is not None else ""
+        running = progress if step is not None and step.state == "running" else ""
+        plain = _plain(entry, labels[entry.node.key])
+        steps.append({**plain, "last_run": state, "last_progress": progress})
+        if not context.options.json:
+            last = f"; last run: {state}{', ' if running else ''}{running}" if state else ""
+            detail = entry.detail or entry.reason
+            say(f"{labels[entry.node.key]:<16} {entry.status:<8} {detail}{last}")
+    if context.options.json:
+        newest = [
+            {"run": r.run, "outcome": r.outcome or None, "command": list(r.command)}
+            for r in recent[:5]
+        ]
+        say_json({"store": context.store.prefix, "steps": steps, "runs": newest})
+        return 0
     for summary in recent[:5]:
         say(f"run {summary.run}: {summary.ending}, {' '.join(summary.command)}")
     return 0
@@ -138,9 +194,13 @@ def show(context: Context) -> int:
         reason = entry.reason if entry.status == DAMAGED else f"nothing published at {entry.path}"
         raise InputError(f"{entry.node.label}: {reason} ({entry.status})")
     path, manifest = entry.found.path, entry.found.manifest
-    tree = json.loads(manifest.to_bytes())
+    up = [a for a in lineage([path]) if a.path != path]
+    down = users(context.store.prefix, context.store.outputs(), path)
     if context.options.json:
-        say(json.dumps({"path": path, **tree}, indent=1))
+        tree = json.loads(manifest.to_bytes())
+        tree["config"] = plain(tree["config"])
+        made_from = {a.manifest.label: a.path for a in up}
+        say_json({"path": path, **tree, "made_from": made_from, "used_by": list(down)})
         return 0
     built = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.started))
     say(f"{manifest.label}  {path}")
@@ -157,9 +217,7 @@ def show(context: Context) -> int:
         say(f"  ignoring    {line}")
     _section("config", _configuration(entry.node))
     _section("result", {k: v for k, v in manifest.result.items() if k != "headline"})
-    up = [a for a in lineage([path]) if a.path != path]
     _section("made from", {a.manifest.label: a.path for a in up})
-    down = users(context.store.prefix, context.store.outputs(), path)
     _section("used by", {name: "" for name in down})
     _section("environment", manifest.provenance)
     return 0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import runpy
+import dataclasses
 import sys
+from typing import Any
 
-from pipeline.cli import options
 from pipeline.cli.context import Context, say
+from pipeline.cli.inspection import say_json
 from pipeline.errors import InputError, PonenteError
 from pipeline.execute import adopt as adoption
+from pipeline.graph.declaration import load as load_experiment
 from pipeline.graph.node import Node, topological
 from pipeline.pages.readable import duration
 from pipeline.plan.state import look
@@ -19,7 +21,7 @@ from pipeline.store.manifest import Manifest, load
 
 def verify(context: Context) -> int:
     """Digest outputs again, byte by byte; status 1 if something is not what was written."""
-    damaged = checked = size = 0
+    found: list[dict[str, Any]] = []
     for node in context.steps():
         path = context.store.path(node)
         try:
@@ -27,19 +29,31 @@ def verify(context: Context) -> int:
             problems = list(integrity.damage(path, manifest)) if manifest else []
         except (PonenteError, OSError) as error:
             manifest, problems = None, [" ".join(str(error).split())]
-        if manifest is None and not problems:
-            say(f"{node.label:<16} nothing published")
-            continue
-        checked, damaged = checked + 1, damaged + bool(problems)
-        size += manifest.size if manifest else 0
-        state = "corrupt" if problems else "sound"
-        say(f"{node.label:<16} {state}{f', {_contents(manifest)}' if manifest else ''}")
-        for problem in problems:
-            say(f"  {problem}")
-        if problems:
-            say(f"  build it again with --force {node.label}")
-    say(f"{checked} outputs, {size:,} bytes read, {damaged} corrupt")
-    return 1 if damaged else 0
+        state = "corrupt" if problems else "missing" if manifest is None else "sound"
+        size = manifest.size if manifest else 0
+        found.append(
+            {"label": node.label, "path": path, "state": state, "bytes": size, "problems": problems}
+        )
+        if not context.options.json:
+            _say_verified(node.label, state, manifest, problems)
+    corrupt = sum(each["state"] == "corrupt" for each in found)
+    if context.options.json:
+        say_json({"store": context.store.prefix, "outputs": found, "corrupt": corrupt})
+    else:
+        checked = [each["bytes"] for each in found if each["state"] != "missing"]
+        say(f"{len(checked)} outputs, {sum(checked):,} bytes read, {corrupt} corrupt")
+    return 1 if corrupt else 0
+
+
+def _say_verified(label: str, state: str, manifest: Manifest | None, problems: list[str]) -> None:
+    if state == "missing":
+        say(f"{label:<16} nothing published")
+        return
+    say(f"{label:<16} {state}{f', {_contents(manifest)}' if manifest else ''}")
+    for problem in problems:
+        say(f"  {problem}")
+    if problems:
+        say(f"  build it again with --force {label}")
 
 
 def _contents(manifest: Manifest) -> str:
@@ -55,12 +69,15 @@ def gc(context: Context) -> int:
     nodes = topological([*context.all_targets(), *_other_experiments(context.words)])
     keep = Keep(not o.presets_only, o.older_than, o.keep)
     report = find_garbage(context.store, nodes, keep)
+    total = sum(item.size for item in report.garbage)
+    objects = f"{len(report.garbage)} objects ({total:,} bytes)"
+    if o.json:
+        _gc_json(context, report, total, objects)
+        return 0
     for line in report.left:
         say(f"left: {line}")
     for item in report.garbage:
         say(_garbage_line(item))
-    total = sum(item.size for item in report.garbage)
-    objects = f"{len(report.garbage)} objects ({total:,} bytes)"
     if not o.delete or not report.garbage:
         say(f"{objects} can be deleted{'; pass --delete' if report.garbage else ''}")
         return 0
@@ -72,6 +89,20 @@ def gc(context: Context) -> int:
     return 0
 
 
+def _gc_json(context: Context, report: Any, total: int, objects: str) -> None:
+    freed, left = 0, list(report.left)
+    if context.options.delete and report.garbage:
+        confirm(context, f"delete {objects} from {context.store.prefix}")
+        freed, more = delete(context.store, report.garbage, wait=lease.STALE_SECONDS + 1)
+        left += more
+    items = [
+        {"url": i.url, "bytes": i.size, "reason": i.why, "age": i.age, "cost": i.cost}
+        for i in report.garbage
+    ]
+    about = {"store": context.store.prefix, "objects": items, "left": left}
+    say_json({**about, "bytes": total, "freed": freed})
+
+
 def _garbage_line(item: Garbage) -> str:
     age = "?" if item.age is None else duration(item.age)
     cost = "" if item.cost is None else f", took {duration(item.cost)} to build"
@@ -80,16 +111,8 @@ def _garbage_line(item: Garbage) -> str:
 
 def _other_experiments(files: list[str]) -> list[Node]:
     """Targets of every preset of other experiment files."""
-    options.collected = []
-    try:
-        for file in files:
-            before = len(options.collected)
-            runpy.run_path(file, run_name="__main__")
-            if len(options.collected) == before:
-                raise InputError(f"{file}: expected an experiment that calls main(...)")
-        return options.collected
-    finally:
-        options.collected = None
+    others = [load_experiment(file) for file in files]
+    return [node for e in others for preset in e.presets for node in e.graph(preset)]
 
 
 def adopt(context: Context) -> int:
@@ -136,7 +159,11 @@ def doctor(context: Context) -> int:
     """Check what runs depend on: Python, packages, devices, store, clock, Ray, hub."""
     from pipeline.doctor import examine, main_lines
 
-    lines, status = main_lines(examine(context.store.prefix))
+    findings = examine(context.store.prefix)
+    lines, status = main_lines(findings)
+    if context.options.json:
+        say_json({"findings": [dataclasses.asdict(finding) for finding in findings]})
+        return status
     for line in lines:
         say(line)
     return status

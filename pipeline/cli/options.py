@@ -1,36 +1,16 @@
-"""Flags: the engine's own by argparse, the experiment's settings by tyro."""
+"""Verbs and their flags: the engine's own by argparse, the experiment's settings by tyro."""
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import dataclasses
 import os
 import re
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
-from pipeline.errors import InputError
-from pipeline.graph.node import Node
-
-S = TypeVar("S")
-VERBS = {
-    "run": "bring every step up to date",
-    "plan": "what would run, and why",
-    "explain": "why a step is not up to date",
-    "status": "how far the steps are, and what the last runs did",
-    "graph": "steps, inputs and directories",
-    "show": "one output: configuration, result, lineage",
-    "logs": "the log of a step's last attempt",
-    "verify": "compare outputs with their digests",
-    "gc": "list, or delete, what no preset and no recorded run needs",
-    "adopt": "take an output from elsewhere for what a step would build",
-    "unlock": "end a lease whose owner hangs",
-    "doctor": "check this machine and the store; needs no file",
-}
-_TAKES_WORDS = {"explain", "status", "show", "logs", "verify", "gc", "adopt", "unlock"}
-
-# While another command gathers graphs, `main` adds its targets here and does nothing else.
-collected: list[Node] | None = None
+from pipeline.errors import UsageError, unknown
+from pipeline.graph.declaration import FULL, Declaration
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -45,64 +25,226 @@ def seconds(text: str) -> float:
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
-def parser(presets: Mapping[str, Any]) -> argparse.ArgumentParser:
-    """The engine's flags."""
-    made = argparse.ArgumentParser(
-        add_help=False,
-        allow_abbrev=False,
-        usage=f"%(prog)s [{'|'.join(VERBS)}] [STEP ...] [flags]",
-    )
-    add = made.add_argument
-    add("--preset", choices=list(presets), default=next(iter(presets)))
-    add(
-        "--prefix",
+def _flag(help: str, **how: Any) -> dict[str, Any]:
+    return {"help": help, **how}
+
+
+def _switch(help: str) -> dict[str, Any]:
+    return {"help": help, "action": "store_true"}
+
+
+def _steps(help: str) -> dict[str, Any]:
+    return {"help": help, "type": _names, "default": (), "metavar": "STEP,..."}
+
+
+# Every flag of every verb, by the name its value has.
+FLAGS: dict[str, dict[str, Any]] = {
+    "preset": _flag(f"which settings; {FULL} for the defaults", metavar="NAME"),
+    "prefix": _flag(
+        "store: a path or gs://bucket/dir; else PONENTE_PREFIX, else ./runs",
+        metavar="URL",
         default=os.environ.get("PONENTE_PREFIX", "./runs"),
-        help="store: a path or gs://bucket/dir",
-    )
-    add(
-        "--shared",
+    ),
+    "shared": _flag(
+        "stores that are read too and never written; else PONENTE_SHARED",
+        metavar="URL,...",
         type=_names,
         default=_names(os.environ.get("PONENTE_SHARED", "")),
-        help="stores to read from when an output is not in --prefix; never written",
-    )
-    add("--only", type=_names, default=(), metavar="STEP,...", help="run nothing but these")
-    add("--until", type=_names, default=(), metavar="STEP,...", help="stop after these")
-    add("--force", type=_names, default=(), metavar="STEP,...", help="build these again")
-    add("--keep-going", action="store_true", help="after a failure, run what does not need it")
-    add("--strict", action="store_true", help="refuse outputs built by other code")
-    add("--follow", action="store_true", help="logs: print what is written from now on too")
-    add(
-        "--wait",
+    ),
+    "only": _steps("run nothing but these"),
+    "until": _steps("stop after these"),
+    "force": _steps("build these again"),
+    "keep_going": _switch("after a failure, run what does not need it"),
+    "strict": _switch("refuse outputs built by other code"),
+    "wait": _flag(
+        "how long a step may wait for hardware, such as 90s, 30m or 6h; no limit by default",
         type=seconds,
         metavar="TIME",
-        help="how long a step may wait for hardware, such as 90s, 30m or 6h; no limit by default",
+    ),
+    "jobs": _flag("steps at once; 0 for what the resources allow", type=int, default=0),
+    "executor": _flag(
+        "ray, or inline: one step after the other in this process, without Ray",
+        choices=("ray", "inline"),
+        default="ray",
+    ),
+    "cluster": _flag(
+        "Ray cluster to join (auto, or its address); else RAY_ADDRESS, else none",
+        metavar="ADDRESS",
+        default=os.environ.get("RAY_ADDRESS"),
+    ),
+    "json": _switch("print one JSON object"),
+    "html": _flag("write a page", metavar="FILE"),
+    "delete": _switch("delete what is listed"),
+    "follow": _switch("print what is written from now on too"),
+    "presets_only": _switch("list outputs of recorded runs too"),
+    "older_than": _flag("keep what is younger", type=seconds, default=0.0, metavar="14d"),
+    "keep": _flag("keep these", type=_names, default=(), metavar="STEP|DIR,..."),
+    "undo": _switch("remove an adopted output"),
+    "yes": _switch("do not ask"),
+    "source": _flag("directory of the output to adopt", metavar="DIR"),
+    "help": _switch("this text"),
+    "help_settings": _switch("every setting, with its value under the preset"),
+}
+# Flags by how they are written.
+SPELLED = {"--from" if n == "source" else f"--{n.replace('_', '-')}": n for n in FLAGS}
+_SHORT = {"help": "-h"}
+_EVERY = ("preset", "prefix", "shared", "help", "help_settings")
+_CHOICE = ("only", "until", "force", "strict")
+_RUN = (*_CHOICE, "keep_going", "wait", "jobs", "executor", "cluster")
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A verb of the command line.
+
+    Attributes:
+        help: one line.
+        flags: names of its flags, beside those of every verb.
+        words: what may follow it, such as "STEP".
+    """
+
+    help: str
+    flags: tuple[str, ...] = ()
+    words: str = ""
+
+
+VERBS = {
+    "run": Verb("bring every step up to date", _RUN),
+    "plan": Verb("what a run would do, and why", (*_RUN, "json")),
+    "explain": Verb("why steps are not up to date", (*_CHOICE, "json"), "[STEP ...]"),
+    "status": Verb("how far steps are, and the last runs", (*_CHOICE, "json"), "[STEP ...]"),
+    "graph": Verb("steps, inputs and directories", (*_CHOICE, "html")),
+    "show": Verb("one output: configuration, result, lineage", ("json",), "STEP"),
+    "logs": Verb("the logs of a step's last attempt", ("follow",), "STEP"),
+    "verify": Verb("compare outputs with their digests", ("json",), "[STEP ...]"),
+    "gc": Verb(
+        "list, or delete, what no preset and no recorded run needs",
+        ("delete", "presets_only", "older_than", "keep", "yes", "json"),
+        "[FILE ...]",
+    ),
+    "adopt": Verb("use an output from elsewhere for a step", ("source", "undo", "yes"), "STEP"),
+    "unlock": Verb("end the lease of an owner that hangs", ("yes",), "STEP"),
+    "doctor": Verb("check this machine and the store; needs no file", ("json",)),
+}
+# Verbs that need no experiment.
+FREE = ("doctor",)
+EXIT_CODES = "exit codes: 0 done, 1 refused, failed or damaged, 2 wrong usage, 130 interrupted"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message}; see {self.prog} --help")
+
+
+def parser(
+    verb: str, experiment: Declaration[Any] | None = None, program: str = ""
+) -> argparse.ArgumentParser:
+    """The parser of one verb's engine flags."""
+    made = _Parser(
+        prog=program or f"ponente {verb}",
+        add_help=False,
+        allow_abbrev=False,
+        description=VERBS[verb].help,
+        epilog=_epilog(verb, experiment),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add("--jobs", type=int, default=0, help="steps at once; 0 for what the resources allow")
-    add("--executor", choices=("ray", "inline"), default="ray")
-    add("--cluster", default=os.environ.get("RAY_ADDRESS"), help="address of a Ray cluster to join")
-    add("--delete", action="store_true", help="gc: delete what it lists")
-    add("--presets-only", action="store_true", help="gc: list outputs of recorded runs too")
-    add("--older-than", type=seconds, default=0.0, metavar="14d", help="gc: keep what is younger")
-    add("--keep", type=_names, default=(), metavar="STEP|DIR,...", help="gc: keep these")
-    add("--from", dest="source", metavar="DIR", help="adopt: the output to adopt")
-    add("--undo", action="store_true", help="adopt: remove an adopted output")
-    add("--yes", action="store_true", help="gc, adopt, unlock: do not ask")
-    add("--html", metavar="FILE", help="graph: write a page")
-    add("--json", action="store_true", help="show: the manifest as it is")
-    add("-h", "--help", action="store_true")
+    for spelled, name in SPELLED.items():
+        if name in _flags_of(verb):
+            words = [_SHORT[name]] if name in _SHORT else []
+            made.add_argument(*words, spelled, dest=name, **FLAGS[name])
+    for preset in experiment.presets if experiment is not None and verb not in FREE else ():
+        help = f"the same as --preset {preset}"
+        spelled = f"--{preset.replace('_', '-')}"
+        made.add_argument(spelled, dest="preset", action="store_const", const=preset, help=help)
+    words = VERBS[verb].words
+    made.usage = " ".join(f"{made.prog}{' ' if words else ''}{words} [flags]".split())
     return made
 
 
-def split(arguments: list[str]) -> tuple[str, list[str], list[str]]:
-    """(verb, words, flags): words before the first flag are the verb and what it is about."""
-    words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
-    verb = words[0] if words else "run"
-    if verb not in VERBS or (len(words) > 1 and verb not in _TAKES_WORDS):
-        raise InputError(f"expected one of {', '.join(VERBS)}, got {' '.join(words)!r}")
-    return verb, words[1:], arguments[len(words) :]
+def _flags_of(verb: str) -> set[str]:
+    own = {*VERBS[verb].flags, *_EVERY}
+    return own - {"preset", "shared", "help_settings"} if verb in FREE else own
 
 
-def override(preset: S, overrides: list[str]) -> S:
+def _epilog(verb: str, experiment: Declaration[Any] | None) -> str:
+    if experiment is None or verb in FREE:
+        return EXIT_CODES
+    settings = " ".join(f"--{name.replace('_', '-')}" for name in experiment.setting_names)
+    return f"settings of {experiment.name} (--help-settings explains them):\n  {settings}\n\n" + (
+        EXIT_CODES
+    )
+
+
+def check_verb(verb: str, more: tuple[str, ...] = ()) -> None:
+    """Raise `UsageError` for a verb that does not exist, naming the nearest."""
+    if verb not in VERBS:
+        raise UsageError(f"{unknown('verb', verb, [*VERBS, *more])}; see ponente --help")
+
+
+def defaults(verb: str) -> argparse.Namespace:
+    """The flags of a verb when none is given."""
+    return parser(verb).parse_args([])
+
+
+def parse(
+    verb: str, arguments: list[str], experiment: Declaration[Any] | None, program: str
+) -> tuple[argparse.Namespace, list[str], Any]:
+    """(engine flags, words, settings) of what follows a verb.
+
+    Raises:
+        UsageError: for a flag, preset or word that this verb does not have.
+    """
+    made = parser(verb, experiment, program)
+    options, rest = made.parse_known_args(arguments)
+    count = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
+    words, overrides = rest[:count], rest[count:]
+    if options.help:
+        made.print_help()
+        raise SystemExit(0)
+    if words and not VERBS[verb].words:
+        raise UsageError(f"{made.prog}: takes no {words[0]!r}; see {made.prog} --help")
+    if experiment is None:
+        _check_flags(verb, made.prog, overrides, [])
+        return options, words, None
+    if options.preset is not None and options.preset not in experiment.presets:
+        raise UsageError(unknown("preset", options.preset, experiment.presets))
+    settings = experiment.presets[options.preset or FULL]
+    _check_flags(verb, made.prog, overrides, dotted(settings))
+    if options.help_settings:
+        overrides = ["--help"]
+    return options, words, override(settings, overrides, made.prog)
+
+
+def dotted(settings: Any, before: str = "") -> list[str]:
+    """The flags of settings, with those of nested dataclasses by dotted name."""
+    found = []
+    for field in dataclasses.fields(settings):
+        name, value = before + field.name.replace("_", "-"), getattr(settings, field.name)
+        found.append(f"--{name}")
+        if dataclasses.is_dataclass(value):
+            found += dotted(value, f"{name}.")
+    return found
+
+
+def _check_flags(verb: str, prog: str, overrides: list[str], settings: list[str]) -> None:
+    for word in overrides:
+        name = word.partition("=")[0].replace("_", "-")
+        if not word.startswith("--") or name in settings:
+            continue
+        if name in SPELLED:
+            owners = [v for v in VERBS if SPELLED[name] in _flags_of(v)]
+            raise UsageError(f"{prog}: no flag {name}; {', '.join(owners)} has it")
+        known = [*(s for s, n in SPELLED.items() if n in _flags_of(verb)), *settings]
+        # A part of a dotted name is enough to find it: --learning-rate.
+        ends = [s for s in settings if s.endswith(f".{name.removeprefix('--')}")]
+        hint = f"; did you mean {ends[0]}?" if ends else ""
+        message = f"no flag {name}{hint}" if hint else unknown("flag", name, known)
+        if len(message) > 200:
+            message = f"no flag {name}"
+        raise UsageError(f"{prog}: {message}; see {prog} --help")
+
+
+def override(preset: Any, overrides: list[str], prog: str) -> Any:
     """The preset with fields overridden by dotted flags."""
     if not overrides:
         return preset
@@ -110,5 +252,26 @@ def override(preset: S, overrides: list[str]) -> S:
     import tyro
 
     return tyro.cli(
-        type(preset), default=preset, args=overrides, config=(tyro.conf.FlagConversionOff,)
+        type(preset),
+        prog=prog,
+        default=preset,
+        args=overrides,
+        config=(tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands),
     )
+
+
+def every_verb(more: dict[str, str]) -> argparse.ArgumentParser:
+    """One parser with a subparser for each verb, for shell completion."""
+    import shtab
+
+    made = argparse.ArgumentParser("ponente")
+    made.add_argument("--version", action="store_true")
+    verbs = made.add_subparsers()
+    for verb, about in VERBS.items():
+        own = verbs.add_parser(verb, help=about.help, parents=[parser(verb)], add_help=False)
+        if verb not in FREE:
+            # argparse has no type for what a shell completes; shtab reads this attribute.
+            own.add_argument("file").complete = shtab.FILE  # type: ignore[attr-defined]
+    for verb, help in more.items():
+        verbs.add_parser(verb, help=help)
+    return made

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import sys
 import time
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
 from pipeline.cli.context import Context, retry_command, say
 from pipeline.cli.display import choose
 from pipeline.cli.interrupts import INTERRUPTED, Interrupts
+from pipeline.cli.latest_pages import point_to_pages
 from pipeline.cli.streams import survive_closed_streams
 from pipeline.errors import Cancelled, InputError, PonenteError
 from pipeline.execute.backend import InlineBackend
@@ -27,7 +27,7 @@ def run(context: Context) -> int:
         try:
             _run(context, interrupts)
         except Cancelled as stopped:
-            say(f"{stopped}; run it again to go on", error=True)
+            say(f"{stopped}; run it again to resume", error=True)
         except KeyboardInterrupt:
             say(INTERRUPTED, error=True)
             interrupts.leave()
@@ -36,15 +36,23 @@ def run(context: Context) -> int:
     return interrupts.status
 
 
-def _run(context: Context, interrupts: Interrupts) -> None:
+def bring_up(context: Context) -> Execution:
+    """The finished execution of a graph, for callers in Python.
+
+    Raises:
+        PonenteError: a step failed or was refused.
+    """
+    with Interrupts() as interrupts:
+        return _run(context, interrupts)
+
+
+def _run(context: Context, interrupts: Interrupts) -> Execution:
     _say_settings(context)
     storage.check_writable(context.store.prefix)
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
     log = EventLog(context.store.prefix, run_id, [])
-    wait = context.options.wait
-    execution = Execution(
-        context.targets, context.store, log, retry_command(), context.choice, wait
-    )
+    retry, wait = retry_command(context), context.options.wait
+    execution = Execution(context.targets, context.store, log, retry, context.choice, wait)
     display = choose(execution.order)
     log.listen(display)
     log.emit(_started(context, run_id, execution))
@@ -75,6 +83,7 @@ def _run(context: Context, interrupts: Interrupts) -> None:
     if needed:
         say(f"page of this run: {page}")
     _say_outcome(context, execution, looked if not needed else None)
+    return execution
 
 
 def _execute(
@@ -127,7 +136,7 @@ def _started(context: Context, run_id: str, execution: Execution) -> dict[str, A
     return {
         "event": "run_started",
         "run": run_id,
-        "command": sys.argv,
+        "command": context.command,
         "store": context.store.prefix,
         "settings": dataclasses.asdict(context.settings),
         "graph": [
@@ -161,10 +170,21 @@ def _check_code(context: Context, execution: Execution) -> None:
 
 
 def _say_settings(context: Context) -> None:
-    options = context.options
-    say(f"{os.path.basename(sys.argv[0])}  preset {options.preset}  store {options.prefix}")
-    for field in dataclasses.fields(context.settings):
-        say(f"  {field.name} = {getattr(context.settings, field.name)}")
+    """The preset, and the settings that differ from it."""
+    assert context.experiment is not None
+    preset = context.experiment.presets[context.preset]
+    say(f"{context.experiment.name}  preset {context.preset}  store {context.store.prefix}")
+    for line in _changed(preset, context.settings):
+        say(f"  {line}")
+
+
+def _changed(preset: Any, settings: Any, before: str = "") -> Iterator[str]:
+    for field in dataclasses.fields(settings):
+        old, new = getattr(preset, field.name), getattr(settings, field.name)
+        if old != new and dataclasses.is_dataclass(new) and type(new) is type(old):
+            yield from _changed(old, new, f"{before}{field.name}.")
+        elif old != new:
+            yield f"{before}{field.name} = {new!r} (preset: {old!r})"
 
 
 def _say_outcome(context: Context, execution: Execution, looked: float | None) -> None:
@@ -173,7 +193,9 @@ def _say_outcome(context: Context, execution: Execution, looked: float | None) -
         executed = len(execution.executed)
         say(f"{executed} steps executed, {total - executed} reused")
     else:
-        say(f"all {total} steps up to date; looking took {looked:.2f} s")
+        say(f"all {total} steps up to date; checked in {looked:.2f} s")
     for node in execution.targets:
         for line in execution.published[node.key].headline:
             say(line)
+    for label, url in point_to_pages(context, execution):
+        say(f"{label}: {url}")

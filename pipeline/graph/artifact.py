@@ -76,6 +76,11 @@ class Artifact:
         """Whether its methods open the input of this name; a tuple's is `argument[index]`."""
         return name.partition("[")[0] in cls.opens
 
+    @property
+    def page(self) -> str:
+        """URL of an HTML page for people, empty for none; a run copies it to a short path."""
+        return ""
+
     def shard(self, name: str) -> str:
         """URL of the directory of one shard. Raises `KeyError` when there is no such shard."""
         return storage.join(self.home, self.manifest.shard(name).root)

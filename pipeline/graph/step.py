@@ -26,6 +26,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from pipeline.errors import InputError
 from pipeline.graph.artifact import Artifact
 from pipeline.graph.external import External, read_externals
+from pipeline.graph.module_names import by_value
 from pipeline.graph.node import Node
 from pipeline.graph.signature import Input, Signature, read_signature
 
@@ -194,9 +195,8 @@ class StepSpec(Generic[P, A]):
         )
 
     def __reduce__(self) -> Any:
-        # A worker finds the step where the driver did; only a step of the file being run has no
-        # importable home and travels by value.
-        if self.function.__module__ == "__main__":
+        # A worker imports the step as the driver did, unless its file is not sent to workers.
+        if by_value(self.function):
             fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
             return (functools.partial(type(self), **fields), ())
         return (_find, (self.function.__module__, self.function.__qualname__))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pipeline.errors import CorruptOutput, InputError
+from pipeline.errors import CorruptOutput, InputError, unknown
 from pipeline.graph.node import Node, topological, unique_labels
 from pipeline.identity.listing import difference
 from pipeline.plan.listings import Listings, list_all
@@ -160,8 +160,7 @@ def pick(order: list[Node], name: str) -> list[Node]:
         n for n in order if name and n.directory.startswith(name)
     ]
     if not chosen:
-        labels = ", ".join(apart.values())
-        raise InputError(f"which step? expected one of {labels}; got {name!r}")
+        raise InputError(unknown("step", name, apart.values()))
     return chosen
 
 

@@ -11,7 +11,12 @@ from pipeline import cli
 
 def command() -> None:
     """Entry point of `ponente`."""
-    cli.command({"generate": _generate})
+    cli.command(
+        {
+            "generate": ("write with a trained model", _generate),
+            "compare": ("training runs side by side on a page", _compare),
+        }
+    )
 
 
 def _generate(arguments: list[str]) -> int:
@@ -20,5 +25,11 @@ def _generate(arguments: list[str]) -> int:
 
         return run(arguments)
     except KeyboardInterrupt:
-        # What the engine says of it speaks of steps to go on with; here there are none.
+        # The engine's message speaks of steps to resume; here there are none.
         return 130
+
+
+def _compare(arguments: list[str]) -> int:
+    from steps.compare import main
+
+    return main(arguments)

@@ -53,11 +53,11 @@ class Also:
 NOTHING_ELSE = Also()
 
 
-def check(arguments: Mapping[str, Any]) -> None:
+def check_questions(arguments: Mapping[str, Any]) -> None:
     """Refuse what no checkpoint can be asked."""
     check_sequences(arguments["sequences"])
-    if arguments["also"].prompts and arguments["tokenizer"] is None:
-        raise InputError("prompts need a tokenizer: give it as the input `tokenizer`")
+    if (size := arguments["batch_size"]) is not None:
+        at_least("evaluation", batch_size=(size, 1))
 
 
 def score_job(

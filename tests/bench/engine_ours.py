@@ -7,9 +7,8 @@ from tests.bench import engine_clock
 
 def _main() -> None:
     with engine_clock.importing():
-        from pipeline import main
-        from tests.bench.engine_steps import PRESETS, build
-    main(build, PRESETS)
+        from tests.bench.engine_steps import experiment
+    experiment.main()
 
 
 if __name__ == "__main__":

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
-from pipeline import Artifact, Result, StepContext, named, step
+from pipeline import Artifact, Experiment, Result, StepContext, named, step
 from pipeline.store import storage
 from tests.bench import engine_graphs
 
@@ -22,20 +21,6 @@ class Line(Artifact):
         return storage.join(self.shard(SHARD), engine_graphs.OUTPUT)
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Which graph."""
-
-    graph: str
-
-
-PRESETS = {
-    name + change: Settings(name + change)
-    for name in engine_graphs.SHAPES
-    for change in ("", engine_graphs.CHANGED)
-}
-
-
 @step(output=Line, version=1)
 def toy(
     run: StepContext, left: Line | None = None, right: Line | None = None, *, name: str, salt: int
@@ -47,10 +32,20 @@ def toy(
     return {}
 
 
-def build(settings: Settings) -> tuple[Any, ...]:
-    """The last layer of the graph."""
+def build(graph: str = "20") -> tuple[Any, ...]:
+    """The last layer of a graph of `engine_graphs`."""
     nodes: dict[str, Any] = {}
-    for task in engine_graphs.tasks(settings.graph):
+    for task in engine_graphs.tasks(graph):
         inputs: Iterable[Any] = (nodes[parent] for parent in task.parents)
         nodes[task.name] = named(toy(*inputs, name=task.name, salt=task.salt), task.name)
-    return tuple(nodes[name] for name in engine_graphs.targets(settings.graph))
+    return tuple(nodes[name] for name in engine_graphs.targets(graph))
+
+
+experiment = Experiment(
+    build,
+    **{
+        name + change: {"graph": name + change}
+        for name in engine_graphs.SHAPES
+        for change in ("", engine_graphs.CHANGED)
+    },
+)

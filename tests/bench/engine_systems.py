@@ -58,11 +58,10 @@ def _git(*arguments: str) -> str:
 
 @functools.cache
 def _directories(graph: str) -> dict[str, str]:
-    from pipeline.graph.node import as_node, topological
-    from tests.bench.engine_steps import PRESETS, build
+    from pipeline.graph.node import topological
+    from tests.bench.engine_steps import experiment
 
-    wanted = [as_node(node) for node in build(PRESETS[graph])]
-    return {node.label: node.directory for node in topological(wanted)}
+    return {node.label: node.directory for node in topological(experiment.graph(graph))}
 
 
 class Ponente:

@@ -11,22 +11,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from pipeline import Artifact, Result, StepContext, main, named, step
+from pipeline import Artifact, Experiment, Result, StepContext, named, step
 from pipeline.store import storage
 
 STEPS = {"steps": 20, "shards": 2}
 _FILE = "line.txt"
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Which graph, and how many shards its wide step has."""
-
-    graph: str
-    shards: int
 
 
 def environment(graph: str, shards: int) -> dict[str, str]:
@@ -66,10 +57,13 @@ def follow(run: StepContext, parts: tuple[Lines, ...], *, salt: str) -> Result:
     return {}
 
 
-def graph(settings: Settings) -> Any:
-    """The last step of the graph that the settings name."""
-    if settings.graph == "shards":
-        return _followed("consumer", begin(shards=settings.shards))
+def requests(
+    graph: str = os.environ.get("REQUEST_GRAPH", "steps"),
+    shards: int = int(os.environ.get("REQUEST_SHARDS", "1000")),
+) -> Any:
+    """The last step of the graph of that name."""
+    if graph == "shards":
+        return _followed("consumer", begin(shards=shards))
     end = begin(shards=1)
     for number in range(5):
         end = _followed(f"chain-{number}", end)
@@ -82,11 +76,7 @@ def _followed(name: str, *parts: Any) -> Any:
     return named(follow(parts, salt=name), name)
 
 
-def _main() -> None:
-    chosen = os.environ.get("REQUEST_GRAPH", "steps")
-    settings = Settings(chosen, int(os.environ.get("REQUEST_SHARDS", "1000")))
-    main(graph, presets={chosen: settings})
-
+experiment = Experiment(requests)
 
 if __name__ == "__main__":
-    _main()
+    experiment.main()

@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,20 +19,13 @@ SHARDS = 12
 WAIT_SECONDS = 60.0
 # What a user would write; the steps are in a module that workers can import.
 EXPERIMENT = """
-from pipeline import main
-from tests.faults.interrupt_graph import Settings, build
+from pipeline import Experiment
+from tests.faults.interrupt_graph import build
 
+experiment = Experiment(build)
 if __name__ == "__main__":
-    main(build, {"slow": Settings()})
+    experiment.main()
 """
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a run is to do."""
-
-    gang: str = ""
-    seconds: float = 0.3
 
 
 def mark(word: str) -> None:
@@ -104,9 +96,9 @@ def patient(run: StepContext, *, hardware: Annotated[str, Runtime] = "local") ->
     return {"saved": True}
 
 
-def build(settings: Settings) -> Any:
+def build(gang: str = "", seconds: float = 0.3) -> Any:
     """The gang alone, or a fan-out, a single shard made of it, and a sum of both."""
-    if settings.gang:
-        return patient(hardware=settings.gang)
-    source = slow_numbers(shards=SHARDS, seconds=settings.seconds)
-    return total(source, doubled(source, seconds=settings.seconds))
+    if gang:
+        return patient(hardware=gang)
+    source = slow_numbers(shards=SHARDS, seconds=seconds)
+    return total(source, doubled(source, seconds=seconds))

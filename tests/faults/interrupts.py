@@ -24,7 +24,7 @@ from typing import Any
 from pipeline.graph.node import as_node, topological
 from pipeline.store import lease, storage
 from tests.faults.crash import outputs
-from tests.faults.interrupt_graph import EXPERIMENT, Settings, build
+from tests.faults.interrupt_graph import EXPERIMENT, build
 from tests.faults.registry import Fault, pick, trials
 from tests.pipeline.cli.terminal import Screen, Terminal
 from tests.pipeline.helpers import check_invariants, recorded
@@ -198,7 +198,7 @@ class Trial:
         """The same run again, to its end; then delete the store."""
         before = {shard.name.removeprefix("part/") for shard in _recorded(self.store)}
         # So that nobody waits for whoever is gone, here or on the way into the next step.
-        for node in topological([as_node(build(Settings(self.case.hardware)))]):
+        for node in topological([as_node(build(self.case.hardware))]):
             assert lease.holder(storage.join(self.store, node.directory)) is None
         told = len(self.events()) if os.path.exists(self.store) else 0
         marks = self.folder / ("first" if self.case.hardware else "second")

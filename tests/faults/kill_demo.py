@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    flags = ["--train.steps", str(options.steps), "--train.checkpoint-every", "10"]
+    flags = ["--training.steps", str(options.steps), "--training.checkpoint-every", "10"]
     store = tempfile.mkdtemp(prefix="ponente-reference-")
     clock = time.monotonic()
     subprocess.run(command(store, flags), cwd=ROOT, check=True, stdout=subprocess.DEVNULL)

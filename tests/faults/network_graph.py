@@ -9,19 +9,12 @@ from pipeline import Result, StepContext, step
 from tests.pipeline.toy import Total
 
 EXPERIMENT = """
-from dataclasses import dataclass
+from pipeline import Experiment
+from tests.faults.network_graph import graph
 
-from pipeline import main
-from tests.faults.network_graph import fetched
-
-
-@dataclass(frozen=True)
-class Settings:
-    pass
-
-
+experiment = Experiment(graph)
 if __name__ == "__main__":
-    main(lambda settings: fetched(), {"only": Settings()})
+    experiment.main()
 """
 
 
@@ -29,3 +22,8 @@ if __name__ == "__main__":
 def fetched(run: StepContext) -> Result:
     """The size of the file at the address in `PONENTE_ADDRESS`."""
     return {"total": ranges.look(os.environ["PONENTE_ADDRESS"]).size}
+
+
+def graph() -> Total:
+    """That step alone."""
+    return fetched()

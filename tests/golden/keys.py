@@ -15,8 +15,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from experiments.run_200m import SMOKE, Settings, graph
-from pipeline.graph.node import as_node, topological
+from experiments.run_200m import experiment
+from pipeline.graph.node import topological
 from tests.pipeline.identity import key_values
 from tests.pipeline.identity.identity_fields import leaves
 
@@ -28,8 +28,8 @@ def current() -> dict[str, Any]:
     return {
         "values": key_values.digests(),
         "steps": {
-            preset: {node.label: node.key for node in topological([as_node(graph(settings))])}
-            for preset, settings in (("full", Settings()), ("smoke", SMOKE))
+            preset: {node.label: node.key for node in topological(experiment.graph(preset))}
+            for preset in experiment.presets
         },
         "runtime": sorted(leaf.name for leaf in leaves() if leaf.runtime),
     }

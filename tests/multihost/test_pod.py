@@ -10,7 +10,7 @@ import pytest
 
 from data.dataset import Dataset
 from data.loader import Loader
-from experiments.run_200m import SMOKE
+from experiments.run_200m import experiment
 from pipeline import pod
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
@@ -26,8 +26,9 @@ from steps.train import train
 from steps.train_tokenizer import train_tokenizer
 
 pytestmark = pytest.mark.slow
+SMOKE = experiment.presets["smoke"]
 CONFIG = dataclasses.replace(
-    SMOKE.train, steps=6, batch_size=8, sequence_length=64, evaluate_every=3, evaluate_batches=2
+    SMOKE.training, steps=6, batch_size=8, sequence_length=64, evaluate_every=3, evaluate_batches=2
 )
 MODEL = dataclasses.replace(SMOKE.model, vocab_size=512, layers=2, embed=64, mlp=96, head_size=16)
 

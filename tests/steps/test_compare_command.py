@@ -1,8 +1,9 @@
-"""`python -m steps.compare` on directories of runs, whole and in the middle of training."""
+"""`ponente compare` on directories of runs, whole and in the middle of training."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import subprocess
 import sys
@@ -12,12 +13,12 @@ import pytest
 
 from pipeline import InputError
 from pipeline.pages.readable import flat
-from steps import compare
 from steps.reporting.run_record import of_directory
 from training.config import TrainConfig
 from training.journal import Attempt
 
 ROOT = Path(__file__).parents[2]
+compare = importlib.import_module("steps.compare")  # of the package, the name is the step's
 
 
 def lines(path, entries):
@@ -33,7 +34,7 @@ def steps(*numbers, loss=1.0):
 
 def command(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "steps.compare", *map(str, arguments)],
+        [sys.executable, "-m", "steps.cli", "compare", *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,
@@ -42,7 +43,7 @@ def command(*arguments):
 
 
 def test_the_command_writes_the_page_of_two_runs(tmp_path):
-    """It runs as a module, and says where the page is."""
+    """`ponente compare` prints where the page is."""
     lines(tmp_path / "one", steps(1, 2))
     lines(tmp_path / "two", steps(1, 2, 3))
     page = tmp_path / "page.html"

@@ -112,7 +112,7 @@ def test_the_page_of_a_graph_says_it_too(store):
     best = select((low, high), by="first.step", mode="max")
     page = compare((best, longer(best)), names=("best", "longer"))
     found = bring_up(store, page).published[as_node(page).key]
-    text = storage.read_bytes(Report(found.path, found.manifest).file).decode()
+    text = storage.read_bytes(Report(found.path, found.manifest).page).decode()
     assert "<th>best</th><th>longer</th>" in text
     assert f" at step 4 ({as_node(low).directory})</td>" in text
     assert "model.embed" not in text

@@ -14,7 +14,7 @@ import pytest
 
 import steps.cli.generate as verb
 from data.text_stream import prompt_ids
-from experiments.run_200m import graph
+from experiments.run_200m import experiment
 from models.generate import generate
 from models.sampling_config import Sampling
 from pipeline import select
@@ -103,7 +103,7 @@ def test_any_checkpoint_of_a_step_finished_or_not(trained, unfinished, capsys):
 
 def test_the_best_of_several(trained, capsys):
     """The directory of a selection writes what the model that it chose does."""
-    nodes = topological([as_node(graph(MINI))])
+    nodes = topological([as_node(experiment.build(MINI))])
     (model,) = (node for node in nodes if node.label == "train")
     best = as_node(select((model,), by="last.loss"))
     store = trained.rpartition("/")[0]

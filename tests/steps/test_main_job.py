@@ -36,10 +36,10 @@ def store(tmp_path_factory):
 
 
 def test_every_step_is_published_and_verifies(store):
-    """Nine outputs whose files have the digests their manifests say."""
-    assert check_invariants(store) == 9
+    """Eight outputs whose files have the digests their manifests say."""
+    assert check_invariants(store) == 8
     assert set(published(store)) == {
-        *("sample_some", "train_tokenizer", "sample", "tokenize", "block_shuffle"),
+        *("sample", "train_tokenizer", "tokenize", "block_shuffle"),
         *("train", "evaluate", "generate", "report"),
     }
 
@@ -48,7 +48,7 @@ def test_running_again_executes_nothing(store, capsys):
     """All steps are reused, and the headline is printed all the same."""
     assert run(store) == 0
     out = capsys.readouterr().out
-    assert "all 9 steps up to date" in out
+    assert "all 8 steps up to date" in out
     assert re.search(r"validation loss \d\.\d+ -> \d\.\d+ nats", out)
     assert "report: " in out
 
@@ -59,21 +59,23 @@ def test_a_change_reruns_what_depends_on_it_and_nothing_else(store, capsys):
     assert run(store, "plan", settings=changed) == 0
     planned = capsys.readouterr().out
     assert "prompts" in planned
-    assert "2 of 9 steps would run" in planned
+    assert "2 of 8 steps would run" in planned
     assert run(store, settings=changed) == 0
-    assert "2 steps executed, 7 reused" in capsys.readouterr().out
+    assert "2 steps executed, 6 reused" in capsys.readouterr().out
 
 
 def test_tokens_are_counted_and_cover_the_budget(store):
-    """Asked and got: at least the budget, at most a few per cent over; EOS after each document."""
+    """Asked and got, in tokens of the source's own count; EOS after each document."""
     path, manifest = published(store)["tokenize"]
+    sampled = published(store)["sample"][1].result["splits"]
     cache = TokenCache(path, manifest)
     for split, asked in (("train", 80_000), ("validation", 8_000)):
         result = manifest.result["splits"][split]
         assert result["tokens_asked"] == asked
         assert result["tokens"] == cache.tokens(split)
+        assert result["documents"] == sampled[split]["documents"]
         # One document of this small corpus may hold several thousand tokens.
-        assert 0.9 * asked < result["tokens"] < 1.25 * asked + 5_000
+        assert 0.9 * asked < sampled[split]["tokens_counted"] < 1.25 * asked + 5_000
     assert cache.token_bytes()[manifest.result["eos_id"]] == 0
 
 
@@ -113,7 +115,7 @@ def test_the_report_has_what_people_look_at(store):
     page = storage.read_bytes(
         storage.join(path, manifest.shard("page").root, "index.html")
     ).decode()
-    for label in ("sample_some", "tokenize", "block_shuffle", "train", "evaluate", "generate"):
+    for label in ("sample", "tokenize", "block_shuffle", "train", "evaluate", "generate"):
         assert f'class="name">{label}<' in page
     assert page.count("<svg") == 9
     assert "unigram entropy" in page

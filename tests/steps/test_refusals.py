@@ -66,32 +66,16 @@ def test_a_vocabulary_larger_than_the_text_supports(capsys, store):
     assert "entries" in line
 
 
-def test_a_model_with_more_ids_than_the_tokenizer(capsys, store, monkeypatch):
-    """A model whose vocabulary is not the tokenizer's is refused before compiling."""
-    import experiments.run_200m as experiment
-
-    real = experiment.train_model
-    monkeypatch.setattr(
-        experiment,
-        "train_model",
-        lambda *a, model, **k: real(*a, model=dataclasses.replace(model, vocab_size=600), **k),
-    )
-    line = refusal(capsys, store, MINI)
-    assert "600" in line
-    assert "512" in line
-
-
 def test_a_sequence_longer_than_the_data(capsys, store):
     """Both lengths are in the line."""
-    long = dataclasses.replace(MINI.train, sequence_length=1 << 20)
-    line = refusal(capsys, store, dataclasses.replace(MINI, train=long))
+    line = refusal(capsys, store, dataclasses.replace(MINI, length=1 << 20))
     assert "1,048,576" in line
     assert "longer than the data" in line
 
 
 def test_more_tokens_than_the_source_has(capsys, store):
     """Asked and available are both in the line."""
-    line = refusal(capsys, store, dataclasses.replace(MINI, tokens=10**9))
+    line = refusal(capsys, store, dataclasses.replace(MINI, train_tokens=10**9))
     assert "1,000,000,000" in line
     assert "available" in line
 

@@ -18,6 +18,7 @@ from steps.mix import Phase, mix
 from steps.pack import pack
 from steps.sample import sample
 from steps.scoring.job import Also
+from steps.tokenize_documents import tokenize
 from steps.train import train
 from steps.train_tokenizer import train_tokenizer
 from tests.pipeline.helpers import check_invariants
@@ -35,6 +36,14 @@ HOW = {"model": tiny.MODEL, "optimizer": OptimizerConfig()}
 SHORT = dataclasses.replace(tiny.MODEL, positions="learned", context=8)
 MODEL = train(SEQUENCES, train=SIX, **HOW)
 REST = {"optimizer": OptimizerConfig(), "hardware": pod("cpu-2x1")}
+# The same from text: what the steps above were asked is in the graph.
+TEXT = sample("a.parquet", tokens=9, splits=(("validation", 5), ("nothing", 0)))
+WORDS = tokenize(TEXT, train_tokenizer(TEXT, vocab_size=300))
+LONG = block_shuffle(WORDS, 32)
+UNVALIDATED = block_shuffle(tokenize(sample("a.parquet", tokens=9), TOKENIZER), 32)
+BATCH = TrainConfig(batch_size=6)
+OTHER = {"model": dataclasses.replace(tiny.MODEL, vocab_size=300), "optimizer": OptimizerConfig()}
+WRITER = train(LONG, train=BATCH, epochs=1, **OTHER)
 
 
 @pytest.mark.parametrize(
@@ -85,10 +94,41 @@ REST = {"optimizer": OptimizerConfig(), "hardware": pod("cpu-2x1")}
         (lambda: generate(MODEL, TOKENIZER, prompts=("a",), new_tokens=0), "new_tokens"),
         (lambda: generate(MODEL, TOKENIZER, prompts=("a",), temperature=-1), "temperature"),
         (lambda: evaluate(MODEL, TOKENS, sequences=0), "at least 1 of each set, found 0"),
-        (lambda: evaluate(MODEL, TOKENS, also=Also(prompts=("x",))), "prompts need a tokenizer"),
         (lambda: follow(MODEL, TOKENS, also=Also(prompts=("x",))), "prompts need a tokenizer"),
         (lambda: Also(questions=5, choices=1), "Also.choices"),
         (lambda: Also(top_k=0), "top_k"),
+        (lambda: train(LONG, train=BATCH, epochs=1, **HOW), "the tokenizer has 300 ids"),
+        (lambda: train(LONG, train=SIX, **OTHER), "length is 16, the shuffled sequences are 32"),
+        (
+            lambda: train(LONG, train=BATCH, epochs=1, model=SHORT, optimizer=OptimizerConfig()),
+            "the tokenizer has 300 ids",
+        ),
+        (lambda: train(LONG, train=BATCH, **OTHER), "expected a budget, found none"),
+        (lambda: train(LONG, train=BATCH, epochs=1, tokens=9, **OTHER), "found both"),
+        (lambda: train(LONG, train=BATCH, epochs=0, **OTHER), "epochs=0: expected more than 0"),
+        (
+            lambda: train(mix([LONG], weights=(1.0,)), train=BATCH, epochs=1, **OTHER),
+            "a mixture has no epochs",
+        ),
+        (lambda: train(UNVALIDATED, train=BATCH, epochs=1, **OTHER), "no validation tokens"),
+        (
+            lambda: train(LONG, train=BATCH, epochs=1, splits=("test",), **OTHER),
+            "no held-out split 'test'; sample makes validation;",
+        ),
+        (lambda: evaluate(WRITER, splits=("nothing",)), "no held-out split 'nothing'"),
+        (lambda: evaluate(WRITER, batch_size=0), "batch_size"),
+        (lambda: extend(WRITER, LONG, train=BATCH, **REST), "how many steps to train in all"),
+        (
+            lambda: warm_start(MODEL, UNVALIDATED, take="model", train=SIX, **REST),
+            "the tokenizer has 300",
+        ),
+        (
+            lambda: generate(WRITER, train_tokenizer(TEXT, vocab_size=301), prompts=("a",)),
+            "the model's tokenizer has 300 ids, the one given 301",
+        ),
+        (lambda: block_shuffle(pack(WORDS, sequence_length=8), 9), "packed into rows of 8"),
+        (lambda: mix([LONG, block_shuffle(WORDS, 8)], weights=(1, 1)), "sequence_length 8 and 32"),
+        (lambda: train_tokenizer(TEXT, vocab_size=300, tokens=0), "train_tokenizer.tokens"),
         (lambda: lm_evaluation(MODEL, TOKENIZER, tasks=()), "names of tasks"),
         (
             lambda: lm_evaluation(MODEL, TOKENIZER, tasks=("a",), hardware=pod("cpu-2x1")),

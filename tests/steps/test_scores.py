@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 
-from experiments.run_200m import SMOKE
+from experiments.run_200m import experiment
 from pipeline import InputError
 from pipeline.errors import StepFailed
 from pipeline.graph.node import as_node
@@ -30,9 +30,10 @@ from tests.pipeline.helpers import bring_up
 
 pytestmark = pytest.mark.slow
 
+SMOKE = experiment.presets["smoke"]
 LENGTH = 64
 CONFIG = dataclasses.replace(
-    SMOKE.train,
+    SMOKE.training,
     steps=12,
     batch_size=8,
     sequence_length=LENGTH,

@@ -57,7 +57,7 @@ def test_an_extension_speaks_of_the_sets_it_was_evaluated_on(store):
     """Not of those of the run that it goes on with, whose last row is older."""
     data = sequences(held_out=("validation", "test"))
     whole = trained(data=data)
-    longer = extend(whole, data, optimizer=CONSTANT, train=EIGHT, held_out=("test",))
+    longer = extend(whole, data, optimizer=CONSTANT, train=EIGHT, splits=("test",))
     last = built(store, longer).result["last"]
     assert (last["set"], last["step"]) == ("test", 8)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import sys
 import time
 import uuid
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from pipeline.errors import InputError, PonenteError
 from pipeline.execute.attempt import Outcome, Request, execute
 from pipeline.execute.ray import runtime_env
+from pipeline.graph.module_names import outside
 from pipeline.store import retry
 
 _POLL_SECONDS = 0.2
@@ -59,6 +61,8 @@ def _start(address: str | None) -> None:
 def _start_once(address: str | None) -> None:
     import ray
 
+    for name in outside:
+        ray.cloudpickle.register_pickle_by_value(sys.modules[name])
     # Both are read when Ray starts; a user's own setting wins.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

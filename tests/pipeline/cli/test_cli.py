@@ -3,57 +3,50 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import json
 import os
-import shutil
 import sys
-from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from pipeline import InputError, Result, StepContext, main, step
-from pipeline.cli import command
+from pipeline import Experiment, InputError
+from pipeline.cli import command, options
+from pipeline.cli.secret_flags import redacted
 from pipeline.graph.node import as_node
 from pipeline.store import integrity, lease, storage
 from pipeline.store.manifest import load
-from steps.report import headlines
-from tests.pipeline.toy import Numbers, Scale, Total, clamp, numbers, refuse, scaled, total
+from tests.pipeline.toy import Scale, clamp, numbers, refuse, scaled, total
 
 EXPERIMENT = """
-from tests.pipeline.cli.test_cli import PRESETS, build
-from pipeline import main
-if __name__ == "__main__":
-    main(build, {"other": PRESETS["wide"]})
+from tests.pipeline.cli.test_cli import build
+from pipeline import Experiment
+
+experiment = Experiment(build, other={"count": 20})
 """
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What the toy experiment can be told."""
-
-    count: int = 10
-    limit: int = 100
-    refuses: bool = False
-
-
-PRESETS = {"plain": Settings(), "wide": Settings(count=20)}
-
-
-def build(settings):
-    cut = clamp(numbers(count=settings.count), limit=settings.limit)
-    if settings.refuses:
+def build(count: int = 10, limit: int = 100, refuses: bool = False) -> Any:
+    """The toy experiment."""
+    cut = clamp(numbers(count=count), limit=limit)
+    if refuses:
         return refuse(cut)
     return total(cut, scaled(cut, scale=Scale(3)))
+
+
+TOY = Experiment(build, wide={"count": 20})
 
 
 @pytest.fixture
 def ponente(tmp_path, capsys):
     """Run the command line in this process; returns (status, stdout, stderr)."""
 
-    def run(*arguments, experiment=build, presets=PRESETS):
-        line = [*arguments, "--prefix", str(tmp_path / "store"), "--executor", "inline"]
+    def run(*arguments, experiment=TOY):
+        verb = arguments[0] if arguments and not arguments[0].startswith("-") else "run"
+        inline = ["--executor", "inline"] if verb in ("run", "plan") else []
         with pytest.raises(SystemExit) as stop:
-            main(experiment, presets, line)
+            experiment.main([*arguments, "--prefix", str(tmp_path / "store"), *inline])
         said = capsys.readouterr()
         return stop.value.code or 0, said.out, said.err
 
@@ -65,10 +58,12 @@ def _path(tmp_path, artifact):
 
 
 def test_run_then_plan_then_run(ponente):
-    """A run says its settings and what it did; then everything is up to date."""
+    """A run prints what differs from its preset and what it did; then all is up to date."""
     status, out, _ = ponente()
     assert status == 0
-    assert "count = 10" in out
+    assert out.startswith("build  preset full  store ")
+    assert "count" not in out
+    assert "  count = 11 (preset: 10)" in ponente("--count", "11", "--only", "numbers")[1]
     assert "4 steps executed, 0 reused" in out
     assert "total 180" in out
     status, out, _ = ponente("plan")
@@ -122,9 +117,10 @@ def test_show_says_what_it_was_made_from_and_what_was_made_from_it(ponente, tmp_
     out = ponente("show", "clamp")[1]
     source = _path(tmp_path, numbers(count=10))
     assert source in out
-    assert as_node(build(Settings())).directory in out
+    assert as_node(build()).directory in out
     tree = json.loads(ponente("show", "clamp", "--json")[1])
     assert tree["key"] == as_node(clamp(numbers(count=10), limit=100)).key
+    assert tree["config"] == {"limit": 100}
     status, _, err = ponente("show", "nothing")
     assert status == 1
     assert "expected one of numbers, clamp, scaled, total" in err
@@ -146,29 +142,25 @@ def test_verify_finds_a_changed_byte_and_force_repairs_it(ponente, tmp_path):
 
 
 def test_gc_lists_then_deletes_what_no_experiment_reaches(ponente, tmp_path):
-    """Every preset and every recorded run stays; with --presets-only what flags made can go."""
+    """Every preset of the experiment and of the files named stays; the rest goes on request."""
     ponente()
     ponente("--preset", "wide")
     ponente("--count", "30")
     stray = _path(tmp_path, numbers(count=30))
-    assert "0 objects (0 bytes) can be deleted" in ponente("gc")[1]
+    assert stray not in ponente("gc")[1], "a recorded run needs it"
     status, out, _ = ponente("gc", "--presets-only")
     assert status == 0
     assert stray in out
-    assert "s to build" in out
-    for spared in (("--older-than", "1h"), ("--keep", "numbers,clamp,scaled,total")):
-        assert "0 objects" in ponente("gc", "--presets-only", *spared)[1]
     assert _path(tmp_path, numbers(count=20)) not in out
     assert storage.exists(stray)
-    only_plain = {"plain": PRESETS["plain"]}
-    other = tmp_path / "other.py"
+    plain = Experiment(build)
+    other = tmp_path / "other_toy_experiment.py"
     other.write_text(EXPERIMENT)
     wide = _path(tmp_path, numbers(count=20))
-    assert wide in ponente("gc", "--presets-only", presets=only_plain)[1]
-    assert wide not in ponente("gc", str(other), "--presets-only", presets=only_plain)[1]
-    assert "pass --yes" in ponente("gc", "--presets-only", "--delete")[2]
-    assert storage.exists(stray)
-    ponente("gc", "--presets-only", "--delete", "--yes")
+    assert wide in ponente("gc", "--presets-only", experiment=plain)[1]
+    assert wide not in ponente("gc", str(other), "--presets-only", experiment=plain)[1]
+    assert "pass --yes to confirm" in ponente("gc", "--delete", "--presets-only")[2]
+    ponente("gc", "--delete", "--presets-only", "--yes")
     assert not storage.exists(stray)
     assert "all 4 steps up to date" in ponente("--preset", "wide")[1]
 
@@ -181,16 +173,7 @@ def test_adopt_by_name(ponente, tmp_path):
     assert status == 0
     assert "ignored difference: limit: 100 -> 7" in out
     assert "(adopted)" in ponente("show", "clamp", "--limit", "7")[1]
-    assert "ignoring limit: 100 -> 7" in ponente("plan", "--limit", "7")[1]
     assert "all 4 steps up to date" in ponente("--limit", "7")[1]
-    assert "pass --yes" in ponente("adopt", "clamp", "--limit", "8")[2]
-    removed = ponente("adopt", "clamp", "--undo", "--limit", "7")[1]
-    assert [line.split("/")[-1].split("-")[0] for line in removed.splitlines()] == [
-        "clamp",
-        "total",
-        "scaled",
-    ]
-    assert "run    clamp" in ponente("plan", "--limit", "7")[1]
 
 
 def test_graph_as_a_page(ponente, tmp_path):
@@ -203,12 +186,90 @@ def test_graph_as_a_page(ponente, tmp_path):
     assert not any(word in text for word in ("killed", "wall time", "previous"))
 
 
-def test_unlock_and_wrong_words(ponente):
-    """Nobody holds anything here; unknown verbs and steps are refused with what there is."""
+def test_unlock_without_an_owner(ponente):
+    """There is none to end."""
     ponente()
     assert "the lease is free" in ponente("unlock", "total")[1]
-    assert "expected one of run, plan" in ponente("dance")[2]
-    assert "expected one of numbers" in ponente("--until", "nothing")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["pln"], 2, "no verb 'pln'; did you mean plan?"),
+        (["plan", "--presett", "wide"], 2, "no flag '--presett'; did you mean --preset?"),
+        (["plan", "--cuont", "3"], 2, "no flag '--cuont'; did you mean --count?"),
+        (["--preset", "wyde"], 2, "no preset 'wyde'; did you mean wide?"),
+        (["explain", "numbrs"], 1, "no step 'numbrs'; did you mean numbers?"),
+        (["plan", "--delete"], 2, "no flag --delete; gc has it"),
+        (["plan", "--html", "x.html"], 2, "no flag --html; graph has it"),
+        (["plan", "numbers"], 2, "takes no 'numbers'"),
+        (["show"], 1, "expected one step of numbers, clamp, scaled, total; found none"),
+        (["--jobs", "many"], 2, "argument --jobs: invalid int value: 'many'"),
+        (["--hf-token", "x"], 2, "--hf-token: its name looks like a secret"),
+        (["--count", "hf_abcdefghijklmnopqrstuv"], 2, "--count: its value looks like a secret"),
+        (["--until", "nothing"], 1, "expected one of numbers"),
+        (["plan", "--prefix", "/dev/null/x"], 1, "/dev/null/x"),
+        (["plan", "--limit", "-1"], 1, "test_cli.py:"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_usage_is_one_line_with_the_nearest_name(
+    arguments, status, message, capsys, monkeypatch, tmp_path
+):
+    """Exit status 2 for what no command line has, 1 for what this graph or store refuses."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        TOY.main(arguments)
+    error = capsys.readouterr().err
+    assert stop.value.code == status
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert "hf_abcdef" not in error
+
+
+def test_no_secret_of_a_flag_reaches_the_store(ponente, tmp_path):
+    """Refused by what it looks like; nothing is recorded, and the message does not repeat it."""
+    for secret in (
+        *("hf_abcdefghijklmnopqrstuv", "sk-abcdefghijklmnopqrst", "AKIAABCDEFGHIJKLMNOP"),
+        *("-----BEGIN PRIVATE KEY-----", "https://me:word@host/x", "gs://b/x?X-Goog-Signature=aa"),
+    ):
+        status, out, err = ponente(f"--only={secret}")
+        assert status == 2
+        assert "environment variable" in err
+        assert secret not in out + err
+        assert redacted(["run", secret])[1] != secret
+    assert not (tmp_path / "store").exists()
+    assert redacted(["run", "--tokens", "5", "gs://bucket/runs"])[1:] == [
+        *("--tokens", "5", "gs://bucket/runs")
+    ]
+
+
+def test_json_of_the_verbs_that_inspect(ponente, tmp_path):
+    """Fields that programs may rely on, with numbers as numbers."""
+    ponente("--limit", "7")
+    plan = json.loads(ponente("plan", "--json")[1])
+    assert (plan["format"], plan["preset"]) == (1, "full")
+    assert plan["store"] == str(tmp_path / "store")
+    step = plan["steps"][1]
+    assert step["label"] == "clamp"
+    assert (step["action"], step["status"]) == ("run", "miss")
+    assert step["changes"] == ["limit: 7 -> 100"]
+    assert step["config"] == {"limit": 100}
+    assert step["inputs"] == {"numbers": as_node(numbers(count=10)).key}
+    explained = json.loads(ponente("explain", "clamp", "--json")[1])["steps"]
+    assert [e["label"] for e in explained] == ["clamp"]
+    assert any("limit: 7 -> 100" in line for line in explained[0]["explanation"])
+    status = json.loads(ponente("status", "numbers", "--json")[1])
+    assert [s["last_run"] for s in status["steps"]] == ["executed"]
+    assert status["runs"][0]["outcome"] == "ok"
+    verified = json.loads(ponente("verify", "--json")[1])
+    assert {o["label"]: o["state"] for o in verified["outputs"]} == {
+        **dict.fromkeys(("clamp", "scaled", "total"), "missing"),
+        "numbers": "sound",
+    }
+    garbage = json.loads(ponente("gc", "--presets-only", "--json")[1])
+    assert len(garbage["objects"]) == 3
+    assert garbage["bytes"] == sum(item["bytes"] for item in garbage["objects"])
 
 
 def test_a_run_without_an_end_is_called_so(ponente, tmp_path):
@@ -223,29 +284,64 @@ def test_a_run_without_an_end_is_called_so(ponente, tmp_path):
     assert ": killed (no exit record), " in ponente("status")[1]
 
 
-@pytest.mark.parametrize("file", ["nowhere.py", "notes.md", "."])
-def test_what_is_no_experiment_is_refused_in_one_line(file, tmp_path, monkeypatch, capsys):
-    """Not there, not Python, or a directory."""
+@pytest.mark.parametrize(
+    ("file", "status"), [("nowhere.py", 1), ("notes.md", 2), (".", 2), ("broken_syntax.py", 1)]
+)
+def test_what_is_no_experiment_is_refused_in_one_line(file, status, tmp_path, monkeypatch, capsys):
+    """Not there, not Python, a directory, or Python that does not parse."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.md").write_text("# Notes")
+    (tmp_path / "broken_syntax.py").write_text("import os\ndef f(:\n")
     monkeypatch.setattr(sys, "argv", ["ponente", "plan", file])
     with pytest.raises(SystemExit) as stop:
         command()
-    assert stop.value.code == 1
-    assert capsys.readouterr().err.startswith(f"error: {file}: expected the Python file")
+    error = capsys.readouterr().err
+    assert stop.value.code == status
+    assert file in error
+    assert len(error.splitlines()) == 1
+    if file == "broken_syntax.py":
+        assert "broken_syntax.py:2: SyntaxError" in error
 
 
-def test_help_says_what_every_verb_does(monkeypatch, capsys):
-    """On stdout when it was asked for, else on stderr."""
-    for words, status in ((["--help"], 0), ([], 2)):
-        monkeypatch.setattr(sys, "argv", ["ponente", *words])
-        with pytest.raises(SystemExit) as stop:
-            command({"write": lambda words: 0})
-        assert stop.value.code == status
-        said = capsys.readouterr()
-        text = said.err if status else said.out
-        assert "unlock    end a lease whose owner hangs" in text
-        assert "write     see ponente write --help" in text
+def _command(monkeypatch, capsys, *words):
+    monkeypatch.setattr(sys, "argv", ["ponente", *words])
+    with pytest.raises(SystemExit) as stop:
+        command({"write": ("write something", lambda words: 0)})
+    said = capsys.readouterr()
+    return stop.value.code, said.out, said.err
+
+
+def test_help_has_a_line_for_every_verb_and_fits_a_screen(monkeypatch, capsys, tmp_path):
+    """On stdout when it was asked for, else on stderr; the settings' flags on request."""
+    status, out, err = _command(monkeypatch, capsys, "--help")
+    assert (status, err) == (0, "")
+    assert "unlock     end the lease of an owner that hangs" in out
+    assert "write      write something" in out
+    assert _command(monkeypatch, capsys)[::2] == (2, out)
+    file = tmp_path / "helpful_experiment.py"
+    file.write_text(EXPERIMENT)
+    for verb in options.VERBS:
+        status, out, _ = _command(monkeypatch, capsys, verb, str(file), "--help")
+        assert status == 0
+        assert options.VERBS[verb].help in out
+        assert len(out.splitlines()) <= 40
+    assert "--delete" not in out
+    status, out, _ = _command(monkeypatch, capsys, "run", str(file), "--other", "--help-settings")
+    assert status == 0
+    assert "--count INT" in out
+    assert "20" in out
+
+
+def test_version_and_completion(monkeypatch, capsys):
+    """The version is the package's; completions are a script that knows verbs and flags."""
+    version = importlib.metadata.version("ponente")
+    assert _command(monkeypatch, capsys, "--version")[1] == f"ponente {version}\n"
+    for shell in ("bash", "zsh"):
+        status, script, _ = _command(monkeypatch, capsys, "completion", shell)
+        assert status == 0
+        assert "--keep-going" in script
+        assert "explain" in script
+    assert _command(monkeypatch, capsys, "completion", "fish")[0] == 2
 
 
 @pytest.fixture
@@ -272,8 +368,7 @@ def test_code_that_changed_is_said_and_strict_refuses(ponente, laboratory):
     """An edit of an imported module is named; a comment is not a change; --strict is an error."""
     module, deep = laboratory
 
-    def experiment(settings):
-        return module.make()
+    experiment = Experiment(lambda: module.make())
 
     ponente(experiment=experiment)
     deep.write_text("# what it is worth\ndef value():\n    return 1\n")
@@ -298,8 +393,7 @@ def test_plan_says_how_far_a_step_got_and_who_runs_it(ponente, tmp_path, monkeyp
             raise InputError("no room")
         return real(directory, path)
 
-    def experiment(settings):
-        return numbers(count=10, shards=5)
+    experiment = Experiment(lambda: numbers(count=10, shards=5))
 
     monkeypatch.setattr(integrity, "measure", full)
     assert ponente(experiment=experiment)[0] == 1
@@ -321,35 +415,3 @@ def test_plan_says_how_far_a_step_got_and_who_runs_it(ponente, tmp_path, monkeyp
     monkeypatch.setenv("PONENTE_MARKS", str(marks))
     assert ponente(experiment=experiment)[0] == 0
     assert len(marks.read_text().split()) == 3, "two of five were finished before"
-
-
-@step(output=Total, version=1)
-def paged(run: StepContext, numbers: Numbers, *, fails: bool) -> Result:
-    """A page, and where it is; or a failure."""
-    with run.shard("page") as directory:
-        storage.write_atomic(storage.join(directory, "index.html"), b"page")
-    if fails:
-        raise InputError("told to fail")
-    return {"headline": headlines(storage.join(directory, "index.html"), stored=True)}
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_copied_store_never_points_into_the_one_it_was_copied_from(tmp_path, ponente, fails):
-    """Every line of every verb names the copy; the page that a run shows is there."""
-
-    def experiment(settings):
-        return paged(numbers(count=settings.count), fails=fails)
-
-    ponente(experiment=experiment)
-    (tmp_path / "store").rename(tmp_path / "old")
-    shutil.copytree(tmp_path / "old", tmp_path / "store")
-    shutil.rmtree(tmp_path / "store" / "events")
-    for verb in (("run",), ("plan",), ("status",), ("explain",), ("show", "numbers"), ("verify",)):
-        _, out, err = ponente(*verb, experiment=experiment)
-        assert str(tmp_path / "old") not in out + err
-        if verb == ("run",) and not fails:
-            (line,) = [line for line in out.splitlines() if line.startswith("report: ")]
-            assert line.startswith(f"report: {tmp_path / 'store'}")
-            assert storage.exists(line.removeprefix("report: "))
-    for path in (tmp_path / "store").glob("*-*/manifest.json"):
-        assert str(tmp_path) not in path.read_text()

@@ -16,14 +16,8 @@ from tests.pipeline.execute import cluster as several
 from tests.pipeline.execute.cluster import ROOT, imported, run_on
 
 EXPERIMENT = """
-import dataclasses
-from pipeline import Artifact, Result, StepContext, step
+from pipeline import Artifact, Experiment, Result, StepContext, step
 from pipeline.store import storage
-from pipeline.cli import main
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    shards: int = 3
 
 class Words(Artifact):
     pass
@@ -32,17 +26,21 @@ def write(directory: str, item: int) -> dict[str, int]:
     storage.write_atomic(storage.join(directory, "w.txt"), str(item).encode())
     return {"n": item}
 
-@step(output=Words, version=1, name="words")
+@step(output=Words, version=1)
 def words(run: StepContext, *, shards: int) -> Result:
     written = run.map(write, {str(i): i for i in range(shards)})
     return {"sum": sum(s.result["n"] for s in written.values())}
 
-@step(output=Words, version=1, name="shown")
+@step(output=Words, version=1)
 def shown(run: StepContext, words: Words) -> Result:
     return {"headline": [f"the sum is {words.manifest.result['sum']}"]}
 
+def count(shards: int = 3) -> Words:
+    return shown(words(shards=shards))
+
+experiment = Experiment(count)
 if __name__ == "__main__":
-    main(lambda settings: shown(words(shards=settings.shards)), {"small": Settings()})
+    experiment.main()
 """
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pipeline import InputError, Result, StepContext, main, named, step
+from pipeline import Experiment, InputError, Result, StepContext, named, step
 from pipeline.errors import StepFailed
 from pipeline.graph.node import as_node
 from pipeline.graph.step import StepSpec
@@ -22,7 +22,7 @@ from pipeline.plan.lineage import lineage
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
 from tests.pipeline.helpers import bring_up
-from tests.pipeline.toy import Numbers, Scale, numbers, write_numbers
+from tests.pipeline.toy import Numbers, numbers, write_numbers
 
 HOSTILE = [
     *("..", "../x", "a/../b", "a/..", "../../etc/passwd", "./a", ".", "a/.", "", "a//b", "a/"),
@@ -284,7 +284,7 @@ def test_stores_that_cannot_be_are_refused(url, tmp_path, monkeypatch, capsys):
     with pytest.raises(InputError, match="expected a path or a URL"):
         storage.normalise(url)
     with pytest.raises(SystemExit) as stop:
-        main(lambda scale: numbers(count=2), {"only": Scale()}, ["plan", f"--prefix={url}"])
+        Experiment(lambda count=2: numbers(count=count)).main(["plan", f"--prefix={url}"])
     assert stop.value.code == 1
     assert capsys.readouterr().err.startswith("error: store ")
     assert list(tmp_path.iterdir()) == []

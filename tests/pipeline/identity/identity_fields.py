@@ -18,12 +18,13 @@ from typing import Annotated, Any, Literal
 
 import experiments
 import steps
-from experiments.run_200m import SMOKE
+from experiments.run_200m import experiment
 from models.config import TransformerConfig
 from pipeline import Artifact, Hardware, InputError, Runtime, local, pod, step
 from pipeline.graph.node import Node, as_node
 from pipeline.graph.step import StepSpec
 
+SMOKE = experiment.presets["smoke"]
 # Words that validated text fields accept; a field takes the first that differs and is accepted.
 _WORDS = (
     *("constant", "float32", "bfloat16", "lion", "reference", "none", "train"),

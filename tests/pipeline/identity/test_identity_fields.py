@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from experiments.run_200m import SMOKE, Settings, graph
+from experiments.run_200m import experiment
+from pipeline import InputError
 from pipeline.graph.node import as_node
 from pipeline.identity import fingerprint
 from tests.pipeline.identity.identity_fields import Leaf, bare, change, leaves, library
 
+SMOKE = dataclasses.replace(experiment.presets["smoke"], train_tokens=9_000)
 LEAVES = leaves()
 
 
@@ -42,8 +44,8 @@ def test_every_step_and_every_configuration_was_found(record_property):
     paths = {leaf.name for leaf in LEAVES}
     for owner, config in (("model", SMOKE.model), ("optimizer", SMOKE.optimizer)):
         assert {f"train.{owner}.{f.name}" for f in dataclasses.fields(config)} <= paths
-    own = {f"train.train.{f.name}" for f in dataclasses.fields(SMOKE.train)}
-    nested = {f"train.train.parallel.{f.name}" for f in dataclasses.fields(SMOKE.train.parallel)}
+    own = {f"train.train.{f.name}" for f in dataclasses.fields(SMOKE.training)}
+    nested = {f"train.train.parallel.{f.name}" for f in dataclasses.fields(SMOKE.training.parallel)}
     assert own - {"train.train.parallel"} | nested <= paths
     runtime = [leaf for leaf in LEAVES if leaf.runtime]
     assert len(LEAVES) >= 70, f"{len(LEAVES)} fields, {len(runtime)} of them Runtime"
@@ -85,30 +87,27 @@ def _settings_leaves() -> list[tuple[str, ...]]:
             else:
                 found.append((*path, field.name))
 
-    visit(Settings, ())
+    visit(type(SMOKE), ())
     return found
 
 
 @pytest.mark.parametrize("path", _settings_leaves(), ids=".".join)
-def test_every_flag_of_the_experiment_does_something_or_is_runtime(path, monkeypatch):
+def test_every_flag_of_the_experiment_does_something_or_is_runtime(path):
     """A flag of the 200M experiment moves the report's key; where and how to run does not."""
-    for step in library():  # a key is as good for values that cannot work
-        monkeypatch.setattr(step, "check", None)
-    runtime = {leaf.path for leaf in LEAVES if leaf.runtime and leaf.step.label == "train"}
-    before = as_node(graph(SMOKE)).key
-    # Values that the steps accept, where the first other one would be refused.
-    given = {
-        ("hardware",): {"hardware": "cpu-2x2"},
-        ("tokens",): {"tokens": 5_000_000},
-        ("tokenizer_tokens",): {"tokenizer_tokens": 5_000_000},
-        ("model", "context"): {
-            "model": dataclasses.replace(SMOKE.model, positions="learned", context=4096)
-        },
-    }
-    known = given.get(path)
-    changed = dataclasses.replace(SMOKE, **known) if known else change(Settings, SMOKE, list(path))
-    after = as_node(graph(changed)).key
-    assert (before != after) == (path != ("hardware",) and path not in runtime)
+    runtime = {leaf.path[1:] for leaf in LEAVES if leaf.runtime and leaf.step.label == "train"}
+    before = as_node(experiment.build(SMOKE)).key
+    if path == ("hardware",):  # a name that only `pod` can check
+        changed = dataclasses.replace(SMOKE, hardware="cpu-2x2")
+    else:
+        changed = change(type(SMOKE), SMOKE, list(path))
+    if path in (("model", "context"), ("training", "sequence_length")):
+        # Both say how long a sequence is, and must agree with the shuffle's.
+        with pytest.raises(InputError, match="sequence"):
+            experiment.build(changed)
+        return
+    after = as_node(experiment.build(changed)).key
+    same = path == ("hardware",) or (path[0] == "training" and path[1:] in runtime)
+    assert (before == after) == same
 
 
 def test_a_leaf_says_where_it_is():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline import main
+from pipeline import Experiment
 from tests.bench import engine_graphs
-from tests.bench.engine_steps import Settings, build
+from tests.bench.engine_steps import build
 
 
 def test_a_reason_does_not_repeat_the_reasons_behind_it(tmp_path, monkeypatch, capsys):
@@ -19,7 +19,7 @@ def test_a_reason_does_not_repeat_the_reasons_behind_it(tmp_path, monkeypatch, c
     def command(verb: str, graph: str) -> list[str]:
         arguments = [verb, "--prefix", str(tmp_path), "--executor", "inline"]
         with pytest.raises(SystemExit) as stop:
-            main(build, {graph: Settings(graph)}, arguments)
+            Experiment(build).main([*arguments, "--graph", graph])
         assert stop.value.code == 0
         return capsys.readouterr().out.splitlines()
 

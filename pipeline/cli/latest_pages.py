@@ -1,0 +1,37 @@
+"""Short paths, the same from run to run, that lead to the pages of an experiment's outputs."""
+
+from __future__ import annotations
+
+import html
+
+from pipeline.cli.context import Context
+from pipeline.errors import PonenteError
+from pipeline.execute.executor import Execution
+from pipeline.graph.declaration import FULL
+from pipeline.store import storage
+
+
+def point_to_pages(context: Context, execution: Execution) -> list[tuple[str, str]]:
+    """(label, URL) of every target that has a page: `reports/EXPERIMENT[-PRESET]/LABEL.html`.
+
+    The file there leads a browser on, by a relative path where the page is in the same store. One
+    that cannot be written never fails the run; the URL is then the page's own.
+    """
+    assert context.experiment is not None
+    folder = context.experiment.name + (f"-{context.preset}" if context.preset != FULL else "")
+    prefix, found = context.store.prefix, []
+    for node in execution.targets:
+        there = execution.published[node.key]
+        page = node.output(there.path, there.manifest).page
+        if page:
+            url = storage.join(prefix, "reports", folder, f"{node.label}.html")
+            inside = page.startswith(f"{prefix}/")
+            target = html.escape(f"../../{page.removeprefix(f'{prefix}/')}" if inside else page)
+            refresh = f'<meta http-equiv="refresh" content="0; url={target}">'
+            text = f'<!doctype html>{refresh}<a href="{target}">{node.label}</a>\n'
+            try:
+                storage.write_atomic(url, text.encode())
+            except (PonenteError, OSError):
+                url = page
+            found.append((node.label, url))
+    return found

@@ -1,0 +1,42 @@
+"""Flags that look like secrets: a command line is recorded, so none may carry one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from pipeline.errors import UsageError
+
+_NAMES = {"token", "key", "password", "passwd", "secret", "credential", "credentials", "apikey"}
+_VALUE = re.compile(
+    r"""
+    \b(?: hf_\w{16,} | sk-[\w-]{16,} | gh[a-z]_\w{16,} | github_pat_\w{16,} | AKIA[0-9A-Z]{12,}
+      | xox[a-z]-[\w-]{10,} | AIza[\w-]{30,} ) | -----BEGIN
+    | ://[^/@\s:]*:[^/@\s]+@ | [?&][\w-]*(?:signature|token|credential|secret|sig)[\w-]*=[^&\s]+
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+def refuse_secrets(arguments: Iterable[str]) -> None:
+    """Raise `UsageError` for a flag whose name or value looks like a secret; it is not repeated."""
+    flag = ""
+    for word in arguments:
+        if word.startswith("--"):
+            flag = word.partition("=")[0]
+            if _NAMES & set(re.split(r"[-_.]+", flag.lower())):
+                _refuse(flag, "its name")
+        if _VALUE.search(word):
+            _refuse(flag or "an argument", "its value")
+
+
+def _refuse(flag: str, what: str) -> None:
+    raise UsageError(
+        f"{flag}: {what} looks like a secret, and command lines are recorded in the store; set an "
+        "environment variable instead, such as HF_TOKEN or GOOGLE_APPLICATION_CREDENTIALS"
+    )
+
+
+def redacted(words: Iterable[str]) -> list[str]:
+    """Words of a command with what looks like a secret replaced by ***."""
+    return [_VALUE.sub("***", word) for word in words]

@@ -1,0 +1,103 @@
+"""An experiment as a value: a function that declares a graph, and presets of its settings.
+
+    def run_200m(source: str = fineweb_edu("sample-10BT"), steps: int = 7_600) -> Report:
+        documents = sample(source, ...)
+        ...
+        return report(trained)
+
+    experiment = Experiment(run_200m, smoke=dict(source=python_documentation(), steps=800))
+
+The function's parameters are the settings and its defaults the full run. From Python it is planned
+and run by the methods below; on the command line by `python FILE [VERB]` and `ponente VERB FILE`,
+where every setting is a flag.
+"""
+
+from __future__ import annotations
+
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from pipeline import cli
+from pipeline.cli import context, options
+from pipeline.errors import InputError
+from pipeline.graph.artifact import Artifact
+from pipeline.graph.declaration import Declaration, load, loading
+from pipeline.graph.node import as_node
+
+if typing.TYPE_CHECKING:
+    from pipeline.plan.plan import Planned
+
+R = TypeVar("R")
+
+
+class Experiment(Declaration[R]):
+    """A graph with settings that can be planned, run and given a command line.
+
+    See `Declaration` for its arguments and attributes.
+
+    Raises:
+        InputError: what `Declaration` refuses, and a setting or preset that is named like a flag of
+            the command line.
+    """
+
+    def __init__(self, function: Callable[..., R], **presets: Mapping[str, Any]) -> None:
+        super().__init__(function, **presets)
+        for name in (*self.setting_names, *presets):
+            if f"--{name.replace('_', '-')}" in options.SPELLED:
+                raise InputError(
+                    f"{self.name}: {name!r} is a flag of the command line "
+                    f"(--{name.replace('_', '-')}) and cannot be a setting or preset too; rename it"
+                )
+
+    def plan(self, preset: str | None = None, **settings: Any) -> list[Planned]:
+        """What a run would do, a `Planned` for each step, inputs first.
+
+        Args:
+            preset: name of a preset; None for the defaults.
+            settings: settings that differ from the preset, and flags of `ponente plan` by name,
+                such as `prefix="gs://bucket/runs"`.
+        """
+        from pipeline.cli import inspection
+
+        return inspection.entries(context.of_call(self, "plan", preset, settings))
+
+    def run(self, preset: str | None = None, **settings: Any) -> R:
+        """Bring every step up to date; the artifacts the function returns, one or a tuple.
+
+        Args:
+            preset: name of a preset; None for the defaults.
+            settings: settings that differ from the preset, and flags of `ponente run` by name,
+                such as `prefix="gs://bucket/runs"` or `executor="inline"`.
+
+        Raises:
+            PonenteError: a step failed or was refused.
+        """
+        from pipeline.cli import run
+
+        asked = context.of_call(self, "run", preset, settings)
+        execution = run.bring_up(asked)
+
+        def artifact(node: Any) -> Artifact:
+            found = execution.published[as_node(node).key]
+            return as_node(node).output(found.path, found.manifest)
+
+        wanted: Any = asked.wanted
+        if isinstance(wanted, tuple):
+            return typing.cast(R, tuple(artifact(node) for node in wanted))
+        return typing.cast(R, artifact(wanted))
+
+    def main(self, arguments: list[str] | None = None) -> None:
+        """The command line of the experiment's file; exits the process with a status.
+
+        The file is imported under its own name first, as `ponente` does: what it defines is the
+        same, and has the same keys, however it is started.
+        """
+        if loading:
+            return
+        experiment: Declaration[Any] = self
+        main = sys.modules.get("__main__")
+        if self.function.__module__ == "__main__" and (file := getattr(main, "__file__", None)):
+            experiment = cli.exit_with_error(lambda: load(file, self.function.__qualname__))
+        cli.main(experiment, sys.argv[1:] if arguments is None else arguments)

@@ -1,0 +1,75 @@
+"""How long to train: epochs or tokens as steps, once the sequences are known."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline import InputError
+from steps.artifacts import Sequences
+from steps.declared import asked
+from training.config import TrainConfig
+
+
+def check_budget(arguments: Mapping[str, Any]) -> None:
+    """Refuse no budget, two of them, and those that are no positive number."""
+    steps = arguments["train"].steps
+    given = {name: arguments[name] for name in ("epochs", "tokens") if arguments[name] is not None}
+    if len(given) > 1:
+        raise InputError("train: expected one of epochs and tokens, found both; leave one out")
+    if not given and not steps:
+        raise InputError(
+            "train: expected a budget, found none; give epochs=1, or tokens=..., or "
+            "TrainConfig(steps=...)"
+        )
+    for name, value in given.items():
+        if not value > 0:
+            raise InputError(f"train: {name}={value}: expected more than 0")
+    if "epochs" in given and asked(arguments["sequences"], "weights") is not None:
+        raise InputError("train: a mixture has no epochs; give tokens=... instead")
+
+
+def resolved(
+    train: TrainConfig, sequences: Sequences, epochs: float | None = None, tokens: int | None = None
+) -> TrainConfig:
+    """The configuration with the sequences' length and seed, and the budget as steps.
+
+    `TrainConfig.steps`, where it is given, is the budget.
+
+    Raises:
+        InputError: another length than the sequences', or a budget of less than one batch.
+    """
+    length = sequences.result["sequence_length"]
+    if train.sequence_length not in (0, length):
+        raise InputError(
+            f"TrainConfig.sequence_length is {train.sequence_length}, the shuffled sequences are "
+            f"{length} tokens long; leave it out, and it is theirs"
+        )
+    seed = sequences.result["seed"] if train.seed is None else train.seed
+    train = dataclasses.replace(train, sequence_length=length, seed=seed)
+    if train.steps:
+        return train
+    there = sequences.result["sequences"]
+    budget = int(epochs * there) if epochs is not None else (tokens or 0) // length
+    steps = _steps(budget, train)
+    if not steps:
+        raise InputError(
+            f"train: a budget of {budget:,} sequences of {length:,} tokens is less than one batch "
+            f"of {train.batch_size}; there are {there:,}; lower batch_size or sample more"
+        )
+    return dataclasses.replace(train, steps=steps)
+
+
+def _steps(budget: int, train: TrainConfig) -> int:
+    """Optimizer steps in so many sequences, under the schedule of batch sizes."""
+    phases = [(0, train.batch_size), *train.batch_schedule]
+    steps = 0
+    for index, (_, rows) in enumerate(phases):
+        following = phases[index + 1][0] if index + 1 < len(phases) else None
+        count = budget // rows
+        if following is None or steps + count < following:
+            return steps + count
+        budget -= (following - steps) * rows
+        steps = following
+    return steps

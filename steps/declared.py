@@ -1,0 +1,89 @@
+"""What the declaration of a graph tells of its outputs before anything runs.
+
+A step's `check` receives the nodes of its inputs; what was asked of them, and of what they are made
+from, is in their configuration. Each function returns None where no step above was asked that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from models.config import TransformerConfig
+from pipeline import Artifact, InputError
+from steps.artifacts import TRAIN, Documents, Tokenizer
+from training.config import TrainConfig
+from training.stages import stages
+
+
+def asked(node: Any, name: str, kind: type[Artifact] = Artifact) -> Any:
+    """The setting `name` of the nearest step that makes a `kind`, at `node` or above."""
+    waiting = deque([node])
+    while waiting:
+        nearest = waiting.popleft()
+        if name in nearest.config and issubclass(nearest.output, kind):
+            return nearest.config[name]
+        waiting.extend(nearest.inputs.values())
+    return None
+
+
+def splits(node: Any) -> tuple[str, ...] | None:
+    """Names of the held-out splits that get documents."""
+    budgets = asked(node, "splits", Documents)
+    return None if budgets is None else tuple(name for name, tokens in budgets if tokens)
+
+
+def check_splits(step: str, node: Any, wanted: tuple[str, ...]) -> None:
+    """Refuse splits that are not made, and training or scoring without any."""
+    there = splits(node)
+    if there is None:
+        return
+    if not there:
+        raise InputError(
+            f"{step}: no validation tokens, which a loss needs; "
+            'sample with splits=(("validation", tokens),)'
+        )
+    for name in wanted:
+        if name == TRAIN or name not in there:
+            raise InputError(
+                f"{step}: no held-out split {name!r}; sample makes {', '.join(there)}; name one "
+                "of these, or add it to the splits of sample"
+            )
+
+
+def check_training(arguments: Mapping[str, Any], model: TransformerConfig | None) -> None:
+    """Refuse what cannot be trained: vocabularies and lengths that differ, a schedule longer than
+    the run, sequences longer than the learned positions, batches that do not divide."""
+    sequences, train = arguments["sequences"], arguments["train"]
+    length, entries = asked(sequences, "sequence_length"), asked(sequences, "vocab_size", Tokenizer)
+    if model is not None and entries not in (None, model.vocab_size):
+        raise InputError(
+            f"TransformerConfig.vocab_size is {model.vocab_size}, the tokenizer has {entries} "
+            f"ids; set the model's vocab_size to {entries}"
+        )
+    if length is not None and train.sequence_length not in (0, length):
+        raise InputError(
+            f"TrainConfig.sequence_length is {train.sequence_length}, the shuffled sequences are "
+            f"{length} tokens long; leave it out, and it is theirs"
+        )
+    length = length or train.sequence_length
+    if model is not None and model.context is not None and length > model.context:
+        raise InputError(
+            f"TrainConfig.sequence_length: {length} is more than the "
+            f"{model.context} learned positions of TransformerConfig.context; change one of them"
+        )
+    if train.steps:
+        arguments["optimizer"].phases(train.steps)
+    _check_batches(train, arguments["hardware"])
+    check_splits("train", sequences, arguments["splits"])
+
+
+def _check_batches(train: TrainConfig, hardware: Any) -> None:
+    for stage in stages(train):
+        if stage.rows % hardware.processes:
+            raise InputError(
+                f"TrainConfig: a batch of {stage.rows} from step {stage.first} on does not divide "
+                f"among the {hardware.processes} processes of {hardware.name}; use a multiple "
+                f"of {hardware.processes}"
+            )

@@ -1,0 +1,171 @@
+"""An experiment as a value: settings from a signature, presets, methods, files with one."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from pipeline import Artifact, Experiment, InputError
+from pipeline.errors import StepFailed
+from pipeline.graph.declaration import load
+from pipeline.graph.node import as_node
+from tests.pipeline.toy import Scale, Total, clamp, numbers, refuse, scaled, total
+
+
+@dataclass(frozen=True)
+class Rates:
+    """A nested configuration."""
+
+    high: float = 0.5
+    low: float = 0.25
+
+
+def graph(count: int = 10, limit: int | None = 100, rates: Rates = Rates(), factor=3) -> Total:
+    """A total of numbers and their multiples."""
+    cut = clamp(numbers(count=count), limit=limit or 1)
+    return total(cut, scaled(cut, scale=Scale(factor)))
+
+
+TOY = Experiment(graph, wide={"count": 20})
+
+
+def test_a_run_returns_the_artifact_the_function_returns(tmp_path):
+    """Sum of 0..19 and of three times that; the second run publishes nothing new."""
+    store = str(tmp_path)
+    first = TOY.run("wide", prefix=store, executor="inline")
+    assert isinstance(first, Total)
+    assert first.result["total"] == 190 * 4
+    assert TOY.run("wide", prefix=store, executor="inline").manifest == first.manifest
+    assert TOY.run("wide", prefix=store, executor="inline", factor=1).result["total"] == 380
+
+
+def test_a_run_of_several_targets_returns_a_tuple(tmp_path):
+    """In the order of the function."""
+
+    def both(count: int = 4) -> tuple[Artifact, Artifact]:
+        made = numbers(count=count)
+        return total(made), made
+
+    sums, made = Experiment(both).run(prefix=str(tmp_path), executor="inline")
+    assert sums.result["total"] == sum(made.values()) == 6
+
+
+def test_a_failed_run_raises(tmp_path):
+    """The cause, and no end of the process."""
+    failing = Experiment(lambda count=4: refuse(numbers(count=count)))
+    with pytest.raises(StepFailed, match="expected something else"):
+        failing.run(prefix=str(tmp_path), executor="inline")
+
+
+def test_a_plan_is_entries(tmp_path):
+    """Every step is to run; nothing is written."""
+    entries = TOY.plan(prefix=str(tmp_path / "store"), limit=5)
+    assert [(e.node.label, e.status, e.needed) for e in entries] == [
+        (label, "miss", True) for label in ("numbers", "clamp", "scaled", "total")
+    ]
+    assert not (tmp_path / "store").exists()
+
+
+def test_settings_are_the_signature_and_presets_replace_some():
+    """Frozen, typed by annotation or default, the preset's values where it has any."""
+    assert dataclasses.asdict(TOY.settings("wide", factor=2)) == {
+        "count": 20,
+        "limit": 100,
+        "rates": {"high": 0.5, "low": 0.25},
+        "factor": 2,
+    }
+    (node,) = TOY.graph("wide")
+    assert node.key == as_node(graph(count=20)).key
+
+
+def keyless(count) -> Total:
+    """A setting without a default."""
+    return total(numbers(count=count))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Experiment(graph, w={"cuont": 1}), "preset 'w': no setting 'cuont'; did you mean"),
+        (lambda: Experiment(graph, w={"count": "1"}), "preset 'w': count: expected int, got '1'"),
+        (lambda: Experiment(graph, w={"rates": 3}), "rates: expected Rates, got 3"),
+        (lambda: Experiment(graph, count={}), "preset 'count' is named like a setting"),
+        (lambda: Experiment(graph, jobs={}), "'jobs' is a flag of the command line"),
+        (lambda: Experiment(lambda jobs=3: numbers(count=jobs)), r"\(--jobs\) and cannot be a"),
+        (lambda: Experiment(keyless), r"keyless\(count\): expected a setting with a default"),
+        (lambda: Experiment(lambda names=(): names), "expected an annotation"),
+        (lambda: TOY.graph("wyde"), "no preset 'wyde'; did you mean wide"),
+        (lambda: TOY.graph(count=1.5), "graph: count: expected int, got 1.5"),
+        (lambda: TOY.graph(limit=-1), r"test_experiment\.py:\d+: clamp.limit: expected 0 or more"),
+        (lambda: Experiment(lambda count=1: count).graph(), "expected the output of a step call"),
+    ],
+)
+def test_what_cannot_work_is_refused(make, message):
+    """At construction where the signature can tell, with file and line where the function does."""
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+FILE = """
+from pipeline import Artifact, Experiment, Result, StepContext, step
+from beside import FACTOR
+
+@step(output=Artifact, version=1)
+def made(run: StepContext, *, count: int) -> Result:
+    return {"headline": [f"made {FACTOR * count}"]}
+
+def experiment_of_mine(count: int = 1) -> Artifact:
+    return made(count=count)
+
+experiment = Experiment(experiment_of_mine, many={"count": 9})
+other = Experiment(lambda: made(count=2))
+
+if __name__ == "__main__":
+    experiment.main()
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    """An experiment file with a step of its own, that imports a file beside it."""
+    (tmp_path / "beside.py").write_text("FACTOR = 5\n")
+    path = tmp_path / "file_of_mine.py"
+    path.write_text(FILE)
+    return path
+
+
+@pytest.mark.parametrize("executor", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
+def test_a_file_has_the_same_outputs_however_it_is_started(file, tmp_path, executor):
+    """As a script it builds; the command `ponente`, started elsewhere, finds all up to date."""
+
+    def run(*command):
+        done = subprocess.run(
+            command, cwd=tmp_path.parent, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    flags = ["--many", "--prefix", str(tmp_path / "store"), "--executor", executor]
+    verb = [sys.executable, "-m", "steps.cli", "run", f"{file}:experiment"]
+    # The command runs first where Ray does: its workers know neither the file nor its folder.
+    first, second = [verb, [sys.executable, str(file)]][:: 1 if executor == "ray" else -1]
+    assert "made 45" in run(*first, *flags)
+    assert "all 1 steps up to date" in run(*second, *flags)
+
+
+def test_a_file_with_several_experiments_asks_which(file, monkeypatch):
+    """Unless it is named; a name that is not there gets the nearest."""
+    monkeypatch.chdir(file.parent)
+    monkeypatch.syspath_prepend(str(file.parent))
+    with pytest.raises(InputError, match=r"name one: file_of_mine.py:experiment"):
+        load("file_of_mine.py")
+    assert list(load("file_of_mine.py:experiment").presets) == ["full", "many"]
+    with pytest.raises(InputError, match="did you mean other"):
+        load("file_of_mine.py:othr")
+    assert os.path.basename(sys.modules["file_of_mine"].__file__) == "file_of_mine.py"
+    del sys.modules["file_of_mine"], sys.modules["beside"]
