@@ -14,6 +14,7 @@ from pipeline.pages.record import RunRecord as Run
 from pipeline.pages.record import runs
 from pipeline.plan.lineage import Ancestor, lineage
 from pipeline.store import storage
+from pipeline.store.manifest import ATTEMPTS, KEEP
 from steps.artifacts import Checkpoint, Completions, Report, Scores
 
 if TYPE_CHECKING:
@@ -103,8 +104,8 @@ def head(model: Checkpoint, made: Run | None, directory: str) -> list[tuple[str,
     home = model.home
     if store and home.startswith(f"{store}/"):
         up = "../" * directory.removeprefix(f"{store}/").count("/") + "../"
-        attempt = f"{home.removeprefix(store + '/')}/attempts/{manifest.attempt}"
-        facts.append(("metrics.jsonl", quote(f"{up}{attempt}/metrics.jsonl")))
+        kept = f"{home.removeprefix(store + '/')}/{ATTEMPTS}/{manifest.attempt}/{KEEP}"
+        facts.append(("metrics.jsonl", quote(f"{up}{kept}/metrics.jsonl")))
         page = f"{made.run}.html" if made else "index.html"
         facts.append(("page of the run", quote(f"{up}reports/{page}")))
     return facts

@@ -195,7 +195,7 @@ def make_request(
         return there.path if there is not None else store.path(child)
 
     root, identity = store.path(node), node.identity
-    build = claim_build(root, digests.recipe(identity, held), state.replaces, identity.config)
+    build = claim_build(root, digests.recipe(identity, held), state.replaces, identity.config, held)
     state.build, state.attempt = build.id, ""
     request = Request(
         step=node.step,

@@ -184,8 +184,9 @@ def _build_of(node: Node, path: str, seen: GraphState) -> Build | None:
         recipe = digests.recipe(child.identity, below)
         config = child.identity.config
         place = storage.join(path.rpartition("/")[0], child.directory)
-        held[name] = find_build(place, recipe, "", config).id
-    return find_build(path, digests.recipe(node.identity, held), "", node.identity.config)
+        held[name] = find_build(place, recipe, "", config, below).id
+    recipe = digests.recipe(node.identity, held)
+    return find_build(path, recipe, "", node.identity.config, held)
 
 
 def last_failure(path: str) -> dict[str, Any] | None:

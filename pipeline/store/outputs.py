@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from pipeline.errors import PonenteError
 from pipeline.graph.node import Node
-from pipeline.identity import digests, fingerprint
+from pipeline.identity import digests
 from pipeline.store import manifest, storage
+from pipeline.store.builds import changed_defaults
 from pipeline.store.manifest import Manifest
 
 _INDEX = "index"
@@ -91,7 +92,9 @@ class Store:
             except (PonenteError, OSError, ValueError, TypeError, KeyError) as error:
                 logger.warning("index of %s is passed over: %s", prefix, error)
                 continue
-            if found is not None and found.recipe == recipe and _agrees(found, node, contents):
+            if found is None or found.recipe != recipe:
+                continue
+            if not changed_defaults(path, found, node.identity.config, contents):
                 return Found(path, found, shared=prefix != self.prefix)
         return None
 
@@ -106,13 +109,6 @@ class Store:
 def is_output_name(name: str) -> bool:
     """Whether a directory is named as an output's: step, dash, the beginning of a key."""
     return _OUTPUT_NAME.fullmatch(name) is not None
-
-
-def _agrees(found: Manifest, node: Node, contents: Mapping[str, str]) -> bool:
-    """Whether no default was changed since an output of the node's recipe was made."""
-    lines = fingerprint.difference(found.config, node.identity.config)
-    # The location of a source may differ: its listing is among the contents.
-    return all(line.partition(":")[0] in contents for line in lines)
 
 
 def remember(path: str, recipe: str, key: str) -> None:

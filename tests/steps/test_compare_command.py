@@ -66,7 +66,7 @@ def test_what_is_no_run_is_refused_in_one_line(tmp_path):
 
 def attempt(step, name, entries, *, generation="g", began=0.0, first=0, last=0):
     """An attempt at the train step in `step`: what it says of itself, and its journal."""
-    lines(step / "attempts" / name, entries)
+    lines(step / "attempts" / name / "keep", entries)
     journal = step / "journal" / generation
     journal.mkdir(parents=True, exist_ok=True)
     said = Attempt(

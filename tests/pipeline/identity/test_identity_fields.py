@@ -27,6 +27,14 @@ def test_a_field_changes_the_key_unless_it_is_runtime(leaf):
     assert (after.key != before.key) == (not leaf.runtime)
 
 
+def test_trying_a_field_leaves_the_step_its_check():
+    """The step is the library's own, for every other test of the process."""
+    leaf = next(leaf for leaf in LEAVES if leaf.step.check is not None)
+    before = leaf.step.check
+    leaf.nodes()
+    assert leaf.step.check is before
+
+
 def test_every_step_and_every_configuration_was_found(record_property):
     """The steps, classes and numbers that reflection found are those that are there to be found."""
     record_property("fields", len(LEAVES))
