@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from experiments.run_200m import graph
+from experiments.run_200m import experiment
 from pipeline.graph.node import as_node
 from pipeline.store import manifest, storage
 from pipeline.store.manifest import Manifest
@@ -25,8 +25,8 @@ def store(tmp_path_factory):
 
 def target():
     """The experiment's report; its training also saves checkpoints only to resume from."""
-    train = dataclasses.replace(MINI.train, milestones=(3,))
-    return graph(dataclasses.replace(MINI, train=train))
+    train = dataclasses.replace(MINI.training, milestones=(3,))
+    return experiment.build(dataclasses.replace(MINI, training=train))
 
 
 def published(store: str, label: str) -> Manifest:
@@ -63,7 +63,8 @@ def test_what_training_says_of_itself_has_no_runtime_settings_and_no_attempt(sto
     assert found.result["train"]["milestones"] == [3]
     node = next(n for n in _above(as_node(target())) if n.label == "train")
     checkpoint = Checkpoint(storage.join(store, node.directory), found)
-    assert checkpoint.train == dataclasses.replace(MINI.train, milestones=(3,))
+    seen = dataclasses.replace(MINI.training, milestones=(3,), sequence_length=64, seed=0)
+    assert checkpoint.train == seen
     assert checkpoint.model == MINI.model
     contents = {s.name: s.result["content"] for s in found.shards}
     assert contents["checkpoint/00000004"] is None, "saved only to resume from"
@@ -74,8 +75,10 @@ def test_other_weights_are_other_content(store):
     """The digest of a checkpoint is of its arrays: another step or seed is seen."""
     contents = {published(store, "train").content}
     for change in ({"steps": 9}, {"seed": 1}):
-        train = dataclasses.replace(MINI.train, milestones=(3,), **change)
-        found = bring_up(store, graph(dataclasses.replace(MINI, train=train)), until=("train",))
+        train = dataclasses.replace(MINI.training, milestones=(3,), **change)
+        found = bring_up(
+            store, experiment.build(dataclasses.replace(MINI, training=train)), until=("train",)
+        )
         manifests = [f.manifest for f in found.published.values()]
         contents |= {m.content for m in manifests if m.label == "train"}
     assert len(contents) == 3
