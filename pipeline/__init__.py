@@ -10,7 +10,8 @@ from pipeline.graph.artifact import Artifact
 from pipeline.graph.external import External
 from pipeline.graph.hardware import Hardware, local, pod
 from pipeline.graph.live import Live
-from pipeline.graph.step import Result, named, step
+from pipeline.graph.node import named
+from pipeline.graph.step import Result, step
 from pipeline.identity.fingerprint import Runtime
 from pipeline.sweep import select, sweep
 

@@ -16,7 +16,8 @@ from typing import Any, Literal, TypeVar, cast
 from pipeline.errors import InputError
 from pipeline.execute.step_context import Reference, StepContext
 from pipeline.graph.artifact import Artifact
-from pipeline.graph.step import as_node, named, step
+from pipeline.graph.node import as_node, named
+from pipeline.graph.step import step
 from pipeline.store.manifest import SELECTION
 
 A = TypeVar("A", bound=Artifact)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from models.config import TransformerConfig
 from pipeline import Artifact, InputError
 from pipeline.store import storage
+from training.config import TrainConfig
 
 if TYPE_CHECKING:
     import numpy as np
@@ -196,6 +198,17 @@ class Checkpoint(Artifact):
     def sequences(self) -> Sequences:
         """What it was trained on."""
         return self.input("sequences", Sequences)
+
+    @property
+    def model(self) -> TransformerConfig:
+        """Shape of the model."""
+        return TransformerConfig.from_plain(self.result["model"])
+
+    @property
+    def train(self) -> TrainConfig:
+        """How it was trained, runtime settings included."""
+        runtime = self.result.get("measured", {}).get("runtime", {})
+        return TrainConfig.from_plain({**runtime, **self.result["train"]})
 
     @property
     def final(self) -> str:

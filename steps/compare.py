@@ -39,7 +39,7 @@ def _check_names(names: Sequence[Any]) -> None:
         raise InputError(f"compare: expected runs of different names, got {names}")
 
 
-@step(output=Report, version=1, name="steps.compare.compare", reads_lineage=True, check=_check)
+@step(output=Report, version=1, reads_lineage=True, check=_check)
 def compare(
     run: StepContext, runs: tuple[Checkpoint, ...], *, names: tuple[str, ...] = ()
 ) -> Result:

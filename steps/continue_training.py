@@ -1,4 +1,4 @@
-"""Train on from a checkpoint: `extend` continues a run, `warm_start` begins another with it.
+"""Continue training from a checkpoint: `extend` a run, or `warm_start` another one with it.
 
 What is taken from the checkpoint is written out in the graph and never guessed from what is there:
 fresh moments on trained weights, by accident, undo hours of training.
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from models.config import TransformerConfig
 from pipeline import Hardware, InputError, Result, Runtime, StepContext, local, step
 from steps.artifacts import Checkpoint, Sequences
-from steps.train import check, train_from
+from steps.coordinator import FLAGS
+from steps.train import TrainRequest, check, run_training
 from training.config import OptimizerConfig, TrainConfig
 
 
@@ -26,7 +26,7 @@ def _check_extend(arguments: Mapping[str, Any]) -> None:
     check(arguments)
 
 
-@step(output=Checkpoint, version=1, cpus=0, check=_check_extend)
+@step(output=Checkpoint, version=1, cpus=0, check=_check_extend, environment=FLAGS)
 def extend(
     run: StepContext,
     checkpoint: Checkpoint,
@@ -36,18 +36,18 @@ def extend(
     train: TrainConfig,
     at: int | None = None,
     held_out: tuple[str, ...] = (),
-    sample_prompts: Annotated[tuple[str, ...], Runtime] = (),
+    sample_prompts: tuple[str, ...] = (),
     hardware: Annotated[Hardware, Runtime] = local(),
 ) -> Result:
     """The same run with more steps, or from step `at` on with another tail of its schedule.
 
-    Parameters, moments, step, data position and history go on; `train.steps` counts from the very
+    Parameters, moments, step, data offset and history continue; `train.steps` counts from the very
     first step. A "wsd" run, for one, is kept for good at a step before its decay
     (`TrainConfig.milestones`) and extended from there with more steps.
 
     Args:
-        run: of the pipeline.
-        checkpoint: of the run to go on with.
+        run: the attempt.
+        checkpoint: of the run to continue.
         sequences: the very ones it was trained on.
         optimizer: of the kind it was trained with; schedule and rates may differ.
         train: with more steps than the checkpoint has done.
@@ -60,20 +60,28 @@ def extend(
             f"extend: {checkpoint.path} was trained on {checkpoint.sequences.path}, these "
             f"sequences are {sequences.path}; to train on other data use warm_start"
         )
-    more = (optimizer, train, held_out, sample_prompts, hardware)
-    return _train(run, checkpoint, sequences, "everything", at, *more)
+    request = TrainRequest(
+        sequences=sequences,
+        optimizer=optimizer,
+        train=train,
+        held_out=held_out,
+        prompts=sample_prompts,
+        hardware=hardware,
+        **_begin(checkpoint, "everything", at),
+    )
+    return run_training(run, request)
 
 
 def _check_warm_start(arguments: Mapping[str, Any]) -> None:
     if (take := arguments["take"]) not in ("model", "moments"):
         raise InputError(
-            f'warm_start: expected take="model" or take="moments", got {take!r}; to go on with '
+            f'warm_start: expected take="model" or take="moments", got {take!r}; to continue '
             "the same run use extend"
         )
     check(arguments)
 
 
-@step(output=Checkpoint, version=1, cpus=0, check=_check_warm_start)
+@step(output=Checkpoint, version=1, cpus=0, check=_check_warm_start, environment=FLAGS)
 def warm_start(
     run: StepContext,
     checkpoint: Checkpoint,
@@ -84,13 +92,13 @@ def warm_start(
     train: TrainConfig,
     at: int | None = None,
     held_out: tuple[str, ...] = (),
-    sample_prompts: Annotated[tuple[str, ...], Runtime] = (),
+    sample_prompts: tuple[str, ...] = (),
     hardware: Annotated[Hardware, Runtime] = local(),
 ) -> Result:
     """A new run, from step 0 of its own schedule and data, that begins with trained parameters.
 
     Args:
-        run: of the pipeline.
+        run: the attempt.
         checkpoint: where the parameters come from.
         sequences: to train on, of the same tokenizer.
         take: "model" for parameters alone, "moments" for the optimizer's state too.
@@ -106,24 +114,20 @@ def warm_start(
             f"warm_start: the model's tokenizer has digest {theirs[:12]}, that of the tokens "
             f"{mine[:12]}; tokenize the documents with the model's tokenizer"
         )
-    more = (optimizer, train, held_out, sample_prompts, hardware)
-    return _train(run, checkpoint, sequences, take, at, *more)
+    request = TrainRequest(
+        sequences=sequences,
+        optimizer=optimizer,
+        train=train,
+        held_out=held_out,
+        prompts=sample_prompts,
+        hardware=hardware,
+        **_begin(checkpoint, take, at),
+    )
+    return run_training(run, request)
 
 
-def _train(
-    run: StepContext,
-    checkpoint: Checkpoint,
-    sequences: Sequences,
-    take: str,
-    at: int | None,
-    optimizer: OptimizerConfig,
-    train: TrainConfig,
-    held_out: tuple[str, ...],
-    prompts: tuple[str, ...],
-    hardware: Hardware,
-) -> dict[str, Any]:
+def _begin(checkpoint: Checkpoint, take: str, at: int | None) -> dict[str, Any]:
+    """Of a `TrainRequest`: the model, and what is taken from the checkpoint."""
     from training.job import Start
 
-    model = TransformerConfig.from_plain(checkpoint.result["model"])
-    start: Any = Start(checkpoint=checkpoint.at(at), take=take)
-    return train_from(run, sequences, start, model, optimizer, train, held_out, prompts, hardware)
+    return {"model": checkpoint.model, "start": Start(checkpoint=checkpoint.at(at), take=take)}

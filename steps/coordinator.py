@@ -9,6 +9,9 @@ from pipeline import GangProcess
 if TYPE_CHECKING:
     from training.distributed import Coordinator
 
+FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS")
+"""Variables that change what JAX computes: recorded of every step that computes with it."""
+
 
 def coordinator_of(process: GangProcess) -> Coordinator | None:
     """Where the gang's processes meet; None for a gang of one."""

@@ -23,7 +23,7 @@ from pipeline import (
 from pipeline.execute.step_context import Emit
 from pipeline.store import storage
 from steps.artifacts import Checkpoint, Scores, Tokenizer
-from steps.coordinator import coordinator_of
+from steps.coordinator import FLAGS, coordinator_of
 from training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Work:
     batch_size: int | None
 
 
-@step(output=Scores, version=2, cpus=0)
+@step(output=Scores, version=2, cpus=0, environment=FLAGS)
 def multiple_choice(
     run: StepContext,
     model: Checkpoint,
@@ -81,7 +81,7 @@ def _check_harness(arguments: Mapping[str, Any]) -> None:
         raise InputError('lm_evaluation: expected names of tasks, found none; such as ("piqa",)')
 
 
-@step(output=Scores, version=2, cpus=0, check=_check_harness)
+@step(output=Scores, version=2, cpus=0, check=_check_harness, environment=FLAGS)
 def lm_evaluation(
     run: StepContext,
     model: Checkpoint,
@@ -126,8 +126,8 @@ def _work(
 ) -> Work:
     return Work(
         checkpoint=model.final,
-        model=TransformerConfig.from_plain(model.result["model"]),
-        train=TrainConfig.from_plain(model.result["train"]),
+        model=model.model,
+        train=model.train,
         tokenizer=tokenizer.file,
         asked=asked,
         batch_size=batch_size,

@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any
 
-from models.config import TransformerConfig
 from pipeline import GangProcess, Hardware, Result, Runtime, StepContext, local, step
 from pipeline.execute.step_context import Emit
 from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
-from steps.coordinator import coordinator_of
+from steps.coordinator import FLAGS, coordinator_of
 from steps.scoring.job import NOTHING_ELSE, Also, check, score_job
-from training.config import TrainConfig
 
 
-@step(output=Scores, version=2, cpus=0, check=check)
+@step(output=Scores, version=2, cpus=0, check=check, environment=FLAGS)
 def evaluate(
     run: StepContext,
     model: Checkpoint,
@@ -43,8 +41,8 @@ def evaluate(
     job = score_job(
         tokens,
         tokenizer,
-        TransformerConfig.from_plain(model.result["model"]),
-        TrainConfig.from_plain(model.result["train"]),
+        model.model,
+        model.train,
         splits=splits,
         sequences=sequences,
         also=also,

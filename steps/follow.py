@@ -26,7 +26,7 @@ from pipeline.store import storage
 from pipeline.store.ledger import Ledger
 from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
 from steps.checkpoints.find import ABOUT, about_of
-from steps.coordinator import coordinator_of
+from steps.coordinator import FLAGS, coordinator_of
 from steps.scoring.job import NOTHING_ELSE, Also, check, score_job
 from training.config import TrainConfig
 from training.retention import due
@@ -59,7 +59,7 @@ class Assignment:
     expected: tuple[int, ...] = ()
 
 
-@step(output=Scores, version=1, cpus=0, check=check)
+@step(output=Scores, version=1, cpus=0, check=check, environment=FLAGS)
 def follow(
     run: StepContext,
     model: Annotated[Checkpoint, Live],
@@ -113,9 +113,8 @@ def _trained_as(run: StepContext, live: Live[Checkpoint]) -> tuple[TransformerCo
             raise WorkerLost("told to end before the training it follows began")
         time.sleep(_LOOK_SECONDS)
     if published is not None:
-        about: Mapping[str, Any] = published.result
-    else:
-        about = about_of(Ledger(live.path, live.source.generation))
+        return published.model, published.train
+    about = about_of(Ledger(live.path, live.source.build))
     return TransformerConfig.from_plain(about["model"]), TrainConfig.from_plain(about["train"])
 
 
@@ -126,7 +125,7 @@ def _expected(train: TrainConfig, arguments: Mapping[str, Any]) -> tuple[int, ..
     if first is None:
         return ()
     steps = range(first + 1, train.steps)
-    saved = [s for s in steps if due(s, train.checkpoint_every, train.milestones)]
+    saved = [s for s in steps if due(s, train)]
     return (*saved, train.steps)
 
 

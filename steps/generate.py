@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from models.config import TransformerConfig
 from models.sampling_config import Sampling
 from pipeline import InputError, Result, StepContext, step
 from steps.artifacts import Checkpoint, Completions, Tokenizer
 from steps.checkpoints.find import open_model
+from steps.coordinator import FLAGS
 from training.checks import at_least
 
 
@@ -20,7 +20,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
     Sampling(**{name: arguments[name] for name in ("temperature", "top_k", "top_p", "seed")})
 
 
-@step(output=Completions, version=2, check=_check)
+@step(output=Completions, version=2, check=_check, environment=FLAGS)
 def generate(
     run: StepContext,
     model: Checkpoint,
@@ -43,17 +43,17 @@ def generate(
 
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     text_tokenizer = tokenizer.load()
-    config = TransformerConfig.from_plain(model.result["model"])
+    config = model.model
     encoded = [prompt_ids(text_tokenizer, prompt) for prompt in prompts]
     check(config, encoded, new_tokens)
-    trained = model.result["train"]
+    trained = model.train
     longest = max(map(len, encoded)) + new_tokens
-    if longest > trained["sequence_length"]:
+    if longest > trained.sequence_length:
         run.warn(
-            f"up to {longest:,} tokens are more than the {trained['sequence_length']:,} the model "
+            f"up to {longest:,} tokens are more than the {trained.sequence_length:,} the model "
             "was trained on; what comes after those may make no sense"
         )
-    transformer = open_model(model.final, config, trained["compute_dtype"])
+    transformer = open_model(model.final, config, trained.compute_dtype)
     eos = text_tokenizer.eos_id
     written: list[list[int]] = [[] for _ in prompts]
     for parts in stream(transformer, encoded, new_tokens=new_tokens, sampling=sampling, eos_id=eos):

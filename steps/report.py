@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from pipeline import Result, StepContext, step
+from pipeline.identity.fingerprint import plain
 from pipeline.plan.lineage import lineage
 from pipeline.store import storage
 from steps.artifacts import Checkpoint, Completions, Report, Scores
@@ -145,7 +146,7 @@ def _scores_card(scores: Scores) -> list[tuple[str, str]]:
     """Of the last checkpoint on the first set; none where only questions were asked."""
     if "bits_per_byte" not in scores.result:
         return []
-    part = scores.manifest.config.get("sequences") is not None
+    part = plain(scores.manifest.config).get("sequences") is not None
     read = f"{scores.result['tokens']:,} tokens of {scores.rows[0]['set']}"
     what = read if part else "whole held-out split"
     return [(f"{scores.result['bits_per_byte']:.3f}", f"bits per byte, {what}")]

@@ -35,7 +35,7 @@ class RowGroup:
     backend: Literal["auto", "tokenizers", "fastokens"]
 
 
-@step(output=TokenCache, version=2, name="steps.tokenize", cpus=0)
+@step(output=TokenCache, version=2, cpus=0)
 def tokenize(
     run: StepContext,
     documents: Documents,

@@ -1,7 +1,7 @@
 """Train a model on shuffled sequences: the declaration, and the glue to `training.loop`.
 
 The loop runs on every process of the hardware at once. A checkpoint exists when its ledger record
-does; a new attempt, on this hardware or another, goes on from the newest sound one.
+does; a new attempt, on this hardware or another, resumes from the newest sound one.
 """
 
 from __future__ import annotations
@@ -15,14 +15,19 @@ from models.config import TransformerConfig
 from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepContext, local, step
 from pipeline.errors import CorruptOutput, Preempted
 from pipeline.execute.step_context import Emit
+from pipeline.identity.fingerprint import digest, plain_identity
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import File, check_sizes
 from steps.artifacts import TRAIN, Checkpoint, Sequences
 from steps.checkpoints.find import describe, tokenizer_of
-from steps.coordinator import coordinator_of
+from steps.coordinator import FLAGS, coordinator_of
 from training.config import OptimizerConfig, TrainConfig
+from training.retention import kept_for_good
 from training.stages import stages
+
+# Tables of a run's record.
+RECORD = ("history", "evaluations", "samples")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +58,30 @@ def check(arguments: Mapping[str, Any]) -> None:
             )
 
 
-@step(output=Checkpoint, version=2, cpus=0, check=check)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainRequest:
+    """What every step that trains asks for.
+
+    Attributes:
+        sequences: to train on.
+        model, optimizer, train: what to train and how.
+        held_out: names of the splits to evaluate on; empty for all that are not for training.
+        prompts: what the model writes after at every evaluation.
+        hardware: where.
+        start: a `training.job.Start`, or None to begin with new parameters.
+    """
+
+    sequences: Sequences
+    model: TransformerConfig
+    optimizer: OptimizerConfig
+    train: TrainConfig
+    held_out: tuple[str, ...]
+    prompts: tuple[str, ...]
+    hardware: Hardware
+    start: Any = None
+
+
+@step(output=Checkpoint, version=2, cpus=0, check=check, environment=FLAGS)
 def train(
     run: StepContext,
     sequences: Sequences,
@@ -62,37 +90,35 @@ def train(
     optimizer: OptimizerConfig,
     train: TrainConfig,
     held_out: tuple[str, ...] = (),
-    sample_prompts: Annotated[tuple[str, ...], Runtime] = (),
+    sample_prompts: tuple[str, ...] = (),
     hardware: Annotated[Hardware, Runtime] = local(),
 ) -> Result:
     """A model trained for `train.steps` steps; refuses sizes that do not fit before it compiles.
 
     `held_out` names the splits to evaluate on meanwhile, by default all that are not for training;
-    the first of them, validation where there is one, is the loss that the result speaks of. After
-    each evaluation the model writes after the `sample_prompts`.
+    the first of them, validation where there is one, gives the loss in the result. After each
+    evaluation the model continues the `sample_prompts`.
     """
-    return train_from(
-        run, sequences, None, model, optimizer, train, held_out, sample_prompts, hardware
+    request = TrainRequest(
+        sequences=sequences,
+        model=model,
+        optimizer=optimizer,
+        train=train,
+        held_out=held_out,
+        prompts=sample_prompts,
+        hardware=hardware,
     )
+    return run_training(run, request)
 
 
-def train_from(
-    run: StepContext,
-    sequences: Sequences,
-    start: Any,
-    model: TransformerConfig,
-    optimizer: OptimizerConfig,
-    train: TrainConfig,
-    held_out: tuple[str, ...],
-    prompts: tuple[str, ...],
-    hardware: Hardware,
-) -> dict[str, Any]:
-    """The body of every step that trains; `start` is a `training.job.Start` or None."""
+def run_training(run: StepContext, request: TrainRequest) -> dict[str, Any]:
+    """The body of every step that trains."""
     from training.job import TrainJob
     from training.journal import read_journals
 
+    sequences, model, train = request.sequences, request.model, request.train
     cache = sequences.cache
-    sets = cache.held_out(held_out)
+    sets = cache.held_out(request.held_out)
     if not sets:
         raise InputError(
             f"{cache.path}: no validation tokens, which the loss curve needs; "
@@ -100,40 +126,44 @@ def train_from(
         )
     job = TrainJob(
         model=model,
-        optimizer=optimizer,
+        optimizer=request.optimizer,
         train=train,
         data=sequences.dataset(),
         held_out=sets,
-        prompts=_prompts(sequences, prompts),
+        prompts=_prompts(sequences, request.prompts),
         token_bytes=tuple(cache.token_bytes().tolist()),
         padded=sequences.padded,
         checkpoint_directory=storage.join(run.directory, "checkpoints"),
         attempt=run.attempt,
         resume_from=_recorded_checkpoints(run.ledger),
-        start=start,
+        start=request.start,
         name=run.root.rpartition("/")[2],
         run_directory=run.directory,
         journal_directory=storage.join(run.root, "journal", run.ledger.generation),
     )
     describe(run, sequences, model, train)
-    trained = run.gang(hardware, train_process, Assignment(job, run.ledger))
-    _forget_damaged(run, trained["checkpoint"])
-    with run.shard("record") as directory:
-        for name in ("history", "evaluations", "samples"):
+    trained = run.gang(request.hardware, train_process, Assignment(job, run.ledger))
+    _drop_damaged(run, trained["checkpoint"])
+    with run.shard("record", {"content": trained["record"]}) as directory:
+        for name in RECORD:
             lines = "".join(json.dumps(row) + "\n" for row in trained[name])
             storage.write_atomic(storage.join(directory, f"{name}.jsonl"), lines.encode())
         journals = [each.to_json() + b"\n" for each in read_journals(job.journal_directory)]
         storage.write_atomic(storage.join(directory, "journals.jsonl"), b"".join(journals))
     entropy = cache.result["splits"][TRAIN]["unigram_entropy"]
+    identity = plain_identity(train)
     return {
         **_summary(trained, entropy),
-        "model": dataclasses.asdict(model),
-        "train": dataclasses.asdict(train),
-        "measured": _measured(trained, hardware),
+        "model": plain_identity(model),
+        "train": identity,
+        "measured": {
+            **_measured(trained, request.hardware),
+            "runtime": {k: v for k, v in dataclasses.asdict(train).items() if k not in identity},
+        },
     }
 
 
-def _forget_damaged(run: StepContext, final: str) -> None:
+def _drop_damaged(run: StepContext, final: str) -> None:
     """Leave checkpoints whose files have other sizes out of what is published, but for the last.
 
     Nothing reads them while training goes well, and they are no reason to withhold what is sound.
@@ -159,18 +189,16 @@ def _prompts(sequences: Sequences, prompts: tuple[str, ...]) -> Any:
 def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
     """One process of the gang: the training loop, with checkpoints recorded in the ledger."""
     emit({"event": "phase", "phase": "importing"})
-    from training.checkpoint_index import measured, read_index
     from training.loop import train as train_loop
 
     emit({"event": "phase", "phase": "restoring and compiling"})
     job, ledger = assignment.job, assignment.ledger
 
     def on_commit(step: int, path: str) -> None:
-        files = [File(*file) for file in measured(read_index(path))]
-        ledger.add(_shard_name(path), path, {"step": step}, files)
+        record_checkpoint(ledger, job.train, step, path)
 
     def on_drop(step: int, path: str) -> None:
-        ledger.drop(_shard_name(path))
+        drop_checkpoint(ledger, step, path)
 
     def on_progress(step: int, steps: int, row: dict[str, Any]) -> None:
         emit(
@@ -181,7 +209,7 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
         if kind == "damaged_checkpoint":
             emit({"event": "warning", "message": f"damaged checkpoint: {fields['reason']}"})
         elif kind == "failed_checkpoint":
-            said = f"checkpoint of step {fields['step']} failed, the next is tried"
+            said = f"checkpoint of step {fields['step']} failed, the next will be saved"
             emit({"event": "warning", "message": f"{said}: {fields['reason']}"})
         elif kind == "tracker":
             emit({"event": "warning", "message": fields["reason"]})
@@ -198,11 +226,54 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
         on_event=on_event,
     )
     if result.preempted:
-        raise Preempted(f"preempted after step {result.steps}; the next attempt goes on from there")
+        raise Preempted(f"preempted after step {result.steps}; the next attempt resumes from there")
     return {
         **dataclasses.asdict(result),
-        "checkpoint": _shard_name(result.checkpoint),
+        "checkpoint": _shard_name(result.steps),
+        "record": _record_content(result),
     }
+
+
+def record_checkpoint(ledger: Ledger, train: TrainConfig, step: int, path: str) -> None:
+    """Record a complete checkpoint, which the next attempt then resumes from.
+
+    It is named by its step alone. Where an older attempt has recorded one of that step, the newer
+    attempt's takes its place: the older one may still run, and delete its own.
+    """
+    from training.checkpoint_index import content_of, measured, read_index
+
+    index = read_index(path)
+    name, files = _shard_name(step), [File(*file) for file in measured(index)]
+    # What is only there to resume from depends on when attempts ended, and is no part of the model.
+    kept = kept_for_good(step, train)
+    result = {"step": step, "content": content_of(index) if kept else None}
+    recorded = ledger.add(name, path, result, files)
+    if _attempt(recorded.root) < _attempt(path.removeprefix(f"{ledger.root}/")):
+        ledger.drop(name)
+        ledger.add(name, path, result, files)
+
+
+def drop_checkpoint(ledger: Ledger, step: int, path: str) -> None:
+    """Remove the record of the checkpoint at `path`; another attempt's of that step stays."""
+    recorded = ledger.find(_shard_name(step))
+    if recorded is not None and storage.join(ledger.root, recorded.root) == path.rstrip("/"):
+        ledger.drop(recorded.name)
+
+
+def _attempt(root: str) -> str:
+    """The attempt a shard's root is in; a newer one's name is greater."""
+    return root.split("/")[1]
+
+
+def _record_content(result: Any) -> str:
+    """Digest of the record of a run without the columns that a clock filled."""
+    from training.metrics import MEASURED
+
+    tables = {
+        name: [{k: v for k, v in row.items() if k not in MEASURED} for row in getattr(result, name)]
+        for name in RECORD
+    }
+    return digest(tables)
 
 
 def _keep_stacks(job: Any, fields: dict[str, Any]) -> str:
@@ -217,9 +288,8 @@ def _first_line(text: str) -> str:
     return text.partition("\n")[0]
 
 
-def _shard_name(path: str) -> str:
-    """Ledger name of a checkpoint's directory, which is named by step and attempt."""
-    return f"checkpoint/{path.rstrip('/').rpartition('/')[2]}"
+def _shard_name(step: int) -> str:
+    return f"checkpoint/{step:08d}"
 
 
 def _recorded_checkpoints(ledger: Ledger) -> tuple[tuple[int, str], ...]:

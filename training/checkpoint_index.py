@@ -162,6 +162,12 @@ def measured(index: Mapping[str, Any]) -> Iterator[Measured]:
             yield chunk_file(name, chunk), size, sha256
 
 
+def content_of(index: Mapping[str, Any]) -> str:
+    """Digest of what the checkpoint says: its step and arrays, from digests taken while it was
+    written; nothing of history and times."""
+    return digest({"step": index["step"], "leaves": index["leaves"]})
+
+
 def check_file(path: str, files: Files, name: str, size: int, sha256: str) -> bytes:
     """The content of a small file of the checkpoint at `path`, as the index has it.
 

@@ -1,8 +1,9 @@
 """What a training run computes, as two frozen dataclasses that import no JAX.
 
-Fields marked `Runtime` say how the computation is carried out (sharding, recomputation, how often
-to log or to save); changing one of them does not change what is learned, so it is not part of the
-identity of a run. Every other field is.
+Fields marked `Runtime` say how the computation is carried out (sharding, recomputation) and how
+often one looks (to log, to evaluate, to save a checkpoint to resume from); changing one of them
+changes neither the model nor which checkpoints are kept for good, so it is not part of the identity
+of a run. Every other field is.
 """
 
 from __future__ import annotations
@@ -49,9 +50,10 @@ class TrainConfig:
         evaluate_batches: how much of each held-out set an evaluation reads: so many batches'
             sequences, spread over the set, or "all".
         evaluate_batch_size: sequences evaluated at once; None for as many as in a step.
-        checkpoint_every: steps between checkpoints; also after the last.
-        keep_checkpoints: checkpoints kept; older ones are dropped when a newer one is committed.
-        keep_every: of the older ones, those of steps that are multiples of this stay; 0 for none.
+        checkpoint_every: steps between checkpoints to resume from; also after the last.
+        keep_checkpoints: of these, how many newest ones stay; older ones are dropped when a newer
+            one is committed. What is published beside them is what the next two name.
+        keep_every: multiples of so many steps are saved and never dropped; 0 for none.
         milestones: steps at which a checkpoint is saved that is never dropped.
         log_every: steps between progress reports.
         max_skipped: steps in a row that were not applied after which training stops with an error.
@@ -79,13 +81,13 @@ class TrainConfig:
     length_schedule: tuple[tuple[int, int], ...] = ()
     ema: float = 0.0
     spike_guard: float = 0.0
-    evaluate_every: int = 1000
-    evaluate_batches: int | Literal["all"] = 8
+    evaluate_every: Annotated[int, Runtime] = 1000
+    evaluate_batches: Annotated[int | Literal["all"], Runtime] = 8
     evaluate_batch_size: Annotated[int | None, Runtime] = None
     checkpoint_every: Annotated[int, Runtime] = 1000
     keep_checkpoints: Annotated[int, Runtime] = 2
-    keep_every: Annotated[int, Runtime] = 0
-    milestones: Annotated[tuple[int, ...], Runtime] = ()
+    keep_every: int = 0
+    milestones: tuple[int, ...] = ()
     log_every: Annotated[int, Runtime] = 1
     max_skipped: Annotated[int, Runtime] = 10
     watchdog_seconds: Annotated[float, Runtime] = 120.0
@@ -99,14 +101,15 @@ class TrainConfig:
 
     @classmethod
     def from_plain(cls, fields: Mapping[str, Any]) -> TrainConfig:
-        """From what `dataclasses.asdict` gives, as it comes back from JSON."""
-        rebuilt: dict[str, Any] = {**fields, "parallel": Parallelism(**fields["parallel"])}
-        for name in ("milestones", "trackers"):
-            rebuilt[name] = tuple(fields[name])
+        """From what `dataclasses.asdict` gives, as it comes back from JSON; some may be absent."""
+        rebuilt = dict(fields)
+        if "parallel" in fields:
+            rebuilt["parallel"] = Parallelism(**fields["parallel"])
+        for name in ("milestones", "trackers", "profile"):
+            if fields.get(name) is not None:
+                rebuilt[name] = tuple(fields[name])
         for name in ("batch_schedule", "length_schedule"):
-            rebuilt[name] = tuple((first, value) for first, value in fields[name])
-        if fields["profile"] is not None:
-            rebuilt["profile"] = tuple(fields["profile"])
+            rebuilt[name] = tuple((first, value) for first, value in fields.get(name, ()))
         return cls(**rebuilt)
 
     @property

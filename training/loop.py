@@ -280,7 +280,7 @@ class _Run:
             last, stopping = step == config.steps, self.stop.requested()
             if not stopping and self._to_examine(step):
                 stopping = not self._examine(step, state)
-            if last or stopping or due(step, config.checkpoint_every, config.milestones):
+            if stopping or due(step, config):
                 self._save(step, state)
             if stopping and (not last or self._to_examine(step)):
                 self._event("preempted", step=step)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.errors import InputError
+from training.config import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,18 +40,19 @@ class Retention:
             steps: of all checkpoints there are, oldest first.
         """
         old = range(max(0, len(steps) - self.newest))
-        return [position for position in old if not self._stays(steps[position])]
-
-    def _stays(self, step: int) -> bool:
-        return step in self.milestones or (self.every > 0 and step % self.every == 0)
+        return [p for p in old if not stays(steps[p], self.every, self.milestones)]
 
 
-def due(step: int, every: int, milestones: Sequence[int] = ()) -> bool:
-    """Whether a checkpoint is to be saved after `step`.
+def stays(step: int, keep_every: int, milestones: Sequence[int]) -> bool:
+    """Whether the checkpoint of `step` is never dropped: a milestone, or a kept multiple."""
+    return step in milestones or (keep_every > 0 and step % keep_every == 0)
 
-    Args:
-        step: counted from 1.
-        every: steps between checkpoints, at least 1.
-        milestones: further steps at which one is saved.
-    """
-    return step % every == 0 or step in milestones
+
+def kept_for_good(step: int, train: TrainConfig) -> bool:
+    """Whether the checkpoint of `step` is there in the end, whenever attempts began and ended."""
+    return step == train.steps or stays(step, train.keep_every, train.milestones)
+
+
+def due(step: int, train: TrainConfig) -> bool:
+    """Whether a checkpoint is to be saved after `step`, counted from 1."""
+    return step % train.checkpoint_every == 0 or kept_for_good(step, train)

@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeVar
 from pipeline.cli import options
 from pipeline.cli.context import Context, say
 from pipeline.errors import Cancelled, InputError, PonenteError
-from pipeline.graph.step import as_node
+from pipeline.graph.node import as_node
 from pipeline.store.outputs import Store
 
 S = TypeVar("S")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import InputError
-from pipeline.graph.step import Node, topological, unique_labels
+from pipeline.graph.node import Node, topological, unique_labels
 from pipeline.plan.state import Selection, pick
 from pipeline.store.outputs import Store
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from pipeline.graph.step import Node
+from pipeline.graph.node import Node
 
 if TYPE_CHECKING:
     from rich.console import Console

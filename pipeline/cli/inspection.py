@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.cli.context import Context, say
 from pipeline.errors import InputError
-from pipeline.graph.step import Node, topological, unique_labels
+from pipeline.graph.node import Node, topological, unique_labels
 from pipeline.plan.explain import explain as explained
 from pipeline.plan.lineage import lineage, users
 from pipeline.plan.plan import Planned
@@ -90,7 +90,7 @@ def _graph_page(context: Context) -> int:
         node = entry.node
         step = StepRecord(node.label, node.key, node.step.name, node.directory)
         step.inputs = {name: child.key for name, child in node.inputs.items()}
-        step.config, step.reason = node.canonical_config, entry.reason
+        step.config, step.reason = node.identity.config, entry.reason
         step.state = states.get(entry.status, "unreached")
         if entry.found is not None:
             manifests[node.key] = entry.found.manifest

@@ -8,7 +8,7 @@ from pipeline.cli import options
 from pipeline.cli.context import Context, say
 from pipeline.errors import InputError
 from pipeline.execute import adopt as adoption
-from pipeline.graph.step import Node, topological
+from pipeline.graph.node import Node, topological
 from pipeline.plan.state import look
 from pipeline.store import integrity, lease
 from pipeline.store.garbage import delete, find_garbage

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pipeline.errors import InputError
-from pipeline.graph.step import Node
+from pipeline.graph.node import Node
 
 S = TypeVar("S")
 VERBS = {

@@ -136,7 +136,7 @@ def _started(context: Context, run_id: str, execution: Execution) -> dict[str, A
                 "key": node.key,
                 "step": node.step.name,
                 "directory": node.directory,
-                "config": node.canonical_config,
+                "config": node.identity.config,
                 "inputs": {name: child.key for name, child in node.inputs.items()},
             }
             for node in execution.order

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pipeline.errors import CorruptOutput, InputError
 from pipeline.execute.reference import refer
-from pipeline.graph.step import Node
+from pipeline.graph.node import Node
 from pipeline.plan.changes import ChangeLog
 from pipeline.plan.state import GraphState
 from pipeline.store import integrity, manifest, storage

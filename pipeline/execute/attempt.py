@@ -35,8 +35,9 @@ from pipeline.execute.step_context import Emit, Reference, StepContext, Workers
 from pipeline.graph.artifact import Artifact
 from pipeline.graph.external import check_unchanged
 from pipeline.graph.live import Live, Source
-from pipeline.graph.step import StepFunction, recipe
-from pipeline.identity import fingerprint, provenance
+from pipeline.graph.step import StepSpec
+from pipeline.identity import digests, provenance
+from pipeline.identity.digests import Identity
 from pipeline.identity.listing import Listing
 from pipeline.store import lease, manifest, outputs, storage
 from pipeline.store.ledger import Ledger
@@ -53,21 +54,24 @@ class Request:
     Attributes:
         inputs: input name -> (URL of its directory, its key).
         arguments: configuration and runtime arguments.
-        recipe: see `Node.recipe`; a live input counts as the build it comes from.
+        identity: of the node.
+        build: id of the build that the attempt belongs to.
+        provenance: what the run says of where its outputs come from.
         replaces: attempt of the published output that this one is to replace; empty if none.
         live: those inputs that may still be made, and how.
         packages: loggers whose information the log keeps: those of the step's own code.
         listings: what the external arguments stood for when the run was planned.
     """
 
-    step: StepFunction[..., Any]
+    step: StepSpec[..., Any]
     label: str
     key: str
     root: str
     inputs: Mapping[str, tuple[str, str]]
     arguments: Mapping[str, Any]
-    canonical_config: Mapping[str, Any]
-    recipe: str
+    identity: Identity
+    build: str
+    provenance: Mapping[str, Any]
     replaces: str = ""
     live: Mapping[str, Source] = field(default_factory=dict)
     packages: tuple[str, ...] = ()
@@ -75,8 +79,8 @@ class Request:
 
     @property
     def ledger(self) -> Ledger:
-        """Where this build records its shards; see `generation`."""
-        return Ledger(self.root, generation(self.recipe, self.replaces))
+        """Where this build records its shards."""
+        return Ledger(self.root, self.build)
 
     def published(self) -> bool:
         """Whether there is an output, and not the one to be replaced.
@@ -85,11 +89,6 @@ class Request:
             CorruptOutput: when what is there is not what was recorded.
         """
         return manifest.load_built(self.root, self.key, self.replaces) is not None
-
-
-def generation(recipe: str, replaces: str) -> str:
-    """Name of the ledger of one build: what from, and instead of what."""
-    return fingerprint.digest([recipe, replaces])[:12]
 
 
 @dataclass(frozen=True)
@@ -169,11 +168,12 @@ def _attempt(
             inputs = _open_inputs(request)
             _check_sources(request)
             # Before the body: an edit while it runs is not what runs.
-            made_by = provenance.collect(request.step.function)
+            worker = provenance.of_worker(request.step.function, request.step.environment)
             body = request.step.function(run, **_grouped(request, inputs), **request.arguments)
             inputs |= _open_followed(request)
             _check_sources(request)
             seconds = time.monotonic() - clock
+            made_by = {**request.provenance, **worker}
             record = _record(request, run, body, inputs, made_by, started, seconds)
             won = _publish(request, held, record)
         except Exception as error:  # noqa: BLE001 - a body may raise anything; it becomes data
@@ -299,15 +299,16 @@ def _record(
         opened = {name: c for name, c in contents.items() if request.step.output.reads(name)}
     return Manifest(
         key=request.key,
-        step=request.step.name,
-        version=request.step.version,
+        step=request.identity.step,
+        version=request.identity.version,
         label=request.label,
-        config=dict(request.canonical_config),
+        config=request.identity.config,
         inputs=describe_inputs(request.root, inputs),
         shards=shards,
         result=result,
-        content=manifest.content_digest(shards, result, opened),
-        recipe=recipe(request.step, request.canonical_config, contents),
+        content=digests.content(shards, result, opened),
+        recipe=digests.recipe(request.identity, contents),
+        build=request.build,
         attempt=run.attempt,
         started=started,
         seconds=seconds,

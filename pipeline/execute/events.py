@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from typing import IO, Any
 
+from pipeline.errors import PonenteError
 from pipeline.execute.logs import Parts
 from pipeline.store import local_storage, storage
 
@@ -87,9 +88,12 @@ class EventLog:
         try:
             self._append()
         except OSError as error:
-            if not self._broken:
-                logger.warning("%s: events cannot be kept: %s", self.url, error)
-            self._broken = True
+            self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        if not self._broken:
+            logger.warning("%s: events cannot be kept: %s", self.url, error)
+        self._broken = True
 
     def _append(self) -> None:
         if self._file is None:
@@ -116,6 +120,18 @@ class EventLog:
                 self._parts.__enter__()
             path = self._parts.path
         return open(path, "a")
+
+    def keep_diff(self, diff: str) -> str:
+        """Keep what the run's code has uncommitted; its place in the store, empty for none."""
+        url = self.url.removesuffix(".jsonl") + ".diff"
+        if not diff:
+            return ""
+        try:
+            storage.write_atomic(url, diff.encode(errors="surrogateescape"))
+        except (OSError, PonenteError) as error:
+            self._warn(error)
+            return ""
+        return "/".join(url.rsplit("/", 2)[1:])
 
     def close(self) -> None:
         """Keep what is not kept yet."""

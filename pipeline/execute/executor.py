@@ -19,12 +19,13 @@ from collections.abc import Callable
 from typing import Any
 
 from pipeline.errors import Cancelled, StepFailed
-from pipeline.execute.attempt import Outcome
+from pipeline.execute.attempt import Outcome, Request
 from pipeline.execute.backend import Backend
 from pipeline.execute.events import EventLog
 from pipeline.execute.node_state import NodeState, States, make_request
 from pipeline.execute.reference import refer
-from pipeline.graph.step import Node, topological
+from pipeline.graph.node import Node, topological
+from pipeline.identity import provenance
 from pipeline.plan.listings import Listings
 from pipeline.plan.plan import source_notes
 from pipeline.plan.state import (
@@ -91,6 +92,7 @@ class Execution:
         self._exposed = False
         self._failures: list[str] = []
         self._reasons: dict[str, str] = {}
+        self._provenance: dict[str, Any] = {}
         self._stop = threading.Event()
         self._listings = Listings()
         self.notes: list[str] = []
@@ -142,6 +144,8 @@ class Execution:
             StepFailed: after everything already running has ended, naming the failures.
             Cancelled: when `stop` was called.
         """
+        shared = provenance.collect(node.step.function for node in needed)
+        self._provenance = {**shared.record, "diff": self._log.keep_diff(shared.diff)}
         for node in needed:
             self._enqueue(node, self._reasons[node.key])
         # A published step above one that runs can turn stale; without any, nothing needs watching.
@@ -224,9 +228,16 @@ class Execution:
             else:
                 self._states.move(state, "running")
                 self._tell("submitted", node)
-                backend.submit(
-                    make_request(state, self._states, self.published, self._store, self._listings)
-                )
+                backend.submit(self._request(state))
+
+    def _request(self, state: NodeState) -> Request:
+        request, conflicts = make_request(
+            state, self._states, self.published, self._store, self._listings, self._provenance
+        )
+        for line in conflicts:
+            message = f"an unfinished build is not resumed: {line}"
+            self._tell("warning", state.node, message=message)
+        return request
 
     def _ready(self, node: Node, unsettled: set[str]) -> bool:
         return all(

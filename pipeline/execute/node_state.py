@@ -10,14 +10,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from pipeline.errors import PonenteError
-from pipeline.execute.attempt import Request, generation
+from pipeline.execute.attempt import Request
 from pipeline.graph.live import Source
-from pipeline.graph.step import Node
-from pipeline.identity import source_code
+from pipeline.graph.node import Node
+from pipeline.identity import digests, source_code
 from pipeline.plan.listings import Listings
 from pipeline.store import lease, retry
+from pipeline.store.builds import claim_build
 from pipeline.store.ledger import Ledger
 from pipeline.store.outputs import Found, Store
 
@@ -37,7 +39,7 @@ class NodeState:
         phase: idle (nothing to do, or published), waiting, running or failed.
         forced: build it again although it is there.
         replaces: attempt of the published output that is to be replaced; empty if none.
-        build: name of the ledger its shards are recorded in; see `attempt.generation`.
+        build: name of the ledger its shards are recorded in; see `builds`.
         attempt: the attempt that runs, once it has begun.
         tries: attempts used up since it last made progress.
         recorded: shards recorded when an attempt was last lost.
@@ -175,12 +177,16 @@ def make_request(
     published: Mapping[str, Found],
     store: Store,
     listings: Listings,
-) -> Request:
-    """What is sent to execute a node; begins a build in its record."""
-    node = state.node
+    made_by: dict[str, Any],
+) -> tuple[Request, tuple[str, ...]]:
+    """What is sent to execute a node, and why an unfinished build is not resumed (mostly nothing).
+
+    Begins a build in the node's record.
+    """
+    node, root = state.node, store.path(state.node)
     live = {name: _source(states[node.inputs[name].key], published) for name in sorted(node.live)}
     held = listings.digests(node) | {
-        name: live[name].generation if name in live else published[child.key].manifest.content
+        name: live[name].build if name in live else published[child.key].manifest.content
         for name, child in node.inputs.items()
     }
 
@@ -188,22 +194,25 @@ def make_request(
         there = published.get(child.key)
         return there.path if there is not None else store.path(child)
 
+    recipe = digests.recipe(node.identity, held)
+    build = claim_build(root, recipe, state.replaces, node.identity.config)
+    state.build, state.attempt = build.id, ""
     request = Request(
         step=node.step,
         label=node.label,
         key=node.key,
-        root=store.path(node),
+        root=root,
         inputs={name: (place(child), child.key) for name, child in node.inputs.items()},
         arguments={**node.config, **node.runtime},
-        canonical_config=node.canonical_config,
-        recipe=node.recipe(held),
+        identity=node.identity,
+        build=build.id,
+        provenance=made_by,
         replaces=state.replaces,
         live=live,
         listings=listings.of(node),
         packages=_packages(node),
     )
-    state.build, state.attempt = request.ledger.generation, ""
-    return request
+    return request, tuple(build.conflicts)
 
 
 def _packages(node: Node) -> tuple[str, ...]:
@@ -215,6 +224,6 @@ def _packages(node: Node) -> tuple[str, ...]:
 def _source(state: NodeState, published: Mapping[str, Found]) -> Source:
     """Where a live input is, or was, made."""
     node = state.node
-    made = state.build or generation(published[node.key].manifest.recipe, "")
+    made = state.build or published[node.key].manifest.build
     replaces = "" if node.key in published else state.replaces
     return Source(made, replaces, {**node.config, **node.runtime})

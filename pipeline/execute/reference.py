@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 from pipeline.errors import StorageError
 from pipeline.execute.attempt import describe_inputs, relative
-from pipeline.graph.step import Node
+from pipeline.graph.node import Node
+from pipeline.identity import digests
 from pipeline.identity.listing import Listing
 from pipeline.plan.listings import external_values
 from pipeline.store import manifest, storage
@@ -48,10 +49,10 @@ def refer(
         step=node.step.name,
         version=node.step.version,
         label=node.label,
-        config=dict(node.canonical_config),
+        config=node.identity.config,
         inputs=describe_inputs(path, {n: (f.path, f.manifest) for n, f in inputs.items()}),
         sources=manifest.keep_sources(path, listings),
-        recipe=node.recipe(contents),
+        recipe=digests.recipe(node.identity, contents),
         origin=Origin(kind, relative(path, theirs.home(to.path)), owner),
     )
     storage.create(storage.join(path, manifest.NAME), record.to_bytes())

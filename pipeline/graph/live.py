@@ -30,12 +30,12 @@ class Source:
     """Where a step that is being followed works.
 
     Attributes:
-        generation: of the ledger its build writes to.
+        build: id of the build, whose ledger it writes to.
         replaces: attempt of the output that its build takes the place of; empty for none.
         arguments: what it was called with, configuration and runtime settings.
     """
 
-    generation: str
+    build: str
     replaces: str
     arguments: Mapping[str, Any]
 
@@ -94,4 +94,4 @@ class Live(Generic[A]):
 
     @property
     def _ledger(self) -> Ledger:
-        return Ledger(self.path, self.source.generation)
+        return Ledger(self.path, self.source.build)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
@@ -32,12 +32,27 @@ class Input:
     live: bool = False
 
 
-def read_signature(
-    function: Callable[..., Any],
-) -> tuple[inspect.Signature, dict[str, Input], frozenset[str], dict[str, type]]:
-    """The signature without the `StepContext`, inputs by name, and names of runtime settings.
+@dataclass(frozen=True)
+class Signature:
+    """What a step's signature says.
 
-    Last come the classes of the arguments that are configured with a dataclass and nothing else.
+    Attributes:
+        parameters: of a call: without the `StepContext`.
+        inputs: input arguments by name.
+        runtime: names of runtime settings.
+        classes: of the arguments that are configured with a dataclass and nothing else.
+        defaults: canonical default values of the arguments that are configuration.
+    """
+
+    parameters: inspect.Signature
+    inputs: Mapping[str, Input]
+    runtime: frozenset[str]
+    classes: Mapping[str, type]
+    defaults: Mapping[str, Any]
+
+
+def read_signature(function: Callable[..., Any]) -> Signature:
+    """The signature of a step's function.
 
     Raises:
         InputError: when `Runtime` marks a part of an annotation, or an argument has none.
@@ -45,22 +60,27 @@ def read_signature(
     signature = inspect.signature(function)
     hints = typing.get_type_hints(function, include_extras=True)
     parameters = list(signature.parameters.values())[1:]
-    inputs, runtime, classes = {}, set(), {}
+    inputs, runtime, classes, defaults = {}, set(), {}, {}
     for parameter in parameters:
         if parameter.name not in hints:
             raise InputError(
                 f"step {function.__qualname__}: argument {parameter.name!r} has no annotation; its "
-                "type tells inputs from configuration, so write it down"
+                "type distinguishes inputs from configuration, so write it down"
             )
         hint = hints[parameter.name]
         if (declared := _as_input(hint)) is not None:
             inputs[parameter.name] = declared
-        elif fingerprint.is_runtime(hint):
+            continue
+        if fingerprint.is_runtime(hint):
             runtime.add(parameter.name)
+        elif parameter.default is not parameter.empty:
+            for tree in fingerprint.canonical_default(parameter.default):
+                defaults[parameter.name] = tree
         plain = typing.get_args(hint)[0] if hasattr(hint, "__metadata__") else hint
-        if isinstance(plain, type) and is_dataclass(plain) and parameter.name not in inputs:
+        if isinstance(plain, type) and is_dataclass(plain):
             classes[parameter.name] = plain
-    return signature.replace(parameters=parameters), inputs, frozenset(runtime), classes
+    left = signature.replace(parameters=parameters)
+    return Signature(left, inputs, frozenset(runtime), classes, defaults)
 
 
 def _as_input(annotation: Any) -> Input | None:

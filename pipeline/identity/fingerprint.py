@@ -1,6 +1,6 @@
-"""Canonical bytes of a step's configuration, and the SHA-256 that names its output.
+"""Canonical form of a step's configuration, the digest of it, and differences between two.
 
-Two configurations get the same bytes when, and only when, they say the same thing: a dataclass
+Two configurations get the same form when, and only when, they say the same thing: a dataclass
 carries its class, a float is written in hexadecimal (so -0.0 is not 0.0), a tuple is not a list,
 the key 1 is not "1". A set and a frozenset of the same members say the same thing, and so do dicts
 of the same items in another order. A value whose meaning cannot be written down (NaN, a lambda, an
@@ -13,6 +13,12 @@ What does not change a result is marked `Runtime` in its annotation and left out
     class Example:
         learning_rate: float
         log_every: Annotated[int, Runtime] = 10
+
+A class is known by its name without its module, so that it can move; `identity_name: ClassVar[str]`
+gives it another name, which it also keeps when it is renamed. The fields of a configuration are
+written in two groups, those that have their default value apart: keys are made `without_defaults`,
+so a field that is added with a default changes no key until it is given another value, while
+`difference` compares both groups and so notices a default that was changed.
 """
 
 from __future__ import annotations
@@ -23,8 +29,11 @@ import functools
 import hashlib
 import json
 import math
+import os
 import re
+import sys
 import typing
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pipeline.errors import InputError
@@ -33,6 +42,8 @@ from pipeline.errors import InputError
 MAX_DEPTH = 64
 # Longer integers go in hexadecimal: Python refuses to read or write them in decimal.
 _DECIMAL_BITS = 1024
+# Classes of configurations by the name that stands for them in keys.
+Classes = dict[str, type]
 _BUILTINS = (int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
 
 
@@ -82,16 +93,44 @@ def identity_fields(cls: type) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(cls) if not is_runtime(hints[f.name]))
 
 
-def canonical(value: Any, path: str = "config") -> Any:
-    """`value` as a JSON tree that tells apart everything Python tells apart.
+def canonical(value: Any, path: str = "config", classes: Classes | None = None) -> Any:
+    """`value` as a JSON tree that distinguishes everything Python distinguishes.
+
+    Args:
+        value: of a configuration.
+        path: to it, for messages.
+        classes: takes the classes of the value by name.
 
     Raises:
-        InputError: naming the path, when a value has no canonical form.
+        InputError: naming the path, when a value has no canonical form, and when two different
+            classes have one name.
     """
-    return _canonical(value, path, 0)
+    return _canonical(value, path, 0, {} if classes is None else classes)
 
 
-def _canonical(value: Any, path: str, depth: int) -> Any:
+def group_fields(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Canonical values by name, with those that equal their default in a group of their own."""
+    kept = {n: tree for n, tree in values.items() if n not in defaults or defaults[n] != tree}
+    return {"fields": kept, "defaults": {n: t for n, t in values.items() if n not in kept}}
+
+
+def without_defaults(tree: Any) -> Any:
+    """A canonical tree without the fields that have their default value: what keys are made of."""
+    if isinstance(tree, dict):
+        at_default = "defaults" if _is_config(tree) else None
+        return {name: without_defaults(t) for name, t in tree.items() if name != at_default}
+    return [without_defaults(item) for item in tree] if isinstance(tree, list) else tree
+
+
+def merge_classes(found: Iterable[Classes], path: str) -> None:
+    """Raise `InputError` when two different classes of one name are among `found`."""
+    merged: Classes = {}
+    for classes in found:
+        for name, cls in classes.items():
+            _register(merged, name, cls, path)
+
+
+def _canonical(value: Any, path: str, depth: int, classes: Classes) -> Any:
     if depth > MAX_DEPTH:
         raise InputError(
             f"{path[:60]}...: nested more than {MAX_DEPTH} deep, or contains itself; "
@@ -110,29 +149,63 @@ def _canonical(value: Any, path: str, depth: int) -> Any:
     if type(value) is bytes:
         return {"bytes": value.hex()}
     if isinstance(value, enum.Enum):
-        name = _name_of(type(value), path)
+        name = _name_of(type(value), path, classes)
         if value.name is None:  # no flag at all, or bits that no flag stands for
-            return {"enum": name, "value": _canonical(value.value, path, depth + 1)}
+            return {"enum": name, "value": _canonical(value.value, path, depth + 1, classes)}
         return {"enum": name, "member": value.name}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _canonical_dataclass(value, path, depth)
+        return _canonical_dataclass(value, path, depth, classes)
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        items = [_canonical(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
+        items = [
+            _canonical(item, f"{path}[{i}]", depth + 1, classes) for i, item in enumerate(value)
+        ]
         return {type(value).__name__: items}
     if isinstance(value, set | frozenset) and type(value) in (set, frozenset):
-        members = [_canonical(item, f"{path}{{}}", depth + 1) for item in value]
-        return {"set": sorted(members, key=_dumps)}
+        members = [_canonical(item, f"{path}{{}}", depth + 1, classes) for item in value]
+        return {"set": sorted(members, key=_order)}
     if isinstance(value, dict) and type(value) is dict:
         pairs = []
         for key, item in value.items():
-            name = _canonical(key, f"{path} key", depth + 1)
-            pairs.append([name, _canonical(item, f"{path}[{_dumps(name)}]", depth + 1)])
-        return {"dict": sorted(pairs, key=lambda pair: _dumps(pair[0]))}
+            name = _canonical(key, f"{path} key", depth + 1, classes)
+            inner = f"{path}[{_dumps(name)}]"
+            pairs.append([name, _canonical(item, inner, depth + 1, classes)])
+        return {"dict": sorted(pairs, key=lambda pair: _order(pair[0]))}
     raise InputError(
         f"{path}: a value of type {type(value).__module__}.{type(value).__qualname__} cannot be "
         "part of a step's identity; use numbers, strings, tuples, dicts, enums or frozen "
         "dataclasses of these"
     )
+
+
+def plain(tree: Any) -> Any:
+    """A canonical tree as people write it: without classes and type tags."""
+    if not isinstance(tree, dict):
+        return tree
+    if _is_config(tree):
+        return {name: plain(value) for name, (value, _) in sorted(_fields(tree).items())}
+    if set(tree) == {"enum", "member"}:
+        return f"{tree['enum'].rpartition('.')[2]}.{tree['member']}"
+    if len(tree) == 1:
+        ((tag, value),) = tree.items()
+        if tag == "float" and isinstance(value, str):
+            return float.fromhex(value)
+        if tag == "bytes" and isinstance(value, str):
+            return f"0x{value}"
+        if tag in ("list", "tuple", "set") and isinstance(value, list):
+            return [plain(item) for item in value]
+        if tag == "dict" and isinstance(value, list):
+            return {str(plain(key)): plain(item) for key, item in value}
+    return {name: plain(value) for name, value in tree.items()}
+
+
+def plain_identity(value: Any) -> Any:
+    """A configuration as JSON values, without what is marked Runtime: for results."""
+    return plain(canonical(value))
+
+
+def _order(tree: Any) -> str:
+    # A field that is added with a default must not change the order either.
+    return _dumps(without_defaults(tree))
 
 
 def _canonical_text(value: str, path: str) -> str:
@@ -142,32 +215,74 @@ def _canonical_text(value: str, path: str) -> str:
     return value
 
 
-def _canonical_dataclass(value: Any, path: str, depth: int) -> dict[str, Any]:
+def _canonical_dataclass(value: Any, path: str, depth: int, classes: Classes) -> dict[str, Any]:
+    cls = type(value)
     if isinstance(value, _BUILTINS):
         raise InputError(
-            f"{path}: {type(value).__qualname__} is a dataclass and a builtin type at once, and "
+            f"{path}: {cls.__qualname__} is a dataclass and a builtin type at once, and "
             "only its fields could be part of a step's identity; give it a field instead"
         )
     if not value.__dataclass_params__.frozen:
         raise InputError(
-            f"{path}: {type(value).__qualname__} must be @dataclass(frozen=True) to be part of a "
+            f"{path}: {cls.__qualname__} must be @dataclass(frozen=True) to be part of a "
             "step's identity"
         )
-    return {
-        "class": _name_of(type(value), path),
-        "fields": {
-            name: _canonical(getattr(value, name), f"{path}.{name}", depth + 1)
-            for name in identity_fields(type(value))
-        },
+    name = _name_of(cls, path, classes)
+    fields = {
+        field: _canonical(getattr(value, field), f"{path}.{field}", depth + 1, classes)
+        for field in identity_fields(cls)
     }
+    return {"class": name, **group_fields(fields, _defaults(cls))}
 
 
-def _name_of(cls: type, path: str) -> str:
-    if "<locals>" in cls.__qualname__:
+@functools.cache
+def _defaults(cls: type) -> dict[str, Any]:
+    """Canonical default values of a dataclass's fields, where they have one."""
+    identifying, found = identity_fields(cls), {}
+    for field in dataclasses.fields(cls):
+        if field.name not in identifying:
+            continue
+        if field.default is not dataclasses.MISSING:
+            found[field.name] = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            found[field.name] = field.default_factory()
+    return {name: tree for name, value in found.items() for tree in canonical_default(value)}
+
+
+def canonical_default(value: Any) -> tuple[Any, ...]:
+    """The canonical form of a default value; nothing for one that no caller may leave as it is."""
+    try:
+        return (canonical(value, "default"),)
+    except InputError:
+        return ()
+
+
+def _name_of(cls: type, path: str, classes: Classes) -> str:
+    name = vars(cls).get("identity_name")
+    if name is None:
+        if "<locals>" in cls.__qualname__:
+            raise InputError(
+                f"{path}: {cls.__qualname__} is defined in a function; move it to a module"
+            )
+        name = cls.__qualname__
+    _register(classes, name, cls, path)
+    return name
+
+
+def _register(classes: Classes, name: str, cls: type, path: str) -> None:
+    other = classes.setdefault(name, cls)
+    if other is not cls and _home(other) != _home(cls):
         raise InputError(
-            f"{path}: {cls.__qualname__} is defined in a function; move it to a module"
+            f"{path}: two different classes are named {name!r} in keys: "
+            f"{other.__module__}.{other.__qualname__} and {cls.__module__}.{cls.__qualname__}; "
+            'give one of them another name: identity_name: ClassVar[str] = "..."'
         )
-    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _home(cls: type) -> tuple[str, str]:
+    """Where a class is defined; the same for a file that is executed twice."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return os.path.realpath(file) if file else cls.__module__, cls.__qualname__
 
 
 def _dumps(tree: Any) -> str:
@@ -180,15 +295,19 @@ def digest(tree: Any) -> str:
 
 
 def difference(old: Any, new: Any, path: str = "") -> list[str]:
-    """Field-level differences of two canonical trees, as `path: old -> new` lines."""
+    """Field-level differences of two canonical trees, as `path: old -> new` lines.
+
+    A field that only one side has is no difference while it has its default value there.
+    """
     if type(old) is dict and type(new) is dict:
-        # The wrappers of `canonical` would only lengthen the path a reader sees.
+        if _is_config(old) and _is_config(new):
+            named = difference(old.get("class"), new.get("class"), f"{path}.class".strip("."))
+            return [*named, *_field_differences(_fields(old), _fields(new), path)]
         lines = []
         for key in sorted({*old, *new}):
-            inner = (
-                path if key in ("fields", "float", "list", "tuple") else f"{path}.{key}".strip(".")
-            )
-            lines += difference(old.get(key), new.get(key), inner)
+            # The wrappers of `canonical` would only lengthen the path a reader sees.
+            inner = path if key in ("float", "list", "tuple") else f"{path}.{key}".strip(".")
+            lines += difference(old.get(key, _ABSENT), new.get(key, _ABSENT), inner)
         return lines
     if type(old) is list and type(new) is list and len(old) == len(new):
         return [
@@ -196,13 +315,49 @@ def difference(old: Any, new: Any, path: str = "") -> list[str]:
             for i, (a, b) in enumerate(zip(old, new, strict=True))
             for line in difference(a, b, f"{path}[{i}]")
         ]
-    return (
-        [] if old == new and type(old) is type(new) else [f"{path}: {_show(old)} -> {_show(new)}"]
-    )
+    same = old == new and type(old) is type(new)
+    return [] if same else [f"{path}: {_show(old)} -> {_show(new)}"]
+
+
+_CHANGED = " (the default changed)"
+_Fields = dict[str, tuple[Any, bool]]
+
+
+def _is_config(tree: Mapping[str, Any]) -> bool:
+    return "fields" in tree and "defaults" in tree
+
+
+def _fields(config: Mapping[str, Any]) -> _Fields:
+    """Every field's value, and whether that is its default."""
+    given = {name: (tree, False) for name, tree in config["fields"].items()}
+    return {**given, **{name: (tree, True) for name, tree in config["defaults"].items()}}
+
+
+def _field_differences(old: _Fields, new: _Fields, path: str) -> list[str]:
+    lines = []
+    for name in sorted({*old, *new}):
+        inner = f"{path}.{name}".strip(".")
+        was, was_default = old.get(name, (_ABSENT, name in new and new[name][1]))
+        now, now_default = new.get(name, (_ABSENT, was_default))
+        if was_default and now_default and _ABSENT in (was, now):
+            continue
+        changed = difference(was, now, inner)
+        if was_default and now_default:
+            changed = [line.removesuffix(_CHANGED) + _CHANGED for line in changed]
+        elif not changed and was_default != now_default:
+            which = "now the default" if now_default else "the default before"
+            changed = [f"{inner}: {_show(now)} is {which}, so the key is another"]
+        lines += changed
+    return lines
 
 
 def _show(leaf: Any) -> str:
+    if leaf is _ABSENT or leaf is None or isinstance(leaf, bool):
+        return "(absent)" if leaf is _ABSENT else str(leaf)
     if isinstance(leaf, str) and re.fullmatch(r"-?0x[01]\.[0-9a-f]+p[+-]\d+", leaf):
         return repr(float.fromhex(leaf))
     text = json.dumps(leaf)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+_ABSENT = object()

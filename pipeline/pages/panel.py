@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from pipeline.identity.fingerprint import plain
 from pipeline.pages import readable
 from pipeline.pages.drawing import anchor
 from pipeline.pages.record import DONE, STATES, RunRecord, RunSummary, StepRecord
@@ -186,7 +187,7 @@ def _result(step: StepRecord, manifest: Manifest | None) -> dict[str, Any]:
 
 def _configuration(step: StepRecord, manifest: Manifest | None) -> str:
     config = manifest.config if manifest is not None else step.config
-    tree = {name: readable.configuration(value) for name, value in config.items()}
+    tree = plain(config)
     text = json.dumps(tree, indent=1, ensure_ascii=False)
     shown = f"<h4>Configuration</h4><pre>{html.escape(text)}</pre>" if tree else ""
     if manifest is not None:

@@ -47,27 +47,6 @@ def number(value: Any) -> str:
     return str(value)
 
 
-def configuration(tree: Any) -> Any:
-    """A canonical configuration (see `fingerprint.canonical`) without its type tags."""
-    if not isinstance(tree, dict):
-        return tree
-    if set(tree) == {"class", "fields"}:
-        return {name: configuration(value) for name, value in tree["fields"].items()}
-    if set(tree) == {"enum", "member"}:
-        return f"{tree['enum'].rpartition('.')[2]}.{tree['member']}"
-    if len(tree) == 1:
-        ((tag, value),) = tree.items()
-        if tag == "float" and isinstance(value, str):
-            return float.fromhex(value)
-        if tag == "bytes" and isinstance(value, str):
-            return f"0x{value}"
-        if tag in ("list", "tuple", "set") and isinstance(value, list):
-            return [configuration(item) for item in value]
-        if tag == "dict" and isinstance(value, list):
-            return {str(configuration(key)): configuration(item) for key, item in value}
-    return {name: configuration(value) for name, value in tree.items()}
-
-
 def flat(tree: dict[str, Any], path: str = "") -> dict[str, str]:
     """Nested results as `dotted.name -> text`; a list is given by its length when it is long."""
     lines: dict[str, str] = {}

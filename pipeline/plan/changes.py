@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pipeline.errors import CorruptOutput
-from pipeline.graph.step import Node
+from pipeline.graph.node import Node
 from pipeline.identity import fingerprint
 from pipeline.store import manifest, storage
 from pipeline.store.manifest import Manifest
@@ -33,7 +33,7 @@ class _Outputs:
 
     def like(self, node: Node) -> dict[str, Manifest]:
         """A few outputs the node may be a change of, by directory."""
-        config = fingerprint.digest(node.canonical_config)
+        config = fingerprint.digest(node.identity.config)
         return dict(
             [
                 *self._by_label.get(node.label, [])[:_SAME_LABEL],
@@ -62,7 +62,7 @@ class ChangeLog:
         ("", []) when there is none. Inputs must have been explained before.
         """
         best: tuple[str, list[str]] = ("", [])
-        for directory, old in self._outputs_of(node.step.label).like(node).items():
+        for directory, old in self._outputs_of(node.step.name).like(node).items():
             lines = self.differences(old, node)
             if lines and (not best[0] or len(lines) < len(best[1])):
                 best = (directory, lines)
@@ -76,7 +76,7 @@ class ChangeLog:
 
     def differences(self, old: Manifest, node: Node) -> list[str]:
         """What would be built otherwise than `old` was, a line a field."""
-        lines = fingerprint.difference(old.config, node.canonical_config)
+        lines = fingerprint.difference(old.config, node.identity.config)
         if old.version != node.step.version:
             lines.append(f"version: {old.version} -> {node.step.version}")
         for name in sorted({*old.inputs, *node.inputs}):
@@ -91,15 +91,15 @@ class ChangeLog:
         first, *more = self._roots.get(child.key) or [""]
         return f" ({first}{f' and {len(more)} more' if more else ''})" if first else ""
 
-    def _outputs_of(self, label: str) -> _Outputs:
+    def _outputs_of(self, step: str) -> _Outputs:
         if self._names is None:
             self._names = {}
             for name in self._store.outputs():
                 self._names.setdefault(name.rpartition("-")[0], []).append(name)
-        if label not in self._outputs:
-            found = {name: self._load(name) for name in self._names.get(label, ())}
-            self._outputs[label] = _Outputs({n: m for n, m in found.items() if m is not None})
-        return self._outputs[label]
+        if step not in self._outputs:
+            found = {name: self._load(name) for name in self._names.get(step, ())}
+            self._outputs[step] = _Outputs({n: m for n, m in found.items() if m is not None})
+        return self._outputs[step]
 
     def _load(self, name: str) -> Manifest | None:
         try:

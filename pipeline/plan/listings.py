@@ -55,8 +55,8 @@ def list_all(nodes: Iterable[Node], seconds: float = LISTING_SECONDS) -> Listing
         mine = {name: answers[_question(node, name)] for name in external_values(node)}
         errors = [answer for answer in mine.values() if isinstance(answer, Exception)]
         if errors:
-            asked = isinstance(errors[0], InputError | FileNotFoundError)
-            kind = InputError if asked else StoreUnavailable
+            refused = isinstance(errors[0], InputError | FileNotFoundError)
+            kind = InputError if refused else StoreUnavailable
             cause = " ".join(str(errors[0]).split())
             unreachable[node.key] = kind(f"{node.label}: {cause}")
         else:

@@ -6,12 +6,12 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.execute.attempt import generation
-from pipeline.graph.step import Node, topological
-from pipeline.identity import source_code
+from pipeline.graph.node import Node, topological
+from pipeline.identity import digests, source_code
 from pipeline.plan.changes import NEVER, ChangeLog
 from pipeline.plan.state import GraphState, contents, look, needed_keys
 from pipeline.store import lease, storage
+from pipeline.store.builds import Build, find_build
 from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import Manifest
 from pipeline.store.outputs import Found, Store
@@ -151,36 +151,38 @@ def _unfinished(node: Node, path: str, seen: GraphState) -> tuple[str, str]:
         return "miss", ""
     if (holder := lease.holder(path)) is not None:
         return "running", lease.words(holder)
-    held = _built_from(node, seen)
-    finished, expected = 0, 0
-    if held is not None:
-        finished, expected = Ledger(path, generation(node.recipe(held), "")).count()
+    build = _build_of(node, path, seen)
+    finished, expected = Ledger(path, build.id).count() if build is not None else (0, 0)
     shards = f"{finished} of {expected or '?'} shards finished" if finished else ""
+    if build is not None and build.conflicts:
+        shards = "; ".join(
+            [*([shards] if shards else []), "an unfinished build is not resumed", *build.conflicts]
+        )
     failure = last_failure(path)
     if failure is not None:
         said = f"{failure['cause']} (log: {failure['log']})"
         return "failed", f"{said}; {shards}" if shards else said
-    return ("partial", shards) if shards else ("miss", "")
+    return ("partial" if finished else "miss"), shards
 
 
-def _built_from(node: Node, seen: GraphState) -> dict[str, str] | None:
-    """What its ledger is named after: contents of inputs, and the builds that live ones are of."""
+def _build_of(node: Node, path: str, seen: GraphState) -> Build | None:
+    """The build that a run would begin or resume; None while its inputs are not there."""
     if node.key in seen.listings.unreachable:
         return None
     held = seen.listings.digests(node)
     for name, child in node.inputs.items():
         found = seen.found.get(child.key)
-        if name in node.live:
-            below = contents(child, seen.found, seen.listings)
-            if found is None and below is None:
-                return None
-            made = found.manifest.recipe if found is not None else child.recipe(below or {})
-            held[name] = generation(made, "")
-        elif found is not None:
-            held[name] = found.manifest.content
-        else:
+        if found is not None:
+            held[name] = found.manifest.build if name in node.live else found.manifest.content
+            continue
+        below = contents(child, seen.found, seen.listings) if name in node.live else None
+        if below is None:
             return None
-    return held
+        recipe = digests.recipe(child.identity, below)
+        config = child.identity.config
+        place = storage.join(path.rpartition("/")[0], child.directory)
+        held[name] = find_build(place, recipe, "", config).id
+    return find_build(path, digests.recipe(node.identity, held), "", node.identity.config)
 
 
 def last_failure(path: str) -> dict[str, Any] | None:

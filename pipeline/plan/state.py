@@ -1,7 +1,8 @@
 """What a store has of a graph, and what is therefore to be done: read by `plan` and the executor.
 
 Nothing is written or run. An output is stale when an input of it, under the same key, holds other
-content now than the output was made from, or one of its sources holds other files.
+content now than the output was made from, or one of its sources holds other files. So is one that
+was made with a default that has another value now.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pipeline.errors import CorruptOutput, InputError
-from pipeline.graph.step import Node, topological, unique_labels
+from pipeline.graph.node import Node, topological, unique_labels
+from pipeline.identity import fingerprint
 from pipeline.identity.listing import difference
 from pipeline.plan.listings import Listings, list_all
 from pipeline.store.manifest import source_files
@@ -86,7 +88,12 @@ def look(order: list[Node], store: Store) -> GraphState:
 
 
 def staleness(node: Node, found: Found, inputs: dict[str, Found], listings: Listings) -> str:
-    """Why `found` does not belong to the inputs and sources of now; empty when it does."""
+    """Why `found` is not what the node would make now; empty when it is.
+
+    Its key is the node's, so what its configuration has otherwise are defaults that were changed.
+    """
+    if lines := fingerprint.difference(found.manifest.config, node.identity.config):
+        return "; ".join(lines)
     for name, listing in listings.of(node).items():
         was = found.manifest.sources.get(name)
         if was is not None and was.digest != listing.digest:

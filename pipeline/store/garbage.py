@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipeline.errors import PonenteError
-from pipeline.graph.step import Node
+from pipeline.graph.node import Node
 from pipeline.store import lease, manifest, storage, tidy
 from pipeline.store.outputs import Store, forget_missing
 

@@ -17,20 +17,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.errors import CorruptOutput, InputError
-from pipeline.identity import fingerprint
 from pipeline.identity.listing import ListedFile, Listing, Summary, files_from_bytes
 from pipeline.store import decode, storage
 
-SCHEMA = 2
+SCHEMA = 3
 _SHA256 = re.compile("[0-9a-f]{64}")
 NAME = "manifest.json"
 SOURCES = "sources"  # directory of listings beside it
 SELECTION = "select"  # stable name of the step behind `pipeline.sweep.select`
 
 _LIST_FROM = 4  # files
-
-# Parts of a result that may differ between two runs that made the same thing: times, and words.
-UNIDENTIFYING = ("measured", "headline")
 
 
 @dataclass(frozen=True)
@@ -122,8 +118,7 @@ class Manifest:
             directory is a name beside this output's own, or a URL in another store.
         shards: every finished part, in order of name.
         result: the JSON mapping the step returned.
-        content: digest of what was made (see `content_digest`).
-        recipe: digest of the step, its configuration and its inputs' contents.
+        content, recipe, build: see `pipeline.identity.digests`.
         attempt: the attempt that published.
         started: Unix time in seconds; `seconds`: wall time of the publishing attempt.
         provenance: git commit, source digests, package versions (see `provenance.py`).
@@ -145,6 +140,7 @@ class Manifest:
     started: float
     seconds: float
     provenance: dict[str, Any]
+    build: str = ""
     origin: Origin | None = None
     sources: dict[str, Summary] = field(default_factory=dict)
     schema: int = SCHEMA
@@ -213,35 +209,6 @@ def chosen(path: str, manifest: Manifest) -> tuple[str, Manifest]:
             raise CorruptOutput(f"{winner}: {name} that {path} chose is gone; run again")
         path, manifest = winner, found
     return path, manifest
-
-
-def content_digest(
-    shards: tuple[Shard, ...], result: Mapping[str, Any], opened: Mapping[str, str]
-) -> str:
-    """SHA-256 of what an output says: equal when nothing that reads it could tell a difference.
-
-    Args:
-        shards: a shard whose result has "content" is known by that digest, for formats that write
-            the same data under other bytes; any other by its files.
-        result: without what is only measured (`UNIDENTIFYING`).
-        opened: contents of those inputs that the artifact itself opens (see `Artifact.opens`), or
-            of the output that a reference stands for, which includes what that opens.
-    """
-    parts = [
-        [
-            shard.name,
-            _identifying(shard.result),
-            shard.result.get("content") or [[f.path, f.size, f.sha256] for f in shard.files],
-        ]
-        for shard in sorted(shards, key=lambda shard: shard.name)
-    ]
-    return fingerprint.digest(
-        {"shards": parts, "result": _identifying(result), "opened": dict(opened)}
-    )
-
-
-def _identifying(result: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in result.items() if name not in UNIDENTIFYING}
 
 
 def load(path: str) -> Manifest | None:

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeline.errors import PonenteError
-from pipeline.graph.step import Node
+from pipeline.graph.node import Node
+from pipeline.identity import digests, fingerprint
 from pipeline.store import manifest, storage
 from pipeline.store.manifest import Manifest
 
@@ -77,7 +78,7 @@ class Store:
         """An output that the node's step and configuration made from these contents."""
         if node.step.reads_lineage or not contents:
             return None
-        recipe = node.recipe(contents)
+        recipe = digests.recipe(node.identity, contents)
         for prefix in (self.prefix, *self.shared):
             try:
                 entry = storage.read_json(self._entry(prefix, recipe))
@@ -88,7 +89,7 @@ class Store:
             except (PonenteError, OSError, ValueError, TypeError, KeyError) as error:
                 logger.warning("index of %s is passed over: %s", prefix, error)
                 continue
-            if found is not None and found.recipe == recipe:
+            if found is not None and found.recipe == recipe and _agrees(found, node):
                 return Found(path, found, shared=prefix != self.prefix)
         return None
 
@@ -102,6 +103,11 @@ class Store:
             for name in storage.list_names(self.prefix)
             if len(name.rpartition("-")[2]) == 20 and name.rpartition("-")[0]
         ]
+
+
+def _agrees(found: Manifest, node: Node) -> bool:
+    """Whether no default was changed since an output of the node's recipe was made."""
+    return not fingerprint.difference(found.config, node.identity.config)
 
 
 def remember(path: str, recipe: str, key: str) -> None:

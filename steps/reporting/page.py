@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.identity.fingerprint import plain
 from pipeline.plan.lineage import Ancestor, draw
 
 _STYLE = Path(__file__).with_name("page.css")
@@ -91,20 +92,6 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 def graph(ancestors: list[Ancestor]) -> str:
     """The lineage, inputs first."""
     return f"<div class='card scroll'>{draw(ancestors)}</div>"
-
-
-def plain(tree: Any) -> Any:
-    """A canonical configuration as people would write it: no type tags around values."""
-    if not isinstance(tree, dict):
-        return tree
-    if "fields" in tree:
-        return {name: plain(value) for name, value in tree["fields"].items()}
-    if set(tree) == {"float"}:
-        return float.fromhex(tree["float"])
-    for tag in ("list", "tuple", "set"):
-        if set(tree) == {tag}:
-            return [plain(item) for item in tree[tag]]
-    return {name: plain(value) for name, value in tree.items()}
 
 
 def configuration(ancestors: list[Ancestor]) -> str:

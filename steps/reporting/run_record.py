@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import InputError
 from pipeline.errors import CorruptOutput
-from pipeline.identity.fingerprint import canonical
+from pipeline.identity.fingerprint import canonical, plain
 from pipeline.plan.lineage import Ancestor, lineage
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import Manifest, beside, chosen, load
 from pipeline.store.tidy import ATTEMPTS
 from steps.checkpoints.find import ABOUT, is_run
-from steps.reporting.page import plain
 
 if TYPE_CHECKING:
     from steps.artifacts import Checkpoint

@@ -58,7 +58,7 @@ def _git(*arguments: str) -> str:
 
 @functools.cache
 def _directories(graph: str) -> dict[str, str]:
-    from pipeline.graph.step import as_node, topological
+    from pipeline.graph.node import as_node, topological
     from tests.bench.engine_steps import PRESETS, build
 
     wanted = [as_node(node) for node in build(PRESETS[graph])]

@@ -181,7 +181,7 @@ def measure_step(backend: str, prepared: Path, scratch: Path) -> None:
     from steps.tokenize_documents import tokenize
     from tests.pipeline.helpers import bring_up, result
 
-    @step(output=Tokenizer, version=1, name="bench.tokenizer")
+    @step(output=Tokenizer, version=1, name="bench_tokenizer")
     def the_tokenizer(run: Any) -> dict[str, Any]:
         """The corpus's own."""
         with run.shard("tokenizer") as directory:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.graph.step import as_node, topological
+from pipeline.graph.node import as_node, topological
 from pipeline.store import lease, storage
 from tests.faults.crash import outputs
 from tests.faults.interrupt_graph import EXPERIMENT, Settings, build

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.run_200m import SMOKE, Settings, graph
-from pipeline.graph.step import as_node, topological
+from pipeline.graph.node import as_node, topological
 from tests.pipeline.identity import key_values
 from tests.pipeline.identity.identity_fields import leaves
 

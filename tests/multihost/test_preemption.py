@@ -15,7 +15,7 @@ from pipeline import pod
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.execute.ray.backend import RayBackend
-from pipeline.graph.step import as_node
+from pipeline.graph.node import as_node
 from pipeline.store.outputs import Store
 from steps.artifacts import Checkpoint
 from steps.block_shuffle import block_shuffle

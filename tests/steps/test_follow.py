@@ -13,7 +13,7 @@ import pytest
 from pipeline import Live, Result, StepContext, step
 from pipeline.errors import CorruptOutput, StoreUnavailable, WorkerLost
 from pipeline.graph.live import Source
-from pipeline.graph.step import as_node
+from pipeline.graph.node import as_node
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
 from steps.artifacts import Checkpoint
@@ -31,7 +31,7 @@ def name(number):
     return f"checkpoint/{number:08d}.a"
 
 
-@step(output=Checkpoint, version=1, name="pretended training")
+@step(output=Checkpoint, version=1, name="pretended_training")
 def pretended(run: StepContext, *, steps: tuple[int, ...]) -> Result:
     """Checkpoints of one file; the last is the model."""
     for number in steps:

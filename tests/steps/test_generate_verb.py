@@ -18,7 +18,7 @@ from experiments.run_200m import graph
 from models.generate import generate
 from models.sampling_config import Sampling
 from pipeline import select
-from pipeline.graph.step import as_node, topological
+from pipeline.graph.node import as_node, topological
 from pipeline.store import storage
 from pipeline.store.manifest import load
 from steps.checkpoints.find import find, open_model

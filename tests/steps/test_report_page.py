@@ -87,7 +87,8 @@ def scores(label, result, **config):
     """What the step `label` published."""
     said: dict = dict.fromkeys(("key", "step", "content", "recipe", "attempt"), "")
     said |= {"version": 1, "inputs": {}, "shards": (), "started": 0.0, "seconds": 1.0}
-    manifest = Manifest(label=label, config=config, result=result, provenance={}, **said)
+    given = {"fields": config, "defaults": {}}
+    manifest = Manifest(label=label, config=given, result=result, provenance={}, **said)
     return Scores("/store/scores", manifest)
 
 

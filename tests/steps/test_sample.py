@@ -12,7 +12,7 @@ import pytest
 from data.document_hash import document_hash
 from data.table import read_table
 from pipeline.errors import StepFailed
-from pipeline.graph.step import as_node
+from pipeline.graph.node import as_node
 from pipeline.store import storage
 from pipeline.store.manifest import load
 from steps.artifacts import Documents

@@ -39,7 +39,7 @@ def store(tmp_path_factory):
 
 def built(store, node):
     """The artifact of a node, after everything it needs was built."""
-    from pipeline.graph.step import as_node
+    from pipeline.graph.node import as_node
 
     found = bring_up(store, node).published[as_node(node).key]
     return Checkpoint(found.path, found.manifest)

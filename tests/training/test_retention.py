@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import InputError
-from training.retention import Retention, due
+from training.config import TrainConfig
+from training.retention import Retention, due, kept_for_good
 
 STEPS = st.lists(st.integers(1, 60), max_size=30).map(sorted)
 
@@ -43,11 +44,25 @@ def test_dropping_as_one_goes_is_dropping_at_the_end(steps, newest, every, miles
     assert left == [s for i, s in enumerate(steps) if i not in gone]
 
 
-@given(st.integers(1, 200), st.integers(1, 50), st.sets(st.integers(1, 200), max_size=3))
-def test_due(step, every, milestones):
-    """At multiples and at milestones, and nowhere else."""
-    wanted = step in range(every, 201, every) or step in milestones
-    assert due(step, every, tuple(milestones)) == wanted
+@given(
+    st.integers(1, 200),
+    st.integers(1, 50),
+    st.integers(0, 50),
+    st.sets(st.integers(1, 200), max_size=3),
+)
+def test_due(step, every, keep, milestones):
+    """At multiples of either, at milestones and at the end; kept for good but for the first."""
+    train = TrainConfig(
+        steps=200,
+        batch_size=1,
+        sequence_length=2,
+        checkpoint_every=every,
+        keep_every=keep,
+        milestones=tuple(milestones),
+    )
+    kept = step in milestones or step == 200 or (keep > 0 and step in range(keep, 201, keep))
+    assert kept_for_good(step, train) == kept
+    assert due(step, train) == (kept or step in range(every, 201, every))
 
 
 @pytest.mark.parametrize("fields", [{"newest": 0}, {"every": -1}, {"milestones": (5, 0)}])

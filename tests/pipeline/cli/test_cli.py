@@ -12,7 +12,7 @@ import pytest
 
 from pipeline import InputError, main
 from pipeline.cli import command
-from pipeline.graph.step import as_node
+from pipeline.graph.node import as_node
 from pipeline.store import integrity, lease, storage
 from pipeline.store.manifest import load
 from tests.pipeline.toy import Scale, clamp, numbers, refuse, scaled, total

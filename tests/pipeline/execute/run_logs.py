@@ -91,8 +91,14 @@ def publish(prefix: str, label: str, inputs: tuple[str, ...], seconds: float) ->
         version=3,
         label=label,
         config={
-            "learning_rate": {"float": (0.003).hex()},
-            "source": {"class": "data.Source", "fields": {"name": "fineweb & more"}},
+            "fields": {"learning_rate": {"float": (0.003).hex()}},
+            "defaults": {
+                "source": {
+                    "class": "Source",
+                    "fields": {"name": "fineweb & more"},
+                    "defaults": {},
+                }
+            },
         },
         inputs={
             n: {"key": key(n), "directory": node(n)["directory"], "digest": ""} for n in inputs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline import InputError, named, step
-from pipeline.graph.step import as_node, topological
+from pipeline.graph.node import as_node, topological
 from pipeline.plan.plan import plan
 from pipeline.store.outputs import Store
 from tests.pipeline.helpers import bring_up
@@ -42,15 +42,14 @@ def test_configuration_of_another_class_is_refused_where_it_is_passed():
         scaled(numbers(count=4), scale=2)
 
 
-def test_a_step_of_the_file_that_is_run_needs_a_name():
-    """A step whose module is __main__ has no stable name of its own."""
+def test_a_step_is_named_by_its_function_or_explicitly():
+    """Not by its module, so a step of the file that is run has the name it has when imported."""
 
     def body(run):
         return {}
 
     body.__module__ = "__main__"
-    with pytest.raises(InputError, match="stable name"):
-        step(output=Numbers, version=1)(body)
+    assert step(output=Numbers, version=1)(body).name == "body"
     assert step(output=Numbers, version=1, name="mine")(body).name == "mine"
 
 

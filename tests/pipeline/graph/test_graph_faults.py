@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -15,7 +14,8 @@ from pipeline import InputError, named, step
 from pipeline.errors import CorruptOutput
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
-from pipeline.graph.step import as_node, topological, unique_labels
+from pipeline.graph import node as node_module
+from pipeline.graph.node import as_node, topological, unique_labels
 from pipeline.plan import changes
 from pipeline.plan.lineage import draw, lineage
 from pipeline.plan.plan import needed_keys, plan
@@ -27,7 +27,6 @@ from tests.pipeline.toy import Numbers, Scale, numbers, scaled, total
 
 ROOT = Path(__file__).parents[3]
 # The package exports a function of the module's name.
-steps = importlib.import_module("pipeline.graph.step")
 
 
 def _ring(length: int) -> list[Any]:
@@ -103,14 +102,17 @@ def test_two_steps_of_one_name_are_refused():
         assert "one" in str(caught.value)
         assert "two" in str(caught.value)
     newer = step(output=Numbers, version=2, name="shared")(two)()
-    assert len(topological([as_node(first), as_node(newer)])) == 2
+    with pytest.raises(InputError, match=r"two different steps.*@step\(name="):
+        topological([as_node(first), as_node(newer)])
+    again = step(output=Numbers, version=2, name="shared")(one)()
+    assert len(topological([as_node(first), as_node(again)])) == 2
 
 
 def test_two_keys_that_would_share_a_directory_are_refused(tmp_path, monkeypatch):
     """Where the shown digits of two keys of one step are equal, neither runs."""
     pair = [as_node(numbers(count=2)), as_node(numbers(count=4))]
     assert len(topological(pair)) == 2
-    monkeypatch.setattr(steps, "_KEY_DIGITS", 0)
+    monkeypatch.setattr(node_module, "_KEY_DIGITS", 0)
     assert pair[0].directory == pair[1].directory
     for walk in (topological, lambda t: plan(t, Store(str(tmp_path)))):
         with pytest.raises(InputError, match="both write to") as caught:
@@ -122,7 +124,7 @@ def test_two_keys_that_would_share_a_directory_are_refused(tmp_path, monkeypatch
 
 def test_a_directory_with_another_keys_output_is_not_a_hit(tmp_path, monkeypatch):
     """The collision with what an earlier run left: damage, naming both keys, and no overwriting."""
-    monkeypatch.setattr(steps, "_KEY_DIGITS", 0)
+    monkeypatch.setattr(node_module, "_KEY_DIGITS", 0)
     bring_up(str(tmp_path), numbers(count=2))
     before = (tmp_path / "numbers-" / "manifest.json").read_bytes()
     (entry,) = plan([as_node(numbers(count=4))], Store(str(tmp_path)))
@@ -173,7 +175,7 @@ def test_names_that_imitate_a_key_are_told_apart_too(monkeypatch):
     third = named(numbers(count=2), f"scaled@{as_node(first).key[:6]}")
     nodes = [as_node(n) for n in (first, second, third)]
     assert len(set(unique_labels(nodes).values())) == 3
-    monkeypatch.setattr(steps, "_SHOWN_DIGITS", 0)
+    monkeypatch.setattr(node_module, "_SHOWN_DIGITS", 0)
     assert len(set(unique_labels(nodes).values())) == 3
 
 

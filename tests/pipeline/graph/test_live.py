@@ -7,10 +7,10 @@ import pytest
 from pipeline import Artifact, InputError, Live
 from pipeline.cli.inspection import graph as ask_graph
 from pipeline.errors import StepFailed
-from pipeline.execute.attempt import generation
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
-from pipeline.graph.step import as_node
+from pipeline.graph.node import as_node
+from pipeline.identity import digests
 from pipeline.plan.explain import explain
 from pipeline.plan.plan import plan
 from pipeline.plan.state import Selection
@@ -205,8 +205,9 @@ def test_a_cut_off_follower_is_partial_in_the_plan(store, marks):
     assert planned["watching"].beside == ("counting",)
     node = as_node(watcher)
     source = node.inputs["numbers"]
-    build = generation(source.recipe({}), "")
-    ledger = Ledger(Store(store).path(node), generation(node.recipe({"numbers": build}), ""))
+    build = digests.build_id(digests.recipe(source.identity, {}), "")
+    mine = digests.build_id(digests.recipe(node.identity, {"numbers": build}), "")
+    ledger = Ledger(Store(store).path(node), mine)
     assert len(ledger.finished()) == 2
 
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from pipeline import InputError, Result, StepContext, main, named, step
 from pipeline.errors import StepFailed
-from pipeline.graph.step import as_node
+from pipeline.graph.node import as_node
+from pipeline.graph.step import StepSpec
 from pipeline.plan.lineage import draw, lineage
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
@@ -347,6 +348,7 @@ def test_a_step_whose_name_cannot_be_a_directory_is_refused(name):
     def body(run):
         return {}
 
-    body.__name__ = name
     with pytest.raises(InputError, match="name of a directory"):
-        step(output=Numbers, version=1, name="fine")(body)
+        StepSpec(body, Numbers, 1, name)
+    body.__name__ = name
+    assert step(output=Numbers, version=1, name="fine")(body).name == "fine"

@@ -6,7 +6,6 @@ What cannot be changed by a rule below is an `AssertionError`: a new kind of fie
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import importlib
 import inspect
@@ -22,7 +21,8 @@ import steps
 from experiments.run_200m import SMOKE
 from models.config import TransformerConfig
 from pipeline import Artifact, Hardware, InputError, Runtime, local, pod, step
-from pipeline.graph.step import Node, StepFunction, as_node
+from pipeline.graph.node import Node, as_node
+from pipeline.graph.step import StepSpec
 
 # Words that validated text fields accept; a field takes the first that differs and is accepted.
 _WORDS = (
@@ -44,7 +44,7 @@ _COMPANIONS = {
 class Leaf:
     """One field: the step, the way to it, and whether any part of the way is marked Runtime."""
 
-    step: StepFunction[..., Any]
+    step: StepSpec[..., Any]
     path: tuple[str, ...]
     runtime: bool
 
@@ -61,13 +61,13 @@ class Leaf:
         return build(self.step, arguments), build(self.step, {**arguments, name: changed})
 
 
-def library() -> list[StepFunction[..., Any]]:
+def library() -> list[StepSpec[..., Any]]:
     """Every step that a module of `steps` or `experiments` declares, by name."""
     found = {}
     for package in (steps, experiments):
         for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
             values = vars(importlib.import_module(module.name)).values()
-            found |= {value.name: value for value in values if isinstance(value, StepFunction)}
+            found |= {value.name: value for value in values if isinstance(value, StepSpec)}
     return [found[name] for name in sorted(found)]
 
 
@@ -114,7 +114,7 @@ def artifact_of(hint: Any) -> tuple[type[Artifact], bool] | None:
     return (found[0], typing.get_origin(hint) is tuple) if found else None
 
 
-def base_arguments(step_function: StepFunction[..., Any]) -> dict[str, Any]:
+def base_arguments(step_function: StepSpec[..., Any]) -> dict[str, Any]:
     """Configuration that the step accepts: the smoke preset's parts, and defaults."""
     hints, arguments = _hints(step_function.function), {}
     for name, parameter in list(inspect.signature(step_function.function).parameters.items())[1:]:
@@ -140,13 +140,12 @@ def _example(kind: Any) -> Any:
     )
 
 
-def build(step_function: StepFunction[..., Any], arguments: dict[str, Any]) -> Node:
+def build(step_function: StepSpec[..., Any], arguments: dict[str, Any]) -> Node:
     """A node of the step over stand-in inputs, every optional one given.
 
     The step's own check of its arguments is left out: a key is as good for values that cannot work.
     """
-    step_function = copy.copy(step_function)
-    step_function.check = None
+    step_function = dataclasses.replace(step_function, check=None)
     hints, inputs = _hints(step_function.function), {}
     for name in list(inspect.signature(step_function.function).parameters)[1:]:
         if (found := artifact_of(hints[name])) is not None:
@@ -160,7 +159,7 @@ def _source(kind: type[Artifact]) -> Any:
     def source(run: Any) -> dict[str, Any]:
         return {}
 
-    return step(output=kind, version=1, name=f"source of {kind.__name__}")(source)()
+    return step(output=kind, version=1, name=f"source_of_{kind.__name__}")(source)()
 
 
 def change(hint: Any, value: Any, path: list[str]) -> Any:

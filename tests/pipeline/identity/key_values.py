@@ -12,7 +12,7 @@ import math
 from typing import Annotated, Any
 
 from models import presets
-from pipeline.identity.fingerprint import Runtime, canonical, digest
+from pipeline.identity.fingerprint import Runtime, canonical, digest, without_defaults
 from training.config import OptimizerConfig, TrainConfig
 
 
@@ -178,4 +178,4 @@ def digests() -> dict[str, str]:
     for table, pairs in (("different", DIFFERENT), ("equal", EQUAL)):
         for index, pair in enumerate(pairs):
             named |= {f"{table}[{index}].{side}": v for side, v in zip("ab", pair, strict=True)}
-    return {name: digest(canonical(value)) for name, value in named.items()}
+    return {name: digest(without_defaults(canonical(value))) for name, value in named.items()}

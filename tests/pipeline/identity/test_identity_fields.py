@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from experiments.run_200m import SMOKE, Settings, graph
-from pipeline.graph.step import as_node
+from pipeline.graph.node import as_node
 from pipeline.identity import fingerprint
 from tests.pipeline.identity.identity_fields import Leaf, bare, change, leaves, library
 
@@ -86,10 +86,17 @@ def test_every_flag_of_the_experiment_does_something_or_is_runtime(path):
     """A flag of the 200M experiment moves the report's key; where and how to run does not."""
     runtime = {leaf.path for leaf in LEAVES if leaf.runtime and leaf.step.label == "train"}
     before = as_node(graph(SMOKE)).key
-    if path == ("hardware",):  # a name that only `pod` can check
-        changed = dataclasses.replace(SMOKE, hardware="cpu-2x2")
-    else:
-        changed = change(Settings, SMOKE, list(path))
+    # Values that the steps accept, where the first other one would be refused.
+    given = {
+        ("hardware",): {"hardware": "cpu-2x2"},
+        ("tokens",): {"tokens": 5_000_000},
+        ("tokenizer_tokens",): {"tokenizer_tokens": 5_000_000},
+        ("model", "context"): {
+            "model": dataclasses.replace(SMOKE.model, positions="learned", context=4096)
+        },
+    }
+    known = given.get(path)
+    changed = dataclasses.replace(SMOKE, **known) if known else change(Settings, SMOKE, list(path))
     after = as_node(graph(changed)).key
     assert (before != after) == (path != ("hardware",) and path not in runtime)
 

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 import pytest
 
+from pipeline.identity.fingerprint import plain
 from pipeline.pages import page as run_page
 from pipeline.pages import readable
 from pipeline.pages import record as run_record
@@ -273,10 +274,10 @@ def test_readable_numbers():
         "fields": {
             "rate": {"float": (0.1).hex()},
             "names": {"tuple": ["a", {"enum": "m.Kind", "member": "BIG"}]},
-            "weights": {"dict": [["x", {"float": (2.0).hex()}]]},
         },
+        "defaults": {"weights": {"dict": [["x", {"float": (2.0).hex()}]]}},
     }
-    assert readable.configuration(tree) == {
+    assert plain(tree) == {
         "rate": 0.1,
         "names": ["a", "Kind.BIG"],
         "weights": {"x": 2.0},

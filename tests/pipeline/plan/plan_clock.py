@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
-from pipeline.graph.step import Node, as_node, topological
+from pipeline.graph.node import Node, as_node, topological
 from pipeline.identity import source_code
 from pipeline.plan.plan import plan
 from pipeline.store import storage
@@ -65,7 +65,7 @@ def publish(prefix: str, nodes: list[Node]) -> None:
             step=node.step.name,
             version=node.step.version,
             label=node.label,
-            config=node.canonical_config,
+            config=node.identity.config,
             inputs=inputs,
             shards=(shard,),
             result={},

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import CorruptOutput
 from pipeline.execute.adopt import adopt
-from pipeline.graph.step import as_node, topological
+from pipeline.graph.node import as_node, topological
 from pipeline.plan.lineage import lineage
 from pipeline.plan.state import look
 from pipeline.store import storage

@@ -9,9 +9,10 @@ import json
 import pytest
 
 from pipeline.errors import CorruptOutput, StorageError
+from pipeline.identity import digests
 from pipeline.store import integrity, storage
 from pipeline.store.ledger import Ledger
-from pipeline.store.manifest import File, Manifest, check_sizes, content_digest, load, load_verified
+from pipeline.store.manifest import File, Manifest, check_sizes, load, load_verified
 from tests.faults.fake_gcs import FakeGCS
 
 
@@ -28,7 +29,7 @@ def _publish(root, **changes):
         "inputs": {},
         "shards": (shard,),
         "result": {"x": 1},
-        "content": content_digest((shard,), {"x": 1}, {}),
+        "content": digests.content((shard,), {"x": 1}, {}),
         "recipe": "",
         "attempt": "1",
         "started": 0.0,
@@ -101,20 +102,20 @@ def test_content_digest_depends_on_content_alone(tmp_path):
     changed = dataclasses.replace(
         shard, files=(dataclasses.replace(shard.files[0], sha256="0" * 64),)
     )
-    assert content_digest((changed,), first.result, {}) != first.content
-    assert content_digest((shard,), {"x": 2}, {}) != first.content
-    assert content_digest((shard,), first.result, {"a": "b"}) != first.content
+    assert digests.content((changed,), first.result, {}) != first.content
+    assert digests.content((shard,), {"x": 2}, {}) != first.content
+    assert digests.content((shard,), first.result, {"a": "b"}) != first.content
 
 
 def test_content_digest_ignores_measurements_and_believes_a_format_about_its_content(tmp_path):
     """Times do not count; a shard that says what it holds is known by that, not by its bytes."""
     shard = _publish(tmp_path).shards[0]
-    plain = content_digest((shard,), {"x": 1}, {})
-    assert plain == content_digest((shard,), {"x": 1, "measured": {"s": 3}, "headline": []}, {})
+    plain = digests.content((shard,), {"x": 1}, {})
+    assert plain == digests.content((shard,), {"x": 1, "measured": {"s": 3}, "headline": []}, {})
     said = dataclasses.replace(shard, result={"content": "c"})
     other = dataclasses.replace(said, files=())
-    assert content_digest((said,), {}, {}) == content_digest((other,), {}, {})
-    assert content_digest((said,), {}, {}) != content_digest((shard,), {}, {})
+    assert digests.content((said,), {}, {}) == digests.content((other,), {}, {})
+    assert digests.content((said,), {}, {}) != digests.content((shard,), {}, {})
 
 
 def test_the_first_record_of_a_shard_stands(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.graph.step import as_node, topological
+from pipeline.graph.node import as_node, topological
 from pipeline.store import storage
 from pipeline.store.garbage import delete, find_garbage
 from pipeline.store.outputs import Store

@@ -1,0 +1,177 @@
+"""Nodes: calls of steps in a graph, with the keys that identify what they make."""
+
+from __future__ import annotations
+
+import collections
+import typing
+from typing import Any, TypeVar
+
+from pipeline.errors import InputError
+from pipeline.graph.artifact import Artifact
+from pipeline.identity import digests, fingerprint
+from pipeline.identity.digests import Identity
+
+if typing.TYPE_CHECKING:
+    from pipeline.graph.step import StepSpec
+
+A = TypeVar("A", bound=Artifact)
+
+_KEY_DIGITS = 20  # of 64 hex digits appear in the path: 80 bits; the manifest has them all
+_SHOWN_DIGITS = 6  # distinguish nodes of one label on a screen
+_SHOWN_STEPS = 8  # of a cycle, in the message about it
+_LABEL_LENGTH = 64
+
+
+class Node:
+    """One call of a step in a graph: what to run, on which inputs, with which configuration.
+
+    `label` is the name that is shown: the step's own, or the one `named` gave. Inputs are by
+    argument; a tuple's are `argument[0]`, `argument[1]`, ...; `live` are those that are read while
+    they are made. `identity` is what it computes, apart from its inputs.
+    """
+
+    def __init__(
+        self,
+        step: StepSpec[..., Any],
+        inputs: dict[str, Node],
+        config: dict[str, Any],
+        runtime: dict[str, Any],
+    ) -> None:
+        self.step = step
+        self.inputs = inputs
+        self.live = frozenset(n for n in inputs if step.inputs[n.partition("[")[0]].live)
+        self.config = config
+        self.runtime = runtime
+        self.output: type[Artifact] = step.output
+        self.label = step.label
+        self.classes: fingerprint.Classes = {}
+        values = {
+            name: fingerprint.canonical(value, f"{step.label}({name}=...)", self.classes)
+            for name, value in config.items()
+        }
+        full = fingerprint.group_fields(values, step.defaults)
+        self.identity = Identity(step.name, step.version, full)
+        self.key = digests.key(self.identity, {name: node.key for name, node in inputs.items()})
+
+    def advice(self) -> list[str]:
+        """What its step says about this configuration before anything runs."""
+        return self.step.advise({**self.config, **self.runtime}) if self.step.advise else []
+
+    @property
+    def directory(self) -> str:
+        """Name of its output directory under the store's prefix; a display name changes nothing."""
+        return f"{self.step.name}-{self.key[:_KEY_DIGITS]}"
+
+    def __repr__(self) -> str:
+        return f"<{self.directory}>"
+
+
+def as_node(artifact: Artifact | Node) -> Node:
+    """The node behind what a step call returned. Raises `InputError` for anything else."""
+    if isinstance(artifact, Node):
+        return artifact
+    raise InputError(f"expected the output of a step call, got {artifact!r}")
+
+
+def named(artifact: A, name: str) -> A:
+    """The same node under another display name, for graphs that call a step twice.
+
+    The name is not part of the key: renaming keeps what was built.
+
+    Raises:
+        InputError: for a name that a log line, a flag or a path could not carry.
+    """
+    node = as_node(artifact)
+    if not _is_display_name(name):
+        raise InputError(
+            f"named({node.label}, ...): expected 1 to {_LABEL_LENGTH} printable characters without "
+            f"slashes, no '-' in front and no spaces around them, got {name!a:.300}"
+        )
+    node.label = name
+    return artifact
+
+
+def _is_display_name(name: Any) -> bool:
+    return (
+        isinstance(name, str)
+        and 0 < len(name) <= _LABEL_LENGTH
+        and name.isprintable()
+        and name == name.strip()
+        and not name.startswith("-")
+        and not {"/", "\\"} & set(name)
+    )
+
+
+def topological(targets: list[Node]) -> list[Node]:
+    """Every node the targets need, inputs before users; equal nodes (same key) once.
+
+    Raises:
+        InputError: for a cycle, for two different steps or classes of one name, and for two keys
+            that would share a directory.
+    """
+    order: dict[str, Node] = {}
+    names: dict[str, Node] = {}
+    entered: dict[str, Node] = {}
+    owners: dict[str, Node] = {}
+    stack = [(node, False) for node in reversed(targets)]
+    while stack:
+        node, expanded = stack.pop()
+        if expanded:
+            order[node.key] = entered.pop(node.key)
+        elif node.key in entered:
+            ring = list(entered)[list(entered).index(node.key) + 1 :]
+            way = ", ".join(entered[key].label for key in ring[:_SHOWN_STEPS])
+            way += f" and {len(ring) - _SHOWN_STEPS} more" if len(ring) > _SHOWN_STEPS else ""
+            raise InputError(
+                f"step {node.label!r} needs its own output"
+                + (f", by way of {way}" if way else "")
+                + "; a graph of steps cannot have a cycle"
+            )
+        elif node.key not in order:
+            entered[node.key] = node
+            _check_name(node, names.setdefault(node.step.name, node))
+            _check_owner(node, owners.setdefault(node.directory, node))
+            stack.append((node, True))
+            stack.extend((child, False) for child in node.inputs.values())
+        else:
+            _check_name(node, order[node.key])
+    fingerprint.merge_classes((node.classes for node in order.values()), "the graph")
+    return list(order.values())
+
+
+def _check_owner(node: Node, owner: Node) -> None:
+    if node.key != owner.key:
+        raise InputError(
+            f"steps {owner.label!r} and {node.label!r} would both write to {node.directory}: their "
+            f"keys {owner.key} and {node.key} begin alike; change the version of one of them"
+        )
+
+
+def _check_name(node: Node, owner: Node) -> None:
+    """Raise `InputError` when a step shares its name with a different one."""
+    mine, theirs = node.step.function, owner.step.function
+    # A file that is executed twice declares its steps twice; with a closure they may still differ.
+    twice = _home(node) == _home(owner) and mine.__closure__ is None and theirs.__closure__ is None
+    if mine is not theirs and not twice:
+        raise InputError(
+            f"two different steps are named {node.step.name!r}: {_home(owner)} and {_home(node)}; "
+            'give one of them another name: @step(name="...")'
+        )
+
+
+def _home(node: Node) -> str:
+    code = node.step.function.__code__
+    return f"{node.step.function.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
+
+
+def unique_labels(nodes: list[Node]) -> dict[str, str]:
+    """Label of every node by key, with as much of the key as distinguishes nodes of one label."""
+    found: dict[str, str] = {}
+    labels = collections.Counter(node.label for node in nodes)
+    for node in nodes:
+        found[node.key] = node.label
+        if labels[node.label] > 1:
+            found[node.key] = f"{node.label}@{node.key[:_SHOWN_DIGITS]}"
+    # Keys that begin alike are shown with all of their digits.
+    shown = collections.Counter(found.values())
+    return {k: v if shown[v] == 1 else f"{v.rpartition('@')[0]}@{k}" for k, v in found.items()}
