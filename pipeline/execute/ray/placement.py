@@ -85,13 +85,14 @@ class Placement:
         try:
             if hardware.kind == "tpu":
                 self._slice = _reserve_slice(hardware, waiting)
-                self._group = self._slice.placement_group
+                group = self._slice.placement_group
                 self._bundle = {"TPU": hardware.devices_per_process}
             else:
                 self._bundle = {"CPU": 1, **accelerators}
                 _refuse_if_too_small(hardware)
-                self._group = placement_group([self._bundle] * hardware.processes, strategy="PACK")
-            ready = self._group.ready()
+                group = placement_group([self._bundle] * hardware.processes, strategy="PACK")
+            self._group = group
+            ready = group.ready()
             waiting.until(
                 lambda: bool(ray.wait([ready], timeout=_POLL_SECONDS)[0]),
                 f"no room for {hardware.processes} processes",
