@@ -175,5 +175,6 @@ def _say_outcome(context: Context, execution: Execution, looked: float | None) -
     else:
         say(f"all {total} steps up to date; looking took {looked:.2f} s")
     for node in execution.targets:
-        for line in execution.published[node.key].manifest.result.get("headline", ()):
-            say(line)
+        found = execution.published[node.key]
+        for line in found.manifest.result.get("headline", ()):
+            say(line.replace("{output}", found.manifest.home(found.path)))

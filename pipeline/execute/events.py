@@ -88,12 +88,9 @@ class EventLog:
         try:
             self._append()
         except OSError as error:
-            self._warn(error)
-
-    def _warn(self, error: Exception) -> None:
-        if not self._broken:
-            logger.warning("%s: events cannot be kept: %s", self.url, error)
-        self._broken = True
+            if not self._broken:
+                logger.warning("%s: events cannot be kept: %s", self.url, error)
+            self._broken = True
 
     def _append(self) -> None:
         if self._file is None:
@@ -129,7 +126,7 @@ class EventLog:
         try:
             storage.write_atomic(url, diff.encode(errors="surrogateescape"))
         except (OSError, PonenteError) as error:
-            self._warn(error)
+            logger.warning("%s: the uncommitted code is not kept: %s", url, error)
             return ""
         return "/".join(url.rsplit("/", 2)[1:])
 

@@ -40,6 +40,7 @@ from pipeline.plan.state import (
     staleness,
 )
 from pipeline.store import manifest, retry
+from pipeline.store.builds import confirm
 from pipeline.store.outputs import Found, Store
 
 STOP_SECONDS = 30.0
@@ -119,6 +120,8 @@ class Execution:
                 if node.key in seen.same:
                     found = self._refer(node, seen.found, found)
                     seen.found[node.key] = found
+                if not found.shared:
+                    confirm(found.path, found.manifest, node.identity.config)
                 self.published[node.key] = found
                 self._tell("hit", node, seconds=found.manifest.seconds, origin=found.origin)
         return needed
@@ -144,8 +147,9 @@ class Execution:
             StepFailed: after everything already running has ended, naming the failures.
             Cancelled: when `stop` was called.
         """
-        shared = provenance.collect(node.step.function for node in needed)
-        self._provenance = {**shared.record, "diff": self._log.keep_diff(shared.diff)}
+        if needed:
+            shared = provenance.collect(node.step.function for node in needed)
+            self._provenance = {**shared.record, "diff": self._log.keep_diff(shared.diff)}
         for node in needed:
             self._enqueue(node, self._reasons[node.key])
         # A published step above one that runs can turn stale; without any, nothing needs watching.

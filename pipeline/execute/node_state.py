@@ -39,7 +39,7 @@ class NodeState:
         phase: idle (nothing to do, or published), waiting, running or failed.
         forced: build it again although it is there.
         replaces: attempt of the published output that is to be replaced; empty if none.
-        build: name of the ledger its shards are recorded in; see `builds`.
+        build: name of the ledger its shards are recorded in; see `digests.build_id`.
         attempt: the attempt that runs, once it has begun.
         tries: attempts used up since it last made progress.
         recorded: shards recorded when an attempt was last lost.
@@ -98,7 +98,7 @@ class NodeState:
         attempt, self.attempt = self.attempt, ""
         try:
             owner = lease.holder(path) if attempt else None
-            if owner is not None and owner["number"] == int(attempt.partition("-")[0]):
+            if owner is not None and owner.number == int(attempt.partition("-")[0]):
                 lease.end(path)
         except (PonenteError, OSError) as error:
             logger.warning("%s: the lease cannot be released: %s", path, error)
@@ -177,13 +177,13 @@ def make_request(
     published: Mapping[str, Found],
     store: Store,
     listings: Listings,
-    made_by: dict[str, Any],
+    provenance: Mapping[str, Any],
 ) -> tuple[Request, tuple[str, ...]]:
-    """What is sent to execute a node, and why an unfinished build is not resumed (mostly nothing).
+    """What is sent to execute a node; begins a build in its record.
 
-    Begins a build in the node's record.
+    Also the differences of an unfinished build that cannot be resumed, a line a field.
     """
-    node, root = state.node, store.path(state.node)
+    node = state.node
     live = {name: _source(states[node.inputs[name].key], published) for name in sorted(node.live)}
     held = listings.digests(node) | {
         name: live[name].build if name in live else published[child.key].manifest.content
@@ -194,8 +194,8 @@ def make_request(
         there = published.get(child.key)
         return there.path if there is not None else store.path(child)
 
-    recipe = digests.recipe(node.identity, held)
-    build = claim_build(root, recipe, state.replaces, node.identity.config)
+    root, identity = store.path(node), node.identity
+    build = claim_build(root, digests.recipe(identity, held), state.replaces, identity.config, held)
     state.build, state.attempt = build.id, ""
     request = Request(
         step=node.step,
@@ -204,15 +204,15 @@ def make_request(
         root=root,
         inputs={name: (place(child), child.key) for name, child in node.inputs.items()},
         arguments={**node.config, **node.runtime},
-        identity=node.identity,
+        identity=identity,
         build=build.id,
-        provenance=made_by,
+        provenance=provenance,
         replaces=state.replaces,
         live=live,
         listings=listings.of(node),
         packages=_packages(node),
     )
-    return request, tuple(build.conflicts)
+    return request, build.conflicts
 
 
 def _packages(node: Node) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ import os
 import re
 import sys
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from pipeline.errors import InputError
@@ -120,6 +120,14 @@ def without_defaults(tree: Any) -> Any:
         at_default = "defaults" if _is_config(tree) else None
         return {name: without_defaults(t) for name, t in tree.items() if name != at_default}
     return [without_defaults(item) for item in tree] if isinstance(tree, list) else tree
+
+
+def without_fields(config: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """A configuration's canonical tree without these of its fields."""
+    return {
+        group: {n: t for n, t in config.get(group, {}).items() if n not in names}
+        for group in ("fields", "defaults")
+    }
 
 
 def merge_classes(found: Iterable[Classes], path: str) -> None:

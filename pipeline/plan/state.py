@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from pipeline.errors import CorruptOutput, InputError
 from pipeline.graph.node import Node, topological, unique_labels
-from pipeline.identity import fingerprint
 from pipeline.identity.listing import difference
 from pipeline.plan.listings import Listings, list_all
+from pipeline.store.builds import changed_defaults
 from pipeline.store.manifest import source_files
 from pipeline.store.outputs import Found, Store
 
@@ -92,9 +92,10 @@ def staleness(node: Node, found: Found, inputs: dict[str, Found], listings: List
 
     Its key is the node's, so what its configuration has otherwise are defaults that were changed.
     """
-    if lines := fingerprint.difference(found.manifest.config, node.identity.config):
+    sources = listings.of(node)
+    if lines := changed_defaults(found.path, found.manifest, node.identity.config, sources):
         return "; ".join(lines)
-    for name, listing in listings.of(node).items():
+    for name, listing in sources.items():
         was = found.manifest.sources.get(name)
         if was is not None and was.digest != listing.digest:
             return f"{name} changed: {difference(was, source_files(found.path, was), listing)}"

@@ -18,10 +18,11 @@ import os
 import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import aiohttp
 import google.auth
+from fsspec.asyn import sync_wrapper
 from gcsfs.core import GCSFileSystem
 from gcsfs.retry import HttpError, is_retriable
 from google.auth.exceptions import GoogleAuthError
@@ -39,6 +40,11 @@ _SCOPE = "https://www.googleapis.com/auth/devstorage.full_control"
 
 # gcsfs's own request, without the decorator that retries it.
 _send_once = inspect.unwrap(GCSFileSystem._request)
+
+
+_HEAD = b"--==0==\nContent-Type: application/json; charset=UTF-8\n\n"
+_BODY = b"\n--==0==\nContent-Type: application/octet-stream\n\n"
+_TAIL = b"\n--==0==--"
 
 
 class GoogleStorage(GCSFileSystem):
@@ -84,6 +90,38 @@ class GoogleStorage(GCSFileSystem):
                     raise
                 pause = attempts.pause(error, f"{method}: {_one_line(error)}")
             await attempts.asleep(pause)
+
+    async def _replace_if(self, path: str, data: bytes | None, generation: str, mark: str) -> bool:
+        """Replace the object, or delete it (None), while it is of this generation.
+
+        `mark` tells a write whose answer was lost, and which was then refused because of itself.
+        """
+        bucket, key, _ = self.split_path(path)
+        match = {"ifGenerationMatch": generation}
+        try:
+            if data is None:
+                await self._call("DELETE", "b/{}/o/{}", bucket, key, **match)
+                return True
+            about = json.dumps({"name": key, "metadata": {"ponente-writer": mark}}).encode()
+            await self._call(
+                "POST",
+                f"{self._location}/upload/storage/v1/b/{quote(bucket)}/o",
+                uploadType="multipart",
+                headers={"Content-Type": 'multipart/related; boundary="==0=="'},
+                data=_HEAD + about + _BODY + data + _TAIL,
+                **match,
+            )
+            return True
+        except (FileExistsError, FileNotFoundError):
+            if data is None:
+                return False
+        try:
+            found = await self._info(path)
+        except FileNotFoundError:
+            return False
+        return found.get("metadata", {}).get("ponente-writer") == mark
+
+    replace_if = sync_wrapper(_replace_if)
 
 
 @functools.cache

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeline.errors import PonenteError
 from pipeline.graph.node import Node
-from pipeline.identity import digests, fingerprint
+from pipeline.identity import digests
 from pipeline.store import manifest, storage
+from pipeline.store.builds import changed_defaults
 from pipeline.store.manifest import Manifest
 
 _INDEX = "index"
+_OUTPUT_NAME = re.compile(r".+-[0-9a-f]{20}")
 
 logger = logging.getLogger("ponente")
 
@@ -89,7 +92,9 @@ class Store:
             except (PonenteError, OSError, ValueError, TypeError, KeyError) as error:
                 logger.warning("index of %s is passed over: %s", prefix, error)
                 continue
-            if found is not None and found.recipe == recipe and _agrees(found, node):
+            if found is None or found.recipe != recipe:
+                continue
+            if not changed_defaults(path, found, node.identity.config, contents):
                 return Found(path, found, shared=prefix != self.prefix)
         return None
 
@@ -97,17 +102,13 @@ class Store:
         return storage.join(prefix, _INDEX, recipe[:2], f"{recipe}.json")
 
     def outputs(self) -> list[str]:
-        """Directories of the user's own store that look like a step's, by name."""
-        return [
-            name
-            for name in storage.list_names(self.prefix)
-            if len(name.rpartition("-")[2]) == 20 and name.rpartition("-")[0]
-        ]
+        """Directories of the user's own store that are named as an output's, by name."""
+        return [name for name in storage.list_names(self.prefix) if is_output_name(name)]
 
 
-def _agrees(found: Manifest, node: Node) -> bool:
-    """Whether no default was changed since an output of the node's recipe was made."""
-    return not fingerprint.difference(found.config, node.identity.config)
+def is_output_name(name: str) -> bool:
+    """Whether a directory is named as an output's: step, dash, the beginning of a key."""
+    return _OUTPUT_NAME.fullmatch(name) is not None
 
 
 def remember(path: str, recipe: str, key: str) -> None:

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
@@ -85,14 +85,13 @@ class Placement:
         try:
             if hardware.kind == "tpu":
                 self._slice = _reserve_slice(hardware, waiting)
-                group = self._slice.placement_group
+                self._group = self._slice.placement_group
                 self._bundle = {"TPU": hardware.devices_per_process}
             else:
                 self._bundle = {"CPU": 1, **accelerators}
                 _refuse_if_too_small(hardware)
-                group = placement_group([self._bundle] * hardware.processes, strategy="PACK")
-            self._group = group
-            ready = group.ready()
+                self._group = placement_group([self._bundle] * hardware.processes, strategy="PACK")
+            ready = cast(Any, self._group).ready()
             waiting.until(
                 lambda: bool(ray.wait([ready], timeout=_POLL_SECONDS)[0]),
                 f"no room for {hardware.processes} processes",

@@ -18,7 +18,6 @@ from pipeline import InputError, Result, StepContext, main, named, step
 from pipeline.errors import StepFailed
 from pipeline.graph.node import as_node
 from pipeline.graph.step import StepSpec
-from pipeline.plan.lineage import draw, lineage
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
 from tests.pipeline.helpers import bring_up
@@ -327,16 +326,12 @@ def test_hostile_display_names_are_refused(label):
     assert as_node(node).label == "numbers"
 
 
-def test_a_display_name_is_text_and_not_markup(tmp_path):
-    """A name of markup is shown as written, and moves neither key nor directory."""
+def test_a_display_name_moves_neither_key_nor_directory(tmp_path):
+    """Nor is a name of markup refused."""
     label = '<script>alert("&")</script>'.replace("/", "|")
     node = named(numbers(count=2), label)
     bring_up(str(tmp_path), node)
-    path = storage.join(str(tmp_path), as_node(node).directory)
     assert as_node(node).directory == as_node(numbers(count=2)).directory
-    picture = draw(lineage([path]))
-    assert "<script>" not in picture
-    assert "&lt;script&gt;" in picture
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,81 @@
+"""A retrain that comes out the same changes nothing further down: training included."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from experiments.run_200m import graph
+from pipeline.graph.node import as_node
+from pipeline.store import manifest, storage
+from pipeline.store.manifest import Manifest
+from steps.artifacts import Checkpoint
+from tests.pipeline.helpers import bring_up, executed
+from tests.steps.mini import MINI
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A store with the whole experiment, keeping one checkpoint from the middle for good."""
+    found = str(tmp_path_factory.mktemp("store"))
+    bring_up(found, target())
+    return found
+
+
+def target():
+    """The experiment's report; its training also saves checkpoints only to resume from."""
+    train = dataclasses.replace(MINI.train, milestones=(3,))
+    return graph(dataclasses.replace(MINI, train=train))
+
+
+def published(store: str, label: str) -> Manifest:
+    """The manifest of the newest run's step of that name."""
+    node = next(n for n in _above(as_node(target())) if n.label == label)
+    found = manifest.load(storage.join(store, node.directory))
+    assert found is not None
+    return found
+
+
+def _above(node):
+    yield node
+    for child in node.inputs.values():
+        yield from _above(child)
+
+
+def test_a_forced_retrain_leaves_what_reads_it_up_to_date(store):
+    """Other attempt, other times, other checkpoints to resume from: the same content."""
+    before = published(store, "train")
+    assert executed(store, target(), force=("train",)) == ["train"]
+    after = published(store, "train")
+    assert after.attempt != before.attempt
+    assert after.result["measured"] != before.result["measured"]
+    assert after.content == before.content
+    assert executed(store, target()) == []
+
+
+def test_what_training_says_of_itself_has_no_runtime_settings_and_no_attempt(store):
+    """Names by step alone; how it was run is under `measured`, and an artifact has both."""
+    found = published(store, "train")
+    names = {shard.name for shard in found.shards}
+    assert names == {"about", "record", *(f"checkpoint/{n:08d}" for n in (3, 4, 8))}
+    assert "log_every" not in found.result["train"]
+    assert found.result["train"]["milestones"] == [3]
+    node = next(n for n in _above(as_node(target())) if n.label == "train")
+    checkpoint = Checkpoint(storage.join(store, node.directory), found)
+    assert checkpoint.train == dataclasses.replace(MINI.train, milestones=(3,))
+    assert checkpoint.model == MINI.model
+    contents = {s.name: s.result["content"] for s in found.shards}
+    assert contents["checkpoint/00000004"] is None, "saved only to resume from"
+    assert contents["checkpoint/00000003"] != contents["checkpoint/00000008"]
+
+
+def test_other_weights_are_other_content(store):
+    """The digest of a checkpoint is of its arrays: another step or seed is seen."""
+    contents = {published(store, "train").content}
+    for change in ({"steps": 9}, {"seed": 1}):
+        train = dataclasses.replace(MINI.train, milestones=(3,), **change)
+        found = bring_up(store, graph(dataclasses.replace(MINI, train=train)), until=("train",))
+        manifests = [f.manifest for f in found.published.values()]
+        contents |= {m.content for m in manifests if m.label == "train"}
+    assert len(contents) == 3
