@@ -137,10 +137,12 @@ def runs(marks: str) -> Iterator[tuple[str, str]]:
         yield what, node
 
 
-def run_on(backend: Any, prefix: str, wanted: Any, *listeners: Any) -> Execution:
+def run_on(
+    backend: Any, prefix: str, wanted: Any, *listeners: Any, wait: float | None = None
+) -> Execution:
     """Execute a graph on a backend; returns the finished execution."""
     log = EventLog(prefix, "test", list(listeners))
-    execution = Execution([as_node(wanted)], Store(prefix), log, "again")
+    execution = Execution([as_node(wanted)], Store(prefix), log, "again", wait=wait)
     try:
         execution.run(backend, execution.look())
     finally:

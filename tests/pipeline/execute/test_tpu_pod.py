@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
-from pipeline.errors import StepFailed
+from pipeline.errors import Cancelled, StepFailed
+from pipeline.execute.events import EventLog
+from pipeline.execute.executor import Execution
+from pipeline.graph.node import as_node
+from pipeline.store.outputs import Store
 from tests.pipeline.execute import cluster as several
 from tests.pipeline.execute.cluster import ROOT, run_on
 from tests.pipeline.execute.tpu_pod import HOSTS, add_slice, on_pod
@@ -66,19 +71,64 @@ def test_a_slice_is_one_gang_and_is_given_back(cluster, tmp_path):
     assert len({s[4] for s in said}) == HOSTS
 
 
-def test_a_slice_that_is_taken_is_waited_for_and_then_refused(cluster, tmp_path, monkeypatch):
-    """The message says what there was no room for, and how long it was waited for."""
-    monkeypatch.setenv("PONENTE_PLACEMENT_SECONDS", "5")
+def test_a_slice_that_is_taken_is_waited_for_until_the_users_deadline(cluster, tmp_path):
+    """The message says what was not free and for how long it was waited; no try is used."""
     from ray.util.tpu import SlicePlacementGroup
 
     from pipeline.execute.ray.backend import RayBackend
 
-    backend, events = RayBackend(cluster.address), []
+    backend, events = RayBackend(cluster.address, wait=5), []
     holder = SlicePlacementGroup(topology="4x4", accelerator_version="v6e")
+    step = on_pod(name="c", directory="no")
     try:
         with pytest.raises(StepFailed, match=r"'v6e-16': no free slice .* within 5 s"):
-            run_on(backend, str(tmp_path / "s"), on_pod(name="c", directory="no"), events.append)
+            run_on(backend, str(tmp_path / "s"), step, events.append, wait=5)
     finally:
         holder.shutdown()
         backend.close()
-    assert [e["event"] for e in events].count("retried") == 1
+    assert [e["event"] for e in events].count("retried") == 0
+
+
+def test_a_slice_that_becomes_free_is_taken_and_a_wait_for_it_is_cancelled(
+    cluster, tmp_path, monkeypatch
+):
+    """The first step waits, says so and is built; the second, which waits for ever, is stopped."""
+    from ray.util.tpu import SlicePlacementGroup
+
+    from pipeline.execute.ray.backend import RayBackend
+
+    monkeypatch.setenv("PONENTE_SILENCE_SECONDS", "12")
+    (tmp_path / "said").mkdir()
+    backend = RayBackend(cluster.address)
+    holders = [SlicePlacementGroup(topology="4x4", accelerator_version="v6e")]
+
+    def free(event):
+        if event["event"] == "waiting_for_resources":
+            assert "waiting for v6e-16: no free slice" in event["cause"]
+            holders.pop().shutdown()
+
+    try:
+        run_on(
+            backend, str(tmp_path / "s"), on_pod(name="d", directory=str(tmp_path / "said")), free
+        )
+        assert holders == []
+        holders.append(SlicePlacementGroup(topology="4x4", accelerator_version="v6e"))
+        log = EventLog(str(tmp_path / "s"), "test", [])
+        wanted = as_node(on_pod(name="e", directory="no"))
+        execution = Execution([wanted], Store(str(tmp_path / "s")), log, "again")
+
+        def cancel(event):
+            if event["event"] == "waiting_for_resources":
+                cancelled.append(time.monotonic())
+                execution.stop()
+
+        cancelled = []
+        log.listen(cancel)
+        with pytest.raises(Cancelled):
+            execution.run(backend, execution.look())
+        # A heartbeat brings the word, and the wait asks for it twice a second.
+        assert time.monotonic() - cancelled[0] < 15
+    finally:
+        for holder in holders:
+            holder.shutdown()
+        backend.close()
