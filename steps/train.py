@@ -227,7 +227,7 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
         raise Preempted(f"preempted after step {result.steps}; the next attempt resumes from there")
     return {
         **dataclasses.asdict(result),
-        "checkpoint": _shard_name(result.steps),
+        "checkpoint": shard_name(result.steps),
         "record": _record_content(result),
     }
 
@@ -241,7 +241,7 @@ def record_checkpoint(ledger: Ledger, train: TrainConfig, step: int, path: str) 
     from training.checkpoint_index import content_of, measured, read_index
 
     index = read_index(path)
-    name, files = _shard_name(step), [File(*file) for file in measured(index)]
+    name, files = shard_name(step), [File(*file) for file in measured(index)]
     # What is only there to resume from depends on when attempts ended, and is no part of the model.
     kept = kept_for_good(step, train)
     result = {"step": step, "content": content_of(index) if kept else None}
@@ -253,7 +253,7 @@ def record_checkpoint(ledger: Ledger, train: TrainConfig, step: int, path: str) 
 
 def drop_checkpoint(ledger: Ledger, step: int, path: str) -> None:
     """Remove the record of the checkpoint at `path`; another attempt's of that step stays."""
-    recorded = ledger.find(_shard_name(step))
+    recorded = ledger.find(shard_name(step))
     if recorded is not None and storage.join(ledger.root, recorded.root) == path.rstrip("/"):
         ledger.drop(recorded.name)
 
@@ -286,7 +286,8 @@ def _first_line(text: str) -> str:
     return text.partition("\n")[0]
 
 
-def _shard_name(step: int) -> str:
+def shard_name(step: int) -> str:
+    """Name of the checkpoint of a step in ledger and manifest, whichever attempt saved it."""
     return f"checkpoint/{step:08d}"
 
 
