@@ -198,10 +198,12 @@ def read_unit(unit: Unit, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
             f"{shown(unit.file)}: has no column of numbers to read as a score; pass "
             "score=<name of the column>, or do not select by score"
         )
+    # A token is at least a byte, and one that begins or ends each document may be added.
+    most_tokens = 2 * unit.text_bytes + 2
     current, row, rows = -1, 0, 0
     for group, batch in _batches(unit, columns):
         row = row if group == current else 0
-        yield check_values(batch, f"{shown(unit.file)}: row group {group}", row)
+        yield check_values(batch, f"{shown(unit.file)}: row group {group}", row, most_tokens)
         current, row, rows = group, row + batch.num_rows, rows + batch.num_rows
     if rows != unit.rows:
         raise InputError(

@@ -235,13 +235,16 @@ def _is_number(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_floating(kind)
 
 
-def check_values(batch: pa.RecordBatch, where: str, first_row: int) -> pa.RecordBatch:
-    """The batch, when every value is there, every text is UTF-8, and no count is negative.
+def check_values(
+    batch: pa.RecordBatch, where: str, first_row: int, most_tokens: int
+) -> pa.RecordBatch:
+    """The batch, when every value is there, every text is UTF-8, and every count is possible.
 
     Args:
         batch: any columns; `token_count`, if there, int64.
         where: names file and row group.
         first_row: of the batch in its row group.
+        most_tokens: that one document can have.
 
     Raises:
         InputError: names the row and the column.
@@ -256,11 +259,13 @@ def check_values(batch: pa.RecordBatch, where: str, first_row: int) -> pa.Record
         if pa.types.is_string(column.type):
             _check_utf8(column, name, where, first_row)
     if "token_count" in batch.schema.names:
-        negative = np.flatnonzero(batch.column("token_count").to_numpy() < 0)
-        if len(negative):
+        counts = batch.column("token_count").to_numpy()
+        wrong = np.flatnonzero((counts < 0) | (counts > most_tokens))
+        if len(wrong):
             raise InputError(
-                f"{where}, row {first_row + negative[0]}: 'token_count' is negative; "
-                "correct it, or leave the column out of the source"
+                f"{where}, row {first_row + wrong[0]}: expected a 'token_count' of 0 to "
+                f"{most_tokens:,}, found {counts[wrong[0]]:,}; correct it, or leave the column out "
+                "of the source"
             )
     return batch
 

@@ -18,7 +18,6 @@ from pipeline.execute.step_context import Reference, StepContext
 from pipeline.graph.artifact import Artifact
 from pipeline.graph.node import as_node, named
 from pipeline.graph.step import step
-from pipeline.store.manifest import SELECTION
 
 A = TypeVar("A", bound=Artifact)
 V = TypeVar("V")
@@ -52,7 +51,7 @@ def select(candidates: tuple[A, ...], *, by: str, mode: Literal["min", "max"] = 
     return cast(A, chosen)
 
 
-@step(output=Artifact, version=1, name=SELECTION, cpus=0)
+@step(output=Artifact, version=1, name="select", cpus=0)
 def selection(run: StepContext, candidates: tuple[Artifact, ...], *, by: str, mode: str) -> Any:
     """The step behind `select`."""
     del run

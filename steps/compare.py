@@ -11,10 +11,11 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline import InputError, PonenteError, Result, StepContext, step
+from pipeline.pages.readable import duration, flat
 from pipeline.plan.lineage import lineage
 from pipeline.store import storage
 from steps.artifacts import Checkpoint, Report
@@ -60,7 +61,7 @@ def compare(
     with run.shard("page") as directory:
         text = render(records)
         storage.write_atomic(storage.join(directory, "index.html"), text.encode())
-    return {"headline": headlines(storage.join(directory, "index.html"))}
+    return {"headline": headlines(storage.join(directory, "index.html"), stored=True)}
 
 
 def render(records: Sequence[RunRecord]) -> str:
@@ -70,76 +71,62 @@ def render(records: Sequence[RunRecord]) -> str:
         InputError: there are no runs, or two of one name.
     """
     from steps.reporting import page
+    from steps.reporting.charts import bars_chart, overlaid
 
     names = [record.name for record in records]
     _check_names(names)
-    return page.render(
-        "ponente: runs side by side",
-        ", ".join(names),
-        [
-            ("Figures", page.table(figures(records))),
-            ("What differs", page.table(differences(records))),
-            ("Curves", page.charts(overlaid(records))),
-            ("Where the time went", page.charts(_times(records))),
-        ],
-    )
-
-
-def overlaid(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
-    """(caption, SVG) of each column, a colour a run."""
-    from steps.reporting.charts import COLOURS, Curve, chart, column, of_column
-
-    captioned = []
-    for name in dict.fromkeys(name for record in records for name in record.sets):
-        curves = []
-        for index, record in enumerate(records):
-            rows = record.scores(name)
-            x, y = column(rows, "step"), column(rows, "loss")
-            curves.append(Curve(record.name, x, y, COLOURS[index % len(COLOURS)], marked=True))
-        captioned.append((f"Loss on {name}", chart(curves, "loss, nats per token")))
-    others: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
-        ("Training loss", "loss", "loss, nats per token", {}),
-        ("Gradient norm, before clipping", "grad_norm", "2-norm", {"logarithmic": True}),
-        ("Parameter norm", "parameter_norm", "2-norm", {}),
-        ("Learning rate", "learning_rate", "learning rate", {"from_zero": True}),
-        ("Throughput", "tokens_per_second_average", "tokens per second", {"from_zero": True}),
-        ("MFU, causal attention", "mfu", "share of the peak", {"from_zero": True}),
-    )
-    for caption, name, label, options in others:
-        curves = of_column(records, name, exact=name in ("parameter_norm", "learning_rate"))
-        captioned.append((caption, chart(curves, label, **options)))
-    return captioned
-
-
-def _times(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
-    from steps.reporting.time_charts import bars_chart
-
     accounts = [(record.name, record.account()) for record in records]
     known = [(name, account) for name, account in accounts if account is not None]
-    return [("Wall time by what it went to", bars_chart(known))] if known else []
+    return page.render(
+        "compare",
+        names=names,
+        figures=figures(records),
+        differences=differences(records),
+        curves=overlaid(records),
+        times=[("Wall time by what it went to", bars_chart(known))] if known else [],
+    )
 
 
 def figures(records: Sequence[RunRecord]) -> list[list[str]]:
-    """How the runs ended: a row a figure that at least one has, a column a run."""
+    """How the runs ended: a row per figure that at least one has, a column per run.
+
+    The best of a row is marked where more is known to be better, or less.
+    """
+    from steps.reporting.page import Best
+
     found = [_figures(record) for record in records]
     rows = [["figure", *(record.name for record in records)]]
     for name in dict.fromkeys(name for each in found for name in each):
-        rows.append([name, *(each.get(name, ABSENT) for each in found)])
+        cells = [each.get(name, (math.nan, ABSENT)) for each in found]
+        values = {value for value, _ in cells if math.isfinite(value)}
+        better = _BETTER.get(name.partition(",")[0]) if len(values) > 1 else None
+        best = better(values) if better else None
+        rows.append([name, *(Best(text) if value == best else text for value, text in cells)])
     return rows
 
 
-def _figures(record: RunRecord) -> dict[str, str]:
-    found: dict[str, str] = {}
+_BETTER: dict[str, Callable[[set[float]], float]] = {
+    **dict.fromkeys(("training loss", "loss", "bits per byte"), min),
+    **dict.fromkeys(("tokens per second", "MFU", "HFU", "goodput"), max),
+}
+
+
+def _figures(record: RunRecord) -> dict[str, tuple[float, str]]:
+    """Name -> (value, text)."""
+    found: dict[str, tuple[float, str]] = {}
+
+    def add(name: str, value: float, form: str) -> None:
+        found[name] = (value, form.format(value))
+
     if record.history:
-        last = record.history[-1]
-        found["steps"] = f"{int(last['step']):,}"
-        found["tokens in the loss"] = f"{sum(r.get('tokens', 0) for r in record.history):,.0f}"
-        found["training loss"] = f"{_late(record.history, 'loss'):.4f}"
+        add("steps", int(record.history[-1]["step"]), "{:,}")
+        add("tokens in the loss", sum(r.get("tokens", 0) for r in record.history), "{:,.0f}")
+        add("training loss", _late(record.history, "loss"), "{:.4f}")
     for name in record.sets:
         row = record.scores(name)[-1]
-        found[f"loss, {name}"] = f"{row['loss']:.4f}"
+        add(f"loss, {name}", row["loss"], "{:.4f}")
         if math.isfinite(row.get("bits_per_byte", math.nan)):
-            found[f"bits per byte, {name}"] = f"{row['bits_per_byte']:.4f}"
+            add(f"bits per byte, {name}", row["bits_per_byte"], "{:.4f}")
     for name, column, form in (
         ("tokens per second", "tokens_per_second", "{:,.0f}"),
         ("MFU, causal", "mfu", "{:.1%}"),
@@ -147,16 +134,14 @@ def _figures(record: RunRecord) -> dict[str, str]:
     ):
         values = sorted(row[column] for row in record.history if column in row)
         if values:
-            found[f"{name}, median"] = form.format(values[len(values) // 2])
+            add(f"{name}, median", values[len(values) // 2], form)
     skipped = record.history[-1].get("skipped", 0) if record.history else 0
     if skipped:
-        found["skipped steps"] = f"{skipped:,.0f}"
+        add("skipped steps", skipped, "{:,.0f}")
     account = record.account()
     if account is not None:
-        from steps.reporting.time_charts import duration
-
-        found["wall time"] = duration(account.total)
-        found["goodput"] = f"{account.goodput:.1%}"
+        found["wall time"] = (account.total, duration(account.total))
+        add("goodput", account.goodput, "{:.1%}")
     return found
 
 
@@ -167,9 +152,7 @@ def _late(rows: Sequence[dict[str, Any]], column: str) -> float:
 
 
 def differences(records: Sequence[RunRecord]) -> list[list[str]]:
-    """Every configured value that is not the same in all runs that say it, a row a value."""
-    from steps.reporting.run_record import flat
-
+    """Every configured value that is not the same in all runs that say it, a row per value."""
     trees = [flat(record.config) for record in records]
     rows = [["setting", *(record.name for record in records)]]
     for name in dict.fromkeys(name for tree in trees for name in tree):

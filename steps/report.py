@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from pipeline import Result, StepContext, step
 from pipeline.identity.fingerprint import plain
-from pipeline.plan.lineage import lineage
+from pipeline.pages import readable
+from pipeline.pages.graph import Box, draw
+from pipeline.pages.record import RunRecord as Run
+from pipeline.pages.record import runs
+from pipeline.plan.lineage import Ancestor, lineage
 from pipeline.store import storage
+from pipeline.store.manifest import ATTEMPTS, KEEP
 from steps.artifacts import Checkpoint, Completions, Report, Scores
 
 if TYPE_CHECKING:
@@ -17,125 +23,184 @@ if TYPE_CHECKING:
 
 
 @step(output=Report, version=1, reads_lineage=True)
-def report(run: StepContext, model: Checkpoint, scores: Scores, text: Completions) -> Result:
-    """The HTML report of a training run."""
+def report(
+    run: StepContext,
+    model: Checkpoint,
+    scores: Scores | None = None,
+    text: Completions | None = None,
+) -> Result:
+    """The HTML report of a training run, with scores and generated text where they are given."""
+    given = [each for each in (model, scores, text) if each is not None]
+    with run.shard("page") as directory:
+        rendered = render(model, scores, text, lineage([each.path for each in given]), directory)
+        storage.write_atomic(storage.join(directory, "index.html"), rendered.encode())
+    lines = [line for each in given for line in each.result.get("headline", ())]
+    return {"headline": [*lines, *headlines(storage.join(directory, "index.html"), stored=True)]}
+
+
+def render(
+    model: Checkpoint,
+    scores: Scores | None,
+    text: Completions | None,
+    ancestors: list[Ancestor],
+    directory: str,
+) -> str:
+    """The page, which is to lie in `directory`."""
     from steps.reporting import page
     from steps.reporting.run_record import of_checkpoint
 
-    ancestors = lineage([model.path, scores.path, text.path])
     record = of_checkpoint(model, model.manifest.label, ancestors)
     account = record.account()
-    written = [(c["prompt"], c["completion"]) for c in text.result["completions"]]
-    rendered = page.render(
-        "ponente run",
-        f"trained on {model.result['measured']['hardware']}, key {model.manifest.key[:20]}",
-        [
-            ("", page.cards(cards(model, scores, record, account))),
-            ("Scores", page.table(sets_table(scores)) + page.table(tasks_table(scores))),
-            ("Training", page.charts(training_charts(record, account))),
-            ("Where the time went", page.charts(time_charts(account))),
-            ("", page.table(attempts_table(account))),
-            ("What the model writes", page.samples(written)),
-            ("What it wrote on the way", page.samples_over_time(record.samples)),
-            ("Steps", page.graph(ancestors)),
-            ("Data", page.table(_data_table(model.sequences.cache.result["splits"]))),
-            ("Configuration", page.configuration(ancestors)),
-        ],
+    samples: dict[str, list[dict[str, Any]]] = {}
+    for row in reversed(record.samples):
+        samples.setdefault(str(row["prompt"]), []).append(row)
+    made = made_in(model)
+    name = f"{made.name}: {model.manifest.label}" if made else model.manifest.label
+    return page.render(
+        "report",
+        title=f"{name} · {model.manifest.key[:8]}",
+        heading=name,
+        head=head(model, made, directory),
+        figures=cards(model, scores, record, account),
+        sets=sets_table(scores) if scores else [],
+        tasks=tasks_table(scores) if scores else [],
+        curves=training_charts(record, account),
+        times=time_charts(account),
+        attempts=attempts_table(account),
+        completions=text.result["completions"] if text else [],
+        samples=samples,
+        drawing=draw([_box(ancestor) for ancestor in ancestors]),
+        data=_data_table(model.sequences.cache.result["splits"]),
+        configurations=_configurations(ancestors),
     )
-    with run.shard("page") as directory:
-        storage.write_atomic(storage.join(directory, "index.html"), rendered.encode())
-    url = storage.join(directory, "index.html")
-    return {
-        "headline": [
-            *model.result["headline"],
-            *text.result["headline"],
-            *headlines(url),
-        ]
-    }
 
 
-def headlines(url: str) -> list[str]:
-    """Where a page is and how to look at it."""
+def headlines(url: str, stored: bool = False) -> list[str]:
+    """Where a page is and how to look at it.
+
+    Args:
+        url: of the page.
+        stored: for a result, which names its own directory `{output}`, so that a copied store
+            points at the copy.
+    """
+    local = storage.is_local(url)
+    url = f"{{output}}/attempts/{url.rpartition('/attempts/')[2]}" if stored else url
     look = f"look at it with: python -m webbrowser -t file://{url}"
-    return [f"report: {url}", look if storage.is_local(url) else "download it to look at it"]
+    return [f"report: {url}", look if local else "download it to look at it"]
+
+
+def made_in(model: Checkpoint) -> Run | None:
+    """The newest run in the store of `model` whose graph has it, if it is among the last five."""
+    found = runs(model.path.rpartition("/")[0], newest=5)
+    return next((run for run in found if model.manifest.key in run.steps), None)
+
+
+def head(model: Checkpoint, made: Run | None, directory: str) -> list[tuple[str, str]]:
+    """(fact, link or nothing) of what was trained, when and on what; links are relative."""
+    from models.config import TransformerConfig
+
+    config = TransformerConfig.from_plain(model.result["model"])
+    train, manifest = model.result["train"], model.manifest
+    commit = (manifest.provenance.get("git") or {}).get("commit")
+    facts = [
+        (readable.moment(manifest.started), ""),
+        (f"{config.parameter_count:,} parameters", ""),
+        (f"{config.layers} layers of {config.embed}, MLP {config.mlp}", ""),
+        (f"{config.heads} heads ({config.kv_heads} for keys) of {config.head_size}", ""),
+        (f"vocabulary {config.vocab_size:,}", ""),
+        (f"batch {train['batch_size']} x {train['sequence_length']:,} tokens", ""),
+        (str(model.result["measured"]["hardware"]), ""),
+        *([(f"commit {commit[:12]}", "")] if commit else []),
+        (f"key {manifest.key[:20]}", ""),
+    ]
+    store = directory.rpartition("/attempts/")[0].rpartition("/")[0]
+    home = model.home
+    if store and home.startswith(f"{store}/"):
+        up = "../" * directory.removeprefix(f"{store}/").count("/") + "../"
+        kept = f"{home.removeprefix(store + '/')}/{ATTEMPTS}/{manifest.attempt}/{KEEP}"
+        facts.append(("metrics.jsonl", quote(f"{up}{kept}/metrics.jsonl")))
+        page = f"{made.run}.html" if made else "index.html"
+        facts.append(("page of the run", quote(f"{up}reports/{page}")))
+    return facts
+
+
+def _box(ancestor: Ancestor) -> Box:
+    manifest = ancestor.manifest
+    size = f" · {readable.size(manifest.size)}" if manifest.size else ""
+    text = f"{readable.duration(manifest.seconds)}{size}"
+    return Box(ancestor.path, manifest.label, text, parents=ancestor.parents)
+
+
+def _configurations(ancestors: list[Ancestor]) -> list[tuple[str, Any]]:
+    """What every step was asked to do, and where the last one ran."""
+    found: list[tuple[str, Any]] = []
+    for ancestor in ancestors:
+        manifest = ancestor.manifest
+        about = {"version": manifest.version, "key": manifest.key}
+        found.append((manifest.label, {**plain(manifest.config), **about}))
+    environment = dict(ancestors[-1].manifest.provenance) if ancestors else {}
+    environment.pop("sources", None)
+    return [*found, ("environment of the last step", environment)]
 
 
 def training_charts(record: RunRecord, account: Account | None) -> list[tuple[str, str]]:
-    """(caption, SVG) of everything that has a value a step."""
-    from steps.reporting import charts
+    """(caption, SVG) of everything that has a value per step."""
+    from steps.reporting.charts import PANELS, loss_chart
 
     began = [span.attempt.first_step for span in account.spans[1:]] if account else []
     restarts = [step for step in began if step is not None]
-    return [
-        ("Loss", charts.loss_chart(record, restarts)),
-        ("Learning rate", charts.rate_chart(record)),
-        *charts.norm_charts(record),
-        ("Throughput", charts.throughput_chart(record)),
-        ("Utilisation", charts.utilisation_chart(record)),
-        ("Waiting for data", charts.wait_chart(record)),
-        ("Peak memory", charts.memory_chart(record)),
-    ]
+    panels = [(panel.caption, panel.of_run(record)) for panel in PANELS]
+    return [("Loss", loss_chart(record, restarts)), *panels]
 
 
 def time_charts(account: Account | None) -> list[tuple[str, str]]:
     """(caption, SVG) of the run's wall time; none without a journal."""
-    from steps.reporting.time_charts import timeline_chart, waterfall_chart
+    from steps.reporting.charts import waterfall_chart
 
     if account is None or not account.total:
         return []
     caption = f"Goodput {account.goodput:.1%}: the share of the wall time that went to steps"
-    return [(caption, waterfall_chart(account)), ("Attempts", timeline_chart(account))]
+    return [(caption, waterfall_chart(account))]
 
 
 def attempts_table(account: Account | None) -> list[list[str]]:
-    """A row an attempt."""
-    from steps.reporting.time_charts import duration, steps_of
-
-    head = [
-        "attempt",
-        "devices",
-        "processes",
-        "steps",
-        "took",
-        "lost to a restart",
-        "checkpoints",
-        "ended",
-    ]
-    rows = []
+    """A row per attempt."""
+    names = "attempt devices processes steps took lost checkpoints ended"
+    rows: list[list[str]] = [[*names.split()]]
     for span in account.spans if account else ():
         attempt = span.attempt
         lost = span.ended - span.useful + span.dead
+        reached = f"{attempt.first_step or 0:,} to {attempt.last_step or 0:,}"
+        running = attempt.outcome == "running"
         rows.append(
             [
                 attempt.attempt,
                 f"{attempt.devices} x {attempt.device}",
                 f"{attempt.processes}",
-                steps_of(attempt),
-                duration(attempt.seconds),
-                duration(lost) if lost >= 0.05 else "nothing",
+                "none" if attempt.first_step is None else reached,
+                readable.duration(attempt.seconds),
+                readable.duration(lost) if lost >= 0.05 else "nothing",
                 f"{len(attempt.marks):,}",
-                "without a word" if attempt.outcome == "running" else attempt.outcome,
+                "killed (no exit record)" if running else attempt.outcome,
             ]
         )
-    return [head, *rows]
+    return rows
 
 
 def cards(
-    model: Checkpoint, scores: Scores, record: RunRecord, account: Account | None
+    model: Checkpoint, scores: Scores | None, record: RunRecord, account: Account | None
 ) -> list[tuple[str, str]]:
-    """(figure, what it is) of how the run ended; what was not asked has none."""
-    from steps.reporting.time_charts import duration
-
+    """(figure, what it is) of how the run ended; what was not measured has none."""
     first, last = model.result["first"], model.result["last"]
     rates = sorted(row["tokens_per_second"] for row in record.history)
     total = account.total if account else model.result["measured"]["seconds"]["total"]
     figures = [
         (f"{first['loss']:.2f} → {last['loss']:.2f}", "validation loss, nats per token"),
         (f"{model.result['unigram_entropy']:.2f}", "unigram entropy of the corpus, nats"),
-        *_scores_card(scores),
+        *(_scores_card(scores) if scores else []),
         (f"{rates[len(rates) // 2]:,.0f}", "tokens per second, median step"),
         (f"{last['step']:,}", "steps"),
-        (duration(total), "wall time, all attempts" if account else "training, last attempt"),
+        (readable.duration(total), "wall time, all attempts" if account else "last attempt"),
     ]
     if account is not None:
         figures.append((f"{account.goodput:.1%}", "goodput: time in steps that count"))

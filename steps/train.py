@@ -13,12 +13,12 @@ from typing import Annotated, Any
 
 from models.config import TransformerConfig
 from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepContext, local, step
-from pipeline.errors import CorruptOutput, Preempted
+from pipeline.errors import Preempted
 from pipeline.execute.step_context import Emit
 from pipeline.identity.fingerprint import digest, plain_identity
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
-from pipeline.store.manifest import File, check_sizes
+from pipeline.store.manifest import File, wrong_sizes
 from steps.artifacts import TRAIN, Checkpoint, Sequences
 from steps.checkpoints.find import describe, tokenizer_of
 from steps.coordinator import FLAGS, coordinator_of
@@ -135,15 +135,15 @@ def run_training(run: StepContext, request: TrainRequest) -> dict[str, Any]:
         padded=sequences.padded,
         checkpoint_directory=storage.join(run.directory, "checkpoints"),
         attempt=run.attempt,
-        resume_from=_recorded_checkpoints(run.ledger),
+        resume_from=_checkpoints(run),
         start=request.start,
         name=run.root.rpartition("/")[2],
-        run_directory=run.directory,
+        run_directory=run.keep,
         journal_directory=storage.join(run.root, "journal", run.ledger.generation),
     )
     describe(run, sequences, model, train)
     trained = run.gang(request.hardware, train_process, Assignment(job, run.ledger))
-    _drop_damaged(run, trained["checkpoint"])
+    _declare_checkpoints(run, trained["checkpoints"])
     with run.shard("record", {"content": trained["record"]}) as directory:
         for name in RECORD:
             lines = "".join(json.dumps(row) + "\n" for row in trained[name])
@@ -163,19 +163,17 @@ def run_training(run: StepContext, request: TrainRequest) -> dict[str, Any]:
     }
 
 
-def _drop_damaged(run: StepContext, final: str) -> None:
-    """Leave checkpoints whose files have other sizes out of what is published, but for the last.
+def _declare_checkpoints(run: StepContext, names: list[str]) -> None:
+    """Publish the checkpoints that training kept, but for damaged ones before the last.
 
-    Nothing reads them while training goes well, and they are no reason to withhold what is sound.
+    Nothing reads those while training goes well, and they are no reason to withhold the others.
     """
-    for name, shard in run.ledger.finished("checkpoint/").items():
-        if name == final:
-            continue
-        try:
-            check_sizes(run.ledger.root, [shard], "it is left out of what is published")
-        except CorruptOutput as error:
-            run.warn(f"damaged checkpoint: {error}")
-            run.ledger.drop(name)
+    for name in names:
+        run.declare(name)
+    before_last = [run.declared[name] for name in names[:-1]]
+    for shard, problem in wrong_sizes(run.root, before_last):
+        run.warn(f"damaged checkpoint: {problem}; it is left out of what is published")
+        run.drop(shard.name)
 
 
 def _prompts(sequences: Sequences, prompts: tuple[str, ...]) -> Any:
@@ -188,15 +186,17 @@ def _prompts(sequences: Sequences, prompts: tuple[str, ...]) -> Any:
 
 def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
     """One process of the gang: the training loop, with checkpoints recorded in the ledger."""
+    emit({"event": "phase", "phase": "importing"})
     from training.loop import train as train_loop
 
+    emit({"event": "phase", "phase": "restoring and compiling"})
     job, ledger = assignment.job, assignment.ledger
 
     def on_commit(step: int, path: str) -> None:
         record_checkpoint(ledger, job.train, step, path)
 
     def on_drop(step: int, path: str) -> None:
-        drop_checkpoint(ledger, step, path)
+        drop_checkpoint(ledger, step, path, job.attempt)
 
     def on_progress(step: int, steps: int, row: dict[str, Any]) -> None:
         emit(
@@ -228,6 +228,7 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
     return {
         **dataclasses.asdict(result),
         "checkpoint": shard_name(result.steps),
+        "checkpoints": [shard_name(step) for step, _ in result.checkpoints],
         "record": _record_content(result),
     }
 
@@ -245,22 +246,18 @@ def record_checkpoint(ledger: Ledger, train: TrainConfig, step: int, path: str) 
     # What is only there to resume from depends on when attempts ended, and is no part of the model.
     kept = kept_for_good(step, train)
     result = {"step": step, "content": content_of(index) if kept else None}
-    recorded = ledger.add(name, path, result, files)
-    if _attempt(recorded.root) < _attempt(path.removeprefix(f"{ledger.root}/")):
-        ledger.drop(name)
-        ledger.add(name, path, result, files)
+    ledger.replace(name, path, result, files)
 
 
-def drop_checkpoint(ledger: Ledger, step: int, path: str) -> None:
-    """Remove the record of the checkpoint at `path`; another attempt's of that step stays."""
+def drop_checkpoint(ledger: Ledger, step: int, path: str, attempt: str) -> None:
+    """Remove the record of the checkpoint at `path`; another one of that step stays.
+
+    Raises:
+        WorkerLost: when an attempt newer than `attempt` owns it: its files are to stay then.
+    """
     recorded = ledger.find(shard_name(step))
     if recorded is not None and storage.join(ledger.root, recorded.root) == path.rstrip("/"):
-        ledger.drop(recorded.name)
-
-
-def _attempt(root: str) -> str:
-    """The attempt a shard's root is in; a newer one's name is greater."""
-    return root.split("/")[1]
+        ledger.drop(recorded.name, attempt)
 
 
 def _record_content(result: Any) -> str:
@@ -275,9 +272,8 @@ def _record_content(result: Any) -> str:
 
 
 def _keep_stacks(job: Any, fields: dict[str, Any]) -> str:
-    """Write a process's stacks beside the checkpoints' directory; returns where."""
-    name = f"stacks/process-{fields['process']}.txt"
-    url = storage.join(job.checkpoint_directory.rpartition("/")[0], name)
+    """Write a process's stacks where they are kept; returns where."""
+    url = storage.join(job.run_directory, "stacks", f"process-{fields['process']}.txt")
     storage.write_atomic(url, fields["report"].encode())
     return url
 
@@ -291,10 +287,10 @@ def shard_name(step: int) -> str:
     return f"checkpoint/{step:08d}"
 
 
-def _recorded_checkpoints(ledger: Ledger) -> tuple[tuple[int, str], ...]:
-    shards = ledger.finished("checkpoint/").values()
-    paths = [(s.result["step"], storage.join(ledger.root, s.root)) for s in shards]
-    return tuple(sorted(paths))
+def _checkpoints(run: StepContext) -> tuple[tuple[int, str], ...]:
+    """(step, URL) of earlier attempts' checkpoints, oldest first; this attempt owns them now."""
+    shards = run.claim("checkpoint/").values()
+    return tuple(sorted((s.result["step"], storage.join(run.root, s.root)) for s in shards))
 
 
 def _note(row: dict[str, Any]) -> str:

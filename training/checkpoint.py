@@ -28,7 +28,7 @@ from typing import Any
 
 import jax
 
-from pipeline.errors import InputError, StorageError, StoreUnavailable
+from pipeline.errors import InputError, StorageError, StoreUnavailable, WorkerLost
 from pipeline.store import storage
 from training import leaves
 from training.checkpoint_chunks import write_chunks
@@ -45,6 +45,7 @@ PARTS = "parts"
 _LONGEST_PAUSE_SECONDS = 1.0
 _GRACE_SECONDS = 30.0
 _FAILURES = 2  # in a row, that are an error
+_FINAL = (InputError, WorkerLost)  # no later save can do better
 _ERRORS = {"passing": StoreUnavailable, "input": InputError, "storage": StorageError}
 
 logger = logging.getLogger(__name__)
@@ -99,6 +100,11 @@ class Checkpointer:
     def latest(self) -> tuple[int, str] | None:
         """Step and path of the newest committed checkpoint."""
         return self._committed[-1] if self._committed else None
+
+    @property
+    def committed(self) -> list[tuple[int, str]]:
+        """Step and path of every committed checkpoint that was kept, oldest first."""
+        return list(self._committed)
 
     @property
     def begun(self) -> int:
@@ -176,7 +182,7 @@ class Checkpointer:
         """Of one save that failed; raises where that is no store's passing trouble."""
         if self._error is None:
             return
-        if isinstance(self._error, InputError) or self._failures >= _FAILURES:
+        if isinstance(self._error, _FINAL) or self._failures >= _FAILURES:
             self._raise_failure()
         error, self._error = self._error, None
         logger.error("checkpoint of step %d failed, the next is tried: %s", self._begun, error)
@@ -187,7 +193,7 @@ class Checkpointer:
         if self._error is None:
             return
         error, self._error = self._error, None
-        if isinstance(error, InputError):
+        if isinstance(error, _FINAL):
             raise error
         # An `OSError` goes on being one, which says that trying again may help.
         kind = StoreUnavailable if isinstance(error, OSError) else StorageError

@@ -98,6 +98,7 @@ class TrainResult:
             tokens, bytes.
         samples: rows with step, prompt, completion.
         checkpoint: path of the newest committed checkpoint; empty when preempted before the first.
+        checkpoints: (step, path) of every committed checkpoint that was kept, oldest first.
         preempted: a termination signal ended the run before its last step.
         backend: attention back end used; `backend_reason` says why that one.
         notes: what the program chose and why, and shapes that waste the chip, one sentence each.
@@ -111,6 +112,7 @@ class TrainResult:
     evaluations: list[Row]
     samples: list[Row]
     checkpoint: str
+    checkpoints: list[tuple[int, str]]
     preempted: bool
     backend: str
     backend_reason: str

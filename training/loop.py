@@ -388,6 +388,7 @@ class _Run:
             evaluations=self.evaluations,
             samples=self.samples,
             checkpoint=latest[1] if latest is not None else "",
+            checkpoints=self.checkpointer.committed,
             preempted=preempted,
             backend=self.program.backend,
             backend_reason=self.program.backend_reason,

@@ -122,7 +122,7 @@ def _verb(name: str) -> Callable[[Context], int]:
         from pipeline.cli.run import run
 
         return run
-    from pipeline.cli import inspection, maintenance
+    from pipeline.cli import inspection, logs, maintenance
 
     verbs: dict[str, Callable[[Context], int]] = {
         "plan": inspection.plan,
@@ -130,7 +130,7 @@ def _verb(name: str) -> Callable[[Context], int]:
         "status": inspection.status,
         "graph": inspection.graph,
         "show": inspection.show,
-        "logs": inspection.logs,
+        "logs": logs.logs,
         "verify": maintenance.verify,
         "gc": maintenance.gc,
         "adopt": maintenance.adopt,

@@ -29,8 +29,10 @@ _BAR_WIDTH, _WIDE = 60, 80
 _STATES = {
     "failed": ("!", "red", "failed"),
     "started": (">", "cyan", "running"),
-    "retried": (">", "yellow", "to be tried again"),
+    "retried": (">", "yellow", "to be retried"),
     "waiting": (">", "yellow", "waiting for another run"),
+    "waiting_for_resources": (">", "yellow", "waiting for hardware"),
+    "submitted": (">", "cyan", "starting"),
     "stopped": ("!", "yellow", "stopped"),
     "finished": ("+", "green", "done"),
     "skipped": ("-", "yellow", "skipped"),
@@ -91,9 +93,11 @@ def _sentence(event: dict[str, Any]) -> str | None:
         "hit": f"up to date (took {event.get('seconds', 0):.1f} s when it was built)",
         "queued": "waiting",
         "waiting": f"waiting for {event.get('holder')}, which runs it already",
+        "waiting_for_resources": f"{event.get('cause')}, {_duration(event.get('seconds', 0))}",
+        "submitted": "starting a worker",
         "started": "running",
         "finished": f"done {how}",
-        "retried": f"trying again ({event.get('tries')} so far): {event.get('cause')}",
+        "retried": f"retrying ({event.get('tries')} tries used): {event.get('cause')}",
         "failed": f"FAILED: {event.get('cause')}",
         "skipped": f"skipped: {event.get('cause')}",
         "stopped": f"stopped: {event.get('cause')}",
@@ -104,8 +108,12 @@ def _aside(event: dict[str, Any]) -> str | None:
     """What an event says beside its step's state; None for most."""
     return {
         "warning": f"warning: {event.get('message')}",
+        "retrying": (
+            f"retrying: {event.get('what')}, {event.get('cause')}, attempt {event.get('attempt')}, "
+            f"{_duration(event.get('seconds', 0))}"
+        ),
         "shard_retried": (
-            f"shard {event.get('shard')} is tried again ({event.get('tries')} so far): "
+            f"shard {event.get('shard')} is retried ({event.get('tries')} tries used): "
             f"{event.get('cause')}"
         ),
     }.get(event["event"])
@@ -134,10 +142,12 @@ class PlainDisplay:
 
     def __call__(self, event: dict[str, Any]) -> None:
         """Print the event if it says something new."""
-        label, now = event.get("step"), self._clock()
+        kind, now = event["event"], self._clock()
+        # A store's retries belong to no step where the driver itself waits.
+        label = event.get("step") or ("store" if kind == "retrying" else None)
         if label is None:
             return
-        key, kind = event["key"], event["event"]
+        key = event.get("key", "")
         if kind == "started":
             self._rates[key], self._last[key] = Rate(), now
         if kind == "progress":
@@ -145,7 +155,12 @@ class PlainDisplay:
             if now - self._last.setdefault(key, now) >= _LINE_SECONDS:
                 self._last[key] = now
                 self._print(label, text)
-        elif kind != "queued" and (text := _sentence(event) or _aside(event)) is not None:
+        elif kind == "phase":
+            self._print(label, event["phase"])
+        elif (
+            kind not in ("queued", "submitted")
+            and (text := _sentence(event) or _aside(event)) is not None
+        ):
             self._print(label, text)
 
     def _print(self, label: str, text: str) -> None:
@@ -194,6 +209,7 @@ class LiveDisplay:
         self._rows = {node.key: _Row(node.label) for node in nodes}
         self._asides: list[str] = []
         self._changes = 0
+        self._phase = ""  # of the run, before its first step
         self._console = console or Console()
         self._live = Live(
             console=self._console, get_renderable=self.draw, refresh_per_second=4, transient=False
@@ -202,14 +218,20 @@ class LiveDisplay:
 
     def __call__(self, event: dict[str, Any]) -> None:
         """Change the step's row."""
-        row = self._rows.get(event.get("key", ""))
+        row, kind = self._rows.get(event.get("key", "")), event["event"]
         if row is None:
+            if kind == "phase":
+                self._phase = event["phase"]
+            elif kind == "retrying" and (text := _aside(event)) is not None:
+                self._asides = [*self._asides, _plain(text)][-_WARNINGS:]
             return
-        kind = event["event"]
+        self._phase = "" if kind == "started" else self._phase
         if kind == "progress":
             row.done, row.total = event["done"], event["total"]
             row.detail = _plain(row.rate.describe(event))
             row.brief = _plain(row.rate.describe(event, brief=True))
+        elif kind == "phase":
+            row.detail = row.brief = _plain(event["phase"])
         elif (text := _sentence(event)) is not None:
             if kind == "started":
                 row.began, row.rate, row.total = self._clock(), Rate(), 0.0
@@ -270,6 +292,7 @@ class LiveDisplay:
         text = f"{counts['hit'] + counts['finished']}/{len(self._rows)} steps"
         for state in ("started", "failed", "skipped", "stopped"):
             text += f"  {counts[state]} {_STATES[state][2]}" if counts[state] else ""
+        text += f"  {self._phase}" if self._phase else ""
         return f"{text}  {_duration(self._clock() - self._began)}"
 
     def close(self) -> None:

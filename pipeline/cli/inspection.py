@@ -16,7 +16,6 @@ from pipeline.plan.plan import Planned
 from pipeline.plan.plan import plan as planned
 from pipeline.plan.state import pick, resolve
 from pipeline.store import storage
-from pipeline.store.tidy import ATTEMPTS
 
 
 def _entries(context: Context) -> list[Planned]:
@@ -81,25 +80,26 @@ def graph(context: Context) -> int:
 
 def _graph_page(context: Context) -> int:
     from pipeline.pages.page import render
-    from pipeline.pages.record import RunRecord, StepRecord, runs
+    from pipeline.pages.record import RunRecord, StepRecord
 
     states = {"running": "running", "failed": "failed", "damaged": "failed"}
     now = time.time()
-    record = RunRecord("graph", context.store.prefix, sys.argv, started=now, last=now, ended=now)
+    prefix, command = context.store.prefix, sys.argv
+    record = RunRecord("plan", prefix, command, started=now, ended=now, last=now, outcome="plan")
     manifests = {}
     for entry in _entries(context):
         node = entry.node
         step = StepRecord(node.label, node.key, node.step.name, node.directory)
         step.inputs = {name: child.key for name, child in node.inputs.items()}
         step.config, step.reason = node.identity.config, entry.reason
-        step.state = states.get(entry.status, "unreached")
+        step.state = states.get(entry.status, "planned")
         if entry.found is not None:
             manifests[node.key] = entry.found.manifest
             step.origin = entry.found.origin or ""
             step.state = "elsewhere" if step.origin else "reused"
             step.seconds = entry.found.manifest.seconds
         record.steps[node.key] = step
-    page = render(record, manifests, runs(context.store.prefix))
+    page = render(record, manifests, [])
     storage.write_atomic(context.options.html, page.encode())
     say(f"wrote {context.options.html}")
     return 0
@@ -117,12 +117,11 @@ def status(context: Context) -> int:
         step = latest.steps.get(entry.node.key) if latest is not None else None
         said = f"; last run: {STATES[step.state]}" if step is not None else ""
         if step is not None and step.state == "running" and step.progress:
-            said += f", {step.progress} {step.note}".rstrip()
+            said += f", {step.progress}"
         label = labels[entry.node.key]
         say(f"{label:<16} {entry.status:<8} {entry.detail or entry.reason}{said}")
     for summary in recent[:5]:
-        outcome = summary.outcome or "no end recorded"
-        say(f"run {summary.run}: {outcome}, {' '.join(summary.command)}")
+        say(f"run {summary.run}: {summary.ending}, {' '.join(summary.command)}")
     return 0
 
 
@@ -147,6 +146,8 @@ def show(context: Context) -> int:
         kind = manifest.origin.kind if manifest.origin else "shared store"
         say(f"  files are   {entry.found.origin} ({kind})")
     _section("source", {name: str(summary) for name, summary in manifest.sources.items()})
+    for line in manifest.origin.differences if manifest.origin else ():
+        say(f"  ignoring    {line}")
     _section("config", _configuration(entry.node))
     _section("result", {k: v for k, v in manifest.result.items() if k != "headline"})
     up = [a for a in lineage([path]) if a.path != path]
@@ -167,17 +168,3 @@ def _section(title: str, values: dict[str, Any]) -> None:
         text = text if len(text) <= 400 else f"{text[:397]}..."
         say(f"  {title:<11} {name}{' = ' if text else ''}{text}")
         title = ""
-
-
-def logs(context: Context) -> int:
-    """The log of the last attempt at a step."""
-    node = context.step()
-    path = context.store.path(node)
-    names = storage.list_names(storage.join(path, ATTEMPTS))
-    found = [storage.join(path, ATTEMPTS, name, "log.txt") for name in names]
-    found = [url for url in found if storage.exists(url)]
-    if not found:
-        raise InputError(f"{node.label}: no attempt was logged under {path}")
-    say(f"==> {found[-1]}")
-    say(storage.read_bytes(found[-1]).decode(errors="replace"))
-    return 0

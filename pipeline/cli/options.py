@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -36,6 +37,14 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name for name in text.split(",") if name)
 
 
+def seconds(text: str) -> float:
+    """Seconds of a time such as 90s, 30m, 6h or 2d."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"expected a time such as 90s, 30m or 6h, got {text!r}")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
 def parser(presets: Mapping[str, Any]) -> argparse.ArgumentParser:
     """The engine's flags."""
     made = argparse.ArgumentParser(
@@ -61,11 +70,23 @@ def parser(presets: Mapping[str, Any]) -> argparse.ArgumentParser:
     add("--force", type=_names, default=(), metavar="STEP,...", help="build these again")
     add("--keep-going", action="store_true", help="after a failure, run what does not need it")
     add("--strict", action="store_true", help="refuse outputs built by other code")
+    add("--follow", action="store_true", help="logs: print what is written from now on too")
+    add(
+        "--wait",
+        type=seconds,
+        metavar="TIME",
+        help="how long a step may wait for hardware, such as 90s, 30m or 6h; no limit by default",
+    )
     add("--jobs", type=int, default=0, help="steps at once; 0 for what the resources allow")
     add("--executor", choices=("ray", "inline"), default="ray")
     add("--cluster", default=os.environ.get("RAY_ADDRESS"), help="address of a Ray cluster to join")
     add("--delete", action="store_true", help="gc: delete what it lists")
+    add("--presets-only", action="store_true", help="gc: list outputs of recorded runs too")
+    add("--older-than", type=seconds, default=0.0, metavar="14d", help="gc: keep what is younger")
+    add("--keep", type=_names, default=(), metavar="STEP|DIR,...", help="gc: keep these")
     add("--from", dest="source", metavar="DIR", help="adopt: the output to adopt")
+    add("--undo", action="store_true", help="adopt: remove an adopted output")
+    add("--yes", action="store_true", help="gc, adopt, unlock: do not ask")
     add("--html", metavar="FILE", help="graph: write a page")
     add("--json", action="store_true", help="show: the manifest as it is")
     add("-h", "--help", action="store_true")

@@ -41,11 +41,14 @@ def _run(context: Context, interrupts: Interrupts) -> None:
     storage.check_writable(context.store.prefix)
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
     log = EventLog(context.store.prefix, run_id, [])
-    execution = Execution(context.targets, context.store, log, retry_command(), context.choice)
+    wait = context.options.wait
+    execution = Execution(
+        context.targets, context.store, log, retry_command(), context.choice, wait
+    )
     display = choose(execution.order)
     log.listen(display)
     log.emit(_started(context, run_id, execution))
-    outcome, needed, page = "failed", [], ""
+    outcome, needed, page, cause = "failed", [], "", ""
     try:
         needed = execution.look()
         looked = time.perf_counter() - context.clock
@@ -58,11 +61,15 @@ def _run(context: Context, interrupts: Interrupts) -> None:
     except (KeyboardInterrupt, Cancelled):
         outcome = "interrupted"
         raise
+    except PonenteError as error:
+        cause = str(error)
+        raise
     finally:
         with interrupts.held():
             display.close()
             labels = [node.label for node in execution.executed]
-            log.emit({"event": "run_finished", "outcome": outcome, "executed": labels})
+            end = {"event": "run_finished", "outcome": outcome, "executed": labels}
+            log.emit(end | ({"cause": cause} if cause else {}))
             log.close()
             page = _write_page(context, run_id) if needed else ""
     if needed:
@@ -90,9 +97,11 @@ def _execute(
     cluster = context.options.cluster
     from pipeline.execute.ray.backend import RayBackend
 
-    say("starting Ray" if cluster is None else f"joining Ray at {cluster}")
+    phase = "starting Ray" if cluster is None else f"joining Ray at {cluster}"
+    say(phase)
+    log.emit({"event": "phase", "phase": phase})
     try:
-        backend = RayBackend(cluster)
+        backend = RayBackend(cluster, context.options.wait)
     except SystemExit:
         # Ray takes SIGTERM while it starts, and this is its answer.
         raise interrupts.terminated() from None
@@ -127,6 +136,7 @@ def _started(context: Context, run_id: str, execution: Execution) -> dict[str, A
                 "key": node.key,
                 "step": node.step.name,
                 "directory": node.directory,
+                "config": node.identity.config,
                 "inputs": {name: child.key for name, child in node.inputs.items()},
             }
             for node in execution.order
@@ -165,5 +175,6 @@ def _say_outcome(context: Context, execution: Execution, looked: float | None) -
     else:
         say(f"all {total} steps up to date; looking took {looked:.2f} s")
     for node in execution.targets:
-        for line in execution.published[node.key].manifest.result.get("headline", ()):
-            say(line)
+        found = execution.published[node.key]
+        for line in found.manifest.result.get("headline", ()):
+            say(line.replace("{output}", found.manifest.home(found.path)))

@@ -2,11 +2,12 @@
 
     published? -> lease -> published? -> attempt directory -> the body -> manifest -> release
 
-The body writes under its attempt; the manifest is created if absent; so a writer that was paused
-and wakes up after a takeover can neither touch nor replace what was published. Only a rebuild that
-was asked for replaces a manifest: it keeps the old one beside it, and asks first whether its lease
-is still the newest. Runs in whatever process the executor chose, and turns every error into an
-`Outcome`, so that nothing but data travels back.
+The body writes under its attempt and declares the shards of its output; the manifest lists exactly
+those, after each was found in the ledger and on disk. It is created if absent; so a writer that was
+paused and wakes up after a takeover can neither touch nor replace what was published. Only a
+requested rebuild replaces a manifest, by a compare-and-swap against the one it was to replace, and
+keeps the old one in `retired/`. Runs in whatever process the executor chose, and turns every error
+into an `Outcome`, so that nothing but data travels back.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from pipeline.errors import (
     PonenteError,
     Preempted,
     ResourcesUnavailable,
+    StoreUnavailable,
     WorkerLost,
 )
+from pipeline.execute.logs import NAME as LOG
 from pipeline.execute.logs import capture
 from pipeline.execute.step_context import Emit, Reference, StepContext, Workers
-from pipeline.graph.artifact import Artifact
 from pipeline.graph.external import check_unchanged
 from pipeline.graph.live import Live, Source
 from pipeline.graph.step import StepSpec
 from pipeline.identity import digests, provenance
 from pipeline.identity.digests import Identity
 from pipeline.identity.listing import Listing
-from pipeline.store import lease, manifest, outputs, storage
+from pipeline.store import garbage, lease, manifest, outputs, storage
 from pipeline.store.ledger import Ledger
-from pipeline.store.manifest import Manifest, Origin
-from pipeline.store.tidy import FAILURE, RETIRED, discard_unreferenced
+from pipeline.store.manifest import FAILURE, RETIRED, Manifest, Origin, Shard
 
 logger = logging.getLogger("ponente")
 
@@ -58,6 +59,7 @@ class Request:
         provenance: what the run says of where its outputs come from.
         replaces: attempt of the published output that this one is to replace; empty if none.
         live: those inputs that may still be made, and how.
+        packages: loggers whose information the log keeps: those of the step's own code.
         listings: what the external arguments stood for when the run was planned.
     """
 
@@ -72,6 +74,7 @@ class Request:
     provenance: Mapping[str, Any]
     replaces: str = ""
     live: Mapping[str, Source] = field(default_factory=dict)
+    packages: tuple[str, ...] = ()
     listings: Mapping[str, Listing] = field(default_factory=dict)
 
     @property
@@ -93,11 +96,11 @@ class Outcome:
     """How an attempt ended.
 
     Attributes:
-        status: "published", "reused" (somebody else published), "stopped" or "failed".
+        status: "published", "reused" (another attempt published), "stopped" or "failed".
         cause: one line, when failed or stopped.
         log: URL of the attempt's full log.
-        transient: whether trying again could help.
-        preempted: it was told to leave and saved its work; going on uses up no try.
+        transient: whether a retry could help.
+        preempted: it was terminated after saving its work; resuming uses up no try.
         resources_unavailable: it failed because its hardware was taken.
     """
 
@@ -111,7 +114,7 @@ class Outcome:
 
 
 def execute(request: Request, emit: Emit, workers: Workers, *, redirect: bool = True) -> Outcome:
-    """Bring one step's output into being, or say why not.
+    """Execute one step; errors are returned as an `Outcome`, never raised.
 
     Args:
         request: what to execute.
@@ -157,10 +160,10 @@ def _attempt(
 ) -> Outcome:
     attempt = f"{held.number:06d}-{uuid.uuid4().hex[:8]}"
     run = StepContext(request.ledger, request.label, attempt, tell, workers)
-    log = storage.join(run.directory, "log.txt")
+    log = storage.join(run.directory, LOG)
     tell({"event": "started", "attempt": attempt, "log": log})
     started, clock = time.time(), time.monotonic()
-    with capture(log, redirect=redirect):
+    with capture(log, redirect=redirect, packages=request.packages):
         try:
             inputs = _open_inputs(request)
             _check_sources(request)
@@ -207,7 +210,7 @@ def _check_sources(request: Request) -> None:
 
 
 def _overtaken(request: Request) -> bool:
-    """Whether somebody published meanwhile, and so perhaps deleted what this attempt wrote."""
+    """Whether another attempt published meanwhile, and perhaps deleted what this one wrote."""
     try:
         return request.published()
     except (PonenteError, OSError):
@@ -215,11 +218,12 @@ def _overtaken(request: Request) -> bool:
 
 
 def _keep_failure(run: StepContext, cause: str, log: str) -> None:
+    """Record how the attempt failed; the log's place is relative to the step's directory."""
     failure = json.dumps({"cause": cause, "log": log, "time": time.time()})
     try:
         storage.write_atomic(storage.join(run.directory, FAILURE), failure.encode())
     except (PonenteError, OSError) as error:
-        # It is for people who ask later; the outcome itself says the same to the driver.
+        # It is for people who look later; the driver has the same from the outcome.
         logger.warning("could not keep the failure: %s", error)
 
 
@@ -284,14 +288,12 @@ def _record(
     contents = {name: found.content for name, (_, found) in inputs.items()}
     contents |= {name: listing.digest for name, listing in request.listings.items()}
     if isinstance(body, Reference):
-        shards, origin = body.artifact.manifest.shards, refer_to(body.artifact, request, body.kind)
+        shards, origin = body.artifact.manifest.shards, refer_to(body, request, inputs)
         result = dict(body.result)
         # What the artifact opens is known to its class, which is not the declared output's.
         opened = {"origin": body.artifact.manifest.content}
     else:
-        shards, origin = tuple(run.finished().values()), None
-        # Shards of an earlier attempt are taken at their record's word, so ask before publishing.
-        manifest.check_sizes(request.root, shards, f"delete {request.root} to redo its shards")
+        shards, origin = _declared(run), None
         result = json.loads(json.dumps(dict(body or {})))
         opened = {name: c for name, c in contents.items() if request.step.output.reads(name)}
     return Manifest(
@@ -300,7 +302,7 @@ def _record(
         version=request.identity.version,
         label=request.label,
         config=request.identity.config,
-        inputs=describe_inputs(request.root, inputs),
+        inputs=manifest.describe_inputs(request.root, inputs),
         shards=shards,
         result=result,
         content=digests.content(shards, result, opened),
@@ -315,60 +317,82 @@ def _record(
     )
 
 
-def describe_inputs(
-    root: str, inputs: Mapping[str, tuple[str, Manifest]]
-) -> dict[str, dict[str, str]]:
-    """What a manifest in `root` says of its inputs, given as name -> (directory URL, manifest)."""
-    return {
-        name: {"key": found.key, "directory": relative(root, path), "digest": found.content}
-        for name, (path, found) in inputs.items()
-    }
+def _declared(run: StepContext) -> tuple[Shard, ...]:
+    """The shards to publish, each in the ledger and with its files.
+
+    Raises:
+        StoreUnavailable: naming a shard that is not; its record is gone then, so that the next
+            attempt writes it again.
+    """
+    shards = tuple(run.declared.values())
+    recorded = run.ledger.shard_names()
+    for shard in shards:
+        # A listing may lag behind: whatever it seems to lack is asked for.
+        if shard.name not in recorded and run.ledger.find(shard.name) is None:
+            raise StoreUnavailable(
+                f"{run.root}: shard {shard.name!r} was deleted before it was published; the next "
+                "attempt writes it again"
+            )
+    for shard, problem in manifest.wrong_sizes(run.root, shards):
+        run.drop(shard.name)
+        raise StoreUnavailable(
+            f"{problem}; the next attempt writes shard {shard.name!r} of {run.label} again"
+        )
+    return shards
 
 
-def relative(root: str, path: str) -> str:
-    """How a manifest in `root` names the directory `path`; the inverse of `manifest.beside`."""
-    prefix, _, name = path.rpartition("/")
-    return name if prefix == root.rpartition("/")[0] else path
-
-
-def refer_to(artifact: Artifact, request: Request, kind: str) -> Origin:
+def refer_to(
+    body: Reference, request: Request, inputs: Mapping[str, tuple[str, Manifest]]
+) -> Origin:
     """An origin that names whose files these really are, through any number of references."""
+    artifact = body.artifact
     origin = artifact.manifest.origin
     key = origin.key if origin is not None else artifact.manifest.key
-    return Origin(kind, relative(request.root, artifact.home), key)
+    name = next((n for n, (path, _) in inputs.items() if path == artifact.path), "")
+    return Origin(body.kind, manifest.make_ref(request.root, artifact.home), key, name)
 
 
 def _publish(request: Request, held: lease.Lease, record: Manifest) -> bool:
-    """Publish; False when another attempt's output stands instead."""
+    """Publish; False when another attempt's output stands instead.
+
+    Raises:
+        WorkerLost: when another process took over while this one was to replace an output.
+    """
     url = storage.join(request.root, manifest.NAME)
     if request.replaces:
-        _retire(request)
-        if not held.newest():
-            raise WorkerLost(f"{request.root}: another process took over; this output is discarded")
-        storage.write_atomic(url, record.to_bytes())
+        _replace(request, held, url, record.to_bytes())
     elif not storage.create(url, record.to_bytes()):
         manifest.load_verified(request.root, request.key)
         logger.warning("another attempt published first; this one's output is discarded")
-        _tidy(request, record.recipe, lost=True)
+        _tidy(request, held, record, lost=True)
         return False
-    _tidy(request, record.recipe, lost=False)
+    _tidy(request, held, record, lost=False)
     return True
 
 
-def _tidy(request: Request, made: str, *, lost: bool) -> None:
-    """What is left to do once an output stands; none of it can undo that it does."""
+def _replace(request: Request, held: lease.Lease, url: str, data: bytes) -> None:
+    """Put a manifest in the place of the one that was to be replaced, and of no other."""
+    try:
+        old, version = storage.read_versioned(url)
+    except FileNotFoundError:
+        old, version = b"", ""
+    # Asked after the version was read: whatever is published from here on has another.
+    replaced = not request.published() and held.newest()
+    if replaced and version:
+        # The old manifest is kept, so that its data is not taken for left-overs.
+        storage.create(storage.join(request.root, RETIRED, f"{request.replaces}.json"), old)
+        replaced = storage.replace_if(url, data, version)
+    elif replaced:
+        replaced = storage.create(url, data)
+    if not replaced:
+        raise WorkerLost(f"{request.root}: another process took over; this output is discarded")
+
+
+def _tidy(request: Request, held: lease.Lease, record: Manifest, *, lost: bool) -> None:
+    """Index what was published and delete what no manifest needs; errors are only logged."""
     try:
         if not lost:
-            outputs.remember(request.root, made, request.key)
-        discard_unreferenced(request.root, lost=lost)
+            outputs.remember(request.root, record.recipe, request.key)
+        garbage.tidy(request.root, held, record.attempt, lost=lost)
     except (PonenteError, OSError) as error:
         logger.warning("could not tidy up: %s", error)
-
-
-def _retire(request: Request) -> None:
-    """Keep the manifest that is about to be replaced, so that its data is not taken for litter."""
-    try:
-        old = storage.read_bytes(storage.join(request.root, manifest.NAME))
-    except FileNotFoundError:
-        return
-    storage.create(storage.join(request.root, RETIRED, f"{request.replaces}.json"), old)

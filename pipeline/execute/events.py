@@ -1,8 +1,8 @@
-"""The event log of a run: JSON lines, one file per run, written by the driver alone.
+"""The event log of a run: JSON lines, one log per run, written by the driver alone.
 
-Everything that is shown while a run goes on (terminal view, plain lines) is drawn from these
-events, so what the log says and what people saw are the same thing. A log that cannot be written
-is said once and costs nobody a run.
+Everything that is shown while a run is on (terminal view, plain lines) is drawn from these events,
+so the log and the screen agree. Neither a log that cannot be written nor a listener that raises
+fails the run: each is warned about once.
 """
 
 from __future__ import annotations
@@ -11,31 +11,40 @@ import contextlib
 import json
 import logging
 import os
+import tempfile
+import threading
 import time
 from collections.abc import Callable
 from typing import IO, Any
 
 from pipeline.errors import PonenteError
+from pipeline.execute.logs import Parts
 from pipeline.store import local_storage, storage
 
 Listener = Callable[[dict[str, Any]], None]
 
-# An object store replaces the whole object, and takes about one write a second to it.
-_UPLOAD_SECONDS = 10.0
+_PROGRESS_SECONDS = 5.0  # between two lines of one step's progress
 
 logger = logging.getLogger("ponente")
 
 
 class EventLog:
-    """Appends events to `<prefix>/events/<run id>.jsonl` and passes them to listeners."""
+    """Appends events to the log `<prefix>/events/<run id>.jsonl` and passes them to listeners.
+
+    On an object store the log is a directory of parts, see `logs`.
+    """
 
     def __init__(self, prefix: str, run_id: str, listeners: list[Listener]) -> None:
         self.url = storage.join(prefix, "events", f"{run_id}.jsonl")
         self._listeners = listeners
         self._file: IO[str] | None = None
+        self._parts: Parts | None = None
         self._pending: list[str] = []
-        self._uploaded = time.monotonic()
+        # Progress that is kept unless newer progress follows soon, and when any was last kept.
+        self._latest: dict[str, str] = {}
+        self._kept: dict[str, float] = {}
         self._broken = False
+        self._lock = threading.RLock()  # retries are reported by the threads they are made in
 
     def listen(self, listener: Listener) -> None:
         """Pass events from now on to one more listener."""
@@ -44,34 +53,48 @@ class EventLog:
     def emit(self, event: dict[str, Any]) -> None:
         """Stamp an event with the time it happened (unless it has one), keep it, show it."""
         stamped = {"time": time.time(), **event}
-        self._keep(json.dumps(stamped, default=str) + "\n")
-        for listener in list(self._listeners):
-            try:
-                listener(stamped)
-            except Exception as error:  # noqa: BLE001 - whoever shows a run must not fail it
-                self._listeners.remove(listener)
-                self._warn_others(listener, error)
+        with self._lock:
+            self._keep(stamped)
+            for listener in list(self._listeners):
+                try:
+                    listener(stamped)
+                except Exception as error:  # noqa: BLE001 - whoever shows a run must not fail it
+                    self._listeners.remove(listener)
+                    self._warn_others(listener, error)
 
     def _warn_others(self, listener: Listener, error: Exception) -> None:
         name = type(listener).__name__
         logger.warning("%s stopped showing this run: %s: %s", name, type(error).__name__, error)
         self.emit({"event": "listener_lost", "listener": name, "cause": str(error)})
 
-    def _keep(self, line: str) -> None:
+    def _keep(self, event: dict[str, Any]) -> None:
+        line, key, now = (
+            json.dumps(event, default=str) + "\n",
+            event.get("key", ""),
+            time.monotonic(),
+        )
+        if event["event"] == "progress":
+            if now - self._kept.get(key, -_PROGRESS_SECONDS) < _PROGRESS_SECONDS:
+                self._latest[key] = line
+                return
+            self._kept[key] = now
+            self._latest.pop(key, None)
+        elif (latest := self._latest.pop(key, None)) is not None:
+            self._pending.append(latest)
         self._pending.append(line)
+        self._write()
+
+    def _write(self) -> None:
         try:
-            if storage.is_local(self.url):
-                self._append()
-            elif time.monotonic() - self._uploaded > _UPLOAD_SECONDS:
-                self._upload()
-        except (OSError, PonenteError) as error:
-            self._complain(error)
+            self._append()
+        except OSError as error:
+            if not self._broken:
+                logger.warning("%s: events cannot be kept: %s", self.url, error)
+            self._broken = True
 
     def _append(self) -> None:
         if self._file is None:
-            path = storage.local_path(self.url)
-            local_storage.make_directory(os.path.dirname(path))
-            self._file = open(path, "a")  # noqa: SIM115 - open as long as the log is
+            self._file = self._open()
         try:
             self._file.write("".join(self._pending))
             self._file.flush()
@@ -84,14 +107,16 @@ class EventLog:
             raise
         self._pending.clear()
 
-    def _upload(self) -> None:
-        self._uploaded = time.monotonic()
-        storage.write_atomic(self.url, "".join(self._pending).encode())
-
-    def _complain(self, error: Exception) -> None:
-        if not self._broken:
-            logger.warning("%s: events cannot be kept: %s", self.url, error)
-        self._broken = True
+    def _open(self) -> IO[str]:
+        if storage.is_local(self.url):
+            path = storage.local_path(self.url)
+            local_storage.make_directory(os.path.dirname(path))
+        else:
+            if self._parts is None:
+                self._parts = Parts(tempfile.mkstemp(suffix=".jsonl")[1], self.url)
+                self._parts.__enter__()
+            path = self._parts.path
+        return open(path, "a")
 
     def keep_diff(self, diff: str) -> str:
         """Keep what the run's code has uncommitted; its place in the store, empty for none."""
@@ -101,18 +126,20 @@ class EventLog:
         try:
             storage.write_atomic(url, diff.encode(errors="surrogateescape"))
         except (OSError, PonenteError) as error:
-            self._complain(error)
+            logger.warning("%s: the uncommitted code is not kept: %s", url, error)
             return ""
         return "/".join(url.rsplit("/", 2)[1:])
 
     def close(self) -> None:
         """Keep what is not kept yet."""
-        try:
-            if self._pending and not storage.is_local(self.url):
-                self._upload()
-        except (OSError, PonenteError) as error:
-            self._complain(error)
+        self._pending += self._latest.values()
+        self._latest.clear()
+        if self._pending:
+            self._write()
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.close()
             self._file = None
+        if self._parts is not None:
+            self._parts.__exit__()
+            self._parts = None

@@ -41,8 +41,11 @@ class InlineWorkers:
                 raise Cancelled(f"{len(tasks) - number} shards are left to do")
             yield write_shard(task)
 
-    def gang(self, hardware: Hardware, function: Callable[..., Any], job: Any, emit: Emit) -> Any:
+    def gang(
+        self, hardware: Hardware, function: Callable[..., Any], job: Any, emit: Emit, logs: str = ""
+    ) -> Any:
         """Call the function here. Raises `InputError` for hardware that is not this process."""
+        del logs  # this process has one already
         if hardware.kind != "local":
             raise InputError(
                 f"hardware {hardware.name!r} needs {hardware.processes} processes of its own; "

@@ -1,4 +1,9 @@
-"""Each attempt's output, kept: logging, stdout and stderr, also of C++ libraries."""
+"""The logs of an attempt's processes, kept while they run: logging, stdout and stderr.
+
+A log is named by one URL. On a local disk that is a file, written in place; on an object store it
+is a directory of parts (`000001.txt`, ...), one every `PART_SECONDS` or `PART_BYTES`, so that
+nothing is sent twice and a killed process keeps all but its last seconds.
+"""
 
 from __future__ import annotations
 
@@ -8,80 +13,169 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from pipeline.errors import PonenteError
 from pipeline.store import storage
 
-_OURS = ("ponente", "data", "models", "steps", "training")  # loggers whose information is kept
+NAME = "log.txt"  # of the process that executes the step
+PROCESSES = "logs"  # directory of the logs of a gang's processes
+PART_SECONDS = 10.0
+PART_BYTES = 64 * 1024
+_ENGINE = "ponente"
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+logger = logging.getLogger(_ENGINE)
 
 
 @contextlib.contextmanager
-def capture(url: str, *, redirect: bool) -> Iterator[None]:
-    """Send this process's log records to the object `url` while the block runs.
+def capture(url: str, *, redirect: bool, packages: Iterable[str] = ()) -> Iterator[None]:
+    """Send this process's log records to the log `url` while the block runs.
 
     Args:
-        url: the log; written as it grows on a local disk, uploaded at the end elsewhere.
+        url: the log.
         redirect: also send file descriptors 1 and 2 there (a worker's, not a terminal's).
+        packages: loggers whose information is kept, beside the engine's and all warnings.
     """
     local = storage.is_local(url)
     path = storage.local_path(url) if local else tempfile.mkstemp(suffix=".log")[1]
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "a", buffering=1) as file, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
+        if not local:
+            stack.enter_context(Parts(path, url))
+        file = stack.enter_context(open(path, "a", buffering=1))
         handler = logging.StreamHandler(file)
         handler.setFormatter(logging.Formatter(_FORMAT))
-        stack.enter_context(_attached(handler))
+        stack.enter_context(_attached(handler, {_ENGINE, *packages}))
         if redirect:
             stack.enter_context(_redirected(file.fileno()))
         yield
-    if not local:
-        with open(path, "rb") as done:
-            text = done.read()
-        os.unlink(path)
+
+
+class Tail:
+    """Reads a log from its beginning, and what is appended later.
+
+    Args:
+        url: the log.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url, self._read = url, 0
+
+    def more(self) -> bytes:
+        """What was appended since the last call; empty when nothing was."""
+        if not storage.is_local(self._url):
+            names = storage.list_names(self._url)[self._read :]
+            self._read += len(names)
+            return b"".join(storage.read_bytes(storage.join(self._url, n)) for n in names)
         try:
-            storage.write_atomic(url, text)
+            with storage.open_read(self._url) as file:
+                file.seek(self._read)
+                text = file.read()
+        except FileNotFoundError:
+            return b""
+        self._read += len(text)
+        return text
+
+
+def processes(attempt: str) -> list[str]:
+    """URLs of the logs in an attempt's directory: the step's own, then those of a gang."""
+    names = storage.list_names(attempt)
+    found = [storage.join(attempt, NAME)] if NAME in names else []
+    if PROCESSES in names:
+        directory = storage.join(attempt, PROCESSES)
+        found += [storage.join(directory, name) for name in storage.list_names(directory)]
+    return found
+
+
+class Parts:
+    """Context in which a growing file is uploaded in parts; the file is deleted in the end.
+
+    Args:
+        path: the file.
+        url: directory of the parts.
+    """
+
+    def __init__(self, path: str, url: str) -> None:
+        self.path, self._url = path, url
+        self._sent, self._number, self._last = 0, 0, time.monotonic()
+        self._over = threading.Event()
+        self._failed = False
+        self._thread = threading.Thread(target=self._follow, name="log-upload", daemon=True)
+
+    def __enter__(self) -> Parts:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        os.unlink(self.path)
+
+    def _follow(self) -> None:
+        while not self._over.wait(1.0):
+            grown = os.path.getsize(self.path) - self._sent
+            overdue = time.monotonic() - self._last >= PART_SECONDS
+            if grown >= PART_BYTES or (grown and overdue):
+                self._upload()
+        self._upload()
+
+    def _upload(self) -> None:
+        self._last = time.monotonic()
+        with open(self.path, "rb") as file:
+            file.seek(self._sent)
+            text = file.read()
+        if not text:
+            return
+        try:
+            storage.write_atomic(storage.join(self._url, f"{self._number + 1:06d}.txt"), text)
         except (OSError, PonenteError) as error:
-            # The step has ended; how it ended does not depend on its log.
-            logging.getLogger("ponente").warning("%s: the log was not kept: %s", url, error)
+            # How the step ends does not depend on its log; the next part holds this one too.
+            if not self._failed:
+                logger.warning("%s: the log was not kept: %s", self._url, error)
+            self._failed = True
+        else:
+            self._number, self._sent = self._number + 1, self._sent + len(text)
 
 
 @contextlib.contextmanager
-def _attached(handler: logging.Handler) -> Iterator[None]:
+def _attached(handler: logging.Handler, packages: set[str]) -> Iterator[None]:
     root = logging.getLogger()
     root.addHandler(handler)
-    _Informative.enter()
+    _Informative.enter(packages)
     try:
         yield
     finally:
-        _Informative.leave()
+        _Informative.leave(packages)
         root.removeHandler(handler)
 
 
 class _Informative:
-    """This project's loggers at INFO while any attempt runs: several threads may each have one."""
+    """Loggers at INFO while any attempt wants them: several threads may each have one."""
 
     _lock = threading.Lock()
-    _attempts = 0
+    _wanted: ClassVar[Counter[str]] = Counter()
     _levels: ClassVar[dict[str, int]] = {}
 
     @classmethod
-    def enter(cls) -> None:
+    def enter(cls, packages: set[str]) -> None:
         with cls._lock:
-            cls._attempts += 1
-            if cls._attempts == 1:
-                cls._levels = {name: logging.getLogger(name).level for name in _OURS}
-                for name in _OURS:
+            for name in packages:
+                if not cls._wanted[name]:
+                    cls._levels[name] = logging.getLogger(name).level
                     logging.getLogger(name).setLevel(logging.INFO)
+                cls._wanted[name] += 1
 
     @classmethod
-    def leave(cls) -> None:
+    def leave(cls, packages: set[str]) -> None:
         with cls._lock:
-            cls._attempts -= 1
-            if not cls._attempts:
-                for name, level in cls._levels.items():
-                    logging.getLogger(name).setLevel(level)
+            for name in packages:
+                cls._wanted[name] -= 1
+                if not cls._wanted[name]:
+                    logging.getLogger(name).setLevel(cls._levels.pop(name))
 
 
 @contextlib.contextmanager

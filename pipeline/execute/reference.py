@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Mapping
 
 from pipeline.errors import StorageError
-from pipeline.execute.attempt import describe_inputs, relative
 from pipeline.graph.node import Node
 from pipeline.identity import digests
 from pipeline.identity.listing import Listing
@@ -27,8 +26,9 @@ def refer(
     listings: Mapping[str, Listing],
     to: Found,
     kind: str,
+    differences: tuple[str, ...] = (),
 ) -> Found:
-    """Publish the output `to` as this node's, unless somebody published it meanwhile.
+    """Publish the output `to` as this node's, unless another process published it meanwhile.
 
     Args:
         store: where to publish.
@@ -37,12 +37,15 @@ def refer(
         listings: what the node's sources stand for now, by argument.
         to: the output whose files are referred to.
         kind: why, for `Origin`.
+        differences: what an adoption ignores.
     """
     path = store.path(node)
     theirs = to.manifest
-    owner = theirs.origin.key if theirs.origin is not None else theirs.key
     contents = {name: found.manifest.content for name, found in inputs.items()}
     contents |= {name: listing.digest for name, listing in listings.items()}
+    owner, chosen = theirs.key, ""
+    if theirs.origin is not None:
+        owner, chosen = theirs.origin.key, theirs.origin.input
     record = dataclasses.replace(
         theirs,
         key=node.key,
@@ -50,10 +53,12 @@ def refer(
         version=node.step.version,
         label=node.label,
         config=node.identity.config,
-        inputs=describe_inputs(path, {n: (f.path, f.manifest) for n, f in inputs.items()}),
+        inputs=manifest.describe_inputs(path, {n: (f.path, f.manifest) for n, f in inputs.items()}),
         sources=manifest.keep_sources(path, listings),
         recipe=digests.recipe(node.identity, contents),
-        origin=Origin(kind, relative(path, theirs.home(to.path)), owner),
+        origin=Origin(
+            kind, manifest.make_ref(path, theirs.home(to.path)), owner, chosen, differences
+        ),
     )
     storage.create(storage.join(path, manifest.NAME), record.to_bytes())
     published = manifest.load_verified(path, node.key)

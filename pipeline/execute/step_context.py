@@ -1,8 +1,9 @@
-"""What a step's body is given: where to write, what is already finished, whom to tell.
+"""What a step's body is given: where to write, what is finished, how to report progress.
 
-The body writes only under its own attempt, and through shards: a directory that becomes part of
-the output when its ledger record is created. What a dead attempt finished is there in
-`finished()`; the body asks, and does the rest.
+The body writes only under its own attempt, and through shards: a directory becomes a shard when its
+ledger record is created. The output is the explicit set of shards that `shard`, `map` and
+`finished` returned and `declare` named in this attempt, whether this attempt wrote them or found
+them finished: what else is in the ledger, which all attempts share, is not published.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, WorkerLost
+from pipeline.execute.logs import PROCESSES
 from pipeline.graph.artifact import Artifact
 from pipeline.graph.hardware import Hardware
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
-from pipeline.store.manifest import Shard
+from pipeline.store.manifest import ATTEMPTS, KEEP, Shard
 
 Emit = Callable[[dict[str, Any]], None]
 ShardWriter = Callable[[str, Any], Mapping[str, Any]]
@@ -51,7 +53,7 @@ def write_shard(task: ShardTask) -> Shard:
     if finished is not None:
         return finished
     part = "shards" if task.number == 1 else f"shards-{task.number}"
-    directory = storage.join(task.ledger.root, "attempts", task.attempt, part, task.name)
+    directory = storage.join(task.ledger.root, ATTEMPTS, task.attempt, part, task.name)
     storage.delete_tree(directory)
     result = task.writer(directory, task.item)
     return task.ledger.add(task.name, directory, result)
@@ -88,8 +90,13 @@ class Workers(Protocol):
         """
         ...
 
-    def gang(self, hardware: Hardware, function: Callable[..., Any], job: Any, emit: Emit) -> Any:
-        """Run `function(job, process=..., emit=...)` on every process of the hardware at once."""
+    def gang(
+        self, hardware: Hardware, function: Callable[..., Any], job: Any, emit: Emit, logs: str
+    ) -> Any:
+        """Run `function(job, process=..., emit=...)` on every process of the hardware at once.
+
+        `logs`: URL of the directory where processes of their own keep their logs.
+        """
         ...
 
 
@@ -125,35 +132,85 @@ class StepContext:
         self._emit = emit
         self._workers = workers
         self._written: set[str] = set()
-        self._known: set[str] = set()  # shards once seen finished: a listing may lag behind
+        self._finished: dict[str, Shard] = {}  # records of the ledger that were read
+        self._declared: dict[str, Shard] = {}
 
     @property
     def directory(self) -> str:
         """URL of this attempt's directory: the only place this attempt writes data."""
-        return storage.join(self.root, "attempts", self.attempt)
+        return storage.join(self.root, ATTEMPTS, self.attempt)
+
+    @property
+    def keep(self) -> str:
+        """URL of a directory for files that people read: kept of every attempt, failed or not."""
+        return storage.join(self.directory, KEEP)
 
     @property
     def stopping(self) -> bool:
-        """Whether it is to end now: the user asked to stop, or what it follows was lost."""
+        """Whether to end now: the user cancelled the run, or a live input was lost."""
         return self._workers.stopping
 
+    @property
+    def declared(self) -> dict[str, Shard]:
+        """What the output consists of so far, in order of name."""
+        return dict(sorted(self._declared.items()))
+
     def progress(self, done: float, total: float, unit: str, note: str = "") -> None:
-        """Tell whoever watches that `done` of `total` units are behind us."""
+        """Report that `done` of `total` units are finished."""
         self._emit({"event": "progress", "done": done, "total": total, "unit": unit, "note": note})
 
     def warn(self, message: str) -> None:
-        """Say something the user should see even if all goes well."""
+        """Show the user a warning, also when the step succeeds."""
         logger.warning(message)
         self._emit({"event": "warning", "message": message})
 
     def finished(self, prefix: str = "") -> dict[str, Shard]:
-        """Shards finished by this attempt or an earlier one."""
-        found: dict[str, Shard | None] = dict(self.ledger.finished(prefix))
-        for name in self._known - found.keys():
-            if name.startswith(prefix):
-                found[name] = self.ledger.find(name)  # dropped since, or not listed yet
-        self._known |= found.keys()
-        return {name: shard for name, shard in sorted(found.items()) if shard is not None}
+        """Shards finished by this attempt or an earlier one; they become part of the output."""
+        known = self._known()
+        found = {name: known[name] for name in sorted(known) if name.startswith(prefix)}
+        self._declared |= found
+        return found
+
+    def _known(self) -> dict[str, Shard]:
+        """The ledger: listed anew, as processes of a gang add to it; each record is read once."""
+        new = sorted(self.ledger.shard_names() - self._finished.keys())
+        local = storage.is_local(self.root)
+        found = zip(new, storage.concurrently(self.ledger.find, new, local=local), strict=True)
+        self._finished |= {name: shard for name, shard in found if shard is not None}
+        return self._finished | self._declared
+
+    def claim(self, prefix: str) -> dict[str, Shard]:
+        """Shards of earlier attempts, which only this attempt may drop from now on.
+
+        They become part of the output when they are declared.
+
+        Raises:
+            WorkerLost: when a newer attempt owns one of them.
+        """
+        names = [name for name in sorted(self.ledger.shard_names()) if name.startswith(prefix)]
+        found = {name: self.ledger.claim(name, self.attempt) for name in names}
+        return {name: shard for name, shard in found.items() if shard is not None}
+
+    def declare(self, name: str) -> None:
+        """Make a shard that a gang's process wrote, or that was claimed, part of the output.
+
+        Raises:
+            WorkerLost: when it is gone, or a newer attempt owns it.
+        """
+        shard = self.ledger.claim(name, self.attempt)
+        if shard is None:
+            raise WorkerLost(f"{self.root}: shard {name!r} was deleted by another process")
+        self._declared[name] = shard
+
+    def drop(self, name: str) -> None:
+        """Leave a shard out of the output; its record is deleted.
+
+        Raises:
+            WorkerLost: when a newer attempt owns it.
+        """
+        self.ledger.drop(name, self.attempt)
+        self._declared.pop(name, None)
+        self._finished.pop(name, None)
 
     @contextlib.contextmanager
     def shard(self, name: str, result: dict[str, Any] | None = None) -> Iterator[str]:
@@ -168,8 +225,7 @@ class StepContext:
         directory = storage.join(self.directory, "shards", name)
         storage.delete_tree(directory)
         yield directory
-        self.ledger.add(name, directory, result or {})
-        self._known.add(name)
+        self._declared[name] = self.ledger.add(name, directory, result or {})
 
     def map(self, writer: ShardWriter, items: Mapping[str, Any]) -> dict[str, Shard]:
         """Write one shard per item with `writer(directory, item) -> result`, across workers.
@@ -177,7 +233,7 @@ class StepContext:
         Shards that are in the ledger already are not written again. Returns all of them, in
         order of name.
         """
-        shards = {name: s for name, s in self.finished().items() if name in items}
+        shards = {name: s for name, s in self._known().items() if name in items}
         tasks = [
             ShardTask(self.ledger, self.attempt, name, writer, item)
             for name, item in items.items()
@@ -185,11 +241,11 @@ class StepContext:
         ]
         if shards:
             logger.info("%d of %d shards were finished before", len(shards), len(items))
+            self._declared |= shards
         self.ledger.expect(items)
         self.progress(len(shards), len(items), "shards")
         for shard in self._workers.map(tasks, self._emit):
-            shards[shard.name] = shard
-            self._known.add(shard.name)
+            shards[shard.name] = self._declared[shard.name] = shard
             self._emit({"event": "shard", "shard": shard.name, "bytes": shard.bytes})
             self.progress(len(shards), len(items), "shards")
         return dict(sorted(shards.items()))
@@ -199,4 +255,5 @@ class StepContext:
 
         All processes start or none, and the loss of one ends them all (`WorkerLost`).
         """
-        return self._workers.gang(hardware, function, job, self._emit)
+        logs = storage.join(self.directory, PROCESSES)
+        return self._workers.gang(hardware, function, job, self._emit, logs)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pipeline.errors import CorruptOutput
 from pipeline.store import storage
-from pipeline.store.manifest import Manifest, Shard, beside, chosen, load
+from pipeline.store.manifest import Manifest, Shard, chosen, load, resolve_ref
 
 A = TypeVar("A", bound="Artifact")
 
@@ -48,7 +48,9 @@ class Artifact:
             CorruptOutput: when what a selection chose is not there any more.
         """
         path, manifest = chosen(self.path, self.manifest)
-        return {name: beside(path, read["directory"]) for name, read in manifest.inputs.items()}
+        return {
+            name: resolve_ref(path, read["directory"]) for name, read in manifest.inputs.items()
+        }
 
     def input(self, name: str, kind: type[A]) -> A:
         """The artifact its step read as input `name`.

@@ -1,38 +1,55 @@
-"""The page of a run: one HTML file to look at, made from its event log and manifests.
+"""The pages of runs: one HTML file per run and a table of runs, from event logs and manifests.
 
-Nothing is fetched when it is opened, so it works from a disk, a bucket or a mail. Links and panels
-are plain anchors (`#step=KEY` opens a step's panel, by CSS alone); the script only adds what
-anchors cannot: highlighting a step's lineage, zoom, and finding steps by name or state.
+Nothing is fetched when a page is opened and no script runs, so it works from a disk, a bucket or a
+mail. Links into the store are relative: a copied or moved store never points into the old one.
 """
 
 from __future__ import annotations
 
 import functools
-import html
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pipeline.errors import CorruptOutput
+from pipeline.identity.fingerprint import plain
 from pipeline.pages import readable
 from pipeline.pages import record as run_record
-from pipeline.pages.drawing import anchor, graph, timeline
-from pipeline.pages.panel import Context, context, log_link, panel, run_link
-from pipeline.pages.record import DONE, STATES, RunRecord, RunSummary, StepRecord
+from pipeline.pages.graph import Box, draw
+from pipeline.pages.record import DONE, STATES, RunRecord, StepRecord
 from pipeline.store import storage
 from pipeline.store.manifest import Manifest, load
 
-_MOST_PROBLEMS = 6
-_OUTCOMES = {
-    "ok": ("executed", "finished"),
-    "failed": ("failed", "failed"),
-    "interrupted": ("stopped", "interrupted"),
-    "": ("running", "no end recorded"),
-}
+_TEMPLATES = Path(__file__).with_name("templates")
+_PACE = (0.25, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200)
+_MOST_BARS = 60
+
+
+@functools.cache
+def environment(folder: Path = _TEMPLATES) -> Environment:
+    """Templates of `folder`, which can extend those of run pages; all text is escaped."""
+    made = Environment(
+        loader=FileSystemLoader([folder, _TEMPLATES]),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    made.filters |= {
+        "duration": readable.duration,
+        "size": readable.size,
+        "moment": readable.moment,
+        "number": readable.number,
+        "pretty": lambda tree: json.dumps(tree, indent=1, ensure_ascii=False, default=str),
+        "urlquote": quote,
+    }
+    return made
 
 
 def write(prefix: str, run_id: str) -> str:
@@ -45,39 +62,33 @@ def write(prefix: str, run_id: str) -> str:
     """
     record = run_record.read(prefix, run_id)
     others = run_record.runs(prefix)
-    manifests: dict[str, Manifest] = {}
-    url = _write(prefix, record, manifests, others)
-    others = [replace(o, page=True) if o.run == run_id else o for o in others]
+    for other in others:
+        other.page = other.page or other.run == run_id
+    url = _write(prefix, record, others)
     earlier = [other for other in others if other.page and other.started < record.started]
     if earlier:
-        _write(prefix, run_record.read(prefix, earlier[0].run), manifests, others)
-    _put(prefix, "index", render_index(run_record.runs(prefix)))
+        _write(prefix, run_record.read(prefix, earlier[0].run), others)
+    _put(prefix, "index", render_index(others))
     return url
 
 
-def _write(
-    prefix: str, record: RunRecord, manifests: dict[str, Manifest], others: Sequence[RunSummary]
-) -> str:
-    """Write one page; `manifests` is filled with what it needs and was not there."""
+def _write(prefix: str, record: RunRecord, others: Sequence[RunRecord]) -> str:
     record.store = record.store or prefix
+    manifests: dict[str, Manifest] = {}
 
-    def known(step: StepRecord) -> Manifest | None:
+    def known(step: StepRecord) -> None:
         try:
             found = load(storage.join(prefix, step.directory))
         except CorruptOutput as error:
             step.warnings.append(str(error))
-            return None
+            return
         # A path has an abbreviated key, so it may belong to another output.
-        return found if found is not None and found.key == step.key else None
+        if found is not None and found.key == step.key:
+            manifests[step.key] = found
 
-    missing = [s for s in record.steps.values() if s.directory and s.key not in manifests]
     # Threads: on an object store each manifest is a round trip.
     with ThreadPoolExecutor(8) as pool:
-        for step, found in zip(missing, pool.map(known, missing), strict=True):
-            if found is not None:
-                manifests[step.key] = found
-    here = run_record.summarise(record)
-    others = [here if other.run == record.run else other for other in others]
+        list(pool.map(known, [step for step in record.steps.values() if step.directory]))
     return _put(prefix, record.run, render(record, manifests, others))
 
 
@@ -88,194 +99,144 @@ def _put(prefix: str, name: str, page: str) -> str:
 
 
 def render(
-    record: RunRecord, manifests: Mapping[str, Manifest], others: Iterable[RunSummary]
+    record: RunRecord, manifests: Mapping[str, Manifest], others: Iterable[RunRecord]
 ) -> str:
-    """The page of a run.
+    """The page of a run, or of a plan.
 
     Args:
         record: what happened.
         manifests: key -> manifest, for the steps that have one; may lack any.
         others: the runs to link to, newest first; may hold this one.
     """
-    others = list(others)
-    about = context(record, others)
-    sizes = {
-        step.key: sum(shard.bytes for shard in manifests[step.key].shards)
-        for step in record.among(*DONE)
-        if step.key in manifests
-    }
-    command = _command(record.command) or record.run
-    body = [
-        _navigation(record, others),
-        _header(record, command),
-        _cards(record),
-        _problems(record),
-        "<section><h2>Steps</h2>" + _tools(record) + f"<div class='card view'>"
-        f"{graph(record, sizes)}</div></section>",
-        f"<section><h2>Timeline</h2><div class='card scroll'>{timeline(record)}</div></section>",
-        _settings(record),
-    ]
-    panels = "".join(panel(s, manifests.get(k), about) for k, s in record.steps.items())
-    data = f'<script type="application/json" id="graph">{_script_json(_lineage(about))}</script>'
-    script = f"<script>{_asset('page.js')}</script>"
-    main = f"<main>{''.join(body)}</main>"
-    return _document(f"{command} · {record.run}", main + panels + data + script)
+    others = [other for other in others if other.run != record.run]
+    steps = list(record.steps.values())
+    users: dict[str, list[StepRecord]] = {}
+    for step in steps:
+        for key in dict.fromkeys(step.inputs.values()):
+            users.setdefault(key, []).append(step)
+    done = {s.key: manifests[s.key] for s in record.among(*DONE) if s.key in manifests}
+    commits = [(m.provenance.get("git") or {}).get("commit") for m in done.values()]
+    return (
+        environment()
+        .get_template("run.html")
+        .render(
+            record=record,
+            command=shlex.join(record.command),
+            commit=record.commit or next(filter(None, commits), ""),
+            earlier=[o for o in others if o.started <= record.started][:1],
+            later=[o for o in others if o.started > record.started][-1:],
+            states=STATES,
+            counts={state: len(record.among(state)) for state in STATES},
+            drawing=draw([_box(step, done.get(step.key)) for step in steps]),
+            timeline=_timeline(record),
+            manifests=manifests,
+            done=done,
+            users=users,
+            explained={step.key: explanation(step, manifests.get(step.key)) for step in steps},
+            config={step.key: _config(step, manifests.get(step.key)) for step in steps},
+            results={step.key: _result(step, done.get(step.key)) for step in steps},
+            pages={key: _html_files(manifest) for key, manifest in done.items()},
+            relative=functools.partial(_relative, record),
+        )
+    )
 
 
-def render_index(summaries: Sequence[RunSummary]) -> str:
+def render_index(records: Sequence[RunRecord]) -> str:
     """The table of runs, in the order given."""
-    names = ("when", "command", "outcome", "executed", "reused", "failed", "wall time")
-    head = "".join(f"<th scope='col'>{name}</th>" for name in names)
-    rows = "".join(_index_row(summary) for summary in summaries)
-    table = f"<table class='runs'><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-    count = f"<p class='soft'>{len(summaries)} runs, newest first</p>"
-    body = f"<header><h1>Runs</h1>{count}</header><div class='card scroll'>{table}</div>"
-    return _document("Runs", f"<main>{body}</main>")
+    named = [(record, shlex.join(record.command)) for record in records]
+    return environment().get_template("index.html").render(runs=named)
 
 
-def _index_row(summary: RunSummary) -> str:
-    state, word = _OUTCOMES.get(summary.outcome, ("stopped", summary.outcome))
-    cells = [
-        run_link(summary, readable.moment(summary.started)),
-        f"<code>{html.escape(_command(summary.command) or summary.run)}</code>",
-        f"<span class='pill {state}'>{html.escape(word)}</span>",
-        *(f"{len(keys):,}" for keys in (summary.executed, summary.reused, summary.failed)),
-        readable.duration(summary.wall),
+def _box(step: StepRecord, manifest: Manifest | None) -> Box:
+    parts = [STATES[step.state]]
+    if step.seconds is not None:
+        parts.append(readable.duration(step.seconds))
+    if manifest is not None and manifest.size:
+        parts.append(readable.size(manifest.size))
+    return Box(step.key, step.label, " · ".join(parts), step.state, list(step.inputs.values()))
+
+
+def explanation(step: StepRecord, manifest: Manifest | None) -> str:
+    """Why the step is in its state, in one sentence or none."""
+    built = f"built on {readable.moment(manifest.started)}" if manifest is not None else ""
+    if step.cause and step.state != "executed":
+        return step.cause
+    if step.state == "elsewhere":
+        return f"{built or 'built'} in {step.origin}"
+    if step.state == "reused":
+        return step.reason or built
+    if step.state == "unreached":
+        return "the run ended before it could start"
+    if step.state == "unneeded":
+        return "the steps that use it are up to date"
+    return step.reason or (step.progress if step.state != "executed" else "")
+
+
+def _config(step: StepRecord, manifest: Manifest | None) -> dict[str, Any]:
+    config = manifest.config if manifest is not None else step.config
+    return plain(config)
+
+
+def _result(step: StepRecord, manifest: Manifest | None) -> dict[str, Any]:
+    """Names and values, the measured ones last."""
+    tree = dict(step.result or (manifest.result if manifest is not None else {}))
+    tree.pop("headline", None)
+    measured = tree.pop("measured", {})
+    return readable.flat(tree) | readable.flat(measured, "measured" if measured else "")
+
+
+def _html_files(manifest: Manifest) -> list[str]:
+    """Pages among an output's files, relative to its directory."""
+    return [
+        f"{shard.root}/{file.path}"
+        for shard in manifest.shards
+        for file in shard.files
+        if file.path.endswith(".html") and manifest.origin is None
     ]
-    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
 
-def _document(title: str, body: str) -> str:
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        "<meta name='color-scheme' content='light dark'><link rel='icon' href='data:,'>"
-        f"<title>{html.escape(title)}</title><style>{_asset('page.css')}</style></head>"
-        f"<body>{body}</body></html>\n"
-    )
+def _relative(record: RunRecord, url: str) -> str:
+    """A link from the page to something in the same store; empty for what lies elsewhere."""
+    base = record.store.rstrip("/") + "/"
+    return quote("../" + url.removeprefix(base)) if url.startswith(base) and base != "/" else ""
 
 
-@functools.cache
-def _asset(name: str) -> str:
-    return Path(__file__).with_name(name).read_text("utf-8")
+def _timeline(record: RunRecord) -> dict[str, Any] | None:
+    """Bars in percent of the run's time; None where no step waited or ran."""
+    seen = [s for s in record.steps.values() if s.attempts or s.queued is not None]
+    if not seen:
+        return None
+    ends = [a.ended for s in seen for a in s.attempts if a.ended]
+    end = max([*ends, record.started + record.wall, record.started + 0.001])
+    span = end - record.started
 
+    def bar(kind: str, start: float, stop: float | None, text: str) -> dict[str, Any]:
+        stop = end if stop is None else stop
+        left = 100 * min(max((start - record.started) / span, 0.0), 1.0)
+        width = max(100 * min((stop - record.started) / span, 1.0) - left, 0.0)
+        title = f"{text}, {readable.duration(stop - start)}"
+        return {"kind": kind, "style": f"left:{left:.3f}%;width:{width:.3f}%", "title": title}
 
-def _script_json(tree: Any) -> str:
-    """JSON that cannot end the script element it stands in, whatever its strings are."""
-    text = json.dumps(tree, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _lineage(about: Context) -> dict[str, Any]:
-    """What the script needs: keys and labels in order of the boxes, parents by index."""
-    steps = about.record.steps
-    index = {key: i for i, key in enumerate(steps)}
-    return {
-        "keys": list(steps),
-        "labels": [step.label for step in steps.values()],
-        "parents": [[index[p] for p in s.inputs.values() if p in index] for s in steps.values()],
-    }
-
-
-def _command(words: Sequence[str]) -> str:
-    return shlex.join(words)
-
-
-def _navigation(record: RunRecord, others: Sequence[RunSummary]) -> str:
-    earlier = [o for o in others if o.run != record.run and o.started <= record.started]
-    later = [o for o in others if o.run != record.run and o.started > record.started]
-    links = ["<a href='index.html'>All runs</a>"]
-    if earlier:
-        links.append(f"<span>← previous {run_link(earlier[0])}</span>")
-    if later:
-        links.append(f"<span>next {run_link(later[-1])} →</span>")
-    return f"<nav aria-label='runs'>{''.join(links)}</nav>"
-
-
-def _header(record: RunRecord, command: str) -> str:
-    state, word = _OUTCOMES.get(record.outcome, ("stopped", record.outcome))
-    facts = [f"run {record.run}", f"started {readable.moment(record.started)}"]
-    if not record.outcome:
-        facts.append(
-            f"last heard of {readable.moment(record.last)}: the driver was killed or still runs"
-        )
-    if record.store:
-        facts.append(f"store {record.store}")
-    if record.torn:
-        facts.append(f"{record.torn} unreadable line{'s' * (record.torn > 1)} in the event log")
-    lines = "".join(f"<span>{html.escape(fact)}</span>" for fact in facts)
-    return (
-        f"<header><h1><code>{html.escape(command)}</code> "
-        f"<span class='pill {state}' id='outcome'>{html.escape(word)}</span></h1>"
-        f"<p class='soft facts'>{lines}</p></header>"
-    )
-
-
-def _cards(record: RunRecord) -> str:
-    reused = record.among("reused", "elsewhere")
-    cards = [
-        ("wall", readable.duration(record.wall), "wall time"),
-        ("executed", f"{len(record.among('executed')):,}", "executed"),
-        ("reused", f"{len(reused):,}", "reused"),
-        ("failed", f"{len(record.among('failed')):,}", "failed"),
-        ("saved", readable.duration(record.saved), "saved by reuse"),
+    rows = []
+    for step in sorted(seen, key=lambda s: s.attempts[0].started if s.attempts else end):
+        bars = []
+        if step.queued is not None and step.state != "unreached":
+            until = step.attempts[0].started if step.attempts else step.ended
+            bars.append(bar("queued", step.queued, until, "waited"))
+        for i, attempt in enumerate(step.attempts, 1):
+            cause = f": {attempt.cause}" if attempt.cause else ""
+            text = f"attempt {i} {attempt.status}{cause}"
+            bars.append(bar(attempt.status, attempt.started, attempt.ended, text))
+        rows.append((step, bars))
+    pace = next((t for t in _PACE if span / t <= 4), 86400 * (1 + span // 345_600))
+    ticks = [
+        (f"left:{100 * i * pace / span:.3f}%", _tick(i * pace))
+        for i in range(int(0.9 * span / pace) + 1)
     ]
-    if pending := record.among("running", "waiting", "stopped", "unreached"):
-        cards.insert(4, ("pending", f"{len(pending):,}", "not finished"))
-    items = "".join(
-        f"<div class='card' id='card-{name}'><b>{figure}</b><span>{what}</span></div>"
-        for name, figure, what in cards
-    )
-    return f"<section class='cards' aria-label='summary'>{items}</section>"
+    return {"rows": rows[:_MOST_BARS], "more": len(rows[_MOST_BARS:]), "ticks": ticks}
 
 
-def _problems(record: RunRecord) -> str:
-    """Failures first, then warnings, each with a link to its step."""
-    items = []
-    for step in record.among("failed"):
-        log = f"<br>log {log_link(step.log, record)}" if step.log else ""
-        items.append(_problem("failed", step.label, step.key, step.cause or "no cause given", log))
-    for step in record.steps.values():
-        items += [_problem("warned", step.label, step.key, text, "") for text in step.warnings]
-    if not items:
-        return ""
-    shown, rest = "".join(items[:_MOST_PROBLEMS]), ""
-    if more := items[_MOST_PROBLEMS:]:
-        rest = (
-            f"<details><summary>{len(more):,} more</summary>"
-            f"<ul class='problems'>{''.join(more)}</ul></details>"
-        )
-    return f"<section aria-label='problems'><ul class='problems'>{shown}</ul>{rest}</section>"
-
-
-def _problem(kind: str, label: str, key: str, text: str, more: str) -> str:
-    word = "failed" if kind == "failed" else "warning"
-    link = f"<a href='{anchor(key)}'>{html.escape(label)}</a>"
-    return f"<li class='{kind}'><b>{word}</b> {link} {html.escape(text)}{more}</li>"
-
-
-def _tools(record: RunRecord) -> str:
-    """The legend, whose entries pick the steps of a state, and the zoom."""
-    counts = {state: len(record.among(state)) for state in STATES}
-    legend = "".join(
-        f"<button type='button' class='key {state}' data-state='{state}' aria-pressed='false'>"
-        f"<i></i>{name} {counts[state]:,}</button>"
-        for state, name in STATES.items()
-        if counts[state]
-    )
-    return (
-        f"<div class='tools'>{legend}<span class='push'></span><span class='zoom'>"
-        "<input type='search' id='find' placeholder='Find a step' aria-label='find a step'>"
-        "<button type='button' id='smaller' aria-label='zoom out'>&#8722;</button>"
-        "<button type='button' id='fit'>fit</button>"
-        "<button type='button' id='larger' aria-label='zoom in'>+</button></span></div>"
-    )
-
-
-def _settings(record: RunRecord) -> str:
-    if not record.settings:
-        return ""
-    text = html.escape(json.dumps(record.settings, indent=1, ensure_ascii=False))
-    return (
-        f"<details class='card'><summary>Settings of the run</summary><pre>{text}</pre></details>"
-    )
+def _tick(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:g} s"
+    return f"{seconds / 60:g} min" if seconds < 3600 else f"{seconds / 3600:g} h"

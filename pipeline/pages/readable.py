@@ -1,9 +1,11 @@
-"""Times, sizes, numbers and configurations as people write them."""
+"""Times, sizes and numbers as people write them."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -37,39 +39,25 @@ def moment(when: float) -> str:
 
 
 def number(value: Any) -> str:
-    """A value of a result: integers with separators, floats with six digits, text as it is."""
-    if isinstance(value, bool) or value is None or isinstance(value, str):
+    """A value of a result: grouped digits, six of a float, the length of a long list."""
+    if isinstance(value, (list, tuple)):
+        nested = any(isinstance(each, (dict, list, tuple)) for each in value)
+        long = nested or len(value) > 6
+        return f"{len(value):,} values" if long else ", ".join(map(number, value))
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
     if isinstance(value, int):
         return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.6g}" if math.isfinite(value) else str(value)
-    return str(value)
+    return f"{value:,.6g}" if math.isfinite(value) else str(value)
 
 
-def flat(tree: dict[str, Any], path: str = "") -> dict[str, str]:
-    """Nested results as `dotted.name -> text`; a list is given by its length when it is long."""
-    lines: dict[str, str] = {}
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings and dataclasses as one: {"train": {"steps": 8}} -> {"train.steps": 8}."""
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        tree = dataclasses.asdict(tree)
+    if not isinstance(tree, Mapping):
+        return {prefix: tree}
+    found: dict[str, Any] = {}
     for name, value in tree.items():
-        full = f"{path}.{name}" if path else str(name)
-        if isinstance(value, dict):
-            lines |= flat(value, full)
-        elif isinstance(value, list | tuple) and (len(value) > 6 or _nested(value)):
-            lines[full] = f"{len(value):,} values"
-        elif isinstance(value, list | tuple):
-            lines[full] = ", ".join(number(item) for item in value)
-        else:
-            lines[full] = number(value)
-    return lines
-
-
-def _nested(values: list[Any] | tuple[Any, ...]) -> bool:
-    return any(isinstance(value, dict | list | tuple) for value in values)
-
-
-def shortened(text: str, limit: int) -> str:
-    """`text` with its middle left out where it is longer than `limit` characters."""
-    if len(text) <= limit:
-        return text
-    head = (limit - 1) * 3 // 5
-    return f"{text[:head]}…{text[len(text) - (limit - 1 - head) :]}"
+        found |= flat(value, f"{prefix}.{name}" if prefix else str(name))
+    return found

@@ -1,19 +1,22 @@
 """What happened in a run, read back from its event log.
 
-The log is the only source: `<prefix>/events/<run id>.jsonl`, appended to by the driver while the
-run went on. A driver can be killed at any moment, so the last line may be torn and the end may be
-missing; both are facts about the run and no errors. Events this version does not know are passed
-over, and so is everything an event leaves out.
+The log is the only source: `<prefix>/events/<run id>.jsonl`, or the parts of it that sort behind
+that name, appended to by the driver during the run. A driver can be killed at any moment, so the
+last line may be torn and the end may be missing; both are facts about the run and no errors. Events
+and fields that this version does not know are ignored, and none of the known ones is required.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
+from pipeline.execute.logs import Tail
 from pipeline.store import storage
 
 STATES = {
@@ -22,15 +25,19 @@ STATES = {
     "stopped": "stopped",
     "waiting": "waiting",
     "unreached": "not reached",
+    "planned": "to build",
     "executed": "executed",
     "elsewhere": "reused from elsewhere",
     "reused": "reused",
     "unneeded": "not needed",
 }
-"""State of a step -> what people read, in the order in which they want to know."""
+"""State of a step -> what people read, most urgent first."""
 
 DONE = ("executed", "elsewhere", "reused")
 """States in which the run had the step's output."""
+
+OUTCOMES = {"ok": "finished", "plan": "plan", "": "running"}
+_KILLED_AFTER = 900.0  # seconds without an event
 
 # Most of a long log, and nothing in it changes the state of a step. Quotes inside a JSON string
 # are escaped, so the text of a message cannot look like this.
@@ -39,11 +46,10 @@ _DETAILS = (b'"event": "progress"', b'"event": "shard"')
 
 @dataclass
 class Attempt:
-    """One try at a step, on the driver's clock (Unix seconds).
+    """One execution of a step, on the driver's clock (Unix seconds).
 
     Attributes:
-        name, log: as the worker announced them.
-        ended: None while nothing was heard of an end.
+        ended: None while no end was reported.
         status: "running", "published", "reused", "retried", "failed" or "stopped".
     """
 
@@ -65,9 +71,9 @@ class StepRecord:
         state: a key of `STATES`.
         seconds: how long the output took to build, in this run or (reused) when it was built.
         origin: the other store or adopted directory that a reused output came from.
-        reason: why it runs, or what it waited for; may be empty.
+        reason: why it runs, or what it waits for; may be empty.
         queued, ended: Unix seconds; None when that did not happen.
-        progress, note: the last that the step said, such as "40 of 100 steps" and "loss 4.1".
+        progress: the last that was reported, such as "40 of 100 steps, loss 4.1".
         shards, shard_bytes: finished during this run, as far as its log says.
     """
 
@@ -88,7 +94,6 @@ class StepRecord:
     attempts: list[Attempt] = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
     progress: str = ""
-    note: str = ""
     shards: int = 0
     shard_bytes: int = 0
     warnings: list[str] = field(default_factory=list)
@@ -99,11 +104,14 @@ class RunRecord:
     """One run.
 
     Attributes:
-        outcome: "ok", "failed", "interrupted"; empty when the log has no end, because the driver
-            was killed or still runs.
+        outcome: "ok", "failed", "interrupted", "plan" (it is none, see `graph --html`); empty when
+            the log has no end, because the driver was killed or still runs.
+        cause: why the run as a whole ended, when that was not a step's failure.
+        commit: of the code that declared it.
         started, ended, last: Unix seconds of the first event, the end, and the last event.
         steps: by key, inputs first.
         torn: lines of the log that could not be read.
+        page: whether its page has been written.
     """
 
     run: str
@@ -114,8 +122,24 @@ class RunRecord:
     ended: float | None = None
     last: float = 0.0
     outcome: str = ""
+    cause: str = ""
+    commit: str = ""
+    experiment: str = ""
     steps: dict[str, StepRecord] = field(default_factory=dict)
     torn: int = 0
+    page: bool = True
+
+    @property
+    def name(self) -> str:
+        """Of the experiment; by default its file's, without the ending."""
+        return self.experiment or (PurePath(self.command[0]).stem if self.command else self.run)
+
+    @property
+    def ending(self) -> str:
+        """The outcome in words."""
+        if not self.outcome and time.time() - self.last > _KILLED_AFTER:
+            return "killed (no exit record)"
+        return OUTCOMES.get(self.outcome, self.outcome)
 
     @property
     def wall(self) -> float:
@@ -132,95 +156,62 @@ class RunRecord:
         return [step for step in self.steps.values() if step.state in states]
 
 
-@dataclass(frozen=True)
-class RunSummary:
-    """A run in the table of runs, and what other runs' pages need to link to it.
-
-    Attributes:
-        executed, reused, failed: keys of steps.
-        page: whether its page has been written.
-    """
-
-    run: str
-    command: tuple[str, ...]
-    started: float
-    wall: float
-    outcome: str
-    executed: frozenset[str]
-    reused: frozenset[str]
-    failed: frozenset[str]
-    page: bool = False
-
-
 def read(prefix: str, run_id: str) -> RunRecord:
     """The record of one run.
-
-    Args:
-        prefix: the store.
-        run_id: name of the log in the store, without its ending.
 
     Raises:
         FileNotFoundError: when the store has no log of that run.
     """
-    return _fold(run_id, _lines(storage.read_bytes(_url(prefix, run_id))))
+    url = _url(prefix, run_id)
+    if not storage.exists(url):
+        raise FileNotFoundError(f"{url}: there is no log of this run")
+    return _fold(run_id, _lines(url))
 
 
-def runs(prefix: str, newest: int = 100) -> list[RunSummary]:
-    """Summaries of the runs in a store, newest first.
+def runs(prefix: str, newest: int = 100) -> list[RunRecord]:
+    """The runs in a store, newest first, without the progress of their steps.
 
-    Progress is not parsed but for the last line's time, and older runs than the `newest` (by name,
-    which starts with the date) are not read, so that a store with years of runs stays quick to
-    look at.
+    Runs older than the `newest` (by name, which starts with the date) are not read, so that a
+    store with years of runs stays quick to look at.
     """
-    logs = [n for n in storage.list_names(storage.join(prefix, "events")) if n.endswith(".jsonl")]
-    names = [name.removesuffix(".jsonl") for name in logs]
+    names = storage.list_names(storage.join(prefix, "events"))
+    logs = [name.removesuffix(".jsonl") for name in names if name.endswith(".jsonl")]
     pages = set(storage.list_names(storage.join(prefix, "reports")))
 
-    def summary(name: str) -> RunSummary:
-        lines = list(_lines(storage.read_bytes(_url(prefix, name))))
-        told = [x for x in lines if not any(mark in x for mark in _DETAILS)]
-        record = _fold(name, told)
-        if record.started and record.ended is None:
-            # The last thing heard of a killed run is a detail as a rule.
-            record.last = max(record.last, _last(lines))
-        return summarise(record, page=f"{name}.html" in pages)
+    def record(name: str) -> RunRecord:
+        found = _fold(name, _lines(_url(prefix, name)), details=False)
+        found.page = f"{name}.html" in pages
+        return found
 
     # Threads: on an object store each log is a round trip.
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(summary, sorted(names, reverse=True)[:newest]))
-    return sorted(found, key=lambda s: (s.started, s.run), reverse=True)
-
-
-def summarise(record: RunRecord, page: bool = True) -> RunSummary:
-    """What the table of runs says about a run."""
-
-    def keys(*states: str) -> frozenset[str]:
-        return frozenset(step.key for step in record.among(*states))
-
-    return RunSummary(
-        record.run,
-        tuple(record.command),
-        record.started,
-        record.wall,
-        record.outcome,
-        executed=keys("executed"),
-        reused=keys("reused", "elsewhere"),
-        failed=keys("failed"),
-        page=page,
-    )
+        found = list(pool.map(record, sorted(logs, reverse=True)[:newest]))
+    return sorted(found, key=lambda r: (r.started, r.run), reverse=True)
 
 
 def _url(prefix: str, run_id: str) -> str:
     return storage.join(prefix, "events", f"{run_id}.jsonl")
 
 
-def _lines(data: bytes) -> Iterator[bytes]:
-    return (line for line in data.split(b"\n") if line.strip())
+def _lines(url: str) -> list[bytes]:
+    return [line for line in Tail(url).more().split(b"\n") if line.strip()]
 
 
-def _last(lines: list[bytes]) -> float:
+def _fold(run_id: str, lines: list[bytes], details: bool = True) -> RunRecord:
+    record = RunRecord(run_id)
+    kept = lines if details else [x for x in lines if not any(mark in x for mark in _DETAILS)]
+    for line in kept:
+        _apply_line(record, line)
+    if record.started and record.ended is None and not details:
+        # The last thing reported by a killed run is a detail as a rule.
+        record.last = max(record.last, _last(lines))
+    _close(record)
+    return record
+
+
+def _last(lines: Iterable[bytes]) -> float:
     """When the last line that can be read was written; 0 when none can."""
-    for line in reversed(lines):
+    for line in reversed(list(lines)):
         try:
             return float(json.loads(line)["time"])
         except (ValueError, KeyError, TypeError):
@@ -228,34 +219,34 @@ def _last(lines: list[bytes]) -> float:
     return 0.0
 
 
-def _fold(run_id: str, lines: Iterable[bytes]) -> RunRecord:
-    record = RunRecord(run_id)
-    for line in lines:
-        try:
-            event = json.loads(line)
-            kind, now = event["event"], float(event["time"])
-        except (ValueError, KeyError, TypeError):
-            record.torn += 1
-            continue
-        record.started = record.started or now
-        record.last = max(record.last, now)
-        if kind == "run_started":
-            _start(record, event)
-        elif kind == "run_finished":
-            record.ended, record.outcome = now, event.get("outcome", "ok")
-        elif "key" in event:
-            label = str(event.get("step", "?"))
-            step = record.steps.setdefault(event["key"], StepRecord(label, event["key"]))
-            _apply(step, kind, event, now)
-    _close(record)
-    return record
+def _apply_line(record: RunRecord, line: bytes) -> None:
+    try:
+        event = json.loads(line)
+        kind, now = event["event"], float(event["time"])
+    except (ValueError, KeyError, TypeError):
+        record.torn += 1
+        return
+    record.started = record.started or now
+    record.last = max(record.last, now)
+    if kind == "run_started":
+        _start(record, event, now)
+    elif kind == "run_finished":
+        record.ended, record.outcome = now, str(event.get("outcome") or "ok")
+        record.cause = str(event.get("cause") or "")
+    elif "key" in event:
+        label = str(event.get("step", "?"))
+        step = record.steps.setdefault(event["key"], StepRecord(label, event["key"]))
+        _apply(step, kind, event, now)
 
 
-def _start(record: RunRecord, event: dict[str, Any]) -> None:
-    record.started = float(event["time"])
+def _start(record: RunRecord, event: dict[str, Any], now: float) -> None:
+    record.started = now
     record.store = event.get("store") or ""
+    record.experiment = str(event.get("experiment") or "")
     record.command = [str(word) for word in event.get("command") or ()]
     record.settings = event.get("settings") or {}
+    git = (event.get("provenance") or event).get("git") or event
+    record.commit = str(git.get("commit") or "")
     for node in event.get("graph") or ():
         record.steps[node["key"]] = StepRecord(
             label=node.get("label", "?"),
@@ -269,38 +260,42 @@ def _start(record: RunRecord, event: dict[str, Any]) -> None:
 
 def _apply(step: StepRecord, kind: str, event: dict[str, Any], now: float) -> None:
     """Change a step's record by one event."""
+    cause = event.get("cause") or ""
     if kind == "hit":
         step.origin = event.get("origin") or ""
         step.state = "elsewhere" if step.origin else "reused"
         step.seconds = event.get("seconds")
     elif kind == "queued":
         step.state, step.queued = "waiting", now
-        step.reason = event.get("reason") or ""
+        reason = event.get("reason") or ""
+        step.reason = reason if isinstance(reason, str) else "; ".join(map(str, reason))
     elif kind == "waiting":
         step.state = "waiting"
-        step.reason = f"waiting for {event.get('holder')}, which runs it already"
+        step.reason = f"waiting for {event.get('holder')}, which builds it already"
     elif kind == "started":
         _end(step, now, "stopped", "no end was reported")
         step.state, step.log = "running", event.get("log") or ""
         step.attempts.append(Attempt(event.get("attempt") or "", step.log, now))
     elif kind == "progress":
         amount = f"{event.get('done') or 0:,.0f} of {event.get('total') or 0:,.0f}"
-        step.progress = f"{amount} {event.get('unit') or ''}".rstrip()
-        step.note = event.get("note") or ""
+        note = event.get("note")
+        step.progress = f"{amount} {event.get('unit') or ''}".rstrip() + (
+            f", {note}" if note else ""
+        )
     elif kind == "shard":
         step.shards += 1
         step.shard_bytes += event.get("bytes") or 0
     elif kind == "warning":
         step.warnings.append(str(event.get("message", "")))
     elif kind == "retried":
-        step.state, step.cause = "waiting", event.get("cause") or ""
-        _end(step, now, "retried", step.cause)
+        step.state, step.cause = "waiting", cause
+        _end(step, now, "retried", cause)
     elif kind == "finished":
         _finish(step, event, now)
     elif kind == "failed":
-        step.state, step.cause, step.ended = "failed", event.get("cause") or "", now
+        step.state, step.cause, step.ended = "failed", cause, now
         step.log = event.get("log") or step.log
-        _end(step, now, "failed", step.cause)
+        _end(step, now, "failed", cause)
 
 
 def _finish(step: StepRecord, event: dict[str, Any], now: float) -> None:
@@ -325,9 +320,13 @@ def _end(step: StepRecord, now: float, status: str, cause: str) -> None:
 
 
 def _close(record: RunRecord) -> None:
-    """A run that has ended left nothing running, and nothing waits for its turn any more."""
+    """After the end of a run nothing is running or waiting."""
     if record.ended is None:
         return
+    begun = any(step.queued or step.attempts for step in record.steps.values())
+    if record.outcome != "ok" and not begun:
+        for step in record.among("unneeded"):
+            step.state = "unreached"
     for step in record.among("waiting"):
         step.state = "stopped" if step.attempts else "unreached"
     for step in record.among("running"):

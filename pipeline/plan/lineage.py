@@ -1,16 +1,12 @@
-"""Everything an output was made from, read from manifests; and a picture of it."""
+"""Everything an output was made from, and what was made from it, read from manifests."""
 
 from __future__ import annotations
 
-import html
 from dataclasses import dataclass
 
 from pipeline.errors import CorruptOutput
-from pipeline.pages.layout import ARROW_TIP, Box, layered
 from pipeline.store import storage
-from pipeline.store.manifest import Manifest, beside, load
-
-_BOX = Box()
+from pipeline.store.manifest import Manifest, load, resolve_ref
 
 
 @dataclass(frozen=True)
@@ -32,7 +28,7 @@ class Ancestor:
         origin = self.manifest.origin
         if origin is not None:
             said.append(origin.directory)
-        return list(dict.fromkeys(beside(self.path, directory) for directory in said))
+        return list(dict.fromkeys(resolve_ref(self.path, directory) for directory in said))
 
 
 def lineage(paths: list[str]) -> list[Ancestor]:
@@ -73,35 +69,3 @@ def users(prefix: str, directories: list[str], path: str) -> list[str]:
         if manifest and path in Ancestor(storage.join(prefix, name), manifest).parents:
             found.append(name)
     return found
-
-
-def draw(ancestors: list[Ancestor]) -> str:
-    """The lineage as an SVG: a box per step with its time and size, an arrow per input.
-
-    Boxes stand in columns by the longest way from a source; an input that is gone has no box.
-    """
-    layout = layered({a.path: a.parents for a in ancestors}, _BOX)
-    arrows = [
-        f'<path class="edge" d="{path}" marker-end="url(#tip)"/>' for path in layout.edges.values()
-    ]
-    boxes = [_box(ancestor, *layout.places[ancestor.path]) for ancestor in ancestors]
-    return (
-        f'<svg class="dag" viewBox="0 0 {layout.width:.0f} {layout.height:.0f}" '
-        f'style="max-width:{layout.width:.0f}px" role="img" aria-label="graph of steps">'
-        + ARROW_TIP
-        + "".join(arrows + boxes)
-        + "</svg>"
-    )
-
-
-def _box(ancestor: Ancestor, x: float, y: float) -> str:
-    manifest = ancestor.manifest
-    size = sum(shard.bytes for shard in manifest.shards)
-    details = f"{manifest.seconds:.1f} s" + (f", {size / 1e6:,.1f} MB" if size else "")
-    return (
-        f'<g transform="translate({x:.1f} {y:.1f})">'
-        f"<title>{html.escape(ancestor.directory)}</title>"
-        f'<rect width="{_BOX.width}" height="{_BOX.height}" rx="8"/>'
-        f'<text x="12" y="23" class="name">{html.escape(manifest.label)}</text>'
-        f'<text x="12" y="42" class="small">{html.escape(details)}</text></g>'
-    )

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.errors import InputError, PonenteError, StoreUnavailable
 from pipeline.graph.external import External
-from pipeline.graph.step import Node
+from pipeline.graph.node import Node
 from pipeline.identity.listing import Listing
 
 LISTING_SECONDS = 8.0  # for one location: `plan` answers within 10

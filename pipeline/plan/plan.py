@@ -13,9 +13,8 @@ from pipeline.plan.state import GraphState, contents, look, needed_keys
 from pipeline.store import lease, storage
 from pipeline.store.builds import Build, find_build
 from pipeline.store.ledger import Ledger
-from pipeline.store.manifest import Manifest
+from pipeline.store.manifest import ATTEMPTS, FAILURE, Manifest
 from pipeline.store.outputs import Found, Store
-from pipeline.store.tidy import ATTEMPTS, FAILURE
 
 _NAMED = 5  # files that a warning names
 
@@ -149,8 +148,11 @@ def _unfinished(node: Node, path: str, seen: GraphState) -> tuple[str, str]:
     """("running" | "failed" | "partial" | "miss", detail) of a step without an output."""
     if not storage.exists(path):
         return "miss", ""
+    unresponsive = ""
     if (holder := lease.holder(path)) is not None:
-        return "running", lease.words(holder)
+        if holder.responsive:
+            return "running", str(holder)
+        unresponsive = f"owner does not respond: {holder}"
     build = _build_of(node, path, seen)
     finished, expected = Ledger(path, build.id).count() if build is not None else (0, 0)
     shards = f"{finished} of {expected or '?'} shards finished" if finished else ""
@@ -162,7 +164,8 @@ def _unfinished(node: Node, path: str, seen: GraphState) -> tuple[str, str]:
     if failure is not None:
         said = f"{failure['cause']} (log: {failure['log']})"
         return "failed", f"{said}; {shards}" if shards else said
-    return ("partial" if finished else "miss"), shards
+    detail = "; ".join(filter(None, (shards, unresponsive)))
+    return ("partial" if finished or unresponsive else "miss"), detail
 
 
 def _build_of(node: Node, path: str, seen: GraphState) -> Build | None:
@@ -206,7 +209,9 @@ def _hit_reason(found: Found, *, same: bool) -> str:
     if found.shared:
         return f"{reason}; shared: {found.path}"
     if found.manifest.origin is not None:
-        return f"{reason}; {found.manifest.origin.kind}: {found.manifest.origin.directory}"
+        origin = found.manifest.origin
+        ignored = f", ignoring {'; '.join(origin.differences)}" if origin.differences else ""
+        return f"{reason}; {origin.kind}: {origin.directory}{ignored}"
     return reason
 
 

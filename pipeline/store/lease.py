@@ -1,13 +1,13 @@
 """A lease on a step: so that two executors do not do the same work twice.
 
-Correctness does not rest on it: publishing is a conditional create (see `manifest.py`). A lease is
-a numbered object, `leases/000007.json`, created if absent, so of two takers one wins and the number
-fences the loser. The holder counts heartbeats in `000007.beat`; `000007.done` releases it.
+Correctness does not rest on it: publishing is a conditional write (see `execute/attempt.py`). A
+lease is a numbered object, `leases/000007.json`, created if absent, so of two takers one wins and
+the number fences the loser. The holder counts heartbeats in `000007.beat`; `000007.done` releases
+it.
 
-No wall clock is compared. A holder is dead when it lived on this host and its process is gone
+No wall clock is compared. A holder is dead when it ran on this host and its process is gone
 (noticed at once), or when its heartbeat count did not change for `STALE_SECONDS` of the observer's
-own monotonic clock. Whatever lies in `leases/`, one of these comes true: nothing has to be unlocked
-by hand.
+own monotonic clock. Every lease expires in one of these ways, so no manual cleanup is needed.
 """
 
 from __future__ import annotations
@@ -20,36 +20,44 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import psutil
+
+from pipeline.errors import PonenteError
 from pipeline.store import storage
 
 BEAT_SECONDS = 5.0
 STALE_SECONDS = 60.0
 LOOK_SECONDS = 0.5
-_DIRECTORY = "leases"
+DIRECTORY = "leases"
 # A release or a heartbeat without its record counts too: its number is used up.
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NAME = re.compile(r"([0-9]{6,18})\.(?:json|beat|done)")
 
 logger = logging.getLogger("ponente")
 
 
-def _read_text(path: str) -> str:
+def _process_start(pid: int) -> float | None:
+    """When a process of this host started, in seconds since boot; None when that is not known.
+
+    Raises:
+        psutil.NoSuchProcess: when it has ended.
+    """
     try:
-        # A process may call itself anything, also what is not UTF-8.
-        with open(path, errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
-def _process_start(pid: int) -> str:
-    """When a process of this host started, in clock ticks since boot; empty when it is gone."""
-    stat = _read_text(f"/proc/{pid}/stat")
-    # The command name is in parentheses and may hold spaces; state and times follow it.
-    fields = stat.rpartition(")")[2].split()
-    return "" if not fields or fields[0] in "ZX" else fields[19]
+        # In this order, psutil takes both from one reading of the wall clock, which may be set.
+        boot = psutil.boot_time()
+        process = psutil.Process(pid)
+        if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            raise psutil.NoSuchProcess(pid)
+        return round(process.create_time() - boot, 2)
+    except psutil.NoSuchProcess:
+        raise
+    except (psutil.Error, OSError):
+        return None
 
 
 def _is_gone(pid: Any, start: Any) -> bool:
@@ -57,23 +65,20 @@ def _is_gone(pid: Any, start: Any) -> bool:
     if type(pid) is not int or not 0 < pid < 1 << 31:
         return False
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        found = _process_start(pid)
+    except psutil.NoSuchProcess:
         return True
-    except OSError:
-        pass  # Not ours to signal, so it is there.
-    # Another user's process can be hidden and some systems have no /proc: that says nothing.
-    known = isinstance(start, str) and start and os.path.exists(f"/proc/{pid}")
-    return bool(known) and _process_start(pid) != start
+    # Another process has taken the number. What is not known says nothing.
+    return isinstance(start, float) and found is not None and abs(found - start) > 1.0
 
 
 def _this_host() -> str:
     """Name, boot and process-id namespace: equal only where a pid means the same process."""
     try:
-        namespace = os.readlink("/proc/self/ns/pid")
+        boot, namespace = _BOOT_ID.read_text().strip(), os.readlink("/proc/self/ns/pid")
     except OSError:
-        namespace = ""
-    return f"{socket.gethostname()} {_read_text('/proc/sys/kernel/random/boot_id')} {namespace}"
+        boot = namespace = ""
+    return f"{socket.gethostname()} {boot} {namespace}"
 
 
 def _this_owner() -> dict[str, Any]:
@@ -88,12 +93,12 @@ def _this_owner() -> dict[str, Any]:
 
 
 class Lease:
-    """A held lease; beats in a thread until `release`."""
+    """A held lease; a thread writes heartbeats until `release`."""
 
     def __init__(self, root: str, number: int) -> None:
         self.number = number
         self._root = root
-        self._base = storage.join(root, _DIRECTORY, f"{number:06d}")
+        self._base = _base_url(root, number)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name=f"lease-{number}", daemon=True)
         self._thread.start()
@@ -113,18 +118,21 @@ class Lease:
                 missed = True
 
     def newest(self) -> bool:
-        """Whether nobody took the lease over since."""
+        """Whether no other process took the lease over since."""
         return _latest(self._root) == self.number
 
-    def release(self) -> None:
-        """Stop beating and let the next taker in at once.
-
-        Never raises: the step has ended by now, and a lease that cannot be released goes by its
-        owner's end or silence.
-        """
+    def stop(self) -> None:
+        """Stop the heartbeats, and leave the lease to expire or to be deleted."""
         self._stop.set()
         # A beat that hangs in the store must not hold up the step; a late one does no harm.
         self._thread.join(BEAT_SECONDS)
+
+    def release(self) -> None:
+        """Stop the heartbeats and let the next taker in at once.
+
+        Never raises: the step has ended by now, and a lease that cannot be released expires.
+        """
+        self.stop()
         try:
             storage.create(self._base + ".done", b"", durable=False)
         except Exception as error:  # noqa: BLE001 - a store's client may raise anything
@@ -141,23 +149,23 @@ class _Observer:
         self._looked = time.monotonic()
 
     def free(self) -> str:
-        """Why the lease can be taken: released, owner dead or silent for too long; else empty."""
+        """Why the lease can be taken: released, owner dead or unresponsive; else empty."""
         if _is_there(self._base + ".done"):
             return "released"
         owner = describe(self._base + ".json")
-        # A torn or foreign record has no owner to ask and goes by silence alone.
+        # A torn or foreign record has no owner to ask and expires without heartbeats alone.
         if owner.get("host") == _this_host() and _is_gone(
             owner.get("pid"), owner.get("process_start")
         ):
             return "its process is gone"
-        # Only silence that was watched counts: the time this process itself was stopped, or its
-        # machine was, says nothing about the holder. So the clock is read before the heartbeat.
+        # Only watched time counts: the time this process itself was stopped, or its machine was,
+        # says nothing about the holder. So the clock is read before the heartbeat.
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, BEAT_SECONDS), now
         beat = _beat(self._base)
         self._silent = self._silent + passed if beat == self._seen else 0.0
         self._seen = beat
-        return f"silent for {self._silent:.1f} s" if self._silent > STALE_SECONDS else ""
+        return f"unresponsive for {self._silent:.1f} s" if self._silent > STALE_SECONDS else ""
 
 
 def _is_there(url: str) -> bool:
@@ -177,7 +185,7 @@ def _beat(base: str) -> bytes:
     except FileNotFoundError:
         return b""
     except OSError:
-        # One failed read is a change and begins the silence anew; a lasting failure is silence.
+        # One failed read is a change and restarts the timeout; a lasting failure runs into it.
         return b"unreadable"
 
 
@@ -185,18 +193,18 @@ def describe(url: str) -> dict[str, Any]:
     """The owner recorded in a lease object; empty when it cannot be read."""
     try:
         owner = storage.read_json(url)
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, PonenteError):
         return {}
     return owner if isinstance(owner, dict) else {}
 
 
 def _base_url(root: str, number: int) -> str:
-    return storage.join(root, _DIRECTORY, f"{number:06d}")
+    return storage.join(root, DIRECTORY, f"{number:06d}")
 
 
 def _latest(root: str) -> int:
     """The highest number in use, 0 if none; a listing that lags behind only costs requests."""
-    names = storage.list_names(storage.join(root, _DIRECTORY))
+    names = storage.list_names(storage.join(root, DIRECTORY))
     numbers = [(int(found[1]), found[1]) for name in names if (found := _NAME.fullmatch(name))]
     # Of seven digits and more, only those without leading zeros are names of ours.
     number = max((number for number, text in numbers if text == f"{number:06d}"), default=0)
@@ -205,24 +213,52 @@ def _latest(root: str) -> int:
     return number
 
 
-def holder(root: str) -> dict[str, Any] | None:
-    """Who holds the step's lease as far as one look can tell; None when nobody does."""
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a lease as far as one look can tell.
+
+    Attributes:
+        number: of the lease.
+        owner: its record; empty when that cannot be read.
+        age: seconds since the last sign of it by the store's record and this machine's clock, for
+            people; None when the store does not say.
+    """
+
+    number: int
+    owner: dict[str, Any]
+    age: float | None
+
+    @property
+    def responsive(self) -> bool:
+        """Whether the last sign of it is recent, or its age is not known."""
+        return self.age is None or self.age <= STALE_SECONDS
+
+    def __str__(self) -> str:
+        text = words(self.owner)
+        return text if self.age is None else f"{text}, last heartbeat {self.age:,.0f} s ago"
+
+
+def holder(root: str) -> Holder | None:
+    """Who holds the step's lease as far as one look can tell; None when it is free."""
     number = _latest(root)
     base = _base_url(root, number)
     if number == 0 or _Observer(base).free():
         return None
-    return {"number": number, **describe(base + ".json")}
+    times = [storage.modified(base + end) for end in (".beat", ".json")]
+    known = [moment for moment in times if moment is not None]
+    age = max(0.0, time.time() - max(known)) if known else None
+    return Holder(number, describe(base + ".json"), age)
 
 
-def end(root: str) -> dict[str, Any] | None:
+def end(root: str) -> Holder | None:
     """Declare the newest lease released, whoever holds it; returns its owner, None if none held.
 
-    For a person who knows better; publishing stays safe even if the owner turns out to live.
+    For an operator; publishing stays safe even if the owner is alive after all.
     """
-    owner = holder(root)
-    if owner is not None:
-        storage.create(_base_url(root, owner["number"]) + ".done", b"")
-    return owner
+    found = holder(root)
+    if found is not None:
+        storage.create(_base_url(root, found.number) + ".done", b"")
+    return found
 
 
 def words(owner: dict[str, Any]) -> str:
@@ -230,7 +266,10 @@ def words(owner: dict[str, Any]) -> str:
     text = f"process {owner.get('pid')} on {str(owner.get('host', '?')).split(' ')[0]}"
     since = owner.get("since")
     if isinstance(since, int | float):
-        text += time.strftime(", since %Y-%m-%d %H:%M:%S", time.localtime(since))
+        try:
+            text += time.strftime(", since %Y-%m-%d %H:%M:%S", time.localtime(since))
+        except (OverflowError, ValueError, OSError):
+            return text  # no time a calendar has
     return text
 
 
@@ -242,7 +281,7 @@ def acquire(
     Args:
         root: the step's directory.
         published: asked on every look; the wait ends with None once it is true.
-        waiting: told the holder once a look, while there is one to wait for.
+        waiting: called with the holder once a look, while there is one to wait for.
     """
     observer, observed = _Observer(""), 0
     while True:
@@ -261,8 +300,25 @@ def acquire(
         time.sleep(LOOK_SECONDS)
 
 
+def acquire_free(roots: Iterable[str], *, wait: float = 0.0) -> dict[str, Lease]:
+    """Take those of the leases that are free, all watched together for `wait` seconds at most."""
+    left = {root: (_latest(root), _Observer("")) for root in roots}
+    left = {r: (n, _Observer(_base_url(r, n))) for r, (n, _) in left.items()}
+    held: dict[str, Lease] = {}
+    deadline = time.monotonic() + wait
+    while True:
+        for root, (number, observer) in list(left.items()):
+            if free := observer.free() if number else "never taken":
+                del left[root]
+                if _take(root, number + 1, free):
+                    held[root] = Lease(root, number + 1)
+        if not left or time.monotonic() > deadline:
+            return held
+        time.sleep(LOOK_SECONDS)
+
+
 def _take(root: str, number: int, why: str) -> bool:
-    """Create the record of lease `number`; False when somebody was faster."""
+    """Create the record of lease `number`; False when another process was faster."""
     owner = {**_this_owner(), "previous": why}
     url = _base_url(root, number) + ".json"
     if storage.create(url, json.dumps(owner).encode(), durable=False):

@@ -4,24 +4,42 @@ A shard is finished when its record exists, and a record is created only after t
 are written and digested. A new attempt finds the records of a dead one and does not redo them; of
 two writers of one shard, the first record stands and the other's files are left to be discarded.
 
+A record names the attempt that owns it, at first the one that wrote the shard. Only the owner may
+drop a shard, and a newer attempt becomes the owner by `claim`, a compare-and-swap: so an attempt
+that was paused and replaced can delete nothing that its successor counts on.
+
 Records are kept by generation: what is being built, from which contents. A rebuild, or a build over
 inputs that changed meanwhile, starts a ledger of its own, so shards of two things never mix.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.errors import CorruptOutput, InputError, StorageError
+import msgspec
+
+from pipeline.errors import CorruptOutput, InputError, StorageError, WorkerLost
 from pipeline.identity import fingerprint
 from pipeline.store import integrity, storage
+from pipeline.store.decode import decode
 from pipeline.store.manifest import File, Shard
 
 DIRECTORY = "ledger"
+
+
+@dataclass(frozen=True)
+class Record:
+    """A finished shard, and the attempt that may drop it."""
+
+    owner: str
+    shard: Shard
+
+    def to_bytes(self) -> bytes:
+        """JSON for `Ledger.read`."""
+        return json.dumps(msgspec.to_builtins(self), sort_keys=True).encode()
 
 
 @dataclass(frozen=True)
@@ -30,6 +48,11 @@ class Ledger:
 
     root: str
     generation: str = "first"
+
+    @property
+    def directory(self) -> str:
+        """URL of the directory of the records."""
+        return storage.join(self.root, DIRECTORY, self.generation)
 
     def record(self, name: str) -> str:
         """URL of the record of a shard.
@@ -40,7 +63,7 @@ class Ledger:
         storage.join(self.root, name)
         if "~" in name:
             raise InputError(f"shard {name!r}: '~' stands for '/' in the ledger; leave it out")
-        return storage.join(self.root, DIRECTORY, self.generation, name.replace("/", "~") + ".json")
+        return storage.join(self.directory, name.replace("/", "~") + ".json")
 
     def finished(self, prefix: str = "") -> dict[str, Shard]:
         """Finished shards by name, those starting with `prefix`, in order of name.
@@ -48,11 +71,11 @@ class Ledger:
         Raises:
             CorruptOutput: when a record cannot be read.
         """
-        names = storage.list_names(storage.join(self.root, DIRECTORY, self.generation))
-        wanted = [n.removesuffix(".json").replace("~", "/") for n in names if n.endswith(".json")]
+        wanted = [name for name in sorted(self.shard_names()) if name.startswith(prefix)]
+        local = storage.is_local(self.root)
         # A listing may still show a record that was dropped.
-        found = {name: self.find(name) for name in wanted if name.startswith(prefix)}
-        return {name: shard for name, shard in found.items() if shard is not None}
+        found = zip(wanted, storage.concurrently(self.find, wanted, local=local), strict=True)
+        return {name: shard for name, shard in found if shard is not None}
 
     def find(self, name: str) -> Shard | None:
         """The record of one shard, None when it is not finished; asks for it, lists nothing."""
@@ -63,10 +86,15 @@ class Ledger:
 
     def names(self) -> frozenset[str]:
         """What is in the ledger's directory, unread; a shard that is finished adds a name."""
-        return frozenset(storage.list_names(storage.join(self.root, DIRECTORY, self.generation)))
+        return frozenset(storage.list_names(self.directory))
+
+    def shard_names(self) -> frozenset[str]:
+        """Names of the finished shards, by one listing."""
+        names = (n.removesuffix(".json") for n in self.names() if n.endswith(".json"))
+        return frozenset(name.replace("~", "/") for name in names)
 
     def count(self) -> tuple[int, int]:
-        """(finished, expected) shards; expected is 0 while nobody has said."""
+        """(finished, expected) shards; expected is 0 until `expect` was called."""
         names = self.names()
         expected = [int(n.split("-")[1]) for n in names if n.endswith("-.expected")]
         return sum(n.endswith(".json") for n in names), sum(expected)
@@ -75,21 +103,23 @@ class Ledger:
         """Say which shards will come, so that others can tell n of m."""
         wanted = sorted(names)
         mark = f"{fingerprint.digest(wanted)[:8]}-{len(wanted)}-.expected"
-        storage.create(
-            storage.join(self.root, DIRECTORY, self.generation, mark), b"", durable=False
-        )
+        storage.create(storage.join(self.directory, mark), b"", durable=False)
 
     def read(self, name: str) -> Shard:
         """The record of one finished shard. Raises `FileNotFoundError` or `CorruptOutput`."""
         url = self.record(name)
+        return self._parse(name, storage.read_bytes(url)).shard
+
+    def _parse(self, name: str, data: bytes) -> Record:
         try:
-            shard = Shard.from_json(storage.read_json(url))
-            if shard.name != name:
-                raise ValueError(f"the record of shard {shard.name!r}")
-            return shard
+            found = decode(Record, storage.parse_json(data))
+            found.shard.check()
+            if found.shard.name != name:
+                raise ValueError(f"the record of shard {found.shard.name!r}")
+            return found
         except ValueError as error:
             raise CorruptOutput(
-                f"{url}: not a shard record ({error!r}); delete it to redo the shard"
+                f"{self.record(name)}: not a shard record ({error!r}); delete it to redo the shard"
             ) from error
 
     def add(
@@ -103,7 +133,7 @@ class Ledger:
 
         Args:
             name: of the shard.
-            directory: a URL inside the step's directory.
+            directory: a URL inside an attempt of the step.
             result: what the shard says of itself.
             measured: files whose digests were taken while they were written, not read again; each
                 must be there with its size. Every other file is read once for its digest.
@@ -111,9 +141,83 @@ class Ledger:
         Raises:
             StorageError: the directory is not the step's, or a measured file is not as it was.
         """
+        shard = self._measure(name, directory, result, measured)
+        if storage.create(self.record(name), Record(shard.attempt, shard).to_bytes()):
+            return shard
+        return self.read(name)
+
+    def replace(
+        self,
+        name: str,
+        directory: str,
+        result: Mapping[str, Any],
+        measured: Iterable[File] = (),
+    ) -> Shard:
+        """As `add`, but a record of an older attempt gives way.
+
+        Raises:
+            WorkerLost: when a newer attempt owns the shard.
+            StorageError: as for `add`.
+        """
+        shard = self._measure(name, directory, result, measured)
+        new = Record(shard.attempt, shard)
+        while not storage.create(self.record(name), new.to_bytes()):
+            if self._swap(name, new.owner, new):
+                break
+        return shard
+
+    def claim(self, name: str, attempt: str) -> Shard | None:
+        """Make `attempt` the owner of a finished shard; None when the shard was dropped.
+
+        Raises:
+            WorkerLost: when a newer attempt owns it.
+        """
+        while True:
+            try:
+                data, version = storage.read_versioned(self.record(name))
+            except FileNotFoundError:
+                return None
+            found = self._parse(name, data)
+            if found.owner == attempt:
+                return found.shard
+            self._check_owner(name, found.owner, attempt)
+            new = Record(attempt, found.shard).to_bytes()
+            if storage.replace_if(self.record(name), new, version):
+                return found.shard
+
+    def drop(self, name: str, attempt: str) -> None:
+        """Forget a shard; before its files go, so that no reader finds a record without them.
+
+        Raises:
+            WorkerLost: when a newer attempt owns it: then the files are not to be deleted.
+        """
+        while not self._swap(name, attempt, None):
+            pass
+
+    def _swap(self, name: str, attempt: str, new: Record | None) -> bool:
+        """Replace or delete a record that `attempt` may change; False when it changed meanwhile."""
+        try:
+            data, version = storage.read_versioned(self.record(name))
+        except FileNotFoundError:
+            return new is None
+        self._check_owner(name, self._parse(name, data).owner, attempt)
+        bytes_ = None if new is None else new.to_bytes()
+        return storage.replace_if(self.record(name), bytes_, version)
+
+    def _check_owner(self, name: str, owner: str, attempt: str) -> None:
+        if age_of(owner) > age_of(attempt):
+            raise WorkerLost(
+                f"{self.root}: attempt {owner} took over shard {name!r}; attempt {attempt} ends"
+            )
+
+    def _measure(
+        self, name: str, directory: str, result: Mapping[str, Any], measured: Iterable[File]
+    ) -> Shard:
         base = self.root.rstrip("/") + "/"
-        if not directory.startswith(base):
-            raise StorageError(f"shard {name}: expected a directory under {base}, got {directory}")
+        if not directory.startswith(f"{base}attempts/"):
+            raise StorageError(
+                f"shard {name}: expected a directory in an attempt of {base}, got {directory}"
+            )
         known = {file.path: file for file in measured}
         found = dict(storage.list_files(directory))
         for path, file in known.items():
@@ -123,12 +227,10 @@ class Ledger:
                     f"found {found.get(path, 'no file')}; check the storage and run again"
                 )
         files = tuple(known.get(path) or integrity.measure(directory, path) for path in found)
-        shard = Shard(name, directory.removeprefix(base), files, dict(result))
-        record = json.dumps(dataclasses.asdict(shard), sort_keys=True).encode()
-        if storage.create(self.record(name), record):
-            return shard
-        return self.read(name)
+        return Shard(name, directory.removeprefix(base), files, dict(result))
 
-    def drop(self, name: str) -> None:
-        """Forget a shard; before its files go, so that no reader finds a record without them."""
-        storage.delete_tree(self.record(name))
+
+def age_of(attempt: str) -> tuple[int, str]:
+    """Orders attempts: their names begin with the number of their lease."""
+    number = attempt.partition("-")[0]
+    return (int(number) if number.isdecimal() else 0, attempt)

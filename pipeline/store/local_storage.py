@@ -8,9 +8,12 @@ could not be listed is not an empty directory.
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import hashlib
 import os
 import shutil
 import stat
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import IO, TypeVar
@@ -20,6 +23,8 @@ from pipeline.store import retry
 
 T = TypeVar("T")
 _POLICY = retry.Policy(seconds=60.0, first=0.1, attempts=3)
+_LOCK_SECONDS = 20.0
+_LOCK_PAUSE_SECONDS = 0.01
 # Not failures of the store but its answers, which callers act on.
 _ANSWERS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 
@@ -104,6 +109,71 @@ def replace(path: str, data: bytes, durable: bool) -> None:
             os.replace(temporary, path)
 
     with_retries(path, once)
+
+
+def replace_if(path: str, data: bytes | None, version: str) -> bool:
+    """Replace the file, or delete it (None), if the SHA-256 of its content is `version`."""
+    tries: list[str] = []
+
+    def once() -> bool:
+        tries.append(path)
+        with _locked(os.path.dirname(path)):
+            try:
+                with open(path, "rb") as file:
+                    found = file.read()
+            except FileNotFoundError:
+                return len(tries) > 1 and data is None
+            if hashlib.sha256(found).hexdigest() != version:
+                # A disk that reported a failure may have done it first.
+                return len(tries) > 1 and found == data
+            if data is None:
+                os.unlink(path)
+                return True
+            with _temporary(path, data, durable=True) as temporary:
+                os.replace(temporary, path)
+            return True
+
+    try:
+        return with_retries(path, once)
+    except FileNotFoundError:
+        return False  # the directory is gone
+
+
+@contextlib.contextmanager
+def _locked(directory: str) -> Iterator[None]:
+    """The lock on conditional writes in a directory; held for the time of one comparison.
+
+    Raises:
+        TimeoutError: when it is held for `_LOCK_SECONDS`, as by a process that was stopped.
+    """
+    name, deadline = os.path.join(directory, ".lock"), time.monotonic() + _LOCK_SECONDS
+    while True:
+        file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            if _taken(file) and _same_file(file, name):
+                yield
+                return
+        finally:
+            os.close(file)  # releases the lock
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{name}: locked for {_LOCK_SECONDS:.0f} s by another process")
+        time.sleep(_LOCK_PAUSE_SECONDS)
+
+
+def _taken(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _same_file(file: int, name: str) -> bool:
+    """Whether the open file is still the one of that name, and not one that was deleted."""
+    try:
+        return os.path.samestat(os.fstat(file), os.stat(name))
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager

@@ -9,23 +9,29 @@ the content they had before, the best of a sweep. A torn, foreign or future mani
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import re
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from pipeline.errors import CorruptOutput, InputError
 from pipeline.identity.listing import ListedFile, Listing, Summary, files_from_bytes
-from pipeline.store import decode, storage
+from pipeline.store import storage
+from pipeline.store.decode import decode
 
-SCHEMA = 3
-_SHA256 = re.compile("[0-9a-f]{64}")
+SCHEMA = 4
+Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # what a calendar can show
 NAME = "manifest.json"
 SOURCES = "sources"  # directory of listings beside it
-SELECTION = "select"  # stable name of the step behind `pipeline.sweep.select`
-
+ATTEMPTS = "attempts"
+ADOPTED = "adopted"  # kind of an origin
+RETIRED = "retired"  # manifests that a rebuild replaced
+FAILURE = "failure.json"
+KEEP = "keep"  # in an attempt: files for people, kept of every attempt
 _LIST_FROM = 4  # files
 
 
@@ -41,8 +47,8 @@ class File:
     """
 
     path: str
-    size: int
-    sha256: str
+    size: Annotated[int, msgspec.Meta(ge=0)]
+    sha256: Sha256
     blocks: str = ""
 
 
@@ -63,21 +69,19 @@ class Shard:
     result: dict[str, Any]
 
     @property
+    def attempt(self) -> str:
+        """The attempt that wrote it: its files are under `attempts/<attempt>/`."""
+        return self.root.split("/")[1]
+
+    @property
     def bytes(self) -> int:
         """Total size of the files in bytes."""
         return sum(file.size for file in self.files)
 
-    @staticmethod
-    def from_json(tree: dict[str, Any]) -> Shard:
-        """The inverse of `dataclasses.asdict`; raises `ValueError` on foreign or hostile input."""
-        shard = decode.build(Shard, tree)
-        shard.check()
-        return shard
-
     def check(self) -> None:
         """Raises `ValueError` for what no writer of ours records: places outside, no digest."""
         try:
-            if not storage.join("", self.root).startswith("/attempts/"):
+            if not storage.join("", self.root).startswith(f"/{ATTEMPTS}/"):
                 raise InputError(f"expected a directory in an attempt, got {self.root!r}")
             for file in self.files:
                 storage.join("", file.path)
@@ -85,9 +89,6 @@ class Shard:
             raise ValueError(str(error)) from None
         if len({file.path for file in self.files}) != len(self.files):
             raise ValueError(f"shard {self.name!r}: a file twice")
-        for file in self.files:
-            if file.size < 0 or not _SHA256.fullmatch(file.sha256):
-                raise ValueError(f"shard {self.name!r}: {file.path}: impossible size or digest")
 
 
 @dataclass(frozen=True)
@@ -98,11 +99,15 @@ class Origin:
         kind: "adopted", "same inputs" or "selected".
         directory: its directory: a name beside the referring one, or a URL in another store.
         key: its key.
+        input: name of the referring step's input that it is, when the step chose among its inputs.
+        differences: what an adoption ignored, a line a field.
     """
 
     kind: str
     directory: str
     key: str
+    input: str = ""
+    differences: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -137,8 +142,8 @@ class Manifest:
     content: str
     recipe: str
     attempt: str
-    started: float
-    seconds: float
+    started: Seconds
+    seconds: Seconds
     provenance: dict[str, Any]
     build: str = ""
     origin: Origin | None = None
@@ -161,16 +166,32 @@ class Manifest:
 
     def home(self, path: str) -> str:
         """The directory its shards are in, when the manifest itself is in directory `path`."""
-        return path if self.origin is None else beside(path, self.origin.directory)
+        return path if self.origin is None else resolve_ref(path, self.origin.directory)
 
     def to_bytes(self) -> bytes:
         """JSON for `load`; `ponente show` is for people."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True).encode()
+        return json.dumps(msgspec.to_builtins(self), sort_keys=True).encode()
 
 
-def beside(path: str, directory: str) -> str:
+def resolve_ref(path: str, directory: str) -> str:
     """The directory a manifest in `path` means by `directory`: a sibling's name, or a URL."""
     return directory if "/" in directory else storage.join(path.rpartition("/")[0], directory)
+
+
+def describe_inputs(
+    root: str, inputs: Mapping[str, tuple[str, Manifest]]
+) -> dict[str, dict[str, str]]:
+    """What a manifest in `root` says of its inputs, given as name -> (directory URL, manifest)."""
+    return {
+        name: {"key": found.key, "directory": make_ref(root, path), "digest": found.content}
+        for name, (path, found) in inputs.items()
+    }
+
+
+def make_ref(root: str, path: str) -> str:
+    """How a manifest in `root` names the directory `path`; the inverse of `resolve_ref`."""
+    prefix, _, name = path.rpartition("/")
+    return name if prefix == root.rpartition("/")[0] else path
 
 
 def keep_sources(path: str, listings: Mapping[str, Listing]) -> dict[str, Summary]:
@@ -193,20 +214,19 @@ def source_files(path: str, summary: Summary) -> tuple[ListedFile, ...] | None:
 
 
 def chosen(path: str, manifest: Manifest) -> tuple[str, Manifest]:
-    """Directory and manifest of the candidate that a selection chose; any other output's own.
+    """Directory and manifest of the input that an output was chosen from; any other output's own.
 
     Raises:
-        CorruptOutput: when the candidate is not there any more.
+        CorruptOutput: when the chosen input is missing.
     """
-    while manifest.step == SELECTION and manifest.origin is not None:
-        name = f"candidates[{manifest.result['selected']['index']}]"
-        # Not the origin: a candidate may itself refer to files whose inputs nobody keeps. Only an
-        # adopted selection may not say what it chose from.
+    while manifest.origin is not None and (name := manifest.origin.input):
+        # Not the origin: a candidate may itself refer to files whose inputs were deleted. Only an
+        # adopted selection may lack its inputs.
         read = manifest.inputs.get(name)
-        winner = beside(path, read["directory"] if read else manifest.origin.directory)
+        winner = resolve_ref(path, read["directory"] if read else manifest.origin.directory)
         found = load(winner)
         if found is None:
-            raise CorruptOutput(f"{winner}: {name} that {path} chose is gone; run again")
+            raise CorruptOutput(f"{winner}: input {name} that {path} chose is missing; run again")
         path, manifest = winner, found
     return path, manifest
 
@@ -237,9 +257,7 @@ def parse(url: str) -> Manifest | None:
                 f"{url}: schema {schema}, this version reads {SCHEMA}; "
                 "move the directory away and run again"
             )
-        if isinstance(tree, dict):
-            tree.setdefault("sources", {})  # manifests of steps without any may lack it
-        manifest = decode.build(Manifest, tree)
+        manifest = decode(Manifest, tree)
         for shard in manifest.shards:
             shard.check()
         for name, reference in manifest.inputs.items():
@@ -288,22 +306,37 @@ def load_built(path: str, key: str, replaces: str) -> Manifest | None:
 
 def check_sizes(home: str, shards: Iterable[Shard], remedy: str) -> None:
     """Raises `CorruptOutput` when a file of these shards has not the size that was recorded."""
+    for _, problem in wrong_sizes(home, shards):
+        raise CorruptOutput(f"{problem}; {remedy}")
+
+
+def wrong_sizes(home: str, shards: Iterable[Shard]) -> Iterator[tuple[Shard, str]]:
+    """Shards with a file that has not the recorded size, and one line about the first such file.
+
+    A remote store is asked for one listing, whatever the number of shards.
+    """
+    shards = tuple(shards)
+    listed = _listed(home, shards)
     for shard in shards:
-        listed = _listed(home, shard)
         for file in shard.files:
+            if listed.get(f"{shard.root}/{file.path}") == file.size:
+                continue
             url = file_url(home, shard, file)
             # A listing may lag behind: whatever it seems to lack is asked for.
-            found = file.size if listed.get(file.path) == file.size else storage.size(url)
+            found = storage.size(url)
             if found != file.size:
                 state = "missing" if found is None else f"{found} bytes"
-                raise CorruptOutput(f"{url}: expected {file.size} bytes, found {state}; {remedy}")
+                yield shard, f"{url}: expected {file.size} bytes, found {state}"
+                break
 
 
-def _listed(home: str, shard: Shard) -> dict[str, int]:
-    """Sizes by path where one listing takes fewer requests than asking for every file."""
-    if storage.is_local(home) or len(shard.files) < _LIST_FROM:
+def _listed(home: str, shards: tuple[Shard, ...]) -> dict[str, int]:
+    """Sizes by path below `home` where one listing takes fewer requests than asking for each."""
+    if storage.is_local(home) or sum(len(shard.files) for shard in shards) < _LIST_FROM:
         return {}
-    return dict(storage.list_files(storage.join(home, shard.root)))
+    roots = [shard.root for shard in shards]
+    top = roots[0] if len(set(roots)) == 1 else os.path.commonpath(roots)
+    return {f"{top}/{name}": size for name, size in storage.list_files(storage.join(home, top))}
 
 
 def file_url(home: str, shard: Shard, file: File) -> str:

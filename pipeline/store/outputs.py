@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from pipeline.store.builds import changed_defaults
 from pipeline.store.manifest import Manifest
 
 _INDEX = "index"
+_OUTPUT_NAME = re.compile(r".+-[0-9a-f]{20}")
 
 logger = logging.getLogger("ponente")
 
@@ -100,12 +102,13 @@ class Store:
         return storage.join(prefix, _INDEX, recipe[:2], f"{recipe}.json")
 
     def outputs(self) -> list[str]:
-        """Directories of the user's own store that look like a step's, by name."""
-        return [
-            name
-            for name in storage.list_names(self.prefix)
-            if len(name.rpartition("-")[2]) == 20 and name.rpartition("-")[0]
-        ]
+        """Directories of the user's own store that are named as an output's, by name."""
+        return [name for name in storage.list_names(self.prefix) if is_output_name(name)]
+
+
+def is_output_name(name: str) -> bool:
+    """Whether a directory is named as an output's: step, dash, the beginning of a key."""
+    return _OUTPUT_NAME.fullmatch(name) is not None
 
 
 def remember(path: str, recipe: str, key: str) -> None:

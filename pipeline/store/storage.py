@@ -1,12 +1,14 @@
 """The edge to storage: every read and write of the engine goes through fsspec, here.
 
-A location is a URL string (`./runs/x`, `/abs/x`, `gs://bucket/x`, `memory://x`). Two operations
+A location is a URL string (`./runs/x`, `/abs/x`, `gs://bucket/x`, `memory://x`). Three operations
 carry the commit protocol:
 
 - `create` writes an object only if none is there, and its content appears whole or not at all.
   Who wins a race is the store's decision: a hard link of a finished temporary file on a local
   disk, a precondition (`ifGenerationMatch=0`) on GCS. There the answer to a write may be lost and
   the write sent again, and refused because of itself; a mark in the object's metadata tells.
+- `replace_if` replaces or deletes an object only while it is the version that was read: a
+  generation match on GCS, a comparison under a file lock on a local disk.
 - `write_atomic` replaces an object; readers see the old bytes or the new, never a mixture.
 
 Nothing here renames a directory: object stores cannot.
@@ -20,9 +22,10 @@ import os
 import re
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from glob import has_magic
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from fsspec import get_filesystem_class
 from fsspec.core import url_to_fs
@@ -31,7 +34,10 @@ from fsspec.implementations.local import LocalFileSystem
 from pipeline.errors import InputError, StorageError
 from pipeline.store import local_storage
 
+T = TypeVar("T")
+R = TypeVar("R")
 _memory_lock = threading.Lock()
+_THREADS = 16  # requests of one caller at a time
 _CHUNK = 1 << 22
 _GOOGLE = ("gs://", "gcs://")
 _CHECK_SECONDS = 1.0
@@ -150,6 +156,17 @@ def size(url: str) -> int | None:
         return None
 
 
+def modified(url: str) -> float | None:
+    """Unix time in seconds at which the store last wrote the object; None when it cannot say."""
+    fs, path = filesystem(url)
+    try:
+        if isinstance(fs, LocalFileSystem):
+            return os.stat(path).st_mtime
+        return fs.modified(path).timestamp()
+    except (OSError, NotImplementedError, KeyError, AttributeError):
+        return None
+
+
 def read_bytes(url: str) -> bytes:
     """The object's content. Raises `FileNotFoundError` when it is not there."""
     fs, path = filesystem(url)
@@ -163,10 +180,20 @@ def read_json(url: str) -> Any:
         FileNotFoundError: when it is not there.
         ValueError: when it is torn, no JSON, has a field twice, or is nested without end.
     """
+    return parse_json(read_bytes(url))
+
+
+def parse_json(data: bytes) -> Any:
+    """JSON from bytes. Raises `ValueError` as `read_json` does, and for NaN and infinities."""
     try:
-        return json.loads(read_bytes(url).decode("utf-8"), object_pairs_hook=_each_once)
+        text = data.decode("utf-8")
+        return json.loads(text, object_pairs_hook=_each_once, parse_constant=_refuse_constant)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -241,6 +268,43 @@ def _create_on_google(fs: Any, path: str, data: bytes) -> bool:
     return True
 
 
+def read_versioned(url: str) -> tuple[bytes, str]:
+    """An object's content and the version `replace_if` compares. Raises `FileNotFoundError`."""
+    fs, path = filesystem(url)
+    if url.startswith(_GOOGLE):
+        # Asked for first: of an object replaced in between, the older version matches nothing.
+        version = str(fs.info(path)["generation"])
+        return fs.cat_file(path), version
+    data = read_bytes(url)
+    return data, hashlib.sha256(data).hexdigest()
+
+
+def replace_if(url: str, data: bytes | None, version: str) -> bool:
+    """Replace the object by `data`, or delete it (None), while it has the version that was read.
+
+    Returns:
+        False when it is another version or gone; then nothing was changed.
+    """
+    fs, path = filesystem(url)
+    if isinstance(fs, LocalFileSystem):
+        return local_storage.replace_if(path, data, version)
+    if url.startswith(_GOOGLE):
+        return fs.replace_if(path, data, version, uuid.uuid4().hex)
+    if fs.protocol != "memory":
+        raise StorageError(
+            f"{url}: this store has no conditional write, which replacing an output needs; "
+            "use a local path or gs://"
+        )
+    with _memory_lock:
+        if not fs.exists(path) or hashlib.sha256(fs.cat_file(path)).hexdigest() != version:
+            return False
+        if data is None:
+            fs.rm_file(path)
+        else:
+            fs.pipe_file(path, data)
+        return True
+
+
 def write_atomic(url: str, data: bytes, *, durable: bool = True) -> None:
     """Replace the object at `url` by `data`; a reader sees all of the old or all of the new."""
     fs, path = filesystem(url)
@@ -288,6 +352,34 @@ def list_files(url: str) -> Iterator[tuple[str, int]]:
         # Another writer's unfinished `create` or `write_atomic`.
         if not _TEMPORARY.fullmatch(name):
             yield name.removeprefix(prefix), length
+
+
+def usage(url: str) -> tuple[int, float]:
+    """(bytes, Unix time of the newest write) of the objects under `url` on a remote store."""
+    fs, path = filesystem(url)
+    fs.invalidate_cache()
+    try:
+        found = list(fs.find(path, detail=True).values())
+    except FileNotFoundError:
+        return 0, 0.0
+    times = [info.get("mtime") or info.get("created") for info in found]
+    newest = max((t.timestamp() for t in times if hasattr(t, "timestamp")), default=0.0)
+    return sum(info["size"] for info in found), newest
+
+
+def concurrently(function: Callable[[T], R], items: Iterable[T], *, local: bool) -> list[R]:
+    """`[function(item) for item in items]`; on a remote store, sixteen at a time.
+
+    Args:
+        function: reads from a store; the first error is raised.
+        items: its arguments.
+        local: whether the store is a disk of this machine, where threads gain nothing.
+    """
+    todo = list(items)
+    if local or len(todo) < 2:
+        return [function(item) for item in todo]
+    with ThreadPoolExecutor(min(_THREADS, len(todo)), "storage") as pool:
+        return list(pool.map(function, todo))
 
 
 def sha256(url: str) -> str:

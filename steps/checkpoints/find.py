@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any
 from models.config import TransformerConfig
 from pipeline import InputError, StepContext
 from pipeline.errors import CorruptOutput
-from pipeline.execute.attempt import relative
 from pipeline.store import storage
 from pipeline.store.ledger import DIRECTORY as LEDGER
 from pipeline.store.ledger import Ledger
-from pipeline.store.manifest import Manifest, Shard, beside, load
-from pipeline.store.tidy import ATTEMPTS
+from pipeline.store.manifest import ATTEMPTS, Manifest, Shard, load, make_ref, resolve_ref
 from steps.artifacts import Checkpoint, Sequences, TokenCache, Tokenizer
 from training.config import TrainConfig
 
@@ -92,12 +90,12 @@ def describe(
     run: StepContext, sequences: Sequences, model: TransformerConfig, train: TrainConfig
 ) -> None:
     """Record, before training begins, what every checkpoint of this step is a checkpoint of."""
-    if run.ledger.find(ABOUT) is not None:
+    if run.finished(ABOUT):
         return
     about = {
         "model": dataclasses.asdict(model),
         "train": dataclasses.asdict(train),
-        "sequences": relative(run.root, sequences.path),
+        "sequences": make_ref(run.root, sequences.path),
     }
     # Where the sequences are is no part of what was made.
     content = {"content": sequences.manifest.content}
@@ -187,7 +185,7 @@ class _Candidate:
         else:
             assert self.ledger is not None
             about = about_of(self.ledger)
-            sequences = beside(self.root, about["sequences"])
+            sequences = resolve_ref(self.root, about["sequences"])
         return Trained(
             path=self.path,
             step=self.shard.result["step"],

@@ -1,23 +1,27 @@
-"""Curves of training runs as inline SVG, drawn with matplotlib; viewing fetches nothing.
+"""Charts of training runs as inline SVG, drawn with matplotlib.
 
-A chart takes one run or several: with one, every curve has a colour; with several, every run has.
-Legends stand above the axes, where no curve can run below them.
+With one run in a chart every curve has a colour; with several, every run has. Legends stand above
+the axes, where no curve can run below them. The page's style sheet colours the text.
 """
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pipeline.pages.readable import duration
 from steps.reporting.run_record import RunRecord
 
+if TYPE_CHECKING:
+    from training.goodput import Account
+
 INK, FAINT = "#52606d", "#9aa5b1"
-BLUE, ORANGE, GREEN = "#2b6cb0", "#dd6b20", "#2f855a"
-COLOURS = (BLUE, ORANGE, GREEN, "#b83280", "#b7791f", "#319795", "#805ad5", "#c53030")
-"""Told apart on white and on black, and mostly by people who see few colours."""
+BLUE, ORANGE, GREEN = "#3182ce", "#dd6b20", "#38a169"
+COLOURS = (BLUE, ORANGE, GREEN, "#d53f8c", "#b7791f", "#319795", "#9f7aea", "#e53e3e")
+"""Distinct on white and on dark grey, and mostly for people who see few colours."""
 SMOOTHED_ABOVE = 300
 """With more points than this a curve is drawn faintly, and its running mean over it."""
 MOST_POINTS = 2000
@@ -31,7 +35,7 @@ class Curve:
     Attributes:
         marked: few points that matter each, such as evaluations: drawn with dots, not smoothed.
         faint: drawn behind the others and without a label of its own.
-        exact: never smoothed: it has no noise.
+        exact: has no noise and is never smoothed.
     """
 
     label: str
@@ -44,6 +48,17 @@ class Curve:
     dashed: bool = False
 
 
+_STYLE: dict[str, Any] = {
+    **{"svg.hashsalt": "ponente", "svg.fonttype": "none", "font.size": 9, "text.color": INK},
+    **{"axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": FAINT},
+    **{"axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "axes.xmargin": 0.02},
+    **{"axes.grid": True, "grid.color": FAINT, "grid.alpha": 0.25, "grid.linewidth": 0.6},
+    **{"axes.axisbelow": True, "legend.frameon": False, "legend.borderaxespad": 0.2},
+    **{"legend.handlelength": 1.4, "legend.columnspacing": 1.2},
+}
+# Ids in the file follow the salt, so equal data gives equal bytes.
+
+
 def figure(
     draw: Callable[[Any], None],
     y_label: str,
@@ -52,26 +67,13 @@ def figure(
 ) -> str:
     """An SVG of one pair of axes that `draw` fills."""
     import matplotlib
-
-    matplotlib.use("Agg")
     from matplotlib.figure import Figure
 
-    # Ids in the file follow the salt, so equal data gives equal bytes.
-    with matplotlib.rc_context({"svg.hashsalt": "ponente", "font.size": 9, "svg.fonttype": "none"}):
+    with matplotlib.rc_context(_STYLE):
         drawing = Figure(figsize=size, layout="constrained")
-        drawing.patch.set_alpha(0)
         axes = drawing.subplots()
-        axes.patch.set_alpha(0)
-        axes.grid(color=FAINT, alpha=0.25, linewidth=0.6)
-        axes.set_axisbelow(True)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-        for side in ("left", "bottom"):
-            axes.spines[side].set_color(FAINT)
-        axes.tick_params(colors=INK, which="both")
-        axes.margins(x=0.02)
-        axes.set_xlabel(x_label, color=INK)
-        axes.set_ylabel(y_label, color=INK)
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(y_label)
         draw(axes)
         buffer = io.StringIO()
         drawing.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
@@ -79,25 +81,15 @@ def figure(
     return text[text.index("<svg") :]
 
 
-def legend_above(axes: Any, columns: int = 4) -> None:
+def legend_above(axes: Any) -> None:
     """Outside the axes, over their upper edge."""
-    axes.legend(
-        frameon=False,
-        labelcolor=INK,
-        loc="lower left",
-        bbox_to_anchor=(0, 1.0),
-        ncols=columns,
-        borderaxespad=0.2,
-        handlelength=1.4,
-        columnspacing=1.2,
-    )
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4)
 
 
 def chart(
     curves: Sequence[Curve],
     y_label: str,
     *,
-    x_label: str = "step",
     logarithmic: bool = False,
     from_zero: bool = False,
     restarts: Sequence[float] = (),
@@ -107,10 +99,9 @@ def chart(
     Args:
         curves: drawn in order; those with one label for all need no legend.
         y_label: with the unit.
-        x_label: with the unit.
         logarithmic: the vertical axis, where values differ by a factor of ten or more.
         from_zero: whether the vertical axis begins there.
-        restarts: where the run went on from a checkpoint: faint vertical lines.
+        restarts: where the run resumed from a checkpoint: faint vertical lines.
     """
     if not any(math.isfinite(value) for curve in curves for value in curve.y):
         return ""
@@ -125,24 +116,18 @@ def chart(
             axes.set_yscale("log")
         elif from_zero:
             axes.set_ylim(bottom=0)
-        axes.xaxis.set_major_locator(_whole_numbers())
+        axes.locator_params("x", nbins=8, integer=True)
         axes.yaxis.set_major_formatter(lambda value, _: readable(value))
         axes.xaxis.set_major_formatter(lambda value, _: readable(value))
         if len({curve.label for curve in curves}) > 1 or restarts:
             legend_above(axes)
 
-    return figure(draw, y_label, x_label)
+    return figure(draw, y_label)
 
 
 def _decades(curves: Sequence[Curve]) -> float:
     values = [value for curve in curves for value in curve.y if 0 < value < math.inf]
     return math.log10(max(values) / min(values)) if values else 0.0
-
-
-def _whole_numbers() -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(nbins=8, integer=True)
 
 
 def _draw(axes: Any, curve: Curve) -> None:
@@ -153,9 +138,9 @@ def _draw(axes: Any, curve: Curve) -> None:
         return
     raw = thinned(curve.x, curve.y)
     if curve.faint:
-        axes.plot(*raw, linewidth=0.8, **{**style, "label": None}, alpha=0.35)
+        axes.plot(*raw, linewidth=0.9, **{**style, "label": None}, alpha=0.6)
     elif len(curve.y) > SMOOTHED_ABOVE and not curve.exact:
-        axes.plot(*raw, linewidth=0.6, **{**style, "label": None}, alpha=0.3)
+        axes.plot(*raw, linewidth=0.7, **{**style, "label": None}, alpha=0.55)
         axes.plot(*thinned(curve.x, smoothed(curve.y)), linewidth=1.3, **style)
     else:
         axes.plot(*raw, linewidth=1.1, **style)
@@ -179,18 +164,13 @@ def thinned(
 
 def smoothed(values: Sequence[float], share: float = 0.02) -> list[float]:
     """Mean over the points around each one, `share` of all, without those that are not finite."""
-    half = max(1, round(share * len(values) / 2))
-    sums, counts = [0.0], [0]
-    for value in values:
-        finite = math.isfinite(value)
-        sums.append(sums[-1] + (value if finite else 0.0))
-        counts.append(counts[-1] + finite)
-    found = []
-    for index in range(len(values)):
-        begin, end = max(0, index - half), min(len(values), index + half + 1)
-        count = counts[end] - counts[begin]
-        found.append((sums[end] - sums[begin]) / count if count else math.nan)
-    return found
+    import numpy as np
+
+    finite = np.isfinite(values)
+    around = np.ones(2 * max(1, round(share * len(values) / 2)) + 1)
+    counts = np.convolve(finite, around, "same")
+    sums = np.convolve(np.where(finite, values, 0.0), around, "same")
+    return np.where(counts > 0, sums / np.maximum(counts, 1), math.nan).tolist()
 
 
 def readable(value: float) -> str:
@@ -201,23 +181,94 @@ def readable(value: float) -> str:
     return f"{value:.6g}"
 
 
+@dataclass(frozen=True)
+class Panel:
+    """One chart of the history: its columns with their labels, the one for comparisons first.
+
+    Attributes:
+        faint: columns drawn behind the others.
+    """
+
+    caption: str
+    y_label: str
+    columns: Mapping[str, str]
+    scale: float = 1.0
+    exact: bool = True
+    faint: tuple[str, ...] = ()
+    logarithmic: bool = False
+    from_zero: bool = True
+
+    def of_run(self, run: RunRecord) -> str:
+        """The columns of one run; empty when it has none of them."""
+        curves = [
+            curve
+            for (name, label), colour in zip(self.columns.items(), COLOURS, strict=False)
+            for curve in self._curves(run, name, label or self.caption, colour)
+        ]
+        return self._draw(curves)
+
+    def of_runs(self, runs: Sequence[RunRecord]) -> str:
+        """The first column of several runs."""
+        name = next(iter(self.columns))
+        pairs = zip(runs, _cycle(len(runs)), strict=True)
+        return self._draw([c for run, x in pairs for c in self._curves(run, name, run.name, x)])
+
+    def _curves(self, run: RunRecord, name: str, label: str, colour: str) -> list[Curve]:
+        x, y = column(run.history, "step"), column(run.history, name, self.scale)
+        faint = name in self.faint
+        shown = any(map(math.isfinite, y))
+        if name.startswith("useful_"):
+            shown &= any(row.get("padded") for row in run.history)
+        return [Curve(label, x, y, colour, faint=faint, exact=self.exact)] if shown else []
+
+    def _draw(self, curves: Sequence[Curve]) -> str:
+        options = {"logarithmic": self.logarithmic, "from_zero": self.from_zero}
+        return chart(curves, self.y_label, **options)
+
+
+_LOSS = Panel("Training loss", "loss, nats per token", {"loss": ""}, exact=False, from_zero=False)
+PANELS = (
+    Panel("Learning rate", "learning rate", {"learning_rate": ""}),
+    Panel(
+        "Gradient norm, before clipping",
+        "2-norm",
+        {"grad_norm": ""},
+        exact=False,
+        logarithmic=True,
+        from_zero=False,
+    ),
+    Panel("Parameter norm", "2-norm", {"parameter_norm": ""}, from_zero=False),
+    Panel(
+        "Throughput",
+        "tokens per second",
+        {
+            "tokens_per_second_average": "average of 50 steps",
+            "useful_tokens_per_second": "without padding, each step",
+            "tokens_per_second": "each step",
+        },
+        faint=("tokens_per_second", "useful_tokens_per_second"),
+    ),
+    Panel(
+        "Utilisation",
+        "% of the devices' peak",
+        {"mfu": "MFU, causal", "mfu_full": "MFU, full attention", "hfu": "HFU"},
+        scale=100.0,
+    ),
+    Panel("Waiting for data", "% of the step's time", {"data_wait": ""}, scale=100.0, exact=False),
+    Panel("Peak memory", "GiB", {"memory_bytes": ""}, scale=2.0**-30),
+)
+
+
 def column(rows: Rows, name: str, scale: float = 1.0) -> list[float]:
-    """One number of every row, NaN where a row has none."""
-    found = (row.get(name) for row in rows)
-    return [math.nan if value is None else scale * float(value) for value in found]
+    """One number of every row, NaN where a row has none; `data_wait` as a share of the step."""
 
+    def number(row: Mapping[str, Any]) -> float:
+        value = row.get(name)
+        if name == "data_wait" and value is not None:
+            value = value / row["seconds"] if row.get("seconds") else None
+        return math.nan if value is None else scale * float(value)
 
-def of_column(
-    runs: Sequence[RunRecord], name: str, label: str = "", scale: float = 1.0, **style: Any
-) -> list[Curve]:
-    """A curve a run of one column of the history; runs without it have none."""
-    curves = []
-    for run, colour in zip(runs, _cycle(len(runs)), strict=True):
-        values = column(run.history, name, scale)
-        if any(math.isfinite(value) for value in values):
-            said: dict[str, Any] = {"label": label or run.name, "colour": colour, **style}
-            curves.append(Curve(x=column(run.history, "step"), y=values, **said))
-    return curves
+    return [number(row) for row in rows]
 
 
 def _cycle(count: int) -> list[str]:
@@ -226,11 +277,11 @@ def _cycle(count: int) -> list[str]:
 
 def loss_chart(run: RunRecord, restarts: Sequence[float] = ()) -> str:
     """Training loss and that of every held-out set by step, over the corpus's unigram entropy."""
-    curves = of_column([run], "loss", "training")
+    steps = column(run.history, "step")
+    curves = [Curve("training", steps, column(run.history, "loss"), BLUE)] if steps else []
     for name, colour in zip(run.sets, _cycle(len(run.sets) + 1)[1:], strict=True):
         rows = run.scores(name)
-        x, y = column(rows, "step"), column(rows, "loss")
-        curves.append(Curve(name, x, y, colour, marked=True))
+        curves.append(Curve(name, column(rows, "step"), column(rows, "loss"), colour, marked=True))
     ends = [value for curve in curves for value in (curve.x[0], curve.x[-1]) if curve.x]
     if run.entropy is not None and ends:
         level = f"unigram entropy {run.entropy:.2f}"
@@ -239,58 +290,87 @@ def loss_chart(run: RunRecord, restarts: Sequence[float] = ()) -> str:
     return chart(curves, "loss, nats per token", restarts=restarts)
 
 
-def norm_charts(run: RunRecord) -> list[tuple[str, str]]:
-    """The gradient's and the parameters' norm, on logarithmic axes."""
-    gradient = of_column([run], "grad_norm", "gradient norm")
-    parameters = of_column([run], "parameter_norm", "parameter norm", exact=True)
-    return [
-        ("Gradient norm, before clipping", chart(gradient, "2-norm", logarithmic=True)),
-        ("Parameter norm", chart(parameters, "2-norm")),
-    ]
+def overlaid(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
+    """(caption, SVG) of everything that several runs recorded, a colour per run."""
+    captioned = []
+    for name in dict.fromkeys(name for run in runs for name in run.sets):
+        curves = []
+        for run, colour in zip(runs, _cycle(len(runs)), strict=True):
+            x, y = (column(run.scores(name), each) for each in ("step", "loss"))
+            curves.append(Curve(run.name, x, y, colour, marked=True))
+        captioned.append((f"Loss on {name}", chart(curves, "loss, nats per token")))
+    return captioned + [(panel.caption, panel.of_runs(runs)) for panel in (_LOSS, *PANELS)]
 
 
-def rate_chart(run: RunRecord) -> str:
-    """Learning rate by step."""
-    curves = of_column([run], "learning_rate", "learning rate", colour=ORANGE, exact=True)
-    return chart(curves, "learning rate", from_zero=True)
+PARTS = {
+    "init": ("init", "#9f7aea"),
+    "compile": ("compile", "#b7791f"),
+    "data_wait": ("data wait", ORANGE),
+    "evaluation": ("evaluation", BLUE),
+    "checkpoint": ("checkpoint", "#319795"),
+    "samples": ("samples", "#63b3ed"),
+    "other": ("other", FAINT),
+    "redone": ("lost: done again", "#e53e3e"),
+    "dead": ("lost: dead time", "#9b2c2c"),
+    "step": ("training steps", GREEN),
+}
+"""Part of an account of the wall time -> its name and colour."""
 
 
-def throughput_chart(run: RunRecord) -> str:
-    """Tokens a second: of each step faintly, averaged, and of useful tokens where some are not."""
-    curves = of_column([run], "tokens_per_second", "each step", faint=True)
-    curves += of_column([run], "tokens_per_second_average", "average of 50 steps", exact=True)
-    if any(row.get("padded") for row in run.history):
-        curves += of_column([run], "useful_tokens_per_second", "useful, each step", colour=GREEN)
-    return chart(curves, "tokens per second", from_zero=True)
+def unit_of(seconds: float) -> tuple[float, str]:
+    """(seconds, name) of the unit for an axis as long as that."""
+    for size, name in ((86_400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
+        if seconds >= 2 * size:
+            return size, name
+    return 1.0, "seconds"
 
 
-def utilisation_chart(run: RunRecord) -> str:
-    """MFU in both conventions and HFU, per cent; empty where the devices' peak is not known."""
-    names = {"mfu": "MFU, causal", "mfu_full": "MFU, full attention", "hfu": "HFU"}
-    curves = [
-        curve
-        for (name, label), colour in zip(names.items(), COLOURS, strict=False)
-        for curve in of_column([run], name, label, 100.0, colour=colour)
-    ]
-    return chart(curves, "% of the devices' peak", from_zero=True)
+def waterfall_chart(account: Account) -> str:
+    """From the total down to what was training, a bar for everything that took time."""
+    size, unit = unit_of(account.total)
+    bars, left = [("total", 0.0, account.total, FAINT)], account.total
+    for part, (name, colour) in PARTS.items():
+        seconds = account.parts[part]
+        if part == "step":
+            bars.append((name, 0.0, seconds, colour))
+        elif seconds > 0.0005 * account.total:
+            left -= seconds
+            bars.append((name, left, seconds, colour))
+
+    def draw(axes: Any) -> None:
+        for row, (_, start, width, colour) in enumerate(bars):
+            axes.barh(row, width / size, left=start / size, color=colour, height=0.68)
+            share = f" {duration(width)}, {width / (account.total or 1.0):.1%} "
+            end = start + width
+            # Right of the bar where there is room, left of it otherwise.
+            right = end <= 0.99 * account.total or start < 0.3 * account.total
+            x, side = (end, "left") if right else (start, "right")
+            axes.text(x / size, row, share, va="center", ha=side, fontsize=8)
+        _rows(axes, [name for name, *_ in bars], 1.22 * account.total / size)
+
+    return figure(draw, "", f"wall time, {unit}", (6.4, 0.8 + 0.27 * len(bars)))
 
 
-def wait_chart(run: RunRecord) -> str:
-    """Share of every step in which the devices waited for data, per cent."""
-    shares = [
-        100.0 * row["data_wait"] / max(row["seconds"], 1e-9)
-        for row in run.history
-        if "data_wait" in row and "seconds" in row
-    ]
-    x = [row["step"] for row in run.history if "data_wait" in row and "seconds" in row]
-    if not shares:
-        return ""
-    curves = [Curve("data wait", x, shares, BLUE)]
-    return chart(curves, "% of the step's time", from_zero=True)
+def bars_chart(runs: Sequence[tuple[str, Account]]) -> str:
+    """A stacked bar per run, each as long as 100 per cent of its wall time."""
+    shown = [n for n in PARTS if any(a.parts[n] > 0.001 * a.total for _, a in runs)]
+
+    def draw(axes: Any) -> None:
+        lefts = [0.0] * len(runs)
+        for part in reversed(shown):
+            name, colour = PARTS[part]
+            widths = [100 * a.parts[part] / (a.total or 1.0) for _, a in runs]
+            axes.barh(range(len(runs)), widths, left=lefts, color=colour, height=0.6, label=name)
+            lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
+        _rows(axes, [name for name, _ in runs], 100)
+        legend_above(axes)
+
+    return figure(draw, "", "% of the wall time", (6.4, 1.5 + 0.32 * len(runs)))
 
 
-def memory_chart(run: RunRecord) -> str:
-    """Peak memory by step, GiB."""
-    return chart(
-        of_column([run], "memory_bytes", "memory", 2.0**-30, exact=True), "GiB", from_zero=True
-    )
+def _rows(axes: Any, names: Sequence[str], end: float) -> None:
+    """Name horizontal bars, first above."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlim(0, end or 1.0)
+    axes.grid(visible=False, axis="y")

@@ -6,7 +6,6 @@ without the pipeline a directory with `metrics.jsonl`. What an older record does
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,8 +17,7 @@ from pipeline.identity.fingerprint import canonical, plain
 from pipeline.plan.lineage import Ancestor, lineage
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
-from pipeline.store.manifest import Manifest, beside, chosen, load
-from pipeline.store.tidy import ATTEMPTS
+from pipeline.store.manifest import ATTEMPTS, KEEP, Manifest, chosen, load, resolve_ref
 from steps.checkpoints.find import ABOUT, is_run
 
 if TYPE_CHECKING:
@@ -104,19 +102,19 @@ def of_checkpoint(checkpoint: Checkpoint, name: str, ancestors: Iterable[Ancesto
 
 
 def _configuration(ancestors: Iterable[Ancestor], checkpoint: Checkpoint) -> dict[str, Any]:
-    """By step: a run's own under "train", also where two runs call their steps differently.
+    """A run's own settings, and by step those of what it was made from.
 
     Of a selected run it is that of the run that was chosen.
     """
     path, own = _meant(checkpoint.path, checkpoint.manifest)
     read = _read(path, own)
-    # A step that trains on is not told the model, which it has from the checkpoint.
+    # A step that continues training has its model from the checkpoint.
     settings = {**_settings({"model": own.result.get("model")}), **plain(own.config)}
     found: dict[str, Any] = {}
     if _CONTINUED in read:
         at, take = settings.pop("at", None), settings.pop("take", None)
         found["continues"] = _TAKEN.get(take, f"with {take} of ") + _point(read[_CONTINUED], at)
-    return {**found, **_above(ancestors, read.values()), "train": settings}
+    return {**found, **_above(ancestors, read.values()), **settings}
 
 
 def _point(path: str, at: int | None) -> str:
@@ -166,7 +164,7 @@ def _read(path: str, manifest: Manifest) -> dict[str, str]:
         # An adopted output need not say what it was made from; whose files it has, does.
         path = manifest.home(path)
         manifest = load(path) or manifest
-    return {name: beside(path, read["directory"]) for name, read in manifest.inputs.items()}
+    return {name: resolve_ref(path, read["directory"]) for name, read in manifest.inputs.items()}
 
 
 def _settings(said: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,7 +209,7 @@ def of_directory(url: str, name: str) -> RunRecord:
     generation, journals = _attempts(root, attempt) if inside else _attempts(url)
     if journals:
         step = root if inside else url
-        attempts = [_entries(storage.join(step, ATTEMPTS, each.attempt)) for each in journals]
+        attempts = [_entries(storage.join(step, ATTEMPTS, a.attempt, KEEP)) for a in journals]
         above = _lineage(Ledger(step, generation))
     else:
         journals = read_journals(storage.join(url, "journal"))
@@ -228,7 +226,7 @@ def of_directory(url: str, name: str) -> RunRecord:
         evaluations=_joined(attempts, "evaluation"),
         samples=_joined(attempts, "sample"),
         journals=[json.loads(each.to_json()) for each in journals],
-        config={**above, "train": _settings(configs[-1])} if configs else above,
+        config={**above, **_settings(configs[-1])} if configs else above,
         partial=True,
     )
 
@@ -264,7 +262,7 @@ def _lineage(ledger: Ledger) -> dict[str, Any]:
     if about is None:
         return {}
     said = storage.read_json(storage.join(ledger.root, about.root, "about.json"))
-    sequences = beside(ledger.root, said["sequences"])
+    sequences = resolve_ref(ledger.root, said["sequences"])
     return _above(lineage([sequences]), [sequences])
 
 
@@ -299,15 +297,3 @@ def _lines(url: str) -> list[Row]:
         return read_lines(url)
     except ValueError as error:
         raise InputError(f"{url}: expected an object of JSON a line ({error})") from error
-
-
-def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one: {"train": {"steps": 8}} -> {"train.steps": 8}."""
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        tree = dataclasses.asdict(tree)
-    if not isinstance(tree, Mapping):
-        return {prefix: tree}
-    found: dict[str, Any] = {}
-    for name, value in tree.items():
-        found |= flat(value, f"{prefix}.{name}" if prefix else str(name))
-    return found

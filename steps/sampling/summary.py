@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # Of 100,000 documents of FineWeb-edu's sample-100BT, as nanoPT measured them.
 PUBLISHED_LENGTHS = "FineWeb-edu sample-100BT, 100,000 documents, by nanoPT: 999.32 and 616"
 
+_FAR_OFF = 0.1  # of what was asked
+
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
@@ -83,7 +85,10 @@ def summary(
             "compressed_bytes": chosen.fetched,
         },
         "content_digest": _sum_hex(part["digest"] for part in splits.values()),
-        "headline": [_line(name, part) for name, part in splits.items()],
+        "headline": [
+            *(_line(name, part) for name, part in splits.items()),
+            *(f"warning: {line}" for line in map(_far_off, splits, splits.values()) if line),
+        ],
     }
 
 
@@ -148,6 +153,17 @@ def _sum_hex(digests: Any) -> str:
     from data.document_hash import digest_hex
 
     return digest_hex(sum(int(digest, 16) for digest in digests))
+
+
+def _far_off(name: str, part: dict[str, Any]) -> str:
+    """What to say of a split that holds much more than was asked; empty when it does not."""
+    share = part["predicted_over_asked"]
+    if share is None or abs(share) <= _FAR_OFF:
+        return ""
+    return (
+        f"{name}: asked {part['tokens_asked']:,} tokens, holds {part['tokens_predicted']:,} "
+        f"({share:+.0%}); its last document or row group is that large"
+    )
 
 
 def _line(name: str, part: dict[str, Any]) -> str:

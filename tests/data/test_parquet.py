@@ -207,11 +207,12 @@ def test_what_is_not_utf8_is_named(tmp_path, column):
         read_all(units, [column])
 
 
-def test_a_negative_count_is_refused(tmp_path):
-    """A count below zero would corrupt every budget."""
-    table = pa.table({"id": ["a", "b"], "text": ["a", "b"], "token_count": [3, -1]})
+@pytest.mark.parametrize("count", [-1, 1000, 1 << 62])
+def test_an_impossible_count_is_refused(tmp_path, count):
+    """Below zero, or more tokens than there are bytes of text, would corrupt every budget."""
+    table = pa.table({"id": ["a", "b"], "text": ["a", "b"], "token_count": [3, count]})
     pq.write_table(table, tmp_path / "x.parquet")
-    with pytest.raises(InputError, match="row 1: 'token_count' is negative"):
+    with pytest.raises(InputError, match=rf"row 1: .*'token_count' of 0 to .*found {count:,};"):
         read_all(parquet.list_units(str(tmp_path / "x.parquet")), ["token_count"])
 
 

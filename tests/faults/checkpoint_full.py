@@ -43,14 +43,14 @@ def state(step: int) -> dict[str, Any]:
 class Run:
     """Saves with a ledger, as a training step does."""
 
-    def __init__(self, root: Path, attempt: str = "one") -> None:
+    def __init__(self, root: Path, attempt: str = "1-one") -> None:
         self.ledger = Ledger(str(root))
         directory = storage.join(str(root), "attempts", attempt, "checkpoints")
         self.checkpointer = Checkpointer(
             directory,
             attempt=attempt,
             on_commit=self._record,
-            on_drop=lambda _, path: self.ledger.drop(_name(path)),
+            on_drop=lambda _, path: self.ledger.drop(_name(path), attempt),
             existing=self.recorded(),
         )
 
@@ -133,7 +133,7 @@ def disk_full(seed: int, count: int, workspace: Path) -> dict[str, Any]:
                     figures["by the size of a file, for no file system could be mounted"] += 1
                 run.save(2)
                 expect_newest(run, 2)
-                again = Run(store, "two")
+                again = Run(store, "2-two")
                 again.save(3)
                 expect_newest(again, 3)
 

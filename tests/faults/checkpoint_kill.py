@@ -61,7 +61,7 @@ def kill_while_saving(seed: int, count: int, workspace: Path) -> dict[str, Any]:
     def trial(number: int) -> None:
         numbers, root = random.Random(number), workspace / str(number)
         begun = _killed(root, at=numbers.randrange(1, _MOST))
-        run = Run(root, "next")
+        run = Run(root, "2-next")
         recorded = run.recorded()
         like = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state(0)

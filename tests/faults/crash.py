@@ -142,7 +142,7 @@ def finish(store: str, reference: Reference, kills: int) -> int:
     if lived.error is not None:
         raise lived.error
     # What a life killed between its manifest and its clearing up has left is for gc.
-    delete(Store(store), find_garbage(Store(store), topological([as_node(graph())])))
+    delete(Store(store), find_garbage(Store(store), topological([as_node(graph())])).garbage)
     assert check_invariants(store, finished=True) == STEPS
     assert outputs(store) == reference.outputs, "the outputs differ from an undisturbed run's"
     check_not_rewritten(lived.life, before, store)

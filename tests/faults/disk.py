@@ -101,8 +101,9 @@ class Life:
         self._threads = set(threading.enumerate())
         number, start = next(_LIVES), lease._process_start
 
-        def process_start(pid: int) -> str:
-            return f"{start(pid)}/{number}" if pid == os.getpid() else start(pid)
+        def process_start(pid: int) -> float | None:
+            found = start(pid)
+            return found + 10.0 * number if found and pid == os.getpid() else found
 
         opened = self._opener(builtins.open)
         patches: list[tuple[Any, str, Any]] = [

@@ -46,10 +46,10 @@ def _dead_here(draw: random.Random) -> dict[str, Any]:
 
 
 def _reused_id(draw: random.Random) -> dict[str, Any]:
-    return {**owner_here(os.getpid()), "process_start": str(draw.randint(1, 99))}
+    return {**owner_here(os.getpid()), "process_start": float(draw.randint(1, 9))}
 
 
-ELSEWHERE = {"host": "elsewhere boot namespace", "pid": 1, "process_start": "1"}
+ELSEWHERE = {"host": "elsewhere boot namespace", "pid": 1, "process_start": 1.0}
 _FOREIGN = (
     "notes.txt",
     "12.json",
@@ -61,7 +61,7 @@ _FOREIGN = (
 
 
 def _half(draw: random.Random) -> str:
-    text = '{"host": "here", "pid": 12, "process_start": "34"}'
+    text = '{"host": "here", "pid": 12, "process_start": 34.5}'
     return text[: draw.randint(1, len(text) - 1)]
 
 

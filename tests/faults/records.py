@@ -164,7 +164,11 @@ def _ledger_cases(url: str, other: str, outside: Path) -> list[Case]:
     whole = storage.read_bytes(url)
     tree = json.loads(whole)
     foreign = Case("another shard's", storage.read_bytes(other))
-    return [*_texts(whole), *_typed(tree), foreign, *_hostile_shards(tree, outside)]
+    hostile = [
+        Case(c.name, json.dumps({**tree, "shard": json.loads(c.data)}).encode(), alone=c.alone)
+        for c in _hostile_shards(tree["shard"], outside)
+    ]
+    return [*_texts(whole), *_typed(tree), foreign, *hostile]
 
 
 def _refused(what: str, place: str, action: Callable[[], Any], absent: tuple[Any, ...]) -> None:

@@ -23,6 +23,7 @@ _MODULES = (
     "remote",
     "leases",
     "interrupts",
+    "network",
     "screen",
     "cache_damage",
     "cache_full",

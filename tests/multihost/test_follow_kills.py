@@ -69,7 +69,7 @@ class Killer:
             owner = lease.holder(Store(self.store).path(nodes[victim]))
             if owner is None:
                 return  # between two attempts: a later event will do
-            os.kill(owner["pid"], number)
+            os.kill(owner.owner["pid"], number)
             self.plan.pop(0)
 
 

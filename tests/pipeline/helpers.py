@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from typing import Any
+from unittest import mock
 
+from pipeline.execute import node_state
 from pipeline.execute.backend import InlineBackend
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
@@ -30,7 +32,8 @@ def bring_up(
         [as_node(w) for w in wanted], Store(prefix, shared), log, "again", Selection(**choice)
     )
     try:
-        execution.run(InlineBackend(log), execution.look())
+        with mock.patch.object(node_state, "FIRST_PAUSE_SECONDS", 0.01):
+            execution.run(InlineBackend(log), execution.look())
     finally:
         log.close()
     return execution
@@ -101,7 +104,7 @@ def check_invariants(prefix: str, *, finished: bool = False) -> int:
             kept.add(path)
     if finished:
         data = {path for path in files if path.split("/")[1] == "attempts"}
-        logs = {p for p in data if p.split("/")[3:] in (["log.txt"], ["failure.json"])}
+        logs = {p for p in data if p.split("/")[3] in ("log.txt", "logs", "failure.json")}
         assert data - kept - logs == set(), f"left of unpublished attempts: {data - kept - logs}"
     return len(published)
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 
 import pytest
 
 from experiments.run_200m import Settings
+from models.config import TransformerConfig
 from pipeline import named
 from pipeline.cli import main
+from pipeline.plan.lineage import lineage
 from pipeline.store import storage
-from steps.artifacts import Report
+from pipeline.store.manifest import Manifest
+from steps import report
+from steps.artifacts import Checkpoint, Report
 from steps.block_shuffle import block_shuffle
 from steps.compare import _record, compare, differences
 from steps.reporting.run_record import of_directory
@@ -37,6 +43,19 @@ def ablation(s: Settings) -> Report:
     return compare(models, names=("small rate", "large rate"))
 
 
+def check_report(prefix: str, path: str, manifest: Manifest) -> None:
+    """A report needs neither scores nor text; its head is of the run, and its links work."""
+    directory = storage.join(prefix, "report-x/attempts/1/shards/page")
+    text = report.render(Checkpoint(path, manifest), None, None, lineage([path]), directory)
+    parameters = TransformerConfig.from_plain(manifest.result["model"]).parameter_count
+    assert f"<span>{parameters:,} parameters</span>" in text
+    assert manifest.key[:8] in text[text.index("<title>") : text.index("</title>")]
+    links = re.findall(r'href="(\.\./[^"]*)"', text)
+    assert len(links) == 2
+    for link in links:
+        assert os.path.isfile(os.path.normpath(f"{directory}/{link}")), link
+
+
 @pytest.mark.slow
 def test_two_learning_rates_side_by_side(tmp_path):
     """The page has both names, the one setting that differs, and where the time of each went."""
@@ -46,12 +65,14 @@ def test_two_learning_rates_side_by_side(tmp_path):
     path, manifest = published(str(tmp_path))["compare"]
     text = storage.read_bytes(storage.join(path, manifest.shard("page").root, "index.html"))
     page = text.decode()
-    assert "<td>train.optimizer.learning_rate</td><td>0.003</td><td>0.01</td>" in page
-    assert page.count("<td>train.") == 1
+    assert "<td>optimizer.learning_rate</td><td>0.003</td><td>0.01</td>" in page
+    assert page.count("<td>optimizer.") == 1
     trained, model = published(str(tmp_path))["train"]
     attempt = storage.join(trained, "attempts", model.attempt)
+    assert "{output}/attempts/" in manifest.result["headline"][0]
     both = [of_directory(attempt, "lines"), _record(f"manifest={trained}")]
     assert differences(both) == [["setting", "lines", "manifest"]]
     assert [row["loss"] for row in both[0].history] == [row["loss"] for row in both[1].history]
+    check_report(str(tmp_path), trained, model)
     for word in ("small rate", "large rate", "Loss on validation", "% of the wall time"):
         assert word in page

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from pipeline import InputError
+from pipeline.pages.readable import flat
 from steps import compare
-from steps.reporting.run_record import flat, of_directory
+from steps.reporting.run_record import of_directory
 from training.config import TrainConfig
 from training.journal import Attempt
 
@@ -64,7 +65,7 @@ def test_what_is_no_run_is_refused_in_one_line(tmp_path):
 
 def attempt(step, name, entries, *, generation="g", began=0.0, first=0, last=0):
     """An attempt at the train step in `step`: what it says of itself, and its journal."""
-    lines(step / "attempts" / name, entries)
+    lines(step / "attempts" / name / "keep", entries)
     journal = step / "journal" / generation
     journal.mkdir(parents=True, exist_ok=True)
     said = Attempt(
@@ -137,8 +138,8 @@ def test_settings_of_an_unfinished_run_are_what_identifies_it(unfinished):
     """In the shape of a manifest; what it does not say of itself does not count as different."""
     found = of_directory(str(unfinished), "live")
     settings = flat(found.config)
-    assert settings["train.train.steps"] == 6
-    assert "train.train.checkpoint_every" not in settings
+    assert settings["train.steps"] == 6
+    assert "train.checkpoint_every" not in settings
     whole = dataclasses.replace(
         found, name="whole", partial=False, config={**found.config, "sample": {"tokens": 5}}
     )

@@ -102,7 +102,7 @@ def test_a_selected_run_is_the_run_that_was_chosen(store):
     assert compared(store, selected=best, winner=low) == []
     assert compared(store, selected=longer(best), winner=longer(low)) == []
     assert compared(store, selected=best, other=high) == [
-        ["train.optimizer.learning_rate", "0.001", "0.01"]
+        ["optimizer.learning_rate", "0.001", "0.01"]
     ]
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.run_200m import graph
+from pipeline.errors import WorkerLost
 from pipeline.graph.node import as_node
 from pipeline.store import manifest, storage
 from pipeline.store.ledger import Ledger
@@ -95,20 +96,20 @@ def checkpoint_of(root: str, attempt: str, step: int, weight: float) -> str:
 
 
 def test_two_attempts_record_one_checkpoint_under_one_name(tmp_path):
-    """The newer attempt's stands, whoever comes first; each removes only its own record."""
+    """The newer attempt's stands; the older one neither replaces it nor removes it."""
     root, train = str(tmp_path / "train-0"), dataclasses.replace(MINI.train, steps=8)
-    ledger = Ledger(root, "build")
-    old, new = (checkpoint_of(root, f"00000{n}-abcdabcd", 8, 1.0) for n in (1, 2))
-    for first, second in ((old, new), (new, old)):
-        record_checkpoint(ledger, train, 8, first)
-        record_checkpoint(ledger, train, 8, second)
-        (shard,) = ledger.finished().values()
-        assert shard.name == "checkpoint/00000008"
-        assert storage.join(root, shard.root) == new
-        drop_checkpoint(ledger, 8, old)
-        assert set(ledger.finished()) == {"checkpoint/00000008"}
-        drop_checkpoint(ledger, 8, new)
-        assert ledger.finished() == {}
+    ledger, attempts = Ledger(root, "build"), ("000001-abcdabcd", "000002-abcdabcd")
+    old, new = (checkpoint_of(root, attempt, 8, 1.0) for attempt in attempts)
+    record_checkpoint(ledger, train, 8, old)
+    record_checkpoint(ledger, train, 8, new)
+    with pytest.raises(WorkerLost):
+        record_checkpoint(ledger, train, 8, old)
+    drop_checkpoint(ledger, 8, old, attempts[0])
+    (shard,) = ledger.finished().values()
+    assert shard.name == "checkpoint/00000008"
+    assert storage.join(root, shard.root) == new
+    drop_checkpoint(ledger, 8, new, attempts[1])
+    assert ledger.finished() == {}
 
 
 def test_the_content_of_a_checkpoint_is_its_arrays(tmp_path):

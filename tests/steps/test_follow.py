@@ -117,7 +117,7 @@ def test_a_checkpoint_dropped_while_it_is_read_is_skipped_with_a_note(trial):
     """Retention takes one away in the middle of reading it: a warning, and the others go on."""
     for number in (10, 20):
         trial.commit(number)
-    trial.unreadable[20] = lambda: trial.made.drop(name(20))
+    trial.unreadable[20] = lambda: trial.made.drop(name(20), "1")
     assert trial.follow() is False
     assert trial.order == [20, 10]
     (warning,) = [event for event in trial.events if event["event"] == "warning"]
@@ -194,7 +194,7 @@ def test_a_checkpoint_dropped_while_the_store_fails_is_not_asked_for_again(trial
     load = trial.load
 
     def drop(path):
-        trial.made.drop(name(20))
+        trial.made.drop(name(20), "1")
         trial.load = load
         return load(path)
 

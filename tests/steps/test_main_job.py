@@ -115,7 +115,7 @@ def test_the_report_has_what_people_look_at(store):
     ).decode()
     for label in ("sample_some", "tokenize", "block_shuffle", "train", "evaluate", "generate"):
         assert f'class="name">{label}<' in page
-    assert page.count("<svg") == 10
+    assert page.count("<svg") == 9
     assert "unigram entropy" in page
     assert "learning_rate" in page
     assert not re.search(r'(src|href)="http', page)

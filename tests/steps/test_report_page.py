@@ -7,11 +7,12 @@ import re
 import pytest
 
 from pipeline.errors import InputError
+from pipeline.pages.readable import duration, flat
 from pipeline.store.manifest import Manifest
 from steps import compare, report
 from steps.artifacts import Scores
-from steps.reporting import charts, page, time_charts
-from steps.reporting.run_record import RunRecord, flat, of_directory
+from steps.reporting import charts
+from steps.reporting.run_record import RunRecord, of_directory
 from training.goodput import account
 from training.journal import Attempt, Mark
 
@@ -116,7 +117,7 @@ def test_every_chart_of_a_run_says_what_it_shows():
         assert word in loss
     assert "loss, nats per token" in loss
     assert {"MFU, causal", "HFU", "MFU, full attention"} <= set(texts(captioned["Utilisation"]))
-    assert "useful, each step" in texts(captioned["Throughput"])
+    assert "average of 50 steps" in texts(captioned["Throughput"])
     assert "GiB" in texts(captioned["Peak memory"])
 
 
@@ -132,10 +133,6 @@ def test_what_was_not_recorded_has_no_chart():
         *("Loss", "Learning rate", "Gradient norm, before clipping", "Throughput"),
     }
     assert report.time_charts(run.account()) == []
-    assert page.samples_over_time([]) == ""
-    empty = page.render("t", "s", [("Samples", ""), ("Data", "<p>x</p>")])
-    assert "Samples" not in empty
-    assert "Data" in empty
 
 
 def test_an_empty_run_and_one_of_nan_can_be_drawn():
@@ -149,32 +146,20 @@ def test_the_same_data_draws_the_same_bytes():
     """Pages are compared by content."""
     assert charts.loss_chart(record()) == charts.loss_chart(record())
     found = account(JOURNALS)
-    assert time_charts.waterfall_chart(found) == time_charts.waterfall_chart(found)
+    assert charts.waterfall_chart(found) == charts.waterfall_chart(found)
 
 
 def test_the_waterfall_names_every_part_with_its_share():
     """Total first, then what was lost, steps last; small parts are not bars of nothing."""
     found = account(JOURNALS)
-    said = texts(time_charts.waterfall_chart(found))
+    said = texts(charts.waterfall_chart(found))
     assert "total" in said
     assert "lost: done again" in said
     assert "lost: dead time" in said
     assert "training steps" in said
     assert "evaluation" not in said
-    assert any(f"{found.goodput:.1%}" in text for text in said)
-
-
-@pytest.mark.parametrize("attempts", [1, 2, 14, 60])
-def test_time_lines_of_any_number_of_attempts(attempts):
-    """A line each while there are few, one for all of many."""
-    journals = [
-        attempt(str(n), 100.0 * n, 10 * n, 10 * n + 12, {"step": 90.0}, (10 * n + 10, 80.0))
-        for n in range(attempts)
-    ]
-    said = texts(time_charts.timeline_chart(account(journals)))
-    assert ("all 60" in said) == (attempts == 60)
-    assert ("1: steps 0 to 12" in said) == (attempts <= 14)
-    assert {"counts", "done again", "dead time", "checkpoint"} <= set(said)
+    share = f"{duration(found.parts['step'])}, {found.goodput:.1%}"
+    assert share in [text.strip() for text in said]
 
 
 def test_the_table_of_attempts():
@@ -182,31 +167,19 @@ def test_the_table_of_attempts():
     head, first, second = report.attempts_table(account(JOURNALS))
     assert len(head) == len(first) == len(second)
     assert first[1:4] == ["1 x cpu", "1", "0 to 60"]
-    assert first[5] == duration_of(65 - 50 + 15)
-    assert first[-1] == "without a word"
+    assert first[5] == duration(65 - 50 + 15)
+    assert first[-1] == "killed (no exit record)"
     assert second[5] == "nothing"
     assert second[-1] == "finished"
 
 
 def test_an_attempt_that_was_killed_while_it_compiled_did_no_steps():
-    """No restart is drawn for it, and neither table nor time line gives it steps."""
+    """No restart is drawn for it, and the table gives it no steps."""
     compiling = Attempt(attempt="m", began=66.0, buckets={"compile": 10.0})
     found = account([JOURNALS[0], compiling, JOURNALS[1]])
     assert [row[3] for row in report.attempts_table(found)[1:]] == ["0 to 60", "none", "50 to 100"]
-    assert "2: steps none" in texts(time_charts.timeline_chart(found))
     without = report.training_charts(record(), account(JOURNALS))
     assert report.training_charts(record(), found) == without
-
-
-def duration_of(seconds):
-    return time_charts.duration(seconds)
-
-
-def test_samples_are_escaped_and_newest_first():
-    """A prompt with markup is text."""
-    shown = page.samples_over_time(record().samples)
-    assert "<b>A &lt;b&gt;</b>" in shown
-    assert shown.index("at 100") < shown.index("at 50")
 
 
 def shown(found, table):
@@ -242,7 +215,7 @@ def test_scores_of_questions_alone_have_a_table_and_no_card(label, result):
     """They have no loss; metrics are shown with their errors, those of the last checkpoint."""
     found = scores(label, result, sequences=None)
     assert not [what for _, what in report.cards(model(), found, record(), None) if "bits" in what]
-    assert page.table(report.sets_table(found)) == ""
+    assert len(report.sets_table(found)) == 1
     row = shown(found, report.tasks_table)
     assert (row["acc"], row["acc bytes"], row["items"]) == ("0.750 ± 0.250", "1.000", "4")
     assert row["task"] == (label if label == "multiple_choice" else "mine")
@@ -255,7 +228,7 @@ def test_what_a_scored_checkpoint_wrote_has_its_step():
     result = {"rows": [ROW], "samples": [{"prompt": "a", "completion": "b"}], "tasks": []}
     found = scores("evaluate", result, sequences=None)
     assert found.samples() == [{"step": 60, "prompt": "a", "completion": "b"}]
-    assert page.table(report.tasks_table(found)) == ""
+    assert report.tasks_table(found) == [[]]
     assert scores("multiple_choice", QUESTIONS).samples() == []
 
 
@@ -299,8 +272,9 @@ def test_runs_side_by_side():
     assert by_name["loss, validation"] == ["2.1000", "3.1500"]
     assert by_name["goodput"] == [f"{one.account().goodput:.1%}", "-"]
     text = compare.render([one, two])
-    assert text.count("<svg") == 9
+    assert text.count("<svg") == len(["validation", "code", "training", *charts.PANELS, "times"])
     assert "Loss on code" in text
+    assert re.findall(r'class="best" title="best">([^<]*)<', text)[:2] == ["2.0302", "2.1000"]
     assert not re.search(r'(src|href)="http', text)
 
 
@@ -323,7 +297,7 @@ def test_a_run_that_still_goes_is_read_from_its_lines(tmp_path):
     found = of_directory(str(tmp_path), "live")
     assert [row["loss"] for row in found.history] == [1.0, 2.0, 30.0, 40.0]
     assert found.sets == ["web"]
-    assert flat(found.config) == {"train.train.steps": 9}
+    assert flat(found.config) == {"train.steps": 9}
     assert found.account().total == 65
     compare.main([f"live={tmp_path}", "--output", str(tmp_path / "page.html")])
     assert "live" in (tmp_path / "page.html").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import time
 import uuid
@@ -11,9 +12,15 @@ from typing import Any
 from pipeline.errors import InputError, PonenteError
 from pipeline.execute.attempt import Outcome, Request, execute
 from pipeline.execute.ray import runtime_env
+from pipeline.store import retry
 
 _POLL_SECONDS = 0.2
+_CALL_SECONDS = 2.0
+_STARTS = 3
+_START_PAUSE_SECONDS = 5.0
 _OBJECT_STORE_BYTES = 256 * 2**20
+
+logger = logging.getLogger("ponente")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +31,32 @@ class _Running:
 
 
 def _start(address: str | None) -> None:
+    """Start or join Ray, once more after a failure: on a busy machine it may miss its own deadline.
+
+    Raises:
+        InputError: when there is no such cluster, or Ray does not start on this machine.
+    """
+    import ray
+
+    for left in reversed(range(_STARTS)):
+        try:
+            _start_once(address)
+            return
+        except PonenteError:
+            raise
+        except Exception as error:
+            ray.shutdown()
+            cause = " ".join(str(error).split())[:300]
+            if not left:
+                raise InputError(
+                    f"Ray does not start on this machine ({cause}); end other programs, free "
+                    "memory and /tmp, or use --executor inline"
+                ) from error
+            logger.warning("Ray did not start (%s); starting it again", cause)
+            time.sleep(_START_PAUSE_SECONDS)
+
+
+def _start_once(address: str | None) -> None:
     import ray
 
     # Both are read when Ray starts; a user's own setting wins.
@@ -41,11 +74,16 @@ def _start(address: str | None) -> None:
 
 
 class RayBackend:
-    """Executes requests as tasks of a local Ray, or of the cluster at `address`."""
+    """Executes requests as tasks of a local Ray, or of the cluster at `address`.
+
+    Args:
+        address: of the cluster; None for a Ray of this process's own.
+        wait: seconds that a gang may wait for its hardware; None for no limit.
+    """
 
     slots = 10_000  # how many run at once is decided by the resources they ask for
 
-    def __init__(self, address: str | None = None) -> None:
+    def __init__(self, address: str | None = None, wait: float | None = None) -> None:
         _start(address)
         import ray
 
@@ -56,6 +94,7 @@ class RayBackend:
             emitter,
             start_collector,
         )
+        from pipeline.execute.ray.placement import bounded
         from pipeline.execute.ray.workers import RayWorkers
 
         @ray.remote(max_retries=0)
@@ -67,8 +106,12 @@ class RayBackend:
             with Heartbeat(collector, pulse) as beating:
                 if beating.stopping:
                     return Outcome("stopped", cause="not begun")
-                workers = RayWorkers(collector, request.label, request.key, beating)
-                return execute(request, emitter(collector), workers)
+                limit = bounded(wait, follower=bool(request.live))
+                label, key, packages = request.label, request.key, request.packages
+                workers = RayWorkers(collector, label, key, beating, packages, limit)
+                emit = emitter(collector, {"step": label, "key": key})
+                with retry.scope(lambda: beating.stopping, emit):
+                    return execute(request, emitter(collector), workers)
 
         self._ray = ray
         self._run_step = run_step
@@ -76,13 +119,14 @@ class RayBackend:
         self._collector: Any = start_collector()
         self._running: dict[Any, _Running] = {}
         self._silence = HeartbeatAges()
+        self._drain: Any = None
 
     def submit(self, request: Request) -> None:
         """Start the step as a task with the resources its body asked for."""
         pulse = f"{request.label}-{uuid.uuid4().hex}"
         wants = request.step.resources
         # Who asks for no core leads others, or computes here on all that this machine has.
-        heaps = {} if wants.cpus else runtime_env.heaps(one=True)
+        heaps = {} if wants.cpus else runtime_env.malloc_env(one=True)
         task = self._run_step.options(
             num_cpus=wants.cpus,
             memory=wants.memory or None,
@@ -124,18 +168,24 @@ class RayBackend:
 
     def events(self) -> list[dict[str, Any]]:
         """Events of all workers since the last call."""
-        events, self._silence = self._ray.get(self._collector.drain.remote())
+        pending = self._drain or self._collector.drain.remote()
+        # Asked again when it is late: what a drain returns is gone from the collector.
+        self._drain = pending
+        if not self._ray.wait([pending], timeout=_CALL_SECONDS)[0]:
+            return []
+        self._drain = None
+        events, self._silence = self._ray.get(pending)
         return events
 
     def end(self, key: str) -> None:
         """Tell the step and its workers, at their next beat, to end after what is in flight."""
         for running in self._running.values():
             if running.request.key == key:
-                self._ray.get(self._collector.stop.remote(running.pulse))
+                self._collector.stop.remote(running.pulse)
 
     def stop(self) -> None:
         """Tell every worker at its next beat to end after what is in flight."""
-        self._ray.get(self._collector.stop.remote())
+        self._collector.stop.remote()
 
     def close(self) -> None:
         """Leave Ray; a local Ray ends, with everything that runs in it."""

@@ -1,24 +1,22 @@
-"""A gang on Ray: one process a host of the hardware, all of them or none.
+"""A gang on Ray: one process per host of the hardware, all of them or none.
 
-Slices of TPU chips are reserved by Ray's own slice scheduler; CPU pods by a placement group. The
-loss or the silence of one process ends them all, and the executor decides what then.
+The loss of one process, or its heartbeats' timeout, ends them all, and the executor decides what
+then. Each process keeps a log of its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
+import logging
 import socket
 import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util.placement_group import placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from pipeline.errors import (
     Cancelled,
@@ -26,11 +24,11 @@ from pipeline.errors import (
     InputError,
     PonenteError,
     Preempted,
-    ResourcesUnavailable,
     StoreUnavailable,
     WorkerLost,
 )
 from pipeline.execute.inline import InlineWorkers
+from pipeline.execute.logs import capture
 from pipeline.execute.ray import runtime_env
 from pipeline.execute.ray.heartbeat import (
     FailureDetector,
@@ -39,13 +37,17 @@ from pipeline.execute.ray.heartbeat import (
     emitter,
     terminate_self,
 )
+from pipeline.execute.ray.placement import Placement, Waiting
 from pipeline.execute.step_context import Emit, GangProcess
 from pipeline.graph.hardware import Hardware
+from pipeline.store import storage
 
-_PLACEMENT_SECONDS = float(os.environ.get(runtime_env.PLACEMENT, 120))  # the driver's, handed on
+_BEGIN_SECONDS = 120.0  # for a process whose place is reserved
 _LOOK_SECONDS = 5.0
 _LOOK_AGAIN_SECONDS = 1.0  # while somebody may have been lost
 _LATE_SECONDS = 2.0  # a beat may be heard this long after its process died
+
+logger = logging.getLogger("ponente")
 
 # What the executor tells apart: a process's error of one of these is the step's.
 _KINDS: dict[str, type[PonenteError]] = {
@@ -71,8 +73,25 @@ class _GangProcess:
         collector: Any,
         stamp: Mapping[str, str],
         pulse: str,
+        log: str,
+        packages: tuple[str, ...],
     ) -> tuple[str, Any]:
         """Call the function; errors come back as data, so that no class needs to unpickle."""
+        with capture(log, redirect=True, packages=packages):
+            status, value = self._call(function, job, process, collector, stamp, pulse)
+            if status not in ("done", Preempted.__name__):
+                logger.error("%s", value)
+            return status, value
+
+    def _call(
+        self,
+        function: Callable[..., Any],
+        job: Any,
+        process: GangProcess,
+        collector: Any,
+        stamp: Mapping[str, str],
+        pulse: str,
+    ) -> tuple[str, Any]:
         try:
             runtime_env.require_same_code()
             with Heartbeat(collector, pulse, on_stop=terminate_self):
@@ -104,6 +123,9 @@ def run_gang(
     collector: Any,
     stamp: Mapping[str, str],
     pulse: Heartbeat,
+    logs: str,
+    packages: tuple[str, ...] = (),
+    wait: float | None = None,
 ) -> Any:
     """Run `function(job, process=..., emit=...)` on the hardware; process 0's answer.
 
@@ -114,10 +136,13 @@ def run_gang(
         emit: the step's emitter, for a gang that is this process.
         collector, stamp: what the processes' own emitters and pulses are made of.
         pulse: the step's own.
+        logs: URL of the directory of the processes' logs.
+        packages: loggers whose information these keep.
+        wait: seconds to wait for the hardware; None for no limit.
 
     Raises:
-        ResourcesUnavailable: when the hardware is taken.
-        WorkerLost: when a process died or went silent.
+        ResourcesUnavailable: when the hardware is not free in that time.
+        WorkerLost: when a process died or its heartbeats stopped.
         Preempted: when the processes were told to leave and saved.
         Cancelled: when the user had asked to stop before.
     """
@@ -132,12 +157,13 @@ def run_gang(
             return InlineWorkers().gang(hardware, function, job, emit)
         finally:
             pulse.on_stop = None
-    place = _Placement(hardware, accelerators)
+    place = Placement(hardware, accelerators, Waiting(hardware, pulse, emit, wait))
     try:
         gang = f"{pulse.name}/gang-{uuid.uuid4().hex[:12]}"
-        actors = [place.actor(index) for index in range(hardware.processes)]
+        actors = [place.actor(_GangActor, index) for index in range(hardware.processes)]
         try:
-            return _run(actors, hardware, function, job, collector, stamp, gang)
+            kept = (logs, packages)
+            return _run(actors, hardware, function, job, collector, stamp, gang, kept)
         finally:
             collector.forget.remote(gang)
             for actor in actors:
@@ -154,6 +180,7 @@ def _run(
     collector: Any,
     stamp: Mapping[str, str],
     gang: str,
+    kept: tuple[str, tuple[str, ...]],
 ) -> Any:
     many = hardware.processes > 1
     address = _address(actors[0], hardware) if many else None
@@ -167,6 +194,8 @@ def _run(
             collector,
             stamp,
             pulses[index],
+            storage.join(kept[0], f"process-{index:03d}.txt"),
+            kept[1],
         )
         for index, actor in enumerate(actors)
     ]
@@ -175,7 +204,7 @@ def _run(
 
 def _address(first: Any, hardware: Hardware) -> str:
     try:
-        return ray.get(first.coordinator.remote(), timeout=_PLACEMENT_SECONDS)
+        return ray.get(first.coordinator.remote(), timeout=_BEGIN_SECONDS)
     except RayError as error:
         raise WorkerLost(
             f"{_name(0, hardware)} was lost before it began ({_line(error)})"
@@ -187,85 +216,6 @@ def _accelerators() -> dict[str, float]:
     node = ray.get_runtime_context().get_node_id()
     mine = [n["Resources"] for n in ray.nodes() if n["NodeID"] == node]
     return {k: v for k, v in (mine[0] if mine else {}).items() if k in ("GPU", "TPU") and v > 0}
-
-
-class _Placement:
-    """Room for a whole gang, reserved all at once or not at all."""
-
-    def __init__(self, hardware: Hardware, accelerators: dict[str, float]) -> None:
-        self._hardware = hardware
-        self._slice: Any = None
-        self._group: Any
-        if hardware.kind == "tpu":
-            # Ray's slice scheduler knows hosts, heads and topologies; it is imported here
-            # because it is alpha and only a TPU run needs it.
-            from ray.util.tpu import SlicePlacementGroup
-
-            hosts = [{"ray.io/tpu-worker-id": str(i)} for i in range(hardware.processes)]
-            try:
-                self._slice = SlicePlacementGroup(
-                    topology=hardware.topology,
-                    accelerator_version=hardware.generation,
-                    chips_per_vm=hardware.devices_per_process,
-                    # Process i on host i, which is what the TPU itself calls them.
-                    bundle_label_selector=hosts if hardware.processes > 1 else None,
-                    head_reservation_timeout_s=_PLACEMENT_SECONDS,
-                )
-            except TimeoutError as error:
-                raise ResourcesUnavailable(
-                    f"hardware {hardware.name!r}: no free slice of topology {hardware.topology} "
-                    f"within {_PLACEMENT_SECONDS:.0f} s; see `ray status`"
-                ) from error
-            self._group = self._slice.placement_group
-            self._bundle = {"TPU": hardware.devices_per_process}
-        else:
-            self._bundle = {"CPU": 1, **accelerators}
-            self._refuse_if_too_small()
-            self._group = placement_group([self._bundle] * hardware.processes, strategy="PACK")
-        try:
-            ray.get(cast(Any, self._group).ready(), timeout=_PLACEMENT_SECONDS)
-        except ray.exceptions.GetTimeoutError:
-            self.release()
-            raise ResourcesUnavailable(
-                f"hardware {hardware.name!r}: no room for {hardware.processes} processes within "
-                f"{_PLACEMENT_SECONDS:.0f} s; see `ray status`"
-            ) from None
-
-    def _refuse_if_too_small(self) -> None:
-        there = ray.cluster_resources().get("CPU", 0)
-        if there < self._hardware.processes:
-            raise InputError(
-                f"hardware {self._hardware.name!r} needs {self._hardware.processes} CPUs, one per "
-                f"process; this Ray cluster has {there:.0f}"
-            )
-
-    def actor(self, index: int) -> Any:
-        """Start process `index` in its place, with the environment its devices need."""
-        on_cpu = self._hardware.kind == "cpu"
-        environment = {"PONENTE_GANG": self._hardware.name, **runtime_env.heaps(one=on_cpu)}
-        if on_cpu:
-            count = self._hardware.devices_per_process
-            environment |= {
-                "JAX_PLATFORMS": "cpu",
-                "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}",
-            }
-        resources = {k: v for k, v in self._bundle.items() if k not in ("CPU", "GPU")}
-        return _GangActor.options(
-            num_cpus=self._bundle.get("CPU", 1),
-            num_gpus=self._bundle.get("GPU", 0),
-            resources=resources,
-            runtime_env={"env_vars": environment},
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                self._group, placement_group_bundle_index=index
-            ),
-        ).remote()
-
-    def release(self) -> None:
-        """Give the room back."""
-        if self._slice is not None:
-            self._slice.shutdown()
-        else:
-            remove_placement_group(self._group)
 
 
 def _collect(answers: list[Any], pulses: list[str], hardware: Hardware, collector: Any) -> Any:

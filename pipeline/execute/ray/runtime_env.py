@@ -14,7 +14,6 @@ from pipeline.errors import InputError
 
 ROOT = Path(__file__).parents[3]
 SILENCE = "PONENTE_SILENCE_SECONDS"  # read by `pulse.silence_seconds`
-PLACEMENT = "PONENTE_PLACEMENT_SECONDS"  # read by `gang`
 _VARIABLE = "PONENTE_CODE"
 _HEAPS = "MALLOC_ARENA_MAX"  # glibc takes no notice of 0
 # Without a slash at the end, which would have Ray walk through all that is in them.
@@ -44,7 +43,7 @@ def _sent(root: Path) -> list[Path]:
 
 def runtime_environment(root: Path = ROOT) -> dict[str, Any]:
     """What Ray is told, so that workers get the driver's code and know which it is."""
-    handed = {name: os.environ[name] for name in (SILENCE, PLACEMENT) if name in os.environ}
+    handed = {name: os.environ[name] for name in (SILENCE,) if name in os.environ}
     return {
         "working_dir": str(root),
         "excludes": _EXCLUDES,
@@ -52,7 +51,7 @@ def runtime_environment(root: Path = ROOT) -> dict[str, Any]:
     }
 
 
-def heaps(*, one: bool) -> dict[str, str]:
+def malloc_env(*, one: bool) -> dict[str, str]:
     """The environment of a worker whose threads share one heap, or have one each (glibc's habit).
 
     A process that computes on CPUs wants one (see `training.host_memory`), and as it has threads
@@ -61,6 +60,11 @@ def heaps(*, one: bool) -> dict[str, str]:
     """
     ours = os.environ.get(_HEAPS, "1") == "1"
     return {_HEAPS: "1" if one else "0"} if ours else {}
+
+
+def on_cluster() -> bool:
+    """Whether this process works for a driver that joined a cluster of its own making."""
+    return _VARIABLE in os.environ
 
 
 @functools.cache

@@ -22,6 +22,7 @@ from pipeline.execute.ray.gang import run_gang
 from pipeline.execute.ray.heartbeat import FailureDetector, Heartbeat, exit_with_parent
 from pipeline.execute.step_context import Emit, ShardTask, write_shard
 from pipeline.graph.hardware import Hardware
+from pipeline.store import retry
 from pipeline.store.manifest import Shard
 
 TRIES = 3
@@ -42,7 +43,8 @@ def _shard_task(task: ShardTask, collector: Any, pulse: str) -> Shard:
     with Heartbeat(collector, pulse) as beating:
         if beating.stopping:
             raise Cancelled(f"shard {task.name} was not begun")
-        return write_shard(task)
+        with retry.scope(lambda: beating.stopping):
+            return write_shard(task)
 
 
 # Typed as Any: ray.remote adds `.remote` and `.options`, which its annotations do not say.
@@ -56,13 +58,24 @@ class RayWorkers:
         collector: the driver's (see `ray_pulse`).
         label, key: stamped on events that gang processes emit.
         pulse: this step's own.
+        packages: loggers whose information the logs of gang processes keep.
+        wait: seconds that a gang may wait for its hardware; None for no limit.
     """
 
-    def __init__(self, collector: Any, label: str, key: str, pulse: Heartbeat) -> None:
+    def __init__(
+        self,
+        collector: Any,
+        label: str,
+        key: str,
+        pulse: Heartbeat,
+        packages: tuple[str, ...] = (),
+        wait: float | None = None,
+    ) -> None:
         self._collector = collector
         self._stamp = {"step": label, "key": key}
         self._pulse = pulse
         self._watch = FailureDetector()
+        self._packages, self._wait = packages, wait
 
     @property
     def stopping(self) -> bool:
@@ -120,9 +133,22 @@ class RayWorkers:
                 tasks.append(done.task)
         return tasks
 
-    def gang(self, hardware: Hardware, function: Callable[..., Any], job: Any, emit: Emit) -> Any:
-        """Run on every process of the hardware at once; process 0's answer."""
-        return run_gang(hardware, function, job, emit, self._collector, self._stamp, self._pulse)
+    def gang(
+        self, hardware: Hardware, function: Callable[..., Any], job: Any, emit: Emit, logs: str
+    ) -> Any:
+        """Run on every process of the hardware at once; process 0's result."""
+        return run_gang(
+            hardware,
+            function,
+            job,
+            emit,
+            self._collector,
+            self._stamp,
+            self._pulse,
+            logs,
+            self._packages,
+            self._wait,
+        )
 
 
 def _again(task: ShardTask, cause: str, emit: Emit) -> ShardTask:

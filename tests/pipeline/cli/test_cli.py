@@ -178,10 +178,13 @@ def test_adopt_by_name(ponente, tmp_path):
 
 
 def test_graph_as_a_page(ponente, tmp_path):
-    """One file with every step in it."""
+    """One file with every step in it, which is a plan and no run without an end."""
     page = tmp_path / "graph.html"
     ponente("graph", "--html", str(page))
-    assert all(label in page.read_text() for label in ("numbers", "clamp", "scaled", "total"))
+    text = page.read_text()
+    assert all(label in text for label in ("numbers", "clamp", "scaled", "total"))
+    assert "to build" in text
+    assert not any(word in text for word in ("killed", "wall time", "previous"))
 
 
 def test_unlock_and_wrong_words(ponente):
@@ -193,12 +196,15 @@ def test_unlock_and_wrong_words(ponente):
 
 
 def test_a_run_without_an_end_is_called_so(ponente, tmp_path):
-    """Its driver was killed: the log stops in the middle."""
+    """The log stops in the middle: it still runs, or was killed if that was long ago."""
     ponente()
     (log,) = (tmp_path / "store" / "events").glob("*.jsonl")
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join(lines[:-1]))
-    assert "no end recorded, " in ponente("status")[1]
+    assert ": running, " in ponente("status")[1]
+    older = [{**json.loads(line), "time": json.loads(line)["time"] - 3600} for line in lines[:-1]]
+    log.write_text("".join(json.dumps(event) + "\n" for event in older))
+    assert ": killed (no exit record), " in ponente("status")[1]
 
 
 @pytest.mark.parametrize("file", ["nowhere.py", "notes.md", "."])

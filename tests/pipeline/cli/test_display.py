@@ -112,14 +112,17 @@ CHANGES = [
     (_event("started"), "running"),
     (_event("finished", seconds=2.5, status="published"), "done in 2.5 s"),
     (_event("finished", seconds=2.5, status="reused"), "done by another run"),
-    (_event("retried", tries=1, cause="its worker died"), "trying again (1 so far): its worker"),
+    (_event("retried", tries=1, cause="its worker died"), "retrying (1 tries used): its worker"),
+    (_event("waiting_for_resources", cause="waiting for v6e-16", seconds=720), "v6e-16, 12 min"),
+    (_event("phase", phase="compiling"), "compiling"),
+    (_event("retrying", what="gs://b/x", cause="503", attempt=3, seconds=40), "x, 503, attempt 3"),
     (_event("failed", cause="no such file"), "FAILED: no such file"),
     (_event("skipped", cause="tokens failed"), "skipped: tokens failed"),
     (_event("stopped", cause="3 shards are left to do"), "stopped: 3 shards are left to do"),
     (_event("warning", message="odd"), "warning: odd"),
     (
         _event("shard_retried", shard="part/003", cause="its worker went silent", tries=2),
-        "shard part/003 is tried again (2 so far): its worker went silent",
+        "shard part/003 is retried (2 tries used): its worker went silent",
     ),
 ]
 

@@ -59,7 +59,7 @@ def test_a_step_that_waits_for_another_run_is_stopped(tmp_path):
     try:
         with pytest.raises(Cancelled):
             execution.run(backend, execution.look())
-        assert lease.holder(root)["number"] == held.number == 1
+        assert lease.holder(root).number == held.number == 1
     finally:
         timer.join()
         held.release()

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import time
+import uuid
+
+from pipeline.execute import logs
 from pipeline.execute.events import EventLog
+from pipeline.pages import record
+from pipeline.store import storage
 
 
 def test_a_listener_that_fails_is_dropped_and_the_others_hear_of_it(tmp_path):
@@ -20,3 +27,39 @@ def test_a_listener_that_fails_is_dropped_and_the_others_hear_of_it(tmp_path):
     assert len(calls) == 1
     assert [e["event"] for e in seen] == ["listener_lost", "first", "second"]
     assert (tmp_path / "events" / "r.jsonl").read_text().count("\n") == 3
+
+
+def test_events_on_an_object_store_are_appended_in_parts(monkeypatch):
+    """The record of the run is whole, and no event is sent twice."""
+    monkeypatch.setattr(logs, "PART_SECONDS", 0.0)
+    prefix = f"memory://events-{uuid.uuid4().hex}"
+    log = EventLog(prefix, "r", [])
+    for number in range(3):
+        log.emit({"event": "run_started", "run": "r", "number": number})
+        deadline = time.monotonic() + 30
+        while len(storage.list_names(log.url)) <= number and time.monotonic() < deadline:
+            time.sleep(0.05)
+    log.emit({"event": "run_finished", "outcome": "ok"})
+    log.close()
+    names = storage.list_names(log.url)
+    assert names == [f"{number:06d}.txt" for number in range(1, 5)]
+    assert all(storage.read_bytes(storage.join(log.url, n)).count(b"\n") == 1 for n in names)
+    assert record.read(prefix, "r").outcome == "ok"
+    assert [run.outcome for run in record.runs(prefix)] == ["ok"]
+
+
+def test_progress_is_thinned_in_the_log_and_its_last_word_is_kept(tmp_path):
+    """Listeners get all of it."""
+    seen = []
+    log = EventLog(str(tmp_path), "r", [seen.append])
+    for done in range(100):
+        for key in ("a", "b"):
+            log.emit({"event": "progress", "key": key, "done": done})
+    log.emit({"event": "finished", "key": "a"})
+    log.close()
+    events = [json.loads(line) for line in (tmp_path / "events/r.jsonl").read_text().splitlines()]
+    kept = [(e["key"], e.get("done")) for e in events]
+    assert len(seen) == 201
+    assert [k for k in kept if k[0] == "a"][-2:] == [("a", 99), ("a", None)]
+    assert ("b", 99) in kept
+    assert len(kept) < 20

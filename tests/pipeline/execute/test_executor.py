@@ -15,6 +15,7 @@ import pytest
 
 from pipeline import Artifact, step
 from pipeline.errors import CorruptOutput, Preempted, StepFailed, WorkerLost
+from pipeline.execute.attempt import Outcome
 from pipeline.execute.backend import InlineBackend
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
@@ -208,3 +209,98 @@ def test_what_another_run_published_after_our_look_is_taken(tmp_path):
     assert late.executed == [as_node(target) for target in mine]
     assert len(late.published) == len(needed) == 1 + 3 * 4 + 9 + 3
     assert check_invariants(store, finished=True) == len(needed)
+
+
+class _Hardware:
+    """A backend on a clock of its own, whose hardware comes and goes; a poll takes no time.
+
+    Args:
+        outcomes: (seconds, outcome) of each attempt; later ones are executed in this process.
+    """
+
+    slots = 4
+
+    def __init__(self, log, outcomes):
+        self.now = 0.0
+        self.sleeps, self._outcomes, self._inline, self._ended = (
+            [],
+            outcomes,
+            InlineBackend(log),
+            [],
+        )
+
+    def sleep(self, seconds):
+        self.sleeps.append(seconds)
+        self.now += seconds
+
+    def submit(self, request):
+        if not self._outcomes:
+            self._inline.submit(request)
+            return
+        seconds, outcome = self._outcomes.pop(0)
+        self.now += seconds
+        self._ended.append((request, outcome))
+
+    def poll(self):
+        ended, self._ended = self._ended, []
+        return ended + self._inline.poll()
+
+    def events(self):
+        return []
+
+    def end(self, key):
+        pass
+
+    stop = close = lambda self: None
+
+
+def _on_hardware(tmp_path, outcomes, **options):
+    events = []
+    log = EventLog(str(tmp_path), "test", [events.append])
+    backend = _Hardware(log, list(outcomes))
+    execution = Execution(
+        [as_node(numbers(count=4))],
+        Store(str(tmp_path)),
+        log,
+        "again",
+        clock=lambda: backend.now,
+        sleep=backend.sleep,
+        **options,
+    )
+    try:
+        execution.run(backend, execution.look())
+    finally:
+        log.close()
+    return backend, events
+
+
+_TAKEN = Outcome(
+    "failed", cause="no free slice", seconds=60, transient=True, resources_unavailable=True
+)
+_PREEMPTED = Outcome("failed", cause="preempted", transient=True, preempted=True)
+
+
+def test_an_hour_without_hardware_and_losing_it_again_and_again_uses_no_try(tmp_path):
+    """The step waits with pauses, is preempted whenever it gets hardware, and is built at last."""
+    outcomes = [*[(60, _TAKEN)] * 30, *[(5, _PREEMPTED), (60, _TAKEN)] * 20]
+    backend, events = _on_hardware(tmp_path, outcomes)
+    kinds = [e["event"] for e in events]
+    assert kinds[-1] == "finished"
+    assert kinds.count("waiting_for_resources") == 50
+    assert {e["tries"] for e in events if e["event"] == "retried"} == {0}
+    assert backend.now > 3600
+
+
+def test_waiting_for_hardware_ends_at_the_users_deadline(tmp_path):
+    """With the cause and the time waited; two hours of an allowed one are never used."""
+    with pytest.raises(StepFailed, match=r"no free slice; waited \d+ s"):
+        _on_hardware(tmp_path, [(60, _TAKEN)] * 200, wait=3600)
+
+
+def test_retries_back_off(tmp_path):
+    """Each pause is about twice the one before, and a step without progress is given up."""
+    lost = Outcome("failed", cause="its worker died", transient=True)
+    with pytest.raises(StepFailed, match="its worker died; 3 attempts without progress"):
+        _on_hardware(tmp_path, [(0, lost)] * 9)
+    backend, _ = _on_hardware(tmp_path, [(0, lost)] * 2)
+    assert 0.5 + 1 <= sum(backend.sleeps) <= 1.5 + 3

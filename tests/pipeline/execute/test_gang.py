@@ -22,6 +22,7 @@ from pipeline.errors import (
     StoreUnavailable,
     WorkerLost,
 )
+from pipeline.execute.ray import backend as ray_backend
 from pipeline.execute.ray import gang, heartbeat
 from pipeline.execute.ray.heartbeat import HeartbeatAges
 from pipeline.execute.step_context import Emit
@@ -170,9 +171,9 @@ def test_an_error_travels_as_what_the_executor_tells_apart(monkeypatch, error, s
     def fail(job, *, process, emit):
         raise error
 
-    monkeypatch.setattr(gang.shipping, "require_same_code", lambda: None)
+    monkeypatch.setattr(gang.runtime_env, "require_same_code", lambda: None)
     monkeypatch.setattr(gang, "Heartbeat", lambda *_, **__: contextlib.nullcontext())
-    said, text = gang._GangProcess().run(fail, 1, GangProcess(), None, {}, "g/0")
+    said, text = gang._GangProcess()._call(fail, 1, GangProcess(), None, {}, "g/0")
     assert said == status
     assert text == "x" if isinstance(error, PonenteError) else text.startswith("Traceback")
 
@@ -188,9 +189,32 @@ def test_the_word_to_stop_is_not_lost_before_training(monkeypatch):
     monkeypatch.setattr(gang, "_accelerators", accelerators)
     called = []
     with pytest.raises(Cancelled):
-        gang.run_gang(local(), lambda *_, **__: called.append(1), 1, print, None, {}, beating)
+        gang.run_gang(local(), lambda *_, **__: called.append(1), 1, print, None, {}, beating, "")
     assert called == []
     assert beating.on_stop is None
+
+
+@pytest.mark.parametrize(("failures", "starts"), [(1, 2), (9, 3)])
+def test_a_ray_that_does_not_start_is_started_again_and_then_one_line(
+    monkeypatch, failures, starts
+):
+    """With the cause and what to do instead."""
+    tried = []
+
+    def start_once(address):
+        tried.append(address)
+        if len(tried) <= failures:
+            raise RuntimeError("The current node timed out during startup.\nThis could happen")
+
+    monkeypatch.setattr(ray_backend, "_start_once", start_once)
+    monkeypatch.setattr(ray_backend, "_START_PAUSE_SECONDS", 0.0)
+    if failures < 3:
+        ray_backend._start(None)
+    else:
+        with pytest.raises(InputError, match=r"timed out during startup.*--executor inline") as e:
+            ray_backend._start(None)
+        assert "\n" not in str(e.value)
+    assert len(tried) == starts
 
 
 def add_up(job: dict[str, str], *, process: GangProcess, emit: Emit) -> dict[str, Any]:

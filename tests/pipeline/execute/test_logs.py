@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
+import uuid
 
 from pipeline import step
 from pipeline.errors import Preempted
+from pipeline.execute import logs
 from pipeline.execute.logs import capture
+from pipeline.store import storage
 from tests.pipeline.helpers import bring_up
 from tests.pipeline.toy import Numbers, numbers
 
 
-def test_information_of_this_project_and_warnings_of_all_are_kept(tmp_path):
+def test_information_of_the_steps_packages_and_warnings_of_all_are_kept(tmp_path):
     """And afterwards loggers are as they were."""
     ours = ("ponente", "training.loop", "data.encoders", "steps.train", "models.generate")
     before = [logging.getLogger(name).getEffectiveLevel() for name in ours]
-    with capture(str(tmp_path / "log.txt"), redirect=False):
+    packages = ("data", "models", "steps", "training")
+    with capture(str(tmp_path / "log.txt"), redirect=False, packages=packages):
         for name in (*ours, "somebody.else"):
             logging.getLogger(name).warning("trouble")
             logging.getLogger(name).info("news")
@@ -31,15 +36,38 @@ def test_attempts_that_overlap_keep_their_information(tmp_path):
     """Whichever ends first; after the last one loggers are as they were."""
     logger = logging.getLogger("training.loop")
     before = logger.getEffectiveLevel()
-    first = capture(str(tmp_path / "first.txt"), redirect=False)
+    first = capture(str(tmp_path / "first.txt"), redirect=False, packages=["training"])
     with contextlib.ExitStack() as stack:
         first.__enter__()
-        stack.enter_context(capture(str(tmp_path / "second.txt"), redirect=False))
+        second = str(tmp_path / "second.txt")
+        stack.enter_context(capture(second, redirect=False, packages=["training"]))
         first.__exit__(None, None, None)
         logger.info("news")
     assert "news" in (tmp_path / "second.txt").read_text()
     assert "news" not in (tmp_path / "first.txt").read_text()
     assert logger.getEffectiveLevel() == before
+
+
+def test_a_log_on_an_object_store_is_appended_in_parts_while_it_grows(monkeypatch):
+    """What was written is there before the block ends, and no part holds what another one does."""
+    monkeypatch.setattr(logs, "PART_SECONDS", 0.0)
+    url = f"memory://logs/{uuid.uuid4().hex}/log.txt"
+    with capture(url, redirect=False):
+        for number in range(2):
+            logging.getLogger("ponente").info("line %d", number)
+            deadline = time.monotonic() + 30
+            while len(storage.list_names(url)) <= number and time.monotonic() < deadline:
+                time.sleep(0.05)
+        assert storage.list_names(url) == ["000001.txt", "000002.txt"]
+        logging.getLogger("ponente").info("line 2")
+    parts = [storage.read_bytes(storage.join(url, name)) for name in storage.list_names(url)]
+    assert [part.decode().strip().rpartition(": ")[2] for part in parts] == [
+        "line 0",
+        "line 1",
+        "line 2",
+    ]
+    tail = logs.Tail(url)
+    assert (tail.more(), tail.more()) == (b"".join(parts), b"")
 
 
 _left = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
@@ -22,7 +23,9 @@ pytestmark = pytest.mark.slow
 
 
 def report_process(job: int, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
-    """What a gang process knows about itself."""
+    """What a gang process knows about itself, also in its log."""
+    logging.getLogger(__name__).info("process %d begins", process.index)
+    os.write(2, b"from below Python\n")
     emit({"event": "progress", "done": 1, "total": 1, "unit": "x", "note": str(process.index)})
     return {
         "job": job,
@@ -132,6 +135,11 @@ def test_a_gang_of_two_processes_shares_a_coordinator(tmp_path, backend, monkeyp
     graph = ganged(job=7, hardware="cpu-2x2")
     (said,) = [f.manifest.result for f in _run(backend, str(tmp_path), graph).published.values()]
     assert (said["job"], said["index"], said["count"]) == (7, 0, 2)
+    for index, log in enumerate(sorted(tmp_path.glob("ganged-*/attempts/*/logs/*.txt"))):
+        text = log.read_text()
+        assert f"INFO {__name__}: process {index} begins" in text
+        assert "from below Python" in text
+    assert index == 1
     assert ":" in said["coordinator"]
     assert said["flags"] == "--xla_force_host_platform_device_count=2"
     assert said["heaps"] == "1"
@@ -161,7 +169,7 @@ def test_the_number_of_heaps_is_said_unless_the_user_did(monkeypatch, found, one
         monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
     else:
         monkeypatch.setenv("MALLOC_ARENA_MAX", found)
-    assert runtime_env.heaps(one=one).get("MALLOC_ARENA_MAX") == told
+    assert runtime_env.malloc_env(one=one).get("MALLOC_ARENA_MAX") == told
 
 
 def test_a_gang_larger_than_the_cluster_is_refused(tmp_path, backend):

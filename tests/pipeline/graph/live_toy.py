@@ -65,7 +65,7 @@ def counting(
             raise ConnectionResetError("told to be lost")
         if number + 1 == refuses_after:
             raise InputError("told to refuse")
-    return {"count": count}
+    return {"count": len(run.finished())}
 
 
 @step(output=Total, version=1)

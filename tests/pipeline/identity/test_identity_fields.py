@@ -25,6 +25,14 @@ def test_a_field_changes_the_key_unless_it_is_runtime(leaf):
     assert (after.key != before.key) == (not leaf.runtime)
 
 
+def test_trying_a_field_leaves_the_step_its_check():
+    """The step is the library's own, for every other test of the process."""
+    leaf = next(leaf for leaf in LEAVES if leaf.step.check is not None)
+    before = leaf.step.check
+    leaf.nodes()
+    assert leaf.step.check is before
+
+
 def test_every_step_and_every_configuration_was_found(record_property):
     """The steps, classes and numbers that reflection found are those that are there to be found."""
     record_property("fields", len(LEAVES))
@@ -82,8 +90,10 @@ def _settings_leaves() -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("path", _settings_leaves(), ids=".".join)
-def test_every_flag_of_the_experiment_does_something_or_is_runtime(path):
+def test_every_flag_of_the_experiment_does_something_or_is_runtime(path, monkeypatch):
     """A flag of the 200M experiment moves the report's key; where and how to run does not."""
+    for step in library():  # a key is as good for values that cannot work
+        monkeypatch.setattr(step, "check", None)
     runtime = {leaf.path for leaf in LEAVES if leaf.runtime and leaf.step.label == "train"}
     before = as_node(graph(SMOKE)).key
     # Values that the steps accept, where the first other one would be refused.

@@ -11,7 +11,7 @@ from tests.pipeline.execute import run_logs
 from tests.pipeline.execute.run_logs import START, key
 
 RUN = "20260921-120000-aaaaaa"
-VOID = {"meta", "link", "input", "br"}
+VOID = {"meta", "link"}
 
 
 class Page(HTMLParser):
@@ -29,6 +29,9 @@ class Page(HTMLParser):
         if tag not in VOID:
             self.stack.append(element)
 
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append({"tag": tag, "text": "", **dict(attrs)})
+
     def handle_endtag(self, tag):
         if not self.stack or self.stack.pop()["tag"] != tag:
             self.wrong.append((tag, self.getpos()))
@@ -44,8 +47,9 @@ class Page(HTMLParser):
         return [e for e in self.elements if name in (e.get("class") or "").split()]
 
     def panel(self, label):
-        (found,) = self.all("aside", id=f"step={key(label)}")
-        return found["text"]
+        """The text of a step's details, with single spaces."""
+        (found,) = self.all("div", id=key(label))
+        return " ".join(found["text"].split())
 
 
 def written(prefix, run=RUN):

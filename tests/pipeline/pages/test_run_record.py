@@ -72,7 +72,7 @@ def test_a_torn_last_line_costs_only_itself(tmp_path):
     assert sorted(expected.values()) == ["executed"] * 2 + ["reused"] * 8
 
 
-def test_garbage_is_counted_and_passed_over(tmp_path):
+def test_garbage_is_counted_and_skipped(tmp_path):
     """Bytes that are no UTF-8, JSON that is no event, unknown events and empty lines."""
     log = Log(str(tmp_path), "odd").start([node("documents")])
     with open(log.url, "ab") as file:
@@ -99,7 +99,7 @@ def test_a_killed_run_has_no_outcome(tmp_path):
         "unneeded",
     )
     step = record.steps[key("documents")]
-    assert (step.progress, step.note) == ("1,200 of 5,000 files", "slow")
+    assert step.progress == "1,200 of 5,000 files, slow"
 
 
 def test_an_interrupted_run_leaves_nothing_running(tmp_path):
@@ -118,7 +118,7 @@ def test_waiting_for_another_run_counts_as_reuse(tmp_path):
     step = run_record.read(str(tmp_path), "shared").steps[key("documents")]
     assert (step.state, step.reason) == (
         "waiting",
-        "waiting for process 7 on north, which runs it already",
+        "waiting for process 7 on north, which builds it already",
     )
     log.at(5).tell("finished", "documents", seconds=0.0, status="reused", result={})
     record = run_record.read(str(tmp_path), "shared")
@@ -151,7 +151,8 @@ def test_runs_are_summarised_newest_first(tmp_path):
     found = run_record.runs(prefix)
     assert [s.run[-1] for s in found] == ["b", "c", "a"]
     assert [s.page for s in found] == [True, False, False]
-    assert [(len(s.executed), len(s.reused), len(s.failed)) for s in found] == [
+    states = (["executed"], ["reused", "elsewhere"], ["failed"])
+    assert [tuple(len(run.among(*each)) for each in states) for run in found] == [
         (3, 7, 0),
         (3, 3, 1),
         (10, 0, 0),
@@ -166,7 +167,7 @@ def test_summaries_skip_details_and_nothing_else(tmp_path):
     log.tell("progress", "documents", done=1, total=2, unit="files", note="")
     log.tell("failed", "documents", cause=json.dumps({"event": "progress"}), log="")
     (summary,) = run_record.runs(str(tmp_path))
-    assert summary.failed == {key("documents")}
+    assert [step.key for step in summary.among("failed")] == [key("documents")]
 
 
 def test_a_killed_run_lasted_until_its_last_detail(tmp_path):
@@ -186,3 +187,32 @@ def test_no_such_run(tmp_path):
         run_record.read(str(tmp_path), "never")
     with pytest.raises(InputError, match="plain relative path"):
         run_record.read(str(tmp_path), "../../secret")
+
+
+def test_a_log_in_parts_is_one_run(tmp_path):
+    """However the parts are called behind the run's name, and beside a run of a similar name."""
+    for number, name in enumerate(("-000001", ".000001", "")):
+        run = f"20260921-12000{number}-aaaaaa"
+        log = Log(str(tmp_path), run).start([node("documents")]).began("documents").at(9)
+        log.tell("finished", "documents", seconds=9.0, status="published")
+        *first, last = storage.read_bytes(log.url).splitlines(keepends=True)
+        storage.write_atomic(log.url, b"".join(first))
+        storage.write_atomic(
+            storage.join(str(tmp_path), "events", f"{run}{name or '-2'}.jsonl"), last
+        )
+        assert states(run_record.read(str(tmp_path), run)) == {"documents": "executed"}
+    assert len(run_record.runs(str(tmp_path))) == 3
+
+
+def test_what_a_driver_says_of_the_run_is_kept(tmp_path):
+    """Commit, configuration, reasons as text or as lines, and the cause of its end."""
+    entry = {**node("train"), "config": {"steps": 8}}
+    log = Log(str(tmp_path), "said").tell(
+        "run_started", provenance={"git": {"commit": "abc"}}, graph=[entry]
+    )
+    log.tell("queued", "train", reason=["train.steps: 4 -> 8", "code changed"])
+    log.tell("run_finished", outcome="failed", cause="no room on /tmp")
+    record = run_record.read(str(tmp_path), "said")
+    step = record.steps[key("train")]
+    assert (record.commit, record.cause) == ("abc", "no room on /tmp")
+    assert (step.config, step.reason) == ({"steps": 8}, "train.steps: 4 -> 8; code changed")

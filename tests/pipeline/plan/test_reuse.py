@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from pipeline.errors import CorruptOutput, InputError, StepFailed
-from pipeline.execute.adopt import adopt
+from pipeline.execute.adopt import adopt, choose, undo
 from pipeline.graph.node import as_node, named, topological
 from pipeline.plan.plan import plan
 from pipeline.plan.state import look
@@ -139,7 +139,7 @@ def test_the_output_that_was_there_stays_until_a_forced_one_is_finished(tmp_path
     bring_up(store, noisy, force=("noise",))
     old = storage.join(store, as_node(noisy).directory, before.shards[0].root, "n.txt")
     assert storage.exists(old)
-    garbage = find_garbage(Store(store), topological([as_node(noisy)]))
+    garbage = find_garbage(Store(store), topological([as_node(noisy)])).garbage
     delete(Store(store), garbage)
     assert not storage.exists(old)
     check_invariants(store)
@@ -253,7 +253,7 @@ def test_gc_keeps_what_is_reached_and_nothing_else(tmp_path):
     bring_up(store, _chain(5))
     keep = topological([as_node(_chain(200))])
     before = _tree(store)
-    garbage = find_garbage(Store(store), keep)
+    garbage = find_garbage(Store(store), keep).garbage
     assert _tree(store) == before, "looking deletes nothing"
     gone = {as_node(n).directory for n in (clamp(numbers(count=10), limit=5), _chain(5))}
     assert gone <= {g.url.rpartition("/")[2] for g in garbage}
@@ -261,7 +261,7 @@ def test_gc_keeps_what_is_reached_and_nothing_else(tmp_path):
     delete(Store(store), garbage)
     assert executed(store, _chain(200)) == []
     assert check_invariants(store) > 0
-    assert find_garbage(Store(store), keep) == []
+    assert find_garbage(Store(store), keep).garbage == []
 
 
 def test_adoption_is_recorded_and_goes_down_the_graph(tmp_path):
@@ -270,15 +270,36 @@ def test_adoption_is_recorded_and_goes_down_the_graph(tmp_path):
     bring_up(store.prefix, _chain(100))
     cut = clamp(numbers(count=10), limit=7)
     node = as_node(cut)
-    found, passed_over = adopt(store, node, look(topological([node]), store), None)
-    assert passed_over == ["limit: 100 -> 7"]
+    found = _adopt(store, node)
     assert found.manifest.origin.kind == "adopted"
+    assert found.manifest.origin.differences == ("limit: 100 -> 7",)
     assert executed(store.prefix, _chain(7)) == []
-    with pytest.raises(InputError, match="already there"):
-        adopt(store, node, look(topological([node]), store), None)
+    reason = next(e.reason for e in plan([node], store) if e.node is node)
+    assert "adopted" in reason
+    assert "ignoring limit: 100 -> 7" in reason
+    with pytest.raises(InputError, match="already published"):
+        _adopt(store, node)
     other = as_node(scaled(numbers(count=4), scale=Scale(1)))
     with pytest.raises(InputError, match=r"expected one of .*scaled"):
-        adopt(store, other, look(topological([other]), store), node.directory)
+        _adopt(store, other, node.directory)
+
+
+def _adopt(store, node, source=None):
+    seen = look(topological([node]), store)
+    return adopt(store, node, seen, choose(store, node, seen, source))
+
+
+def test_an_adoption_can_be_undone_and_nothing_else_can(tmp_path):
+    """Afterwards the step runs again; an output that was built is refused."""
+    store = Store(str(tmp_path))
+    bring_up(store.prefix, clamp(numbers(count=10), limit=100))
+    node = as_node(clamp(numbers(count=10), limit=7))
+    _adopt(store, node)
+    undo(store, node)
+    assert executed(store.prefix, node) == ["clamp"]
+    for wanted in (node, as_node(numbers(count=3))):
+        with pytest.raises(InputError, match="nothing"):
+            undo(store, wanted)
 
 
 def test_damaged_outputs_are_not_adopted(tmp_path):
@@ -289,7 +310,7 @@ def test_damaged_outputs_are_not_adopted(tmp_path):
     storage.write_atomic(url, storage.read_bytes(url)[::-1])
     node = as_node(numbers(count=4, shards=1))
     with pytest.raises(CorruptOutput, match=r"n\.txt"):
-        adopt(store, node, look([node], store), None)
+        _adopt(store, node)
 
 
 def test_a_sweep_builds_each_setting_once_and_selects_the_best(tmp_path):

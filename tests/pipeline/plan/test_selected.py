@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from pipeline.errors import CorruptOutput
-from pipeline.execute.adopt import adopt
+from pipeline.execute.adopt import adopt, choose
 from pipeline.graph.node import as_node, topological
 from pipeline.plan.lineage import lineage
 from pipeline.plan.state import look
@@ -83,13 +83,13 @@ def test_a_selection_that_is_reused_by_content_opens_its_own_winners_inputs(tmp_
     again = _largest(_clamped(200))
     assert executed(store, opened(again)) == ["clamp"]
     graph = topological([as_node(again)])
-    delete(Store(store), find_garbage(Store(store), graph))
+    delete(Store(store), find_garbage(Store(store), graph).garbage)
     assert not storage.exists(storage.join(store, as_node(_largest(_clamped(100))).directory))
     found = _found(store, again)
     assert found.manifest.origin is not None
     assert found.manifest.origin.kind == "same inputs"
     assert _sum(found) == MANY
-    assert find_garbage(Store(store), graph) == []
+    assert find_garbage(Store(store), graph).garbage == []
     check_invariants(store)
 
 
@@ -100,7 +100,7 @@ def test_a_selection_keeps_its_winner_and_what_that_was_made_from(tmp_path):
     graph = topological([as_node(best)])
     ancestors = [ancestor.path for ancestor in lineage([found.path])]
     assert sorted(ancestors) == sorted(storage.join(store, node.directory) for node in graph)
-    assert find_garbage(Store(store), graph) == []
+    assert find_garbage(Store(store), graph).garbage == []
 
 
 def test_an_adopted_selection_opens_what_it_stands_for(tmp_path):
@@ -108,7 +108,8 @@ def test_an_adopted_selection_opens_what_it_stands_for(tmp_path):
     store = Store(str(tmp_path))
     source = _found(store.prefix, _largest(_clamped(100)))
     node = as_node(_largest(_clamped(7)))
-    found, _ = adopt(store, node, look(topological([node]), store), source.path)
+    seen = look(topological([node]), store)
+    found = adopt(store, node, seen, choose(store, node, seen, source.path))
     assert found.manifest.inputs == {}
     assert _sum(found) == MANY
 
@@ -118,5 +119,5 @@ def test_a_winner_that_is_gone_is_named(tmp_path):
     store, winner = str(tmp_path), _clamped(100)
     found = _found(store, _largest(winner))
     shutil.rmtree(storage.join(store, as_node(winner).directory))
-    with pytest.raises(CorruptOutput, match=r"order-.*: candidates\[0\] .* is gone; run again"):
+    with pytest.raises(CorruptOutput, match=r"order-.*: input candidates\[0\] .* is missing"):
         _sum(found)

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline import Artifact, External, InputError, Result, StepContext, step
 from pipeline.errors import StepFailed, StoreUnavailable
-from pipeline.execute.adopt import adopt
+from pipeline.execute.adopt import adopt, choose
 from pipeline.graph.node import as_node, named
 from pipeline.identity.listing import ListedFile, Listing
 from pipeline.plan.plan import plan
@@ -208,12 +208,8 @@ def test_an_unreachable_source_is_no_reason_to_lose_its_output(tmp_path, corpus)
     bring_up(store, count(words(source=str(corpus))))
     far = tmp_path / "far"
     node = as_node(words(source=str(far)))
-    found, _ = adopt(
-        Store(store),
-        node,
-        look([node], Store(store)),
-        as_node(words(source=str(corpus))).directory,
-    )
+    seen, other = look([node], Store(store)), as_node(words(source=str(corpus)))
+    found = adopt(Store(store), node, seen, choose(Store(store), node, seen, other.directory))
     assert found.manifest.sources == {}
     entry = planned(store, count(words(source=str(far))))["words"]
     assert (entry.status, entry.needed, entry.reused) == ("unchecked", False, True)

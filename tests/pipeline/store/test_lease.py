@@ -57,7 +57,7 @@ def test_a_dead_holder_on_this_host_is_noticed_at_once(tmp_path):
 
 def test_a_recycled_process_id_is_not_the_holder(tmp_path):
     """A live process with the holder's id but another start time does not hold the lease."""
-    owner = {**lease._this_owner(), "process_start": "1"}
+    owner = {**lease._this_owner(), "process_start": 1.0}
     (tmp_path / "leases").mkdir()
     (tmp_path / "leases" / "000001.json").write_text(json.dumps(owner))
     got = _acquire(tmp_path, waiting=_never)
@@ -98,6 +98,6 @@ def test_holder_describes_who_holds(tmp_path):
     held = _acquire(tmp_path)
     found = lease.holder(str(tmp_path))
     assert found is not None
-    assert found["pid"] == os.getpid()
+    assert found.owner["pid"] == os.getpid()
     held.release()
     assert lease.holder(str(tmp_path)) is None

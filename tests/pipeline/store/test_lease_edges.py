@@ -6,6 +6,7 @@ import json
 import os
 import threading
 
+import psutil
 import pytest
 
 from pipeline.store import lease, storage
@@ -32,7 +33,7 @@ def _record(root, number, owner):
 
 def test_the_number_after_six_nines_is_seen_by_the_next(tmp_path):
     """Lease 1000000 follows, and 1000001 after it: numbers do not stick at six digits."""
-    _record(tmp_path, 999_999, {**lease._this_owner(), "process_start": "1"})
+    _record(tmp_path, 999_999, {**lease._this_owner(), "process_start": 1.0})
     for expected in (1_000_000, 1_000_001):
         held = _acquire(tmp_path, waiting=_never)
         assert held.number == expected
@@ -62,7 +63,7 @@ def test_a_stray_release_does_not_release_a_later_lease(tmp_path):
     held = _acquire(tmp_path)
     found = lease.holder(str(tmp_path))
     assert found is not None
-    assert (held.number, found["number"]) == (2, 2)
+    assert (held.number, found.number) == (2, 2)
     held.release()
 
 
@@ -129,14 +130,18 @@ def test_time_in_which_the_observer_slept_is_not_silence(tmp_path, monkeypatch):
 
 
 def test_an_owner_that_cannot_be_seen_is_not_gone(monkeypatch):
-    """No /proc, a hidden process, or a record without a start time: silence decides, not we."""
+    """A hidden process, or a record without a start time: the heartbeat decides, not the pid."""
     start = lease._process_start(os.getpid())
-    assert lease._is_gone(os.getpid(), "1")
+    assert lease._is_gone(os.getpid(), start - 100)
     assert not lease._is_gone(os.getpid(), start)
-    assert not any(lease._is_gone(os.getpid(), odd) for odd in ("", None, 1))
-    assert not any(lease._is_gone(odd, "1") for odd in (0, -1, 2**70, True, "1", None))
-    monkeypatch.setattr(lease.os.path, "exists", lambda path: False)
-    assert not lease._is_gone(os.getpid(), "1")
+    assert not any(lease._is_gone(os.getpid(), odd) for odd in ("", None, "1", 1))
+    assert not any(lease._is_gone(odd, 1.0) for odd in (0, -1, 2**70, True, "1", None))
+
+    def hidden(pid):
+        raise psutil.AccessDenied(pid)
+
+    monkeypatch.setattr(lease.psutil, "Process", hidden)
+    assert not lease._is_gone(os.getpid(), start - 100)
 
 
 def test_an_unreadable_heartbeat_is_silence_only_when_it_lasts(tmp_path, monkeypatch):
@@ -147,5 +152,5 @@ def test_an_unreadable_heartbeat_is_silence_only_when_it_lasts(tmp_path, monkeyp
     held = _acquire(tmp_path)
     assert held.number == 2
     owner = json.loads((tmp_path / "leases" / "000002.json").read_text())
-    assert owner["previous"].startswith("silent")
+    assert owner["previous"].startswith("unresponsive")
     held.release()

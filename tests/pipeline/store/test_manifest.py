@@ -128,7 +128,7 @@ def test_the_first_record_of_a_shard_stands(tmp_path):
     second = ledger.add("part/0", f"{tmp_path}/attempts/2", {"n": 2})
     assert first == second == ledger.read("part/0")
     assert list(ledger.finished()) == ["part/0"]
-    ledger.drop("part/0")
+    ledger.drop("part/0", "1")
     assert ledger.finished() == {}
 
 
@@ -178,5 +178,6 @@ def test_sizes_in_a_bucket_are_listed_and_not_asked_for_one_by_one(damage):
 
 def test_shards_outside_the_step_are_refused(tmp_path):
     """A shard's files live under the step's own directory."""
-    with pytest.raises(StorageError):
-        Ledger(str(tmp_path / "step")).add("a", str(tmp_path / "elsewhere"), {})
+    for place in ("elsewhere", "step/ledger"):
+        with pytest.raises(StorageError):
+            Ledger(str(tmp_path / "step")).add("a", str(tmp_path / place), {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 
 import fsspec
@@ -42,19 +41,6 @@ class Refuses(FakeStore):
         super().pipe_file(path, value)
 
 
-class LostRace(FakeStore):
-    """Refuses a second create only some time after the first."""
-
-    protocol = "lostrace"
-
-    def pipe_file(self, path, value, mode="overwrite", **kwargs):
-        there = self.exists(path)
-        time.sleep(0.2)
-        if mode == "create" and there:
-            raise FileExistsError(path)
-        super().pipe_file(path, value)
-
-
 class ListsLate(FakeStore):
     """A listing that does not show what was just written."""
 
@@ -88,27 +74,8 @@ class Denies(FakeStore):
 
     protocol = "denies"
 
-    def ls(self, path, detail=True, **kwargs):
-        raise PermissionError("403 for https://me:hunter2hunter2@store/x?token=abcdefgh123\nline 2")
-
     def pipe_file(self, path, value, mode="overwrite", **kwargs):
-        raise PermissionError("403")
-
-
-class Buckets(FakeStore):
-    """Paths are bucket/name, as on GCS; only the bucket "mine" exists."""
-
-    protocol = "buckets"
-
-    @classmethod
-    def _strip_protocol(cls, path):
-        return path.removeprefix("buckets://").strip("/")
-
-    def ls(self, path, detail=True, **kwargs):
-        raise FileNotFoundError(path)
-
-    def exists(self, path, **kwargs):
-        return path == "mine"
+        raise PermissionError("403 for https://me:hunter2hunter2@store/x\nline 2")
 
 
 for kind in FakeStore.__subclasses__():

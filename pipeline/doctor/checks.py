@@ -1,0 +1,239 @@
+"""The checks of `ponente doctor`: each a function of the store's prefix that returns a finding."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import importlib.metadata
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pipeline.store import storage
+
+PYTHON = ((3, 11), (3, 13))
+DEVICE_SECONDS, RAY_SECONDS, _CONNECT_SECONDS, _HUB_SECONDS = 60.0, 40.0, 3.0, 5.0
+_DEVICES = {
+    "/dev/accel[0-9]*": "TPU",
+    "/dev/vfio/[0-9]*": "TPU",
+    "/dev/nvidia[0-9]*": "NVIDIA GPU",
+    "/dev/kfd": "AMD GPU",
+}
+_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+
+# In a process of its own: jax keeps the devices, and can wait for good for a TPU that is in use.
+_ASK_JAX = """
+import json, jax
+devices = jax.devices()
+memory = (devices[0].memory_stats() or {}).get("bytes_limit")
+print("DEVICES " + json.dumps({"platform": devices[0].platform, "kind": devices[0].device_kind,
+    "count": len(devices), "memory": memory, "jax": jax.__version__}))
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found.
+
+    Attributes:
+        name: the check's name.
+        status: "ok", "warn" (works, but) or "fail" (a run would go wrong).
+        found: one line: what is there.
+        advice: what to do about it; empty when there is nothing to do.
+    """
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    advice: str = ""
+
+
+def describe(error: BaseException) -> str:
+    """An exception's type and message."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def python(_: str) -> Finding:
+    """Whether the version of Python is one the project runs on."""
+    low, high = (".".join(map(str, version)) for version in PYTHON)
+    good = PYTHON[0] <= sys.version_info[:2] <= PYTHON[1]
+    found = f"{platform.python_version()} at {sys.executable}"
+    advice = f"make the environment with Python {low} to {high}"
+    return Finding("python", "ok" if good else "fail", found, advice)
+
+
+def packages(_: str) -> Finding:
+    """Whether what is installed is what the project requires."""
+    from packaging.requirements import Requirement
+
+    advice = "pip install -e . in the checkout"
+    try:
+        lines = importlib.metadata.requires("ponente") or []
+    except importlib.metadata.PackageNotFoundError:
+        found = f"ponente is not installed in {sys.prefix}, so its requirements are unknown"
+        return Finding("packages", "warn", found, advice)
+    wrong, checked = [], 0
+    for requirement in map(Requirement, lines):
+        # Extras are optional.
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            checked += 1
+            try:
+                version = importlib.metadata.version(requirement.name)
+            except importlib.metadata.PackageNotFoundError:
+                wrong.append(f"{requirement.name} is missing ({requirement.specifier})")
+                continue
+            if not requirement.specifier.contains(version, prereleases=True):
+                wrong.append(f"{requirement.name} {version} is not {requirement.specifier}")
+    found = "; ".join(wrong) or f"{checked} packages as required"
+    return Finding("packages", "fail" if wrong else "ok", found, advice)
+
+
+def accelerators() -> list[str]:
+    """Accelerators that the operating system shows as devices."""
+    return [name for pattern, name in _DEVICES.items() for _ in glob.glob(pattern)]
+
+
+def devices(_: str) -> Finding:
+    """What jax computes on here, and whether it leaves out an accelerator of this machine."""
+    visible, platforms = accelerators(), os.environ.get("JAX_PLATFORMS", "")
+    shown = ", ".join(f"{visible.count(name)} x {name}" for name in dict.fromkeys(visible))
+    try:
+        done = _run(_ASK_JAX, DEVICE_SECONDS)
+    except subprocess.TimeoutExpired:
+        found = f"jax did not list its devices in {DEVICE_SECONDS:g} s; the system has: {shown}"
+        advice = "another process may hold the TPU, or jax waits for other hosts of its slice"
+        return Finding("devices", "warn", found, advice)
+    answer = next((x for x in done.stdout.splitlines() if x.startswith("DEVICES ")), None)
+    if answer is None:
+        advice = f"JAX_PLATFORMS is {platforms or 'not set'}; the system has: {shown or 'none'}"
+        return Finding("devices", "fail", f"jax does not start: {_last_line(done)}", advice)
+    return judge_devices(json.loads(answer.removeprefix("DEVICES ")), shown, platforms)
+
+
+def judge_devices(listed: dict[str, Any], shown: str, platforms: str) -> Finding:
+    """The finding from what jax lists, what the system shows, and JAX_PLATFORMS."""
+    found = f"{listed['count']} x {listed['kind']} ({listed['platform']}), jax {listed['jax']}"
+    if listed["memory"]:
+        found += f", {listed['memory'] / 2**30:.1f} GiB each"
+    if listed["platform"] != "cpu" or not shown:
+        return Finding("devices", "ok", found)
+    advice = "install jax's plugin: pip install -e '.[tpu]', or pip install 'jax[cuda13]'"
+    if platforms:
+        advice = f"JAX_PLATFORMS={platforms} leaves it out; unset it to use it"
+    return Finding("devices", "warn", f"{found}; JAX does not see: {shown}", advice)
+
+
+def store(prefix: str) -> Finding:
+    """Whether the store keeps what the commit protocol needs: create, refuse, overwrite, list."""
+    prefix = storage.normalise(prefix)
+    missing = _missing_folders(prefix) if storage.is_local(prefix) else []
+    folder, start = storage.join(prefix, f".doctor-{uuid.uuid4().hex}"), time.perf_counter()
+    try:
+        problem = _exercise(folder)
+    except Exception as error:  # noqa: BLE001 - any library may be behind a URL
+        advice = "check the network and the login, or give a --prefix that this user may write to"
+        return Finding("store", "fail", f"{prefix}: {describe(error)}", advice)
+    finally:
+        with contextlib.suppress(Exception):
+            storage.delete_tree(folder)
+        for path in missing:
+            with contextlib.suppress(OSError):
+                os.rmdir(path)
+    if problem:
+        advice = "outputs could be lost or published twice here; use a local disk or gs://"
+        return Finding("store", "fail", f"{prefix}: {problem}", advice)
+    took = f"{(time.perf_counter() - start) * 1e3:,.0f} ms"
+    return Finding("store", "ok", f"{prefix}: create, overwrite, list and delete work, {took}")
+
+
+def _missing_folders(path: str) -> list[str]:
+    """The folders that have to be made for `path` to be one, innermost first."""
+    missing = []
+    while path != os.path.dirname(path) and not os.path.lexists(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    return missing
+
+
+def _exercise(folder: str) -> str:
+    """What the store did wrong, or nothing."""
+    url = storage.join(folder, "record")
+    if not storage.create(url, b"first"):
+        return "create reports an object where none was written"
+    if storage.create(url, b"second") or storage.read_bytes(url) != b"first":
+        return "create is not conditional: a second create replaced the first object"
+    storage.write_atomic(url, b"third")
+    if storage.read_bytes(url) != b"third":
+        return "an overwritten object still reads as before"
+    if storage.list_names(folder) != ["record"]:
+        return "a listing lacks the object just written"
+    storage.delete_tree(folder)
+    return "a listing still shows deleted objects" if storage.list_names(folder) else ""
+
+
+def ray(_: str) -> Finding:
+    """Whether Ray imports, and the cluster of RAY_ADDRESS accepts connections."""
+    advice = "pip install -e . in the checkout; --executor inline runs without Ray"
+    try:
+        done = _run("import ray; print(ray.__version__)", RAY_SECONDS)
+    except subprocess.TimeoutExpired:
+        return Finding("ray", "fail", f"does not import in {RAY_SECONDS:g} s", advice)
+    if done.returncode:
+        return Finding("ray", "fail", f"does not import: {_last_line(done)}", advice)
+    found, address = done.stdout.split()[-1], os.environ.get("RAY_ADDRESS", "")
+    if address in ("", "local", "auto"):
+        return Finding("ray", "ok", f"{found}, RAY_ADDRESS {address or 'is not set'}")
+    scheme, _, rest = address.rpartition("://")
+    host, _, port = rest.partition("/")[0].partition(":")
+    try:
+        number = int(port or (10001 if scheme == "ray" else 6379))
+        socket.create_connection((host, number), timeout=_CONNECT_SECONDS).close()
+    except (OSError, ValueError, OverflowError) as error:
+        advice = "start the cluster, open its port, or unset RAY_ADDRESS (host:6379, ray://host)"
+        return Finding("ray", "fail", f"{found}, RAY_ADDRESS={address}: {describe(error)}", advice)
+    return Finding("ray", "ok", f"{found}, RAY_ADDRESS={address} accepts connections")
+
+
+def hub(_: str) -> Finding:
+    """Whether the hub answers, unless the user chose to stay offline."""
+    endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
+    for name in _OFFLINE:
+        if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE"):
+            return Finding("hub", "ok", f"not asked: {name} is set, only cached files are used")
+    start = time.perf_counter()
+    try:
+        request = urllib.request.Request(endpoint, method="HEAD")
+        with urllib.request.urlopen(request, timeout=_HUB_SECONDS) as answer:
+            problem = f"HTTP status {answer.status}" if answer.status >= 500 else ""
+    except urllib.error.HTTPError as error:
+        # The hub answered; its opinion of HEAD on the front page does not matter.
+        problem = f"HTTP status {error.code}" if error.code >= 500 or error.code == 407 else ""
+        error.close()
+    except (OSError, ValueError) as error:
+        problem = describe(error)
+    if not problem:
+        return Finding("hub", "ok", f"{endpoint}, {(time.perf_counter() - start) * 1e3:.0f} ms")
+    advice = "set HF_ENDPOINT or https_proxy, or HF_HUB_OFFLINE=1; python-docs:// needs no hub"
+    return Finding("hub", "warn", f"{endpoint}: {problem}", advice)
+
+
+def _run(code: str, seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run Python code in this environment; it is killed after `seconds`."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds
+    )
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    text = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
+    return text.splitlines()[-1]

@@ -1,0 +1,229 @@
+"""What the executor knows of each node: one record per node, and who may follow whom.
+
+A step is at work when it reports progress or a finished shard, or when it waits for another run
+that does its work. Steps that read it as a live input may start then, and end when it ends without
+an output.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.errors import PonenteError
+from pipeline.execute.attempt import Request
+from pipeline.graph.live import Source
+from pipeline.graph.node import Node
+from pipeline.identity import digests, source_code
+from pipeline.plan.listings import Listings
+from pipeline.store import lease, retry
+from pipeline.store.builds import claim_build
+from pipeline.store.ledger import Ledger
+from pipeline.store.outputs import Found, Store
+
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 60.0
+_AT_WORK = ("progress", "shard")
+
+logger = logging.getLogger("ponente")
+
+
+@dataclass
+class NodeState:
+    """One node of a run.
+
+    Attributes:
+        node: the step.
+        phase: idle (nothing to do, or published), waiting, running or failed.
+        forced: build it again although it is there.
+        replaces: attempt of the published output that is to be replaced; empty if none.
+        build: name of the ledger its shards are recorded in; see `digests.build_id`.
+        attempt: the attempt that runs, once it has begun.
+        tries: attempts used up since it last made progress.
+        recorded: shards recorded when an attempt was last lost.
+        not_before: clock before which it is not started again.
+        waits_since: clock since which it waits for hardware; None when it does not.
+        at_work: it has what it runs on, so that others may follow it.
+        told_to_end: what it follows was lost.
+        late: there is no hardware for it beside what it follows.
+    """
+
+    node: Node
+    phase: str = "idle"
+    forced: bool = False
+    replaces: str = ""
+    build: str = ""
+    attempt: str = ""
+    tries: int = 0
+    recorded: frozenset[str] = frozenset()
+    not_before: float = 0.0
+    waits_since: float | None = None
+    at_work: bool = False
+    told_to_end: bool = False
+    late: bool = False
+    _pauses: Iterator[float] = field(default_factory=lambda: iter(()))
+
+    def delay(self, now: float) -> None:
+        """Start it again only after a pause, longer each time until `progressed`."""
+        pause = next(self._pauses, None)
+        if pause is None:
+            self._pauses = retry.pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+            pause = next(self._pauses)
+        self.not_before = now + pause
+
+    def progressed(self) -> None:
+        """It got further: count its tries and pauses from the beginning."""
+        self.tries, self.waits_since, self._pauses = 0, None, iter(())
+
+    def advanced(self, path: str) -> bool:
+        """Whether the step in `path` recorded a shard or a checkpoint since it was last lost.
+
+        A run of weeks loses more machines than it has tries; only a step that gets no further is
+        given up.
+        """
+        try:
+            names = Ledger(path, self.build).names()
+        except (PonenteError, OSError):
+            return False
+        before, self.recorded = self.recorded, names
+        return not names <= before
+
+    def release_lease(self, path: str) -> None:
+        """Release the lease of an attempt whose worker is lost: no one has to wait for its timeout.
+
+        Should the worker live after all, publishing is safe as ever.
+        """
+        attempt, self.attempt = self.attempt, ""
+        try:
+            owner = lease.holder(path) if attempt else None
+            if owner is not None and owner.number == int(attempt.partition("-")[0]):
+                lease.end(path)
+        except (PonenteError, OSError) as error:
+            logger.warning("%s: the lease cannot be released: %s", path, error)
+
+
+class States(dict[str, NodeState]):
+    """The records of a graph's nodes by key, and which of them are in a phase."""
+
+    def __init__(self, order: list[Node]) -> None:
+        super().__init__((node.key, NodeState(node)) for node in order)
+        self._order = order
+        self._phases: dict[str, dict[str, NodeState]] = {}
+        self.users: dict[str, list[Node]] = {}
+        for node in order:
+            for child in node.inputs.values():
+                self.users.setdefault(child.key, []).append(node)
+
+    def move(self, state: NodeState, phase: str) -> None:
+        """Put a node in another phase."""
+        self.among(state.phase).pop(state.node.key, None)
+        state.phase = phase
+        self.among(phase)[state.node.key] = state
+
+    def among(self, phase: str) -> dict[str, NodeState]:
+        """The nodes in a phase, in the order they came to it."""
+        return self._phases.setdefault(phase, {})
+
+    def with_users(self, keys: Iterable[str]) -> set[str]:
+        """The nodes of these keys and all that are made from them."""
+        reached = set(keys)
+        for node in self._order:
+            if any(child.key in reached for child in node.inputs.values()):
+                reached.add(node.key)
+        return reached
+
+    def follows(self, node: Node, published: Mapping[str, object]) -> bool:
+        """Whether a live input of the node is still to come."""
+        keys = [node.inputs[name].key for name in node.live]
+        return any(key not in published and self[key].phase != "failed" for key in keys)
+
+    def may_follow(self, node: Node, child: Node) -> bool:
+        """Whether `node` may start although its live input `child` is not published."""
+        return self[child.key].at_work and not self[node.key].late
+
+    def hear(self, state: NodeState, event: str) -> list[NodeState]:
+        """Take note of an event of a running step; returns the followers that may start."""
+        begun = bool(state.attempt)
+        if begun and event in _AT_WORK:
+            state.waits_since = None
+        if state.at_work or not (event == "waiting" or (begun and event in _AT_WORK)):
+            return []
+        state.at_work = True
+        return [follower for follower in self._followers(state) if follower.phase == "waiting"]
+
+    def without(self, state: NodeState) -> list[NodeState]:
+        """Running followers of a step that ended without an output, which are to end too."""
+        ending = [
+            follower
+            for follower in self._followers(state)
+            if follower.phase == "running" and not follower.told_to_end
+        ]
+        for follower in ending:
+            follower.told_to_end = True
+        return ending
+
+    def _followers(self, state: NodeState) -> Iterator[NodeState]:
+        key = state.node.key
+        for user in self.users.get(key, ()):
+            if any(user.inputs[name].key == key for name in user.live):
+                yield self[user.key]
+
+
+def make_request(
+    state: NodeState,
+    states: States,
+    published: Mapping[str, Found],
+    store: Store,
+    listings: Listings,
+    provenance: Mapping[str, Any],
+) -> tuple[Request, tuple[str, ...]]:
+    """What is sent to execute a node; begins a build in its record.
+
+    Also the differences of an unfinished build that cannot be resumed, a line a field.
+    """
+    node = state.node
+    live = {name: _source(states[node.inputs[name].key], published) for name in sorted(node.live)}
+    held = listings.digests(node) | {
+        name: live[name].build if name in live else published[child.key].manifest.content
+        for name, child in node.inputs.items()
+    }
+
+    def place(child: Node) -> str:
+        there = published.get(child.key)
+        return there.path if there is not None else store.path(child)
+
+    root, identity = store.path(node), node.identity
+    build = claim_build(root, digests.recipe(identity, held), state.replaces, identity.config, held)
+    state.build, state.attempt = build.id, ""
+    request = Request(
+        step=node.step,
+        label=node.label,
+        key=node.key,
+        root=root,
+        inputs={name: (place(child), child.key) for name, child in node.inputs.items()},
+        arguments={**node.config, **node.runtime},
+        identity=identity,
+        build=build.id,
+        provenance=provenance,
+        replaces=state.replaces,
+        live=live,
+        listings=listings.of(node),
+        packages=_packages(node),
+    )
+    return request, build.conflicts
+
+
+def _packages(node: Node) -> tuple[str, ...]:
+    """Top-level packages and modules that a step's own code is in."""
+    files = source_code.digests(node.step.function)
+    return tuple(sorted({"__main__", *(f.partition("/")[0].removesuffix(".py") for f in files)}))
+
+
+def _source(state: NodeState, published: Mapping[str, Found]) -> Source:
+    """Where a live input is, or was, made."""
+    node = state.node
+    made = state.build or published[node.key].manifest.build
+    replaces = "" if node.key in published else state.replaces
+    return Source(made, replaces, {**node.config, **node.runtime})

@@ -1,0 +1,215 @@
+"""Hardware for a whole gang, reserved all at once or not at all, and waiting for it.
+
+Slices of TPU chips are reserved by Ray's own slice scheduler; CPU pods by a placement group. A wait
+is reported at growing intervals, hears a cancellation within a second, and ends at the user's
+deadline alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from pipeline.errors import Cancelled, InputError, ResourcesUnavailable
+from pipeline.execute.ray import runtime_env
+from pipeline.execute.ray.heartbeat import Heartbeat
+from pipeline.execute.step_context import Emit
+from pipeline.graph.hardware import Hardware
+
+_POLL_SECONDS = 0.5
+_RESERVE_SECONDS = 60.0  # of one try of Ray's slice scheduler
+_FIRST_REPORT_SECONDS = 10.0
+_FOLLOWER_SECONDS = 120.0
+_REPORT_AT_LEAST_EVERY = 1800.0
+
+logger = logging.getLogger("ponente")
+
+
+class Waiting:
+    """A wait for hardware.
+
+    Args:
+        hardware: what is waited for.
+        heartbeat: of the step, which hears cancellations.
+        emit: takes "waiting_for_resources" events.
+        limit: seconds after which it is given up; None for no limit.
+    """
+
+    def __init__(
+        self, hardware: Hardware, heartbeat: Heartbeat, emit: Emit, limit: float | None
+    ) -> None:
+        self._hardware, self._heartbeat, self._emit = hardware, heartbeat, emit
+        self._limit = limit
+        self._begun = time.monotonic()
+        self._report_at = _FIRST_REPORT_SECONDS
+
+    def until(self, done: Callable[[], bool], missing: str) -> None:
+        """Wait until `done` says so.
+
+        Raises:
+            ResourcesUnavailable: at the deadline, naming what is `missing`.
+            Cancelled: when the step is to end.
+        """
+        name = self._hardware.name
+        while not done():
+            seconds = time.monotonic() - self._begun
+            if self._heartbeat.stopping:
+                raise Cancelled(f"stopped while waiting for {name}")
+            if self._limit is not None and seconds >= self._limit:
+                raise ResourcesUnavailable(
+                    f"hardware {name!r}: {missing} within {self._limit:.0f} s; see `ray status`"
+                )
+            if seconds >= self._report_at:
+                self._report_at = seconds + min(seconds, _REPORT_AT_LEAST_EVERY)
+                logger.info("waiting for %s, %.0f s: %s", name, seconds, missing)
+                cause = f"waiting for {name}: {missing}"
+                self._emit({"event": "waiting_for_resources", "cause": cause, "seconds": seconds})
+
+
+class Placement:
+    """Reserved hardware of a gang."""
+
+    def __init__(
+        self, hardware: Hardware, accelerators: dict[str, float], waiting: Waiting
+    ) -> None:
+        self._hardware = hardware
+        self._slice: Any = None
+        self._group: Any = None
+        try:
+            if hardware.kind == "tpu":
+                self._slice = _reserve_slice(hardware, waiting)
+                self._group = self._slice.placement_group
+                self._bundle = {"TPU": hardware.devices_per_process}
+            else:
+                self._bundle = {"CPU": 1, **accelerators}
+                _refuse_if_too_small(hardware)
+                self._group = placement_group([self._bundle] * hardware.processes, strategy="PACK")
+            ready = cast(Any, self._group).ready()
+            waiting.until(
+                lambda: bool(ray.wait([ready], timeout=_POLL_SECONDS)[0]),
+                f"no room for {hardware.processes} processes",
+            )
+        except BaseException:
+            self.release()
+            raise
+
+    def actor(self, kind: Any, index: int) -> Any:
+        """Start process `index`, an actor of `kind`, with the environment its devices need."""
+        on_cpu = self._hardware.kind == "cpu"
+        environment = {
+            "PONENTE_GANG": self._hardware.name,
+            **runtime_env.malloc_env(one=on_cpu),
+        }
+        if on_cpu:
+            count = self._hardware.devices_per_process
+            environment |= {
+                "JAX_PLATFORMS": "cpu",
+                "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}",
+            }
+        resources = {k: v for k, v in self._bundle.items() if k not in ("CPU", "GPU")}
+        return kind.options(
+            num_cpus=self._bundle.get("CPU", 1),
+            num_gpus=self._bundle.get("GPU", 0),
+            resources=resources,
+            runtime_env={"env_vars": environment},
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=index
+            ),
+        ).remote()
+
+    def release(self) -> None:
+        """Give the hardware back."""
+        if self._slice is not None:
+            self._slice.shutdown()
+        elif self._group is not None:
+            remove_placement_group(self._group)
+
+
+def _refuse_if_too_small(hardware: Hardware) -> None:
+    there = ray.cluster_resources().get("CPU", 0)
+    # Hosts may join a cluster; a Ray of this machine alone never grows.
+    if there < hardware.processes and not runtime_env.on_cluster():
+        raise InputError(
+            f"hardware {hardware.name!r} needs {hardware.processes} CPUs, one per process; this "
+            f"Ray cluster has {there:.0f}"
+        )
+
+
+def _reserve_slice(hardware: Hardware, waiting: Waiting) -> Any:
+    """A slice of Ray's scheduler, which blocks: so it is asked in a thread."""
+    while True:
+        reservation = _Reservation(hardware)
+        try:
+            missing = f"no free slice of topology {hardware.topology}"
+            waiting.until(lambda: reservation.over(_POLL_SECONDS), missing)  # noqa: B023
+        except BaseException:
+            reservation.abandon()
+            raise
+        if isinstance(reservation.error, TimeoutError):
+            continue
+        if reservation.error is not None:
+            raise reservation.error
+        return reservation.slice
+
+
+class _Reservation:
+    """One try of Ray's slice scheduler."""
+
+    def __init__(self, hardware: Hardware) -> None:
+        self.slice: Any = None
+        self.error: BaseException | None = None
+        self._hardware = hardware
+        self._lock = threading.Lock()
+        self._abandoned = False
+        self._thread = threading.Thread(target=self._reserve, name="reserve-slice", daemon=True)
+        self._thread.start()
+
+    def over(self, seconds: float) -> bool:
+        """Whether it has ended, within `seconds`."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def abandon(self) -> None:
+        """Give the slice back as soon as there is one."""
+        with self._lock:
+            self._abandoned = True
+            if self.slice is not None:
+                self.slice.shutdown()
+
+    def _reserve(self) -> None:
+        # Ray's slice scheduler knows hosts, heads and topologies; it is imported here because it is
+        # alpha and only a TPU run needs it.
+        from ray.util.tpu import SlicePlacementGroup
+
+        hardware = self._hardware
+        hosts = [{"ray.io/tpu-worker-id": str(i)} for i in range(hardware.processes)]
+        try:
+            reserved = SlicePlacementGroup(
+                topology=hardware.topology,
+                accelerator_version=hardware.generation,
+                chips_per_vm=hardware.devices_per_process,
+                # Process i on host i, which is what the TPU itself calls them.
+                bundle_label_selector=hosts if hardware.processes > 1 else None,
+                head_reservation_timeout_s=_RESERVE_SECONDS,
+            )
+        except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
+            self.error = error
+            return
+        with self._lock:
+            self.slice = reserved
+            if self._abandoned:
+                reserved.shutdown()
+
+
+def bounded(wait: float | None, follower: bool) -> float | None:
+    """Seconds that a step may wait: one that follows another gives way to what it follows."""
+    limits = [] if wait is None else [wait]
+    limits += [_FOLLOWER_SECONDS] if follower else []
+    return min(limits, default=None)

@@ -1,0 +1,22 @@
+"""Keeping JAX from looking for accelerators that this machine has not got."""
+
+from __future__ import annotations
+
+import os
+import sys
+from glob import glob
+
+_DEVICES = ("/dev/accel*", "/dev/vfio/*", "/dev/nvidia*", "/dev/kfd", "/dev/dri/renderD*")
+_VARIABLES = ("TPU_NAME", "TPU_WORKER_ID", "TPU_ACCELERATOR_TYPE")
+
+
+def use_cpu_alone() -> None:
+    """Set JAX_PLATFORMS to cpu on a machine without accelerators, unless the user has set it.
+
+    JAX initialises libtpu wherever that is installed, and on a machine without a TPU libtpu writes
+    errors to stderr that no setting of its own silences.
+    """
+    if not sys.platform.startswith("linux") or any(map(os.environ.get, _VARIABLES)):
+        return
+    if not any(glob(pattern) for pattern in _DEVICES):
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")

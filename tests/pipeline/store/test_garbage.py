@@ -1,0 +1,102 @@
+"""What a published output lets go of: the data of other attempts, and nothing people look at."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.graph.node import as_node, topological
+from pipeline.store import lease, storage
+from pipeline.store.garbage import delete, find_garbage, tidy
+from pipeline.store.outputs import Store
+from tests.pipeline.helpers import bring_up, executed
+from tests.pipeline.toy import numbers
+
+KEPT = ("log.txt", "failure.json", "keep/metrics.jsonl", "keep/traces/step-00000003/host.xplane.pb")
+DATA = (
+    "checkpoints/00000010.a/weights",
+    "shards/tokens/0/data.bin",
+    "shards-2/half/data.bin",
+    "of-a-step-of-ones-own.bin",
+)
+
+
+def _files(directory):
+    return {p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("collect", [False, True])
+def test_of_another_attempt_the_data_goes_and_what_people_look_at_stays(tmp_path, collect):
+    """As the publishing attempt tidies up, and as gc does."""
+    node = as_node(numbers(count=4))
+    bring_up(str(tmp_path), numbers(count=4))
+    root = tmp_path / node.directory
+    attempt = root / "attempts" / "000000-dead"
+    for name in (*KEPT, *DATA):
+        storage.write_atomic(str(attempt / name), b"x")
+    if collect:
+        store = Store(str(tmp_path))
+        delete(store, find_garbage(store, topological([node])).garbage)
+    else:
+        (held,) = lease.acquire_free([str(root)]).values()
+        tidy(str(root), held, "000002-mine", lost=False)
+        held.release()
+    assert _files(attempt) == set(KEPT)
+    assert executed(str(tmp_path), numbers(count=4)) == []
+
+
+def test_a_builder_that_was_replaced_deletes_nothing_of_its_successor(tmp_path):
+    """It wakes up after another process took the lease over and wrote shards of a rebuild."""
+    bring_up(str(tmp_path), numbers(count=4))
+    root = tmp_path / as_node(numbers(count=4)).directory
+    (held,) = lease.acquire_free([str(root)]).values()
+    held.stop()
+    later = root / "attempts" / f"{held.number + 1:06d}-later"
+    older = root / "attempts" / "000000-older"
+    for attempt in (older, later):
+        storage.write_atomic(str(attempt / "shards/part/n.txt"), b"x")
+    storage.write_atomic(str(root / "leases" / f"{held.number + 1:06d}.json"), b"{}")
+    tidy(str(root), held, f"{held.number:06d}-mine", lost=True)
+    assert _files(later) == {"shards/part/n.txt"}
+    assert _files(older) == {"shards/part/n.txt"}
+
+
+def test_a_link_that_a_tracker_left_is_deleted_and_what_it_leads_to_is_not(tmp_path):
+    """Of an output that no experiment reaches, as W&B's `latest-run`."""
+    bring_up(str(tmp_path / "store"), numbers(count=4))
+    root = tmp_path / "store" / as_node(numbers(count=4)).directory
+    attempt = root / "attempts" / "000000-dead"
+    (tmp_path / "elsewhere").write_bytes(b"1234")
+    (attempt / "wandb").mkdir(parents=True)
+    (attempt / "wandb" / "latest-run").symlink_to(tmp_path / "elsewhere")
+    (attempt / "wandb" / "gone").symlink_to(tmp_path / "nowhere")
+    store = Store(str(tmp_path / "store"))
+    delete(store, find_garbage(store, []).garbage)
+    assert not root.exists()
+    assert (tmp_path / "elsewhere").read_bytes() == b"1234"
+
+
+def test_an_output_that_is_being_built_is_left(tmp_path):
+    """By gc, whether or not an experiment reaches it, and whenever the build begins."""
+    bring_up(str(tmp_path), numbers(count=4))
+    root = tmp_path / as_node(numbers(count=4)).directory
+    store = Store(str(tmp_path))
+    before = _files(root)
+    found = find_garbage(store, [])
+    assert [item.url for item in found.garbage] == [str(root)]
+    (held,) = lease.acquire_free([str(root)]).values()
+    assert find_garbage(store, []).garbage == []
+    freed, left = delete(store, found.garbage)
+    assert freed == 0
+    assert len(left) == 1
+    assert before <= _files(root)
+    held.release()
+
+
+@pytest.mark.parametrize("name", ["notes-of-twenty-characters", "photo-0123456789abcdef0123"])
+def test_what_only_looks_like_an_output_is_never_deleted(tmp_path, name):
+    """A name of the right shape is not enough: an output has a manifest, ledger or attempts."""
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "thesis.txt").write_text("all of it")
+    store = Store(str(tmp_path))
+    delete(store, find_garbage(store, []).garbage)
+    assert (tmp_path / name / "thesis.txt").exists()
