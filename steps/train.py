@@ -224,8 +224,8 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
         raise Preempted(f"preempted after step {result.steps}; the next attempt resumes from there")
     return {
         **dataclasses.asdict(result),
-        "checkpoint": _shard_name(result.steps),
-        "checkpoints": [_shard_name(step) for step, _ in result.checkpoints],
+        "checkpoint": shard_name(result.steps),
+        "checkpoints": [shard_name(step) for step, _ in result.checkpoints],
         "record": _record_content(result),
     }
 
@@ -239,7 +239,7 @@ def record_checkpoint(ledger: Ledger, train: TrainConfig, step: int, path: str) 
     from training.checkpoint_index import content_of, measured, read_index
 
     index = read_index(path)
-    name, files = _shard_name(step), [File(*file) for file in measured(index)]
+    name, files = shard_name(step), [File(*file) for file in measured(index)]
     # What is only there to resume from depends on when attempts ended, and is no part of the model.
     kept = kept_for_good(step, train)
     result = {"step": step, "content": content_of(index) if kept else None}
@@ -252,7 +252,7 @@ def drop_checkpoint(ledger: Ledger, step: int, path: str, attempt: str) -> None:
     Raises:
         WorkerLost: when an attempt newer than `attempt` owns it: its files are to stay then.
     """
-    recorded = ledger.find(_shard_name(step))
+    recorded = ledger.find(shard_name(step))
     if recorded is not None and storage.join(ledger.root, recorded.root) == path.rstrip("/"):
         ledger.drop(recorded.name, attempt)
 
@@ -279,7 +279,8 @@ def _first_line(text: str) -> str:
     return text.partition("\n")[0]
 
 
-def _shard_name(step: int) -> str:
+def shard_name(step: int) -> str:
+    """Name of the checkpoint of a step in ledger and manifest, whichever attempt saved it."""
     return f"checkpoint/{step:08d}"
 
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax.numpy as jnp
 import pytest
 
 from experiments.run_200m import experiment
+from pipeline.errors import WorkerLost
 from pipeline.graph.node import as_node
 from pipeline.store import manifest, storage
+from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import Manifest
 from steps.artifacts import Checkpoint
+from steps.train import drop_checkpoint, record_checkpoint
 from tests.pipeline.helpers import bring_up, executed
 from tests.steps.mini import MINI
+from training.checkpoint import Checkpointer
 
 
 @pytest.fixture(scope="module")
@@ -82,3 +87,44 @@ def test_other_weights_are_other_content(store):
         manifests = [f.manifest for f in found.published.values()]
         contents |= {m.content for m in manifests if m.label == "train"}
     assert len(contents) == 3
+
+
+def checkpoint_of(root: str, attempt: str, step: int, weight: float) -> str:
+    """A complete checkpoint of one array, as the trainer writes it; its URL."""
+    path = f"{root}/attempts/{attempt}/checkpoints/{step:08d}.{attempt}"
+    saver = Checkpointer(f"{root}/attempts/{attempt}/checkpoints", attempt=attempt)
+    saver.save(step, {"w": jnp.full(3, weight)}, {"rows": [{"seconds": weight}]})
+    saver.wait()
+    return path
+
+
+def test_two_attempts_record_one_checkpoint_under_one_name(tmp_path):
+    """The newer attempt's stands; the older one neither replaces it nor removes it."""
+    root, train = str(tmp_path / "train-0"), dataclasses.replace(MINI.train, steps=8)
+    ledger, attempts = Ledger(root, "build"), ("000001-abcdabcd", "000002-abcdabcd")
+    old, new = (checkpoint_of(root, attempt, 8, 1.0) for attempt in attempts)
+    record_checkpoint(ledger, train, 8, old)
+    record_checkpoint(ledger, train, 8, new)
+    with pytest.raises(WorkerLost):
+        record_checkpoint(ledger, train, 8, old)
+    drop_checkpoint(ledger, 8, old, attempts[0])
+    (shard,) = ledger.finished().values()
+    assert shard.name == "checkpoint/00000008"
+    assert storage.join(root, shard.root) == new
+    drop_checkpoint(ledger, 8, new, attempts[1])
+    assert ledger.finished() == {}
+
+
+def test_the_content_of_a_checkpoint_is_its_arrays(tmp_path):
+    """Equal for another attempt with another history; other for other arrays, or another step."""
+    root, train = str(tmp_path / "train-0"), dataclasses.replace(MINI.train, keep_every=4)
+    contents = []
+    for number, (step, weight) in enumerate(((4, 1.0), (4, 1.0), (4, 2.0), (8, 1.0), (7, 1.0))):
+        ledger = Ledger(root, f"build{number}")
+        path = checkpoint_of(root, f"00000{number}-abcdabcd", step, weight)
+        record_checkpoint(ledger, train, step, path)
+        (shard,) = ledger.finished().values()
+        contents.append(shard.result["content"])
+    assert contents[0] == contents[1]
+    assert len(set(contents)) == 4
+    assert contents[4] is None, "saved only to resume from"

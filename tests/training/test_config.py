@@ -100,7 +100,7 @@ def test_bfloat16_moments_that_would_never_fade_are_refused(kind, field):
 
 
 RUNTIME = {
-    *("checkpoint_every", "keep_checkpoints", "keep_every", "milestones"),
+    *("checkpoint_every", "keep_checkpoints", "evaluate_every", "evaluate_batches"),
     *("log_every", "max_skipped", "watchdog_seconds", "evaluate_batch_size"),
     *("remat", "attention", "parallel", "unroll", "loss_chunks"),
     *("trackers", "profile"),

@@ -27,6 +27,7 @@ from pipeline.identity.fingerprint import (
     canonical,
     difference,
     digest,
+    group_fields,
     is_runtime,
 )
 from tests.pipeline.identity.key_values import (
@@ -330,3 +331,16 @@ def test_difference_names_the_field_and_both_values():
     """The reason a user reads is the dotted field, old value and new value."""
     old, new = canonical(Outer(inner=Adam(lr=1e-3))), canonical(Outer(inner=Adam(lr=0.5)))
     assert difference(old, new, "optimizer") == ["optimizer.inner.lr: 0.001 -> 0.5"]
+
+
+def test_difference_shows_what_is_none_or_absent():
+    """A line for a field that only one side has, unless it has its default there."""
+    assert difference({"a": 1}, {"a": 1, "b": None}) == ["b: (absent) -> None"]
+    assert difference({"a": 1, "b": None}, {"a": 1}) == ["b: None -> (absent)"]
+    assert difference({"b": None}, {"b": 2}) == ["b: None -> 2"]
+    old = group_fields({"a": 1}, {})
+    assert difference(old, group_fields({"a": 1, "b": None}, {})) == ["b: (absent) -> None"]
+    assert difference(old, group_fields({"a": 1, "b": None}, {"b": None})) == []
+    assert difference(group_fields({"b": 1}, {"b": 1}), group_fields({"b": 2}, {"b": 2})) == [
+        "b: 1 -> 2 (the default changed)"
+    ]
