@@ -186,6 +186,7 @@ def test_the_table_of_attempts():
     assert second[-1] == "finished"
 
 
+@pytest.mark.slow
 def test_an_attempt_that_was_killed_while_it_compiled_did_no_steps():
     """No restart is drawn for it, and neither table nor time line gives it steps."""
     compiling = Attempt(attempt="m", began=66.0, buckets={"compile": 10.0})
