@@ -46,6 +46,7 @@ def test_batch_n_is_the_sequences_at_its_positions(dataset, stored):
         assert batch.tolist() == [rows[row] for row in order.rows(positions)]
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(
     io_block_size=st.integers(1, 40),

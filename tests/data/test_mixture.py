@@ -71,6 +71,7 @@ def test_a_position_does_not_depend_on_the_others(made, data):
     assert np.array_equal(np.stack(mix.choose(chosen)), whole[:, chosen])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rare", [1 / 10, 1 / BLOCK, 1 / 30_000, 1e-6])
 def test_counts_stay_near_weights_however_small(rare):
     """Before each of 2,000 blocks, each source is within four positions of its exact weight."""

@@ -17,6 +17,7 @@ def shuffle(sequences, io_block_size=4, window_blocks=3, seed=0):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     sequences=st.integers(1, 700),
@@ -150,6 +151,7 @@ def test_a_full_shuffle_mixes_as_random():
         assert abs(np.abs(np.diff(rows)).mean() / n - 1 / 3) < 0.02
 
 
+@pytest.mark.slow
 def test_the_short_block_moves():
     """The rows of the partial last block come at different places in different epochs."""
     order = shuffle(1001, 10, 4)

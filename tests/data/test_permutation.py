@@ -92,6 +92,7 @@ def test_low_bits_do_not_depend_on_low_bits_alone():
         assert abs((values[low::16] & 1).mean() - 0.5) < 5 * 0.5 / 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 5, 17])
 def test_over_keys_every_position_is_uniform(size):
     """Chi-squared of where each position goes over 4,000 keys is within five deviations."""

@@ -77,6 +77,7 @@ def by_processes(dataset, count, batch_size, start, stop):
     return np.concatenate(parts, axis=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [8, 40])
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
 def test_any_number_of_processes_sees_the_same_batches(dataset, batch_size, count):

@@ -117,6 +117,7 @@ PLACES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     documents=st.lists(st.tuples(PLACES, st.integers(0, 50)), min_size=1, max_size=60),
@@ -148,6 +149,7 @@ def test_the_ranges_are_those_of_a_walk_over_all_documents(documents, asked, rat
     assert ranges.names == budget.names
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 99),

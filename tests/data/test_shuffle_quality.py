@@ -41,6 +41,7 @@ def shuffle(sequences, io_block_size=64, window_blocks=1024, seed=0):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", LARGE)
 def test_permutations_pass_the_battery(size):
     """Positions, pairs at three distances, low bits, parities and bits, for two keys a size."""
@@ -56,6 +57,7 @@ def test_p_values_over_keys_are_uniform():
         assert plausible(stats.kstest([each[name] for each in found], "uniform").pvalue), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 def test_tiny_permutations_are_equally_likely(size):
     """All permutations of 2 to 5 elements come equally often over keys; 1 element stays.
@@ -67,6 +69,7 @@ def test_tiny_permutations_are_equally_likely(size):
     assert FeistelPermutation(1, 5)(np.zeros(3, np.int64)).tolist() == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_pairs_in_small_permutations_are_equally_likely():
     """Of 12 elements, where the first and the last go together is even over 8,000 keys."""
     ends = np.array([0, 11])
@@ -114,6 +117,7 @@ def test_batches_hold_random_offsets_and_parities(sequences, block, window, batc
     assert weak_parity > 0.25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sequences", "io_block_size", "window_blocks"),
     [(48, 4, 3), (60, 6, 10)],

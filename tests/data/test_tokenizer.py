@@ -35,6 +35,7 @@ def trained(content):
     return TextTokenizer(content)
 
 
+@pytest.mark.slow
 def test_training_is_deterministic_across_processes_and_threads(content):
     """Another process, on one thread and with another hash seed, trains the same bytes."""
     code = (

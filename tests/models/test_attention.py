@@ -67,6 +67,7 @@ def test_axis_order_does_not_matter(backend):
     np.testing.assert_allclose(got.rearrange(want.axes).array, want.array, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{}, {"window": 5}, {"window": 80}, {"soft_cap": 1.3}, {"segmented": True}], ids=str
 )

@@ -76,6 +76,7 @@ def with_gradients(function, q, k, v, bar, **options):
     return run(q, k, v, bar)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 1, 4])
 @pytest.mark.parametrize("soft_cap", [None, 0.7])
 @pytest.mark.parametrize("segmented", [False, True])
@@ -101,6 +102,7 @@ def check_against_plain(position, block, window, soft_cap, segmented, groups, se
         np.testing.assert_allclose(ours, theirs, atol=3e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("block", "window", "soft_cap", "segmented", "groups"),
     [(32, None, None, False, (2, 2)), (7, 9, 0.9, True, (2, 2)), (5, None, None, True, (1, 3))],
@@ -125,6 +127,7 @@ def test_equals_plain_attention(position, block, window, soft_cap, segmented, gr
     check_against_plain(position, block, window, soft_cap, segmented, groups, seed)
 
 
+@pytest.mark.slow
 def test_large_scores():
     """The softmax is shifted by the largest score so far, also between blocks."""
     q, k, v, bar = inputs(1, 24, 1, 2, 8)
@@ -146,6 +149,7 @@ def test_bfloat16_in_and_out():
     assert small.relative([x.astype(jnp.float32) for x in got], want) < 0.03
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 100])
 def test_memory_grows_with_the_row_and_not_with_its_square(window):
     """Temporary memory of a gradient, as the compiler plans it, for rows of four times the length.

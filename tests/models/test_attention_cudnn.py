@@ -28,6 +28,7 @@ def installed(monkeypatch):
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("groups", "window"), [((2, 1), None), ((2, 3), None), ((1, 4), 1), ((2, 3), 7), ((2, 1), 40)]
 )

@@ -70,6 +70,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "options"), CASES)
 def test_equals_the_reference(shape, options):
     """With the tiles of the table."""

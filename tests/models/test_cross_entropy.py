@@ -98,6 +98,7 @@ def test_sums_and_gradients_for_any_shape(batch, position, vocab, cap, z_loss, s
         np.testing.assert_allclose(got, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cap", [None, 1.5])
 def test_gradients_equal_automatic_differentiation(cap):
     """Gradients of the hidden states and of the head, with a z-loss and unequal weights."""
@@ -115,6 +116,7 @@ def test_sums_alone_are_the_same(cap):
     np.testing.assert_allclose(alone, numpy_sums(*arrays, 0.1, cap), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_chunks_are_only_a_schedule():
     """Any number of chunks gives the same sums and gradients."""
     arrays = inputs(3, 12, 50, seed=1)
@@ -123,6 +125,7 @@ def test_the_chunks_are_only_a_schedule():
         assert small.relative(ours(*arrays, 0.01, 3.0, chunks), want) < 2e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("axes", "placed"), PLACEMENTS.values(), ids=PLACEMENTS.keys())
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_devices_give_what_one_gives(axes, placed, chunks):
@@ -135,6 +138,7 @@ def test_devices_give_what_one_gives(axes, placed, chunks):
     assert small.relative(alone, want[1]) < 2e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [1, 4])
 def test_a_head_spread_over_devices(data):
     """The vocabulary may be divided by an axis that the compiler partitions by itself."""

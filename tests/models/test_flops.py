@@ -133,6 +133,7 @@ def test_nanopt_hours():
     assert operations / (peak * 0.4 * 8) / 3600 == pytest.approx(13.0, abs=0.05)
 
 
+@pytest.mark.slow
 def test_the_full_count_is_what_the_compiler_counts():
     """XLA's count of an unrolled forward pass exceeds ours only by elementwise work."""
     config = small.config(layers=1, embed=64, head_size=32, mlp=256, vocab_size=512)

@@ -24,6 +24,7 @@ def greedy(model, prompt, count, eos_id=None):
     return tokens[len(prompt) :]
 
 
+@pytest.mark.slow
 def test_greedy_equals_brute_force():
     """At temperature 0 every completion is the argmax of every step; padding plays no part."""
     model = small.model()
@@ -32,6 +33,7 @@ def test_greedy_equals_brute_force():
     assert generate(model, PROMPTS[1:2], new_tokens=1) == [want[1][:1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["three_short_one_long", "gpt2"])
 def test_greedy_equals_brute_force_for_other_shapes(name):
     """Windows, learned positions and the rest change nothing about completion."""
@@ -72,6 +74,7 @@ def test_streaming_says_the_same(turn):
         assert joined == whole
 
 
+@pytest.mark.slow
 def test_a_row_does_not_depend_on_the_others():
     """Not on what they say, how long they are, whether they have ended or how many follow."""
     model = small.model()
@@ -85,6 +88,7 @@ def test_a_row_does_not_depend_on_the_others():
     assert others[2] != base[2]
 
 
+@pytest.mark.slow
 def test_the_seed_decides():
     """Same seed, same text; another seed, another text; two rows of one prompt differ."""
     model = small.model()
@@ -108,6 +112,7 @@ def test_draws_are_among_the_likeliest_of_every_step():
     assert generate(model, [prompt], new_tokens=10, sampling=one) == [greedy(model, prompt, 10)]
 
 
+@pytest.mark.slow
 def test_frequencies_follow_the_distribution():
     """The second sampled token, which the cache has a part in, over rows of one prompt."""
     model, rows, temperature = small.model(vocab_size=5), 800, 1.5
@@ -126,6 +131,7 @@ def test_frequencies_follow_the_distribution():
     assert (abs(got - rows * want) < 4 * sigma + 1).all()
 
 
+@pytest.mark.slow
 def test_one_compilation_for_each_bucket():
     """Prompts, lengths, temperature, top_k, top_p, seed and end token compile nothing again."""
     model = small.model(vocab_size=59)
@@ -174,6 +180,7 @@ def test_impossible_requests_are_refused(prompts, changes, words):
         stream(small.model(), prompts, **({"new_tokens": 3} | changes))
 
 
+@pytest.mark.slow
 def test_more_than_the_learned_positions_are_refused():
     """A row may fill them and not exceed them."""
     model = small.model(positions="learned", context=12)

@@ -17,6 +17,7 @@ def spread(array) -> float:
     return float(array.array.std()) / CUT
 
 
+@pytest.mark.slow
 def test_fan_in_scales():
     """Matrices have variance 1/fan_in, residual ones 2 * layers less, the embedding its own."""
     model = small.init(small.config(**WIDE, embedding_std=0.05, tied=False))
@@ -33,6 +34,7 @@ def test_fan_in_scales():
         assert spread(array) == pytest.approx(std, rel=0.02)
 
 
+@pytest.mark.slow
 def test_mup_changes_queries_and_the_head():
     """Queries start at zero and an untied head at 1/embed; everything else as with fan_in."""
     plain = small.init(small.config(**WIDE, tied=False))
@@ -43,6 +45,7 @@ def test_mup_changes_queries_and_the_head():
         np.testing.assert_array_equal(of(made).array, of(plain).array)
 
 
+@pytest.mark.slow
 def test_init_scale_scales_the_blocks():
     """It multiplies every matrix of the blocks and leaves the embedding."""
     one, two = (small.init(small.config(init_scale=scale)) for scale in (1.0, 2.0))
@@ -52,6 +55,7 @@ def test_init_scale_scales_the_blocks():
     np.testing.assert_array_equal(one.embedding.array, two.embedding.array)
 
 
+@pytest.mark.slow
 def test_zero_outputs_make_every_block_the_identity():
     """What writes to the residual stream starts at zero, so hidden states are normed embeddings."""
     model = small.init(small.config(zero_outputs=True, biases=True))
@@ -62,6 +66,7 @@ def test_zero_outputs_make_every_block_the_identity():
     assert np.asarray(model.blocks.stacked.mlp.up.matrix.array).any()
 
 
+@pytest.mark.slow
 def test_biases_and_norms_start_neutral():
     """Biases are zero and norm weights one."""
     model = small.init(small.config(biases=True, norm="layer"))
@@ -81,6 +86,7 @@ def test_layers_start_different():
     assert not np.isclose(gate, up).any()
 
 
+@pytest.mark.slow
 def test_no_number_is_beyond_three_deviations():
     """The normal distribution is cut."""
     model = small.init(small.config(embedding_std=0.02, vocab_size=4096))

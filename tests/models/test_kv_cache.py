@@ -67,6 +67,7 @@ CACHED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CACHED)
 def test_every_position_has_the_logits_of_the_whole_row(name):
     """Rows of different lengths, padded with ids that mean nothing; float32 to 1e-5 of NumPy's."""
@@ -75,6 +76,7 @@ def test_every_position_has_the_logits_of_the_whole_row(name):
     assert small.relative(step_by_step(model, tokens), reference.logits(model, tokens)) < 1e-5
 
 
+@pytest.mark.slow
 def test_blockwise_prompts():
     """The other back end for prompts that the compiler divides by itself; our own whole rows."""
     model = small.model(**small.VARIANTS["short_long"])
@@ -83,6 +85,7 @@ def test_blockwise_prompts():
     assert small.relative(got, all_at_once(model, tokens)) < 1e-5
 
 
+@pytest.mark.slow
 def test_bfloat16():
     """Within the rounding of bfloat16, and the cache has that dtype."""
     model = cast(small.model(), jnp.bfloat16)

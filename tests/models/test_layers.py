@@ -76,6 +76,7 @@ def test_layers_are_applied_in_order(data):
     np.testing.assert_allclose(got.array, want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", PATTERNS.values(), ids=PATTERNS.keys())
 def test_the_scan_equals_a_loop_over_layers(changes):
     """Scanning the stack is applying its layers one after the other, each with its window."""

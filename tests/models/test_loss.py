@@ -58,6 +58,7 @@ def test_nll_per_token_equals_the_oracle():
     np.testing.assert_array_equal(got.array[:, -1], 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES.keys())
 def test_chunked_loss_equals_the_plain_one(changes):
     """Value and every gradient agree with full logits, with a mask and a z-loss."""
@@ -77,6 +78,7 @@ def test_chunked_loss_equals_the_plain_one(changes):
         assert small.relative(small.run(eqx.filter_value_and_grad(objective), model), want) < 2e-5
 
 
+@pytest.mark.slow
 def test_means_are_exact_under_accumulation():
     """Sums of unequal microbatches add up to the sums of the whole batch."""
     model, rows = small.model(), small.tokens(batch=4)
@@ -92,6 +94,7 @@ def test_means_are_exact_under_accumulation():
     assert small.relative(summed, whole) < 1e-6
 
 
+@pytest.mark.slow
 def test_masked_predictions_have_no_gradient():
     """A target behind the mask may be any token."""
     model, rows = small.model(), small.tokens(batch=1)
@@ -110,6 +113,7 @@ def test_masked_predictions_have_no_gradient():
     assert small.relative(gradients(other), gradients(rows)) < 1e-6
 
 
+@pytest.mark.slow
 def test_bfloat16_loss_is_float32():
     """In bfloat16 compute the sums stay float32 and the gradients near those of float32."""
     model, rows = small.model(), small.named(small.tokens())
@@ -123,12 +127,14 @@ def test_bfloat16_loss_is_float32():
     assert small.relative(narrow, wide) < 0.1
 
 
+@pytest.mark.slow
 def test_row_without_a_divisor_is_refused():
     """A chunk count that does not divide the row is named in one line."""
     with pytest.raises(InputError, match="divisor of the 12 positions, found 5"):
         next_token_loss(small.model(), small.named(small.tokens()), chunks=5)
 
 
+@pytest.mark.slow
 def test_auto_uses_the_budget_and_the_shards():
     """Memory of the compiled loss follows the budget; a sharded batch needs fewer chunks."""
     assert chunk_count(16, 256, 2048) == 1
@@ -165,6 +171,7 @@ def test_auto_reads_the_shards_of_the_placement():
     assert 2 in loops(**options, placement=data)
 
 
+@pytest.mark.slow
 def test_auto_with_divided_positions():
     """Chunks divide the positions of one device, whatever the row's length allows."""
     placement = Placement(small.mesh(sequence=4), (), sequence=("sequence",))
@@ -218,6 +225,7 @@ def test_devices_give_what_one_gives(axes):
     assert small.relative(got_each, want_each) < 2e-5
 
 
+@pytest.mark.slow
 def test_learning_reduces_the_loss():
     """A few steps of gradient descent on one batch at least halve its loss."""
     model = small.model(layers=1)

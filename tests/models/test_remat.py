@@ -29,6 +29,7 @@ def plain_gradient():
     return small.gradient(squares("none"), small.model(attention_soft_cap=2.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", SETTINGS)
 def test_every_setting_gives_the_same_gradients(remat):
     """What the backward pass keeps never changes what it computes."""
@@ -36,6 +37,7 @@ def test_every_setting_gives_the_same_gradients(remat):
     assert small.relative(got, plain_gradient()) < 2e-6
 
 
+@pytest.mark.slow
 def test_offloading_gives_the_same_gradients():
     """Named intermediates may go to the host's memory and come back."""
     if "pinned_host" not in {memory.kind for memory in jax.devices()[0].addressable_memories()}:

@@ -86,6 +86,7 @@ def test_greedy_is_the_first_of_the_largest():
     np.testing.assert_array_equal(got, logits.argmax(axis=1))
 
 
+@pytest.mark.slow
 def test_a_draw_depends_on_seed_row_and_position_only():
     """Each of the three changes it, and another row's logits do not."""
     logits = np.zeros((50, 1000), np.float32)

@@ -19,6 +19,7 @@ from tests.models import reference, small
 logits_of = eqx.filter_jit(lambda model, tokens, **forward: model.logits(tokens, **forward).array)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", small.VARIANTS.values(), ids=small.VARIANTS.keys())
 def test_logits_equal_the_oracle(changes):
     """Every variant computes what float64 loops over the formulas compute."""
@@ -28,6 +29,7 @@ def test_logits_equal_the_oracle(changes):
     np.testing.assert_allclose(logits_of(model, small.named(rows)), want, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["grouped", "untied"])
 def test_both_orders_of_axes_compute_the_same(name):
     """Features first, as on a TPU, or tokens first: the same logits and gradients."""
@@ -76,6 +78,7 @@ def test_the_future_does_not_influence_the_past(changed, new, seed):
     np.testing.assert_array_equal(before[:, :changed], after[:, :changed])
 
 
+@pytest.mark.slow
 def test_a_window_bounds_how_far_one_sees():
     """With a window of 3 a token reaches its own position of the block's output and two more."""
     model, rows = small.model(), small.tokens()
@@ -96,6 +99,7 @@ def first_layer(model, rows, window):
     return block(x, angles, window=window, **settings).array
 
 
+@pytest.mark.slow
 def test_rows_do_not_influence_each_other():
     """A row's logits do not depend on the rest of the batch."""
     model, rows = small.model(), small.tokens(batch=3)
@@ -114,6 +118,7 @@ def test_cast_changes_all_but_norms():
     assert eqx.filter_eval_shape(model.logits, rows).dtype == jnp.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", small.VARIANTS.values(), ids=small.VARIANTS.keys())
 def test_every_variant_computes_in_bfloat16(changes):
     """No knob brings float32 into the residual stream, nor makes logits of less."""
@@ -132,6 +137,7 @@ def test_bfloat16_is_near_float32():
     assert 1e-4 < abs(wide - narrow).max() / abs(wide).max() < 0.05
 
 
+@pytest.mark.slow
 def test_gradients_through_cast_are_float32():
     """The gradient with respect to the stored parameters has their dtype."""
     rows = small.named(small.tokens())
@@ -141,6 +147,7 @@ def test_gradients_through_cast_are_float32():
     assert {leaf.dtype for leaf in jax.tree.leaves(grads)} == {jnp.dtype(jnp.float32)}
 
 
+@pytest.mark.slow
 def test_sharding_by_axis_name_changes_nothing():
     """The same numbers come out of eight devices, with batch and mlp spread over them."""
     mesh = small.mesh(data=4, tensor=2)

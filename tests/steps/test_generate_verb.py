@@ -27,6 +27,8 @@ from tests.pipeline.helpers import bring_up
 from tests.steps.mini import MINI
 from tests.steps.mini import run as run_experiment
 
+pytestmark = pytest.mark.slow  # whichever test comes first trains the model
+
 ROOT = Path(__file__).parents[2]
 PROMPTS = ("Return the", "This module", "")
 TOKENS = 20
@@ -238,7 +240,6 @@ def test_a_tokenizer_of_another_size(trained, capsys, monkeypatch):
     assert "999" in line
 
 
-@pytest.mark.slow
 def test_the_installed_command_is_this_one(trained):
     """The script's entry point, and the same as a module in a process of its own."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

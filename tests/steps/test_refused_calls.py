@@ -144,6 +144,7 @@ def test_a_call_that_cannot_work_is_refused(call, words):
         call()
 
 
+@pytest.mark.slow
 def test_the_command_says_so_in_one_line_and_begins_nothing(capsys, tmp_path):
     """No prompts to write after, which used to matter only when the model was trained."""
     store = str(tmp_path / "store")

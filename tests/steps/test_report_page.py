@@ -177,6 +177,7 @@ def test_the_table_of_attempts():
     assert second[-1] == "finished"
 
 
+@pytest.mark.slow
 def test_an_attempt_that_was_killed_while_it_compiled_did_no_steps():
     """No restart is drawn for it, and the table gives it no steps."""
     compiling = Attempt(attempt="m", began=66.0, buckets={"compile": 10.0})

@@ -82,6 +82,7 @@ def stores(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 def test_a_shard_for_every_row_group(stores):
     """Named by split, file and row group; in the order of the documents."""
     _, manifest = stores["auto"]

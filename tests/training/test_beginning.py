@@ -41,6 +41,7 @@ def start_with(finished, take, **changes):
     return begin(job, program, nothing_damaged), program
 
 
+@pytest.mark.slow
 def test_taking_the_model_leaves_the_optimizer_new(finished):
     """Parameters are the checkpoint's; moments, counts and step are those of a new run."""
     found, program = start_with(finished, "model")
@@ -50,6 +51,7 @@ def test_taking_the_model_leaves_the_optimizer_new(finished):
     assert (int(found.state.step), found.step, found.rows) == (0, 0, [])
 
 
+@pytest.mark.slow
 def test_taking_the_moments_takes_their_counts_too(finished):
     """Without its count Adam's bias correction would blow the first updates up."""
     found, program = start_with(finished, "moments", ema=0.5)
@@ -64,6 +66,7 @@ def test_taking_the_moments_takes_their_counts_too(finished):
     assert int(state.step) == 1
 
 
+@pytest.mark.slow
 def test_an_extended_run_is_the_longer_run(finished, tmp_path):
     """Four steps and four more have the bits, rows and evaluations of eight at once."""
     _, job, four = finished
@@ -90,6 +93,7 @@ def test_an_extended_run_is_the_longer_run(finished, tmp_path):
     assert four.checkpoint != extended.checkpoint
 
 
+@pytest.mark.slow
 def test_what_is_exported_of_a_run_with_an_average_is_the_average(finished, tmp_path):
     """Loading the model of its checkpoint gives the average's bits, and evaluations are of it."""
     job = finished[1]
@@ -106,6 +110,7 @@ def test_what_is_exported_of_a_run_with_an_average_is_the_average(finished, tmp_
     assert found.evaluations[-1]["loss"] != finished[2].evaluations[-1]["loss"]
 
 
+@pytest.mark.slow
 def test_a_start_that_cannot_be_is_refused(finished, tmp_path):
     """No more steps, another model, a checkpoint that is gone, an unknown word."""
     _, job, four = finished

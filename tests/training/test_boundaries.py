@@ -19,6 +19,7 @@ EOS = tiny.EOS
 ROWS = st.lists(st.integers(0, 3), min_size=16, max_size=16)  # one shape, compiled once
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(ROWS)
 def test_segments_begin_at_every_eos(row):
@@ -67,6 +68,7 @@ def _logits(tokens):
     return jax.jit(lambda model: model.logits(rows).array)(tiny.program().init().model)
 
 
+@pytest.mark.slow
 def test_separate_documents_score_as_they_do_alone():
     """The loss of a row is that of its documents one by one, each behind its own EOS."""
     first, second, third = documents(0, (9, 13, 7))
@@ -81,6 +83,7 @@ def test_separate_documents_score_as_they_do_alone():
     assert joined != pytest.approx(nll, rel=1e-4), "attention must reach across when asked to"
 
 
+@pytest.mark.slow
 def test_a_padded_row_scores_as_its_documents():
     """Padding adds nothing to the sum and nothing to the count, and no gradient."""
     first, second = documents(1, (8, 10))
@@ -91,6 +94,7 @@ def test_a_padded_row_scores_as_its_documents():
     assert (nll, count) == (pytest.approx(plain, rel=1e-6), plain_count)
 
 
+@pytest.mark.slow
 def test_the_switch_reaches_the_compiled_step():
     """`separate_documents` changes the loss of a step on rows with several documents."""
     tokens = tiny.random_tokens(5)

@@ -36,6 +36,7 @@ def verify(path):
     return names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("devices", "group"), [(1, 1), (2, 2), (8, 4)])
 def test_four_devices_restore_on_any_number(new_checkpointer, devices, group):
     """A state split over four devices comes back with the same bits on 1, 2 and 8."""

@@ -76,6 +76,7 @@ def test_two_failed_saves_in_a_row_are_an_error_and_so_is_the_last(new_checkpoin
     assert checkpointer.latest is None
 
 
+@pytest.mark.slow
 def test_an_old_checkpoint_that_cannot_be_deleted_waits_for_the_next_time(new_checkpointer):
     """The new one is committed all the same."""
     refuse, dropped = [True], []

@@ -69,6 +69,7 @@ def scores(program, model, read, rows, batch_size=tiny.BATCH):
     return evaluate(program.evaluation_step, model, batches, table)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tokens", "most"), [(600, None), (600, 16), (300, None), (600, 5), (100, None), (20, None)]
 )
@@ -84,6 +85,7 @@ def test_scores_are_exact_token_means(tokens, most):
     assert found["bits_per_byte"] == pytest.approx(nll / math.log(2) / size, rel=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("devices", "batch_size"), [(1, 24), (4, 8), (8, 24)])
 def test_devices_and_batch_size_do_not_enter_the_figures(devices, batch_size):
     """One device or many, batches of 8 or of 24 rows: the same to the rounding of a row."""

@@ -3,10 +3,12 @@
 import json
 
 import numpy as np
+import pytest
 
 from tests.golden import losses
 
 
+@pytest.mark.slow
 def test_the_first_hundred_losses_are_unchanged():
     """Bit for bit on the jaxlib and the kind of processor they come from, within 1e-4 elsewhere."""
     want, got = json.loads(losses.PATH.read_text()), losses.current()

@@ -33,6 +33,7 @@ def test_a_spike_is_a_loss_far_above_the_median_of_the_last_ones(losses, loss):
     assert bool(is_spike(recent, jnp.float32(loss), 3.0)) == want
 
 
+@pytest.mark.slow
 def test_the_average_follows_the_applied_parameters():
     """A NumPy average of the parameters after every step; a step not applied leaves it alone."""
     program = tiny.program(ema=0.9)
@@ -51,6 +52,7 @@ def test_the_average_follows_the_applied_parameters():
     assert state.scored is state.average
 
 
+@pytest.mark.slow
 def test_a_spike_is_skipped_and_counted_and_ordinary_steps_are_not():
     """After many batches of one token, a batch of random ones is not applied."""
     program = tiny.program(spike_guard=1.2)
@@ -75,6 +77,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BAD)
 @pytest.mark.parametrize("place", ["loss", "parameter", "moment"])
 def test_what_is_not_finite_is_never_applied(kind, place):

@@ -55,6 +55,7 @@ def faults(*arguments: str, **environment: str) -> tuple[int, int]:
     return int(new), int(given_back)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc")
 def test_intermediates_are_not_cleared_again():
     """Five steps of XLA's own threads: hardly a new page on CPUs, all of them new elsewhere."""

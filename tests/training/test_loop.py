@@ -63,6 +63,7 @@ def model_of(result):
     return load_model(result.checkpoint, tiny.MODEL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("devices", "step"), [(1, 1), (1, 5), (4, 3)])
 def test_resumed_run_is_the_uninterrupted_one(whole, tmp_path, devices, step):
     """Resumed at a step, history, evaluations and final parameters have the same bits."""
@@ -78,6 +79,7 @@ def test_resumed_run_is_the_uninterrupted_one(whole, tmp_path, devices, step):
     assert (got.steps, got.compilations) == (6, 1)
 
 
+@pytest.mark.slow
 def test_result_of_an_uninterrupted_run(whole):
     """Rows for every step, evaluations at 0, every 4 and the end, checkpoints at every step."""
     result, committed, _ = whole(1)
@@ -93,6 +95,7 @@ def test_result_of_an_uninterrupted_run(whole):
     assert sum(parts.values()) < 1.2 * result.seconds["total"]
 
 
+@pytest.mark.slow
 def test_same_losses_on_one_device_and_on_four(whole):
     """Losses of the whole loop agree between one device and a 2 x 2 mesh within 1e-5."""
     one, four = ([row["loss"] for row in whole(n)[0].history] for n in (1, 4))
@@ -204,6 +207,7 @@ def test_no_validation_split_means_no_evaluation(data, tmp_path):
     assert train(job, devices=jax.devices()[:1]).evaluations == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("evaluation_number", "at"), [(1, 0), (2, 4), (3, 6)])
 def test_sigterm_does_not_wait_for_an_evaluation(
     whole, tmp_path, monkeypatch, evaluation_number, at
@@ -284,6 +288,7 @@ def test_an_error_waits_for_the_checkpoint_under_way_and_is_the_one_raised(
     assert committed == [3]
 
 
+@pytest.mark.slow
 def test_writing_a_profile_is_not_a_step_to_the_watchdog(data, tmp_path, monkeypatch):
     """It may take longer than any step."""
     phases = []
@@ -307,6 +312,7 @@ def test_writing_a_profile_is_not_a_step_to_the_watchdog(data, tmp_path, monkeyp
     assert phases[-1] == "ending"
 
 
+@pytest.mark.slow
 def test_a_tracker_that_is_off_is_told_of(data, tmp_path, monkeypatch):
     """Whoever runs the training hears of it once, and the run is what it is without."""
     monkeypatch.setitem(sys.modules, "tensorboardX", None)

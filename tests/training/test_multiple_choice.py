@@ -57,6 +57,7 @@ def losses(ids):
     return reference.nll(model(), row)[0][0], reference.logits(model(), row)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("devices", "batch_size"), [(1, 8), (8, 16)])
 def test_log_likelihoods_are_those_of_the_reference(devices, batch_size):
     """Rows of many lengths, more than a batch, in the order they were given."""

@@ -82,6 +82,7 @@ def named(tree):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("rms", [0.2, None])
 def test_every_layers_matrix_is_orthogonalised_on_its_own(rms, nesterov):
@@ -112,6 +113,7 @@ def test_every_layers_matrix_is_orthogonalised_on_its_own(rms, nesterov):
                 np.testing.assert_allclose(direction[name].array[layer], array, rtol=0, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_one_layer_is_what_optax_does_with_a_plain_matrix():
     """optax.contrib.muon on 2-D arrays gives the same updates, width scaling and decay included."""
     config = OptimizerConfig(
@@ -167,6 +169,7 @@ def test_a_layers_scale_does_not_reach_another_layer():
         np.testing.assert_allclose(one[name].array, two[name].array, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_everything_else_is_adamw_without_the_ratio():
     """Embedding, head, norms and biases move as under kind="adamw", whatever Muon's rate."""
     config = dataclasses.replace(tiny.MODEL, tied=False, layers=1)

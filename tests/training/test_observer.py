@@ -64,6 +64,7 @@ def plain(row):
     return {name: value for name, value in row.items() if name not in ("kind", "time")}
 
 
+@pytest.mark.slow
 def test_two_attempts_leave_one_account_and_one_history(root, tmp_path):
     """The second goes on from step 4 of the first's six; lines, buckets and marks agree."""
     first, committed = run(job(root, tmp_path, "a"))
@@ -104,6 +105,7 @@ class Breaks:
         raise RuntimeError("quota")
 
 
+@pytest.mark.slow
 def test_observation_changes_no_bit(root, tmp_path, monkeypatch):
     """With a broken tracker, a profile and a journal the parameters are those of a run without."""
     monkeypatch.setattr(trackers, "_child", lambda name, context: Breaks())

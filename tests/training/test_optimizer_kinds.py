@@ -46,6 +46,7 @@ def run(program, state, steps):
     return state, losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "dtype"), KINDS)
 def test_loss_falls_and_a_restored_run_is_the_uninterrupted_one(kind, dtype, tmp_path):
     """Two batches are learned; from a checkpoint half-way the same bits come out."""
@@ -65,6 +66,7 @@ def test_loss_falls_and_a_restored_run_is_the_uninterrupted_one(kind, dtype, tmp
     assert after[-1] < before[0] - 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["muon"])
 def test_a_resumed_job_is_the_uninterrupted_one(kind, tmp_path):
     """The whole loop, resumed at step 3, gives the history and parameters of the whole run."""

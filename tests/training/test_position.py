@@ -25,6 +25,7 @@ def _more(job, checkpoint, **changes):
     return dataclasses.replace(job, train=config, resume_from=((2, checkpoint),))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -39,6 +40,7 @@ def test_another_batch_is_refused_naming_both(stopped, changes, words):
         train(_more(job, checkpoint, **changes), devices=jax.devices()[:1])
 
 
+@pytest.mark.slow
 def test_other_data_is_refused_and_moved_data_is_not(stopped, tmp_path):
     """Another seed or another shard is another order; another folder is not."""
     _, job, checkpoint = stopped

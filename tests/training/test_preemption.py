@@ -27,6 +27,7 @@ def test_sigterm_is_noticed_and_the_old_handler_comes_back():
         signal.signal(signal.SIGTERM, old)
 
 
+@pytest.mark.slow
 def test_a_second_signal_while_the_first_is_heard_changes_nothing():
     """A signal at every line that the handler runs, in whatever module."""
     script = """
@@ -50,6 +51,7 @@ print(50 - left[0])
     assert int(done.stdout or 0) > 1, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("told", [False, True])
 def test_once_told_to_leave_the_process_is_not_ended_on_its_way_out(told):
     """Another signal after the context kills a process that heard none in it, and no other."""

@@ -53,6 +53,7 @@ def test_other_errors_propagate(message):
         preflight(program)
 
 
+@pytest.mark.slow
 def test_a_program_of_the_cpu():
     """FLOPs are the model's weights times six a token, and reference attention's full square."""
     devices = 4

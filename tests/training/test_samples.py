@@ -35,6 +35,7 @@ def placed(model: Transformer, layout) -> Transformer:
     return jax.device_put(model, layout.shardings(model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parallel",
     [
@@ -54,6 +55,7 @@ def test_every_mesh_writes_what_one_device_writes(parallel):
     assert sampler.compilations == 1
 
 
+@pytest.mark.slow
 def test_one_new_token():
     """The one that the prompts' own pass gives."""
     layout = make_layout(jax.devices()[:1])

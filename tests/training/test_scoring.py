@@ -54,6 +54,7 @@ def close(rows, wanted, tolerance):
             assert got[name] == (pytest.approx(value, rel=tolerance) if name in FIGURES else value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 def test_whole_sets_on_any_number_of_devices(trained, wanted, devices):
     """The figures are sums over all sequences of each set, whatever the devices."""
@@ -94,6 +95,7 @@ def test_a_group_that_does_not_divide_the_model(trained, caplog):
     assert "does not fit the 6 devices here" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_part_of_the_sets_is_the_same_in_the_loop_and_beside_it(trained):
     """What the training loop wrote down at its last step is what a scorer finds."""
     root, _, _ = trained

@@ -70,6 +70,7 @@ def data(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_a_scheduled_run_compiles_once_a_stage_and_resumes_anywhere(data, tmp_path):
     """Tokens per step follow the schedules; resumed in each stage, the end has the same bits."""
     committed = []
@@ -99,6 +100,7 @@ def test_a_stage_that_does_not_fit_the_devices_is_refused_before_the_first_step(
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["the stage's last step", "the next stage's compilation"])
 def test_a_signal_between_two_stages_saves_at_once(data, tmp_path, monkeypatch, moment):
     """Neither a step of the next stage nor the end of its compilation is waited for."""

@@ -24,6 +24,7 @@ def run(program, batches, mask=ONES):
     return state, rows
 
 
+@pytest.mark.slow
 def test_losses_and_gradient_norm_are_those_of_the_mean_loss():
     """Loss and gradient norm equal autodiff of the plain mean over the counted predictions."""
     program = tiny.program()
@@ -45,6 +46,7 @@ def test_losses_and_gradient_norm_are_those_of_the_mean_loss():
     assert rows[0]["tokens"] == mask[:, :-1].sum()
 
 
+@pytest.mark.slow
 def test_accumulation_is_exact_under_unequal_masks():
     """Four microbatches that count unequal tokens give the gradient of one batch to 1e-6."""
     tokens = jnp.asarray(tiny.random_tokens(3))
@@ -73,6 +75,7 @@ def _loss_function(config):
     return LossFunction(config, tiny.program().layout, "reference", Boundaries(eos_id=0))
 
 
+@pytest.mark.slow
 def test_z_loss_is_in_the_gradient():
     """With z-loss the gradient is that of the sum of nll and weighted squared log-partition."""
     config = dataclasses.replace(tiny.TRAIN, z_loss=1e-2)
@@ -95,6 +98,7 @@ def test_z_loss_is_in_the_gradient():
     assert float(sums.z) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "changes"),
     [
