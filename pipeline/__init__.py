@@ -4,7 +4,6 @@ Nothing of machine learning is imported here, so that planning a graph takes no 
 """
 
 from pipeline.errors import InputError, PonenteError
-from pipeline.execute.step_context import GangProcess, StepContext
 from pipeline.experiment import Experiment
 from pipeline.graph.artifact import Artifact
 from pipeline.graph.external import External
@@ -12,6 +11,7 @@ from pipeline.graph.hardware import Hardware, local, pod
 from pipeline.graph.live import Live
 from pipeline.graph.node import named
 from pipeline.graph.step import Result, step
+from pipeline.graph.step_context import GangProcess, StepContext
 from pipeline.identity.fingerprint import Runtime
 from pipeline.sweep import select, sweep
 

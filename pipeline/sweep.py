@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeVar, cast
 
 from pipeline.errors import InputError
-from pipeline.execute.step_context import Reference, StepContext
 from pipeline.graph.artifact import Artifact
 from pipeline.graph.node import as_node, named
 from pipeline.graph.step import step
+from pipeline.graph.step_context import Reference, StepContext
 
 A = TypeVar("A", bound=Artifact)
 V = TypeVar("V")

@@ -31,7 +31,7 @@ from pipeline import (
     step,
 )
 from pipeline.errors import CorruptOutput, WorkerLost
-from pipeline.execute.step_context import Emit, ShardTask, write_shard
+from pipeline.graph.step_context import Emit, ShardTask, write_shard
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
 from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from models.config import TransformerConfig
 from models.sampling_config import Sampling
 from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepContext, local, step
-from pipeline.execute.step_context import Emit
+from pipeline.graph.step_context import Emit
 from steps.artifacts import Checkpoint, Completions, Tokenizer
 from steps.checkpoints.find import open_model, tokenizer_of
 from steps.coordinator import FLAGS, coordinator_of

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from models.config import TransformerConfig
 from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepContext, local, step
 from pipeline.errors import Preempted
-from pipeline.execute.step_context import Emit
+from pipeline.graph.step_context import Emit
 from pipeline.identity.fingerprint import digest, plain_identity
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger

@@ -66,7 +66,7 @@ def test_imports_go_one_way(package):
     [
         ("data", "from models.config import TransformerConfig"),
         ("models", "import training.loop"),
-        ("training", "from pipeline.execute.step_context import StepContext"),
+        ("training", "from pipeline.graph.step_context import StepContext"),
         ("pipeline", "import numpy as np"),
         ("steps", "from experiments import run_200m"),
         ("data", "def f():\n    from steps import sample"),
@@ -75,6 +75,57 @@ def test_imports_go_one_way(package):
 def test_the_import_check_can_fail(package, line):
     """Each kind of forbidden import is seen."""
     assert violations(package, line)
+
+
+FLOORS = {
+    "pipeline": (
+        *("errors", "identity", "store", "graph", "plan", "execute", "sweep", "pages", "doctor"),
+        *("cli", "experiment", "__init__"),
+    ),
+    "steps": (
+        *("platforms", "artifacts", "coordinator", "declared", "budget", "checkpoints", "sampling"),
+        *("scoring", "reporting", "", "cli", "__init__"),
+    ),
+}
+"""Folders, and files beside them, of a package; each imports only what stands before it.
+
+The empty name stands for the files that declare steps.
+"""
+
+
+def climbs(package: str, module: str, source: str) -> list[str]:
+    """Imports in a module of a package from a floor above its own."""
+    floors = FLOORS[package]
+
+    def floor(name: str) -> int:
+        second = (name.split(".") + ["__init__"])[1]
+        known = second in floors or (ROOT / package / f"{second}.py").exists()
+        return floors.index(second if second in floors else "" if known else "__init__")
+
+    inside = (name for name in imports(source) if name.split(".")[0] == package)
+    return [name for name in inside if floor(name) > floor(module)]
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_folders_import_only_what_is_below_them(package):
+    """No import goes up, so none goes in a circle between folders."""
+    for path in (ROOT / package).rglob("*.py"):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        assert climbs(package, module, path.read_text()) == [], path
+
+
+@pytest.mark.parametrize(
+    ("package", "module", "line"),
+    [
+        ("pipeline", "pipeline.store.gc", "from pipeline.graph.node import Node"),
+        ("pipeline", "pipeline.graph.step", "import pipeline.cli.run"),
+        ("pipeline", "pipeline.plan.state", "from pipeline import Artifact"),
+        ("steps", "steps.reporting.page", "from steps.train import train"),
+    ],
+)
+def test_the_check_of_folders_can_fail(package, module, line):
+    """An import of a folder above, of a file, and of the package itself are seen."""
+    assert climbs(package, module, line)
 
 
 def loaded_by(code: str) -> set[str]:

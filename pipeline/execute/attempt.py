@@ -33,10 +33,10 @@ from pipeline.errors import (
 )
 from pipeline.execute.logs import NAME as LOG
 from pipeline.execute.logs import capture
-from pipeline.execute.step_context import Emit, Reference, StepContext, Workers
 from pipeline.graph.external import check_unchanged
 from pipeline.graph.live import Live, Source
 from pipeline.graph.step import StepSpec
+from pipeline.graph.step_context import Emit, Reference, StepContext, Workers
 from pipeline.identity import digests, provenance
 from pipeline.identity.digests import Identity
 from pipeline.identity.listing import Listing

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pipeline.errors import Cancelled, InputError
-from pipeline.execute.step_context import Emit, GangProcess, ShardTask, write_shard
 from pipeline.graph.hardware import Hardware
+from pipeline.graph.step_context import Emit, GangProcess, ShardTask, write_shard
 from pipeline.store.manifest import Shard
 
 

@@ -20,9 +20,9 @@ from typing import ClassVar
 
 from pipeline.errors import PonenteError
 from pipeline.store import storage
+from pipeline.store.manifest import PROCESS_LOGS
 
 NAME = "log.txt"  # of the process that executes the step
-PROCESSES = "logs"  # directory of the logs of a gang's processes
 PART_SECONDS = 10.0
 PART_BYTES = 64 * 1024
 _ENGINE = "ponente"
@@ -85,8 +85,8 @@ def processes(attempt: str) -> list[str]:
     """URLs of the logs in an attempt's directory: the step's own, then those of a gang."""
     names = storage.list_names(attempt)
     found = [storage.join(attempt, NAME)] if NAME in names else []
-    if PROCESSES in names:
-        directory = storage.join(attempt, PROCESSES)
+    if PROCESS_LOGS in names:
+        directory = storage.join(attempt, PROCESS_LOGS)
         found += [storage.join(directory, name) for name in storage.list_names(directory)]
     return found
 

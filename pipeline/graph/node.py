@@ -58,6 +58,11 @@ class Node:
         return self.step.advise({**self.config, **self.runtime}) if self.step.advise else []
 
     @property
+    def reads_lineage(self) -> bool:
+        """Whether its step reads more of its inputs than what they hold."""
+        return self.step.reads_lineage
+
+    @property
     def directory(self) -> str:
         """Name of its output directory under the store's prefix; a display name changes nothing."""
         return f"{self.step.name}-{self.key[:_KEY_DIGITS]}"

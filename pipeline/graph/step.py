@@ -31,7 +31,7 @@ from pipeline.graph.node import Node
 from pipeline.graph.signature import Input, Signature, read_signature
 
 if typing.TYPE_CHECKING:
-    from pipeline.execute.step_context import StepContext
+    from pipeline.graph.step_context import StepContext
 
 P = ParamSpec("P")
 A = TypeVar("A", bound=Artifact)

@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pipeline.errors import PonenteError
-from pipeline.graph.node import Node
 from pipeline.store import lease, manifest, storage
 from pipeline.store.ledger import DIRECTORY as LEDGER
 from pipeline.store.ledger import Ledger, age_of
 from pipeline.store.manifest import ATTEMPTS, FAILURE, KEEP, RETIRED, Manifest
-from pipeline.store.outputs import Store, forget_missing, is_output_name
+from pipeline.store.outputs import Store, Wanted, forget_missing, is_output_name
 from pipeline.store.parallel import concurrently
 
 _KEPT_OF_AN_ATTEMPT = ("log.txt", "logs", FAILURE, KEEP)
@@ -174,7 +173,9 @@ def _children(directory: str) -> list[str]:
     return [storage.join(directory, name) for name in storage.list_names(directory)]
 
 
-def find_garbage(store: Store, nodes: Iterable[Node], keep: Keep = Keep(recorded=False)) -> Report:
+def find_garbage(
+    store: Store, nodes: Iterable[Wanted], keep: Keep = Keep(recorded=False)
+) -> Report:
     """What could be deleted from the store: all but the nodes' outputs and what else is to stay.
 
     Kept are also the outputs that kept ones refer to, and every output that is being built.

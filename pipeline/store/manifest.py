@@ -31,6 +31,7 @@ ATTEMPTS = "attempts"
 ADOPTED, SAME_INPUTS = "adopted", "same inputs"  # kinds of origins
 RETIRED = "retired"  # manifests that a rebuild replaced
 FAILURE = "failure.json"
+PROCESS_LOGS = "logs"  # in an attempt: logs of the processes of a gang
 KEEP = "keep"  # in an attempt: files for people, kept of every attempt
 _LIST_FROM = 4  # files
 _ELSEWHERE_SECONDS = 5.0

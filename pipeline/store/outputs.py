@@ -13,10 +13,11 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from pipeline.errors import CorruptOutput, PonenteError
-from pipeline.graph.node import Node
 from pipeline.identity import digests
+from pipeline.identity.digests import Identity
 from pipeline.store import manifest, storage
 from pipeline.store.builds import changed_defaults
 from pipeline.store.manifest import Manifest
@@ -25,6 +26,30 @@ _INDEX = "index"
 _OUTPUT_NAME = re.compile(r".+-[0-9a-f]{20}")
 
 logger = logging.getLogger("ponente")
+
+
+class Wanted(Protocol):
+    """What an output is asked for by: a node of a graph."""
+
+    @property
+    def key(self) -> str:
+        """Which output."""
+        ...
+
+    @property
+    def directory(self) -> str:
+        """Its name in a store."""
+        ...
+
+    @property
+    def identity(self) -> Identity:
+        """What the node computes, whatever its inputs are."""
+        ...
+
+    @property
+    def reads_lineage(self) -> bool:
+        """Whether equal contents of inputs do not make equal outputs."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -57,11 +82,11 @@ class Store:
         self.shared = tuple(storage.normalise(url) for url in shared)
         self._unreachable: dict[str, str] = {}
 
-    def path(self, node: Node) -> str:
+    def path(self, node: Wanted) -> str:
         """The node's directory in the user's own store."""
         return storage.join(self.prefix, node.directory)
 
-    def find(self, node: Node) -> Found | None:
+    def find(self, node: Wanted) -> Found | None:
         """The node's output, from the first store that has it.
 
         Raises:
@@ -99,9 +124,9 @@ class Store:
             return None
         return Found(path, found, shared=True) if found is not None else None
 
-    def same(self, node: Node, contents: Mapping[str, str]) -> Found | None:
+    def same(self, node: Wanted, contents: Mapping[str, str]) -> Found | None:
         """An output that the node's step and configuration made from these contents."""
-        if node.step.reads_lineage or not contents:
+        if node.reads_lineage or not contents:
             return None
         recipe = digests.recipe(node.identity, contents)
         for prefix in (self.prefix, *self.shared):

@@ -25,7 +25,7 @@ from data import cache
 from data.cache import TokenShard
 from data.token_array import TokenArray
 from pipeline.errors import StorageError
-from pipeline.execute.step_context import ShardTask, write_shard
+from pipeline.graph.step_context import ShardTask, write_shard
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
 from tests.faults.registry import Fault, pick, trials

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.errors import CorruptOutput
 from pipeline.execute import inline
-from pipeline.execute.step_context import ShardTask, StepContext
+from pipeline.graph.step_context import ShardTask, StepContext
 from pipeline.store import lease, storage
 from tests.faults import crash
 from tests.faults.disk import Killed, Life, Trouble, data_read, data_written

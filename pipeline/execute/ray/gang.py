@@ -38,8 +38,8 @@ from pipeline.execute.ray.heartbeat import (
     terminate_self,
 )
 from pipeline.execute.ray.placement import Placement, Waiting
-from pipeline.execute.step_context import Emit, GangProcess
 from pipeline.graph.hardware import Hardware
+from pipeline.graph.step_context import Emit, GangProcess
 from pipeline.store import storage
 
 _BEGIN_SECONDS = 120.0  # for a process whose place is reserved

@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.errors import InputError
 from pipeline.execute.ray import runtime_env
-from pipeline.execute.step_context import Emit
+from pipeline.graph.step_context import Emit
 
 _SILENCE_SECONDS = 60.0
 _BEATS_IN_SILENCE = 12

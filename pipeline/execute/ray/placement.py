@@ -20,8 +20,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from pipeline.errors import Cancelled, InputError, ResourcesUnavailable
 from pipeline.execute.ray import runtime_env
 from pipeline.execute.ray.heartbeat import Heartbeat
-from pipeline.execute.step_context import Emit
 from pipeline.graph.hardware import Hardware
+from pipeline.graph.step_context import Emit
 
 _POLL_SECONDS = 0.5
 _RESERVE_SECONDS = 60.0  # of one try of Ray's slice scheduler

@@ -20,8 +20,8 @@ from pipeline.errors import Cancelled, WorkerLost
 from pipeline.execute.ray import runtime_env
 from pipeline.execute.ray.gang import run_gang
 from pipeline.execute.ray.heartbeat import FailureDetector, Heartbeat, exit_with_parent
-from pipeline.execute.step_context import Emit, ShardTask, write_shard
 from pipeline.graph.hardware import Hardware
+from pipeline.graph.step_context import Emit, ShardTask, write_shard
 from pipeline.store import retry
 from pipeline.store.manifest import Shard
 

@@ -25,8 +25,8 @@ from pipeline.errors import (
 from pipeline.execute.ray import backend as ray_backend
 from pipeline.execute.ray import gang, heartbeat
 from pipeline.execute.ray.heartbeat import HeartbeatAges
-from pipeline.execute.step_context import Emit
 from pipeline.graph.hardware import local
+from pipeline.graph.step_context import Emit
 from tests.pipeline.execute import cluster as several
 from tests.pipeline.execute.cluster import run_on
 from tests.pipeline.toy import Total

@@ -13,8 +13,8 @@ from pipeline.errors import StepFailed
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.execute.ray import gang, runtime_env
-from pipeline.execute.step_context import Emit
 from pipeline.graph.node import as_node
+from pipeline.graph.step_context import Emit
 from pipeline.store.outputs import Store
 from tests.pipeline.helpers import bring_up, check_invariants
 from tests.pipeline.toy import Scale, Total, kill_once, numbers, refuse, scaled, total

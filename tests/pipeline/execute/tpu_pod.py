@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import ray
 
 from pipeline import GangProcess, Result, Runtime, StepContext, pod, step
-from pipeline.execute.step_context import Emit
+from pipeline.graph.step_context import Emit
 from tests.pipeline.execute import cluster as several
 from tests.pipeline.toy import Total
 

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pipeline.errors import InputError, WorkerLost
-from pipeline.execute.logs import PROCESSES
 from pipeline.graph.artifact import Artifact
 from pipeline.graph.hardware import Hardware
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
-from pipeline.store.manifest import ATTEMPTS, KEEP, Shard
+from pipeline.store.manifest import ATTEMPTS, KEEP, PROCESS_LOGS, Shard
 from pipeline.store.parallel import concurrently
 
 Emit = Callable[[dict[str, Any]], None]
@@ -256,5 +255,5 @@ class StepContext:
 
         All processes start or none, and the loss of one ends them all (`WorkerLost`).
         """
-        logs = storage.join(self.directory, PROCESSES)
+        logs = storage.join(self.directory, PROCESS_LOGS)
         return self._workers.gang(hardware, function, job, self._emit, logs)
