@@ -98,7 +98,7 @@ def climbs(package: str, module: str, source: str) -> list[str]:
     floors = FLOORS[package]
 
     def floor(name: str) -> int:
-        second = (name.split(".") + ["__init__"])[1]
+        second = [*name.split("."), "__init__"][1]
         known = second in floors or (ROOT / package / f"{second}.py").exists()
         return floors.index(second if second in floors else "" if known else "__init__")
 

@@ -7,50 +7,15 @@ import importlib.metadata
 import json
 import os
 import sys
-from typing import Any
 
 import pytest
 
 from pipeline import Experiment, InputError
-from pipeline.cli import command, options
-from pipeline.cli.secret_flags import redacted
 from pipeline.graph.node import as_node
 from pipeline.store import integrity, lease, storage
 from pipeline.store.manifest import load
-from tests.pipeline.toy import Scale, clamp, numbers, refuse, scaled, total
-
-EXPERIMENT = """
-from tests.pipeline.cli.test_cli import build
-from pipeline import Experiment
-
-experiment = Experiment(build, other={"count": 20})
-"""
-
-
-def build(count: int = 10, limit: int = 100, refuses: bool = False) -> Any:
-    """The toy experiment."""
-    cut = clamp(numbers(count=count), limit=limit)
-    if refuses:
-        return refuse(cut)
-    return total(cut, scaled(cut, scale=Scale(3)))
-
-
-TOY = Experiment(build, wide={"count": 20})
-
-
-@pytest.fixture
-def ponente(tmp_path, capsys):
-    """Run the command line in this process; returns (status, stdout, stderr)."""
-
-    def run(*arguments, experiment=TOY):
-        verb = arguments[0] if arguments and not arguments[0].startswith("-") else "run"
-        inline = ["--executor", "inline"] if verb in ("run", "plan") else []
-        with pytest.raises(SystemExit) as stop:
-            experiment.main([*arguments, "--prefix", str(tmp_path / "store"), *inline])
-        said = capsys.readouterr()
-        return stop.value.code or 0, said.out, said.err
-
-    return run
+from tests.pipeline.cli.toy_experiment import EXPERIMENT, build
+from tests.pipeline.toy import clamp, numbers
 
 
 def _path(tmp_path, artifact):
@@ -192,58 +157,6 @@ def test_unlock_without_an_owner(ponente):
     assert "the lease is free" in ponente("unlock", "total")[1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (["pln"], 2, "no verb 'pln'; did you mean plan?"),
-        (["plan", "--presett", "wide"], 2, "no flag '--presett'; did you mean --preset?"),
-        (["plan", "--cuont", "3"], 2, "no flag '--cuont'; did you mean --count?"),
-        (["--preset", "wyde"], 2, "no preset 'wyde'; did you mean wide?"),
-        (["explain", "numbrs"], 1, "no step 'numbrs'; did you mean numbers?"),
-        (["plan", "--delete"], 2, "no flag --delete; gc has it"),
-        (["plan", "--html", "x.html"], 2, "no flag --html; graph has it"),
-        (["plan", "numbers"], 2, "takes no 'numbers'"),
-        (["show"], 1, "expected one step of numbers, clamp, scaled, total; found none"),
-        (["--jobs", "many"], 2, "argument --jobs: invalid int value: 'many'"),
-        (["--hf-token", "x"], 2, "--hf-token: its name looks like a secret"),
-        (["--count", "hf_abcdefghijklmnopqrstuv"], 2, "--count: its value looks like a secret"),
-        (["--until", "nothing"], 1, "expected one of numbers"),
-        (["plan", "--prefix", "/dev/null/x"], 1, "/dev/null/x"),
-        (["plan", "--limit", "-1"], 1, "test_cli.py:"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_wrong_usage_is_one_line_with_the_nearest_name(
-    arguments, status, message, capsys, monkeypatch, tmp_path
-):
-    """Exit status 2 for what no command line has, 1 for what this graph or store refuses."""
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stop:
-        TOY.main(arguments)
-    error = capsys.readouterr().err
-    assert stop.value.code == status
-    assert message in error
-    assert len(error.splitlines()) == 1
-    assert "hf_abcdef" not in error
-
-
-def test_no_secret_of_a_flag_reaches_the_store(ponente, tmp_path):
-    """Refused by what it looks like; nothing is recorded, and the message does not repeat it."""
-    for secret in (
-        *("hf_abcdefghijklmnopqrstuv", "sk-abcdefghijklmnopqrst", "AKIAABCDEFGHIJKLMNOP"),
-        *("-----BEGIN PRIVATE KEY-----", "https://me:word@host/x", "gs://b/x?X-Goog-Signature=aa"),
-    ):
-        status, out, err = ponente(f"--only={secret}")
-        assert status == 2
-        assert "environment variable" in err
-        assert secret not in out + err
-        assert redacted(["run", secret])[1] != secret
-    assert not (tmp_path / "store").exists()
-    assert redacted(["run", "--tokens", "5", "gs://bucket/runs"])[1:] == [
-        *("--tokens", "5", "gs://bucket/runs")
-    ]
-
-
 def test_json_of_the_verbs_that_inspect(ponente, tmp_path):
     """Fields that programs may rely on, with numbers as numbers."""
     ponente("--limit", "7")
@@ -282,66 +195,6 @@ def test_a_run_without_an_end_is_called_so(ponente, tmp_path):
     older = [{**json.loads(line), "time": json.loads(line)["time"] - 3600} for line in lines[:-1]]
     log.write_text("".join(json.dumps(event) + "\n" for event in older))
     assert ": killed (no exit record), " in ponente("status")[1]
-
-
-@pytest.mark.parametrize(
-    ("file", "status"), [("nowhere.py", 1), ("notes.md", 2), (".", 2), ("broken_syntax.py", 1)]
-)
-def test_what_is_no_experiment_is_refused_in_one_line(file, status, tmp_path, monkeypatch, capsys):
-    """Not there, not Python, a directory, or Python that does not parse."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "notes.md").write_text("# Notes")
-    (tmp_path / "broken_syntax.py").write_text("import os\ndef f(:\n")
-    monkeypatch.setattr(sys, "argv", ["ponente", "plan", file])
-    with pytest.raises(SystemExit) as stop:
-        command()
-    error = capsys.readouterr().err
-    assert stop.value.code == status
-    assert file in error
-    assert len(error.splitlines()) == 1
-    if file == "broken_syntax.py":
-        assert "broken_syntax.py:2: SyntaxError" in error
-
-
-def _command(monkeypatch, capsys, *words):
-    monkeypatch.setattr(sys, "argv", ["ponente", *words])
-    with pytest.raises(SystemExit) as stop:
-        command({"write": ("write something", lambda words: 0)})
-    said = capsys.readouterr()
-    return stop.value.code, said.out, said.err
-
-
-def test_help_has_a_line_for_every_verb_and_fits_a_screen(monkeypatch, capsys, tmp_path):
-    """On stdout when it was asked for, else on stderr; the settings' flags on request."""
-    status, out, err = _command(monkeypatch, capsys, "--help")
-    assert (status, err) == (0, "")
-    assert "unlock     end the lease of an owner that hangs" in out
-    assert "write      write something" in out
-    assert _command(monkeypatch, capsys)[::2] == (2, out)
-    file = tmp_path / "helpful_experiment.py"
-    file.write_text(EXPERIMENT)
-    for verb in options.VERBS:
-        status, out, _ = _command(monkeypatch, capsys, verb, str(file), "--help")
-        assert status == 0
-        assert options.VERBS[verb].help in out
-        assert len(out.splitlines()) <= 40
-    assert "--delete" not in out
-    status, out, _ = _command(monkeypatch, capsys, "run", str(file), "--other", "--help-settings")
-    assert status == 0
-    assert "--count INT" in out
-    assert "20" in out
-
-
-def test_version_and_completion(monkeypatch, capsys):
-    """The version is the package's; completions are a script that knows verbs and flags."""
-    version = importlib.metadata.version("ponente")
-    assert _command(monkeypatch, capsys, "--version")[1] == f"ponente {version}\n"
-    for shell in ("bash", "zsh"):
-        status, script, _ = _command(monkeypatch, capsys, "completion", shell)
-        assert status == 0
-        assert "--keep-going" in script
-        assert "explain" in script
-    assert _command(monkeypatch, capsys, "completion", "fish")[0] == 2
 
 
 @pytest.fixture

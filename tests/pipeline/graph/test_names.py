@@ -262,11 +262,11 @@ def test_a_file_called_tmp_is_not_lost_in_silence(tmp_path):
     (tmp_path / "a.tmp").write_text("x")
     (tmp_path / f"b.{uuid.uuid4().hex}.tmp").write_text("unfinished")
     assert [name for name, _ in storage.list_files(str(tmp_path))] == ["a.tmp"]
-    root = tmp_path / "step"
-    (root / "attempts").mkdir(parents=True)
-    (root / "attempts" / "weights.tmp").write_text("x")
+    shard = tmp_path / "step" / "attempts" / "000001-a" / "shards"
+    shard.mkdir(parents=True)
+    (shard / "weights.tmp").write_text("x")
     with pytest.raises(InputError, match=r"\.tmp"):
-        Ledger(str(root)).add("a", f"{root}/attempts", {})
+        Ledger(str(tmp_path / "step")).add("a", str(shard), {})
 
 
 STORES = [
