@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
 from pipeline.errors import PonenteError
@@ -92,7 +92,12 @@ def tidy(root: str, held: lease.Lease, attempt: str, *, lost: bool) -> None:
 
 
 def unneeded(
-    root: str, mine: Callable[[str], bool], *, keep_retired: bool = True, thorough: bool = False
+    root: str,
+    mine: Callable[[str], bool],
+    *,
+    keep_retired: bool = True,
+    thorough: bool = False,
+    referenced: Set[str] = frozenset(),
 ) -> list[str]:
     """URLs in the step's directory that no manifest needs, in the order to delete them.
 
@@ -104,13 +109,20 @@ def unneeded(
         mine: which attempts to look at, by name.
         keep_retired: count manifests that a rebuild replaced; a reader may have them open.
         thorough: look at every ledger record, even when there is one ledger only.
+        referenced: roots of shards that other outputs refer to; the manifests that have them stay.
     """
     published = manifest.load(root)
     if published is None:
         return []
-    manifests = [published, *(_retired(root) if keep_retired else ())]
-    kept = {s.root for m in manifests for s in m.shards}
-    gone = [] if keep_retired else _children(storage.join(root, RETIRED))
+    retired = {
+        url: m
+        for url, m in _retired(root).items()
+        if keep_retired or (m and not referenced.isdisjoint(s.root for s in m.shards))
+    }
+    kept = {s.root for m in (published, *retired.values()) if m for s in m.shards}
+    gone = (
+        [] if keep_retired else sorted(set(_children(storage.join(root, RETIRED))) - set(retired))
+    )
     generations = storage.list_names(storage.join(root, LEDGER))
     for generation in generations if thorough or len(generations) > 1 else ():
         ledger = Ledger(root, generation)
@@ -158,15 +170,35 @@ def _of_attempt(root: str, attempt: str, kept: set[str]) -> Iterator[str]:
                     yield storage.join(root, part, path)
 
 
-def _retired(root: str) -> list[Manifest]:
-    """Manifests of this step that a rebuild replaced, whose files are still here."""
-    found = []
-    for name in storage.list_names(storage.join(root, RETIRED)):
+def _retired(root: str) -> dict[str, Manifest | None]:
+    """Manifests of this step that a rebuild replaced, by URL; None for one that is corrupt."""
+    found: dict[str, Manifest | None] = {}
+    for url in _children(storage.join(root, RETIRED)):
         try:
-            found.append(manifest.parse(storage.join(root, RETIRED, name)))
+            found[url] = manifest.parse(url)
         except PonenteError:
-            continue
-    return [m for m in found if m is not None]
+            found[url] = None
+    return found
+
+
+def _references(store: Store) -> dict[str, frozenset[str]]:
+    """Directory -> roots of the shards in it that other outputs of the store refer to."""
+    paths = [storage.join(store.prefix, name) for name in store.outputs()]
+    found: dict[str, frozenset[str]] = {}
+    for path, m in zip(
+        paths, concurrently(_load_sound, paths, local=storage.is_local(store.prefix)), strict=True
+    ):
+        if m is not None and m.origin is not None:
+            home = m.home(path)
+            found[home] = found.get(home, frozenset()) | {shard.root for shard in m.shards}
+    return found
+
+
+def _load_sound(path: str) -> Manifest | None:
+    try:
+        return manifest.load(path)
+    except PonenteError:
+        return None
 
 
 def _children(directory: str) -> list[str]:
@@ -186,7 +218,7 @@ def find_garbage(
     names = store.outputs()
     reached |= {n for n in names if any(_means(word, n) for word in keep.names)}
     reached = _with_origins(store, reached)
-    report, now = Report(), time.time()
+    report, now, references = Report(), time.time(), _references(store)
     for name in names:
         path = storage.join(store.prefix, name)
         if not _OURS & set(storage.list_names(path)):
@@ -197,15 +229,17 @@ def find_garbage(
             why = "no preset or recorded run needs it" if keep.recorded else "no preset needs it"
             report.garbage.append(_garbage(path, path, why, now))
         else:
-            report.garbage += _left_overs(path, now, report)
+            report.garbage += _left_overs(path, now, report, references.get(path, frozenset()))
     old = [g for g in report.garbage if g.age is None or g.age >= keep.younger_than]
     report.garbage = old
     return report
 
 
-def _left_overs(path: str, now: float, report: Report) -> list[Garbage]:
+def _left_overs(path: str, now: float, report: Report, referenced: Set[str]) -> list[Garbage]:
     try:
-        urls = unneeded(path, lambda _: True, keep_retired=False, thorough=True)
+        urls = unneeded(
+            path, lambda _: True, keep_retired=False, thorough=True, referenced=referenced
+        )
     except PonenteError as error:
         report.left.append(str(error))
         return []
@@ -228,10 +262,13 @@ def delete(store: Store, garbage: Iterable[Garbage], *, wait: float = 0.0) -> tu
     by_root: dict[str, list[Garbage]] = {}
     for item in garbage:
         by_root.setdefault(item.root, []).append(item)
-    held = lease.acquire_free(by_root, wait=wait)
+    held, references = lease.acquire_free(by_root, wait=wait), _references(store)
     freed, left = 0, [f"{root}: being built; left" for root in by_root if root not in held]
     for root, mine in held.items():
-        freed += _delete_whole(mine, by_root[root]) or _delete_parts(root, mine, by_root[root])
+        referenced = references.get(root, frozenset())
+        freed += _delete_whole(mine, by_root[root]) or _delete_parts(
+            root, mine, by_root[root], referenced
+        )
     forget_missing(store.prefix)
     return freed, left
 
@@ -252,14 +289,14 @@ def _delete_whole(held: lease.Lease, items: list[Garbage]) -> int:
     return 0
 
 
-def _delete_parts(root: str, held: lease.Lease, items: list[Garbage]) -> int:
+def _delete_parts(root: str, held: lease.Lease, items: list[Garbage], referenced: Set[str]) -> int:
     def older(attempt: str) -> bool:
         return age_of(attempt)[0] < held.number
 
     freed = 0
     try:
         # A build may have ended since they were listed.
-        still = set(unneeded(root, older, keep_retired=False, thorough=True))
+        still = set(unneeded(root, older, keep_retired=False, thorough=True, referenced=referenced))
         for item in items:
             if item.url in still and held.newest():
                 storage.delete_tree(item.url)

@@ -17,7 +17,8 @@ from pipeline.graph.node import as_node, named
 from pipeline.identity.listing import ListedFile, Listing
 from pipeline.plan.plan import plan
 from pipeline.plan.state import look
-from pipeline.store import storage
+from pipeline.store import integrity, storage
+from pipeline.store.garbage import delete, find_garbage
 from pipeline.store.manifest import load
 from pipeline.store.outputs import Store
 from tests.pipeline.helpers import bring_up, check_invariants, executed, result
@@ -148,6 +149,26 @@ def test_a_moved_source_is_the_same_and_a_touched_one(tmp_path, corpus):
     assert str(moved) in str(found.sources["source"])
     fill(moved, a="changed")
     assert planned(store, graph)["words"].reason.startswith("source changed: a.txt")
+
+
+def test_gc_keeps_files_that_a_moved_sources_output_refers_to(tmp_path, corpus):
+    """The first output was rebuilt from other files since, so only the second one needs them."""
+    store = Store(str(tmp_path / "store"))
+    first = words(source=str(corpus))
+    bring_up(store.prefix, first)
+    moved = shutil.copytree(corpus, tmp_path / "moved")
+    second = words(source=str(moved))
+    assert executed(store.prefix, second) == []
+    fill(corpus, a="other words")
+    assert executed(store.prefix, first) == ["words"]
+    kept = [as_node(first), as_node(second)]
+    delete(store, find_garbage(store, kept).garbage)
+    assert executed(store.prefix, first, second) == []
+    path = storage.join(store.prefix, as_node(second).directory)
+    assert list(integrity.damage(path, load(path))) == []
+    delete(store, find_garbage(store, kept[:1]).garbage)
+    delete(store, find_garbage(store, kept[:1]).garbage)
+    assert not list((tmp_path / "store" / kept[0].directory / "retired").iterdir())
 
 
 def test_one_relative_path_from_two_folders_is_two_sources(tmp_path, monkeypatch):
