@@ -61,7 +61,8 @@ def _start(address: str | None) -> None:
 def _start_once(address: str | None) -> None:
     import ray
 
-    for name in outside:
+    # What failed to import has no module.
+    for name in outside & sys.modules.keys():
         ray.cloudpickle.register_pickle_by_value(sys.modules[name])
     # Both are read when Ray starts; a user's own setting wins.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

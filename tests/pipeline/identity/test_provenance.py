@@ -88,7 +88,8 @@ def test_packages_are_those_that_the_project_asks_for(monkeypatch):
     assert record["packages"]["fsspec"] == importlib.metadata.version("fsspec")
     assert "pytest" in record["packages"], "an optional dependency that is installed"
     everything = list(importlib.metadata.distributions())
-    monkeypatch.setattr(importlib.metadata, "distributions", lambda: iter(everything[1:]))
+    fewer = [d for d in everything if d.name != everything[0].name]
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: iter(fewer))
     assert provenance.collect([]).record["installed"] != record["installed"]
 
 
