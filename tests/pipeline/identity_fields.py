@@ -149,7 +149,7 @@ def build(step_function: StepFunction[..., Any], arguments: dict[str, Any]) -> N
             stand_in = _source(kind)
             inputs[name] = (stand_in,) if many else stand_in
     # Not `copy.copy`: a step is pickled as its name, so a copy of that kind is the step itself.
-    unchecked = object.__new__(StepFunction)
+    unchecked = object.__new__(type(step_function))
     vars(unchecked).update({**vars(step_function), "check": None})
     return as_node(unchecked(**inputs, **arguments))
 
