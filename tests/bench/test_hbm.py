@@ -30,6 +30,7 @@ def test_settings():
     assert (options.model, options.slice) == ("tomat_200m", "v6e-16")
 
 
+@pytest.mark.slow
 def test_the_baseline_is_the_same_step():
     """Jitted anew, it computes the same and gives its state back where it took it."""
     program = tiny.program(4, parallel=tiny.split(4))

@@ -54,6 +54,7 @@ def test_left_out_folders_leave_no_document():
         assert not {"test", "tests", "site-packages", "lib2to3", "idlelib"} & set(name.split("/"))
 
 
+@pytest.mark.slow
 def test_documents_do_not_depend_on_hash_seed_or_locale():
     """Another process with another hash seed and locale makes the same table."""
     code = (

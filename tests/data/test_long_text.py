@@ -57,6 +57,7 @@ FRAGMENTS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=12, deadline=None)
 @given(text=st.lists(FRAGMENTS, min_size=4, max_size=25).map("".join))

@@ -20,6 +20,7 @@ def test_a_reader_that_checks_nothing_is_caught(tmp_path, monkeypatch):
         checkpoint_damage.on_a_disk(0, 40, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_reader_that_trusts_inline_checksums_is_caught(tmp_path, monkeypatch):
     """A chunk in another's place is sound in itself: without the index fault 17 is not passed."""
     real = checkpoint_chunks._fill
@@ -64,6 +65,7 @@ def test_a_full_disk_where_none_can_be_mounted(tmp_path, monkeypatch):
     assert figures["by the size of a file, for no file system could be mounted"] == 20
 
 
+@pytest.mark.slow
 def test_a_restore_that_compares_nothing_is_caught(tmp_path, monkeypatch):
     """Without the comparison of descriptions fault 33 is not passed."""
     monkeypatch.setattr(leaves, "mismatch", lambda *_: None)

@@ -99,7 +99,8 @@ def test_oblong_tiles_equal_the_reference(tile):
         assert difference((1, 512, 1, 2, 64), segmented=True) < 1e-5
 
 
-@pytest.mark.parametrize("fused", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("fused", [True, False])
 def test_in_bfloat16(fused):
     """Sixteen bits in and out: the kernels' sums are wide, the fused one's partial sums are not."""
     with tiled(128, 128, 128, fused):
@@ -130,7 +131,8 @@ def test_any_mask_equals_the_reference(
         assert difference(shape, seed=seed, **options) < 1e-5
 
 
-@pytest.mark.parametrize("heads", [pytest.param((), marks=pytest.mark.slow), ("tensor",)])
+@pytest.mark.slow
+@pytest.mark.parametrize("heads", [(), ("tensor",)])
 def test_over_devices_equals_one_device(heads):
     """Under shard_map over batch and heads the kernel computes the same."""
     placement = Placement(small.mesh(data=2, tensor=2), ("data",), heads)

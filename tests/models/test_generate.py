@@ -43,6 +43,7 @@ def test_greedy_equals_brute_force_for_other_shapes(name):
     assert generate(model, prompts, new_tokens=8) == want
 
 
+@pytest.mark.slow
 def test_each_row_ends_at_its_own_end_token():
     """A completion stops after its first end token, which may also be in the prompt."""
     model = small.model()

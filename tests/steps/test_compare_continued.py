@@ -17,6 +17,8 @@ from steps.train import train
 from tests.pipeline.helpers import bring_up
 from tests.steps.test_train_on import CONSTANT, EIGHT, FOUR, MODEL, sequences
 
+pytestmark = pytest.mark.slow  # the first of them trains
+
 LOW = dataclasses.replace(CONSTANT, learning_rate=1e-3)
 
 

@@ -11,6 +11,8 @@ import pytest
 from tests.pipeline.helpers import check_invariants
 from tests.steps.mini import MINI, run
 
+pytestmark = pytest.mark.slow  # the first of them makes all that is trained on
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):

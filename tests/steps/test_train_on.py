@@ -16,6 +16,8 @@ from tests.steps.synthetic import VOCAB, synthetic
 from tests.training import tiny
 from training import loop
 
+pytestmark = pytest.mark.slow  # the first of them trains
+
 MODEL = dataclasses.replace(tiny.MODEL, vocab_size=VOCAB)
 CONSTANT = dataclasses.replace(tiny.OPTIMIZER, schedule="constant")
 FOUR = dataclasses.replace(tiny.TRAIN, steps=4, checkpoint_every=2)

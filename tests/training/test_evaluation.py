@@ -167,6 +167,7 @@ def stream(shards):
         return array.read(np.zeros(1, np.int64), len(array))[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 4])
 def test_several_sets_whole(data, devices):
     """Each set's figures are those of all its sequences, and the step is compiled once."""

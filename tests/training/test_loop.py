@@ -102,6 +102,7 @@ def test_same_losses_on_one_device_and_on_four(whole):
     np.testing.assert_allclose(one, four, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_finished_run_is_not_trained_again(whole, tmp_path):
     """Resuming from the last step returns its history and its checkpoint at once."""
     want, committed, job = whole(1)
@@ -142,6 +143,7 @@ def test_sigterm_saves_and_the_next_run_goes_on(whole, tmp_path):
     assert tiny.equal(model_of(got), model_of(want))
 
 
+@pytest.mark.slow
 def test_damaged_newest_checkpoint_falls_back_loudly(whole, tmp_path):
     """The run goes on from the older checkpoint, says so, and ends with the same bits."""
     want, committed, job = whole(1)

@@ -64,6 +64,7 @@ def _files(path):
     return sorted(os.path.join(d, n) for d, _, names in os.walk(path) for n in names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damage_to_any_file_is_found(saved, tmp_path, kind):
     """Whichever file is damaged, restore raises CorruptOutput and returns nothing."""

@@ -139,6 +139,7 @@ def test_loss_falls_on_a_repeated_pattern():
     assert rows[-1]["loss"] < 0.2 * rows[0]["loss"]
 
 
+@pytest.mark.slow
 def test_bfloat16_compute_keeps_float32_state():
     """In bfloat16 the losses stay close to float32's and every stored array is float32."""
     batches = [tiny.random_tokens(i) for i in range(3)]
