@@ -172,7 +172,7 @@ class Trial:
         done = "total" in outputs(self.store) if os.path.exists(self.store) else False
         expected = {143} if self.case.how == "kill" else {130}
         assert status in expected | ({0} if done else set()), f"exit {status}; said: {said}"
-        assert status == 0 or "run it again to go on" in said, f"no word of it: {said}"
+        assert status == 0 or "run it again to resume" in said, f"no word of it: {said}"
         clean = self.case.how != "twice"
         if clean and self.case.phase in ("shards", "single", "gang"):
             assert "stopping: what is in flight is finished first" in said, said

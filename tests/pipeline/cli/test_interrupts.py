@@ -133,7 +133,7 @@ def test_twice_ends_whatever_the_main_thread_does():
         terminal.interrupt()
         assert terminal.wait(10) == 130
         assert "heard" in terminal.text
-        assert "run it again to go on" in terminal.text
+        assert "run it again to resume" in terminal.text
         assert terminal.text.rindex("\x1b[?25h") > terminal.text.rindex("\x1b[?25l")
         assert not terminal.left_after(2)
 
