@@ -27,7 +27,7 @@ _STOPPING = (
     "stopping: what is in flight is finished first, and training saves a checkpoint; "
     "Ctrl-C again ends it at once"
 )
-INTERRUPTED = "interrupted; finished steps are kept, run it again to go on"
+INTERRUPTED = "interrupted; finished steps are kept, run it again to resume"
 
 
 class Interrupts:

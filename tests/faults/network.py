@@ -103,7 +103,7 @@ def refuse(seed: int, count: int, workspace: Path) -> dict[str, Any]:
             environment["STORAGE_EMULATOR_HOST"] = address
             begun = time.monotonic()
             done = subprocess.run(
-                _command(folder, case.verb, "--prefix", "gs://bucket/runs", "--executor", "inline"),
+                _command(folder, case.verb, "--prefix", "gs://bucket/runs", *_inline(case.verb)),
                 capture_output=True,
                 text=True,
                 env=environment,
@@ -157,3 +157,8 @@ FAULTS = {
         Fault("kill while a source is retried, on Ray", 1, 5, _cancel("ray")),
     ]
 }
+
+
+def _inline(verb: str) -> tuple[str, ...]:
+    """What has a run start no Ray; other verbs start none."""
+    return ("--executor", "inline") if verb == "run" else ()

@@ -167,7 +167,7 @@ def test_shards_written_twice_are_caught(tmp_path, monkeypatch):
     """An engine that forgets its finished shards does not pass fault 2."""
     monkeypatch.setattr(StepContext, "map", _write_all)
     monkeypatch.setattr(inline, "write_shard", _write_anew)
-    with pytest.raises(AssertionError, match="written again|recorded and missing"):
+    with pytest.raises(AssertionError, match=r"written again|recorded and missing"):
         crash.crash_everywhere(0, 60, tmp_path)
 
 
