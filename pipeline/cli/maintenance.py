@@ -8,26 +8,29 @@ from typing import Any
 
 from pipeline.cli.context import Context, say
 from pipeline.cli.inspection import say_json
-from pipeline.errors import InputError, PonenteError
+from pipeline.errors import InputError, PonenteError, StoreUnavailable
 from pipeline.execute import adopt as adoption
 from pipeline.graph.declaration import load as load_experiment
 from pipeline.graph.node import Node, topological
 from pipeline.pages.readable import duration
 from pipeline.plan.state import look
-from pipeline.store import integrity, lease
+from pipeline.store import integrity, lease, storage
 from pipeline.store.garbage import Garbage, Keep, delete, find_garbage
 from pipeline.store.manifest import Manifest, load
 
 
 def verify(context: Context) -> int:
     """Digest outputs again, byte by byte; status 1 if something is not what was written."""
+    storage.list_names(context.store.prefix)  # a store out of reach says nothing of its outputs
     found: list[dict[str, Any]] = []
     for node in context.steps():
         path = context.store.path(node)
         try:
             manifest = load(path)
             problems = list(integrity.damage(path, manifest)) if manifest else []
-        except (PonenteError, OSError) as error:
+        except StoreUnavailable:
+            raise
+        except PonenteError as error:
             manifest, problems = None, [" ".join(str(error).split())]
         state = "corrupt" if problems else "missing" if manifest is None else "sound"
         size = manifest.size if manifest else 0
