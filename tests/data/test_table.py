@@ -171,9 +171,10 @@ for thread in map(int, os.listdir("/proc/self/task")):
     os.sched_setaffinity(thread, {min(os.sched_getaffinity(0))})
     if thread != os.getpid():
         os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
-late = after = 0
-for _ in range(300):
+late = after = reads = 0
+while reads < 300 or (late == 0 and reads < 6000):
     read()
+    reads += 1
     late += bool(lending._blocks)
     lending._let_go()
     after += bool(lending._blocks)
@@ -189,8 +190,9 @@ def test_blocks_that_arrows_threads_hold_are_waited_for(tmp_path):
     command = [sys.executable, "-c", LATE_BLOCKS, str(tmp_path / "x.parquet")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     late, after = map(int, done.stdout.split())
-    assert late > 0
     assert after == 0
+    if late == 0:
+        pytest.skip("what else the machine did kept every thread of Arrow's in time")
 
 
 HELD_AT_THE_END = """

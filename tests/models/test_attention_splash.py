@@ -139,12 +139,9 @@ def test_over_devices_equals_one_device(heads):
     assert difference((4, 128, 2, 2, 64), segmented=True, placement=placement) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fused", "options"),
-    [
-        (True, {"window": 150, "segmented": True}),
-        pytest.param(False, {}, marks=pytest.mark.slow),
-    ],
+    ("fused", "options"), [(True, {"window": 150, "segmented": True}), (False, {})]
 )
 def test_positions_over_devices_equal_one_device(fused, options):
     """Every device has some queries and gathers keys and values; gradients are summed back."""

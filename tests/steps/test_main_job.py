@@ -15,6 +15,8 @@ from tests.pipeline.helpers import check_invariants
 from tests.steps.mini import MINI, run
 from training.journal import Attempt, in_order
 
+pytestmark = pytest.mark.slow  # the first of them runs the whole job
+
 
 def published(store: str) -> dict[str, tuple[str, Manifest]]:
     """(path, manifest) of every output in a store, by display name."""

@@ -236,6 +236,7 @@ def test_a_failed_write_leaves_nothing(new_checkpointer, tmp_path, monkeypatch):
     assert verify(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failing", [0.0, 0.2])
 def test_a_bucket_holds_what_a_disk_holds(new_checkpointer, tmp_path, monkeypatch, failing):
     """The same files, through requests that fail sometimes, and back onto other devices."""

@@ -193,6 +193,7 @@ def test_what_does_not_fit_the_devices_is_refused(data, tmp_path, train_changes,
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(data, tmp_path):
     """An infinite learning signal is never applied; after max_skipped steps the run stops."""
     optimizer = dataclasses.replace(tiny.OPTIMIZER, learning_rate=1e38, warmup=0, weight_decay=1e3)

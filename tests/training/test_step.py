@@ -130,6 +130,7 @@ def test_fsdp_state_is_split_from_the_start():
         assert shapes == {query.size // 4}
 
 
+@pytest.mark.slow
 def test_loss_falls_on_a_repeated_pattern():
     """A repeating sequence is learnt: the loss falls below a fifth of where it began."""
     pattern = np.tile(np.arange(tiny.BATCH)[:, None] + np.arange(4), (1, tiny.LENGTH // 4))
