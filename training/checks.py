@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import types
 import typing
 from typing import Any
 
@@ -13,9 +14,11 @@ _NUMBERS = {int: "a whole number", float: "a number", bool: "true or false", str
 
 
 def check_types(config: Any) -> None:
-    """Raise unless every field annotated with one plain type has a value of it; ints are floats."""
-    for name, kind in _plain_types(type(config)).items():
+    """Raise unless every field of one plain type, or None, has a value of it; ints are floats."""
+    for name, (kind, optional) in _plain_types(type(config)).items():
         value = getattr(config, name)
+        if optional and value is None:
+            continue
         fits = int | float if kind is float else kind
         if not isinstance(value, fits) or (isinstance(value, bool) and kind is not bool):
             raise InputError(
@@ -25,9 +28,17 @@ def check_types(config: Any) -> None:
 
 
 @functools.cache
-def _plain_types(owner: type) -> dict[str, type]:
+def _plain_types(owner: type) -> dict[str, tuple[type, bool]]:
+    """Field -> (its plain type, whether it may be None), of the fields that have one."""
+    found = {}
     # Without extras an `Annotated[int, Runtime]` is an int.
-    return {name: kind for name, kind in typing.get_type_hints(owner).items() if kind in _NUMBERS}
+    for name, hint in typing.get_type_hints(owner).items():
+        union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+        members = typing.get_args(hint) if union else (hint,)
+        kinds = [kind for kind in members if kind is not type(None)]
+        if len(kinds) == 1 and kinds[0] in _NUMBERS:
+            found[name] = (kinds[0], kinds[0] is not hint)
+    return found
 
 
 def at_least(owner: str, **fields: tuple[float, float]) -> None:

@@ -67,7 +67,7 @@ def test_two_learning_rates_side_by_side(tmp_path):
     assert page.count("<td>optimizer.") == 1
     trained, model = published(str(tmp_path))["train"]
     attempt = storage.join(trained, "attempts", model.attempt)
-    assert "{output}/attempts/" in manifest.result["headline"][0]
+    assert manifest.result["headline"] == ["compared small rate, large rate"]
     both = [of_directory(attempt, "lines"), _record(f"manifest={trained}")]
     assert differences(both) == [["setting", "lines", "manifest"]]
     assert [row["loss"] for row in both[0].history] == [row["loss"] for row in both[1].history]

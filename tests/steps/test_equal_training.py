@@ -100,7 +100,7 @@ def checkpoint_of(root: str, attempt: str, step: int, weight: float) -> str:
 
 def test_two_attempts_record_one_checkpoint_under_one_name(tmp_path):
     """The newer attempt's stands; the older one neither replaces it nor removes it."""
-    root, train = str(tmp_path / "train-0"), dataclasses.replace(MINI.train, steps=8)
+    root, train = str(tmp_path / "train-0"), dataclasses.replace(MINI.training, steps=8)
     ledger, attempts = Ledger(root, "build"), ("000001-abcdabcd", "000002-abcdabcd")
     old, new = (checkpoint_of(root, attempt, 8, 1.0) for attempt in attempts)
     record_checkpoint(ledger, train, 8, old)
@@ -117,7 +117,7 @@ def test_two_attempts_record_one_checkpoint_under_one_name(tmp_path):
 
 def test_the_content_of_a_checkpoint_is_its_arrays(tmp_path):
     """Equal for another attempt with another history; other for other arrays, or another step."""
-    root, train = str(tmp_path / "train-0"), dataclasses.replace(MINI.train, keep_every=4)
+    root, train = str(tmp_path / "train-0"), dataclasses.replace(MINI.training, keep_every=4)
     contents = []
     for number, (step, weight) in enumerate(((4, 1.0), (4, 1.0), (4, 2.0), (8, 1.0), (7, 1.0))):
         ledger = Ledger(root, f"build{number}")

@@ -259,4 +259,4 @@ def test_the_installed_command_is_this_one(trained):
         [sys.executable, "-m", "steps.cli"], capture_output=True, text=True, check=False, cwd=ROOT
     )
     assert usage.returncode == 2
-    assert "ponente generate" in usage.stderr
+    assert "  generate " in usage.stderr

@@ -85,7 +85,7 @@ def test_each_input_is_read_to_its_end_before_it_repeats(tmp_path):
     [
         (
             lambda: mix([shuffled(synthetic()), shuffled(synthetic(), 16)], weights=(1.0, 1.0)),
-            "has sequence_length 16, .* has 32",
+            "inputs of sequence_length 16 and 32",
         ),
         (
             lambda: mix(

@@ -146,14 +146,14 @@ def test_named_splits_and_a_part_of_them(built):
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        ({"splits": ("nothing",)}, "no held-out split 'nothing'; there are validation, test"),
+        ({"splits": ("nothing",)}, "no held-out split 'nothing'; sample makes validation, test"),
         ({"splits": ("train",)}, "no held-out split 'train'"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(built, ask, message):
     """The message says what there is."""
-    with pytest.raises(StepFailed, match=message):
-        bring_up(built.store, evaluate(built.model, built.tokens, **ask))
+    with pytest.raises(InputError, match=message):
+        evaluate(built.model, built.tokens, **ask)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ TRAIN = {"steps": 10, "batch_size": 4, "sequence_length": 32}
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("steps", 0),
+        ("steps", -1),
         ("batch_size", 0),
         ("sequence_length", 1),
         ("microbatches", 0),
