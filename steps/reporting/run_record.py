@@ -108,8 +108,9 @@ def _configuration(ancestors: Iterable[Ancestor], checkpoint: Checkpoint) -> dic
     """
     path, own = _meant(checkpoint.path, checkpoint.manifest)
     read = _read(path, own)
-    # A step that continues training has its model from the checkpoint.
-    settings = {**_settings({"model": own.result.get("model")}), **plain(own.config)}
+    # A step that continues training has its model from the checkpoint; the number of steps, their
+    # length and the seed may follow from what is trained on.
+    settings = {**plain(own.config), **_settings(own.result)}
     found: dict[str, Any] = {}
     if _CONTINUED in read:
         at, take = settings.pop("at", None), settings.pop("take", None)
