@@ -111,6 +111,8 @@ def _configuration(ancestors: Iterable[Ancestor], checkpoint: Checkpoint) -> dic
     # A step that continues training has its model from the checkpoint; the number of steps, their
     # length and the seed may follow from what is trained on.
     settings = {**plain(own.config), **_settings(own.result)}
+    for budget in ("epochs", "tokens"):  # of steps, which are among the settings
+        settings.pop(budget, None)
     found: dict[str, Any] = {}
     if _CONTINUED in read:
         at, take = settings.pop("at", None), settings.pop("take", None)
