@@ -132,9 +132,9 @@ class Bench:
             **request_graphs.environment(self._graph, self._shards),
             "PYTHONPATH": str(ROOT),  # started elsewhere, it must still use this checkout
         }
-        process = Running(
-            [*command, "--executor", "inline"], environment, self._scratch, self._scratch / "output"
-        )
+        if VERBS[verb] == "run":
+            command += ["--executor", "inline"]
+        process = Running(command, environment, self._scratch, self._scratch / "output")
         try:
             return process.wait(limit)
         except TimeoutError:
