@@ -27,7 +27,7 @@ from hypothesis import settings
 settings.register_profile("suite", deadline=None, max_examples=50)
 settings.load_profile("suite")
 
-MOST_MAPS = 65_530  # of a process, as Linux has it unless told otherwise (vm.max_map_count)
+MOST_MAPS = 65_530  # of a process, as Linux has it by default (vm.max_map_count)
 
 
 def memory_maps() -> int:

@@ -15,7 +15,7 @@ _POLL_SECONDS = 2.0
 
 
 def logs(context: Context) -> int:
-    """The logs of the last attempt at a step; with --follow until nobody runs it any more."""
+    """The logs of the last attempt at a step; with --follow until no attempt runs."""
     node = context.step()
     path = context.store.path(node)
     while not (found := _newest(path)[1]) and _awaited(context, path):

@@ -141,7 +141,7 @@ def adopt(context: Context) -> int:
 
 
 def unlock(context: Context) -> int:
-    """End the lease on a step, whoever holds it."""
+    """End the lease on a step, even of a live owner."""
     node = context.step()
     owner = lease.end(context.store.path(node))
     say(f"{node.label}: {f'released, was held by {owner}' if owner else 'the lease is free'}")

@@ -58,7 +58,7 @@ class EventLog:
             for listener in list(self._listeners):
                 try:
                     listener(stamped)
-                except Exception as error:  # noqa: BLE001 - whoever shows a run must not fail it
+                except Exception as error:  # noqa: BLE001 - a display must not fail a run
                     self._listeners.remove(listener)
                     self._warn_others(listener, error)
 

@@ -55,7 +55,7 @@ class Execution:
         targets: the nodes whose outputs are wanted.
         store: where outputs are.
         log: where events go.
-        retry_command: what to print so that a user can go on after a failure.
+        retry_command: the command that resumes the run, to print after a failure.
         choice: which part of the graph, and how.
         wait: seconds that a step may wait for hardware; None for no limit.
         clock, sleep: the time, for back-off.
@@ -196,7 +196,7 @@ class Execution:
             self._sleep(min(left, _POLL_SECONDS))
 
     def _going(self) -> bool:
-        # What a follower fails at costs nobody the step it follows.
+        # A follower's failure never fails the step it follows.
         failed = self._states.among("failed").values()
         failed = any(not self._states.follows(state.node, self.published) for state in failed)
         return not (self._stop.is_set() or (failed and not self._choice.keep_going))

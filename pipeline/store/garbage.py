@@ -2,7 +2,7 @@
 
 Deleted is only what is provably ours, and only under the output's lease: outputs that are not
 kept, and in the others the data of attempts that lost or were replaced. An attempt's number is that
-of its lease, so whoever holds lease n touches nothing of a later build, even if it was paused
+of its lease, so the owner of lease n touches nothing of a later build, even if it was paused
 meanwhile. Event logs and reports stay.
 """
 

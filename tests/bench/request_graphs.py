@@ -4,7 +4,7 @@
 
 `steps` are twenty of one shard each, a chain that fans out and comes together again; `shards` is
 one step of `REQUEST_SHARDS` shards and one that reads it. The environment says which, and not a
-preset: `gc` looks at every preset's outputs, and would ask about a graph that nobody measures.
+preset: `gc` looks at every preset's outputs, and would ask about a graph that is not measured.
 """
 
 from __future__ import annotations

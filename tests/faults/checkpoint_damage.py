@@ -1,7 +1,7 @@
 """Fault 17, checkpoints: files that are missing, cut, changed or in each other's places.
 
 Two sound checkpoints of one run, of steps 1 and 2, are damaged in one way and restored: what comes
-back has the bits that were saved, or there is `CorruptOutput`; a run that resumes goes on from
+back has the bits that were saved, or there is `CorruptOutput`; a run resumes from
 whichever of the two is sound, and from no third thing. On a local disk, and in a bucket.
 """
 

@@ -35,7 +35,7 @@ def write_part(directory: str, item: tuple[int, float, int]) -> Mapping[str, Any
     """Shard writer: one number after a wait; refuses numbers from the third on."""
     number, delay, refused_from = item
     if number >= refused_from:
-        raise InputError("told to refuse")
+        raise InputError("asked to refuse")
     time.sleep(delay)
     storage.write_atomic(storage.join(directory, "n.txt"), str(number).encode())
     return {"count": 1}

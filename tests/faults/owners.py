@@ -1,6 +1,6 @@
 """Faults 47 and 48: deletion beside a live build, and two live owners of one build.
 
-What is published is what the build declared, every byte of it, whoever deleted or woke up when.
+What is published is what the build declared, every byte of it, whichever process deleted or woke up when.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def collected(seed: int, count: int, workspace: Path) -> dict[str, Any]:
             order["force"] = True
         elif kind == "resumed":
             builder.order({**order, "refused_from": draw.randrange(1, PARTS)})
-            assert "told to refuse" in builder.answer(str(number))["error"]
+            assert "asked to refuse" in builder.answer(str(number))["error"]
         nodes = [] if kind == "of another experiment" else [node]
         time.sleep(draw.random() * 0.05)
         builder.order(order)

@@ -1,10 +1,10 @@
 """Control channel between workers and the driver: events, heartbeats, cancellation.
 
 One actor on the driver's node collects everything. A live worker sends a heartbeat every few
-seconds; whoever waits for an unresponsive one gives it up, since Ray notices a process that died
+seconds; a waiter gives an unresponsive one up, since Ray notices a process that died
 but not, for minutes, a machine that stopped responding. Ages of heartbeats are measured on the
 collector's own monotonic clock. An unresponsive machine may also hold tasks that have not begun: so
-once one is found, whoever waits submits those again, elsewhere.
+once one is found, those are submitted again, elsewhere.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def counting(
         if number + 1 == lost_after and _once(marks, "lost"):
             raise ConnectionResetError("told to be lost")
         if number + 1 == refuses_after:
-            raise InputError("told to refuse")
+            raise InputError("asked to refuse")
     return {"count": len(run.finished())}
 
 
@@ -90,13 +90,13 @@ def watching(
             with open(Path(marks, f"seen-{value}"), "a") as file:
                 file.write(f"{run.attempt}\n")
             if fails == "refuses":
-                raise InputError("told to refuse")
+                raise InputError("asked to refuse")
             if fails == "leaves":
                 return {}
         if published is not None:
             return {"total": sum(s.result["value"] for s in run.finished().values())}
         if run.stopping:
-            raise Cancelled("told to end")
+            raise Cancelled("asked to end")
         time.sleep(0.005)
 
 

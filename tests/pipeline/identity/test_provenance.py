@@ -19,7 +19,7 @@ SECRET = "hunter2"
 
 
 def git(root: Path, *arguments: str) -> str:
-    """A git command in a repository that belongs to nobody."""
+    """A git command in a repository without an owner."""
     who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "core.autocrlf=false"]
     command = ["git", "-C", str(root), *who, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
