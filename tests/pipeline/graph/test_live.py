@@ -130,7 +130,7 @@ def test_it_ends_when_the_other_fails_for_good(store, marks):
     with pytest.raises(StepFailed) as failure:
         run(store, watcher)
     text = str(failure.value)
-    assert "step counting failed: told to refuse" in text
+    assert "step counting failed: asked to refuse" in text
     assert "watching" not in text
     assert result_of(store, watcher) is None
 
@@ -156,7 +156,7 @@ def test_a_failing_follower_costs_nobody_the_step_it_follows(store, marks):
     source, watcher = pair(marks, fails="refuses", lost_after=2)
     after = total(source)
     events = []
-    with pytest.raises(StepFailed, match="step watching failed: told to refuse"):
+    with pytest.raises(StepFailed, match="step watching failed: asked to refuse"):
         run(store, watcher, after, marks=marks, events=events)
     assert [e["step"] for e in events if e["event"] == "retried"] == ["counting"]
     assert result_of(store, source) is not None
