@@ -1,6 +1,6 @@
 """Faults 47 and 48: deletion beside a live build, and two live owners of one build.
 
-What is published is what the build declared, every byte of it, whatever was deleted or resumed when.
+What is published is what the build declared, every byte, whatever was deleted or resumed when.
 """
 
 from __future__ import annotations
