@@ -28,6 +28,7 @@ from pipeline.errors import InputError
 from pipeline.identity.listing import ListedFile, Listing
 from pipeline.store import storage
 
+_EMBEDDED_BYTES = 8_000_000  # more than the documentation of any supported Python
 _AT_ONCE = 16
 _PINNED = re.compile(r"hf://(?:[a-z]+/)?[^/@]+/[^/@]+@([0-9a-f]{40})(?:/|$)")
 # What a store says of a file's content, the most telling first.
@@ -72,7 +73,8 @@ def list_source(source: str, seconds: float) -> Listing:
     """
     if is_embedded(source):
         check_embedded(source)
-        return Listing(source, pinned=f"Python {source.removeprefix(PYTHON_DOCS)}")
+        version = source.removeprefix(PYTHON_DOCS)
+        return Listing(source, pinned=f"Python {version}", limit=_EMBEDDED_BYTES)
     if found := _PINNED.match(source):
         return Listing(source, pinned=f"commit {found[1]}")
     branch = revision = ""

@@ -69,7 +69,7 @@ class Experiment(Declaration[R]):
         Args:
             preset: name of a preset; None for the defaults.
             settings: settings that differ from the preset, and flags of `ponente run` by name,
-                such as `prefix="gs://bucket/runs"` or `executor="inline"`.
+                such as `prefix="gs://bucket/runs"` or `executor="ray"`.
 
         Raises:
             PonenteError: a step failed or was refused.

@@ -23,7 +23,7 @@ COMMANDS = [line for block in blocks(README, "sh") for line in block.splitlines(
 # `make demo` is its recipe on a short run; `make test` is the suite this test is part of; the run
 # on a slice needs a slice, so its flags are checked by planning with them.
 REWRITTEN = {
-    "make demo": "ponente run experiments/run_200m.py --smoke --executor inline --training.steps 5",
+    "make demo": "ponente run experiments/run_200m.py --smoke --training.steps 5",
     "make test": "make --dry-run test",
 }
 
@@ -99,14 +99,14 @@ def test_the_way_to_an_experiment_of_ones_own_works(tmp_path):
     (tmp_path / "mine.py").write_text(experiment)
     out = ""
     for line in blocks(START, "sh")[1].splitlines():
-        inline = " --executor inline" if " run " in line and "inline" not in line else ""
-        out += run(line.partition("#")[0] + inline, tmp_path, store)
+        out += run(line.partition("#")[0], tmp_path, store)
     assert "mine  preset quick" in out
+    assert "running in this process, without Ray" in out
     assert "--training.batch-size" in out
     (tmp_path / "notebook.py").write_text(notebook)
     printed = run("python notebook.py", tmp_path, store)
     assert (tmp_path / printed.splitlines()[-1]).is_file()
     (tmp_path / "mine_too.py").write_text(own_step)
-    printed = run("ponente run mine_too.py --executor inline", tmp_path, store)
+    printed = run("ponente run mine_too.py", tmp_path, store)
     # Of 400 documents one or two may be in no sample; the words beside their numbers are eight.
     assert 300 < int(re.search(r"(\d+) words", printed).group(1)) <= 400 + 8

@@ -63,9 +63,9 @@ FLAGS: dict[str, dict[str, Any]] = {
     ),
     "jobs": _flag("steps at once; 0 for what the resources allow", type=int, default=0),
     "executor": _flag(
-        "ray, or inline: one step after the other in this process, without Ray",
-        choices=("ray", "inline"),
-        default="ray",
+        "ray; inline: one step after the other in this process; auto: inline for small graphs",
+        choices=("auto", "ray", "inline"),
+        default="auto",
     ),
     "cluster": _flag(
         "Ray cluster to join (auto, or its address); else RAY_ADDRESS, else none",

@@ -93,7 +93,7 @@ def _execute(
     needed: list[Any],
     interrupts: Interrupts,
 ) -> None:
-    if context.options.executor == "inline":
+    if _in_process(context, log, execution, needed):
         inline = InlineBackend(log)
 
         def stop() -> None:
@@ -120,6 +120,18 @@ def _execute(
             execution.run(backend, needed)
     finally:
         backend.close()
+
+
+def _in_process(context: Context, log: EventLog, execution: Execution, needed: list[Any]) -> bool:
+    options = context.options
+    if options.executor != "auto":
+        return options.executor == "inline"
+    why = "" if options.cluster is not None else execution.why_small(needed)
+    if why:
+        phase = f"running in this process, without Ray: {why} (--executor ray for Ray)"
+        say(phase)
+        log.emit({"event": "phase", "phase": phase})
+    return bool(why)
 
 
 def _write_page(context: Context, run_id: str) -> str:

@@ -40,7 +40,7 @@ from pipeline.graph.step_context import Emit, Reference, StepContext, Workers
 from pipeline.identity import digests, provenance
 from pipeline.identity.digests import Identity
 from pipeline.identity.listing import Listing
-from pipeline.store import garbage, lease, manifest, outputs, storage
+from pipeline.store import lease, left_overs, manifest, outputs, storage
 from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import FAILURE, RETIRED, Manifest, Origin, Shard
 
@@ -392,6 +392,6 @@ def _tidy(request: Request, held: lease.Lease, record: Manifest, *, lost: bool) 
     try:
         if not lost:
             outputs.remember(request.root, record.recipe, request.key)
-        garbage.tidy(request.root, held, record.attempt, lost=lost)
+        left_overs.tidy(request.root, held, record.attempt, lost=lost)
     except (PonenteError, OSError) as error:
         logger.warning("could not tidy up: %s", error)

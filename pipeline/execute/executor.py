@@ -24,6 +24,7 @@ from pipeline.execute.backend import Backend
 from pipeline.execute.events import EventLog
 from pipeline.execute.node_state import NodeState, States, make_request
 from pipeline.execute.reference import refer
+from pipeline.execute.small import why_small
 from pipeline.graph.node import Node, topological
 from pipeline.identity import provenance
 from pipeline.plan.listings import Listings
@@ -131,6 +132,10 @@ class Execution:
         if self._states[node.key].forced:
             return "--force"
         return seen.stale.get(node.key) or seen.damaged.get(node.key) or "not built yet"
+
+    def why_small(self, needed: list[Node]) -> str:
+        """Why what `look` returned runs in this process; empty where it wants Ray."""
+        return why_small(self.order, needed, self._listings)
 
     @property
     def stopping(self) -> bool:

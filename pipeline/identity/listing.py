@@ -72,6 +72,7 @@ class Listing:
         branch: the branch that was resolved; empty where there is none.
         revision: the commit that the branch points to.
         skipped: what the location matches and a step does not read, such as folders.
+        limit: bytes that it holds at most, where that is known and its files are not.
     """
 
     where: str
@@ -80,6 +81,12 @@ class Listing:
     branch: str = ""
     revision: str = ""
     skipped: tuple[str, ...] = ()
+    limit: int | None = None
+
+    @property
+    def most_bytes(self) -> int | None:
+        """Bytes that it holds at most; None where that is not known."""
+        return sum(file.size for file in self.files) if self.files else self.limit
 
     @property
     def digest(self) -> str:

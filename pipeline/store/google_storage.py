@@ -92,6 +92,17 @@ class GoogleStorage(GCSFileSystem):
                 pause = attempts.pause(error, f"{method}: {_one_line(error)}")
             await attempts.asleep(pause)
 
+    async def _info(self, path: str, generation: str | None = None, **kwargs: Any) -> Any:
+        """As gcsfs's, but without a listing next to each question about an object that is there."""
+        if generation is None and self.split_path(path)[1]:
+            try:
+                found = await self._get_object(path)
+                if not found["name"].endswith("/"):  # a marker of a directory
+                    return found
+            except FileNotFoundError:
+                pass  # perhaps a directory
+        return await super()._info(path, generation, **kwargs)
+
     def create(self, path: str, data: bytes) -> bool:
         """Write an object if none is there; whether this call did."""
         mark = uuid.uuid4().hex

@@ -20,7 +20,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -204,13 +204,17 @@ def _base_url(root: str, number: int) -> str:
 
 def _latest(root: str) -> int:
     """The highest number in use, 0 if none; a listing that lags behind only costs requests."""
-    names = storage.list_names(storage.join(root, DIRECTORY))
-    numbers = [(int(found[1]), found[1]) for name in names if (found := _NAME.fullmatch(name))]
-    # Of seven digits and more, only those without leading zeros are names of ours.
-    number = max((number for number, text in numbers if text == f"{number:06d}"), default=0)
+    number = _newest(storage.list_names(storage.join(root, DIRECTORY)))
     while _is_there(_base_url(root, number + 1) + ".json"):
         number += 1
     return number
+
+
+def _newest(names: Iterable[str]) -> int:
+    """The highest number of a lease among the names in its directory, 0 if none."""
+    numbers = [(int(found[1]), found[1]) for name in names if (found := _NAME.fullmatch(name))]
+    # Of seven digits and more, only those without leading zeros are names of ours.
+    return max((number for number, text in numbers if text == f"{number:06d}"), default=0)
 
 
 @dataclass(frozen=True)
@@ -238,8 +242,16 @@ class Holder:
         return text if self.age is None else f"{text}, last heartbeat {self.age:,.0f} s ago"
 
 
-def holder(root: str) -> Holder | None:
-    """Who holds the step's lease as far as one look can tell; None when it is free."""
+def holder(root: str, names: Collection[str] | None = None) -> Holder | None:
+    """Who holds the step's lease as far as one look can tell; None when it is free.
+
+    Args:
+        root: the step's directory.
+        names: what a listing just showed in the lease's directory: a released lease costs no
+            request then.
+    """
+    if names is not None and (not names or f"{_newest(names):06d}.done" in names):
+        return None
     number = _latest(root)
     base = _base_url(root, number)
     if number == 0 or _Observer(base).free():

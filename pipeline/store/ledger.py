@@ -91,8 +91,12 @@ class Ledger:
 
     def shard_names(self) -> frozenset[str]:
         """Names of the finished shards, by one listing."""
-        names = (n.removesuffix(".json") for n in self.names() if n.endswith(".json"))
-        return frozenset(name.replace("~", "/") for name in names)
+        return frozenset(self.shard_name(name) for name in self.names() if name.endswith(".json"))
+
+    @staticmethod
+    def shard_name(record: str) -> str:
+        """The shard whose record has this file name: the inverse of `record`."""
+        return record.removesuffix(".json").replace("~", "/")
 
     def count(self) -> tuple[int, int]:
         """(finished, expected) shards; expected is 0 until `expect` was called."""

@@ -228,6 +228,20 @@ def walk(path: str) -> dict[str, int]:
     return with_retries(path, lambda: _walk(path))
 
 
+def inventory(path: str) -> dict[str, tuple[int, float | None]]:
+    """Bytes and Unix time of the last write of all files, links and empty directories below."""
+    found: dict[str, tuple[int, float | None]] = {}
+    for directory, inner, names in os.walk(path):
+        links = [name for name in inner if os.path.islink(os.path.join(directory, name))]
+        for name in (*names, *links):
+            with contextlib.suppress(FileNotFoundError):
+                state = os.lstat(os.path.join(directory, name))
+                found[os.path.join(directory, name)] = (state.st_size, state.st_mtime)
+        if not inner and not names and directory != path:
+            found[directory] = (0, None)
+    return found
+
+
 def _walk(path: str) -> dict[str, int]:
     def refuse(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):

@@ -17,12 +17,13 @@ Nothing here renames a directory: object stores cannot.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import hashlib
 import os
 import re
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from glob import has_magic
 from typing import IO, Any
@@ -330,17 +331,33 @@ def list_files(url: str) -> Iterator[tuple[str, int]]:
             yield name.removeprefix(prefix), length
 
 
-def usage(url: str) -> tuple[int, float]:
-    """(bytes, Unix time of the newest write) of the objects under `url` on a remote store."""
+def inventory(url: str) -> dict[str, tuple[int, float | None]]:
+    """Bytes and Unix time of the last write of everything under `url`, by path relative to it.
+
+    Unlike `list_files` it takes anything: a link is an entry, and so is an empty directory. Another
+    writer's unfinished `create` or `write_atomic` is none.
+    """
     fs, path = filesystem(url)
-    fs.invalidate_cache()
-    try:
-        found = list(fs.find(path, detail=True).values())
-    except FileNotFoundError:
-        return 0, 0.0
-    times = [info.get("mtime") or info.get("created") for info in found]
-    newest = max((t.timestamp() for t in times if hasattr(t, "timestamp")), default=0.0)
-    return sum(info["size"] for info in found), newest
+    if isinstance(fs, LocalFileSystem):
+        found = local_storage.inventory(path)
+    else:
+        fs.invalidate_cache()
+        try:
+            objects = fs.find(path, detail=True)
+        except FileNotFoundError:
+            return {}
+        found = {name: (info["size"], _written(info)) for name, info in objects.items()}
+    prefix = path.rstrip("/") + "/"
+    return {
+        name.removeprefix(prefix): entry
+        for name, entry in found.items()
+        if not _TEMPORARY.fullmatch(name)
+    }
+
+
+def _written(info: Mapping[str, Any]) -> float | None:
+    time = info.get("mtime") or info.get("created")
+    return time.timestamp() if isinstance(time, datetime.datetime) else None
 
 
 def sha256(url: str) -> str:

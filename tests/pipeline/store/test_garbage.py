@@ -6,7 +6,8 @@ import pytest
 
 from pipeline.graph.node import as_node, topological
 from pipeline.store import lease, storage
-from pipeline.store.garbage import delete, find_garbage, tidy
+from pipeline.store.garbage import delete, find_garbage
+from pipeline.store.left_overs import tidy
 from pipeline.store.outputs import Store
 from tests.pipeline.helpers import bring_up, executed
 from tests.pipeline.toy import numbers

@@ -1,0 +1,42 @@
+"""Whether a run is small enough for this process alone: it would end while Ray still starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pipeline.graph.hardware import Hardware
+from pipeline.graph.node import Node
+from pipeline.plan.listings import Listings, external_values
+
+_SOURCE_BYTES = 64 * 2**20  # one core tokenises them in about ten seconds
+
+
+def why_small(order: Iterable[Node], needed: Iterable[Node], listings: Listings) -> str:
+    """Why the needed steps run in this process, for the screen; empty where they want Ray.
+
+    The work of a fan-out grows with the sources of the graph, so those must be known and small.
+
+    Args:
+        order: every node of the graph.
+        needed: those that are to run.
+        listings: what the graph's external arguments stand for.
+    """
+    if not all(_alone(node) for node in needed):
+        return ""
+    sources = {}
+    for node in order:
+        found = listings.of(node)
+        if found.keys() != external_values(node).keys():
+            return ""
+        sources |= {listing.where: listing.most_bytes for listing in found.values()}
+    sizes = [size for size in sources.values() if size is not None]
+    if not sizes or len(sizes) < len(sources) or sum(sizes) > _SOURCE_BYTES:
+        return ""
+    return f"sources of at most {max(1, round(sum(sizes) / 1e6))} MB, local hardware"
+
+
+def _alone(node: Node) -> bool:
+    """Whether a step can run in one process, and next to no other."""
+    wants = node.step.resources
+    places = [value for value in node.runtime.values() if isinstance(value, Hardware)]
+    return not (node.live or wants.custom or wants.memory or any(p.kind != "local" for p in places))
