@@ -190,7 +190,7 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
     job, ledger = assignment.job, assignment.ledger
 
     def on_commit(step: int, path: str) -> None:
-        record_checkpoint(ledger, job.train, step, path)
+        record_checkpoint(ledger, job.train, step, path, job.train.steps)
 
     def on_drop(step: int, path: str) -> None:
         drop_checkpoint(ledger, step, path, job.attempt)
@@ -230,8 +230,10 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
     }
 
 
-def record_checkpoint(ledger: Ledger, train: TrainConfig, step: int, path: str) -> None:
-    """Record a complete checkpoint, which the next attempt then resumes from.
+def record_checkpoint(
+    ledger: Ledger, train: TrainConfig, step: int, path: str, steps: int | None = None
+) -> None:
+    """Record a complete checkpoint, one of so many `steps`, which the next attempt resumes from.
 
     It is named by its step alone. Where an older attempt has recorded one of that step, the newer
     attempt's takes its place: the older one may still run, and delete its own.
@@ -242,7 +244,12 @@ def record_checkpoint(ledger: Ledger, train: TrainConfig, step: int, path: str) 
     name, files = shard_name(step), [File(*file) for file in measured(index)]
     # What is only there to resume from depends on when attempts ended, and is no part of the model.
     kept = kept_for_good(step, train)
-    result = {"step": step, "content": content_of(index) if kept else None}
+    progress = f"step {step:,} of {steps:,}" if steps else f"step {step:,}"
+    result = {
+        "step": step,
+        "content": content_of(index) if kept else None,
+        "progress": f"{progress} saved",
+    }
     ledger.replace(name, path, result, files)
 
 

@@ -1,8 +1,8 @@
-"""Ctrl-C and a plain `kill` while a run goes on: once stops it cleanly, twice ends it at once.
+"""Ctrl-C and a plain `kill` during a run: once stops it cleanly, twice ends it at once.
 
 A handler runs between any two instructions of the main thread, which may hold any lock. So it only
-sets flags and raises; a thread of its own speaks, and ends the process should the main thread not
-come to its end.
+sets flags and raises; a thread of its own prints, and ends the process if the main thread does
+not.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import psutil
 
 from pipeline.cli.context import say
 
@@ -119,7 +121,7 @@ class Interrupts:
     def _begin_to_end(self) -> None:
         self._ending = True
         self._words.put("end")
-        # What is torn down halfway has nothing to tell anybody.
+        # Errors of what is torn down halfway are of no use to anyone.
         sys.unraisablehook = lambda _: None
 
     def _attend(self) -> None:
@@ -141,27 +143,11 @@ def _end(status: int, message: str = "") -> None:
         if message:
             os.write(2, f"{message}\n".encode())
     # Ray's agents outlive a killed driver by a minute.
-    for pid in _descendants(os.getpid()):
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
     os._exit(status)
-
-
-def _descendants(root: int) -> list[int]:
-    """Processes this one started, and those that they did; none where there is no /proc."""
-    children: dict[int, list[int]] = {}
-    with contextlib.suppress(OSError):
-        for name in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                with open(f"/proc/{name}/stat", errors="replace") as file:
-                    parent = int(file.read().rpartition(")")[2].split()[1])
-                children.setdefault(parent, []).append(int(name))
-    found, frontier = [], [root]
-    while frontier:
-        mine = children.get(frontier.pop(), [])
-        found += mine
-        frontier += mine
-    return found
 
 
 @functools.cache

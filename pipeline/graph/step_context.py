@@ -216,7 +216,8 @@ class StepContext:
     def shard(self, name: str, result: dict[str, Any] | None = None) -> Iterator[str]:
         """A directory to fill; on leaving without an error it is recorded as shard `name`.
 
-        `result` may be filled inside the block.
+        `result` may be filled inside the block. Of a build whose number of shards is not known
+        beforehand, `plan` shows what the last one's "progress" says, such as "step 40 of 100".
         """
         self.ledger.record(name)  # refuses a bad name before anything is written
         if name in self._written:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from pipeline.identity.fingerprint import digest, without_defaults
 
 # Parts of a result that may differ between two runs that made the same thing: times, and words.
-NON_IDENTITY_FIELDS = ("measured", "headline")
+NON_IDENTITY_FIELDS = ("measured", "headline", "progress")
 
 
 @dataclass(frozen=True)

@@ -159,8 +159,7 @@ def _unfinished(node: Node, path: str, seen: GraphState) -> tuple[str, str]:
             return "running", str(holder)
         unresponsive = f"owner does not respond: {holder}"
     build = _build_of(node, path, seen)
-    finished, expected = Ledger(path, build.id).count() if build is not None else (0, 0)
-    shards = f"{finished} of {expected or '?'} shards finished" if finished else ""
+    finished = shards = _how_far(Ledger(path, build.id)) if build is not None else ""
     if build is not None and build.conflicts:
         shards = "; ".join(
             [*([shards] if shards else []), "an unfinished build is not resumed", *build.conflicts]
@@ -171,6 +170,16 @@ def _unfinished(node: Node, path: str, seen: GraphState) -> tuple[str, str]:
         return "failed", f"{said}; {shards}" if shards else said
     detail = "; ".join(filter(None, (shards, unresponsive)))
     return ("partial" if finished or unresponsive else "miss"), detail
+
+
+def _how_far(ledger: Ledger) -> str:
+    """How far a build is, by its shards or what the last of them says; empty if it has none."""
+    finished, expected = ledger.count()
+    if finished and not expected:
+        last = ledger.find(max(ledger.shard_names(), default=""))
+        if last is not None and last.result.get("progress"):
+            return str(last.result["progress"])
+    return f"{finished} of {expected or '?'} shards finished" if finished else ""
 
 
 def _build_of(node: Node, path: str, seen: GraphState) -> Build | None:

@@ -35,7 +35,7 @@ from pipeline.store import retry
 GIVE_UP_SECONDS = 90.0
 FIRST_WAIT_SECONDS = 0.25
 LONGEST_WAIT_SECONDS = 16.0
-SILENCE_SECONDS = 60.0  # a connection without data for so long is given up
+NO_DATA_SECONDS = 60.0  # a connection without data for so long is given up
 
 _SCOPE = "https://www.googleapis.com/auth/devstorage.full_control"
 
@@ -61,7 +61,7 @@ class GoogleStorage(GCSFileSystem):
         super().__init__(*args, **kwargs)
         self.give_up_after = give_up_after
         self.requests_timeout = aiohttp.ClientTimeout(
-            total=give_up_after, sock_connect=10, sock_read=SILENCE_SECONDS
+            total=give_up_after, sock_connect=10, sock_read=NO_DATA_SECONDS
         )
 
     async def _request(self, method: str, path: str, *args: Any, **kwargs: Any) -> Any:

@@ -64,9 +64,8 @@ class _Scope:
     report: Callable[[dict[str, Any]], None] | None
 
 
-_scopes: list[
-    _Scope
-] = []  # of this process: requests of object stores run in a thread of their own
+# Of this process, not of a thread: requests of object stores run in a thread of their own.
+_scopes: list[_Scope] = []
 _reached: set[str] = set()
 _lock = threading.Lock()
 

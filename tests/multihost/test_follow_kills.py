@@ -93,7 +93,7 @@ def test_followed_and_killed_midway_the_results_are_those_of_one_after_the_other
 
     Training stands still until the follower has scored something, however long that takes.
     """
-    monkeypatch.setenv("PONENTE_SILENCE_SECONDS", "120")
+    monkeypatch.setenv("PONENTE_HEARTBEAT_TIMEOUT", "120")
     want_model, want_scores, _ = run(str(tmp_path / "after"), InlineBackend)
     steps = range(EVERY, STEPS + 1, EVERY)
     assert [row["step"] for row in want_scores.rows] == [step for step in steps for _ in range(2)]

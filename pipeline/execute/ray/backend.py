@@ -28,7 +28,7 @@ logger = logging.getLogger("ponente")
 @dataclasses.dataclass(frozen=True)
 class _Running:
     request: Request
-    pulse: str
+    heartbeat: str
     since: float
 
 
@@ -69,7 +69,7 @@ def _start_once(address: str | None) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
-        # "local": without it Ray joins whatever cluster somebody left running on this machine.
+        # "local": without it Ray joins any cluster that was left running on this machine.
         ray.init("local", include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES, **quiet)
         return
     try:
@@ -103,12 +103,12 @@ class RayBackend:
         from pipeline.execute.ray.workers import RayWorkers
 
         @ray.remote(max_retries=0)
-        def run_step(request: Request, collector: Any, pulse: str) -> Outcome:
+        def run_step(request: Request, collector: Any, heartbeat: str) -> Outcome:
             try:
                 runtime_env.require_same_code()
             except PonenteError as error:
                 return Outcome("failed", cause=str(error))
-            with Heartbeat(collector, pulse) as beating:
+            with Heartbeat(collector, heartbeat) as beating:
                 if beating.stopping:
                     return Outcome("stopped", cause="not begun")
                 limit = bounded(wait, follower=bool(request.live))
@@ -123,12 +123,12 @@ class RayBackend:
         self._watch = FailureDetector()
         self._collector: Any = start_collector()
         self._running: dict[Any, _Running] = {}
-        self._silence = HeartbeatAges()
+        self._ages = HeartbeatAges()
         self._drain: Any = None
 
     def submit(self, request: Request) -> None:
         """Start the step as a task with the resources its body asked for."""
-        pulse = f"{request.label}-{uuid.uuid4().hex}"
+        heartbeat = f"{request.label}-{uuid.uuid4().hex}"
         wants = request.step.resources
         # Who asks for no core leads others, or computes here on all that this machine has.
         heaps = {} if wants.cpus else runtime_env.malloc_env(one=True)
@@ -140,26 +140,26 @@ class RayBackend:
             runtime_env={"env_vars": heaps} if heaps else None,
             label_selector=self._watch.elsewhere,
         )
-        reference = task.remote(request, self._collector, pulse)
-        self._running[reference] = _Running(request, pulse, time.monotonic())
+        reference = task.remote(request, self._collector, heartbeat)
+        self._running[reference] = _Running(request, heartbeat, time.monotonic())
 
     def poll(self) -> list[tuple[Request, Outcome]]:
-        """Outcomes of tasks that ended; a worker that died or fell silent may be tried again."""
+        """Outcomes of tasks that ended; transient where a worker died or is unresponsive."""
         if not self._running:
             return []
         ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=_POLL_SECONDS)
         ended = [self._outcome(r, self._running.pop(r)) for r in ready]
-        waited_for = {r.pulse: r.since for r in self._running.values()}
-        lost = self._watch.lost(self._silence, waited_for)
+        waited_for = {r.heartbeat: r.since for r in self._running.values()}
+        lost = self._watch.lost(self._ages, waited_for)
         for reference, r in list(self._running.items()):
-            if r.pulse in lost:
+            if r.heartbeat in lost:
                 del self._running[reference]
                 self._ray.cancel(reference, force=True)
-                if lost[r.pulse]:
-                    cause = f"its worker went silent for {self._watch.seconds:.0f} s"
+                if lost[r.heartbeat]:
+                    cause = f"its worker did not respond for {self._watch.seconds:.0f} s"
                     ended.append((r.request, Outcome("failed", cause=cause, transient=True)))
                 else:
-                    self._collector.forget.remote(r.pulse)
+                    self._collector.forget.remote(r.heartbeat)
                     self.submit(r.request)
         return ended
 
@@ -167,7 +167,7 @@ class RayBackend:
         try:
             return running.request, self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
-            self._collector.forget.remote(running.pulse)
+            self._collector.forget.remote(running.heartbeat)
             cause = f"its worker died ({' '.join(str(error).split())[:300]})"
             return running.request, Outcome("failed", cause=cause, transient=True)
 
@@ -179,17 +179,17 @@ class RayBackend:
         if not self._ray.wait([pending], timeout=_CALL_SECONDS)[0]:
             return []
         self._drain = None
-        events, self._silence = self._ray.get(pending)
+        events, self._ages = self._ray.get(pending)
         return events
 
     def end(self, key: str) -> None:
-        """Tell the step and its workers, at their next beat, to end after what is in flight."""
+        """Cancel the step and its workers, at their next heartbeat, after what is in flight."""
         for running in self._running.values():
             if running.request.key == key:
-                self._collector.stop.remote(running.pulse)
+                self._collector.stop.remote(running.heartbeat)
 
     def stop(self) -> None:
-        """Tell every worker at its next beat to end after what is in flight."""
+        """Cancel every worker, at its next heartbeat, after what is in flight."""
         self._collector.stop.remote()
 
     def close(self) -> None:

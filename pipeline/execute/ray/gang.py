@@ -44,8 +44,8 @@ from pipeline.store import storage
 
 _BEGIN_SECONDS = 120.0  # for a process whose place is reserved
 _LOOK_SECONDS = 5.0
-_LOOK_AGAIN_SECONDS = 1.0  # while somebody may have been lost
-_LATE_SECONDS = 2.0  # a beat may be heard this long after its process died
+_LOOK_AGAIN_SECONDS = 1.0  # while a process may have been lost
+_LATE_SECONDS = 2.0  # a heartbeat may arrive this long after its process died
 
 logger = logging.getLogger("ponente")
 
@@ -54,6 +54,23 @@ _KINDS: dict[str, type[PonenteError]] = {
     kind.__name__: kind
     for kind in (InputError, CorruptOutput, StoreUnavailable, Preempted, WorkerLost)
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Reports:
+    """Where the processes of a gang report to.
+
+    Attributes:
+        collector: the driver's.
+        stamp: fields of their events.
+        logs: URL of the directory of their logs.
+        packages: loggers whose information these keep.
+    """
+
+    collector: Any
+    stamp: Mapping[str, str]
+    logs: str
+    packages: tuple[str, ...] = ()
 
 
 class _GangProcess:
@@ -70,15 +87,13 @@ class _GangProcess:
         function: Callable[..., Any],
         job: Any,
         process: GangProcess,
-        collector: Any,
-        stamp: Mapping[str, str],
-        pulse: str,
-        log: str,
-        packages: tuple[str, ...],
+        reports: Reports,
+        heartbeat: str,
     ) -> tuple[str, Any]:
         """Call the function; errors come back as data, so that no class needs to unpickle."""
-        with capture(log, redirect=True, packages=packages):
-            status, value = self._call(function, job, process, collector, stamp, pulse)
+        log = storage.join(reports.logs, f"process-{process.index:03d}.txt")
+        with capture(log, redirect=True, packages=reports.packages):
+            status, value = self._call(function, job, process, reports, heartbeat)
             if status not in ("done", Preempted.__name__):
                 logger.error("%s", value)
             return status, value
@@ -88,14 +103,14 @@ class _GangProcess:
         function: Callable[..., Any],
         job: Any,
         process: GangProcess,
-        collector: Any,
-        stamp: Mapping[str, str],
-        pulse: str,
+        reports: Reports,
+        heartbeat: str,
     ) -> tuple[str, Any]:
         try:
             runtime_env.require_same_code()
-            with Heartbeat(collector, pulse, on_stop=terminate_self):
-                return "done", function(job, process=process, emit=emitter(collector, stamp))
+            emit = emitter(reports.collector, reports.stamp)
+            with Heartbeat(reports.collector, heartbeat, on_stop=terminate_self):
+                return "done", function(job, process=process, emit=emit)
         except PonenteError as error:
             return _kind(error), str(error)
         except FileNotFoundError:  # the one OSError that trying again does not help
@@ -120,11 +135,8 @@ def run_gang(
     function: Callable[..., Any],
     job: Any,
     emit: Emit,
-    collector: Any,
-    stamp: Mapping[str, str],
-    pulse: Heartbeat,
-    logs: str,
-    packages: tuple[str, ...] = (),
+    reports: Reports,
+    heartbeat: Heartbeat,
     wait: float | None = None,
 ) -> Any:
     """Run `function(job, process=..., emit=...)` on the hardware; process 0's answer.
@@ -134,10 +146,8 @@ def run_gang(
         function: what every process calls.
         job: its argument, the same in all.
         emit: the step's emitter, for a gang that is this process.
-        collector, stamp: what the processes' own emitters and pulses are made of.
-        pulse: the step's own.
-        logs: URL of the directory of the processes' logs.
-        packages: loggers whose information these keep.
+        reports: where its processes report to.
+        heartbeat: the step's own.
         wait: seconds to wait for the hardware; None for no limit.
 
     Raises:
@@ -146,26 +156,25 @@ def run_gang(
         Preempted: when the processes were told to leave and saved.
         Cancelled: when the user had asked to stop before.
     """
-    if pulse.stopping:
+    if heartbeat.stopping:
         raise Cancelled("stopped before its processes were started")
     accelerators = _accelerators() if hardware.kind == "local" else {}
     if hardware.kind == "local" and not accelerators:
-        pulse.on_stop = terminate_self
+        heartbeat.on_stop = terminate_self
         try:
-            if pulse.stopping:  # since it was asked above: there was nobody to tell yet
+            if heartbeat.stopping:  # cancelled since the check above, before `on_stop` was set
                 raise Cancelled("stopped before training began")
             return InlineWorkers().gang(hardware, function, job, emit)
         finally:
-            pulse.on_stop = None
-    place = Placement(hardware, accelerators, Waiting(hardware, pulse, emit, wait))
+            heartbeat.on_stop = None
+    place = Placement(hardware, accelerators, Waiting(hardware, heartbeat, emit, wait))
     try:
-        gang = f"{pulse.name}/gang-{uuid.uuid4().hex[:12]}"
+        gang = f"{heartbeat.name}/gang-{uuid.uuid4().hex[:12]}"
         actors = [place.actor(_GangActor, index) for index in range(hardware.processes)]
         try:
-            kept = (logs, packages)
-            return _run(actors, hardware, function, job, collector, stamp, gang, kept)
+            return _run(actors, hardware, function, job, reports, gang)
         finally:
-            collector.forget.remote(gang)
+            reports.collector.forget.remote(gang)
             for actor in actors:
                 ray.kill(actor)
     finally:
@@ -177,29 +186,24 @@ def _run(
     hardware: Hardware,
     function: Callable[..., Any],
     job: Any,
-    collector: Any,
-    stamp: Mapping[str, str],
+    reports: Reports,
     gang: str,
-    kept: tuple[str, tuple[str, ...]],
 ) -> Any:
     many = hardware.processes > 1
     address = _address(actors[0], hardware) if many else None
     job_reference = ray.put(job)
-    pulses = [f"{gang}/{index}" for index in range(hardware.processes)]
+    heartbeats = [f"{gang}/{index}" for index in range(hardware.processes)]
     answers = [
         actor.run.remote(
             function,
             job_reference,
             GangProcess(index, hardware.processes, address),
-            collector,
-            stamp,
-            pulses[index],
-            storage.join(kept[0], f"process-{index:03d}.txt"),
-            kept[1],
+            reports,
+            heartbeats[index],
         )
         for index, actor in enumerate(actors)
     ]
-    return _collect(answers, pulses, hardware, collector)
+    return _collect(answers, heartbeats, hardware, reports.collector)
 
 
 def _address(first: Any, hardware: Hardware) -> str:
@@ -218,30 +222,30 @@ def _accelerators() -> dict[str, float]:
     return {k: v for k, v in (mine[0] if mine else {}).items() if k in ("GPU", "TPU") and v > 0}
 
 
-def _collect(answers: list[Any], pulses: list[str], hardware: Hardware, collector: Any) -> Any:
-    """Wait for all processes; the first failure or silence ends the wait.
+def _collect(answers: list[Any], heartbeats: list[str], hardware: Hardware, collector: Any) -> Any:
+    """Wait for all processes; the first failure or unresponsive process ends the wait.
 
-    An error that nobody raised on purpose may be what the loss of another process looks like from
-    here, and a broken connection is noticed before a lost host is: so it counts only once every
-    other process has answered or has been heard since.
+    An unexpected error may be a consequence of the loss of another process, and a broken connection
+    is noticed before a lost host is: so it counts only once every other process has answered or has
+    sent a heartbeat since.
     """
     pending, watch = list(answers), FailureDetector()
-    waited_for = dict.fromkeys(pulses, time.monotonic())
+    waited_for = dict.fromkeys(heartbeats, time.monotonic())
     first: _Failure | None = None
     while pending:
         look = _LOOK_AGAIN_SECONDS if first else _LOOK_SECONDS
         ready, pending = ray.wait(pending, num_returns=1, timeout=look)
         if not ready:
             asked = time.monotonic()
-            silence = ray.get(collector.silence.remote(), timeout=watch.seconds)
-            if lost := watch.lost(silence, waited_for):
+            ages = ray.get(collector.ages.remote(), timeout=watch.seconds)
+            if lost := watch.lost(ages, waited_for):
                 indices = ", ".join(sorted(name.rpartition("/")[2] for name in lost))
-                raise _lost(f"{_name(indices, hardware)} went silent", first)
-            if first and first.stands(silence, waited_for, asked, watch.seconds):
+                raise _lost(f"{_name(indices, hardware)} stopped responding", first)
+            if first and first.stands(ages, waited_for, asked, watch.seconds):
                 break
             continue
         index = answers.index(ready[0])
-        waited_for.pop(pulses[index])
+        waited_for.pop(heartbeats[index])
         try:
             status, value = ray.get(ready[0])
         except RayError as error:
@@ -261,28 +265,28 @@ def _collect(answers: list[Any], pulses: list[str], hardware: Hardware, collecto
 
 @dataclasses.dataclass(frozen=True)
 class _Failure:
-    """An unexpected error of one process, and when it was heard of on the monotonic clock."""
+    """An unexpected error of one process, and when it arrived on the monotonic clock."""
 
     cause: str
     since: float
 
     def stands(
-        self, silence: HeartbeatAges, waited_for: Iterable[str], asked: float, limit: float
+        self, ages: HeartbeatAges, waited_for: Iterable[str], asked: float, limit: float
     ) -> bool:
         """Whether no other process's loss explains it.
 
         Args:
-            silence: what the collector says.
+            ages: what the collector says.
             waited_for: those that have not answered.
             asked: when the collector was asked, on the monotonic clock.
-            limit: seconds of silence that are a loss.
+            limit: seconds without a heartbeat that are a loss.
         """
         passed = asked - self.since
-        # What has not begun never beats; a loss would have been noticed a look after the limit.
+        # What has not begun sends none; a loss would have been noticed a look after the limit.
         if passed > limit + _LOOK_SECONDS:
             return True
         heard = passed - _LATE_SECONDS
-        return all(silence.workers.get(name, passed) < heard for name in waited_for)
+        return all(ages.workers.get(name, passed) < heard for name in waited_for)
 
 
 def _lost(what: str, first: _Failure | None) -> WorkerLost:

@@ -26,32 +26,32 @@ from pipeline.errors import InputError
 from pipeline.execute.ray import runtime_env
 from pipeline.graph.step_context import Emit
 
-_SILENCE_SECONDS = 60.0
-_BEATS_IN_SILENCE = 12
-_QUEUED = 10  # silences that a task may take to begin before it has to queue again
+_TIMEOUT_SECONDS = 60.0
+_BEATS_IN_TIMEOUT = 12
+_QUEUED = 10  # timeouts that a task may take to begin before it is submitted again
 
 
-def silence_seconds() -> float:
-    """How long a worker may be silent before it is given up: `PONENTE_SILENCE_SECONDS`, or 60.
+def heartbeat_timeout() -> float:
+    """Seconds without a heartbeat after which a worker is lost: `PONENTE_HEARTBEAT_TIMEOUT`, or 60.
 
-    The driver hands its own setting to all workers, so that they beat often enough for it.
+    The driver passes its own setting to all workers, so that they send heartbeats often enough.
 
     Raises:
         InputError: when the setting is not a number of at least one second.
     """
-    said = os.environ.get(runtime_env.SILENCE, str(_SILENCE_SECONDS))
+    said = os.environ.get(runtime_env.TIMEOUT, str(_TIMEOUT_SECONDS))
     try:
         seconds = float(said)
     except ValueError:
         seconds = 0.0
     if not 1 <= seconds < float("inf"):
-        raise InputError(f"{runtime_env.SILENCE}: expected seconds, at least 1, got {said!r}")
+        raise InputError(f"{runtime_env.TIMEOUT}: expected seconds, at least 1, got {said!r}")
     return seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class HeartbeatAges:
-    """Seconds of silence by worker; by node, the least of its workers."""
+    """Seconds since the last heartbeat, by worker; by node, the least of its workers."""
 
     workers: Mapping[str, float] = dataclasses.field(default_factory=dict)
     nodes: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -70,25 +70,25 @@ class _Collector:
         self._events.append(event)
 
     def beat(self, name: str, node: str) -> bool:
-        """Hear that `name` is alive on `node`; answers whether it is to stop."""
+        """Take a heartbeat of `name` on `node`; returns whether it is to stop."""
         self._beats[name] = (time.monotonic(), node)
         return not self._stopped.isdisjoint({"", name, name.partition("/")[0]})
 
     def forget(self, name: str) -> None:
-        """Expect no more beats of `name`, nor of workers of its own (`name/...`)."""
+        """Expect no more heartbeats of `name`, nor of its workers (`name/...`)."""
         for other in [n for n in self._beats if n == name or n.startswith(f"{name}/")]:
             del self._beats[other]
 
     def stop(self, body: str = "") -> None:
-        """Answer beats from now on with the word to stop: one body's and its workers', or all."""
+        """Cancel one body and its workers, or all: their next heartbeat returns True."""
         self._stopped.add(body)
 
     def age(self, name: str) -> float:
-        """Seconds since the last beat of `name`; 0 if there is nobody to expect one of."""
+        """Seconds since the last heartbeat of `name`; 0 if none is expected."""
         return time.monotonic() - self._beats[name][0] if name in self._beats else 0.0
 
-    def silence(self) -> HeartbeatAges:
-        """How long everybody who has beaten and was not forgotten has been silent since."""
+    def ages(self) -> HeartbeatAges:
+        """Ages of all workers that have sent a heartbeat and were not forgotten."""
         now = time.monotonic()
         workers = {name: now - beat for name, (beat, _) in self._beats.items()}
         nodes: dict[str, float] = {}
@@ -97,9 +97,9 @@ class _Collector:
         return HeartbeatAges(workers, nodes)
 
     def drain(self) -> tuple[list[dict[str, Any]], HeartbeatAges]:
-        """All events since the last call in order of arrival, and `silence`."""
+        """All events since the last call in order of arrival, and `ages`."""
         events, self._events = self._events, []
-        return events, self.silence()
+        return events, self.ages()
 
 
 # Typed as Any: ray.remote adds `.remote` and `.options`, which its annotations do not say.
@@ -127,11 +127,11 @@ def emitter(collector: Any, stamp: Mapping[str, str] | None = None) -> Emit:
 
 
 class Heartbeat:
-    """Context in which this process beats under a name, and hears when it is to stop.
+    """Context in which this process sends heartbeats under a name, and learns of a cancellation.
 
     Attributes:
-        name: under which it beats.
-        on_stop: called once, in the beating thread, when the word to stop arrives.
+        name: under which it sends them.
+        on_stop: called once, in the heartbeat's thread, on a cancellation.
     """
 
     def __init__(
@@ -140,15 +140,15 @@ class Heartbeat:
         self._collector = collector
         self.name = name
         self.on_stop = on_stop
-        self._silence = silence_seconds()
+        self._timeout = heartbeat_timeout()
         self._node = ray.get_runtime_context().get_node_id()
         self._stopping = threading.Event()
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name=f"pulse-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._beat, name=f"heartbeat-{name}", daemon=True)
 
     @property
     def stopping(self) -> bool:
-        """Whether the word to stop has arrived."""
+        """Whether the step was cancelled."""
         return self._stopping.is_set()
 
     def __enter__(self) -> Heartbeat:
@@ -161,16 +161,16 @@ class Heartbeat:
         self._collector.forget.remote(self.name)
 
     def _beat(self) -> None:
-        while not self._done.wait(self._silence / _BEATS_IN_SILENCE):
+        while not self._done.wait(self._timeout / _BEATS_IN_TIMEOUT):
             self._once()
 
     def _once(self) -> None:
         try:
             beat = self._collector.beat.remote(self.name, self._node)
-            stop = ray.get(beat, timeout=self._silence / 2)
+            stop = ray.get(beat, timeout=self._timeout / 2)
         except RayError:
-            # The driver is gone or out of reach: Ray ends us in the first case, and in the second
-            # whoever waits for us finds somebody else.
+            # The driver is gone or out of reach: Ray ends this process in the first case, and the
+            # step is run elsewhere in the second.
             return
         if stop and not self.stopping:
             self._stopping.set()
@@ -180,7 +180,7 @@ class Heartbeat:
 
 
 def terminate_self() -> None:
-    """What asks a training loop to save and leave."""
+    """Ask this process's training loop to save and end."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -188,9 +188,10 @@ _tasks: list[str] = []  # names of this process's tasks: the last one counts
 
 
 def exit_with_parent(task: str, collector: Any) -> None:
-    """End this process should the step's body that `task` (`body/...`) belongs to fall silent.
+    """End this process once the step's body that `task` (`body/...`) belongs to is unresponsive.
 
-    Ray keeps an idle worker and its cores for whoever leased them, also for one that went silent.
+    Ray keeps an idle worker and its cores for the process that leased them, also for one that is
+    unresponsive.
     """
     _tasks.append(task)
     if len(_tasks) == 1:
@@ -198,49 +199,49 @@ def exit_with_parent(task: str, collector: Any) -> None:
 
 
 def _leave(collector: Any) -> None:
-    limit = silence_seconds()
+    limit = heartbeat_timeout()
     while True:
-        time.sleep(limit / _BEATS_IN_SILENCE)
+        time.sleep(limit / _BEATS_IN_TIMEOUT)
         del _tasks[:-1]
         body = _tasks[-1].partition("/")[0]
         with contextlib.suppress(RayError):
             if ray.get(collector.age.remote(body), timeout=limit) > limit:
-                # So that this node is not taken for a silent one.
+                # So that this node is not taken for an unresponsive one.
                 ray.get(collector.forget.remote(_tasks[-1]), timeout=limit)
                 os._exit(1)
 
 
 class FailureDetector:
-    """What one who waits for tasks makes of silence: which to give up, which nodes to avoid."""
+    """From the ages of heartbeats: which tasks are lost, and which nodes to avoid."""
 
     def __init__(self) -> None:
-        self.seconds = silence_seconds()
+        self.seconds = heartbeat_timeout()
         self._avoided: frozenset[str] | None = None
 
     @property
     def elsewhere(self) -> dict[str, str] | None:
-        """Ray's label selector for nodes that are not silent."""
+        """Ray's label selector for nodes that respond."""
         nodes = ",".join(sorted(self._avoided or ()))
         return {"ray.io/node-id": f"!in({nodes})"} if nodes else None
 
-    def lost(self, silence: HeartbeatAges, waited_for: Mapping[str, float]) -> dict[str, bool]:
+    def lost(self, ages: HeartbeatAges, waited_for: Mapping[str, float]) -> dict[str, bool]:
         """Tasks to give up, and whether they had begun.
 
         Args:
-            silence: what the collector says.
+            ages: what the collector says.
             waited_for: when each was submitted, on this process's monotonic clock.
         """
         # In the end Ray has noticed too, and a node that was wronged gets another chance.
         end = _QUEUED * self.seconds
-        silent = frozenset(n for n, s in silence.nodes.items() if self.seconds < s < end)
-        found = silent - (silent if self._avoided is None else self._avoided)
-        self._avoided = silent
+        unresponsive = frozenset(n for n, s in ages.nodes.items() if self.seconds < s < end)
+        found = unresponsive - (unresponsive if self._avoided is None else self._avoided)
+        self._avoided = unresponsive
         now, lost = time.monotonic(), {}
         for name, since in waited_for.items():
-            seconds = silence.workers.get(name)
+            seconds = ages.workers.get(name)
             if seconds is not None and seconds > self.seconds:
                 lost[name] = True
-            # The second: a node that fell silent before anything had begun there is never found.
+            # The second: a node that stopped before anything had begun there has sent none.
             elif seconds is None and (found or now - since > end):
                 lost[name] = False
         return lost

@@ -1,7 +1,7 @@
 """Hardware for a whole gang, reserved all at once or not at all, and waiting for it.
 
 Slices of TPU chips are reserved by Ray's own slice scheduler; CPU pods by a placement group. A wait
-is reported at growing intervals, hears a cancellation within a second, and ends at the user's
+is reported at growing intervals, ends within a second of a cancellation, and else at the user's
 deadline alone.
 """
 
@@ -37,7 +37,7 @@ class Waiting:
 
     Args:
         hardware: what is waited for.
-        heartbeat: of the step, which hears cancellations.
+        heartbeat: of the step, which learns of cancellations.
         emit: takes "waiting_for_resources" events.
         limit: seconds after which it is given up; None for no limit.
     """

@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.errors import InputError
 
 ROOT = Path(__file__).parents[3]
-SILENCE = "PONENTE_SILENCE_SECONDS"  # read by `pulse.silence_seconds`
+TIMEOUT = "PONENTE_HEARTBEAT_TIMEOUT"  # read by `heartbeat.heartbeat_timeout`
 _VARIABLE = "PONENTE_CODE"
 _HEAPS = "MALLOC_ARENA_MAX"  # glibc takes no notice of 0
 # Without a slash at the end, which would have Ray walk through all that is in them.
@@ -43,7 +43,7 @@ def _sent(root: Path) -> list[Path]:
 
 def runtime_environment(root: Path = ROOT) -> dict[str, Any]:
     """What Ray is told, so that workers get the driver's code and know which it is."""
-    handed = {name: os.environ[name] for name in (SILENCE,) if name in os.environ}
+    handed = {name: os.environ[name] for name in (TIMEOUT,) if name in os.environ}
     return {
         "working_dir": str(root),
         "excludes": _EXCLUDES,

@@ -1,7 +1,7 @@
-"""A step's fan-out on Ray: shards as tasks, each tried again when its worker is lost.
+"""A step's fan-out on Ray: shards as tasks, each retried when its worker is lost.
 
-Ray's own retries are off everywhere: a task that kills its worker would be run three times
-without anybody knowing. A lost shard is tried again here, in a directory of its own, and counted.
+Ray's own retries are off everywhere: it would run a task that kills its worker three times, and
+report none of it. A lost shard is retried here, in a directory of its own, and counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from pipeline.errors import Cancelled, WorkerLost
 from pipeline.execute.ray import runtime_env
-from pipeline.execute.ray.gang import run_gang
+from pipeline.execute.ray.gang import Reports, run_gang
 from pipeline.execute.ray.heartbeat import FailureDetector, Heartbeat, exit_with_parent
 from pipeline.graph.hardware import Hardware
 from pipeline.graph.step_context import Emit, ShardTask, write_shard
@@ -33,14 +33,14 @@ _LOOK_SECONDS = 2.0
 @dataclasses.dataclass(frozen=True)
 class _Running:
     task: ShardTask
-    pulse: str
+    heartbeat: str
     since: float
 
 
-def _shard_task(task: ShardTask, collector: Any, pulse: str) -> Shard:
+def _shard_task(task: ShardTask, collector: Any, heartbeat: str) -> Shard:
     runtime_env.require_same_code()
-    exit_with_parent(pulse, collector)
-    with Heartbeat(collector, pulse) as beating:
+    exit_with_parent(heartbeat, collector)
+    with Heartbeat(collector, heartbeat) as beating:
         if beating.stopping:
             raise Cancelled(f"shard {task.name} was not begun")
         with retry.scope(lambda: beating.stopping):
@@ -55,9 +55,9 @@ class RayWorkers:
     """Workers of a step that itself runs as a Ray task.
 
     Args:
-        collector: the driver's (see `ray_pulse`).
+        collector: the driver's (see `ray.heartbeat`).
         label, key: stamped on events that gang processes emit.
-        pulse: this step's own.
+        heartbeat: this step's own.
         packages: loggers whose information the logs of gang processes keep.
         wait: seconds that a gang may wait for its hardware; None for no limit.
     """
@@ -67,26 +67,26 @@ class RayWorkers:
         collector: Any,
         label: str,
         key: str,
-        pulse: Heartbeat,
+        heartbeat: Heartbeat,
         packages: tuple[str, ...] = (),
         wait: float | None = None,
     ) -> None:
         self._collector = collector
         self._stamp = {"step": label, "key": key}
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._watch = FailureDetector()
         self._packages, self._wait = packages, wait
 
     @property
     def stopping(self) -> bool:
         """Whether the user asked to stop."""
-        return self._pulse.stopping
+        return self._heartbeat.stopping
 
     def map(self, tasks: list[ShardTask], emit: Emit) -> Iterator[Shard]:
         """Write the shards as tasks of one core each, a bounded number in flight."""
         limit = max(1, int(ray.cluster_resources().get("CPU", 1)) * _IN_FLIGHT_PER_CPU)
         waiting, running, look_at = deque(tasks), dict[Any, _Running](), 0.0
-        stopped = False  # a shard may hear it before this step does
+        stopped = False  # a shard may learn of it before this step does
         while running or (waiting and not (stopped or self.stopping)):
             if time.monotonic() > look_at:
                 waiting.extendleft(self._given_up(running, emit))
@@ -95,7 +95,7 @@ class RayWorkers:
                 task = waiting.popleft()
                 running.update([self._begin(task)])
             if not running:
-                continue  # told to stop just now
+                continue  # cancelled just now
             ready, _ = ray.wait(list(running), num_returns=1, timeout=_LOOK_SECONDS)
             for reference in ready:
                 done = running.pop(reference)
@@ -107,29 +107,29 @@ class RayWorkers:
                     stopped = True
                     waiting.append(done.task)
                 except RayError as error:
-                    self._collector.forget.remote(done.pulse)
+                    self._collector.forget.remote(done.heartbeat)
                     waiting.appendleft(_again(done.task, f"its worker died ({_line(error)})", emit))
         if waiting:
             raise Cancelled(f"{len(waiting)} shards are left to do")
 
     def _begin(self, task: ShardTask) -> tuple[Any, _Running]:
-        pulse = f"{self._pulse.name}/{task.name}/{uuid.uuid4().hex[:8]}"
+        heartbeat = f"{self._heartbeat.name}/{task.name}/{uuid.uuid4().hex[:8]}"
         write = _write.options(label_selector=self._watch.elsewhere)
-        reference = write.remote(task, self._collector, pulse)
-        return reference, _Running(task, pulse, time.monotonic())
+        reference = write.remote(task, self._collector, heartbeat)
+        return reference, _Running(task, heartbeat, time.monotonic())
 
     def _given_up(self, running: dict[Any, _Running], emit: Emit) -> list[ShardTask]:
-        """Tasks of silent workers, taken out of `running`, to be tried again."""
-        silence = ray.get(self._collector.silence.remote(), timeout=self._watch.seconds)
-        lost = self._watch.lost(silence, {r.pulse: r.since for r in running.values()})
+        """Tasks of unresponsive workers, taken out of `running`, to be retried."""
+        ages = ray.get(self._collector.ages.remote(), timeout=self._watch.seconds)
+        lost = self._watch.lost(ages, {r.heartbeat: r.since for r in running.values()})
         tasks = []
-        for reference in [reference for reference, r in running.items() if r.pulse in lost]:
+        for reference in [reference for reference, r in running.items() if r.heartbeat in lost]:
             ray.cancel(reference, force=True)
             done = running.pop(reference)
-            if lost[done.pulse]:
-                tasks.append(_again(done.task, "its worker went silent", emit))
+            if lost[done.heartbeat]:
+                tasks.append(_again(done.task, "its worker stopped responding", emit))
             else:  # It has not been tried: perhaps it only queued.
-                self._collector.forget.remote(done.pulse)
+                self._collector.forget.remote(done.heartbeat)
                 tasks.append(done.task)
         return tasks
 
@@ -137,18 +137,8 @@ class RayWorkers:
         self, hardware: Hardware, function: Callable[..., Any], job: Any, emit: Emit, logs: str
     ) -> Any:
         """Run on every process of the hardware at once; process 0's result."""
-        return run_gang(
-            hardware,
-            function,
-            job,
-            emit,
-            self._collector,
-            self._stamp,
-            self._pulse,
-            logs,
-            self._packages,
-            self._wait,
-        )
+        reports = Reports(self._collector, self._stamp, logs, self._packages)
+        return run_gang(hardware, function, job, emit, reports, self._heartbeat, self._wait)
 
 
 def _again(task: ShardTask, cause: str, emit: Emit) -> ShardTask:

@@ -10,12 +10,12 @@ import sys
 
 import pytest
 
-from pipeline import Experiment, InputError
+from pipeline import Experiment, InputError, Result, StepContext, step
 from pipeline.graph.node import as_node
 from pipeline.store import integrity, lease, storage
 from pipeline.store.manifest import load
 from tests.pipeline.cli.toy_experiment import EXPERIMENT, build
-from tests.pipeline.toy import clamp, numbers
+from tests.pipeline.toy import Numbers, clamp, numbers
 
 
 def _path(tmp_path, artifact):
@@ -234,6 +234,24 @@ def test_code_that_changed_is_said_and_strict_refuses(ponente, laboratory):
         status, _, err = ponente(*arguments, "--strict", experiment=experiment)
         assert status == 1
         assert "--strict" in err
+
+
+@step(output=Numbers, version=1)
+def climb(run: StepContext, *, steps: int) -> Result:
+    """Saves its state after every step, as training does, and is cut off after half of them."""
+    for number in range(1, steps // 2 + 1):
+        with run.shard(f"state/{number:03d}", {"progress": f"step {number} of {steps} saved"}) as d:
+            storage.write_atomic(storage.join(d, "state"), b"1")
+    raise InputError("cut off")
+
+
+def test_plan_shows_what_the_last_shard_says_of_the_progress(ponente):
+    """Where how many shards will come is not known: the step reached, in place of their number."""
+    experiment = Experiment(lambda: climb(steps=20))
+    assert ponente(experiment=experiment)[0] == 1
+    line = ponente("plan", experiment=experiment)[1].splitlines()[1]
+    assert "step 10 of 20 saved" in line
+    assert "shards" not in line
 
 
 def test_plan_says_how_far_a_step_got_and_who_runs_it(ponente, tmp_path, monkeypatch):

@@ -121,8 +121,8 @@ CHANGES = [
     (_event("stopped", cause="3 shards are left to do"), "stopped: 3 shards are left to do"),
     (_event("warning", message="odd"), "warning: odd"),
     (
-        _event("shard_retried", shard="part/003", cause="its worker went silent", tries=2),
-        "shard part/003 is retried (2 tries used): its worker went silent",
+        _event("shard_retried", shard="part/003", cause="its worker stopped responding", tries=2),
+        "shard part/003 is retried (2 tries used): its worker stopped responding",
     ),
 ]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -13,7 +12,7 @@ from unittest import mock
 import pytest
 
 from pipeline import local
-from pipeline.cli.interrupts import Interrupts, _descendants
+from pipeline.cli.interrupts import Interrupts
 from pipeline.errors import Cancelled
 from pipeline.execute.backend import InlineBackend
 from pipeline.execute.events import EventLog
@@ -136,19 +135,6 @@ def test_twice_ends_whatever_the_main_thread_does():
         assert "run it again to resume" in terminal.text
         assert terminal.text.rindex("\x1b[?25h") > terminal.text.rindex("\x1b[?25l")
         assert not terminal.left_after(2)
-
-
-def test_descendants_are_found_in_any_generation():
-    """A child and its child; and nobody else's."""
-    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 20
-        while len(found := _descendants(process.pid)) < 1 and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert len(found) == 1
-        assert {process.pid, *found} <= set(_descendants(os.getpid()))
-        process.stdin.close()
-    assert process.pid not in _descendants(os.getpid())
 
 
 def test_a_local_ray_is_one_of_its_own():

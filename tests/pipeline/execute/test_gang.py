@@ -1,4 +1,4 @@
-"""What becomes of a gang's step when one of its processes fails, is lost, or is told to stop."""
+"""What becomes of a gang's step when one of its processes fails, is lost, or is cancelled."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from tests.pipeline.execute import cluster as several
 from tests.pipeline.execute.cluster import run_on
 from tests.pipeline.toy import Total
 
-SILENCE = 60.0
+TIMEOUT = 60.0
+REPORTS = gang.Reports(None, {}, "")
 ALWAYS = float("inf")
 RESET = ("error", "Traceback:\nRuntimeError: Connection reset by peer\n")
 DIED = ActorDiedError()
@@ -49,8 +50,8 @@ class Told:
         self.now = 0.0
         self._answers = answers
         self._beats = beats
-        asked = SimpleNamespace(remote=lambda: "silence")
-        self.collector = SimpleNamespace(silence=asked)
+        asked = SimpleNamespace(remote=lambda: "ages")
+        self.collector = SimpleNamespace(ages=asked)
 
     def monotonic(self) -> float:
         return self.now
@@ -64,10 +65,10 @@ class Told:
         return ready, [index for index in pending if index not in ready]
 
     def get(self, reference, timeout=None):
-        if reference == "silence":
+        if reference == "ages":
             began = {i: last for i, last in enumerate(self._beats) if last is not None}
-            silent = {f"g/{i}": max(0.0, self.now - last) for i, last in began.items()}
-            return HeartbeatAges(silent, {f"node-{name}": s for name, s in silent.items()})
+            ages = {f"g/{i}": max(0.0, self.now - last) for i, last in began.items()}
+            return HeartbeatAges(ages, {f"node-{name}": s for name, s in ages.items()})
         answer = self._answers[reference][1]
         if isinstance(answer, Exception):
             raise answer
@@ -77,7 +78,7 @@ class Told:
 @pytest.fixture
 def collect(monkeypatch):
     """What waiting for these answers and beats ends with, and when on the fake clock."""
-    monkeypatch.setenv("PONENTE_SILENCE_SECONDS", str(SILENCE))
+    monkeypatch.setenv("PONENTE_HEARTBEAT_TIMEOUT", str(TIMEOUT))
 
     def run(answers, beats):
         told = Told(answers, beats)
@@ -103,8 +104,8 @@ def collect(monkeypatch):
         ((40.0, DIED), 9.0, "process 1 of 2 on cpu-2x1 died"),
         ((40.0, DIED), 11.0, "process 1 of 2 on cpu-2x1 died"),  # its last beat was late
         ((40.0, DIED), None, "process 1 of 2 on cpu-2x1 died"),
-        ((ALWAYS, None), 9.0, "process 1 of 2 on cpu-2x1 went silent"),
-        ((ALWAYS, None), 11.0, "process 1 of 2 on cpu-2x1 went silent"),
+        ((ALWAYS, None), 9.0, "process 1 of 2 on cpu-2x1 stopped responding"),
+        ((ALWAYS, None), 11.0, "process 1 of 2 on cpu-2x1 stopped responding"),
     ],
 )
 def test_an_error_that_a_loss_explains_is_a_loss(collect, answer, beats, cause):
@@ -121,8 +122,8 @@ def test_an_error_that_a_loss_explains_is_a_loss(collect, answer, beats, cause):
         ((10.1, RESET), ALWAYS, 10.1),
         ((12.0, ("done", 1)), ALWAYS, 12.0),
         ((13.0, ("error", "another")), 9.0, 13.0),
-        ((ALWAYS, None), ALWAYS, 10 + SILENCE / 4),  # it hangs in a collective, and beats
-        ((ALWAYS, None), None, 10 + 2 * SILENCE),  # it never began
+        ((ALWAYS, None), ALWAYS, 10 + TIMEOUT / 4),  # it hangs in a collective, and beats
+        ((ALWAYS, None), None, 10 + 2 * TIMEOUT),  # it never began
     ],
 )
 def test_an_error_that_nothing_explains_stands(collect, answer, beats, until):
@@ -173,13 +174,13 @@ def test_an_error_travels_as_what_the_executor_tells_apart(monkeypatch, error, s
 
     monkeypatch.setattr(gang.runtime_env, "require_same_code", lambda: None)
     monkeypatch.setattr(gang, "Heartbeat", lambda *_, **__: contextlib.nullcontext())
-    said, text = gang._GangProcess()._call(fail, 1, GangProcess(), None, {}, "g/0")
+    said, text = gang._GangProcess()._call(fail, 1, GangProcess(), REPORTS, "g/0")
     assert said == status
     assert text == "x" if isinstance(error, PonenteError) else text.startswith("Traceback")
 
 
-def test_the_word_to_stop_is_not_lost_before_training(monkeypatch):
-    """It arrives while the step looks for accelerators, when there is nobody to tell."""
+def test_a_cancellation_is_not_lost_before_training(monkeypatch):
+    """It arrives while the step looks for accelerators, before `on_stop` is set."""
     beating = SimpleNamespace(stopping=False, on_stop=None, name="x")
 
     def accelerators():
@@ -189,7 +190,7 @@ def test_the_word_to_stop_is_not_lost_before_training(monkeypatch):
     monkeypatch.setattr(gang, "_accelerators", accelerators)
     called = []
     with pytest.raises(Cancelled):
-        gang.run_gang(local(), lambda *_, **__: called.append(1), 1, print, None, {}, beating, "")
+        gang.run_gang(local(), lambda *_, **__: called.append(1), 1, print, REPORTS, beating)
     assert called == []
     assert beating.on_stop is None
 

@@ -97,7 +97,7 @@ def test_a_slice_that_becomes_free_is_taken_and_a_wait_for_it_is_cancelled(
 
     from pipeline.execute.ray.backend import RayBackend
 
-    monkeypatch.setenv("PONENTE_SILENCE_SECONDS", "12")
+    monkeypatch.setenv("PONENTE_HEARTBEAT_TIMEOUT", "12")
     (tmp_path / "said").mkdir()
     backend = RayBackend(cluster.address)
     holders = [SlicePlacementGroup(topology="4x4", accelerator_version="v6e")]
