@@ -86,10 +86,12 @@ FLOORS = {
         *("platforms", "artifacts", "coordinator", "declared", "budget", "checkpoints", "sampling"),
         *("scoring", "reporting", "", "cli", "__init__"),
     ),
+    "models": ("config", "axes", "mesh_axes", "attention", "", "loss", "generate", "__init__"),
 }
 """Folders, and files beside them, of a package; each imports only what stands before it.
 
-The empty name stands for the files that declare steps.
+The empty name stands for all other files: of `steps` those that declare steps, of `models` the
+parts of the transformer.
 """
 
 
@@ -121,6 +123,7 @@ def test_folders_import_only_what_is_below_them(package):
         ("pipeline", "pipeline.graph.step", "import pipeline.cli.run"),
         ("pipeline", "pipeline.plan.state", "from pipeline import Artifact"),
         ("steps", "steps.reporting.page", "from steps.train import train"),
+        ("models", "models.attention.splash", "from models.transformer import Transformer"),
     ],
 )
 def test_the_check_of_folders_can_fail(package, module, line):

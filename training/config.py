@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from models.residuals import saved_names
+from models.remat_names import saved_names
 from pipeline.errors import InputError
 from pipeline.identity.fingerprint import Runtime
 from training.checks import above_zero, at_least, below_one, check_types, one_of, rising
@@ -60,7 +60,7 @@ class TrainConfig:
         watchdog_seconds: least time without progress after which the run is ended, see
             `training.watchdog`.
         remat: what the backward pass keeps ("auto", "none", "products", "attention", "full",
-            "dots", "save:name,...;offload:name,..."), see `models.residuals`.
+            "dots", "save:name,...;offload:name,..."), see `models.remat_names`.
         attention: "auto", "reference", "blockwise", "splash" or "cudnn".
         parallel: what the devices share, see `training.parallelism`.
         unroll: layers in one turn of the compiled loop over layers.

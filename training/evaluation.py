@@ -25,7 +25,7 @@ import numpy as np
 
 from data.cache import TokenShard
 from data.token_array import TokenArray
-from models.loss import nll_per_token
+from models.loss.next_token import nll_per_token
 from models.precision import cast
 from models.transformer import Transformer
 from pipeline.errors import InputError
@@ -121,7 +121,7 @@ def make_evaluation_step(
                 segment_ids=boundaries.segments(tokens),
                 chunks=config.loss_chunks,
                 backend=backend,
-                placement=layout.placement,
+                mesh_axes=layout.mesh_axes,
                 features_first=layout.platform == "tpu",
                 unroll=config.unroll,
                 gather=layout.gather_block,

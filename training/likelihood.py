@@ -18,7 +18,7 @@ import numpy as np
 
 from models.axes import BATCH, EMBED, POSITION, VOCAB
 from models.config import TransformerConfig
-from models.cross_entropy import chunk_count
+from models.loss.cross_entropy import chunk_count
 from models.precision import cast
 from models.transformer import Transformer
 from pipeline.errors import InputError
@@ -152,7 +152,7 @@ def _make_step(
                 hax.named(tokens, (BATCH, POSITION)),
                 segment_ids=boundaries.segments(tokens),
                 backend=backend,
-                placement=layout.placement,
+                mesh_axes=layout.mesh_axes,
                 features_first=layout.platform == "tpu",
                 gather=layout.gather_block,
             ).rearrange((BATCH, POSITION, EMBED))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from data.tokenizer import TextTokenizer
-from models.generate import generate
+from models.generate.generate import generate
 from models.transformer import Transformer
 from pipeline.errors import InputError
 from training.likelihood import Continuation, Likelihood

@@ -13,8 +13,8 @@ import itertools
 from dataclasses import dataclass
 
 from models.config import TransformerConfig
-from models.cross_entropy import chunk_count
-from models.residuals import PRODUCTS, saved_names, widths
+from models.loss.cross_entropy import chunk_count
+from models.remat_names import PRODUCTS, saved_names, widths
 from pipeline.errors import InputError
 from training.config import TrainConfig
 from training.optimizer_config import OptimizerConfig, state_bytes_per_parameter

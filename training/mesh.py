@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from models.placement import Placement
+from models.mesh_axes import MeshAxes
 from pipeline.errors import InputError
 from training.parallelism import Parallelism
 
@@ -78,10 +78,10 @@ class Layout:
         return dict.fromkeys(TENSOR_AXES, TENSOR) if self.mesh.shape[TENSOR] > 1 else {}
 
     @property
-    def placement(self) -> Placement:
+    def mesh_axes(self) -> MeshAxes:
         """The mesh axes of activations, for kernels and the loss."""
         several = {name for name in MESH_AXES if self.mesh.shape[name] > 1}
-        return Placement(
+        return MeshAxes(
             self.mesh,
             batch=BATCH_AXES,
             heads=tuple(several & {TENSOR}),

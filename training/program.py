@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from models.attention import choose_backend
+from models.attention.dispatch import choose_backend
 from models.config import TransformerConfig
 from models.remat import checkpoint_policy
 from training.boundaries import Boundaries

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from data.text_stream import prompt_ids
 from data.tokenizer import TextTokenizer
 from models.config import TransformerConfig
-from models.sampling_config import Sampling
+from models.generate.sampling_config import Sampling
 from models.transformer import Transformer
 from training.mesh import Layout
 from training.samples import Sampler

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from models.config import TransformerConfig
-from models.generate import NO_TOKEN, advance, begin, check, padded, room
-from models.layers import split_layers
+from models.generate.generate import NO_TOKEN, advance, begin, cache_length, check, pad_prompts
+from models.generate.sampling_config import Sampling
+from models.generate.token_sampling import Rules
 from models.precision import cast
-from models.sampling import Rules
-from models.sampling_config import Sampling
+from models.scan_layers import split_layers
 from models.transformer import Transformer
 from training.mesh import Layout
 
@@ -57,8 +57,8 @@ class Sampler:
         eos_id: int | None = None,
     ) -> None:
         check(config, prompts, new_tokens)
-        tokens, lengths = padded(config, prompts)
-        positions = room(config, prompts, new_tokens)
+        tokens, lengths = pad_prompts(config, prompts)
+        positions = cache_length(config, prompts, new_tokens)
         sampling = sampling or Sampling()
         eos = NO_TOKEN if eos_id is None else eos_id
         # Both back ends are plain JAX, which the compiler can divide over any mesh.

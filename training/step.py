@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import optax
 
 from models.config import TransformerConfig
-from models.loss import next_token_loss
+from models.loss.next_token import next_token_loss
 from models.precision import cast
 from models.transformer import Transformer
 from training.boundaries import Boundaries
@@ -55,7 +55,7 @@ class LossFunction:
     Attributes:
         config: of the training run.
         layout: mesh and axis mappings.
-        backend: attention back end, see `models.attention`.
+        backend: attention back end, see `models.attention.dispatch`.
         boundaries: what the ends of documents mean.
     """
 
@@ -84,7 +84,7 @@ class LossFunction:
                 chunks=self.config.loss_chunks,
                 remat=self.config.remat,
                 backend=self.backend,
-                placement=self.layout.placement,
+                mesh_axes=self.layout.mesh_axes,
                 features_first=self.layout.platform == "tpu",
                 unroll=self.config.unroll,
                 gather=self.layout.gather_block,

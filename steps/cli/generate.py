@@ -121,7 +121,7 @@ class Writer:
     def __init__(
         self, trained: Trained, tokenizer: TextTokenizer, options: argparse.Namespace
     ) -> None:
-        from models.sampling_config import Sampling
+        from models.generate.sampling_config import Sampling
 
         self._trained = trained
         self._tokenizer = tokenizer
@@ -137,7 +137,7 @@ class Writer:
     def write(self, prompts: list[str]) -> None:
         """Print each prompt and its completion, in order, a blank line between."""
         from data.text_stream import TextStream, prompt_ids
-        from models.generate import check, stream
+        from models.generate.generate import check, stream
 
         encoded = [prompt_ids(self._tokenizer, prompt) for prompt in prompts]
         # Before the model is read, which takes longer than to see that it cannot be asked this.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from models.config import TransformerConfig
-from models.sampling_config import Sampling
+from models.generate.sampling_config import Sampling
 from pipeline import InputError
 from steps.artifacts import TokenCache, Tokenizer
 from training.checks import at_least, check_sequences

@@ -119,14 +119,14 @@ def test_fused_attention_on_gpus_is_counted_by_formula(monkeypatch):
     """cuDNN's kernels: 2 products forward and 5 backward, over the pairs of a causal mask."""
     from jax._src.cudnn import fused_attention_stablehlo
 
-    from models import attention_cudnn
+    from models.attention import cudnn
 
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
     batch, position, heads, size = 2, 256, 4, 64
     shape = jax.ShapeDtypeStruct((batch, position, heads, size), jnp.bfloat16)
 
     def loss(q, k, v):
-        return attention_cudnn.cudnn(q, k, v, window=None, placement=None).astype(jnp.float32).sum()
+        return cudnn.cudnn(q, k, v, window=None, mesh_axes=None).astype(jnp.float32).sum()
 
     gradient = jax.grad(loss, argnums=(0, 1, 2))
     closed = jax.jit(gradient).trace(shape, shape, shape).jaxpr

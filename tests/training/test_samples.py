@@ -11,8 +11,8 @@ from data.text_stream import prompt_ids
 from data.tokenizer import TextTokenizer, train
 from data.vocabulary import SMALLEST_VOCAB
 from models.config import TransformerConfig
-from models.generate import generate
-from models.sampling_config import Sampling
+from models.generate.generate import generate
+from models.generate.sampling_config import Sampling
 from models.transformer import Transformer
 from pipeline.errors import InputError
 from tests.training import tiny
