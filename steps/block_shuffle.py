@@ -62,15 +62,16 @@ def block_shuffle(
         run: the attempt.
         tokens: the token cache; a packed one must be packed for this `sequence_length`.
         sequence_length: tokens in a sequence.
-        io_block_size: neighbouring sequences that are shuffled as one, see `data.order`.
+        io_block_size: neighbouring sequences that are shuffled as one, see
+            `data.batches.block_shuffle`.
         window_blocks: blocks whose sequences are shuffled among each other.
         seed: another seed is another order.
         host_memory: bytes a host can keep of a window; `plan` warns when a window is larger.
     """
     import numpy as np
 
-    from data.order import BlockShuffle
-    from data.rows import row_count
+    from data.batches.block_shuffle import BlockShuffle
+    from data.batches.sequences import row_count
 
     packed = tokens.result.get("sequence_length", sequence_length)
     if packed != sequence_length:

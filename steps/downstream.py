@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from data.listing import absolute, list_folder, list_source
+from data.read.listing import absolute, list_folder, list_source
 from models.config import TransformerConfig
 from pipeline import (
     External,
@@ -27,7 +27,7 @@ from steps.coordinator import FLAGS, coordinator_of
 from training.config import TrainConfig
 
 if TYPE_CHECKING:
-    from data.tokenizer import TextTokenizer
+    from data.tokenizer.text_tokenizer import TextTokenizer
     from training.multiple_choice import Question
 
 _FIELDS = ("context", "choices", "gold")
@@ -136,7 +136,7 @@ def _work(
 
 def answer_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
     """One process of `multiple_choice`."""
-    from data.tokenizer import TextTokenizer
+    from data.tokenizer.text_tokenizer import TextTokenizer
     from training import distributed
     from training.multiple_choice import accuracy, answer
 
@@ -156,7 +156,7 @@ def harness_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str
     """The process of `lm_evaluation`."""
     import importlib.metadata
 
-    from data.tokenizer import TextTokenizer
+    from data.tokenizer.text_tokenizer import TextTokenizer
     from training.lm_harness import adapter, harness, run_tasks
 
     del process, emit

@@ -115,8 +115,8 @@ def write_process(request: Request, *, process: GangProcess, emit: Emit) -> list
 
 
 def _write(request: Request, emit: Emit) -> list[str]:
-    from data.text_stream import prompt_ids
-    from data.tokenizer import TextTokenizer
+    from data.tokenizer.streaming_decode import prompt_ids
+    from data.tokenizer.text_tokenizer import TextTokenizer
     from models.generate.generate import check, stream
 
     tokenizer = TextTokenizer.load(request.tokenizer)

@@ -86,6 +86,7 @@ FLOORS = {
         *("platforms", "artifacts", "coordinator", "declared", "budget", "checkpoints", "sampling"),
         *("scoring", "reporting", "", "cli", "__init__"),
     ),
+    "data": ("source", "read", "tokenizer", "select", "cache", "batches", "__init__"),
     "models": ("config", "axes", "mesh_axes", "attention", "", "loss", "generate", "__init__"),
 }
 """Folders, and files beside them, of a package; each imports only what stands before it.
@@ -123,6 +124,7 @@ def test_folders_import_only_what_is_below_them(package):
         ("pipeline", "pipeline.graph.step", "import pipeline.cli.run"),
         ("pipeline", "pipeline.plan.state", "from pipeline import Artifact"),
         ("steps", "steps.reporting.page", "from steps.train import train"),
+        ("data", "data.read.listing", "from data.select.duplicates import duplicates"),
         ("models", "models.attention.splash", "from models.transformer import Transformer"),
     ],
 )

@@ -6,7 +6,7 @@ tokens and nothing else:
 - An EOS begins a segment: it stands before the document that follows it as that document's first
   token, which is also how a prompt begins. Attention stays inside a segment, so no prediction sees
   another document's text; the EOS itself is predicted from the document it ends.
-- An EOS after an EOS is padding (see `data.packing`): predicting it does not count.
+- An EOS after an EOS is padding (see `data.batches.packing`): predicting it does not count.
 """
 
 from __future__ import annotations

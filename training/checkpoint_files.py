@@ -162,7 +162,7 @@ class _BucketFiles:
     def __init__(self, path: str, deadline: Deadline) -> None:
         import tensorstore as ts
 
-        from data.shard_files import store_context, store_spec
+        from data.cache.shard_io import store_context, store_spec
 
         self._path = path
         self._deadline = deadline
@@ -184,7 +184,7 @@ class _BucketFiles:
             begin += target.nbytes
 
     def _settle(self, future: Any) -> Any:
-        from data.shard_files import settle
+        from data.cache.shard_io import wait
 
         # An answer is an answer here, also "not found": nothing that is read counts as damaged yet.
-        return settle(future, self._path, self._deadline.left(), writing=True)
+        return wait(future, self._path, self._deadline.left(), writing=True)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data.cache import TokenShard, read_offsets
-from data.token_array import TokenArray
+from data.cache.token_array import TokenArray
+from data.cache.token_shard import TokenShard, read_offsets
 from pipeline.errors import InputError
 from pipeline.identity.fingerprint import digest
 from training.multiple_choice import Question

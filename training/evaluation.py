@@ -23,8 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from data.cache import TokenShard
-from data.token_array import TokenArray
+from data.cache.token_array import TokenArray
+from data.cache.token_shard import TokenShard
 from models.loss.next_token import nll_per_token
 from models.precision import cast
 from models.transformer import Transformer

@@ -16,8 +16,8 @@ from training.config import OptimizerConfig, TrainConfig
 from training.stages import stages
 
 if TYPE_CHECKING:
-    from data.cache import TokenShard
-    from data.dataset import DatasetSpec
+    from data.batches.dataset import DatasetSpec
+    from data.cache.token_shard import TokenShard
     from training.prompts import Prompts
 
 Row = dict[str, Any]

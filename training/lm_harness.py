@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from data.tokenizer import TextTokenizer
+from data.tokenizer.text_tokenizer import TextTokenizer
 from models.generate.generate import generate
 from models.transformer import Transformer
 from pipeline.errors import InputError

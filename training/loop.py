@@ -17,8 +17,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from data.dataset import Dataset
-from data.loader import Loader
+from data.batches.dataset import Dataset
+from data.batches.loader import Loader
 from pipeline.errors import InputError, StorageError
 from training import distributed, host_memory
 from training.beginning import Beginning

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data.tokenizer import TextTokenizer
+from data.tokenizer.text_tokenizer import TextTokenizer
 from models.transformer import Transformer
 from pipeline.errors import InputError
 from training.job import Row

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from data.dataset import DatasetSpec
+from data.batches.dataset import DatasetSpec
 from pipeline.errors import InputError
 from pipeline.identity.fingerprint import digest
 from training.config import TrainConfig

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from data.text_stream import prompt_ids
-from data.tokenizer import TextTokenizer
+from data.tokenizer.streaming_decode import prompt_ids
+from data.tokenizer.text_tokenizer import TextTokenizer
 from models.config import TransformerConfig
 from models.generate.sampling_config import Sampling
 from models.transformer import Transformer

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from data.cache import TokenShard
+from data.cache.token_shard import TokenShard
 from models.config import TransformerConfig
 from models.transformer import Transformer
 from pipeline.errors import InputError

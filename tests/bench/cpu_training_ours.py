@@ -21,7 +21,7 @@ _DOCUMENT = 1000
 
 def prepare(work: Path, vocab: int, tokens: int) -> None:
     """Write a token cache of random documents, which is no part of the measurement."""
-    from data.cache import write_shard
+    from data.cache.token_shard import write_shard
 
     documents = -(-tokens // (_DOCUMENT + 1))
     ids = np.random.default_rng(0).integers(1, vocab, documents * _DOCUMENT).astype(np.uint16)
@@ -47,8 +47,8 @@ def run(options: Options) -> None:
 
 
 def _job(options: Options):
-    from data.cache import TokenShard
-    from data.dataset import DatasetSpec, Source
+    from data.batches.dataset import DatasetSpec, Source
+    from data.cache.token_shard import TokenShard
     from models.config import TransformerConfig
     from training.config import OptimizerConfig, TrainConfig
     from training.job import TrainJob

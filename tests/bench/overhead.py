@@ -83,8 +83,8 @@ class Host:
             rng = np.random.default_rng(0)
             shape = (self.batch, LENGTH)
             return itertools.repeat(rng.integers(0, VOCAB, shape).astype(np.int32))
-        from data.dataset import Dataset
-        from data.loader import Loader
+        from data.batches.dataset import Dataset
+        from data.batches.loader import Loader
 
         dataset = self.stack.enter_context(Dataset(spec(self.root)))
         return self.stack.enter_context(Loader(dataset, batch_size=self.batch))
@@ -115,8 +115,8 @@ def _never() -> Any:
 
 def spec(root: str) -> Any:
     """The tokens that the loader reads."""
-    from data.cache import TokenShard
-    from data.dataset import DatasetSpec, Source
+    from data.batches.dataset import DatasetSpec, Source
+    from data.cache.token_shard import TokenShard
 
     shards = (TokenShard(f"{root}/tokens", 2_000_000, ""),)
     source = Source(name="random", shards=shards, io_block_size=64, window_blocks=64, seed=7)
@@ -127,7 +127,7 @@ def write_tokens(root: str) -> None:
     """Two million random tokens."""
     import numpy as np
 
-    from data.cache import write_shard
+    from data.cache.token_shard import write_shard
 
     ids = np.random.default_rng(0).integers(1, VOCAB, 1_960_000).astype(np.uint16)
     lengths = np.full(40_000, 49)

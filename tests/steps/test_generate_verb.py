@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import steps.cli.generate as verb
-from data.text_stream import prompt_ids
+from data.tokenizer.streaming_decode import prompt_ids
 from experiments.run_200m import experiment
 from models.generate.generate import generate
 from models.generate.sampling_config import Sampling

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
-from data import shard_files
+from data.cache import shard_io
 from pipeline.errors import CorruptOutput, InputError, StorageError
 from pipeline.store import google_storage
 from tests.faults.fake_gcs import FakeGCS, Faults
@@ -243,7 +243,7 @@ def test_a_bucket_holds_what_a_disk_holds(new_checkpointer, tmp_path, monkeypatc
     monkeypatch.setattr(google_storage, "FIRST_WAIT_SECONDS", 0.002)
     monkeypatch.setattr(google_storage, "LONGEST_WAIT_SECONDS", 0.01)
     quick = {"max_retries": 20, "initial_delay": "1ms", "max_delay": "4ms"}
-    monkeypatch.setattr(shard_files, "GOOGLE_RETRIES", quick)
+    monkeypatch.setattr(shard_io, "GOOGLE_RETRIES", quick)
     state = tiny.program(4, parallel=tiny.split(4)).init()
     with FakeGCS() as server:
         server.faults = Faults(failing, kinds=("503", "429", "reset"), seed=1)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.cache import TokenShard
+from data.cache.token_shard import TokenShard
 from pipeline.errors import InputError
 from tests.models import reference
 from tests.training import tiny
@@ -161,7 +161,7 @@ def data(tmp_path_factory):
 
 def stream(shards):
     """The ids of a set."""
-    from data.token_array import TokenArray
+    from data.cache.token_array import TokenArray
 
     with TokenArray(shards, tiny.VOCAB) as array:
         return array.read(np.zeros(1, np.int64), len(array))[0]

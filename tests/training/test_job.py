@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from data.cache import TokenShard
+from data.cache.token_shard import TokenShard
 from pipeline.errors import InputError
 from tests.training import tiny
 from training.job import check_job

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from data.tokenizer import TextTokenizer
-from data.tokenizer import train as train_tokenizer
+from data.tokenizer.text_tokenizer import TextTokenizer
+from data.tokenizer.text_tokenizer import train as train_tokenizer
 from models.config import TransformerConfig
 from models.transformer import Transformer
 from tests.models import reference

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.token_array import TokenArray
+from data.cache.token_array import TokenArray
 from pipeline.errors import InputError
 from tests.models import reference
 from tests.training import tiny

@@ -7,9 +7,9 @@ import dataclasses
 import jax
 import pytest
 
-from data.text_stream import prompt_ids
-from data.tokenizer import TextTokenizer, train
-from data.vocabulary import SMALLEST_VOCAB
+from data.tokenizer.special_tokens import SMALLEST_VOCAB
+from data.tokenizer.streaming_decode import prompt_ids
+from data.tokenizer.text_tokenizer import TextTokenizer, train
 from models.config import TransformerConfig
 from models.generate.generate import generate
 from models.generate.sampling_config import Sampling

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from data.cache import TokenShard, write_shard
-from data.dataset import DatasetSpec, Source
+from data.batches.dataset import DatasetSpec, Source
+from data.cache.token_shard import TokenShard, write_shard
 from models.config import TransformerConfig
 from training.config import OptimizerConfig, TrainConfig
 from training.job import Row, TrainJob

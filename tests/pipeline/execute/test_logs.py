@@ -18,7 +18,13 @@ from tests.pipeline.toy import Numbers, numbers
 
 def test_information_of_the_steps_packages_and_warnings_of_all_are_kept(tmp_path):
     """And afterwards loggers are as they were."""
-    ours = ("ponente", "training.loop", "data.encoders", "steps.train", "models.generate.generate")
+    ours = (
+        "ponente",
+        "training.loop",
+        "data.tokenizer.backends",
+        "steps.train",
+        "models.generate.generate",
+    )
     before = [logging.getLogger(name).getEffectiveLevel() for name in ours]
     packages = ("data", "models", "steps", "training")
     with capture(str(tmp_path / "log.txt"), redirect=False, packages=packages):
