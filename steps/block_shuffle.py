@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pipeline import InputError, Result, Runtime, StepContext, step
 from steps.artifacts import TRAIN, Sequences, TokenCache
 from steps.declared import asked
-from training.checks import at_least
+from training.config.validation import at_least
 
 _WIDEST_TOKEN = 4  # bytes; half of it where the vocabulary has at most 65,536 ids
 

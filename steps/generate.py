@@ -14,7 +14,7 @@ from steps.artifacts import Checkpoint, Completions, Tokenizer
 from steps.checkpoints.find import open_model, tokenizer_of
 from steps.coordinator import FLAGS, coordinator_of
 from steps.declared import asked
-from training.checks import at_least
+from training.config.validation import at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ def generate(
 
 def write_process(request: Request, *, process: GangProcess, emit: Emit) -> list[str]:
     """One process of the gang; the first one writes, the others only join the group."""
-    from training import distributed
+    from training.sharding import distributed
 
     coordinator = coordinator_of(process)
     distributed.initialize(coordinator)

@@ -11,7 +11,7 @@ from data.tokenizer.special_tokens import check_vocab_size
 from pipeline import Result, StepContext, step
 from pipeline.store import storage
 from steps.artifacts import TRAIN, Documents, Tokenizer
-from training.checks import at_least
+from training.config.validation import at_least
 
 
 def _check(arguments: Mapping[str, Any]) -> None:

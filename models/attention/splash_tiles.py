@@ -127,12 +127,12 @@ def block_sizes(
     """Tile sizes for a row length.
 
     Every size is a multiple of 128 that divides the positions it tiles, and all compile in the
-    96 MiB of scoped vector memory that `training.compiler` allows. The backward pass is the fused
-    kernel where it costs less than the two others: it makes the scores once instead of twice, and
-    writes partial sums of the queries' gradients for every block of keys, hidden ones too. Queries,
-    keys and values are read with positions last, as the projections make them; heads of 64 are not
-    padded so, and for wider ones the other order saves under 3% of the cycles, less than turning
-    the arrays costs.
+    96 MiB of scoped vector memory that `training.step.xla_options` allows. The backward pass is the
+    fused kernel where it costs less than the two others: it makes the scores once instead of twice,
+    and writes partial sums of the queries' gradients for every block of keys, hidden ones too.
+    Queries, keys and values are read with positions last, as the projections make them; heads of 64
+    are not padded so, and for wider ones the other order saves under 3% of the cycles, less than
+    turning the arrays costs.
 
     Args:
         position: tokens per row.

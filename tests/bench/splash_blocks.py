@@ -173,7 +173,7 @@ def _block_sizes(case: Case) -> Any:
 
 @functools.cache
 def _device() -> Any:
-    from training.topology import describe
+    from training.cost.topology import describe
 
     return describe("v6e-1")[0]
 
