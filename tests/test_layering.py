@@ -128,7 +128,7 @@ def test_folders_import_only_what_is_below_them(package):
         ("pipeline", "pipeline.graph.step", "import pipeline.cli.run"),
         ("pipeline", "pipeline.plan.state", "from pipeline import Artifact"),
         ("steps", "steps.reporting.page", "from steps.train import train"),
-        ("data", "data.read.listing", "from data.select.duplicates import duplicates"),
+        ("data", "data.read.listing", "from data.select.duplicates import find_duplicates"),
         ("training", "training.step.program", "from training.evaluate.evaluator import evaluate"),
         ("models", "models.attention.splash", "from models.transformer import Transformer"),
     ],

@@ -9,6 +9,8 @@ to log; nothing falls back silently.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import haliax as hax
 import jax
 from haliax import NamedArray
@@ -38,6 +40,13 @@ BLOCKWISE_FROM = 256
 """Positions of a row from which blocks are faster on a CPU."""
 
 
+class BackendChoice(NamedTuple):
+    """A back end, one of `BACKENDS`, and a sentence for the log on why that one."""
+
+    backend: str
+    reason: str
+
+
 def choose_backend(
     requested: str,
     platform: str,
@@ -49,8 +58,8 @@ def choose_backend(
     window: int | None = None,
     dtype: str = "bfloat16",
     sequence_shards: int = 1,
-) -> tuple[str, str]:
-    """The back end to use and, for the log, why.
+) -> BackendChoice:
+    """The back end to use and why.
 
     Args:
         requested: "auto" or one of `BACKENDS`.
@@ -89,25 +98,29 @@ def choose_backend(
             raise InputError(
                 f'attention: {requested} cannot run, {obstacle}; use "auto" or "blockwise"'
             )
-        return requested, f"{requested} attention: requested"
+        return BackendChoice(requested, f"{requested} attention: requested")
     kernel = KERNEL_OF.get(platform)
     shape = f"{position} positions on {platform}"
     if kernel is None:
         seen = position if window is None else min(window, position)
         if position < BLOCKWISE_FROM:
-            return (
+            return BackendChoice(
                 "reference",
                 f"reference attention: auto, {shape}, where blocks are not faster",
             )
-        return "blockwise", f"blockwise attention: auto, {shape} that see up to {seen}"
+        return BackendChoice(
+            "blockwise", f"blockwise attention: auto, {shape} that see up to {seen}"
+        )
     if obstacle := obstacles[kernel]:
-        return "blockwise", f"blockwise attention: auto, {shape}; not {kernel}: {obstacle}"
+        return BackendChoice(
+            "blockwise", f"blockwise attention: auto, {shape}; not {kernel}: {obstacle}"
+        )
     reason = f"{kernel} attention: auto, {shape}"
     if kernel == "splash" and only_narrow_tiles(position, head_size, sequence_shards):
         reason += (
             ", slowly: of the multiples of 128 only 128 divides the row; try a multiple of 512"
         )
-    return kernel, reason
+    return BackendChoice(kernel, reason)
 
 
 def attend(

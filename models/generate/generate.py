@@ -205,7 +205,7 @@ def backend_for(config: TransformerConfig, array: Array, position: int) -> str:
         soft_cap=config.attention_soft_cap,
         window=config.window,
         dtype=array.dtype.name,
-    )[0]
+    ).backend
 
 
 def begin(

@@ -109,7 +109,7 @@ import dataclasses, json, sys
 from training.cost.topology import describe
 names = {name: describe(name) for name in ("v6e-1", "v6e-4", "v6e-8", "v6e-16", "v6e:2x2")}
 from models.config import TransformerConfig
-from training.config.train import OptimizerConfig, TrainConfig
+from training.config import OptimizerConfig, TrainConfig
 from training.preflight import preflight, trace
 from training.step.program import build_program
 

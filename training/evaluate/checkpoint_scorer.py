@@ -113,7 +113,7 @@ class Scorer:
     def __init__(self, job: ScoreJob, devices: Sequence[Any] | None = None) -> None:
         train, self._layout = _placed(job.model, job.train, devices)
         self._job, self._train = job, train
-        backend, _ = attention_backend(job.model, train, self._layout.platform)
+        backend = attention_backend(job.model, train, self._layout.platform).backend
         boundaries = Boundaries(eos_id=job.eos_id, separate=train.separate_documents)
         batch_size = job.batch_size or train.evaluate_batch_size or train.batch_size
         self._evaluator = Evaluator(

@@ -145,7 +145,7 @@ def _make_step(
         of_length = dataclasses.replace(
             train, sequence_length=length, loss_chunks="auto", attention="auto"
         )
-        backend, _ = attention_backend(config, of_length, layout.platform)
+        backend = attention_backend(config, of_length, layout.platform).backend
         with hax.axis_mapping(layout.compute):
             whole = layout.gather_model(cast(model, jnp.dtype(train.compute_dtype)))
             hidden = whole.hidden(

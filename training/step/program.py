@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from models.attention.dispatch import choose_backend
+from models.attention.dispatch import BackendChoice, choose_backend
 from models.config import TransformerConfig
 from models.remat import checkpoint_policy
 from training.config import OptimizerConfig, TrainConfig
@@ -151,10 +151,8 @@ def phase_programs(
     ]
 
 
-def attention_backend(
-    model: TransformerConfig, train: TrainConfig, platform: str
-) -> tuple[str, str]:
-    """The attention back end of a run and a sentence on why, see `choose_backend`."""
+def attention_backend(model: TransformerConfig, train: TrainConfig, platform: str) -> BackendChoice:
+    """The attention back end of a run, see `choose_backend`."""
     return choose_backend(
         train.attention,
         platform,

@@ -121,7 +121,7 @@ def test_a_failing_disk_is_not_called_damage():
 
 LAST_HOLDERS = """
 import io, os, sys, threading
-from data import parquet, table
+from data.read import parquet_table, work_units
 from pipeline.store import storage
 
 ended = []
@@ -132,10 +132,10 @@ class File(io.FileIO):
         super().__del__()
 
 storage.open_read = File
-unit, = parquet.list_units(sys.argv[1])
+unit, = work_units.list_units(sys.argv[1])
 read = {
-    "ours": lambda: table.read_table(sys.argv[1], ["id"]),
-    "a source's": lambda: parquet.read_unit(unit, ["id"]),
+    "ours": lambda: parquet_table.read_table(sys.argv[1], ["id"]),
+    "a source's": lambda: work_units.read_unit(unit, ["id"]),
 }[sys.argv[2]]
 list(read())
 here = os.getpid()
@@ -163,9 +163,9 @@ def test_no_thread_of_arrows_is_the_last_to_hold_a_file(tmp_path, whose):
 
 LATE_BLOCKS = """
 import os, sys
-from data import lending, table
+from data.read import arrow_file, parquet_table
 
-read = lambda: list(table.read_table(sys.argv[1], ["id"]))
+read = lambda: list(parquet_table.read_table(sys.argv[1], ["id"]))
 read()
 for thread in map(int, os.listdir("/proc/self/task")):
     os.sched_setaffinity(thread, {min(os.sched_getaffinity(0))})
@@ -175,9 +175,9 @@ late = after = reads = 0
 while reads < 300 or (late == 0 and reads < 6000):
     read()
     reads += 1
-    late += bool(lending._blocks)
-    lending._let_go()
-    after += bool(lending._blocks)
+    late += bool(arrow_file._blocks)
+    arrow_file._let_go()
+    after += bool(arrow_file._blocks)
 print(late, after)
 """
 
@@ -197,10 +197,10 @@ def test_blocks_that_arrows_threads_hold_are_waited_for(tmp_path):
 
 HELD_AT_THE_END = """
 import atexit, io, threading, time
-atexit.register(lambda: print(len(lending._blocks), time.monotonic() - began >= 0.3))
-from data import lending
+atexit.register(lambda: print(len(arrow_file._blocks), time.monotonic() - began >= 0.3))
+from data.read import arrow_file
 
-blocks = [lending._Counted(io.BytesIO(b"x")).read()]
+blocks = [arrow_file._Counted(io.BytesIO(b"x")).read()]
 began = time.monotonic()
 threading.Thread(target=lambda: (time.sleep(0.3), blocks.clear()), daemon=True).start()
 """

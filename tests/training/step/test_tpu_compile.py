@@ -26,7 +26,7 @@ SCRIPT = """
 import json, sys
 from jax.experimental import topologies
 from models.config import TransformerConfig
-from training.config.train import OptimizerConfig, TrainConfig
+from training.config import OptimizerConfig, TrainConfig
 from training.cost.hlo_parser import parse
 from training.cost.hlo_cost import cost
 from training.config.parallelism import Parallelism
