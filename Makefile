@@ -23,10 +23,10 @@ test-computing:
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(COMPUTING)
 
 test-engine:
-	$(BIN)/python -m pytest tests/pipeline
+	$(BIN)/python -m pytest tests/pipeline tests/test_readme.py
 
 test-rest:
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(COMPUTING) tests/pipeline)
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(COMPUTING) tests/pipeline tests/test_readme.py)
 
 fast: .venv/installed lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"

@@ -278,7 +278,7 @@ def _suite(executor: str, cases: tuple[Case, ...]) -> Callable[[int, int, Path],
 
 FAULTS = {
     42: [
-        Fault("Ctrl-C once, twice, and kill, in this process", 3, 20, _suite("inline", INLINE)),
-        Fault("Ctrl-C once, twice, and kill, on Ray", 2, 20, _suite("ray", RAY)),
+        Fault("Ctrl-C once, twice, and kill, in this process", 2, 20, _suite("inline", INLINE)),
+        Fault("Ctrl-C once, twice, and kill, on Ray", 1, 20, _suite("ray", RAY)),
     ]
 }

@@ -322,6 +322,6 @@ def _records_of(path: str, store: str) -> tuple[str, str]:
 FAULTS: dict[int, list[Fault]] = {
     16: [
         Fault("torn, foreign and hostile manifests", ALL, ALL, bad_manifests),
-        Fault("torn, foreign and hostile ledger records", ALL, ALL, bad_ledger_records),
+        Fault("torn, foreign and hostile ledger records", 60, ALL, bad_ledger_records),
     ]
 }

@@ -25,11 +25,11 @@ from training.checkpoint.restore import load_model
 
 pytestmark = pytest.mark.slow
 
-STEPS, EVERY = 600, 60
+STEPS, EVERY = 200, 20
 CONFIG = dataclasses.replace(
     tiny.TRAIN,
     steps=STEPS,
-    batch_size=32,
+    batch_size=16,
     evaluate_every=STEPS,
     checkpoint_every=EVERY,
     log_every=10,
@@ -87,30 +87,23 @@ def run(store, backend, plan=()):
 
 
 def test_followed_and_killed_midway_the_results_are_those_of_one_after_the_other(
-    tmp_path, monkeypatch
+    tmp_path, ray_backend
 ):
     """kill -9 of follower and trainer: the same rows and parameters to the bit, none twice.
 
     Training stands still until the follower has scored something, however long that takes.
     """
-    monkeypatch.setenv("PONENTE_HEARTBEAT_TIMEOUT", "120")
     want_model, want_scores, _ = run(str(tmp_path / "after"), InlineBackend)
     steps = range(EVERY, STEPS + 1, EVERY)
     assert [row["step"] for row in want_scores.rows] == [step for step in steps for _ in range(2)]
 
-    from pipeline.execute.ray.backend import RayBackend
-
-    ray = RayBackend()
-    try:
-        plan = [
-            ("train", 2 * EVERY, "train", signal.SIGSTOP),
-            ("follow", 1, "train", signal.SIGCONT),
-            ("follow", 1, "follow", signal.SIGKILL),
-            ("train", STEPS // 2, "train", signal.SIGKILL),
-        ]
-        model, scores, events = run(str(tmp_path / "beside"), lambda log: ray, plan)
-    finally:
-        ray.close()
+    plan = [
+        ("train", 2 * EVERY, "train", signal.SIGSTOP),
+        ("follow", 1, "train", signal.SIGCONT),
+        ("follow", 1, "follow", signal.SIGKILL),
+        ("train", STEPS // 2, "train", signal.SIGKILL),
+    ]
+    model, scores, events = run(str(tmp_path / "beside"), lambda log: ray_backend, plan)
     assert scores.rows == want_scores.rows
     assert scores.result["measured"]["skipped"] == []
     assert scores.manifest.inputs["model"]["digest"] == model.manifest.content

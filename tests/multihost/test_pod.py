@@ -12,9 +12,9 @@ from data.batches.dataset import Dataset
 from data.batches.loader import Loader
 from experiments.run_200m import experiment
 from pipeline import pod
+from pipeline.execute.backend import InlineBackend
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
-from pipeline.execute.ray.backend import RayBackend
 from pipeline.graph.node import as_node
 from pipeline.store import storage
 from pipeline.store.outputs import Store
@@ -45,21 +45,21 @@ def _graph(hardware):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """The same graph on one process and on a pod of two with two devices each."""
-    backend, found = RayBackend(), {}
+def trained(tmp_path_factory, ray_backend):
+    """The same graph in this process and on a pod of two with two devices each."""
+    found = {}
     for hardware in ("local", "cpu-2x2"):
         store = str(tmp_path_factory.mktemp(hardware))
         log = EventLog(store, "test", [])
         nodes = [as_node(n) for n in _graph(hardware)]
         execution = Execution(nodes, Store(store), log, "again")
+        backend = ray_backend if hardware != "local" else InlineBackend(log)
         execution.run(backend, execution.look())
         found[hardware] = {
             kind.__name__: kind(there.path, there.manifest)
             for kind, node in zip((TokenCache, Checkpoint), nodes, strict=True)
             if (there := execution.published[node.key])
         }
-    backend.close()
     return found
 
 

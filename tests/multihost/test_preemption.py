@@ -14,7 +14,6 @@ import pytest
 from pipeline import pod
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
-from pipeline.execute.ray.backend import RayBackend
 from pipeline.graph.node import as_node
 from pipeline.store.outputs import Store
 from steps.artifacts import Checkpoint
@@ -25,7 +24,7 @@ from tests.steps.synthetic import VOCAB, synthetic
 from tests.training import tiny
 
 pytestmark = pytest.mark.slow
-STEPS = 200
+STEPS = 80
 CONFIG = dataclasses.replace(tiny.TRAIN, steps=STEPS, checkpoint_every=1000, evaluate_every=1000)
 
 
@@ -51,7 +50,7 @@ def _terminate_one() -> bool:
     return bool(found)
 
 
-def test_a_preempted_pod_goes_on_from_its_checkpoint(tmp_path):
+def test_a_preempted_pod_resumes_from_its_checkpoint(tmp_path, ray_backend):
     """One attempt more, no try used up, and the losses of a run that nobody disturbed."""
     store, events, sent = str(tmp_path / "pod"), [], []
 
@@ -60,14 +59,10 @@ def test_a_preempted_pod_goes_on_from_its_checkpoint(tmp_path):
         if event["event"] == "progress" and event.get("unit") == "steps" and not sent:
             sent.extend([event["done"]] if _terminate_one() else [])
 
-    backend = RayBackend()
-    try:
-        node = as_node(_node("cpu-2x1"))
-        log = EventLog(store, "test", [listen])
-        execution = Execution([node], Store(store), log, "again")
-        execution.run(backend, execution.look())
-    finally:
-        backend.close()
+    node = as_node(_node("cpu-2x1"))
+    log = EventLog(store, "test", [listen])
+    execution = Execution([node], Store(store), log, "again")
+    execution.run(ray_backend, execution.look())
     again = [event for event in events if event["event"] == "retried"]
     assert [event["tries"] for event in again] == [0]
     assert "preempted after step" in again[0]["cause"]

@@ -112,7 +112,7 @@ def test_gradients_equal_those_of_plain_attention(block, window, soft_cap, segme
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6)
 @given(
     position=st.integers(1, 40),
     block=st.integers(1, 48),

@@ -19,7 +19,7 @@ by_vocabulary = functools.partial(jax.jit, static_argnums=(0, 1, 2))(sums_and_gr
 
 
 @pytest.mark.slow
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(
     batch=st.sampled_from([1, 3]),
     position=st.sampled_from([1, 6]),

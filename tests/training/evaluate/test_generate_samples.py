@@ -73,12 +73,12 @@ def test_texts_begin_and_end_as_those_of_generate(tmp_path):
     layout, model = make_layout(jax.devices()[:1]), parameters(0, config)
     texts = ("", *(f"{number} times" for number in range(15)))
     prompts = Prompts(
-        tokenizer=str(url), prompts=texts, new_tokens=60, temperature=9.0, top_k=None, seed=1
+        tokenizer=str(url), prompts=texts, new_tokens=24, temperature=9.0, top_k=None, seed=1
     )
     ids = generate(
         model,
         [prompt_ids(tokenizer, text) for text in texts],
-        new_tokens=60,
+        new_tokens=24,
         sampling=Sampling(temperature=9.0, seed=1),
         eos_id=tokenizer.eos_id,
     )
