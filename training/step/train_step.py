@@ -37,7 +37,7 @@ TrainStep = Callable[[TrainState, jax.Array, jax.Array], tuple[TrainState, Metri
 
 
 @dataclass(frozen=True)
-class Sums:
+class LossSums:
     """Over the counted tokens of a batch, float32 scalars: nll in nats, z-loss, token count."""
 
     nll: jax.Array
@@ -45,7 +45,7 @@ class Sums:
     count: jax.Array
 
 
-jax.tree_util.register_dataclass(Sums, ("nll", "z", "count"), ())
+jax.tree_util.register_dataclass(LossSums, ("nll", "z", "count"), ())
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class LossFunction:
 
     def __call__(
         self, compute_params: Transformer, tokens: jax.Array, mask: jax.Array
-    ) -> tuple[jax.Array, Sums]:
+    ) -> tuple[jax.Array, LossSums]:
         """Summed objective (nll + z) and its parts.
 
         Args:
@@ -89,11 +89,11 @@ class LossFunction:
                 unroll=self.config.unroll,
                 gather=self.layout.gather_block,
             )
-        return loss.objective, Sums(loss.total, loss.z, loss.count)
+        return loss.objective, LossSums(loss.total, loss.z, loss.count)
 
     def gradients(
         self, model: Transformer, tokens: jax.Array, mask: jax.Array
-    ) -> tuple[Sums, Transformer]:
+    ) -> tuple[LossSums, Transformer]:
         """Summed losses and summed float32 gradients of a global batch [batch, position].
 
         The compute-dtype copy of the parameters is made once, whatever the number of microbatches;
@@ -102,7 +102,7 @@ class LossFunction:
         compute_params = self.layout.gather_model(cast(model, jnp.dtype(self.config.compute_dtype)))
         value_and_grad = jax.grad(self, has_aux=True)
 
-        def microbatch_grads(tokens: jax.Array, mask: jax.Array) -> tuple[Sums, Transformer]:
+        def microbatch_grads(tokens: jax.Array, mask: jax.Array) -> tuple[LossSums, Transformer]:
             gradient, sums = value_and_grad(compute_params, tokens, mask)
             gradient = jax.lax.with_sharding_constraint(gradient, self.layout.shardings(gradient))
             return sums, jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradient)
