@@ -34,7 +34,7 @@ Measured = tuple[str, int, str]
 
 @dataclass
 class WrittenChunks:
-    """What a process wrote.
+    """Chunks and small files that a process wrote, with their digests.
 
     Attributes:
         chunks: [CRC-32C of the values, SHA-256 of the file] by number, by array.

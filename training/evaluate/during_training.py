@@ -1,4 +1,4 @@
-"""What a run looks at between steps: held-out losses, and text written after fixed prompts."""
+"""Evaluation between the steps of a run: losses on held-out text, and generated samples."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class InTrainingEvaluation:
         self._nothing_to_evaluate = not job.held_out and job.prompts is None
         self._watch = watch
         self._evaluator = _evaluator(job, program)
-        self._writer: SampleGenerator | None = None
+        self._generator: SampleGenerator | None = None
         if job.prompts is not None:
             dtype = program.train.compute_dtype
-            self._writer = SampleGenerator(job.prompts, program.model, program.layout, dtype)
+            self._generator = SampleGenerator(job.prompts, program.model, program.layout, dtype)
 
     def should_evaluate(self, step: int, *done: list[MetricsRow]) -> bool:
-        """Whether to look after `step`: also where a preempted run had no time left for it.
+        """Whether to evaluate after `step`: also where a preempted run had no time left for it.
 
         Args:
             step: steps done.
-            done: rows of the looks so far.
+            done: rows of the evaluations so far.
         """
         due = step % self._every == 0 or step == self._last
         seen = any(rows and rows[-1]["step"] >= step for rows in done)
@@ -61,10 +61,10 @@ class InTrainingEvaluation:
         except Interrupted:
             return None
         scores = [{"step": step, **row} for row in rows]
-        if self._writer is None:
+        if self._generator is None:
             return scores, []
         with self._watch.during("samples"):
-            return scores, [{"step": step, **text} for text in self._writer(state.eval_params)]
+            return scores, [{"step": step, **text} for text in self._generator(state.eval_params)]
 
     def close(self) -> None:
         """Close the sets' files."""

@@ -1,4 +1,4 @@
-"""What the model in training writes after fixed prompts.
+"""Generated samples of the model in training, after fixed prompts.
 
 One program for the whole run: prompts, lengths and settings are constants of it, and the parameters
 of the moment are its only argument. They stay where the train step keeps them, split or copied; the

@@ -2,7 +2,8 @@
 
     init        from the beginning until the first batch is asked for, restore included
     compile     waiting for the train step's compiler
-    data_wait   the devices had nothing to do because the next batch was not there (see `Feed`)
+    data_wait   the devices had nothing to do because the next batch was not there (see
+                `training.trainer.data_wait`)
     step        training: queueing steps, reading their numbers, waiting for the devices
     evaluation  scoring held-out text, its compilation included
     checkpoint  the part of saving that keeps the loop waiting

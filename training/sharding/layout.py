@@ -1,12 +1,9 @@
-"""Devices as a mesh, and which named axis is split over which of its axes.
+"""Which named axis is split over which axis of the mesh.
 
-The mesh has the axes "data", "fsdp", "sequence" and "tensor". The batch is split over the first
-two. A split state (https://arxiv.org/abs/1910.02054) is split along "embed" over "fsdp". Where
-layers multiply, parameters are whole but for what "tensor" splits: `Layout.gather` brings them
-there, and brings gradients back to where the state is, so that the compiler never contracts over a
-piece of "embed".
-
-Devices are ordered by process, so every process owns one contiguous range of the batch's rows.
+The batch is split over "data" and "fsdp". A split state (https://arxiv.org/abs/1910.02054) is split
+along "embed" over "fsdp". Where layers multiply, parameters are whole but for what "tensor" splits:
+`Layout.gather` brings them there, and brings gradients back to where the state is, so that the
+compiler never contracts over a piece of "embed".
 """
 
 from __future__ import annotations
