@@ -103,10 +103,10 @@ class Sampler:
 
 
 class SampleGenerator:
-    """Writes after the prompts with whatever parameters it is given; compiled once.
+    """Completes the prompts with whatever parameters it is given; compiled once.
 
     Args:
-        prompts: what to write after.
+        prompts: to complete, and how.
         config: shape of the model.
         layout: where its parameters are.
         compute_dtype: dtype of products.
