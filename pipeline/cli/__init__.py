@@ -134,6 +134,7 @@ def _run_verb(
     verb: str, arguments: list[str], experiment: Declaration[Any] | None, clock: float, program: str
 ) -> int:
     refuse_secrets(arguments)
+    experiment = None if verb in options.FREE else experiment
     parsed = options.parse(verb, arguments, experiment, program)
     return _verb(verb)(of_command(experiment, parsed, clock))
 

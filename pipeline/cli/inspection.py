@@ -133,6 +133,7 @@ def _graph_page(context: Context) -> int:
     now = time.time()
     prefix, command = context.store.prefix, context.command
     record = RunRecord("plan", prefix, command, started=now, ended=now, last=now, outcome="plan")
+    record.experiment = context.experiment.name if context.experiment is not None else ""
     manifests = {}
     for entry in entries(context):
         node = entry.node

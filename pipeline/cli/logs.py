@@ -23,7 +23,7 @@ def logs(context: Context) -> int:
     if not found:
         raise InputError(f"{node.label}: no attempt was logged under {path}")
     if context.options.follow:
-        follow(path, lambda: lease.holder(path) is not None)
+        follow(path, lambda: _runs(path))
         return 0
     for url in found:
         say(f"==> {url}")
@@ -32,7 +32,13 @@ def logs(context: Context) -> int:
 
 
 def _awaited(context: Context, path: str) -> bool:
-    return context.options.follow and lease.holder(path) is not None
+    return context.options.follow and _runs(path)
+
+
+def _runs(path: str) -> bool:
+    """Whether an attempt is at work, as far as its heartbeats show."""
+    holder = lease.holder(path)
+    return holder is not None and holder.responsive
 
 
 def follow(path: str, running: Callable[[], bool], seconds: float = _POLL_SECONDS) -> None:

@@ -148,6 +148,7 @@ def _started(context: Context, run_id: str, execution: Execution) -> dict[str, A
     return {
         "event": "run_started",
         "run": run_id,
+        "experiment": context.experiment.name if context.experiment is not None else "",
         "command": context.command,
         "store": context.store.prefix,
         "settings": dataclasses.asdict(context.settings),

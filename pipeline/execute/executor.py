@@ -156,6 +156,7 @@ class Execution:
         if needed:
             shared = provenance.collect(node.step.function for node in needed)
             self._provenance = {**shared.record, "diff": self._log.keep_diff(shared.diff)}
+            self._log.emit({"event": "provenance", "git": shared.record["git"]})
         for node in needed:
             self._enqueue(node, self._reasons[node.key])
         # A published step above one that runs can turn stale; without any, nothing needs watching.

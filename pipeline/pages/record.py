@@ -230,6 +230,8 @@ def _apply_line(record: RunRecord, line: bytes) -> None:
     record.last = max(record.last, now)
     if kind == "run_started":
         _start(record, event, now)
+    elif kind == "provenance":
+        record.commit = str((event.get("git") or {}).get("commit") or "")
     elif kind == "run_finished":
         record.ended, record.outcome = now, str(event.get("outcome") or "ok")
         record.cause = str(event.get("cause") or "")
@@ -245,8 +247,6 @@ def _start(record: RunRecord, event: dict[str, Any], now: float) -> None:
     record.experiment = str(event.get("experiment") or "")
     record.command = [str(word) for word in event.get("command") or ()]
     record.settings = event.get("settings") or {}
-    git = (event.get("provenance") or event).get("git") or event
-    record.commit = str(git.get("commit") or "")
     for node in event.get("graph") or ():
         record.steps[node["key"]] = StepRecord(
             label=node.get("label", "?"),

@@ -121,7 +121,8 @@ def find_garbage(
 ) -> Report:
     """What could be deleted from the store: all but the nodes' outputs and what else is to stay.
 
-    Kept are also the outputs that kept ones refer to, and every output that is being built.
+    Kept are also the outputs that kept ones refer to, and every output that is being built. One
+    whose owner does not respond is listed: `delete` watches the lease before it takes it.
     """
     reached = {node.directory for node in nodes}
     if keep.recorded:
@@ -136,7 +137,9 @@ def find_garbage(
         published = outputs.manifests[name]
         if not _OURS & set(tree.names()):
             report.left.append(f"{path}: not an output of ours")
-        elif (holder := lease.holder(path, tree.names(lease.DIRECTORY))) is not None:
+        elif (
+            holder := lease.holder(path, tree.names(lease.DIRECTORY))
+        ) is not None and holder.responsive:
             report.left.append(f"{path}: being built by {holder}")
         elif name not in reached:
             why = "no preset or recorded run needs it" if keep.recorded else "no preset needs it"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from models.transformer import Transformer
 
 _TOKENIZER = "tokenizer.json"
+_TOKENS = 128
 
 
 def run(arguments: list[str]) -> int:
@@ -53,7 +54,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("checkpoint", help="directory of a train step, or of a checkpoint in it: a path or gs://")
     add("--prompt", action="append", metavar="TEXT", help="may be given several times")
-    add("--tokens", type=int, default=128, metavar="N", help="most new tokens (%(default)s)")
+    add(
+        "--tokens",
+        type=int,
+        metavar="N",
+        help=f"most new tokens ({_TOKENS}, or fewer where the training length ends before)",
+    )
     add("--temperature", type=float, default=0.8, help="0 is greedy (%(default)s)")
     add("--top-k", type=int, default=40, help="draw among the k likeliest; 0 for all (%(default)s)")
     add("--top-p", type=float, default=1.0, help="draw among the likeliest that have this share")
@@ -69,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 def _check(options: argparse.Namespace) -> None:
     """Raise `InputError` in the words of the flags, which are not those of the functions below."""
     for flag, value, right, wanted in (
-        ("--tokens", options.tokens, options.tokens >= 1, "at least 1"),
+        ("--tokens", options.tokens, options.tokens is None or options.tokens >= 1, "at least 1"),
         ("--temperature", options.temperature, 0 <= options.temperature < math.inf, "0 or above"),
         ("--top-k", options.top_k, options.top_k >= 0, "0 or above; 0 for all"),
         ("--top-p", options.top_p, 0 < options.top_p <= 1, "above 0 and at most 1; 1 for all"),
@@ -125,7 +131,7 @@ class Writer:
 
         self._trained = trained
         self._tokenizer = tokenizer
-        self._new_tokens: int = options.tokens
+        self._wanted: int | None = options.tokens
         self._sampling = Sampling(
             temperature=options.temperature,
             top_k=options.top_k or None,
@@ -140,9 +146,12 @@ class Writer:
         from models.generate.generate import check, stream
 
         encoded = [prompt_ids(self._tokenizer, prompt) for prompt in prompts]
+        longest = max(map(len, encoded))
+        left = max(self._trained.sequence_length - longest, 1)
+        new_tokens = min(_TOKENS, left) if self._wanted is None else self._wanted
         # Before the model is read, which takes longer than to see that it cannot be asked this.
-        check(self._trained.model, encoded, self._new_tokens)
-        self._warn(max(map(len, encoded)))
+        check(self._trained.model, encoded, new_tokens)
+        self._warn(longest + new_tokens)
         page = _Page(prompts)
         texts = [TextStream(self._tokenizer) for _ in prompts]
         eos = self._tokenizer.eos_id
@@ -150,13 +159,13 @@ class Writer:
         for parts in stream(
             self._load(),
             encoded,
-            new_tokens=self._new_tokens,
+            new_tokens=new_tokens,
             sampling=self._sampling,
             eos_id=eos,
         ):
             for row, ids in enumerate(parts):
                 counts[row] += len(ids)
-                ended = eos in ids or counts[row] == self._new_tokens
+                ended = eos in ids or counts[row] == new_tokens
                 page.add(row, texts[row].push([i for i in ids if i != eos]))
                 if ids and ended:
                     page.end(row, texts[row].finish())
@@ -169,9 +178,9 @@ class Writer:
 
     def _warn(self, longest: int) -> None:
         length = self._trained.sequence_length
-        if longest + self._new_tokens > length:
+        if longest > length:
             say(
-                f"warning: up to {longest + self._new_tokens:,} tokens are more than the "
+                f"warning: up to {longest:,} tokens are more than the "
                 f"{length:,} the model was trained on; what comes after those may make no sense",
                 error=True,
             )

@@ -1,4 +1,4 @@
-"""What `steps.sample` says of its sample: counts that add up, and lengths beside published ones."""
+"""What `steps.sample` reports of its sample: counts that add up, and lengths of documents."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from data.select.hash_histogram import HashHistogram
     from data.select.token_budget import Budget
     from data.select.token_ratio import TokenRatio
-
-# Of 100,000 documents of FineWeb-edu's sample-100BT, as nanoPT measured them.
-PUBLISHED_LENGTHS = "FineWeb-edu sample-100BT, 100,000 documents, by nanoPT: 999.32 and 616"
 
 _FAR_OFF = 0.1  # of what was asked
 
@@ -57,6 +54,7 @@ def summary(
     Of a split: `tokens_asked`; `tokens_counted` by the source; `tokens_predicted` of the tokenizer,
     and the standard error of that; how far it is from what was asked.
     """
+    counted = all(item.unit.counted for item in chosen.items)
     number = {name: name.rpartition("/")[2] for name in written}
     final = [unique.get(f"unique/{number[name]}", shard) for name, shard in written.items()]
     splits = {name: _split(run, name, budget, chosen.rate, final) for name in budget.names}
@@ -86,7 +84,7 @@ def summary(
         },
         "content_digest": _sum_hex(part["digest"] for part in splits.values()),
         "headline": [
-            *(_line(name, part) for name, part in splits.items()),
+            *(_line(name, part, counted) for name, part in splits.items()),
             *(f"warning: {line}" for line in map(_far_off, splits, splits.values()) if line),
         ],
     }
@@ -166,16 +164,16 @@ def _far_off(name: str, part: dict[str, Any]) -> str:
     )
 
 
-def _line(name: str, part: dict[str, Any]) -> str:
-    """One split in a line."""
+def _line(name: str, part: dict[str, Any], counted: bool) -> str:
+    """One split in a line; `counted` is whether the source has a `token_count`."""
+    by = "by the source's count" if counted else "estimated from bytes"
     asked = f"{part['tokens_asked']:,}" if part["tokens_asked"] > 0 else "all there is"
     error = part["predicted_standard_error"]
     share = part["predicted_over_asked"]
     return (
-        f"{name}: {part['documents']:,} documents, {part['tokens_counted']:,} tokens by the "
-        f"source's count; asked {asked}, predicted {part['tokens_predicted']:,}"
+        f"{name}: {part['documents']:,} documents, {part['tokens_counted']:,} tokens {by}; "
+        f"asked {asked}, predicted {part['tokens_predicted']:,}"
         + (f" ± {error:,.0f}" if error else "")
         + (f" ({share:+.2%})" if share is not None else "")
-        + f"; length: mean {part['length']['mean']:,.2f}, median {part['length']['median']:,g} "
-        f"({PUBLISHED_LENGTHS})"
+        + f"; length: mean {part['length']['mean']:,.2f}, median {part['length']['median']:,g}"
     )

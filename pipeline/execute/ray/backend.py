@@ -13,6 +13,7 @@ from typing import Any
 from pipeline.errors import InputError, PonenteError
 from pipeline.execute.attempt import Outcome, Request, execute
 from pipeline.execute.ray import runtime_env
+from pipeline.graph.hardware import Hardware
 from pipeline.graph.module_names import outside
 from pipeline.store import retry
 
@@ -21,6 +22,8 @@ _CALL_SECONDS = 2.0
 _STARTS = 3
 _START_PAUSE_SECONDS = 5.0
 _OBJECT_STORE_BYTES = 256 * 2**20
+# Of a Ray of this process's own there is one: who computes on all of this machine is alone in that.
+_WHOLE_MACHINE = {"ponente_machine": 1.0}
 
 logger = logging.getLogger("ponente")
 
@@ -70,7 +73,13 @@ def _start_once(address: str | None) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
         # "local": without it Ray joins any cluster that was left running on this machine.
-        ray.init("local", include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES, **quiet)
+        ray.init(
+            "local",
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            resources=_WHOLE_MACHINE,
+            **quiet,
+        )
         return
     try:
         ray.init(address, runtime_env=runtime_env.runtime_environment(), **quiet)
@@ -106,6 +115,7 @@ class RayBackend:
         def run_step(request: Request, collector: Any, heartbeat: str) -> Outcome:
             try:
                 runtime_env.require_same_code()
+                runtime_env.require_store(request.ledger.directory)
             except PonenteError as error:
                 return Outcome("failed", cause=str(error))
             with Heartbeat(collector, heartbeat) as beating:
@@ -119,6 +129,7 @@ class RayBackend:
                     return execute(request, emitter(collector), workers)
 
         self._ray = ray
+        self._own = address is None
         self._run_step = run_step
         self._watch = FailureDetector()
         self._collector: Any = start_collector()
@@ -135,13 +146,19 @@ class RayBackend:
         task = self._run_step.options(
             num_cpus=wants.cpus,
             memory=wants.memory or None,
-            resources=dict(wants.custom) or None,
+            resources={**wants.custom, **self._machine(request)} or None,
             name=request.label,
             runtime_env={"env_vars": heaps} if heaps else None,
             label_selector=self._watch.elsewhere,
         )
         reference = task.remote(request, self._collector, heartbeat)
         self._running[reference] = _Running(request, heartbeat, time.monotonic())
+
+    def _machine(self, request: Request) -> dict[str, float]:
+        """The machine, for a step that computes on all of it; a follower runs beside another."""
+        places = [v for v in request.arguments.values() if isinstance(v, Hardware)]
+        alone = self._own and not request.live and any(p.kind == "local" for p in places)
+        return _WHOLE_MACHINE if alone else {}
 
     def poll(self) -> list[tuple[Request, Outcome]]:
         """Outcomes of tasks that ended; transient where a worker died or is unresponsive."""

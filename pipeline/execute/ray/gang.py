@@ -41,6 +41,7 @@ from pipeline.execute.ray.placement import Placement, Waiting
 from pipeline.graph.hardware import Hardware
 from pipeline.graph.step_context import Emit, GangProcess
 from pipeline.store import storage
+from pipeline.store.manifest import ATTEMPTS
 
 _BEGIN_SECONDS = 120.0  # for a process whose place is reserved
 _LOOK_SECONDS = 5.0
@@ -108,6 +109,7 @@ class _GangProcess:
     ) -> tuple[str, Any]:
         try:
             runtime_env.require_same_code()
+            runtime_env.require_store(reports.logs.partition(f"/{ATTEMPTS}/")[0])
             emit = emitter(reports.collector, reports.stamp)
             with Heartbeat(reports.collector, heartbeat, on_stop=terminate_self):
                 return "done", function(job, process=process, emit=emit)

@@ -1,4 +1,4 @@
-"""The code a cluster's workers get: what is sent, its digest, and refusing a worker without it."""
+"""What a cluster's workers must have: the driver's code, sent with its digest, and its store."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import InputError
+from pipeline.store import storage
 
 ROOT = Path(__file__).parents[3]
 TIMEOUT = "PONENTE_HEARTBEAT_TIMEOUT"  # read by `heartbeat.heartbeat_timeout`
@@ -84,4 +85,20 @@ def require_same_code() -> None:
         raise InputError(
             f"worker on {socket.gethostname()} runs other code: expected {expected[:16]}, found "
             f"{_own_digest()[:16]} in {ROOT}; uninstall the copy there, or make it the driver's"
+        )
+
+
+def require_store(directory: str) -> None:
+    """Refuse to work on a host that does not see the driver's local store.
+
+    Args:
+        directory: URL of one that the driver has made.
+
+    Raises:
+        InputError: naming the host and the directory.
+    """
+    if on_cluster() and storage.is_local(directory) and not storage.exists(directory):
+        raise InputError(
+            f"worker on {socket.gethostname()} does not see {directory}; the store must be one "
+            "that all hosts share: give --prefix gs://bucket/dir, or a shared directory"
         )

@@ -39,6 +39,7 @@ class _Running:
 
 def _shard_task(task: ShardTask, collector: Any, heartbeat: str) -> Shard:
     runtime_env.require_same_code()
+    runtime_env.require_store(task.ledger.directory)
     exit_with_parent(heartbeat, collector)
     with Heartbeat(collector, heartbeat) as beating:
         if beating.stopping:

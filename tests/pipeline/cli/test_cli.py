@@ -6,12 +6,14 @@ import importlib
 import importlib.metadata
 import json
 import os
+import re
 import sys
 
 import pytest
 
 from pipeline import Experiment, InputError, Result, StepContext, step
 from pipeline.graph.node import as_node
+from pipeline.pages.record import runs
 from pipeline.store import integrity, lease, storage
 from pipeline.store.manifest import load
 from tests.pipeline.cli.toy_experiment import EXPERIMENT, build
@@ -37,6 +39,19 @@ def test_run_then_plan_then_run(ponente):
     ]
     assert "all 4 steps up to date" in ponente()[1]
     assert "0 of 4 steps would run" in ponente("plan")[1]
+
+
+def test_the_record_of_a_run_names_its_experiment_its_code_and_its_end(ponente, tmp_path):
+    """From the log that a run wrote, as its page and the reports of its outputs read it."""
+    ponente()
+    (built,) = runs(str(tmp_path / "store"))
+    assert (built.name, built.outcome) == ("build", "ok")
+    assert re.fullmatch("[0-9a-f]{40}", built.commit)
+    assert {step.reason for step in built.steps.values()} == {"not built yet"}
+    ponente("--refuses", "True")
+    refused = runs(str(tmp_path / "store"))[0]
+    assert refused.outcome == "failed"
+    assert refused.name == "build"
 
 
 def test_plan_gives_a_steps_advice_before_anything_runs(ponente):
@@ -124,6 +139,9 @@ def test_gc_lists_then_deletes_what_no_experiment_reaches(ponente, tmp_path):
     wide = _path(tmp_path, numbers(count=20))
     assert wide in ponente("gc", "--presets-only", experiment=plain)[1]
     assert wide not in ponente("gc", str(other), "--presets-only", experiment=plain)[1]
+    for flags in (["--older-than", "1h"], ["--keep", "numbers,clamp,scaled,total"]):
+        assert "0 objects" in ponente("gc", "--presets-only", *flags)[1]
+    assert stray not in ponente("gc", "--presets-only", "--keep", stray.rpartition("/")[2])[1]
     assert "pass --yes to confirm" in ponente("gc", "--delete", "--presets-only")[2]
     ponente("gc", "--delete", "--presets-only", "--yes")
     assert not storage.exists(stray)
@@ -134,6 +152,9 @@ def test_adopt_by_name(ponente, tmp_path):
     """An output is declared right for another setting; show says so, and a run reuses it."""
     ponente()
     source = as_node(clamp(numbers(count=10), limit=100)).directory
+    status, _, err = ponente("adopt", "clamp", "--limit", "7")
+    assert status == 1
+    assert "pass --yes to confirm" in err
     status, out, _ = ponente("adopt", "clamp", "--from", source, "--limit", "7")
     assert status == 0
     assert "ignored difference: limit: 100 -> 7" in out

@@ -24,6 +24,7 @@ from tests.pipeline.cli.toy_experiment import EXPERIMENT, TOY
         (["plan", "--delete"], 2, "no flag --delete; gc has it"),
         (["plan", "--html", "x.html"], 2, "no flag --html; graph has it"),
         (["plan", "numbers"], 2, "takes no 'numbers'"),
+        (["doctor", "--bogus"], 2, "no flag '--bogus'"),
         (["show"], 1, "expected one step of numbers, clamp, scaled, total; found none"),
         (["--jobs", "many"], 2, "argument --jobs: invalid int value: 'many'"),
         (["--hf-token", "x"], 2, "--hf-token: its name looks like a secret"),

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
-from typing import Any
+import time
+from typing import Annotated, Any
 
 import pytest
 
-from pipeline import GangProcess, InputError, Result, StepContext, pod, step
+from pipeline import (
+    GangProcess,
+    Hardware,
+    InputError,
+    Result,
+    Runtime,
+    StepContext,
+    local,
+    pod,
+    step,
+)
 from pipeline.errors import StepFailed
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
@@ -119,6 +131,30 @@ def test_a_step_that_loses_its_worker_is_tried_again(tmp_path, backend):
     execution = _run(backend, str(tmp_path / "store"), graph, events)
     assert execution.published[as_node(graph).key].manifest.result["total"] == 6
     assert [e["event"] for e in events].count("retried") == 1
+
+
+@step(output=Total, version=1, cpus=0)
+def compute(
+    run: StepContext,
+    *,
+    number: int,
+    hardware: Annotated[Hardware, Runtime] = local(),
+) -> Result:
+    """Computes on all of this machine for a moment."""
+    begun = time.monotonic()
+    time.sleep(0.5)
+    return {"measured": {"from": begun, "to": time.monotonic()}}
+
+
+def test_of_steps_that_compute_on_this_machine_one_runs_at_a_time(tmp_path, backend):
+    """As two trainings of a sweep: else each would slow the other, and a TPU has one owner."""
+    wanted = [as_node(compute(number=number)) for number in range(3)]
+    execution = Execution(wanted, Store(str(tmp_path)), EventLog(str(tmp_path), "t", []), "again")
+    execution.run(backend, execution.look())
+    found = execution.published.values()
+    spans = sorted(tuple(f.manifest.result["measured"].values()) for f in found)
+    assert len(spans) == 3
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
 
 
 def test_a_refused_input_is_reported_once(tmp_path, backend):

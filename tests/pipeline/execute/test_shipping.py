@@ -10,7 +10,7 @@ import zipfile
 
 import pytest
 
-from pipeline.errors import StepFailed
+from pipeline.errors import InputError, StepFailed
 from pipeline.execute.ray import runtime_env
 from tests.pipeline.execute import cluster as several
 from tests.pipeline.execute.cluster import ROOT, imported, run_on
@@ -130,3 +130,13 @@ def test_a_worker_with_other_code_refuses(cluster, tmp_path):
     for tree in (ROOT, stale):
         assert runtime_env.code_digest(tree)[:16] in str(refused.value)
     assert str(stale) in str(refused.value)
+
+
+def test_a_worker_that_does_not_see_the_store_refuses(tmp_path, monkeypatch):
+    """Of a cluster: a path that is there on the driver's host only. Buckets are everywhere."""
+    runtime_env.require_store(str(tmp_path / "not there"))
+    monkeypatch.setenv("PONENTE_CODE", "0" * 64)
+    runtime_env.require_store(str(tmp_path))
+    runtime_env.require_store("gs://bucket/not/there")
+    with pytest.raises(InputError, match=r"does not see .*not there; .* --prefix gs://"):
+        runtime_env.require_store(str(tmp_path / "not there"))

@@ -205,9 +205,8 @@ def test_a_log_in_parts_is_one_run(tmp_path):
 def test_what_a_driver_says_of_the_run_is_kept(tmp_path):
     """Commit, configuration, reasons as text or as lines, and the cause of its end."""
     entry = {**node("train"), "config": {"steps": 8}}
-    log = Log(str(tmp_path), "said").tell(
-        "run_started", provenance={"git": {"commit": "abc"}}, graph=[entry]
-    )
+    log = Log(str(tmp_path), "said").tell("run_started", graph=[entry])
+    log.tell("provenance", git={"commit": "abc"})
     log.tell("queued", "train", reason=["train.steps: 4 -> 8", "code changed"])
     log.tell("run_finished", outcome="failed", cause="no room on /tmp")
     record = run_record.read(str(tmp_path), "said")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from pipeline.graph.node import as_node, topological
@@ -91,6 +93,29 @@ def test_an_output_that_is_being_built_is_left(tmp_path):
     assert len(left) == 1
     assert before <= _files(root)
     held.release()
+
+
+def test_a_dead_hosts_lease_keeps_nothing(tmp_path, monkeypatch):
+    """Listed although no one look can tell that its owner is gone; deleted once it was watched.
+
+    An owner that beats is left: at the look if the beat is young, else while the lease is watched.
+    """
+    monkeypatch.setattr(lease, "STALE_SECONDS", 0.3)
+    monkeypatch.setattr(lease, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(lease, "LOOK_SECONDS", 0.05)
+    bring_up(str(tmp_path), numbers(count=4))
+    root = tmp_path / as_node(numbers(count=4)).directory
+    record = root / "leases" / "000009.json"
+    record.write_text('{"host": "elsewhere 1 2", "pid": 7, "nonce": "x", "since": 0}')
+    store = Store(str(tmp_path))
+    (line,) = find_garbage(store, []).left
+    assert "being built by process 7 on elsewhere" in line
+    os.utime(record, (1, 1))
+    found = find_garbage(store, [])
+    assert [item.url for item in found.garbage] == [str(root)]
+    assert not lease.holder(str(root)).responsive
+    assert delete(store, found.garbage, wait=5)[1] == []
+    assert not root.exists()
 
 
 @pytest.mark.parametrize("name", ["notes-of-twenty-characters", "photo-0123456789abcdef0123"])
