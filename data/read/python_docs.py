@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import os
 import platform
 import pydoc_data.topics
 import re
@@ -92,8 +93,10 @@ def _docstrings_under(node: ast.AST) -> Iterator[str]:
         text = inspect.cleandoc(ast.get_docstring(node, clean=False) or "").strip()
         if len(text) >= _SHORTEST_DOCSTRING:
             yield text
-    for child in ast.iter_child_nodes(node):
-        yield from _docstrings_under(child)
+    # Expressions, which are most of a tree, hold no statement.
+    for part in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for child in getattr(node, part, ()):
+            yield from _docstrings_under(child)
 
 
 def _topics() -> Iterator[tuple[str, str]]:
@@ -105,8 +108,8 @@ def _topics() -> Iterator[tuple[str, str]]:
 def _library_files(library: Path) -> list[Path]:
     """The importable modules of the library; generated and vendored folders are left out."""
 
-    def wanted(path: Path) -> bool:
-        folders = path.relative_to(library).parts[:-1]
-        return all(name.isidentifier() and name not in _SKIPPED for name in folders)
-
-    return sorted(filter(wanted, library.rglob("*.py")), key=lambda path: path.as_posix())
+    found: list[Path] = []
+    for folder, inner, files in os.walk(library):
+        inner[:] = [name for name in inner if name.isidentifier() and name not in _SKIPPED]
+        found += [Path(folder, name) for name in files if name.endswith(".py")]
+    return sorted(found, key=lambda path: path.as_posix())

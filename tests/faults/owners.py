@@ -113,10 +113,12 @@ def two_owners(seed: int, count: int, workspace: Path) -> dict[str, Any]:
         time.sleep(draw.random() * 0.15)
         if number % 2:
             first.signal(signal.SIGSTOP)
-            second.order(order)
-            _wait(second, marks, draw.randrange(STEPS))
-            time.sleep(draw.random() * 0.15)
-            first.signal(signal.SIGCONT)
+            try:
+                second.order(order)
+                _wait(second, marks, draw.randrange(STEPS))
+                time.sleep(draw.random() * 0.15)
+            finally:
+                first.signal(signal.SIGCONT)
         else:
             lease.end(str(store / node.directory))
             second.order(order)
