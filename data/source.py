@@ -11,8 +11,8 @@ A source is a path or a pattern of Parquet files, or the text inside this Python
 - `python-docs://3.12.4`: the documentation that every CPython carries.
 
 A full commit of the hub and the version of a Python name exact bytes. Whatever else a source names
-can change under its name: `data.listing` says what a path, a pattern or a branch stands for now,
-and a step that takes a source is stale when its output was made from something else. Only the
+can change under its name: `data.read.listing` says what a path, a pattern or a branch stands for
+now, and a step that takes a source is stale when its output was made from something else. Only the
 standard library is imported here.
 """
 
@@ -62,7 +62,7 @@ def fineweb_edu(subset: str = "sample-10BT", revision: str = FINEWEB_EDU_REVISIO
 
 
 def python_documentation() -> str:
-    """Source of the English text inside this Python: `data.embedded` says what it holds."""
+    """Source of the English text inside this Python: `data.read.python_docs` says what it holds."""
     return f"{PYTHON_DOCS}{platform.python_version()}"
 
 

@@ -73,7 +73,7 @@ class TransformerConfig:
         norm_epsilon: added to the mean square in every norm.
         logit_soft_cap: c in c * tanh(logits / c) over the vocabulary, None for no cap.
         attention_soft_cap: the same for attention scores.
-        init: "fan_in" or "mup", see `models.initial`.
+        init: "fan_in" or "mup", see `models.initialization`.
         init_scale: factor on the initial scale of every matrix of the blocks.
         embedding_std: initial standard deviation of the embedding and of an untied head.
         zero_outputs: matrices that write to the residual stream start at zero.

@@ -14,7 +14,7 @@ from haliax import NamedArray
 
 from models.axes import EMBED, MLP, ModelAxes
 from models.config import TransformerConfig
-from models.initial import linear, residual_linear
+from models.initialization import linear, residual_linear
 from models.linear import Linear
 
 

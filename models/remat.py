@@ -1,4 +1,4 @@
-"""The `jax.checkpoint` policy of a remat setting; the settings are in `models.residuals`."""
+"""The `jax.checkpoint` policy of a remat setting; the settings are in `models.remat_names`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from models.residuals import saved_names
+from models.remat_names import saved_names
 
 
 def checkpoint_policy(remat: str) -> Callable[..., Any] | None:

@@ -7,7 +7,7 @@ import haliax as hax
 import jax
 from haliax import NamedArray
 
-from models.attention import attend
+from models.attention.dispatch import attend
 from models.axes import (
     EMBED,
     HEAD_SIZE,
@@ -18,10 +18,10 @@ from models.axes import (
     ModelAxes,
 )
 from models.config import TransformerConfig
-from models.initial import linear, query_linear, residual_linear
+from models.initialization import linear, query_linear, residual_linear
 from models.linear import Linear
+from models.mesh_axes import MeshAxes
 from models.norms import Norm
-from models.placement import Placement
 from models.rotary import rotate
 
 QUERY_AXES = (KV_HEADS, Q_PER_KV, HEAD_SIZE)
@@ -78,7 +78,7 @@ class Attention(eqx.Module):
         window: int | None,
         segment_ids: NamedArray | None,
         backend: str,
-        placement: Placement | None,
+        mesh_axes: MeshAxes | None,
         interpret: bool,
     ) -> NamedArray:
         """The residual stream's axes in either order to the same axes, in the parameters' dtype."""
@@ -91,7 +91,7 @@ class Attention(eqx.Module):
             window=window,
             soft_cap=self.soft_cap,
             segment_ids=segment_ids,
-            placement=placement,
+            mesh_axes=mesh_axes,
             interpret=interpret,
         )
         return self.merge(out, x)

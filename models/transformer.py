@@ -30,13 +30,13 @@ from models.axes import (
     model_axes,
 )
 from models.config import TransformerConfig
-from models.initial import head, truncated
-from models.layers import apply_layers
+from models.initialization import head, truncated
+from models.mesh_axes import MeshAxes
 from models.mlp import Mlp
 from models.norms import Norm
-from models.placement import Placement
 from models.remat import checkpoint_policy
 from models.rotary import rotary_angles
+from models.scan_layers import apply_layers
 from models.self_attention import Attention
 from pipeline.errors import InputError
 
@@ -49,9 +49,9 @@ class Forward(TypedDict, total=False):
 
     Attributes:
         segment_ids: int32 [batch, position]; attention stays inside equal ids. Default: all one.
-        remat: what the backward pass keeps, see `models.residuals`. Default: "full".
-        backend: as `models.attention.choose_backend` returned it. Default: "reference".
-        placement: the mesh axes of the code written per device; None on one device.
+        remat: what the backward pass keeps, see `models.remat_names`. Default: "full".
+        backend: as `models.attention.dispatch.choose_backend` returned it. Default: "reference".
+        mesh_axes: for the code written per device; None on one device.
         interpret: run splash in Pallas' interpreter (tests on the CPU).
         features_first: order of the activations' axes, see `models.linear`. Default: False.
         unroll: layers in one turn of the compiled loop. Default: 1.
@@ -61,7 +61,7 @@ class Forward(TypedDict, total=False):
     segment_ids: NamedArray | None
     remat: str
     backend: str
-    placement: Placement | None
+    mesh_axes: MeshAxes | None
     interpret: bool
     features_first: bool
     unroll: int
@@ -95,7 +95,7 @@ class Block(eqx.Module):
         window: int | None,
         segment_ids: NamedArray | None,
         backend: str,
-        placement: Placement | None,
+        mesh_axes: MeshAxes | None,
         interpret: bool,
     ) -> NamedArray:
         """The residual stream's axes in either order to the same axes and dtype."""
@@ -106,7 +106,7 @@ class Block(eqx.Module):
             window=window,
             segment_ids=segment_ids,
             backend=backend,
-            placement=placement,
+            mesh_axes=mesh_axes,
             interpret=interpret,
         )
         return self._feed_forward(x)
@@ -146,7 +146,7 @@ class Transformer(eqx.Module):
 
     @staticmethod
     def init(config: TransformerConfig, *, key: jax.Array) -> Transformer:
-        """Float32 parameters, see `models.initial` for their distribution."""
+        """Float32 parameters, see `models.initialization` for their distribution."""
         axes = model_axes(config)
         embedding, blocks, of_head = jax.random.split(key, 3)
         table = (axes.Vocab, axes.Embed)
@@ -195,7 +195,7 @@ class Transformer(eqx.Module):
                 window=window,
                 segment_ids=forward.get("segment_ids"),
                 backend=forward.get("backend", "reference"),
-                placement=forward.get("placement"),
+                mesh_axes=forward.get("mesh_axes"),
                 interpret=forward.get("interpret", False),
             )
 

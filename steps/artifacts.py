@@ -17,9 +17,9 @@ from training.config import TrainConfig
 if TYPE_CHECKING:
     import numpy as np
 
-    from data.cache import TokenShard
-    from data.dataset import DatasetSpec, Source
-    from data.tokenizer import TextTokenizer
+    from data.batches.dataset import DatasetSpec, Source
+    from data.cache.token_shard import TokenShard
+    from data.tokenizer.text_tokenizer import TextTokenizer
 
 TRAIN, VALIDATION = "train", "validation"
 _VOCABULARY = "vocabulary"  # the shard of a token cache that is no split
@@ -58,13 +58,13 @@ class Tokenizer(Artifact):
 
     def load(self) -> TextTokenizer:
         """The tokenizer, ready to encode and decode."""
-        from data.tokenizer import TextTokenizer
+        from data.tokenizer.text_tokenizer import TextTokenizer
 
         return TextTokenizer.load(self.file)
 
 
 class TokenCache(Artifact):
-    """Token ids in TensorStore, a chunk of documents to a shard; see `data/cache.py`.
+    """Token ids in TensorStore, a chunk of documents to a shard; see `data/cache/token_shard.py`.
 
     A packed one holds training tokens only, and opens the cache it was packed from for the rest.
     """
@@ -86,7 +86,7 @@ class TokenCache(Artifact):
 
     def split(self, name: str) -> tuple[TokenShard, ...]:
         """The shards of a split, in document order."""
-        from data.cache import TokenShard
+        from data.cache.token_shard import TokenShard
 
         cache = self._of(name)
         return tuple(
@@ -163,7 +163,7 @@ class Sequences(Artifact):
 
     def source(self) -> Source:
         """One cache's training shards and their order."""
-        from data.dataset import Source
+        from data.batches.dataset import Source
 
         return Source(
             name=self.cache.path.rstrip("/").rpartition("/")[2],
@@ -172,15 +172,17 @@ class Sequences(Artifact):
         )
 
     def dataset(self) -> DatasetSpec:
-        """What `data.dataset.Dataset` reads: plain data, to be sent to other processes."""
-        from data.dataset import DatasetSpec
-        from data.mixture import Stage
+        """What `data.batches.dataset.Dataset` reads: plain data, to be sent to other processes."""
+        from data.batches.dataset import DatasetSpec
+        from data.batches.mixture import MixturePhase
 
         cache = self.cache.result
         stages = self.result.get("stages", ())
         return DatasetSpec(
             sources=tuple(part.source() for part in (self.parts or [self])),
-            stages=tuple(Stage(start=s["start"], weights=tuple(s["weights"])) for s in stages),
+            stages=tuple(
+                MixturePhase(start=s["start"], weights=tuple(s["weights"])) for s in stages
+            ),
             sequence_length=self.result["sequence_length"],
             vocab_size=cache["vocab_size"],
             eos_id=cache["eos_id"],

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pipeline import InputError, Result, Runtime, StepContext, step
 from steps.artifacts import TRAIN, Sequences, TokenCache
 from steps.declared import asked
-from training.checks import at_least
+from training.config.validation import at_least
 
 _WIDEST_TOKEN = 4  # bytes; half of it where the vocabulary has at most 65,536 ids
 
@@ -62,15 +62,16 @@ def block_shuffle(
         run: the attempt.
         tokens: the token cache; a packed one must be packed for this `sequence_length`.
         sequence_length: tokens in a sequence.
-        io_block_size: neighbouring sequences that are shuffled as one, see `data.order`.
+        io_block_size: neighbouring sequences that are shuffled as one, see
+            `data.batches.block_shuffle`.
         window_blocks: blocks whose sequences are shuffled among each other.
         seed: another seed is another order.
         host_memory: bytes a host can keep of a window; `plan` warns when a window is larger.
     """
     import numpy as np
 
-    from data.order import BlockShuffle
-    from data.rows import row_count
+    from data.batches.block_shuffle import BlockShuffle
+    from data.batches.sequences import row_count
 
     packed = tokens.result.get("sequence_length", sequence_length)
     if packed != sequence_length:

@@ -136,6 +136,6 @@ def warm_start(
 
 def _begin(checkpoint: Checkpoint, take: str, at: int | None) -> dict[str, Any]:
     """Of a `TrainRequest`: the model, and what is taken from the checkpoint."""
-    from training.job import Start
+    from training.config.job import Start
 
     return {"model": checkpoint.model, "start": Start(checkpoint=checkpoint.at(at), take=take)}

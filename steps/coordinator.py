@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pipeline import GangProcess
 
 if TYPE_CHECKING:
-    from training.distributed import Coordinator
+    from training.sharding.distributed import Coordinator
 
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS")
 """Variables that change what JAX computes: recorded of every step that computes with it."""
@@ -15,7 +15,7 @@ FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS")
 
 def coordinator_of(process: GangProcess) -> Coordinator | None:
     """Where the gang's processes meet; None for a gang of one."""
-    from training.distributed import Coordinator
+    from training.sharding.distributed import Coordinator
 
     if process.coordinator is None:
         return None

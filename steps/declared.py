@@ -14,7 +14,7 @@ from models.config import TransformerConfig
 from pipeline import Artifact, InputError
 from steps.artifacts import TRAIN, Documents, Tokenizer
 from training.config import TrainConfig
-from training.stages import stages
+from training.config.batch_schedule import batch_phases
 
 
 def asked(node: Any, name: str, kind: type[Artifact] = Artifact) -> Any:
@@ -80,7 +80,7 @@ def check_training(arguments: Mapping[str, Any], model: TransformerConfig | None
 
 
 def _check_batches(train: TrainConfig, hardware: Any) -> None:
-    for stage in stages(train):
+    for stage in batch_phases(train):
         if stage.rows % hardware.processes:
             raise InputError(
                 f"TrainConfig: a batch of {stage.rows} from step {stage.first} on does not divide "

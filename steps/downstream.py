@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from data.listing import absolute, list_folder, list_source
+from data.read.listing import absolute, list_folder, list_source
 from models.config import TransformerConfig
 from pipeline import (
     External,
@@ -27,8 +27,8 @@ from steps.coordinator import FLAGS, coordinator_of
 from training.config import TrainConfig
 
 if TYPE_CHECKING:
-    from data.tokenizer import TextTokenizer
-    from training.multiple_choice import Question
+    from data.tokenizer.text_tokenizer import TextTokenizer
+    from training.evaluate.multiple_choice import Question
 
 _FIELDS = ("context", "choices", "gold")
 
@@ -136,9 +136,9 @@ def _work(
 
 def answer_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
     """One process of `multiple_choice`."""
-    from data.tokenizer import TextTokenizer
-    from training import distributed
-    from training.multiple_choice import accuracy, answer
+    from data.tokenizer.text_tokenizer import TextTokenizer
+    from training.evaluate.multiple_choice import accuracy, answer
+    from training.sharding import distributed
 
     del emit
     coordinator = coordinator_of(process)
@@ -156,8 +156,8 @@ def harness_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str
     """The process of `lm_evaluation`."""
     import importlib.metadata
 
-    from data.tokenizer import TextTokenizer
-    from training.lm_harness import adapter, harness, run_tasks
+    from data.tokenizer.text_tokenizer import TextTokenizer
+    from training.evaluate.lm_eval_adapter import adapter, harness, run_tasks
 
     del process, emit
     settings = dict(work.asked)
@@ -176,7 +176,7 @@ def harness_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str
 
 def _loaded(work: Work, tokenizer: TextTokenizer) -> tuple[Any, Any]:
     """(likelihood, model) on all devices."""
-    from training.scoring import load_scored
+    from training.evaluate.checkpoint_scorer import load_scored
 
     return load_scored(
         work.checkpoint, work.model, work.train, tokenizer.eos_id, batch_size=work.batch_size
@@ -189,7 +189,7 @@ def read_questions(url: str, tokenizer: TextTokenizer, delimiter: str) -> Sequen
     Raises:
         InputError: naming the line that is not a question.
     """
-    from training.multiple_choice import text_question
+    from training.evaluate.multiple_choice import text_question
 
     found = []
     # Not `splitlines`: JSON's strings may hold other characters that end a line of text.

@@ -76,8 +76,8 @@ def score_process(
     """One process of the gang."""
     from contextlib import closing
 
-    from training import distributed
-    from training.scoring import Scorer
+    from training.evaluate.checkpoint_scorer import Scorer
+    from training.sharding import distributed
 
     del emit
     job, checkpoint = work

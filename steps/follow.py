@@ -38,12 +38,12 @@ from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
 from steps.checkpoints.find import ABOUT, about_of
 from steps.coordinator import FLAGS, coordinator_of
 from steps.scoring.job import NOTHING_ELSE, Also, check_questions, score_job
+from training.checkpoint.retention import due
 from training.config import TrainConfig
-from training.retention import due
 
 if TYPE_CHECKING:
-    from training.follower import Next
-    from training.scoring import Scored
+    from training.evaluate.checkpoint_scorer import Scored
+    from training.evaluate.follow_checkpoints import Next
 
 _FILE = "scores.json"
 _LOOK_SECONDS = 1.0
@@ -147,9 +147,9 @@ def _expected(train: TrainConfig, arguments: Mapping[str, Any]) -> tuple[int, ..
 
 def follow_process(work: Assignment, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
     """One process of the gang; process 0 looks for checkpoints and records their scores."""
-    from training import distributed
-    from training.follower import follow as follow_loop
-    from training.scoring import Scorer
+    from training.evaluate.checkpoint_scorer import Scorer
+    from training.evaluate.follow_checkpoints import follow as follow_loop
+    from training.sharding import distributed
 
     coordinator = coordinator_of(process)
     distributed.initialize(coordinator)
@@ -172,7 +172,7 @@ class _Desk:
 
     def find(self) -> Next:
         """The newest checkpoint that is not done with."""
-        from training.follower import Next
+        from training.evaluate.follow_checkpoints import Next
 
         if self._scored is None:
             finished = self.work.ledger.finished("score/").values()

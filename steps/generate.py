@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from models.config import TransformerConfig
-from models.sampling_config import Sampling
+from models.generate.sampling_config import Sampling
 from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepContext, local, step
 from pipeline.graph.step_context import Emit
 from steps.artifacts import Checkpoint, Completions, Tokenizer
 from steps.checkpoints.find import open_model, tokenizer_of
 from steps.coordinator import FLAGS, coordinator_of
 from steps.declared import asked
-from training.checks import at_least
+from training.config.validation import at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +70,8 @@ def generate(
 ) -> Result:
     """A completion of each prompt by the final checkpoint, sampled with a fixed seed.
 
-    All prompts are continued at once; see `models.sampling.Sampling` for how. A completion ends
-    before the end token, if that comes, else after `new_tokens`.
+    All prompts are continued at once; see `models.generate.sampling_config.Sampling` for how. A
+    completion ends before the end token, if that comes, else after `new_tokens`.
 
     Args:
         run: the attempt.
@@ -79,7 +79,7 @@ def generate(
         tokenizer: by default the one of its training.
         prompts: texts to continue.
         new_tokens: most tokens after each.
-        temperature, top_k, top_p, seed: see `models.sampling.Sampling`.
+        temperature, top_k, top_p, seed: see `models.generate.sampling_config.Sampling`.
         hardware: where; one device of its first process computes.
     """
     trained = checkpoint.train
@@ -104,7 +104,7 @@ def generate(
 
 def write_process(request: Request, *, process: GangProcess, emit: Emit) -> list[str]:
     """One process of the gang; the first one writes, the others only join the group."""
-    from training import distributed
+    from training.sharding import distributed
 
     coordinator = coordinator_of(process)
     distributed.initialize(coordinator)
@@ -115,9 +115,9 @@ def write_process(request: Request, *, process: GangProcess, emit: Emit) -> list
 
 
 def _write(request: Request, emit: Emit) -> list[str]:
-    from data.text_stream import prompt_ids
-    from data.tokenizer import TextTokenizer
-    from models.generate import check, stream
+    from data.tokenizer.streaming_decode import prompt_ids
+    from data.tokenizer.text_tokenizer import TextTokenizer
+    from models.generate.generate import check, stream
 
     tokenizer = TextTokenizer.load(request.tokenizer)
     encoded = [prompt_ids(tokenizer, prompt) for prompt in request.prompts]

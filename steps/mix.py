@@ -31,7 +31,7 @@ class Phase:
 
 def _check(arguments: Mapping[str, Any]) -> None:
     """Refuse weights and starts that make no mixture."""
-    from data.mixture import Mixture, Stage
+    from data.batches.mixture import Mixture, MixturePhase
 
     for name in ("sequence_length", "vocab_size"):
         known = {asked(part, name) for part in arguments["sequences"]} - {None}
@@ -46,7 +46,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
             f"mix: {len(parts)} inputs and weights {[p.weights for p in phases]}; give one "
             "weight per input in every phase"
         )
-    stages = [Stage(start=phase.start_tokens, weights=phase.weights) for phase in phases]
+    stages = [MixturePhase(start=phase.start_tokens, weights=phase.weights) for phase in phases]
     Mixture(stages, arguments["seed"])
 
 
@@ -74,11 +74,11 @@ def mix(
         later: other weights from later points of training on.
         seed: another seed interleaves the inputs differently.
     """
-    from data.mixture import Mixture, Stage
+    from data.batches.mixture import Mixture, MixturePhase
 
     length = _common_length(sequences)
     stages = tuple(
-        Stage(start=-(-phase.start_tokens // length), weights=phase.weights)
+        MixturePhase(start=-(-phase.start_tokens // length), weights=phase.weights)
         for phase in _phases(weights, later)
     )
     Mixture(stages, seed)  # refuses phases that begin with the same sequence

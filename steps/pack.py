@@ -15,7 +15,7 @@ from pipeline.store import storage
 from steps.artifacts import TRAIN, TokenCache
 
 if TYPE_CHECKING:
-    from data.cache import TokenShard
+    from data.cache.token_shard import TokenShard
 
 _COUNTED = ("rows", "tokens_packed", "documents", "documents_cut", "documents_cut_by_joining")
 
@@ -89,9 +89,9 @@ def pack_shard(directory: str, item: Unpacked) -> Mapping[str, Any]:
 
     import numpy as np
 
-    from data import packing
-    from data.cache import read_offsets, write_shard
-    from data.token_array import TokenArray
+    from data.batches import packing
+    from data.cache.token_array import TokenArray
+    from data.cache.token_shard import read_offsets, write_shard
 
     clock, cpu = time.monotonic(), time.process_time()
     length, shard = item.sequence_length, item.shard

@@ -19,7 +19,7 @@ from steps.artifacts import Checkpoint, Completions, Report, Scores
 
 if TYPE_CHECKING:
     from steps.reporting.run_record import RunRecord
-    from training.goodput import Account
+    from training.metrics.goodput import Account
 
 
 @step(output=Report, version=1, reads_lineage=True)

@@ -2,7 +2,8 @@
 
 Counting reads ids and token counts and no text; what is chosen follows from the counts and the
 budget alone, so every attempt chooses the same, and what is finished is kept shard by shard. See
-`data/sampling.py` and `data/row_group_sample.py` for what makes samples nested and splits disjoint.
+`data/select/hash_ranges.py` and `data/select/row_groups.py` for what makes samples nested and
+splits disjoint.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from data.budget import ALL_THAT_IS_LEFT, Budget
-from data.listing import absolute, list_source
+from data.read.listing import absolute, list_source
+from data.select.token_budget import ALL_THAT_IS_LEFT, Budget
 from pipeline import External, InputError, Result, Runtime, StepContext, step
 from pipeline.store import storage
 from pipeline.store.manifest import Shard
@@ -39,9 +40,9 @@ from steps.sampling.shards import (
 from steps.sampling.summary import Chosen, summary
 
 if TYPE_CHECKING:
-    from data.parquet import Unit
-    from data.probe import Rate
-    from data.row_group_sample import Group, Walk
+    from data.read.work_units import Unit
+    from data.select.row_groups import Group, RowGroupOrder
+    from data.select.token_ratio import TokenRatio
 _SURVEY_UNITS = 16  # of one file, counted by one task
 _PROBE_GROUPS = 16
 _PROBE_FILES = 4  # of a walk, which fetches little more than it samples
@@ -118,9 +119,9 @@ def sample(
 
 def _choose_documents(ask: _Ask) -> Chosen:
     """Count the whole source, and let each of its units be sampled by ranges of the hash."""
-    from data.parquet import list_units
-    from data.sampling import edge_bins, thresholds
-    from data.survey import merge
+    from data.read.work_units import list_units
+    from data.select.hash_histogram import merge
+    from data.select.hash_ranges import boundary_bins, thresholds
 
     units = list_units(
         ask.source, progress=lambda done, total: ask.run.progress(done, total, "footers")
@@ -141,7 +142,7 @@ def _choose_documents(ask: _Ask) -> Chosen:
     rate = _probe_units(ask, units)
     edge = None
     if all(unit.counted for unit in units):  # else a second look would read all text again
-        bins = edge_bins(survey, ask.budget, rate)
+        bins = boundary_bins(survey, ask.budget, rate)
         looked = {
             name.replace("survey", "edge"): EdgeItem(item.units, ask.chosen, bins)
             for name, item in items.items()
@@ -172,10 +173,10 @@ def _of_one_file(units: list[Unit]) -> Iterator[tuple[Unit, ...]]:
         yield tuple(found)
 
 
-def _probe_units(ask: _Ask, units: list[Unit]) -> Rate | None:
+def _probe_units(ask: _Ask, units: list[Unit]) -> TokenRatio | None:
     """The tokenizer's rate on documents of some row groups, chosen by the seed and no budget."""
-    from data.document_hash import document_hash
-    from data.probe import estimate
+    from data.select.document_hash import document_hash
+    from data.select.token_ratio import estimate
 
     if ask.tokenizer is None:
         return None
@@ -199,17 +200,17 @@ def _probe_units(ask: _Ask, units: list[Unit]) -> Rate | None:
 
 def _choose_row_groups(ask: _Ask) -> Chosen:
     """Walk over the source's row groups until every split has what was asked."""
-    from data.parquet import list_files
-    from data.row_group_sample import Walk, join_units
+    from data.read.work_units import list_files
+    from data.select.row_groups import RowGroupOrder, join_units
 
     files, seed = [url for url, _ in list_files(ask.source)], ask.chosen.seed
-    rate = _probe_walk(ask, Walk(files, seed, backwards=False))
-    held_out = _walked(ask, Walk(files, seed, backwards=True), "walk-back")
+    rate = _probe_walk(ask, RowGroupOrder(files, seed, backwards=False))
+    held_out = _walked(ask, RowGroupOrder(files, seed, backwards=True), "walk-back")
     taken: dict[str, list[Group]] = {}
     for name in ask.budget.names[1:]:
         taken[name] = _take(ask, held_out, name, rate, taken)
     others = {group.key for groups in taken.values() for group in groups}
-    forward = _walked(ask, Walk(files, seed, backwards=False), "walk")
+    forward = _walked(ask, RowGroupOrder(files, seed, backwards=False), "walk")
     train = (group for group in forward if group.key not in others)
     taken[ask.budget.names[0]] = _take(ask, train, ask.budget.names[0], rate, taken)
     items = []
@@ -225,9 +226,9 @@ def _choose_row_groups(ask: _Ask) -> Chosen:
     )
 
 
-def _probe_walk(ask: _Ask, walk: Walk) -> Rate | None:
+def _probe_walk(ask: _Ask, walk: RowGroupOrder) -> TokenRatio | None:
     """The tokenizer's rate on the first row groups of the walk's first files."""
-    from data.probe import estimate
+    from data.select.token_ratio import estimate
 
     if ask.tokenizer is None:
         return None
@@ -250,9 +251,9 @@ def _probe_walk(ask: _Ask, walk: Walk) -> Rate | None:
     return estimate(found)
 
 
-def _walked(ask: _Ask, walk: Walk, prefix: str) -> Iterator[Group]:
+def _walked(ask: _Ask, walk: RowGroupOrder, prefix: str) -> Iterator[Group]:
     """The row groups of a walk, counted a few blocks ahead of who asks for them."""
-    from data.row_group_sample import Group
+    from data.select.row_groups import Group
 
     at_once, number = 1, 0
     while blocks := walk.next_blocks(at_once):
@@ -264,7 +265,7 @@ def _walked(ask: _Ask, walk: Walk, prefix: str) -> Iterator[Group]:
         }
         counted = ask.run.map(block_shard, items)
         for block, name in zip(blocks, items, strict=True):
-            walk.learn(block, counted[name].result["row_groups"])
+            walk.set_row_group_count(block, counted[name].result["row_groups"])
             yield from (Group.from_json(tree) for tree in counted[name].result["groups"])
         number += len(blocks)
         at_once = min(2 * at_once, _BLOCKS_AT_ONCE)
@@ -274,14 +275,14 @@ def _take(
     ask: _Ask,
     groups: Iterator[Group],
     name: str,
-    rate: Rate | None,
+    rate: TokenRatio | None,
     others: Mapping[str, list[Group]],
 ) -> list[Group]:
     """The fewest next row groups that hold what a split asks for."""
-    from data.probe import Rate
-    from data.sampling import too_much
+    from data.select.hash_ranges import too_much
+    from data.select.token_ratio import TokenRatio
 
-    known = rate or Rate()
+    known = rate or TokenRatio()
     asked, held = ask.budget.asked(name), 0.0
     found: list[Group] = []
     for group in groups:
@@ -305,8 +306,8 @@ def _drop_duplicates(
     """(shards written again without their duplicates, documents whose id is not the only one)."""
     import numpy as np
 
-    from data.duplicates import Part, find_duplicates
-    from data.sample_writer import read_hashes
+    from data.select.duplicates import Part, find_duplicates
+    from data.select.write_sample import read_hashes
 
     train, *held_out = ask.budget.names
     rank = {name: index for index, name in enumerate((*held_out, train))}

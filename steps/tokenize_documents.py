@@ -25,7 +25,7 @@ class RowGroup:
     Attributes:
         file, row_group: the documents: URL of a Parquet file of ours, and which row group of it.
         tokenizer, digest: URL of the tokenizer.json and its SHA-256.
-        backend: what encodes; see `data/encoders.py`.
+        backend: what encodes; see `data/tokenizer/backends.py`.
     """
 
     file: str
@@ -92,9 +92,9 @@ def tokenize_shard(directory: str, item: RowGroup) -> Mapping[str, Any]:
 
     import numpy as np
 
-    from data.cache import write_shard
-    from data.encoders import text_offsets
-    from data.tokenizer import TextTokenizer
+    from data.cache.token_shard import write_shard
+    from data.tokenizer.backends import text_offsets
+    from data.tokenizer.text_tokenizer import TextTokenizer
 
     clock, cpu = time.monotonic(), time.process_time()
     parallel = _may_use_all_cores()
@@ -136,7 +136,7 @@ def _texts(item: RowGroup) -> list[Any]:
     """The documents' texts, as Arrow arrays."""
     import pyarrow as pa
 
-    from data.table import read_table
+    from data.read.parquet_table import read_table
 
     batches = read_table(item.file, ("text",), (item.row_group,))
     texts = [batch.column("text") for batch in batches]
@@ -153,7 +153,7 @@ def _texts(item: RowGroup) -> list[Any]:
 
 def _row_groups(documents: Documents) -> dict[str, tuple[str, int]]:
     """(file, row group) of every piece of work by the name of its shard."""
-    from data.table import count_row_groups
+    from data.read.parquet_table import count_row_groups
 
     files = [
         (f"{split}/{name.rpartition('/')[2]}", file)
@@ -181,7 +181,7 @@ def _warn(run: StepContext, written: Sequence[Shard]) -> None:
 
 def _summary(run: StepContext, parts: Sequence[Shard], asked: int) -> dict[str, Any]:
     """A split in numbers; `tokens` is what was got, and `error` by how much it misses `asked`."""
-    from data.cache import unigram_entropy
+    from data.cache.token_shard import unigram_entropy
 
     tokens = sum(shard.result["tokens"] for shard in parts)
     size = sum(shard.result["bytes"] for shard in parts)

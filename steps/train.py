@@ -1,4 +1,4 @@
-"""Train a model on shuffled sequences: the declaration, and the glue to `training.loop`.
+"""Train a model on shuffled sequences: the declaration, and the glue to `training.trainer.trainer`.
 
 The loop runs on every process of the hardware at once. A checkpoint exists when its ledger record
 does; a new attempt, on this hardware or another, resumes from the newest sound one.
@@ -24,8 +24,8 @@ from steps.budget import check_budget, resolved
 from steps.checkpoints.find import describe, tokenizer_of
 from steps.coordinator import FLAGS, coordinator_of
 from steps.declared import check_training
+from training.checkpoint.retention import kept_for_good
 from training.config import OptimizerConfig, TrainConfig
-from training.retention import kept_for_good
 
 # Tables of a run's record.
 RECORD = ("history", "evaluations", "samples")
@@ -54,7 +54,7 @@ class TrainRequest:
         splits: held-out splits to evaluate on; empty for all.
         prompts: what the model writes after at every evaluation.
         hardware: where.
-        start: a `training.job.Start`, or None to begin with new parameters.
+        start: a `training.config.job.Start`, or None to begin with new parameters.
     """
 
     sequences: Sequences
@@ -110,8 +110,8 @@ def train(
 
 def run_training(run: StepContext, request: TrainRequest) -> dict[str, Any]:
     """The body of every step that trains."""
-    from training.job import TrainJob
-    from training.journal import read_journals
+    from training.config.job import TrainJob
+    from training.metrics.journal import read_journals
 
     sequences, model, train = request.sequences, request.model, request.train
     cache = sequences.cache
@@ -176,7 +176,7 @@ def _declare_checkpoints(run: StepContext, names: list[str]) -> None:
 def _prompts(sequences: Sequences, prompts: tuple[str, ...]) -> Any:
     if not prompts:
         return None
-    from training.prompts import Prompts
+    from training.config.prompts import Prompts
 
     return Prompts(tokenizer=tokenizer_of(sequences).file, prompts=prompts)
 
@@ -184,7 +184,7 @@ def _prompts(sequences: Sequences, prompts: tuple[str, ...]) -> Any:
 def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
     """One process of the gang: the training loop, with checkpoints recorded in the ledger."""
     emit({"event": "phase", "phase": "importing"})
-    from training.loop import train as train_loop
+    from training.trainer.trainer import train as train_loop
 
     emit({"event": "phase", "phase": "restoring and compiling"})
     job, ledger = assignment.job, assignment.ledger
@@ -238,7 +238,7 @@ def record_checkpoint(
     It is named by its step alone. Where an older attempt has recorded one of that step, the newer
     attempt's takes its place: the older one may still run, and delete its own.
     """
-    from training.checkpoint_index import content_of, measured, read_index
+    from training.checkpoint.index import content_of, measured, read_index
 
     index = read_index(path)
     name, files = shard_name(step), [File(*file) for file in measured(index)]
@@ -266,7 +266,7 @@ def drop_checkpoint(ledger: Ledger, step: int, path: str, attempt: str) -> None:
 
 def _record_content(result: Any) -> str:
     """Digest of the record of a run without the columns that a clock filled."""
-    from training.metrics import MEASURED
+    from training.metrics.recorder import MEASURED
 
     tables = {
         name: [{k: v for k, v in row.items() if k not in MEASURED} for row in getattr(result, name)]

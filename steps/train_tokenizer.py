@@ -7,11 +7,11 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from data.vocabulary import check_vocab_size
+from data.tokenizer.special_tokens import check_vocab_size
 from pipeline import Result, StepContext, step
 from pipeline.store import storage
 from steps.artifacts import TRAIN, Documents, Tokenizer
-from training.checks import at_least
+from training.config.validation import at_least
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
@@ -32,7 +32,7 @@ def train_tokenizer(
         vocab_size: entries, EOS included.
         tokens: read about so many, from files in an order that mixes the source; None for all.
     """
-    from data.tokenizer import TextTokenizer, train
+    from data.tokenizer.text_tokenizer import TextTokenizer, train
 
     tokenizer_json = train(_texts(run, documents, tokens), vocab_size)
     with run.shard("tokenizer") as directory:
@@ -42,7 +42,7 @@ def train_tokenizer(
 
 
 def _texts(run: StepContext, documents: Documents, tokens: int | None) -> Iterator[list[str]]:
-    from data.table import read_table
+    from data.read.parquet_table import read_table
 
     files = [file for _, file in documents.files(TRAIN)]
     if tokens is not None:

@@ -65,7 +65,7 @@ def test_imports_go_one_way(package):
     ("package", "line"),
     [
         ("data", "from models.config import TransformerConfig"),
-        ("models", "import training.loop"),
+        ("models", "import training.trainer.trainer"),
         ("training", "from pipeline.graph.step_context import StepContext"),
         ("pipeline", "import numpy as np"),
         ("steps", "from experiments import run_200m"),
@@ -86,10 +86,17 @@ FLOORS = {
         *("platforms", "artifacts", "coordinator", "declared", "budget", "checkpoints", "sampling"),
         *("scoring", "reporting", "", "cli", "__init__"),
     ),
+    "data": ("source", "read", "tokenizer", "select", "cache", "batches", "__init__"),
+    "models": ("config", "axes", "mesh_axes", "attention", "", "loss", "generate", "__init__"),
+    "training": (
+        *("config", "sharding", "optimizer", "cost", "step", "preflight", "checkpoint", "fault"),
+        *("metrics", "evaluate", "trainer", "__init__"),
+    ),
 }
 """Folders, and files beside them, of a package; each imports only what stands before it.
 
-The empty name stands for the files that declare steps.
+The empty name stands for all other files: of `steps` those that declare steps, of `models` the
+parts of the transformer.
 """
 
 
@@ -121,11 +128,48 @@ def test_folders_import_only_what_is_below_them(package):
         ("pipeline", "pipeline.graph.step", "import pipeline.cli.run"),
         ("pipeline", "pipeline.plan.state", "from pipeline import Artifact"),
         ("steps", "steps.reporting.page", "from steps.train import train"),
+        ("data", "data.read.listing", "from data.select.duplicates import find_duplicates"),
+        ("training", "training.step.program", "from training.evaluate.evaluator import evaluate"),
+        ("models", "models.attention.splash", "from models.transformer import Transformer"),
     ],
 )
 def test_the_check_of_folders_can_fail(package, module, line):
     """An import of a folder above, of a file, and of the package itself are seen."""
     assert climbs(package, module, line)
+
+
+def in_circles(package: str, root: Path = ROOT) -> list[str]:
+    """Modules of a package that import each other in a circle, and what imports those."""
+    paths = {
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in (root / package).rglob("*.py")
+    }
+    edges = {}
+    for module, path in paths.items():
+        names = imports(path.read_text())
+        found = {name if name in paths else name.rpartition(".")[0] for name in names}
+        edges[module] = (found & paths.keys()) - {module}
+    left = dict(edges)
+    # What imports nothing that is left cannot be in a circle.
+    while free := [module for module, needs in left.items() if not needs & left.keys()]:
+        for module in free:
+            del left[module]
+    return sorted(left)
+
+
+@pytest.mark.parametrize("package", ["data", "models", "training"])
+def test_no_module_imports_itself_by_way_of_others(package):
+    """Also not inside a function or for a type checker alone."""
+    assert in_circles(package) == []
+
+
+def test_the_check_of_circles_can_fail(tmp_path):
+    """Two modules that import each other are seen, a module that is imported by both is not."""
+    (tmp_path / "house").mkdir()
+    (tmp_path / "house" / "a.py").write_text("def f():\n    from house.b import g\n")
+    (tmp_path / "house" / "b.py").write_text("import house.c\nfrom house import a\n")
+    (tmp_path / "house" / "c.py").write_text("")
+    assert in_circles("house", tmp_path) == ["house.a", "house.b"]
 
 
 def loaded_by(code: str) -> set[str]:

@@ -1,1 +1,1 @@
-"""The training loop: state, optimizer, sharding, checkpoints, metrics, resume."""
+"""Training: configuration, compiled step, checkpoints, evaluation, metrics, and the loop."""

@@ -18,11 +18,11 @@ from typing import Any
 import jax
 
 from models.flops import training_flops_per_token
-from training.hlo import parse
-from training.hlo_cost import Cost, cost
-from training.jaxpr_cost import traced_cost
-from training.program import Program
-from training.topology import HBM_BYTES
+from training.cost.hlo_cost import Cost, cost
+from training.cost.hlo_parser import parse
+from training.cost.jaxpr_cost import traced_cost
+from training.cost.topology import HBM_BYTES
+from training.step.program import Program
 
 GIB = 2**30
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -134,7 +134,7 @@ def preflight(program: Program) -> Preflight:
 
 
 def trace(program: Program) -> Cost:
-    """Cost of one step on one device without the compiler, see `training.jaxpr_cost`."""
+    """Cost of one step on one device without the compiler, see `training.cost.jaxpr_cost`."""
     traced = program.step.trace(program.abstract, *program.abstract_batch())
     return traced_cost(traced.jaxpr, program.layout.devices)
 

@@ -119,7 +119,7 @@ def open_model(path: str, config: TransformerConfig, dtype: str) -> Transformer:
     import jax.numpy as jnp
 
     from models.precision import cast
-    from training.load import load_model
+    from training.checkpoint.restore import load_model
 
     narrow = "float32" if jax.default_backend() == "cpu" else dtype
     return cast(load_model(path, config), jnp.dtype(narrow))

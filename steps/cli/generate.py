@@ -21,7 +21,7 @@ from pipeline.store import storage
 from steps.checkpoints.find import Trained, find, open_model
 
 if TYPE_CHECKING:
-    from data.tokenizer import TextTokenizer
+    from data.tokenizer.text_tokenizer import TextTokenizer
     from models.transformer import Transformer
 
 _TOKENIZER = "tokenizer.json"
@@ -110,7 +110,7 @@ def _tokenizer(trained: Trained, file: str | None) -> TextTokenizer:
 
 def _load(file: str) -> TextTokenizer:
     """The tokenizer in a file, or in a directory's tokenizer.json."""
-    from data.tokenizer import TextTokenizer
+    from data.tokenizer.text_tokenizer import TextTokenizer
 
     inside = storage.join(file, _TOKENIZER)
     if storage.exists(inside):
@@ -127,7 +127,7 @@ class Writer:
     def __init__(
         self, trained: Trained, tokenizer: TextTokenizer, options: argparse.Namespace
     ) -> None:
-        from models.sampling_config import Sampling
+        from models.generate.sampling_config import Sampling
 
         self._trained = trained
         self._tokenizer = tokenizer
@@ -142,8 +142,8 @@ class Writer:
 
     def write(self, prompts: list[str]) -> None:
         """Print each prompt and its completion, in order, a blank line between."""
-        from data.text_stream import TextStream, prompt_ids
-        from models.generate import check, stream
+        from data.tokenizer.streaming_decode import TextStream, prompt_ids
+        from models.generate.generate import check, stream
 
         encoded = [prompt_ids(self._tokenizer, prompt) for prompt in prompts]
         longest = max(map(len, encoded))

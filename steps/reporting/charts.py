@@ -16,7 +16,7 @@ from pipeline.pages.readable import duration
 from steps.reporting.run_record import RunRecord
 
 if TYPE_CHECKING:
-    from training.goodput import Account
+    from training.metrics.goodput import Account
 
 INK, FAINT = "#52606d", "#9aa5b1"
 BLUE, ORANGE, GREEN = "#3182ce", "#dd6b20", "#38a169"

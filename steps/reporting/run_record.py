@@ -22,8 +22,8 @@ from steps.checkpoints.find import ABOUT, is_run
 
 if TYPE_CHECKING:
     from steps.artifacts import Checkpoint
-    from training.goodput import Account
-    from training.journal import Attempt
+    from training.metrics.goodput import Account
+    from training.metrics.journal import Attempt
 
 Row = dict[str, Any]
 VALIDATION = "validation"
@@ -38,7 +38,7 @@ class RunRecord:
 
     Attributes:
         name: for legends.
-        history: a row a step, see `training.metrics`.
+        history: a row a step, see `training.metrics.recorder`.
         evaluations: rows with step, loss and others, and the `set` they are of.
         samples: rows with step, prompt and completion.
         journals: accounts of the attempts as plain mappings.
@@ -68,8 +68,8 @@ class RunRecord:
 
     def account(self) -> Account | None:
         """Where its time went; None without a journal."""
-        from training.goodput import account
-        from training.journal import Attempt
+        from training.metrics.goodput import account
+        from training.metrics.journal import Attempt
 
         if not self.journals:
             return None
@@ -206,7 +206,7 @@ def of_directory(url: str, name: str) -> RunRecord:
     Raises:
         InputError: there is no such file.
     """
-    from training.journal import read_journals
+    from training.metrics.journal import read_journals
 
     root, inside, attempt = url.rpartition(f"/{ATTEMPTS}/")
     generation, journals = _attempts(root, attempt) if inside else _attempts(url)
@@ -242,7 +242,7 @@ def _attempts(step: str, last: str = "") -> tuple[str, list[Attempt]]:
         last: name of an attempt: of the run that it is of, and up to it. None are found where it
             has no journal.
     """
-    from training.journal import read_journals
+    from training.metrics.journal import read_journals
 
     runs = []
     for generation in storage.list_names(storage.join(step, "journal")):
@@ -275,7 +275,7 @@ def _entries(directory: str) -> list[Row]:
 
 def _joined(attempts: list[list[Row]], kind: str) -> list[Row]:
     """The entries of one kind in order of steps, what was done again counted once."""
-    from training.tracker_files import join_attempts
+    from training.metrics.trackers.files import join_attempts
 
     parts = []
     for entries in attempts:
@@ -294,7 +294,7 @@ def _newest(rows: list[Row]) -> list[Row]:
 
 
 def _lines(url: str) -> list[Row]:
-    from training.tracker_files import read_lines
+    from training.metrics.trackers.files import read_lines
 
     try:
         return read_lines(url)

@@ -13,11 +13,11 @@ from pipeline.store.manifest import Shard
 if TYPE_CHECKING:
     import numpy as np
 
-    from data.parquet import Unit
-    from data.probe import Cluster
-    from data.row_group_sample import Block
-    from data.sampling import Edge, Ranges
-    from data.survey import Survey
+    from data.read.work_units import Unit
+    from data.select.hash_histogram import HashHistogram
+    from data.select.hash_ranges import BoundaryDocuments, Ranges
+    from data.select.row_groups import RowGroupBlock
+    from data.select.token_ratio import Cluster
 
 
 class Filter(NamedTuple):
@@ -53,7 +53,7 @@ class EdgeItem(NamedTuple):
 class BlockItem(NamedTuple):
     """Row groups to count; `verify` checks the file's bytes first."""
 
-    block: Block
+    block: RowGroupBlock
     chosen: Filter
     verify: bool
 
@@ -64,7 +64,7 @@ class ProbeItem(NamedTuple):
     Of a block's row groups the part is every `parts`-th, from number `part`.
     """
 
-    where: tuple[Unit, int] | Block
+    where: tuple[Unit, int] | RowGroupBlock
     chosen: Filter
     tokenizer_file: str
     part: int = 0
@@ -90,7 +90,7 @@ def survey_shard(directory: str, item: SurveyItem) -> Mapping[str, Any]:
     """Shard writer: counts of some units by hash bin, and their documents by length."""
     import numpy as np
 
-    from data.survey import survey
+    from data.select.hash_histogram import survey
 
     if item.verify:
         verify(item.units[0].file)
@@ -107,7 +107,7 @@ def survey_shard(directory: str, item: SurveyItem) -> Mapping[str, Any]:
 
 def edge_shard(directory: str, item: EdgeItem) -> Mapping[str, Any]:
     """Shard writer: hash and count of the documents in some bins."""
-    from data.survey import documents_in
+    from data.select.hash_histogram import documents_in
 
     found = documents_in(item.units, item.bins, item.chosen.seed, item.chosen.min_score)
     _save(directory, "edge.npy", found)
@@ -116,7 +116,7 @@ def edge_shard(directory: str, item: EdgeItem) -> Mapping[str, Any]:
 
 def block_shard(directory: str, item: BlockItem) -> Mapping[str, Any]:
     """Shard writer: what the row groups of a block hold, in the result; writes no file."""
-    from data.row_group_sample import survey_block
+    from data.select.row_groups import survey_block
 
     del directory
     if item.verify:
@@ -127,12 +127,12 @@ def block_shard(directory: str, item: BlockItem) -> Mapping[str, Any]:
 
 def probe_shard(directory: str, item: ProbeItem) -> Mapping[str, Any]:
     """Shard writer: some documents tokenised, their counts in the result; writes no file."""
-    from data.probe import probe
-    from data.row_group_sample import Block, block_units, only_group
-    from data.tokenizer import TextTokenizer
+    from data.select.row_groups import RowGroupBlock, block_units, only_group
+    from data.select.token_ratio import probe
+    from data.tokenizer.text_tokenizer import TextTokenizer
 
     del directory
-    if isinstance(item.where, Block):
+    if isinstance(item.where, RowGroupBlock):
         units = block_units(item.where, item.chosen.seed)[0]
     else:
         units = [only_group(*item.where)]
@@ -143,7 +143,7 @@ def probe_shard(directory: str, item: ProbeItem) -> Mapping[str, Any]:
 
 def sample_shard(directory: str, item: SampleItem) -> Mapping[str, Any]:
     """Shard writer: one unit's documents, a Parquet file per split."""
-    from data.sample_writer import sample_unit
+    from data.select.write_sample import sample_unit
 
     return sample_unit(
         item.unit,
@@ -157,19 +157,19 @@ def sample_shard(directory: str, item: SampleItem) -> Mapping[str, Any]:
 
 def unique_shard(directory: str, item: UniqueItem) -> Mapping[str, Any]:
     """Shard writer: a sampled unit without its duplicates."""
-    from data.sample_writer import drop_rows
+    from data.select.write_sample import drop_rows
 
     return drop_rows(item.directory, item.lost, directory)
 
 
-def load_survey(run: StepContext, shard: Shard) -> Survey:
+def load_survey(run: StepContext, shard: Shard) -> HashHistogram:
     """What `survey_shard` wrote."""
-    from data.lengths import Lengths
-    from data.survey import Survey
+    from data.select.hash_histogram import HashHistogram
+    from data.select.length_histogram import Lengths
 
     tokens_by_bin, documents_by_bin = _load(run, shard, "bins.npy")
     values, counts = _load(run, shard, "lengths.npy")
-    return Survey(
+    return HashHistogram(
         seen=shard.result["seen"],
         documents=shard.result["documents"],
         tokens=shard.result["tokens"],
@@ -180,20 +180,20 @@ def load_survey(run: StepContext, shard: Shard) -> Survey:
     )
 
 
-def load_edge(run: StepContext, bins: np.ndarray, shards: Iterable[Shard]) -> Edge:
+def load_edge(run: StepContext, bins: np.ndarray, shards: Iterable[Shard]) -> BoundaryDocuments:
     """What `edge_shard` wrote, of all of them."""
     import numpy as np
 
-    from data.sampling import Edge
+    from data.select.hash_ranges import BoundaryDocuments
 
     parts = [_load(run, shard, "edge.npy") for shard in shards if shard.result["documents"]]
     hashes, counts = np.concatenate([np.empty((2, 0), np.uint64), *parts], axis=1)
-    return Edge.of(bins, hashes, counts.astype(np.int64))
+    return BoundaryDocuments.of(bins, hashes, counts.astype(np.int64))
 
 
 def clusters(shards: Mapping[str, Shard]) -> Sequence[Cluster]:
     """What `probe_shard` found."""
-    from data.probe import Cluster
+    from data.select.token_ratio import Cluster
 
     return [Cluster.from_json(shard.result) for shard in shards.values()]
 
@@ -204,7 +204,7 @@ def verify(file: str) -> None:
     Raises:
         InputError: none is published, or the bytes have another.
     """
-    from data.checksums import expected_checksum, verify_file
+    from data.read.sha256sums import expected_checksum, verify_file
 
     expected = expected_checksum(file)
     if expected is None:

@@ -13,9 +13,9 @@ from pipeline.store.manifest import Shard
 from steps.sampling.shards import SampleItem
 
 if TYPE_CHECKING:
-    from data.budget import Budget
-    from data.probe import Rate
-    from data.survey import Survey
+    from data.select.hash_histogram import HashHistogram
+    from data.select.token_budget import Budget
+    from data.select.token_ratio import TokenRatio
 
 _FAR_OFF = 0.1  # of what was asked
 
@@ -34,8 +34,8 @@ class Chosen:
     """
 
     items: list[SampleItem]
-    rate: Rate | None
-    counted: Survey | None = None
+    rate: TokenRatio | None
+    counted: HashHistogram | None = None
     passed_over: int = 0
     files: int | None = None
     fetched: int | None = None
@@ -62,7 +62,7 @@ def summary(
     for shard in (*written.values(), *unique.values()):
         dropped.update(shard.result["dropped"])
     if chosen.passed_over:
-        from data.sample_writer import below
+        from data.select.write_sample import below
 
         dropped[below(chosen.items[0].chosen.min_score or 0.0)] += chosen.passed_over
     if repeated_ids is not None:
@@ -91,14 +91,14 @@ def summary(
 
 
 def _split(
-    run: StepContext, name: str, budget: Budget, rate: Rate | None, shards: list[Shard]
+    run: StepContext, name: str, budget: Budget, rate: TokenRatio | None, shards: list[Shard]
 ) -> dict[str, Any]:
     """Asked, counted and predicted, and what the split's documents are like."""
-    from data.lengths import Lengths
-    from data.probe import Rate
-    from data.sample_writer import read_lengths
+    from data.select.length_histogram import Lengths
+    from data.select.token_ratio import TokenRatio
+    from data.select.write_sample import read_lengths
 
-    known = rate or Rate()
+    known = rate or TokenRatio()
     holding = [shard for shard in shards if name in shard.result["splits"]]
     parts = [shard.result["splits"][name] for shard in holding]
     lengths = Lengths.merged(
@@ -131,7 +131,7 @@ def _source(chosen: Chosen) -> dict[str, Any]:
     }
 
 
-def _probe(rate: Rate | None) -> dict[str, Any] | None:
+def _probe(rate: TokenRatio | None) -> dict[str, Any] | None:
     if rate is None:
         return None
     return {
@@ -148,7 +148,7 @@ def _dropped_of(name: str, unique: Mapping[str, Shard]) -> dict[str, int]:
 
 
 def _sum_hex(digests: Any) -> str:
-    from data.document_hash import digest_hex
+    from data.select.document_hash import digest_hex
 
     return digest_hex(sum(int(digest, 16) for digest in digests))
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from models.config import TransformerConfig
-from models.sampling_config import Sampling
+from models.generate.sampling_config import Sampling
 from pipeline import InputError
 from steps.artifacts import TokenCache, Tokenizer
-from training.checks import at_least, check_sequences
 from training.config import TrainConfig
+from training.config.validation import at_least, check_sequences
 
 if TYPE_CHECKING:
-    from training.scoring import ScoreJob
+    from training.evaluate.checkpoint_scorer import ScoreJob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +86,8 @@ def score_job(
     Raises:
         InputError: there is no such split.
     """
-    from training.prompts import Prompts
-    from training.scoring import Passages, ScoreJob
+    from training.config.prompts import Prompts
+    from training.evaluate.checkpoint_scorer import Passages, ScoreJob
 
     sets = tokens.held_out(splits)
     if not sets:

@@ -43,26 +43,26 @@ def shapes_of(model: str, layers: int | None) -> dict[str, list[Any]]:
     import jax
 
     from models import presets
-    from training import leaves
+    from training.checkpoint import tree_names
     from training.config import OptimizerConfig, TrainConfig
-    from training.mesh import make_layout
-    from training.optimizer import build
-    from training.state import abstract_state
+    from training.optimizer.build import build
+    from training.sharding.layout import make_layout
+    from training.step.state import abstract_state
 
     layout = make_layout(jax.devices()[:1])
     config = getattr(presets, model)
     config = dataclasses.replace(config, layers=layers or config.layers)
     train = TrainConfig(steps=1, batch_size=1, sequence_length=2)
     state = abstract_state(config, build(OptimizerConfig()), layout, train)
-    return {name: [list(x.shape), str(x.dtype)] for name, x in leaves.flatten(state).items()}
+    return {name: [list(x.shape), str(x.dtype)] for name, x in tree_names.flatten(state).items()}
 
 
 def ours(options: dict[str, Any]) -> None:
     """Our checkpointer with the arrays on one device."""
     import jax
 
-    from training.checkpoint import Checkpointer
-    from training.restore import restore as restored
+    from training.checkpoint.checkpointer import Checkpointer
+    from training.checkpoint.restore import restore as restored
 
     state = jax.device_put(common.values(options["shapes"]), jax.devices()[0])
     like = jax.tree.map(

@@ -10,8 +10,8 @@ jobs on the machine disturb less. `first_step_s` is from the start of the proces
 first loss has been read. Neither has a persistent compilation cache. Last come, for each
 vocabulary, the medians of each system over the runs, and ours over theirs.
 
-This project runs `training.loop.train`, data loader included, on a token cache that was written
-beforehand; Levanter runs its `Trainer` on batches that were made beforehand.
+This project runs `training.trainer.trainer.train`, data loader included, on a token cache that was
+written beforehand; Levanter runs its `Trainer` on batches that were made beforehand.
 """
 
 from __future__ import annotations

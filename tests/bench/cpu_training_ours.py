@@ -1,8 +1,9 @@
 """One run of this project's training loop on the CPU: `python -m tests.bench.cpu_training_ours`.
 
-The path of a real run: `training.loop.train` with a token cache on disk, its loader, the compiled
-step of `training.program.build_program` and a checkpoint at the end, which comes after the last
-measurement. Every setting that the two systems do not have to share is this project's default.
+The path of a real run: `training.trainer.trainer.train` with a token cache on disk, its loader, the
+compiled step of `training.step.program.build_program` and a checkpoint at the end, which comes
+after the last measurement. Every setting that the two systems do not have to share is this
+project's default.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _DOCUMENT = 1000
 
 def prepare(work: Path, vocab: int, tokens: int) -> None:
     """Write a token cache of random documents, which is no part of the measurement."""
-    from data.cache import write_shard
+    from data.cache.token_shard import write_shard
 
     documents = -(-tokens // (_DOCUMENT + 1))
     ids = np.random.default_rng(0).integers(1, vocab, documents * _DOCUMENT).astype(np.uint16)
@@ -33,7 +34,7 @@ def prepare(work: Path, vocab: int, tokens: int) -> None:
 def run(options: Options) -> None:
     """Train and print one line."""
     began = time.perf_counter()
-    from training.loop import train
+    from training.trainer.trainer import train
 
     clock = Clock(options, imported=time.perf_counter() - began)
 
@@ -47,11 +48,11 @@ def run(options: Options) -> None:
 
 
 def _job(options: Options):
-    from data.cache import TokenShard
-    from data.dataset import DatasetSpec, Source
+    from data.batches.dataset import DatasetSpec, Source
+    from data.cache.token_shard import TokenShard
     from models.config import TransformerConfig
     from training.config import OptimizerConfig, TrainConfig
-    from training.job import TrainJob
+    from training.config.job import TrainJob
 
     work = Path(options.work)
     tokens, check = (work / "cache.txt").read_text().split()

@@ -30,8 +30,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from models.config import TransformerConfig
-from models.generate import stream
-from models.kv_cache import cache_bytes
+from models.generate.generate import stream
+from models.generate.kv_cache import cache_bytes
 from models.transformer import Transformer
 
 SHAPES = {

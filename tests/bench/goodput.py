@@ -32,7 +32,7 @@ ENDS = (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGTERM, signal.S
 def work(root: str, attempt: int, steps: int, checkpoint_every: int) -> None:
     """One attempt: go on from the newest checkpoint that was committed, and tell of every step."""
     from tests.training import tiny
-    from training.loop import train
+    from training.trainer.trainer import train
 
     ledger = Path(root, "committed.jsonl")
     known = [json.loads(line) for line in ledger.read_text().splitlines()]
@@ -100,7 +100,7 @@ def attempts(root: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def done_twice(root: str) -> int:
     """Steps by the lines of every attempt, less those of the run."""
-    from training.tracker_files import read_lines
+    from training.metrics.trackers.files import read_lines
 
     steps = [
         entry["step"]
@@ -114,8 +114,8 @@ def done_twice(root: str) -> int:
 def measure(root: str, options: argparse.Namespace) -> None:
     """Print the account."""
     from tests.training import tiny
-    from training.goodput import account, text
-    from training.journal import read_journals
+    from training.metrics.goodput import account, text
+    from training.metrics.journal import read_journals
 
     tiny.write_data(root)
     Path(root, "committed.jsonl").touch()

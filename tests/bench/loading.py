@@ -31,9 +31,9 @@ from typing import Any
 
 import numpy as np
 
-from data.dataset import Dataset
-from data.grain_source import GrainSource
-from data.loader import GROUP_TOKENS, Loader
+from data.batches.dataset import Dataset
+from data.batches.grain_source import GrainSource
+from data.batches.loader import GROUP_TOKENS, Loader
 from tests.bench.loading_measure import emit, measure, read_bytes, versions
 from tests.bench.loading_tokens import mixture, prepare, spec
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from data.cache import TokenShard, write_shard
-from data.dataset import DatasetSpec, Source
-from data.mixture import Stage
-from data.tokenizer import TextTokenizer
+from data.batches.dataset import DatasetSpec, Source
+from data.batches.mixture import MixturePhase
+from data.cache.token_shard import TokenShard, write_shard
+from data.tokenizer.text_tokenizer import TextTokenizer
 
 _SHARD = 1_000_000  # tokens of a synthetic shard
 _DOCUMENT = 1000
@@ -72,7 +72,7 @@ def mixture(work: Path, length: int) -> DatasetSpec:
         dataclasses.replace(source, name=name, shards=source.shards[half::2])
         for half, name in enumerate(("even", "odd"))
     ]
-    stages = (Stage(start=0, weights=(3.0, 1.0)),)
+    stages = (MixturePhase(start=0, weights=(3.0, 1.0)),)
     return dataclasses.replace(whole, sources=tuple(halves), stages=stages)
 
 

@@ -31,9 +31,9 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from data import cache
-from data.cache import TokenShard
-from data.token_array import TokenArray
+from data.cache import token_shard
+from data.cache.token_array import TokenArray
+from data.cache.token_shard import TokenShard
 
 ROWS, LENGTH, VOCABULARY = 128, 2048, 32_768
 _LIST = "shards.json"
@@ -51,7 +51,9 @@ def write(root: Path, shards: int, tokens: int) -> dict[str, Any]:
         mine = ids[: lengths.sum()].copy()
         mine[::1000] = 1 + index % (VOCABULARY - 1)
         directory = str(root / f"{index:05d}")
-        counts = cache.write_shard(directory, [(mine, lengths)], vocab_size=VOCABULARY, eos_id=0)
+        counts = token_shard.write_shard(
+            directory, [(mine, lengths)], vocab_size=VOCABULARY, eos_id=0
+        )
         written.append(TokenShard(directory, counts.tokens, counts.check))
     seconds, cpu = time.perf_counter() - clock, time.process_time() - cpu
     (root / _LIST).write_text(json.dumps(written))

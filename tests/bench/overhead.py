@@ -45,9 +45,11 @@ class Host:
         import jax
 
         from tests.training import tiny
-        from training.clock import Feed, Stopwatch
-        from training.metrics import PeakMemory, Recorder, Throughput
-        from training.observer import Observer
+        from training.metrics.observer import Observer
+        from training.metrics.recorder import Recorder
+        from training.metrics.stopwatch import Stopwatch
+        from training.metrics.throughput import PeakMemory, Throughput
+        from training.trainer.data_wait import TimedBatches
 
         job = tiny.make_job(
             self.root,
@@ -58,14 +60,14 @@ class Host:
         self.observer = Observer(job, self.watch)
         self.stack.callback(self.observer.close, "finished")
         if "profiler" in self.parts and "trackers" not in self.parts:
-            from training.profiler import Profiler
+            from training.metrics.profiler import Profiler
 
             self.observer._profiler = Profiler(f"{self.root}/run")
         if "profiler" not in self.parts and self.observer._profiler is not None:
             self.observer._profiler.close()
             self.observer._profiler = None
         batches = self._batches()
-        self.feed: Any = Feed(batches, self.watch) if "feed" in self.parts else batches
+        self.feed: Any = TimedBatches(batches, self.watch) if "feed" in self.parts else batches
         self.recorder: Any = None
         if "metrics" in self.parts:
             kind = jax.devices()[0].device_kind
@@ -83,8 +85,8 @@ class Host:
             rng = np.random.default_rng(0)
             shape = (self.batch, LENGTH)
             return itertools.repeat(rng.integers(0, VOCAB, shape).astype(np.int32))
-        from data.dataset import Dataset
-        from data.loader import Loader
+        from data.batches.dataset import Dataset
+        from data.batches.loader import Loader
 
         dataset = self.stack.enter_context(Dataset(spec(self.root)))
         return self.stack.enter_context(Loader(dataset, batch_size=self.batch))
@@ -96,9 +98,9 @@ class Host:
             self.observer.profile(step, _never)
         metrics = run(batch)
         if "feed" in self.parts:
-            self.feed.runs(metrics["loss"])
+            self.feed.set_inflight(metrics["loss"])
         if self.recorder is not None:
-            waited = self.feed.take_waited() if "feed" in self.parts else 0.0
+            waited = self.feed.pop_data_wait() if "feed" in self.parts else 0.0
             self.recorder.push(step, metrics, waited)
         else:
             # Without metrics a loop still may not run ahead of the device for ever.
@@ -115,8 +117,8 @@ def _never() -> Any:
 
 def spec(root: str) -> Any:
     """The tokens that the loader reads."""
-    from data.cache import TokenShard
-    from data.dataset import DatasetSpec, Source
+    from data.batches.dataset import DatasetSpec, Source
+    from data.cache.token_shard import TokenShard
 
     shards = (TokenShard(f"{root}/tokens", 2_000_000, ""),)
     source = Source(name="random", shards=shards, io_block_size=64, window_blocks=64, seed=7)
@@ -127,7 +129,7 @@ def write_tokens(root: str) -> None:
     """Two million random tokens."""
     import numpy as np
 
-    from data.cache import write_shard
+    from data.cache.token_shard import write_shard
 
     ids = np.random.default_rng(0).integers(1, VOCAB, 1_960_000).astype(np.uint16)
     lengths = np.full(40_000, 49)
@@ -196,7 +198,7 @@ def real(root: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     from models.config import TransformerConfig
     from tests.training import tiny
     from training.config import TrainConfig
-    from training.program import build_program
+    from training.step.program import build_program
 
     wide = options.embed
     model = TransformerConfig(

@@ -27,7 +27,7 @@ import numpy as np
 
 from tests.faults.trainers import Trainers, finish
 from tests.training import tiny
-from training.restore import restore
+from training.checkpoint.restore import restore
 
 GANGS = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 4), (4, 2))  # processes, devices of each
 

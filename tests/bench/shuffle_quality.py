@@ -7,8 +7,8 @@
 One JSON object a line. `batches`: distinct offsets in blocks per batch and the deviation of the
 batches' share of odd rows, in the first window of so many rows, with the exact mean of a random
 permutation beside. `battery`: over keys, the smallest p-value and Kolmogorov and Smirnov's p-value
-of all of them being uniform, test by test (see `tests/data/shuffle_statistics.py`). `tiny`: whether
-all permutations of 2 to 5 elements are equally likely. `speed`: nanoseconds a position.
+of all of them being uniform, test by test (see `tests/data/batches/shuffle_statistics.py`). `tiny`:
+whether all permutations of 2 to 5 elements are equally likely. `speed`: nanoseconds a position.
 
 Systems: `order` is ours as training uses it, `permutation` what it is made of, `numpy` a random
 permutation from a table, `levanter` the real one (only with --levanter-python) and
@@ -32,10 +32,15 @@ import numpy as np
 import scipy
 from scipy import stats
 
-from data.order import BlockShuffle
-from data.permutation import FeistelPermutation
-from tests.data import shuffle_statistics
-from tests.data.shuffle_statistics import LISTED, battery, offsets_and_parity, offsets_of_random
+from data.batches.block_shuffle import BlockShuffle
+from data.batches.feistel import FeistelPermutation
+from tests.data.batches import shuffle_statistics
+from tests.data.batches.shuffle_statistics import (
+    LISTED,
+    battery,
+    offsets_and_parity,
+    offsets_of_random,
+)
 
 TABLE = [(65_536, 64, 1024, 128), (60_000, 64, 1024, 128), (131_072, 256, 512, 256)]
 SIZES = [

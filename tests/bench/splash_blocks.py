@@ -6,8 +6,8 @@ Compiles each kernel alone for one described v6e chip and counts the instruction
 block's work in the compiler's final schedule, one cycle each; the rest of the kernel runs once for
 a row of blocks. A block that the mask hides in part costs as much as a full one. One JSON line for
 each kernel and one for each row length and window, in cycles of one head of one row, with the price
-of a grid step that `models.attention_blocks` assumes. The schedule knows nothing of waiting for
-memory: use it to rank.
+of a grid step that `models.attention.splash_tiles` assumes. The schedule knows nothing of waiting
+for memory: use it to rank.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _compile(case: Case, limit_kib: int) -> str | None:
 
 
 def _backward(which: str, built: Any, q: Any, k: Any, v: Any, bar: Any, lse: Any, di: Any) -> Any:
-    from models.attention_splash import backward_kernels
+    from models.attention.splash import backward_kernels
 
     q_bar, k_bar, v_bar = backward_kernels(built, (q, k, v, None, None, lse, bar, di))
     return q_bar if which == "dq" else (k_bar, v_bar) if which == "dkv" else (q_bar, k_bar, v_bar)
@@ -173,7 +173,7 @@ def _block_sizes(case: Case) -> Any:
 
 @functools.cache
 def _device() -> Any:
-    from training.topology import describe
+    from training.cost.topology import describe
 
     return describe("v6e-1")[0]
 
@@ -198,11 +198,11 @@ def _schedule(folder: Path) -> dict[str, Any]:
 
 def _row(line: dict[str, Any], position: int, window: int | None) -> dict[str, Any]:
     """Cycles of one head of one row: visited blocks, steps of the grid, rows of blocks."""
-    from models.attention_blocks import STEP_CYCLES, Row
+    from models.attention.splash_tiles import STEP_CYCLES, ScoreMatrix
 
     tile = (line["block_q"], line["block_kv"])
     kernel = {"dkv": "keys_values", "dq": "queries"}.get(line["kernel"], line["kernel"])
-    grid = Row(position, position, window).grid(tile, kernel)
+    grid = ScoreMatrix(position, position, window).grid(tile, kernel)
     bands = position // (tile[0] if kernel in ("forward", "queries") else tile[1])
     cycles = grid.visited * line["bundles"] + grid.steps * STEP_CYCLES
     cycles += bands * line["other_bundles"] + grid.partial_sums(tile, line["head_size"])

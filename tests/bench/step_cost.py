@@ -64,9 +64,9 @@ def baseline(options: argparse.Namespace) -> Any:
 
     What a habit gives: nothing is gathered on purpose, and the compiler has its own defaults.
     """
-    import training.program
-    from training.mesh import Layout, make_layout
-    from training.parallelism import Parallelism
+    import training.step.program
+    from training.config import Parallelism
+    from training.sharding.layout import Layout, make_layout
 
     class NeverGathered(Layout):
         def gather(self, tree: Any) -> Any:
@@ -76,7 +76,7 @@ def baseline(options: argparse.Namespace) -> Any:
         layout = make_layout(devices, parallel)
         return NeverGathered(layout.mesh, layout.parallel)
 
-    with mock.patch.object(training.program, "make_layout", habitual):
+    with mock.patch.object(training.step.program, "make_layout", habitual):
         fsdp = Parallelism(sharding="fsdp")
         return without_options(make_program(options, remat="full", parallel=fsdp))
 
@@ -85,7 +85,7 @@ def without_options(program: Any) -> Any:
     """The same program, its step jitted without compiler options."""
     import jax
 
-    from training.state import shardings_of
+    from training.step.state import shardings_of
 
     step = jax.jit(
         program.step.__wrapped__,

@@ -13,8 +13,8 @@ from tests.bench.hbm import LEVANTER
 from tests.bench.step_cost import operations, without_options
 from tests.bench.tpu_options import parser, setting
 from tests.training import tiny
-from training.hlo import parse
-from training.hlo_cost import Cost, Operation, cost
+from training.cost.hlo_cost import Cost, Operation, cost
+from training.cost.hlo_parser import parse
 
 
 def test_settings():

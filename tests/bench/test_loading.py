@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data.tokenizer import TextTokenizer, train
+from data.tokenizer.text_tokenizer import TextTokenizer, train
 from tests.bench import loading_tokens
 
 TEXTS = [f"document {n} says {n * n} and {n + 1}, again and again" for n in range(400)]

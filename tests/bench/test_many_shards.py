@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from data.cache import TokenShard
+from data.cache.token_shard import TokenShard
 from tests.bench import many_shards
 from tests.bench.engine_systems import ROOT
 

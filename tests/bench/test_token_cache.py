@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data.tokenizer import TextTokenizer
+from data.tokenizer.text_tokenizer import TextTokenizer
 from tests.bench import token_cache, token_cache_ours
-from tests.data.split_tokenizers import documents, tokenizer_json
+from tests.data.tokenizer.split_tokenizers import documents, tokenizer_json
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def prepare(
         documents: of each file, the first; 0 for all.
         row_group_bytes: text in a row group; as our own files have it by default.
     """
-    from data import table as ours
+    from data.read import parquet_table as ours
 
     target.mkdir()
     shutil.copy(corpus / "tokenizer.json", target / "tokenizer.json")
@@ -70,8 +70,8 @@ def emit(measure: str, **fields: Any) -> None:
 
 def items(prepared: Path, backend: str) -> list[Any]:
     """Every row group of the prepared files, as the step's tasks."""
-    from data.table import count_row_groups
-    from data.tokenizer import TextTokenizer
+    from data.read.parquet_table import count_row_groups
+    from data.tokenizer.text_tokenizer import TextTokenizer
     from steps.tokenize_documents import RowGroup
 
     tokenizer = str(prepared / "tokenizer.json")
@@ -135,7 +135,7 @@ def measure_backend(backend: str, prepared: Path, scratch: Path) -> None:
 
 def measure_parquet(backend: str, prepared: Path, scratch: Path) -> None:
     """Reading the texts alone, pages verified; tokens are the source's own count."""
-    from data.table import read_table
+    from data.read.parquet_table import read_table
 
     del backend, scratch
     rates = []

@@ -13,7 +13,7 @@ import dataclasses
 import json
 from typing import Any
 
-from training.topology import describe
+from training.cost.topology import describe
 
 
 def parser(about: str) -> argparse.ArgumentParser:
@@ -51,9 +51,8 @@ def make_program(options: argparse.Namespace, **changes: Any) -> Any:
     devices = describe(options.slice)
     # After `describe`, which says to JAX where it runs.
     from models import presets
-    from training.config import OptimizerConfig, TrainConfig
-    from training.parallelism import Parallelism
-    from training.program import build_program
+    from training.config import OptimizerConfig, Parallelism, TrainConfig
+    from training.step.program import build_program
 
     model = dataclasses.replace(getattr(presets, options.model), **dict(options.set_model))
     train = TrainConfig(

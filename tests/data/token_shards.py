@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from data import cache
-from data.cache import TokenShard
-from data.dataset import DatasetSpec, Source
+from data.batches.dataset import DatasetSpec, Source
+from data.cache import token_shard
+from data.cache.token_shard import TokenShard
 
 VOCAB = 60_002
 
@@ -22,7 +22,7 @@ def write_shards(root, sizes, first=1):
         first += len(ids)
         directory = str(Path(root) / f"shard-{index}")
         documents = [(ids, np.array([len(ids)]))] if size else []
-        counts = cache.write_shard(directory, documents, vocab_size=VOCAB, eos_id=0)
+        counts = token_shard.write_shard(directory, documents, vocab_size=VOCAB, eos_id=0)
         shards.append(TokenShard(directory, counts.tokens, counts.check))
         tokens.append([*ids.tolist(), 0] if size else [])
     return tuple(shards), tokens

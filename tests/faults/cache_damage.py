@@ -20,10 +20,10 @@ from unittest import mock
 import numpy as np
 import tensorstore as ts
 
-from data import cache, shard_files, token_array
-from data.cache import TokenShard
-from data.chunks import CHUNK
-from data.token_array import TokenArray
+from data.cache import shard_io, token_array, token_shard
+from data.cache.chunks import CHUNK
+from data.cache.token_array import TokenArray
+from data.cache.token_shard import TokenShard
 from pipeline.errors import CorruptOutput
 from tests.faults.registry import Fault, trials
 
@@ -59,7 +59,9 @@ def write(directory: Path, seed: int) -> Sound:
     """A shard of ten chunks of random documents."""
     lengths = np.diff([0, *sorted(random.Random(seed).sample(range(1, _TOKENS), 19)), _TOKENS]) - 1
     ids = np.random.default_rng(seed).integers(1, _VOCABULARY, lengths.sum()).astype(np.uint32)
-    counts = cache.write_shard(str(directory), [(ids, lengths)], vocab_size=_VOCABULARY, eos_id=0)
+    counts = token_shard.write_shard(
+        str(directory), [(ids, lengths)], vocab_size=_VOCABULARY, eos_id=0
+    )
     parts = np.split(ids, np.cumsum(lengths)[:-1])
     tokens = np.concatenate([np.append(part, 0) for part in parts])
     offsets = np.cumsum([0, *(lengths + 1)])
@@ -136,7 +138,7 @@ def _windows(numbers: random.Random) -> Iterator[tuple[np.ndarray, int]]:
 def _through_tensorstore(directory: str, size: int | None = None, timeout_s: float = 60.0) -> Any:
     del size
     spec = {"driver": "file", "path": directory + "/"}
-    return shard_files.StoreFiles(directory, spec, timeout_s)
+    return shard_io.StoreFiles(directory, spec, timeout_s)
 
 
 def _same(what: str, read: Callable[[], Any], expected: Any, seen: Counter[str]) -> None:
@@ -166,8 +168,18 @@ def _check(both: list[Sound], array: TokenArray, numbers: random.Random) -> Coun
             )
     for sound in both:
         directory, _, check = sound.shard
-        _same("offsets", lambda d=directory, c=check: cache.read_offsets(d, c), sound.offsets, seen)
-        _same("digest", lambda d=directory, c=check: cache.content_digest(d, c), sound.digest, seen)
+        _same(
+            "offsets",
+            lambda d=directory, c=check: token_shard.read_offsets(d, c),
+            sound.offsets,
+            seen,
+        )
+        _same(
+            "digest",
+            lambda d=directory, c=check: token_shard.content_digest(d, c),
+            sound.digest,
+            seen,
+        )
     return seen
 
 
@@ -199,7 +211,7 @@ def _suite(stored: bool) -> Callable[[int, int, Path], dict[str, Any]]:
                 return {"trials": trials(seed, count, trial), **figures}
             with (
                 mock.patch.object(token_array, "open_files", _through_tensorstore),
-                mock.patch.object(cache, "open_files", _through_tensorstore),
+                mock.patch.object(token_shard, "open_files", _through_tensorstore),
                 # Local directories: the array must not take them for files it reads by itself.
                 mock.patch.object(token_array.storage, "is_local", return_value=False),
             ):
@@ -224,7 +236,7 @@ def tensorstore_alone(seed: int, count: int, workspace: Path) -> dict[str, Any]:
         try:
             return opening.result()[begin:end].read().result()
         except ValueError as error:
-            raise shard_files.damaged(str(place), str(error)) from error
+            raise shard_io.damaged(str(place), str(error)) from error
 
     def trial(number: int) -> None:
         numbers, place = random.Random(number), workspace / str(number)

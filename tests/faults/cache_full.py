@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from data import cache
-from data.cache import TokenShard
-from data.token_array import TokenArray
+from data.cache import token_shard as cache
+from data.cache.token_array import TokenArray
+from data.cache.token_shard import TokenShard
 from pipeline.errors import StorageError
 from pipeline.graph.step_context import ShardTask, write_shard
 from pipeline.store import storage

@@ -21,8 +21,8 @@ import numpy as np
 from pipeline.errors import CorruptOutput
 from tests.faults.fake_gcs import FakeGCS
 from tests.faults.registry import Fault, trials
-from training.checkpoint import Checkpointer
-from training.restore import newest_sound, read_history
+from training.checkpoint.checkpointer import Checkpointer
+from training.checkpoint.restore import newest_sound, read_history
 
 KINDS = ("delete", "empty", "truncate", "flip", "swap", "zero 4 KiB", "duplicate", "extra")
 

@@ -22,10 +22,10 @@ from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import File
 from tests.faults.cache_full import _leave, _no_file_beyond, small_disk
 from tests.faults.registry import Fault, pick, trials
-from training import checkpoint_files
-from training.checkpoint import Checkpointer
-from training.checkpoint_index import measured, read_index
-from training.restore import newest_sound
+from training.checkpoint import files as checkpoint_files
+from training.checkpoint.checkpointer import Checkpointer
+from training.checkpoint.index import measured, read_index
+from training.checkpoint.restore import newest_sound
 
 _CASES = 20
 _PAGE = 4096

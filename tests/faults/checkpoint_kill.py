@@ -22,7 +22,7 @@ import numpy as np
 
 from tests.faults.checkpoint_full import Run
 from tests.faults.registry import Fault, trials
-from training.restore import newest_sound
+from training.checkpoint.restore import newest_sound
 
 _ARRAYS = 12
 _FILES = 2 * _ARRAYS + 2  # of a checkpoint

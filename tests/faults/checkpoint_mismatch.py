@@ -19,10 +19,10 @@ import jax.numpy as jnp
 from pipeline.errors import InputError
 from tests.faults.registry import Fault, pick, trials
 from tests.training import tiny
-from training import leaves
-from training.checkpoint import Checkpointer
-from training.mesh import is_named
-from training.restore import newest_sound
+from training.checkpoint import tree_names
+from training.checkpoint.checkpointer import Checkpointer
+from training.checkpoint.restore import newest_sound
+from training.sharding.layout import is_named
 
 KINDS = ("missing", "surplus", "size", "dtype", "axes", "vocabulary")
 
@@ -30,7 +30,7 @@ KINDS = ("missing", "surplus", "size", "dtype", "axes", "vocabulary")
 def flat(tree: Any) -> dict[str, Any]:
     """Named arrays of a tree by name, as a tree."""
     found = jax.tree.leaves(tree, is_leaf=is_named)
-    return dict(zip(leaves.flatten(tree), found, strict=True))
+    return dict(zip(tree_names.flatten(tree), found, strict=True))
 
 
 def changed(kind: str, name: str, like: dict[str, Any]) -> dict[str, Any]:

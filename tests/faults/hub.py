@@ -21,10 +21,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data import retries
-from data.checksums import expected_checksum, verify_file
-from data.document_hash import document_hash
-from data.parquet import Unit, list_units, read_unit
+from data.read import retry
+from data.read.sha256sums import expected_checksum, verify_file
+from data.read.work_units import Unit, list_units, read_unit
+from data.select.document_hash import document_hash
 from pipeline.errors import StorageError
 from pipeline.store import storage
 from tests.faults import remote
@@ -44,10 +44,10 @@ def quick_retries(patience: float | None = None) -> Iterator[None]:
     """Retries of ours and of the hub's client without their waits; `patience` in seconds."""
     from huggingface_hub.utils import _http
 
-    limit = {} if patience is None else {retries.PATIENCE_VARIABLE: str(patience)}
+    limit = {} if patience is None else {retry.PATIENCE_VARIABLE: str(patience)}
     with (
-        mock.patch.object(retries, "FIRST_WAIT_SECONDS", 0.001),
-        mock.patch.object(retries, "LONGEST_WAIT_SECONDS", 0.01),
+        mock.patch.object(retry, "FIRST_WAIT_SECONDS", 0.001),
+        mock.patch.object(retry, "LONGEST_WAIT_SECONDS", 0.01),
         mock.patch.object(_http, "time", SimpleNamespace(sleep=lambda _: time.sleep(0.001))),
         mock.patch.dict(os.environ, limit),
         remote.quick_retries(**({} if patience is None else {"give_up": patience})),

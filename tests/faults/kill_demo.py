@@ -58,7 +58,7 @@ def parameters(store: str) -> list[np.ndarray]:
     import jax
 
     from models.config import TransformerConfig
-    from training.load import load_model
+    from training.checkpoint.restore import load_model
 
     manifest = published(store)["train"]
     checkpoint = Checkpoint(path_of(store, manifest), manifest)

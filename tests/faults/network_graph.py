@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from data import ranges
+from data.read import byte_ranges
 from pipeline import Result, StepContext, step
 from tests.pipeline.toy import Total
 
@@ -21,7 +21,7 @@ if __name__ == "__main__":
 @step(output=Total, version=1)
 def fetched(run: StepContext) -> Result:
     """The size of the file at the address in `PONENTE_ADDRESS`."""
-    return {"total": ranges.look(os.environ["PONENTE_ADDRESS"]).size}
+    return {"total": byte_ranges.file_state(os.environ["PONENTE_ADDRESS"]).size}
 
 
 def graph() -> Total:

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data.table import read_table
+from data.read.parquet_table import read_table
 from pipeline.graph.node import as_node
 from pipeline.plan.plan import Planned, plan
 from pipeline.store import storage

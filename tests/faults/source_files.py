@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.parquet.encryption as pe
 
-from data.checksums import expected_checksum, verify_file
-from data.parquet import list_units, read_unit
+from data.read.sha256sums import expected_checksum, verify_file
+from data.read.work_units import list_units, read_unit
 from pipeline.errors import InputError
 from tests.faults.registry import Fault, pick, trials
 
@@ -195,7 +195,7 @@ def no_rows(path: Path, draw: random.Random) -> Outcome:
 
 
 def empty_text(path: Path, draw: random.Random) -> Outcome:
-    """Documents of nothing: `data.sampling` drops and counts them."""
+    """Documents of nothing: `data.select.hash_ranges` drops and counts them."""
     rows = _replaced(draw, "text", draw.randrange(ROWS), draw.choice(["", " \n"]))
     write(rows, path)
     return rows

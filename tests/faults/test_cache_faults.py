@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 
-from data import cache, chunks
+from data.cache import chunks, token_shard
 from pipeline.errors import StorageError
 from tests.faults import cache_damage, cache_full
 from tests.faults.registry import Violation, pick
@@ -52,7 +52,7 @@ def test_damage_is_done(tmp_path, kind):
 
 def test_a_writer_that_calls_a_full_disk_a_success_is_caught(tmp_path, monkeypatch):
     """A shard that counts without its bytes does not pass fault 20."""
-    real = cache._write
+    real = token_shard._write
 
     def careless(*shard):
         try:
@@ -63,7 +63,7 @@ def test_a_writer_that_calls_a_full_disk_a_success_is_caught(tmp_path, monkeypat
     with cache_full.small_disk(tmp_path / "probe") as mounted:
         if not mounted:
             pytest.skip("this process may mount no file system")
-    monkeypatch.setattr(cache, "_write", careless)
+    monkeypatch.setattr(token_shard, "_write", careless)
     # Space for the small files and the ledger's record, and not for the tokens.
     seed = next(number for number in range(20) if pick(number, 20) == 15)
     with pytest.raises(Violation, match="written to a full disk"):

@@ -10,12 +10,13 @@ import pytest
 from pipeline.errors import StorageError
 from tests.faults import checkpoint_damage, checkpoint_full, checkpoint_mismatch
 from tests.faults.registry import Violation
-from training import checkpoint_chunks, checkpoint_files, leaves
+from training.checkpoint import chunks, tree_names
+from training.checkpoint import files as checkpoint_files
 
 
 def test_a_reader_that_checks_nothing_is_caught(tmp_path, monkeypatch):
     """Chunks whose checksum is always the same do not pass fault 17."""
-    monkeypatch.setattr(checkpoint_chunks, "checksum", lambda data: 0)
+    monkeypatch.setattr(chunks, "checksum", lambda data: 0)
     with pytest.raises(Violation, match="wrong value was used"):
         checkpoint_damage.on_a_disk(0, 40, tmp_path)
 
@@ -23,7 +24,7 @@ def test_a_reader_that_checks_nothing_is_caught(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_reader_that_trusts_inline_checksums_is_caught(tmp_path, monkeypatch):
     """A chunk in another's place is sound in itself: without the index fault 17 is not passed."""
-    real = checkpoint_chunks._fill
+    real = chunks._fill
 
     def inline_only(path, files, name, checksums, grid, index, parts):
         class Any(int):
@@ -33,7 +34,7 @@ def test_a_reader_that_trusts_inline_checksums_is_caught(tmp_path, monkeypatch):
 
         return real(path, files, name, [Any(c) for c in checksums], grid, index, parts)
 
-    monkeypatch.setattr(checkpoint_chunks, "_fill", inline_only)
+    monkeypatch.setattr(chunks, "_fill", inline_only)
     with pytest.raises(Violation, match="wrong value was used"):
         checkpoint_damage.on_a_disk(0, 80, tmp_path)
 
@@ -68,6 +69,6 @@ def test_a_full_disk_where_none_can_be_mounted(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_restore_that_compares_nothing_is_caught(tmp_path, monkeypatch):
     """Without the comparison of descriptions fault 33 is not passed."""
-    monkeypatch.setattr(leaves, "mismatch", lambda *_: None)
+    monkeypatch.setattr(tree_names, "mismatch", lambda *_: None)
     with pytest.raises(Violation):
         checkpoint_mismatch.mismatch(0, 20, tmp_path)

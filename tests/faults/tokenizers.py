@@ -19,11 +19,12 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 
-from data import embedded, table, tokenizer
-from data.cache import write_shard
-from data.table import TableWriter
-from data.tokenizer import TextTokenizer
-from data.vocabulary import EOS
+from data.cache.token_shard import write_shard
+from data.read import parquet_table, python_docs
+from data.read.parquet_table import TableWriter
+from data.tokenizer import text_tokenizer
+from data.tokenizer.special_tokens import EOS
+from data.tokenizer.text_tokenizer import TextTokenizer
 from pipeline.errors import CorruptOutput, InputError, PonenteError
 from pipeline.identity import fingerprint
 from steps.tokenize_documents import RowGroup, tokenize_shard
@@ -48,7 +49,7 @@ _SCRIPTS = (
 
 @functools.cache
 def _content() -> bytes:
-    return tokenizer.train([embedded.documents()["text"].to_pylist()[:60]], 600)
+    return text_tokenizer.train([python_docs.documents()["text"].to_pylist()[:60]], 600)
 
 
 @functools.cache
@@ -247,7 +248,7 @@ def large_shards(seed: int, count: int, workspace: Path) -> dict[str, Any]:
 def _write_shards(seed: int, count: int, documents: int, workspace: str) -> list[int]:
     """Peak memory of this process in bytes after each shard."""
     peaks = []
-    words = " ".join(embedded.documents()["text"].to_pylist()).split()
+    words = " ".join(python_docs.documents()["text"].to_pylist()).split()
     for number in range(count):
         draw = np.random.default_rng(seed + number)
         directory = Path(workspace) / f"{number}"
@@ -259,7 +260,7 @@ def _write_shards(seed: int, count: int, documents: int, workspace: str) -> list
                 yield [" ".join(words[p : p + 40 + p % 80]) for p in places.tolist()]
 
         # One row group, so one shard, whatever our own files would hold.
-        with mock.patch.object(table, "_ROW_GROUP_BYTES", 1 << 40):
+        with mock.patch.object(parquet_table, "_ROW_GROUP_BYTES", 1 << 40):
             item = _row_group(directory, batches(), "large")
         assert item is not None
         result = tokenize_shard(str(directory / "out"), item)

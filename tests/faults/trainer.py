@@ -50,8 +50,8 @@ def main() -> None:
     run = Path(asked.run)
     (run / "records").mkdir(parents=True, exist_ok=True)
     from tests.training import tiny
-    from training import distributed
-    from training.loop import train
+    from training.sharding import distributed
+    from training.trainer.trainer import train
 
     attempt = os.environ.get("ATTEMPT") or uuid.uuid4().hex[:8]
 
@@ -112,7 +112,7 @@ def main() -> None:
 
 def _get_stuck(step: int) -> None:
     """From this step on this process asks nobody and does nothing, as one waiting for a disk."""
-    from training.watchdog import Watchdog
+    from training.fault.watchdog import Watchdog
 
     beat = Watchdog.beat
 
@@ -131,7 +131,7 @@ def digest(checkpoint: str) -> str:
     import numpy as np
 
     from tests.training import tiny
-    from training.restore import restore
+    from training.checkpoint.restore import restore
 
     if jax.process_count() > 1:
         return ""

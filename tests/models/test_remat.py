@@ -10,7 +10,13 @@ import jax
 import pytest
 
 from models.remat import checkpoint_policy
-from models.residuals import CHECKPOINT_NAMES, NAMED_POLICIES, PRODUCTS, saved_names, widths
+from models.remat_names import (
+    CHECKPOINT_NAMES,
+    NAMED_POLICIES,
+    PRODUCTS,
+    saved_names,
+    widths,
+)
 from pipeline.errors import InputError
 from tests.models import small
 

@@ -95,7 +95,7 @@ def first_layer(model, rows, window):
     x = model.embedding.take("vocab", small.named(rows)).rearrange(("embed", "batch", "position"))
     angles = rotary_angles(x.resolve_axis("position"), hax.Axis("head_size", 8), 10_000.0)
     block = next(iter(model.blocks.unstacked()))
-    settings = {"segment_ids": None, "backend": "reference", "placement": None, "interpret": False}
+    settings = {"segment_ids": None, "backend": "reference", "mesh_axes": None, "interpret": False}
     return block(x, angles, window=window, **settings).array
 
 

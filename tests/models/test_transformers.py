@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from models.config import RopeScaling, TransformerConfig
-from models.loss import next_token_loss
+from models.loss.next_token import next_token_loss
 from tests.models import small
 
 NEEDS_ORACLE = pytest.mark.skipif(

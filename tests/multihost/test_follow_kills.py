@@ -21,7 +21,7 @@ from steps.train import train
 from tests.pipeline.helpers import check_invariants
 from tests.steps.synthetic import synthetic
 from tests.training import tiny
-from training.load import load_model
+from training.checkpoint.restore import load_model
 
 pytestmark = pytest.mark.slow
 

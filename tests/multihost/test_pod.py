@@ -8,8 +8,8 @@ import json
 import numpy as np
 import pytest
 
-from data.dataset import Dataset
-from data.loader import Loader
+from data.batches.dataset import Dataset
+from data.batches.loader import Loader
 from experiments.run_200m import experiment
 from pipeline import pod
 from pipeline.execute.backend import InlineBackend

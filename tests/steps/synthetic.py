@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from data.cache import write_shard
+from data.cache.token_shard import write_shard
 from pipeline import Result, StepContext, step
 from pipeline.store import storage
 from steps.artifacts import TokenCache

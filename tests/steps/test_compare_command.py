@@ -15,7 +15,7 @@ from pipeline import InputError
 from pipeline.pages.readable import flat
 from steps.reporting.run_record import of_directory
 from training.config import TrainConfig
-from training.journal import Attempt
+from training.metrics.journal import Attempt
 
 ROOT = Path(__file__).parents[2]
 compare = importlib.import_module("steps.compare")  # of the package, the name is the step's

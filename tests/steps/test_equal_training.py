@@ -17,7 +17,7 @@ from steps.artifacts import Checkpoint
 from steps.train import drop_checkpoint, record_checkpoint
 from tests.pipeline.helpers import bring_up, executed
 from tests.steps.mini import MINI
-from training.checkpoint import Checkpointer
+from training.checkpoint.checkpointer import Checkpointer
 
 
 @pytest.fixture(scope="module")

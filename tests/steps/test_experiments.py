@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import steps
-from data import tokenizer as tokenizer_training
-from data.table import read_table
+from data.read.parquet_table import read_table
+from data.tokenizer import text_tokenizer as tokenizer_training
 from experiments import learning_rate, run_200m
 from pipeline import Experiment
 from pipeline.graph.node import topological

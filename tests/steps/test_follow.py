@@ -20,9 +20,9 @@ from steps.artifacts import Checkpoint
 from steps.follow import Assignment, _Desk, _expected, _trained_as
 from tests.pipeline.helpers import bring_up
 from tests.training import tiny
-from training import follower
-from training.follower import MOST_FAILED_LOOKS, follow
-from training.scoring import Scored
+from training.evaluate import follow_checkpoints
+from training.evaluate.checkpoint_scorer import Scored
+from training.evaluate.follow_checkpoints import MOST_FAILED_LOOKS, follow
 
 ROW = {"set": "validation", "loss": 3.0, "bits_per_byte": 1.0, "tokens": 10, "bytes": 20}
 
@@ -94,7 +94,7 @@ def trial(tmp_path, monkeypatch):
         if not made.failures:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(follower, "time", types.SimpleNamespace(sleep=leave))
+    monkeypatch.setattr(follow_checkpoints, "time", types.SimpleNamespace(sleep=leave))
     return made
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import steps.cli.generate as verb
-from data.text_stream import prompt_ids
+from data.tokenizer.streaming_decode import prompt_ids
 from experiments.run_200m import experiment
-from models.generate import generate
-from models.sampling_config import Sampling
+from models.generate.generate import generate
+from models.generate.sampling_config import Sampling
 from pipeline import select
 from pipeline.graph.node import as_node, topological
 from pipeline.store import storage

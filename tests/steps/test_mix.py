@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from data.dataset import Dataset
+from data.batches.dataset import Dataset
 from models.config import TransformerConfig
 from pipeline.errors import PonenteError
 from pipeline.store import storage

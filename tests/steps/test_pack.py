@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.cache import describe, write_shard
-from data.packing import fill
-from data.packing import pack as lay
-from data.token_array import TokenArray
+from data.batches.packing import fill
+from data.batches.packing import pack as lay
+from data.cache.token_array import TokenArray
+from data.cache.token_shard import describe, write_shard
 from pipeline import Result, StepContext, step
 from pipeline.errors import PonenteError
 from pipeline.store import storage

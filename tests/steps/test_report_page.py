@@ -13,8 +13,8 @@ from pipeline.store.manifest import Manifest
 from steps.artifacts import Scores
 from steps.reporting import charts
 from steps.reporting.run_record import RunRecord, of_directory
-from training.goodput import account
-from training.journal import Attempt, Mark
+from training.metrics.goodput import account
+from training.metrics.journal import Attempt, Mark
 
 # Of the package, these names are the steps'.
 compare = importlib.import_module("steps.compare")

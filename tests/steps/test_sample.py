@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data.document_hash import document_hash
-from data.table import read_table
+from data.read.parquet_table import read_table
+from data.select.document_hash import document_hash
 from pipeline.errors import StepFailed
 from pipeline.graph.node import as_node
 from pipeline.store import storage
@@ -206,10 +206,10 @@ def test_no_text_is_twice_in_a_sample_without_duplicates(source, tmp_path):
 @pytest.mark.parametrize(
     ("place", "function"),
     [
-        ("data.survey", "survey"),
-        ("data.survey", "documents_in"),
-        ("data.sample_writer", "sample_unit"),
-        ("data.sample_writer", "drop_rows"),
+        ("data.select.hash_histogram", "survey"),
+        ("data.select.hash_histogram", "documents_in"),
+        ("data.select.write_sample", "sample_unit"),
+        ("data.select.write_sample", "drop_rows"),
     ],
 )
 def test_a_sample_that_was_interrupted_goes_on(source, tmp_path, monkeypatch, place, function):
@@ -274,7 +274,7 @@ def test_tokens_are_predicted_within_their_error(source, tmp_path, unit):
     sampled = published(tmp_path, node)
     path = storage.join(str(tmp_path), as_node(tokenizer).directory, "attempts")
     file = next(p for p, _ in storage.list_files(path) if p.endswith("tokenizer.json"))
-    from data.tokenizer import TextTokenizer
+    from data.tokenizer.text_tokenizer import TextTokenizer
 
     ours = TextTokenizer.load(storage.join(path, file))
     for split in sampled.splits:

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data import table
-from data.cache import content_digest, read_offsets
-from data.table import TableWriter, count_row_groups, read_table
-from data.token_array import TokenArray
-from data.tokenizer import TextTokenizer
+from data.cache.token_array import TokenArray
+from data.cache.token_shard import content_digest, read_offsets
+from data.read import parquet_table
+from data.read.parquet_table import TableWriter, count_row_groups, read_table
+from data.tokenizer.text_tokenizer import TextTokenizer
 from pipeline import step
 from pipeline.errors import InputError, StepFailed
 from pipeline.store import storage
@@ -22,8 +22,8 @@ from pipeline.store.manifest import load
 from steps import tokenize_documents
 from steps.artifacts import Documents, TokenCache, Tokenizer
 from steps.tokenize_documents import RowGroup, tokenize, tokenize_shard
-from tests.data.split_tokenizers import documents as prose
-from tests.data.split_tokenizers import tokenizer_json
+from tests.data.tokenizer.split_tokenizers import documents as prose
+from tests.data.tokenizer.split_tokenizers import tokenizer_json
 from tests.pipeline.helpers import bring_up
 
 SCHEMA = pa.schema([("id", pa.string()), ("text", pa.string())])
@@ -32,7 +32,10 @@ SPLITS = {"train": (0, 70), "validation": (70, 90)}
 
 def write_documents(url, texts):
     """A file of ours with a row group for about every 10 documents."""
-    with mock.patch.object(table, "_ROW_GROUP_BYTES", 1), TableWriter(url, SCHEMA) as writer:
+    with (
+        mock.patch.object(parquet_table, "_ROW_GROUP_BYTES", 1),
+        TableWriter(url, SCHEMA) as writer,
+    ):
         for begin in range(0, len(texts), 10):
             part = texts[begin : begin + 10]
             ids = [f"{begin + i}" for i in range(len(part))]
@@ -137,7 +140,7 @@ def test_back_ends_differ_in_nothing_but_what_is_measured(stores):
 def test_a_wrong_back_end_is_found_out_and_the_user_told(tmp_path, stores):
     """Every id is the oracle's, and warnings name the shards and the documents."""
     pytest.importorskip("fastokens")
-    from data.encoders import FastEncoder
+    from data.tokenizer.backends import FastEncoder
 
     right = FastEncoder.encode
 

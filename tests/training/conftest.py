@@ -34,7 +34,7 @@ def cheap_compilation(tmp_path_factory):
 @pytest.fixture
 def new_checkpointer(tmp_path):
     """Makes checkpointers of the test's directory, closed at its end."""
-    from training.checkpoint import Checkpointer
+    from training.checkpoint.checkpointer import Checkpointer
 
     made = []
 

@@ -13,9 +13,9 @@ import pytest
 from pipeline.errors import InputError
 from pipeline.graph.hardware import pod
 from tests.training import tiny
-from training import topology
+from training.cost import topology
+from training.cost.topology import describe
 from training.preflight import argument_bytes, parse_refusal, preflight, trace
-from training.topology import describe
 
 GIB = 2**30
 
@@ -106,12 +106,12 @@ def test_without_libtpu(monkeypatch):
 
 SCRIPT = """
 import dataclasses, json, sys
-from training.topology import describe
+from training.cost.topology import describe
 names = {name: describe(name) for name in ("v6e-1", "v6e-4", "v6e-8", "v6e-16", "v6e:2x2")}
 from models.config import TransformerConfig
 from training.config import OptimizerConfig, TrainConfig
 from training.preflight import preflight, trace
-from training.program import build_program
+from training.step.program import build_program
 
 model = TransformerConfig(
     vocab_size=1024, layers=2, embed=256, heads=2, kv_heads=1, head_size=128, mlp=512

@@ -9,15 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from data.cache import TokenShard, write_shard
-from data.dataset import DatasetSpec, Source
+from data.batches.dataset import DatasetSpec, Source
+from data.cache.token_shard import TokenShard, write_shard
 from models.config import TransformerConfig
-from training.config import OptimizerConfig, TrainConfig
-from training.job import Row, TrainJob
-from training.metrics import MEASURED
-from training.parallelism import Parallelism
-from training.program import Program, build_program
-from training.scoring import Passages, ScoreJob
+from training.config import OptimizerConfig, Parallelism, TrainConfig
+from training.config.job import MetricsRow, TrainJob
+from training.evaluate.checkpoint_scorer import Passages, ScoreJob
+from training.metrics.recorder import MEASURED
+from training.step.program import Program, build_program
 
 VOCAB = 64
 EOS = 0
@@ -122,7 +121,7 @@ def score_job(root: str) -> ScoreJob:
     )
 
 
-def learned(rows: list[Row]) -> list[Row]:
+def learned(rows: list[MetricsRow]) -> list[MetricsRow]:
     """Rows without the columns that depend on the clock."""
     return [{name: row[name] for name in row if name not in MEASURED} for row in rows]
 

@@ -14,8 +14,8 @@ def main() -> None:
     """Train and write losses, evaluations and commits as JSON."""
     root, output, count, index, port = sys.argv[1:]
     from tests.training import tiny
-    from training.distributed import Coordinator
-    from training.loop import train
+    from training.sharding.distributed import Coordinator
+    from training.trainer.trainer import train
 
     coordinator = Coordinator(f"127.0.0.1:{port}", int(count), int(index))
     committed: list[tuple[int, str]] = []

@@ -55,9 +55,10 @@ def runtime_environment(root: Path = ROOT) -> dict[str, Any]:
 def malloc_env(*, one: bool) -> dict[str, str]:
     """The environment of a worker whose threads share one heap, or have one each (glibc's habit).
 
-    A process that computes on CPUs wants one (see `training.host_memory`), and as it has threads
-    before any step's code runs, it has to be told so here. What is said to a task is inherited by
-    what it starts, so a gang is told either way. Another number than 1 is the user's and stays.
+    A process that computes on CPUs wants one (see `training.trainer.cpu_malloc`), and as it has
+    threads before any step's code runs, it has to be told so here. What is said to a task is
+    inherited by what it starts, so a gang is told either way. Another number than 1 is the user's
+    and stays.
     """
     ours = os.environ.get(_HEAPS, "1") == "1"
     return {_HEAPS: "1" if one else "0"} if ours else {}

@@ -227,7 +227,7 @@ def add_up(job: dict[str, str], *, process: GangProcess, emit: Emit) -> dict[str
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     from steps.coordinator import coordinator_of
-    from training import distributed
+    from training.sharding import distributed
 
     distributed.initialize(coordinator_of(process))
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("d",)), PartitionSpec("d"))

@@ -18,14 +18,20 @@ from tests.pipeline.toy import Numbers, numbers
 
 def test_information_of_the_steps_packages_and_warnings_of_all_are_kept(tmp_path):
     """And afterwards loggers are as they were."""
-    ours = ("ponente", "training.loop", "data.encoders", "steps.train", "models.generate")
+    ours = (
+        "ponente",
+        "training.trainer.trainer",
+        "data.tokenizer.backends",
+        "steps.train",
+        "models.generate.generate",
+    )
     before = [logging.getLogger(name).getEffectiveLevel() for name in ours]
     packages = ("data", "models", "steps", "training")
     with capture(str(tmp_path / "log.txt"), redirect=False, packages=packages):
         for name in (*ours, "somebody.else"):
             logging.getLogger(name).warning("trouble")
             logging.getLogger(name).info("news")
-    logging.getLogger("training.loop").warning("too late")
+    logging.getLogger("training.trainer.trainer").warning("too late")
     lines = [line.split(" ", 2)[2] for line in (tmp_path / "log.txt").read_text().splitlines()]
     want = [(f"WARNING {name}: trouble", f"INFO {name}: news") for name in ours]
     assert lines == [*sum(want, ()), "WARNING somebody.else: trouble"]
@@ -34,7 +40,7 @@ def test_information_of_the_steps_packages_and_warnings_of_all_are_kept(tmp_path
 
 def test_attempts_that_overlap_keep_their_information(tmp_path):
     """Whichever ends first; after the last one loggers are as they were."""
-    logger = logging.getLogger("training.loop")
+    logger = logging.getLogger("training.trainer.trainer")
     before = logger.getEffectiveLevel()
     first = capture(str(tmp_path / "first.txt"), redirect=False, packages=["training"])
     with contextlib.ExitStack() as stack:

@@ -141,7 +141,7 @@ def test_training_reaches_the_loop_and_no_engine(project):
     from steps.train import train
 
     names = set(source_code.digests(train))
-    assert {"training/loop.py", "models/transformer.py", "steps/__init__.py"} <= names
+    assert {"training/trainer/trainer.py", "models/transformer.py", "steps/__init__.py"} <= names
     assert not any(name.startswith("pipeline/") for name in names)
 
 
@@ -292,10 +292,10 @@ def test_a_step_in_a_script_reaches_what_lies_beside_it_and_above(tmp_path):
 
 def test_a_script_of_a_user_reaches_the_library_of_the_checkout(tmp_path):
     """A user's own file outside the checkout, importing the training loop."""
-    write(tmp_path, {"mine.py": "def build(run):\n    import training.loop, helper\n"})
+    write(tmp_path, {"mine.py": "def build(run):\n    import training.trainer.trainer, helper\n"})
     write(tmp_path, {"helper.py": ""})
     names = set(source_code.digests(function_in(tmp_path / "mine.py", "__main__")))
-    assert {"mine.py", "helper.py", "training/loop.py", "training/__init__.py"} <= names
+    assert {"mine.py", "helper.py", "training/trainer/trainer.py", "training/__init__.py"} <= names
 
 
 def test_an_installed_package_reaches_itself_and_none_of_its_neighbours(tmp_path):

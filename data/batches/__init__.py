@@ -1,0 +1,1 @@
+"""Sequences in their shuffled order, and batches of them."""

@@ -1,0 +1,182 @@
+"""What a run trains on: sources of tokens, their shuffles and their mixture, as one sequence.
+
+A data set is endless. Position p of it is a row of some source, as a pure function of the spec:
+the mixture says which source p draws from and how many it has drawn before, and the source's
+shuffle says which of its rows that is. The rows of all sources are numbered through, so that a
+reader can work out the rows of many positions at a time and read them when it likes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from data.batches.block_shuffle import BlockShuffle
+from data.batches.mixture import Mixture, MixturePhase
+from data.batches.sequences import SequenceReader
+from data.cache.token_array import TokenArray
+from data.cache.token_shard import TokenShard
+from pipeline.errors import InputError
+from pipeline.store import storage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Tokens that are shuffled together.
+
+    Attributes:
+        name: for messages.
+        shards: of the source, in order.
+        io_block_size: neighbouring rows that are moved together, see `BlockShuffle`.
+        window_blocks: blocks whose rows are mixed, see `BlockShuffle`.
+        seed: of the shuffle.
+    """
+
+    name: str
+    shards: tuple[TokenShard, ...]
+    io_block_size: int
+    window_blocks: int
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetSpec:
+    """A data set in plain values: equal specs are equal sequences of rows.
+
+    Attributes:
+        sources: at least one.
+        stages: weights of the sources from some sequence on; none means that every source comes
+            in proportion to its rows.
+        sequence_length: tokens in a row.
+        vocab_size: of the tokenizer of all sources.
+        eos_id: the id that ends a document.
+        tokenizer: SHA-256 of that tokenizer, checked against every shard; "" checks nothing.
+        seed: of the mixture.
+    """
+
+    sources: tuple[Source, ...]
+    stages: tuple[MixturePhase, ...] = ()
+    sequence_length: int
+    vocab_size: int
+    eos_id: int
+    tokenizer: str = ""
+    seed: int = 0
+
+
+class Dataset:
+    """The rows of a spec. Safe to read from several threads; a context manager.
+
+    Args:
+        spec: what to read; making a data set touches no storage.
+
+    Attributes:
+        spec: as given.
+        sequence_length: tokens in a row.
+        sequences: rows of all sources together, which is one epoch of a single source.
+        is_local: whether every shard lies on a file system of this machine.
+
+    Raises:
+        InputError: no source, a source without a whole row, or weights that do not fit.
+    """
+
+    def __init__(self, spec: DatasetSpec) -> None:
+        if not spec.sources:
+            raise InputError("DatasetSpec.sources: found none; give at least one source")
+        self.spec = spec
+        self.sequence_length = spec.sequence_length
+        shards = [shard for source in spec.sources for shard in source.shards]
+        self.is_local = all(storage.is_local(shard.directory) for shard in shards)
+        self._tokens = TokenArray(shards, spec.vocab_size, tokenizer_digest=spec.tokenizer)
+        self._rows = SequenceReader(
+            self._tokens, spec.sequence_length, [len(source.shards) for source in spec.sources]
+        )
+        self.sequences = self._rows.count
+        counts = self._rows.counts
+        self._begins = np.cumsum([0, *counts])[:-1].tolist()
+        self._orders = [
+            _order(source, spec.sequence_length, count)
+            for source, count in zip(spec.sources, counts, strict=True)
+        ]
+        self._mixture = _mixture(spec, counts)
+
+    def rows(self, positions: np.ndarray) -> np.ndarray:
+        """The row at each position: int64 (n,), the rows of all sources numbered through.
+
+        Args:
+            positions: int64 (n,), of 0 or more; there is no last one.
+
+        Raises:
+            IndexError: a position is negative.
+        """
+        positions = np.asarray(positions, np.int64)
+        if self._mixture is None:
+            return self._orders[0].rows(positions)
+        sources, indices = self._mixture.choose(positions)
+        rows = np.empty_like(positions)
+        for source, order in enumerate(self._orders):
+            mine = np.flatnonzero(sources == source)
+            if len(mine):
+                rows[mine] = self._begins[source] + order.rows(indices[mine])
+        return rows
+
+    def read_rows(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """The tokens of some rows, as `rows` numbers them.
+
+        Args:
+            rows: int64 (n,), from 0 to `sequences` - 1.
+            out: int32 (n, sequence_length) to be filled, C-contiguous; None makes one.
+
+        Returns:
+            int32 (n, sequence_length).
+
+        Raises:
+            IndexError: a row is not there.
+            CorruptOutput: a shard is not what was written.
+            StorageError: the store failed or did not answer.
+        """
+        return self._rows.read(rows, out)
+
+    def read(self, positions: np.ndarray) -> np.ndarray:
+        """The sequences at some positions: int32 (n, sequence_length); raises as `read_rows`."""
+        return self.read_rows(self.rows(positions))
+
+    def close(self) -> None:
+        """Close the open files; a later read opens them again."""
+        self._tokens.close()
+
+    def __enter__(self) -> Dataset:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _order(source: Source, length: int, count: int) -> BlockShuffle:
+    if not count:
+        tokens = sum(shard.tokens for shard in source.shards)
+        raise InputError(
+            f"source {source.name}: {tokens} tokens hold no sequence of sequence_length={length}; "
+            "use more documents or a shorter sequence"
+        )
+    return BlockShuffle(
+        sequences=count,
+        io_block_size=source.io_block_size,
+        window_blocks=source.window_blocks,
+        seed=source.seed,
+    )
+
+
+def _mixture(spec: DatasetSpec, counts: tuple[int, ...]) -> Mixture | None:
+    for stage in spec.stages:
+        if len(stage.weights) != len(counts):
+            names = ", ".join(source.name for source in spec.sources)
+            raise InputError(
+                f"the stage from sequence {stage.start} has {len(stage.weights)} weights, expected "
+                f"{len(counts)}, one for each source ({names}); use 0 for none"
+            )
+    if spec.stages:
+        return Mixture(spec.stages, spec.seed)
+    if len(counts) > 1:
+        return Mixture((MixturePhase(start=0, weights=tuple(map(float, counts))),), spec.seed)
+    return None

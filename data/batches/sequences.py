@@ -1,0 +1,137 @@
+"""The tokens of a split cut into rows of one sequence each, so that reading a row reads no more.
+
+Rows of a shard begin at multiples of the length inside that shard: a length that is a multiple of
+the chunks' reads whole chunks and nothing beside them. What is left at the end of each shard, its
+tail, is joined to the other tails of its source, in order, and cut into the source's last rows. So
+every token of a source but the last few (tokens modulo length) is in exactly one row, and there are
+as many rows as if all its shards had been joined first.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from data.cache.token_array import TokenArray
+from pipeline.errors import InputError
+
+
+def row_count(shard_tokens: Sequence[int] | np.ndarray, length: int) -> int:
+    """Whole rows of `length` in a source of shards of so many tokens.
+
+    Raises:
+        InputError: `length` below 1.
+    """
+    if length < 1:
+        raise InputError(f"sequence_length={length}: expected at least 1; give a longer one")
+    return int(np.sum(np.asarray(shard_tokens, np.int64))) // length
+
+
+class SequenceReader:
+    """Random access to the rows of a token array. Safe to read from several threads.
+
+    Args:
+        tokens: of all shards.
+        length: tokens in a row.
+        sources: how many of the shards, from the first on, belong to each source; rows are numbered
+            source by source. None: all shards are one source.
+
+    Attributes:
+        counts: rows of each source.
+        count: rows in all.
+        length: tokens in a row.
+
+    Raises:
+        InputError: `length` below 1.
+    """
+
+    def __init__(
+        self, tokens: TokenArray, length: int, sources: Sequence[int] | None = None
+    ) -> None:
+        self._tokens = tokens
+        self.length = length
+        ends = np.asarray(tokens.shard_ends, np.int64)
+        sizes = np.diff(ends, prepend=0)
+        cuts = np.cumsum([0, *([len(ends)] if sources is None else sources)]).tolist()
+        assert cuts[-1] == len(ends), "the sources' shards do not add up to the array's"
+        spans = [slice(*cut) for cut in itertools.pairwise(cuts)]
+        self.counts = tuple(row_count(sizes[span], length) for span in spans)
+        self.count = sum(self.counts)
+        # A segment is the aligned rows of one shard; each source ends with one for its joined rows.
+        after = [span.stop for span in spans]
+        aligned = [int(np.sum(sizes[span] // length)) for span in spans]
+        joined = [count - rows for count, rows in zip(self.counts, aligned, strict=True)]
+        segment_rows = np.insert(sizes // length, after, joined)
+        self._ends = np.cumsum(segment_rows)
+        self._begins = self._ends - segment_rows
+        # Row r of a segment of aligned rows begins at token offset + r * length of the array.
+        self._offsets = np.insert(ends - sizes, after, 0) - self._begins * length
+        self._tails = {
+            span.stop + number: _Tails(ends[span], sizes[span] % length)
+            for number, span in enumerate(spans)
+        }
+        self._is_joined = np.zeros(len(self._ends), bool)
+        self._is_joined[list(self._tails)] = True
+
+    def read(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Some rows, in any order, repeated or not.
+
+        Args:
+            rows: int64 (n,), from 0 to `count` - 1.
+            out: int32 (n, length) to be filled, C-contiguous; None makes one.
+
+        Returns:
+            int32 (n, length).
+
+        Raises:
+            IndexError: a row is not there.
+            CorruptOutput: a shard is not what was written.
+            StorageError: the store failed or did not answer.
+        """
+        rows = np.asarray(rows, np.int64)
+        if rows.size and (rows.min() < 0 or rows.max() >= self.count):
+            raise IndexError(f"expected rows inside [0, {self.count}), got {rows}")
+        if out is None:
+            out = np.empty((len(rows), self.length), np.int32)
+        segments = np.searchsorted(self._ends, rows, side="right")
+        starts = self._offsets[segments] + rows * self.length
+        begin = 0
+        # Stretches between the few joined rows are read where they belong, without a copy.
+        for place in np.flatnonzero(self._is_joined[segments]).tolist():
+            self._read_aligned(starts[begin:place], out[begin:place])
+            self._read_joined(int(segments[place]), int(rows[place]), out[place])
+            begin = place + 1
+        self._read_aligned(starts[begin:], out[begin:])
+        return out
+
+    def _read_aligned(self, starts: np.ndarray, out: np.ndarray) -> None:
+        if len(starts):
+            self._tokens.read(starts, self.length, out)
+
+    def _read_joined(self, segment: int, row: int, out: np.ndarray) -> None:
+        position = (row - int(self._begins[segment])) * self.length
+        column = 0
+        for start, size in self._tails[segment].pieces(position, position + self.length):
+            out[column : column + size] = self._tokens.read(np.array([start]), size)[0]
+            column += size
+
+
+class _Tails:
+    """The ends of a source's shards as one array: `sizes` tokens before each of `ends`."""
+
+    def __init__(self, ends: np.ndarray, sizes: np.ndarray) -> None:
+        self._ends = np.cumsum(sizes)
+        self._offsets = ends - self._ends
+
+    def pieces(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """Token and size of every stretch of the array that makes up positions begin to end."""
+        found = []
+        first, last = np.searchsorted(self._ends, [begin, end - 1], side="right").tolist()
+        for tail in range(first, last + 1):
+            stop = min(end, int(self._ends[tail]))
+            if stop > begin:
+                found.append((int(self._offsets[tail]) + begin, stop - begin))
+                begin = stop
+        return found

@@ -1,0 +1,1 @@
+"""Ids at rest: the token cache, every chunk checked when it is read."""

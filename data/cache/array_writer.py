@@ -1,0 +1,74 @@
+"""Writing the arrays of a token shard, by TensorStore."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+
+from data.cache.shard_io import TIMEOUT_S, store_context, store_spec, wait
+from pipeline.errors import StorageError
+
+
+class ArrayWriter:
+    """Writes the arrays of one shard with TensorStore; at the end of `with` they are safe.
+
+    However the block ends, nothing is under way any more then, unless the store did not answer in
+    time.
+
+    Args:
+        directory: a local path or a `gs://` URL.
+        timeout_s: longest wait for one array.
+    """
+
+    def __init__(self, directory: str, timeout_s: float = TIMEOUT_S) -> None:
+        self._directory = directory
+        self._timeout_s = timeout_s
+        self._context = store_context()
+        self._begun: list[ts.Future | ts.WriteFutures] = []
+
+    def begin(self, arrays: dict[str, tuple[dict[str, Any], np.ndarray]]) -> None:
+        """Create arrays and begin to write them.
+
+        Args:
+            arrays: parsed zarr.json and values of each, by name. The values are not copied and must
+                not change until the end of `with`.
+
+        Raises:
+            StorageError: one is there already, or the store failed.
+        """
+        opening = [self._open(name, metadata) for name, (metadata, _) in arrays.items()]
+        self._begun += opening
+        for opened, (_, values) in zip(opening, arrays.values(), strict=True):
+            array = self._settle(opened)
+            if values.size:
+                writing = array.write(values, can_reference_source_data_indefinitely=True)
+                self._begun.append(writing)
+
+    def __enter__(self) -> ArrayWriter:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        failed: StorageError | None = None
+        for begun in self._begun:
+            try:
+                self._settle(begun)
+            except StorageError as error:
+                failed = failed or error
+        if failed is not None and kind is None:
+            raise failed
+
+    def _open(self, name: str, metadata: dict[str, Any]) -> ts.Future:
+        store = store_spec(self._directory)
+        spec = {
+            "driver": "zarr3",
+            "kvstore": store | {"path": f"{store['path']}{name}/"},
+            "metadata": metadata,
+            # Without it zeros would be no file, which reads as damage.
+            "store_data_equal_to_fill_value": True,
+        }
+        return ts.open(spec, create=True, context=self._context)
+
+    def _settle(self, future: Any) -> Any:
+        return wait(future, self._directory, self._timeout_s, writing=True)

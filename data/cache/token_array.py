@@ -1,0 +1,333 @@
+"""The shards of a split as one long array of tokens, joined by reference.
+
+Making one touches no storage, whatever the number of shards: their lengths come from the caller.
+A shard is opened when a window first falls on it, and must then be what it was said to be. Windows
+that touch in a shard are read together; every chunk is checked each time it is read. What stays in
+memory is four bytes for every chunk of the shards seen, and a bounded number of files stays open.
+"""
+
+from __future__ import annotations
+
+import functools
+import resource
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+import tensorstore as ts
+
+from data.cache import chunks
+from data.cache.chunks import CHUNK, ChunkChecker
+from data.cache.shard_io import (
+    TIMEOUT_S,
+    Fill,
+    ShardFiles,
+    ShardHead,
+    damaged,
+    open_files,
+    start_head_read,
+)
+from data.cache.token_shard import TokenShard
+from pipeline.errors import InputError
+from pipeline.store import storage
+
+_AT_ONCE = 64  # chunks read, checked and copied out together: they stay in a core's own cache
+_MOST_OPEN = 4096  # files, where the process may have so many
+
+_DATA = chunks.data_file(chunks.TOKENS)
+
+# A stretch of a window inside one shard: (shard, begin in the shard, size, row, column).
+_Piece = tuple[int, int, int, int, int]
+
+
+@dataclass(slots=True)
+class _Run:
+    """Chunks `first` to `last` - 1 of a shard, read at once, and the pieces that lie in them."""
+
+    shard: int
+    first: int
+    last: int
+    pieces: list[_Piece]
+
+
+class _Records(threading.local):
+    """Where chunks are read to: a thread's own, since they are read again and again."""
+
+    def __init__(self, dtype: np.dtype) -> None:
+        self.records = np.empty((_AT_ONCE, chunks.record_bytes(dtype)), np.uint8)
+        self.tokens = chunks.tokens_of(self.records, dtype)
+        self.checksums = np.empty(_AT_ONCE, np.uint32)
+
+
+class TokenArray:
+    """Random access to the tokens of many shards. Safe to read from several threads.
+
+    Args:
+        shards: all shards, in order.
+        vocab_size: of the tokenizer; ids are below it.
+        tokenizer_digest: of the tokenizer that must have made the tokens; "" for any.
+        timeout_s: longest wait for one answer of a bucket.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[TokenShard],
+        vocab_size: int,
+        *,
+        tokenizer_digest: str = "",
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.tokenizer_digest = tokenizer_digest
+        self.dtype = chunks.token_dtype(vocab_size)
+        self._shards = [TokenShard(*shard) for shard in shards]
+        self._ends = np.cumsum(np.array([shard.tokens for shard in self._shards], np.int64))
+        self._begins = np.concatenate([np.zeros(1, np.int64), self._ends])
+        self._local = all(storage.is_local(shard.directory) for shard in self._shards)
+        self._record = chunks.record_bytes(self.dtype)
+        self._checker = ChunkChecker(self.dtype, _AT_ONCE)
+        self._timeout_s = timeout_s
+        self._checksums: dict[int, np.ndarray] = {}
+        self._files: dict[int, ShardFiles] = {}
+        self._most_open = _open_at_most()
+        self._lock = threading.Lock()
+        self._own = _Records(self.dtype)
+
+    def __len__(self) -> int:
+        return int(self._begins[-1])
+
+    def __enter__(self) -> TokenArray:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files; a later read opens them again."""
+        with self._lock:
+            self._files.clear()
+
+    @property
+    def shard_ends(self) -> np.ndarray:
+        """Where each shard ends in the joined array: int64 [shards]."""
+        return self._ends
+
+    def read(self, starts: np.ndarray, length: int, out: np.ndarray | None = None) -> np.ndarray:
+        """Windows of the joined array, which may cross the ends of shards.
+
+        Args:
+            starts: int64 (n,), position of each window's first token.
+            length: tokens in a window.
+            out: int32 (n, length), contiguous, that is filled and returned; None for a new one.
+
+        Returns:
+            int32 (n, length).
+
+        Raises:
+            IndexError: a window is not inside the array.
+            InputError: a shard is of another tokenizer than this array.
+            CorruptOutput: a shard is not what was written.
+            StorageError: the store failed, or took longer than `timeout_s`.
+        """
+        starts = np.asarray(starts, np.int64)
+        if out is None:
+            out = np.empty((len(starts), length), np.int32)
+        self._check(starts, length, out)
+        if not out.size:
+            return out
+        # The side skips empty shards: their end is the end of the shard before.
+        shards = np.searchsorted(self._ends, starts, side="right")
+        begins = (starts - self._begins[shards]).tolist()
+        shards = shards.tolist()
+        if self._local and self._whole_chunks(shards, begins, length):
+            self._meet(set(shards))
+            self._read_chunks(shards, begins, out)
+        else:
+            runs = _join(sorted(self._pieces(shards, begins, length)))
+            self._meet({run.shard for run in runs})
+            self._read(runs, out)
+        return out
+
+    def _check(self, starts: np.ndarray, length: int, out: np.ndarray) -> None:
+        if len(starts) and (min(found := starts.tolist()) < 0 or max(found) + length > len(self)):
+            raise IndexError(f"expected windows inside [0, {len(self)}), got starts {starts}")
+        shape = (len(starts), length)
+        if out.shape != shape or out.dtype != np.int32 or not out.flags.c_contiguous:
+            raise InputError(
+                f"expected a contiguous int32 {shape} to read into, got {out.dtype} {out.shape}; "
+                "let `read` make one"
+            )
+
+    def _whole_chunks(self, shards: list[int], begins: list[int], length: int) -> bool:
+        """Whether every window is whole chunks of one shard."""
+        if length % CHUNK or length > _AT_ONCE * CHUNK:
+            return False
+        for shard, begin in zip(shards, begins, strict=True):
+            if begin % CHUNK or begin + length > self._shards[shard].tokens:
+                return False
+        return True
+
+    def _read_chunks(self, shards: list[int], begins: list[int], out: np.ndarray) -> None:
+        """`_read` for windows of whole chunks: they are copied out many at a time."""
+        own, width = self._own, out.shape[1] // CHUNK
+        records, checksums, tokens = own.records, own.checksums, own.tokens
+        together = _AT_ONCE // width
+        for row in range(0, len(shards), together):
+            group, used = [], 0
+            for shard, begin in zip(shards[row : row + together], begins[row:], strict=False):
+                first, end = begin // CHUNK, used + width
+                self._file(shard).read_into(first * self._record, records[used:end])
+                checksums[used:end] = self._checksums[shard][first : first + width]
+                group.append((shard, first, first + width))
+                used = end
+            if not self._checker.agree(records[:used], checksums[:used]):
+                self._blame(group)
+            out[row : row + together].reshape(-1, CHUNK)[:] = tokens[:used]
+
+    def _read(self, runs: list[_Run], out: np.ndarray) -> None:
+        fills = self._request(runs)
+        used, group = 0, []
+        for run, fill in zip(runs, fills, strict=True):
+            count = run.last - run.first
+            if used + count > _AT_ONCE:
+                self._deliver(group, used, out)
+                used, group = 0, []
+            fill(self._own.records[used : used + count])
+            group.append((run, used))
+            used += count
+        self._deliver(group, used, out)
+
+    def _pieces(self, shards: list[int], begins: list[int], length: int) -> Iterator[_Piece]:
+        """Every stretch of the windows that lies in one shard and can be read at once."""
+        for row, (shard, begin) in enumerate(zip(shards, begins, strict=True)):
+            column = 0
+            while column < length:
+                end = min(self._shards[shard].tokens, (begin // CHUNK + _AT_ONCE) * CHUNK)
+                size = min(length - column, end - begin)
+                if size:
+                    yield shard, begin, size, row, column
+                column += size
+                begin += size
+                if begin == self._shards[shard].tokens:
+                    shard, begin = shard + 1, 0
+
+    def _meet(self, shards: set[int]) -> None:
+        """Look at shards that no window fell on before."""
+        new = sorted(shards - self._checksums.keys())
+        heads = [
+            start_head_read(open_files(directory, timeout_s=self._timeout_s), check)
+            for directory, _, check in (self._shards[shard] for shard in new)
+        ]
+        for shard, head in zip(new, heads, strict=True):
+            self._checksums[shard] = self._approve(self._shards[shard], head())
+
+    def _approve(self, shard: TokenShard, head: ShardHead) -> np.ndarray:
+        if (head.tokens, head.dtype) != (shard.tokens, self.dtype):
+            raise damaged(
+                shard.directory,
+                f"{head.tokens} tokens of {head.dtype.name} instead of "
+                f"{shard.tokens} tokens of {self.dtype.name}",
+            )
+        made_by, ids = head.attributes["tokenizer"], head.attributes["vocab_size"]
+        if self.tokenizer_digest and made_by != self.tokenizer_digest:
+            raise InputError(
+                f"{shard.directory}: expected tokens of the tokenizer {self.tokenizer_digest}, "
+                f"found those of {made_by or 'an unnamed one'}; tokenise again, or use the "
+                "tokenizer they were made with"
+            )
+        if ids > self.vocab_size:
+            raise InputError(
+                f"{shard.directory}: expected ids below vocab_size={self.vocab_size}, found a "
+                f"vocabulary of {ids}; use the vocabulary that the tokens were made with"
+            )
+        return head.checksums
+
+    def _file(self, shard: int) -> ShardFiles:
+        """The files of a shard, opened if need be; those opened first are let go."""
+        found = self._files.get(shard)
+        if found is not None:
+            return found
+        directory, tokens, _ = self._shards[shard]
+        size = chunks.data_bytes(tokens, self.dtype)
+        opened = open_files(directory, size, self._timeout_s)
+        with self._lock:
+            self._files[shard] = opened
+            if len(self._files) > self._most_open:
+                del self._files[next(iter(self._files))]
+        return opened
+
+    def _request(self, runs: list[_Run]) -> list[Fill]:
+        """Begin to read what takes an answer from elsewhere; the rest is read when its turn comes.
+
+        So a call that touches more shards than there may be open files opens them one by one.
+        """
+        if self._local:
+            return [functools.partial(self._fill, run) for run in runs]
+        with ts.Batch() as batch:
+            return [self._begin(run, batch) for run in runs]
+
+    def _begin(self, run: _Run, batch: ts.Batch) -> Fill:
+        size = (run.last - run.first) * self._record
+        return self._file(run.shard).start_range_read(run.first * self._record, size, batch)
+
+    def _fill(self, run: _Run, records: np.ndarray) -> None:
+        self._file(run.shard).read_into(run.first * self._record, records)
+
+    def _deliver(self, group: list[tuple[_Run, int]], used: int, out: np.ndarray) -> None:
+        """Check what was read, and copy it to where it belongs."""
+        own = self._own
+        for run, at in group:
+            checksums = self._checksums[run.shard][run.first : run.last]
+            own.checksums[at : at + run.last - run.first] = checksums
+        if not self._checker.agree(own.records[:used], own.checksums[:used]):
+            self._blame((run.shard, run.first, run.last) for run, _ in group)
+        for run, at in group:
+            for _, begin, size, row, column in run.pieces:
+                first, skip = divmod(begin, CHUNK)
+                first += at - run.first
+                target = out[row, column : column + size]
+                if skip == 0 and size % CHUNK == 0:
+                    target.reshape(-1, CHUNK)[:] = own.tokens[first : first + size // CHUNK]
+                else:
+                    last = first + chunks.chunk_count(skip + size)
+                    target[:] = own.tokens[first:last].reshape(-1)[skip : skip + size]
+
+    def _blame(self, group: Iterable[tuple[int, int, int]]) -> NoReturn:
+        """Raise `CorruptOutput` for the first chunk that is not what was written.
+
+        Args:
+            group: (shard, first chunk, chunk after the last) of what was read, in order.
+        """
+        own, at = self._own, 0
+        for shard, first, last in group:
+            for index in range(first, last):
+                if not self._checker.agree(own.records[at : at + 1], own.checksums[at : at + 1]):
+                    directory = self._shards[shard].directory
+                    raise damaged(directory, f"damage in chunk {index} of {_DATA}")
+                at += 1
+        raise AssertionError("chunks that are sound one by one are sound together")
+
+
+def _open_at_most() -> int:
+    """A quarter of what this process may open: 256 files under the usual limit."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_OPEN if allowed == resource.RLIM_INFINITY else min(allowed // 4 + 1, _MOST_OPEN)
+
+
+def _join(pieces: Iterable[_Piece]) -> list[_Run]:
+    """Pieces in order, those that touch or overlap as one run where it can be read at once."""
+    runs: list[_Run] = []
+    run = _Run(-1, 0, 0, [])
+    for piece in pieces:
+        shard, begin, size, _, _ = piece
+        first, last = begin // CHUNK, (begin + size - 1) // CHUNK + 1
+        joined = max(last, run.last)
+        if shard == run.shard and first <= run.last and joined - run.first <= _AT_ONCE:
+            run.last = joined
+            run.pieces.append(piece)
+        else:
+            run = _Run(shard, first, last, [piece])
+            runs.append(run)
+    return runs

@@ -1,0 +1,353 @@
+"""Tokens at rest: documents in, one shard on disk or in a bucket; and what a shard says of itself.
+
+A shard holds the ids of its documents one after the other with EOS after each and nothing else
+added, and where each document begins. Ids are uint16 when the vocabulary fits, else uint32.
+Vocabulary, EOS and tokenizer are attributes of `tokens`, so a shard says what it is. Files are Zarr
+3, written by TensorStore in the layout of `data/cache/chunks.py`; the same documents give the same
+bytes.
+
+A damaged, missing, swapped or truncated file must never read as data. Every file is written whole
+or not at all, and read back before the shard counts, against checksums that were taken of the
+tokens as they came and not of what TensorStore made of them; whoever keeps `ShardCounts.check` (the
+ledger does) and gives it back when reading can be told no other shard's tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from data.cache import chunks
+from data.cache.array_writer import ArrayWriter
+from data.cache.chunks import CHUNK, ChunkChecker, token_dtype
+from data.cache.shard_io import ShardFiles, ShardHead, damaged, open_files, read_head
+from pipeline.errors import CorruptOutput, InputError, StorageError
+
+__all__ = [
+    "CHUNK",
+    "ShardCounts",
+    "TokenShard",
+    "content_digest",
+    "describe",
+    "read_offsets",
+    "token_dtype",
+    "unigram_entropy",
+    "write_shard",
+]
+
+_READ_BLOCK = 1024  # chunks: a few MiB, so that a bucket is not asked too often
+
+
+class TokenShard(NamedTuple):
+    """What a `TokenArray` is made of.
+
+    Attributes:
+        directory: a local path or a `gs://` URL.
+        tokens: how many it holds.
+        check: `ShardCounts.check` of when it was written; "" when nobody kept it, and then a
+            sound shard in the place of another of the same size is not noticed.
+    """
+
+    directory: str
+    tokens: int
+    check: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ShardCounts:
+    """What was written.
+
+    Attributes:
+        tokens: ids in the shard, EOS included.
+        documents: documents, each ended by one EOS.
+        bytes_on_disk: bytes of the shard's files.
+        digest: `content_digest` of the shard.
+        check: hex SHA-256 of the shard's checksums, by which readers tell it from any other.
+        counts: int64[vocab], how often each id occurs.
+    """
+
+    tokens: int
+    documents: int
+    bytes_on_disk: int
+    digest: str
+    check: str
+    counts: np.ndarray
+
+
+def write_shard(
+    directory: str,
+    documents: Iterable[tuple[np.ndarray, np.ndarray]],
+    *,
+    vocab_size: int,
+    eos_id: int,
+    tokenizer_digest: str = "",
+) -> ShardCounts:
+    """Write one shard and read it back.
+
+    Its tokens are in memory until the end (2 or 4 bytes each), and two more copies of them while
+    TensorStore encodes and writes.
+
+    Args:
+        directory: an absolute local path or a `gs://` URL with nothing in it.
+        documents: batches of (ids of all the batch's documents one after the other, number of ids
+            of each document), as `TextTokenizer.encode_batch` returns them.
+        vocab_size: ids are below it.
+        eos_id: the id that ends a document and occurs nowhere else.
+        tokenizer_digest: SHA-256 of the tokenizer, kept in the shard's attributes.
+
+    Raises:
+        InputError: an id that is not below `vocab_size`, or EOS inside a document.
+        StorageError: the shard could not be written, or did not read back as written, or its
+            directory holds one.
+    """
+    open_files(directory)  # refuses a place for no shards before any work
+    dtype = token_dtype(vocab_size)
+    blocks: deque[np.ndarray] = deque()
+    digest = hashlib.sha256()
+    lengths = [np.zeros(1, np.int64)]
+    counts = np.zeros(vocab_size, np.int64)
+    for ids, batch_lengths in documents:
+        _check_ids(ids, vocab_size, eos_id, directory)
+        block = _with_eos(ids.astype(dtype, copy=False), batch_lengths, eos_id)
+        counts += np.bincount(block, minlength=vocab_size)
+        blocks.append(block)
+        digest.update(_little(block).data)
+        lengths.append(np.asarray(batch_lengths, np.int64) + 1)
+    offsets = np.cumsum(np.concatenate(lengths))
+    attributes = {"vocab_size": vocab_size, "eos_id": eos_id, "tokenizer": tokenizer_digest}
+    tokens = _whole_chunks(blocks, int(offsets[-1]), dtype)
+    check, size = _write(directory, tokens, offsets.astype(chunks.OFFSET), attributes)
+    return ShardCounts(
+        tokens=int(offsets[-1]),
+        documents=len(offsets) - 1,
+        bytes_on_disk=size,
+        digest=_digest(digest, dtype, offsets),
+        check=check,
+        counts=counts,
+    )
+
+
+def content_digest(directory: str, check: str = "") -> str:
+    """Hex SHA-256 over tokens, dtype, counts and offsets of a shard, read from storage.
+
+    Raises:
+        CorruptOutput: a part is missing or does not agree with its checksum.
+        StorageError: the store failed.
+    """
+    head = read_head(open_files(directory), check)
+    digest = hashlib.sha256()
+    for block in _blocks(directory, head):
+        digest.update(_little(block).data)
+    return _digest(digest, head.dtype, _offsets(open_files(directory), head))
+
+
+def read_offsets(directory: str, check: str = "") -> np.ndarray:
+    """Where each document begins, and the end of the last: int64[documents + 1].
+
+    Args:
+        directory: of the shard.
+        check: `ShardCounts.check`; "" when nobody kept it.
+
+    Raises:
+        CorruptOutput: they are missing, or not what was written.
+        StorageError: the store failed.
+    """
+    files = open_files(directory)
+    return _offsets(files, read_head(files, check))
+
+
+def describe(directory: str) -> dict[str, Any]:
+    """A shard's own account: tokens, documents, dtype, vocab_size, eos_id, tokenizer."""
+    files = open_files(directory)
+    head = read_head(files, "")
+    return {
+        "tokens": head.tokens,
+        "documents": len(_offsets(files, head)) - 1,
+        "dtype": head.dtype.name,
+        **head.attributes,
+    }
+
+
+def unigram_entropy(counts: np.ndarray) -> float:
+    """Entropy of the ids' frequencies in nats per token: the loss of a model of frequencies alone.
+
+    Args:
+        counts: how often each id occurs, summed over shards.
+    """
+    total = int(counts.sum())
+    if total == 0:
+        raise InputError("unigram entropy: no tokens were counted; tokenise some documents first")
+    seen = counts[counts > 0] / total
+    return float(-(seen * np.log(seen)).sum())
+
+
+def _check_ids(ids: np.ndarray, vocab_size: int, eos_id: int, directory: str) -> None:
+    if ids.size and int(ids.max()) >= vocab_size:
+        raise InputError(
+            f"{directory}: found id {int(ids.max())}, expected ids below vocab_size={vocab_size}; "
+            "use the tokenizer that the vocabulary size belongs to"
+        )
+    if (ids == eos_id).any():
+        raise InputError(
+            f"{directory}: found EOS (id {eos_id}) inside a document, where it would forge a "
+            "boundary; encode with TextTokenizer, which keeps it text"
+        )
+
+
+def _with_eos(ids: np.ndarray, lengths: np.ndarray, eos_id: int) -> np.ndarray:
+    """`ids` with EOS after each document."""
+    assert len(ids) == lengths.sum(), "the lengths of the documents do not add up to the ids"
+    ends = np.cumsum(lengths) + np.arange(len(lengths))
+    joined = np.empty(len(ids) + len(lengths), ids.dtype)
+    is_eos = np.zeros(len(joined), bool)
+    is_eos[ends] = True
+    joined[is_eos] = eos_id
+    joined[~is_eos] = ids
+    return joined
+
+
+def _whole_chunks(blocks: deque[np.ndarray], count: int, dtype: np.dtype) -> np.ndarray:
+    """The tokens of all blocks, which are let go one by one, and zeros to the end of the chunk."""
+    tokens, at = np.zeros(chunks.chunk_count(count) * CHUNK, dtype), 0
+    while blocks:
+        block = blocks.popleft()
+        tokens[at : at + len(block)] = block
+        at += len(block)
+    return tokens
+
+
+def _write(
+    directory: str, tokens: np.ndarray, offsets: np.ndarray, attributes: dict[str, Any]
+) -> tuple[str, int]:
+    """Write the arrays and read them back; returns the shard's check and the bytes of its files."""
+    count = int(offsets[-1])
+    beyond = len(tokens) // CHUNK + chunks.BEYOND_CHUNKS
+    about = {
+        chunks.TOKENS: chunks.tokens_metadata(count, tokens.dtype, attributes),
+        chunks.OFFSETS: chunks.plain_metadata(len(offsets), chunks.OFFSET),
+        chunks.CHECKSUMS: chunks.plain_metadata(beyond, chunks.CRC),
+    }
+    files = open_files(directory)
+    with ArrayWriter(directory) as writer:
+        # First and alone: who creates it is the only one who writes here.
+        writer.begin({chunks.TOKENS: (about[chunks.TOKENS], tokens[:count])})
+        checksums = chunks.chunk_checksums(tokens)
+        checksums += [chunks.checksum(offsets), _checksum_of_file(files, chunks.TOKENS)]
+        every = np.array(checksums, chunks.CRC)
+        small = {chunks.OFFSETS: offsets, chunks.CHECKSUMS: every}
+        writer.begin({name: (about[name], values) for name, values in small.items()})
+    check = hashlib.sha256(every.tobytes()).hexdigest()
+    try:
+        return check, _read_back(files, check, about, offsets)
+    except CorruptOutput as error:
+        raise _does_not_read_back(directory, error) from error
+
+
+def _checksum_of_file(files: ShardFiles, array: str) -> int:
+    """CRC-32C of an array's zarr.json, which was just written."""
+    try:
+        return chunks.checksum(files.start_read(chunks.metadata_file(array))())
+    except CorruptOutput as error:
+        raise _does_not_read_back(files.directory, error) from error
+
+
+def _does_not_read_back(directory: str, error: CorruptOutput) -> StorageError:
+    """The same error for a shard that nobody has finished: its advice is another."""
+    found = str(error).removeprefix(f"{directory}: ").rpartition("; ")[0]
+    return StorageError(
+        f"{directory}: the shard does not read back as written: {found}; check the storage and "
+        "run again"
+    )
+
+
+def _read_back(
+    files: ShardFiles, check: str, about: dict[str, dict[str, Any]], offsets: np.ndarray
+) -> int:
+    """Read every byte of a new shard, as readers do and beyond; returns how many there are.
+
+    Raises:
+        CorruptOutput: it is not what was to be written, or not where readers look for it.
+        StorageError: the store failed.
+    """
+    size = sum(_check_metadata(files, array, expected) for array, expected in about.items())
+    head = read_head(files, check)
+    for _ in _blocks(files.directory, head):
+        pass
+    if not np.array_equal(_offsets(files, head), offsets):
+        raise damaged(files.directory, "other offsets")
+    if head.tokens:
+        _check_index(head, files.directory)
+        size += chunks.data_bytes(head.tokens, head.dtype)
+    checksums = len(head.checksums) + chunks.BEYOND_CHUNKS
+    return size + offsets.nbytes + (checksums + 2) * chunks.CRC.itemsize
+
+
+def _check_metadata(files: ShardFiles, array: str, expected: dict[str, Any]) -> int:
+    """Raise `CorruptOutput` when an array's zarr.json says something else; returns its size."""
+    name = chunks.metadata_file(array)
+    content = files.start_read(name)()
+    try:
+        same = json.loads(content) == expected
+    except ValueError:
+        same = False
+    if not same:
+        raise damaged(files.directory, f"another layout in {name}")
+    return len(content)
+
+
+def _check_index(head: ShardHead, directory: str) -> None:
+    """Raise `CorruptOutput` when Zarr's index says that the chunks lie elsewhere."""
+    count = len(head.checksums)
+    tail = np.empty(count * 16 + chunks.CRC.itemsize, np.uint8)
+    files = open_files(directory, chunks.data_bytes(head.tokens, head.dtype))
+    files.read_into(count * chunks.record_bytes(head.dtype), tail)
+    expected = chunks.regular_index(count, head.dtype)
+    found = chunks.unseal(tail.tobytes(), expected.dtype)
+    if found is None or not np.array_equal(found.reshape(-1, 2), expected):
+        raise damaged(directory, f"another index in {chunks.data_file(chunks.TOKENS)}")
+
+
+def _blocks(directory: str, head: ShardHead) -> Iterator[np.ndarray]:
+    """The tokens of a shard in order, in blocks [n], every chunk checked."""
+    if not head.tokens:
+        return
+    files = open_files(directory, chunks.data_bytes(head.tokens, head.dtype))
+    checker = ChunkChecker(head.dtype, min(_READ_BLOCK, len(head.checksums)))
+    record, left = chunks.record_bytes(head.dtype), head.tokens
+    for first in range(0, len(head.checksums), _READ_BLOCK):
+        checksums = head.checksums[first : first + _READ_BLOCK]
+        records = np.empty((len(checksums), record), np.uint8)
+        files.read_into(first * record, records)
+        if not checker.agree(records, checksums):
+            raise damaged(directory, f"damage in chunks {first} to {first + len(records) - 1}")
+        tokens = chunks.tokens_of(records, head.dtype).reshape(-1)
+        yield tokens[: min(left, len(tokens))]
+        left -= len(tokens)
+
+
+def _offsets(files: ShardFiles, head: ShardHead) -> np.ndarray:
+    sealed = files.start_read(chunks.data_file(chunks.OFFSETS))()
+    found = chunks.unseal(sealed, chunks.OFFSET)
+    if found is None or _checksum_of_sealed(sealed) != head.offsets_checksum:
+        raise damaged(files.directory, "offsets that disagree with their checksum")
+    return found.astype(np.int64)
+
+
+def _checksum_of_sealed(sealed: bytes) -> int:
+    return int.from_bytes(sealed[-chunks.CRC.itemsize :], "little")
+
+
+def _little(tokens: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(tokens, tokens.dtype.newbyteorder("<"))
+
+
+def _digest(tokens: Any, dtype: np.dtype, offsets: np.ndarray) -> str:
+    tokens.update(offsets.astype(chunks.OFFSET).tobytes())
+    tokens.update(f"{dtype.name} {len(offsets) - 1} {offsets[-1]}\n".encode())
+    return tokens.hexdigest()

@@ -1,0 +1,1 @@
+"""Documents from stores: listings, byte ranges, retries, Parquet."""

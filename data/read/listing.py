@@ -1,0 +1,245 @@
+"""The files that a source has now, each with a digest: a changed source differs, a moved one not.
+
+The digest of a file is the best that its store gives without sending the file: the hub's SHA-256 or
+Git object id, the MD5 or CRC-32C of gs://, ETag or else Last-Modified of a web server. Files on a
+local disk are digested as `data.read.local_digest` says. A full commit of the hub and the embedded
+documentation are pinned: nothing is asked for them. Planning imports this, so it imports no client
+of a store before it is needed.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatchcase
+from typing import Any
+
+from fsspec.implementations.local import LocalFileSystem
+
+from data.read.byte_ranges import WEB, FileState, file_state, info, protocol, state_of
+from data.read.local_digest import digest_files
+from data.read.retry import redact, run_with_timeout, with_retries
+from data.source import PYTHON_DOCS, check_embedded, is_embedded
+from pipeline.errors import InputError
+from pipeline.identity.listing import ListedFile, Listing
+from pipeline.store import storage
+
+_EMBEDDED_BYTES = 8_000_000  # more than the documentation of any supported Python
+_AT_ONCE = 16
+_PINNED = re.compile(r"hf://(?:[a-z]+/)?[^/@]+/[^/@]+@([0-9a-f]{40})(?:/|$)")
+# What a store says of a file's content, the most telling first.
+_CONTENT = ("md5Hash", "crc32c", "blob_id", "ETag", "etag", "generation", "Last-Modified")
+
+_Match = tuple[str, Mapping[str, Any] | None]
+
+
+def absolute(source: Any) -> Any:
+    """`source` with a relative local path made absolute."""
+    if not isinstance(source, str) or not source or not storage.is_local(source):
+        return source
+    return storage.local_path(source)
+
+
+def find_files(source: str) -> list[tuple[str, FileState | None]]:
+    """(URL, state) of every file of a source, by name; the state is None where a look must tell.
+
+    Raises:
+        InputError: no file matches, it is not permitted, or not an address.
+        StorageError: the store could not be listed.
+    """
+    fs, _, matches, _ = _find(source, None)
+    if isinstance(fs, LocalFileSystem):
+        return [(name, file_state(name)) for name, _ in matches]
+    return [
+        (fs.unstrip_protocol(name), None if about is None else state_of(about))
+        for name, about in matches
+    ]
+
+
+def list_source(source: str, seconds: float) -> Listing:
+    """What a source holds now; see the module's text.
+
+    Args:
+        source: see `data.source`.
+        seconds: for which the store is asked, at most. Digesting local files is not limited.
+
+    Raises:
+        InputError: no file matches, it is not permitted, or not an address.
+        StorageError: the store does not answer.
+    """
+    if is_embedded(source):
+        check_embedded(source)
+        version = source.removeprefix(PYTHON_DOCS)
+        return Listing(source, pinned=f"Python {version}", limit=_EMBEDDED_BYTES)
+    if found := _PINNED.match(source):
+        return Listing(source, pinned=f"commit {found[1]}")
+    branch = revision = ""
+    place = source
+    if source.startswith("hf://"):
+        place, branch, revision = _resolve_branch(source, seconds)
+    fs, path, matches, skipped = _find(place, seconds)
+    root = _root(fs, path)
+    names = [name.removeprefix(root) for name, _ in matches]
+    if isinstance(fs, LocalFileSystem):
+        files = _local_files(dict(zip(names, (name for name, _ in matches), strict=True)))
+    else:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            files = tuple(
+                pool.map(lambda name, match: _remote_file(fs, name, match, seconds), names, matches)
+            )
+    return Listing(
+        redact(source),
+        files,
+        branch=branch,
+        revision=revision,
+        skipped=tuple(name.removeprefix(root) for name in skipped),
+    )
+
+
+def list_folder(path: str, seconds: float) -> Listing:
+    """The files of a local folder and of those in it; hidden ones and `__pycache__` do not count.
+
+    Raises:
+        InputError: there is no such folder.
+    """
+    del seconds
+    if not os.path.isdir(path):
+        raise InputError(f"expected a folder, found none at {path}; check the path")
+    found = {}
+    for directory, inner, names in os.walk(path):
+        inner[:] = [n for n in inner if not n.startswith(".") and n != "__pycache__"]
+        for name in names:
+            if not name.startswith("."):
+                file = os.path.join(directory, name)
+                found[os.path.relpath(file, path)] = file
+    return Listing(path, _local_files(found))
+
+
+def _local_files(paths: Mapping[str, str]) -> tuple[ListedFile, ...]:
+    digests = digest_files(paths.values())
+    return tuple(ListedFile(name, *digests[path]) for name, path in sorted(paths.items()))
+
+
+def _remote_file(fs: Any, name: str, match: _Match, seconds: float) -> ListedFile:
+    path, about = match
+    if about is None:
+        url = fs.unstrip_protocol(path)
+        about = with_retries(
+            url, lambda left: run_with_timeout(left, lambda: info(fs, path, left)), seconds
+        )
+    if lfs := about.get("lfs"):
+        digest = f"sha256 {lfs['sha256']}"
+    else:
+        digest = next((f"{kind} {about[kind]}" for kind in _CONTENT if about.get(kind)), "")
+    return ListedFile(name, int(about.get("size") or 0), digest)
+
+
+def _find(source: str, seconds: float | None) -> tuple[Any, str, list[_Match], list[str]]:
+    """(filesystem, path in it, matching files by name, names of matching folders) of a source."""
+    if re.match(r"https?://[^/]*@", source):
+        raise InputError(
+            f"source {redact(source)!r}: the address holds a login, and would stand in records and "
+            "logs; use an address that may be read without one"
+        )
+    end = None if seconds is None else time.monotonic() + seconds
+    fs, path = _filesystem(source, seconds)
+    if not isinstance(fs, LocalFileSystem):
+        fs.invalidate_cache()
+    files, folders = with_retries(
+        f"source {source!r}",
+        lambda left: run_with_timeout(left, lambda: _matches(fs, path, left)),
+        None if end is None else max(end - time.monotonic(), 1.0),
+    )
+    if not files:
+        found = f", but {len(folders)} folders do" if folders else ""
+        raise InputError(
+            f"source {redact(source)!r}: no file matches{found}; check the address and the pattern"
+        )
+    return fs, path, sorted(files, key=lambda match: match[0]), sorted(folders)
+
+
+def _filesystem(source: str, seconds: float | None) -> tuple[Any, str]:
+    """As `storage.filesystem`, in these seconds: a client of gs:// looks for a login for longer."""
+    if seconds is None or storage.is_local(source):
+        return storage.filesystem(source)
+    # A little less, so that what the client says comes before the time is up.
+    found = functools.partial(storage.filesystem, source, 0.8 * seconds)
+    return with_retries(f"source {source!r}", lambda left: run_with_timeout(left, found), seconds)
+
+
+def _matches(fs: Any, path: str, left: float) -> tuple[list[_Match], list[str]]:
+    if not _is_pattern(fs, path):
+        about = _unless_missing(lambda: info(fs, path, left))
+        if about is not None and about.get("type") == "directory":
+            raise InputError(f"source {path!r}: a directory; give a pattern such as /*.parquet")
+        return ([] if about is None else [(path, about)]), []
+    if protocol(fs) in WEB:
+        return [(name, None) for name in _web_glob(fs, path)], []
+    found = _unless_missing(lambda: fs.glob(path, detail=True)) or {}
+    folders = [name for name, about in found.items() if about.get("type") == "directory"]
+    return [(name, about) for name, about in found.items() if name not in set(folders)], folders
+
+
+def _unless_missing(ask: Callable[[], Any]) -> Any:
+    """What a store says; None where it says that there is nothing."""
+    try:
+        return ask()
+    except FileNotFoundError as error:
+        if error.__cause__ is None:
+            return None
+        raise
+
+
+def _web_glob(fs: Any, path: str) -> list[str]:
+    """The links of a page that match; fsspec's own takes a failure for an empty folder."""
+    folder, _, pattern = path.rpartition("/")
+    if _is_pattern(fs, folder):
+        raise InputError(
+            f"source {redact(path)!r}: over http a pattern may stand in the last part only; "
+            "give one source for each folder"
+        )
+    found = fs.ls(f"{folder}/", detail=False)
+    return sorted(name for name in set(found) if fnmatchcase(name.rpartition("/")[2], pattern))
+
+
+def _is_pattern(fs: Any, path: str) -> bool:
+    return bool(set(path) & set(_magic(fs)))
+
+
+def _magic(fs: Any) -> str:
+    # In a URL of the web, "?" begins the query.
+    return "*[" if protocol(fs) in WEB else "*?["
+
+
+def _root(fs: Any, path: str) -> str:
+    """The part of a path, up to a slash, that all its matches begin with."""
+    fixed = re.split(f"[{re.escape(_magic(fs))}]", path, maxsplit=1)[0]
+    return fixed[: fixed.rfind("/") + 1]
+
+
+def _resolve_branch(source: str, seconds: float) -> tuple[str, str, str]:
+    """(the source at the commit its branch points to, branch, commit)."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import parse_hf_uri
+
+    fs, path = storage.filesystem(source)
+    if path.startswith("buckets/"):
+        return source, "", ""
+
+    def ask(left: float) -> Any:
+        place = parse_hf_uri(f"hf://{path}")
+        api = HfApi(endpoint=fs.endpoint, token=fs.token)
+        return place, api.repo_info(
+            place.id, repo_type=place.type, revision=place.revision, timeout=left
+        ).sha
+
+    place, commit = with_retries(
+        f"source {source!r}", lambda left: run_with_timeout(left, lambda: ask(left)), seconds
+    )
+    kind = {"dataset": "datasets/", "space": "spaces/"}.get(place.type, "")
+    pinned = f"hf://{kind}{place.id}@{commit}/{place.path_in_repo}"
+    return pinned, place.revision or "main", commit

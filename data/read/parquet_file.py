@@ -1,0 +1,288 @@
+"""One Parquet file of a source: opened by ranges, its footer, its schema and its values checked.
+
+What is wrong with a file's bytes is an `InputError` that names the file, and for a value also the
+row group and the row. Pages with checksums are verified; Parquet files of others seldom have any,
+and then a flipped bit can read as other text: `data.read.sha256sums` is for those.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from data.read.arrow_file import arrow_file
+from data.read.byte_ranges import FileState, open_ranges
+from data.read.parquet_table import is_damage, one_line
+from data.read.retry import redact
+from pipeline.errors import InputError
+
+_FOOTERS_KEPT = 8
+_BEGINNINGS = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"PK": "zip",
+    b"<": "a page of HTML or XML",
+    b"{": "JSON",
+    b"[": "JSON",
+    b"PARE": "Parquet with an encrypted footer",
+}
+
+_footers: OrderedDict[tuple[str, FileState], pq.FileMetaData] = OrderedDict()
+_footers_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What a file calls its columns; None where it has no such numeric column."""
+
+    id: str
+    text: str
+    token_count: str | None
+    score: str | None
+
+
+@contextmanager
+def open_parquet(url: str, state: FileState | None = None) -> Iterator[pq.ParquetFile]:
+    """The Parquet file at a URL, fetching what is read and no more.
+
+    Args:
+        url: of the file.
+        state: of its first sight, see `data.read.byte_ranges`; with it the footer is kept for the
+            next time.
+
+    Raises:
+        InputError: it is not there, changed, not Parquet or damaged.
+        StorageError: the store does not answer.
+    """
+    try:
+        with open_ranges(url, state) as handle, arrow_file(handle) as source:
+            footer = _kept_footer(url, state)
+            with _parquet(url, handle, source, footer) as parquet:
+                if state is not None and footer is None:
+                    _keep_footer(url, state, parquet.metadata)
+                yield parquet
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        if not (is_damage(error) or isinstance(error, UnicodeDecodeError)):
+            raise
+        raise _unsound(url, redact(one_line(error))) from error
+
+
+def _parquet(
+    url: str, handle: IO[bytes], source: pa.NativeFile, footer: pq.FileMetaData | None
+) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(
+            source, metadata=footer, pre_buffer=True, page_checksum_verification=True
+        )
+    except (pa.ArrowException, OSError) as error:
+        found = _what_it_is(handle) if is_damage(error) else ""
+        if not found:
+            raise
+        raise _unsound(url, f"{found} ({redact(one_line(error))})") from error
+
+
+def _what_it_is(handle: IO[bytes]) -> str:
+    """What a file that is not Parquet seems to be; empty when it cannot be told."""
+    handle.seek(0)
+    head = handle.read(64).lstrip()
+    if not head:
+        return "an empty file"
+    return next((name for begin, name in _BEGINNINGS.items() if head.startswith(begin)), "")
+
+
+class _NoBytes(io.RawIOBase):
+    """A file of which only the size is there, and which knows whether it was read."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._position = size, 0
+        self.was_read = False
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        self.was_read = True
+        return b""
+
+
+def row_groups(
+    url: str, size: int, footer: pq.FileMetaData, text: str, wanted: set[str]
+) -> list[tuple[int, int, int]]:
+    """Rows, uncompressed bytes of the text, and bytes in the file of the columns, by row group.
+
+    Args:
+        url: for messages.
+        size: bytes of the file.
+        footer: of the file.
+        text, wanted: paths of the text column and of the columns that reading takes.
+
+    Raises:
+        InputError: the footer tells of places outside of the file, or of encrypted columns.
+    """
+    # Asked for the metadata of a damaged or encrypted column, Arrow ends the process. On the way
+    # to reading it does not: so all of the columns are made ready to be read first.
+    nothing = _NoBytes(size)
+    try:
+        with arrow_file(nothing) as source:
+            whole = pq.ParquetFile(source, metadata=footer, pre_buffer=True)
+            next(whole.iter_batches(row_groups=range(footer.num_row_groups)), None)
+    except (pa.ArrowException, OSError) as error:
+        if not nothing.was_read:
+            raise InputError(
+                f"{redact(url)}: expected a whole Parquet file that is not encrypted, found "
+                f"{redact(one_line(error))}; fetch the file again or leave it out of the source"
+            ) from error
+    names = _column_names(url, footer)
+    leaves = {name: index for index, name in enumerate(names)}
+    found = []
+    for index in range(footer.num_row_groups):
+        group = footer.row_group(index)
+        columns = [group.column(leaves[name]) for name in wanted]
+        if any(column.num_values != group.num_rows for column in columns):
+            raise _unsound(url, f"row group {index} of {group.num_rows:,} rows and other values")
+        compressed = sum(column.total_compressed_size for column in columns)
+        uncompressed = group.column(leaves[text]).total_uncompressed_size
+        found.append((group.num_rows, uncompressed, compressed))
+    if sum(rows for rows, *_ in found) != footer.num_rows:
+        raise _unsound(url, f"row groups of other rows than the {footer.num_rows:,} of the file")
+    return found
+
+
+def _column_names(url: str, footer: pq.FileMetaData) -> list[str]:
+    """Paths of the columns. A footer has no checksum, but it says names and counts twice."""
+    names = [footer.schema.column(index).path for index in range(footer.num_columns)]
+    for index, name in enumerate(names if footer.num_row_groups else ()):
+        again = footer.row_group(0).column(index).path_in_schema
+        if again != name:
+            raise _unsound(url, f"one column named {name!r} and {again!r}")
+    return names
+
+
+def _unsound(url: str, found: str) -> InputError:
+    return InputError(
+        f"{redact(url)}: expected a whole Parquet file, found {found}; "
+        "fetch the file again or leave it out of the source"
+    )
+
+
+def _kept_footer(url: str, state: FileState | None) -> pq.FileMetaData | None:
+    with _footers_lock:
+        if state is None or not state.version or (url, state) not in _footers:
+            return None
+        _footers.move_to_end((url, state))
+        return _footers[url, state]
+
+
+def _keep_footer(url: str, state: FileState, footer: pq.FileMetaData) -> None:
+    if state.version:
+        with _footers_lock:
+            _footers[url, state] = footer
+            while len(_footers) > _FOOTERS_KEPT:
+                _footers.popitem(last=False)
+
+
+def check_schema(url: str, schema: pa.Schema, text: str, id: str, score: str) -> Columns:
+    """Refuse a file without usable text and id columns; returns its names.
+
+    Raises:
+        InputError: text, id or `token_count` is missing, there twice, or of another type.
+    """
+    for argument, name in (("text", text), ("id", id)):
+        if schema.names.count(name) != 1:
+            raise InputError(
+                f"{redact(url)}: expected one column {name!r} for the {argument}, found columns "
+                f"{', '.join(schema.names)}; pass {argument}=<name of the column>"
+            )
+        kind = schema.field(name).type
+        is_string = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        if not (is_string or (argument == "id" and pa.types.is_integer(kind))):
+            raise InputError(
+                f"{redact(url)}: column {name!r} has type {kind}, expected a string; "
+                f"pass {argument}=<name of a string column>"
+            )
+    counted = schema.names.count("token_count")
+    if counted > 1 or (counted and not pa.types.is_integer(schema.field("token_count").type)):
+        found = f"type {schema.field('token_count').type}" if counted == 1 else f"{counted} of them"
+        raise InputError(
+            f"{redact(url)}: column 'token_count' has {found}, expected one of an integer type; "
+            "write it as int64, or leave the column out"
+        )
+    numeric = schema.names.count(score) == 1 and _is_number(schema.field(score).type)
+    return Columns(id, text, "token_count" if counted else None, score if numeric else None)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
+
+
+def check_values(
+    batch: pa.RecordBatch, where: str, first_row: int, most_tokens: int
+) -> pa.RecordBatch:
+    """The batch, when every value is there, every text is UTF-8, and every count is possible.
+
+    Args:
+        batch: any columns; `token_count`, if there, int64.
+        where: names file and row group.
+        first_row: of the batch in its row group.
+        most_tokens: that one document can have.
+
+    Raises:
+        InputError: names the row and the column.
+    """
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if column.null_count:
+            row = first_row + pc.index(column.is_null(), True).as_py()
+            raise InputError(
+                f"{where}, row {row}: expected a value in {name!r}, found null; "
+                "drop such rows from the source"
+            )
+        if pa.types.is_string(column.type):
+            _check_utf8(column, name, where, first_row)
+    if "token_count" in batch.schema.names:
+        counts = batch.column("token_count").to_numpy()
+        wrong = np.flatnonzero((counts < 0) | (counts > most_tokens))
+        if len(wrong):
+            raise InputError(
+                f"{where}, row {first_row + wrong[0]}: expected a 'token_count' of 0 to "
+                f"{most_tokens:,}, found {counts[wrong[0]]:,}; correct it, or leave the column out "
+                "of the source"
+            )
+    return batch
+
+
+def _check_utf8(column: pa.Array, name: str, where: str, first_row: int) -> None:
+    """Arrow takes a Parquet string's bytes as they are."""
+    try:
+        column.validate(full=True)
+        return
+    except pa.ArrowInvalid:
+        pass
+    for row, value in enumerate(column.cast(pa.binary())):
+        try:
+            value.as_py().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{where}, row {first_row + row}: {name!r} is not UTF-8 (byte {error.start}); "
+                "decode it when the file is written, or drop the row"
+            ) from None

@@ -1,0 +1,128 @@
+"""Parquet files of our own: written with page checksums, read with every page verified.
+
+Without page checksums most flipped bits in a Parquet file read as other text, in silence; with them
+they read as `CorruptOutput`. A file that was not finished has no footer and cannot be read at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data.read.arrow_file import arrow_file
+from pipeline.errors import CorruptOutput
+from pipeline.store import storage
+
+_BATCH_ROWS = 1024
+_ROW_GROUP_BYTES = 16 << 20
+
+
+class TableWriter:
+    """Writes one Parquet file of ours: zstd, page checksums, row groups of about 16 MiB.
+
+    A context manager. When its body raises, no footer is written, so what is left is not Parquet.
+    """
+
+    def __init__(self, url: str, schema: pa.Schema) -> None:
+        self._file = storage.open_write(url)
+        self._schema = schema
+        self._writer = pq.ParquetWriter(
+            self._file, schema, compression="zstd", write_page_checksum=True
+        )
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_bytes = 0
+
+    def __enter__(self) -> TableWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self._flush()
+                self._writer.close()
+        finally:
+            self._writer.is_open = False  # else its finaliser would write a footer
+            self._file.close()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append a batch of the writer's schema."""
+        self._pending.append(batch)
+        self._pending_bytes += batch.nbytes
+        if self._pending_bytes >= _ROW_GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._pending:
+            self._writer.write_table(pa.Table.from_batches(self._pending, self._schema))
+        self._pending, self._pending_bytes = [], 0
+
+
+def read_table(
+    url: str, columns: Sequence[str] | None = None, row_groups: Sequence[int] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a file that `TableWriter` wrote, every page checked against its checksum.
+
+    Args:
+        url: the file.
+        columns: names of those wanted; all by default.
+        row_groups: indices of those wanted; all by default.
+
+    Raises:
+        CorruptOutput: the file is gone, cut short or changed.
+    """
+    with (
+        _as_damage(url),
+        storage.open_read(url) as handle,
+        arrow_file(handle) as source,
+        pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=True) as file,
+    ):
+        for group in range(file.num_row_groups) if row_groups is None else row_groups:
+            yield from file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=columns)
+
+
+def count_row_groups(url: str) -> int:
+    """Row groups of a file that `TableWriter` wrote, from its footer.
+
+    Raises:
+        CorruptOutput: the file is gone, cut short or changed.
+    """
+    with _as_damage(url), storage.open_read(url) as handle, pq.ParquetFile(handle) as file:
+        return file.num_row_groups
+
+
+@contextmanager
+def _as_damage(url: str) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        if not is_damage(error):
+            raise
+        raise CorruptOutput(
+            f"{url}: expected the Parquet file written earlier, found {one_line(error)}; "
+            "rebuild the step that wrote it"
+        ) from error
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether `error` says that a Parquet file's bytes are wrong, or that the file is not there.
+
+    Arrow reports damage as its own exceptions or as an `OSError` without an error number; a failing
+    disk or network has a number or another class.
+    """
+    if isinstance(error, pa.ArrowException | FileNotFoundError):
+        return True
+    return type(error) is OSError and error.errno is None
+
+
+def one_line(error: Exception) -> str:
+    """The first line of an error's message, or its class when it has none."""
+    return str(error).strip().split("\n")[0] or type(error).__name__

@@ -1,0 +1,1 @@
+"""Which documents: hashes, budgets, splits, duplicates."""

@@ -1,0 +1,132 @@
+"""What a source holds, counted without its text: documents and tokens by bin of the hash."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from data.read.work_units import Unit, read_unit
+from data.select.document_hash import document_hash
+from data.select.length_histogram import Lengths
+
+BINS = 1 << 16
+
+_BIN_SHIFT = np.uint64(48)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HashHistogram:
+    """What a part of a source holds, by bin of the document hash.
+
+    Attributes:
+        seen: number of documents.
+        documents: how many of them score high enough; all other counts are of these.
+        tokens: sum of their `token_count`.
+        text_bytes: uncompressed bytes of the text column, of every document seen.
+        tokens_by_bin: int64 [65536].
+        documents_by_bin: int64 [65536].
+        lengths: how many documents have each `token_count`.
+    """
+
+    seen: int
+    documents: int
+    tokens: int
+    text_bytes: int
+    tokens_by_bin: np.ndarray
+    documents_by_bin: np.ndarray
+    lengths: Lengths
+
+
+def survey(units: Sequence[Unit], seed: int, min_score: float | None = None) -> HashHistogram:
+    """Count the documents and tokens of some units by bin, reading text only where nothing counts.
+
+    Args:
+        units: from `data.read.work_units.list_units`.
+        seed: of the document hash.
+        min_score: documents that score less are seen, and not counted.
+    """
+    tokens = np.zeros(BINS, np.int64)
+    documents = np.zeros(BINS, np.int64)
+    lengths = [Lengths.of(np.empty(0, np.int64))]
+    seen = 0
+    for unit in units:
+        for rows, batch in above_score(unit, ("id", "token_count"), min_score):
+            seen += rows
+            bins = bins_of(document_hash(batch.column("id"), seed))
+            counts = batch.column("token_count").to_numpy()
+            np.add.at(tokens, bins, counts)
+            np.add.at(documents, bins, 1)
+            lengths.append(Lengths.of(counts))
+        lengths = [Lengths.merged(lengths)]
+    return HashHistogram(
+        seen=seen,
+        documents=int(documents.sum()),
+        tokens=int(tokens.sum()),
+        text_bytes=sum(unit.text_bytes for unit in units),
+        tokens_by_bin=tokens,
+        documents_by_bin=documents,
+        lengths=lengths[0],
+    )
+
+
+def documents_in(
+    units: Sequence[Unit], bins: np.ndarray, seed: int, min_score: float | None = None
+) -> np.ndarray:
+    """uint64 [2, documents]: hash and `token_count` of the documents in some bins, in any order."""
+    wanted = np.zeros(BINS, bool)
+    wanted[bins] = True
+    found = [np.empty((2, 0), np.uint64)]
+    for unit in units:
+        for _, batch in above_score(unit, ("id", "token_count"), min_score):
+            hashes = document_hash(batch.column("id"), seed)
+            rows = np.flatnonzero(wanted[bins_of(hashes)])
+            counts = batch.column("token_count").to_numpy()[rows].astype(np.uint64)
+            found.append(np.stack([hashes[rows], counts]))
+    return np.concatenate(found, axis=1)
+
+
+def merge(surveys: Iterable[HashHistogram]) -> HashHistogram:
+    """The survey of several parts together; no parts make an empty survey."""
+    seen = text_bytes = 0
+    tokens_by_bin = np.zeros(BINS, np.int64)
+    documents_by_bin = np.zeros(BINS, np.int64)
+    lengths = Lengths.merged([])
+    for part in surveys:
+        seen += part.seen
+        text_bytes += part.text_bytes
+        tokens_by_bin += part.tokens_by_bin
+        documents_by_bin += part.documents_by_bin
+        lengths = Lengths.merged([lengths, part.lengths])
+    return HashHistogram(
+        seen=seen,
+        documents=int(documents_by_bin.sum()),
+        tokens=int(tokens_by_bin.sum()),
+        text_bytes=text_bytes,
+        tokens_by_bin=tokens_by_bin,
+        documents_by_bin=documents_by_bin,
+        lengths=lengths,
+    )
+
+
+def above_score(
+    unit: Unit, columns: Sequence[str], min_score: float | None
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """(rows seen, those of them that score `min_score` or more) of each batch of a unit.
+
+    A score that is not a number is below every minimum.
+    """
+    if min_score is None:
+        for batch in read_unit(unit, columns):
+            yield batch.num_rows, batch
+        return
+    for batch in read_unit(unit, (*columns, "score")):
+        enough = np.flatnonzero(batch.column("score").to_numpy() >= min_score)
+        yield batch.num_rows, batch.select(list(columns)).take(pa.array(enough))
+
+
+def bins_of(hashes: np.ndarray) -> np.ndarray:
+    """int64: the bin of each hash, its top 16 bits."""
+    return (hashes >> _BIN_SHIFT).astype(np.int64)

@@ -1,0 +1,196 @@
+"""Which documents are in the sample, decided by a hash of (seed, document id) alone.
+
+A document's place is u = hash / 2^64, uniform in [0, 1). Train takes [0, p); the held-out splits
+take ranges from the other end, in the order they are named: with budgets for validation and test,
+[1 - v, 1) and [1 - v - t, 1 - v). A document is in at most one split, and a larger train sample
+contains the smaller one. No order of files, number of workers or position in a file has any
+influence.
+
+A held-out split depends on its own budget and those named before it: it does not move when train
+grows, or when another is named after it. It does depend on what the budget is counted in: another
+tokenizer, or a `min_score` that leaves fewer documents to count, needs another share of the hash
+for the same tokens. With any of these the larger range still contains the smaller one.
+
+Edges lie between two documents. A survey sums the token counts of 65,536 bins of the hash, which
+reads ids and counts and no text; a second look at the few bins in which an edge must lie
+(`boundary_bins`) finds the document, so that a split holds what was asked by less than its last
+document. Where there is no second look, edges are those of bins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from data.select.hash_histogram import BINS, HashHistogram, bins_of
+from data.select.token_budget import ALL_THAT_IS_LEFT, TRAIN, Budget
+from data.select.token_ratio import TokenRatio
+from pipeline.errors import InputError
+
+HASHES = 1 << 64
+
+_BIN_BITS = 48
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranges:
+    """(name, first hash, last hash) of every split; disjoint by construction of `thresholds`."""
+
+    splits: tuple[tuple[str, int, int], ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the splits, in order."""
+        return tuple(name for name, _, _ in self.splits)
+
+    @property
+    def share(self) -> float:
+        """The share of all documents that is in a split."""
+        return sum(last - first + 1 for _, first, last in self.splits) / HASHES
+
+
+@dataclass(frozen=True, eq=False)
+class BoundaryDocuments:
+    """The documents of some bins, one by one.
+
+    Attributes:
+        bins: int64 [bins], ascending.
+        hashes: uint64 [documents], ascending: of every document in these bins.
+        counts: int64 [documents]: its `token_count`.
+    """
+
+    bins: np.ndarray
+    hashes: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, bins: np.ndarray, hashes: np.ndarray, counts: np.ndarray) -> BoundaryDocuments:
+        """The edge of documents in any order."""
+        order = np.lexsort((counts, hashes))
+        return cls(bins, hashes[order], counts[order])
+
+
+def boundary_bins(
+    survey: HashHistogram, budget: Budget, rate: TokenRatio | None = None
+) -> np.ndarray:
+    """int64, ascending: the bins to look at again, since an edge of a split lies in one of them.
+
+    A held-out split begins where the one before it ended, somewhere in a bin; so its own edge lies
+    between where it would be without those documents and where it would be with all of that bin.
+    """
+    known = rate or TokenRatio()
+    predicted = known.predict(survey.tokens_by_bin, survey.documents_by_bin)
+    downwards, upwards = np.cumsum(predicted[::-1]), np.cumsum(predicted)
+    found: list[np.ndarray] = []
+    least = most = 0.0  # tokens in the splits so far
+    for tokens in (tokens for _, tokens in budget.held_out if tokens):
+        first, last = np.searchsorted(downwards, [least + tokens, most + tokens])
+        found.append(BINS - 1 - np.arange(first, min(last, BINS - 1) + 1))
+        least, most = least + tokens, float(downwards[min(last, BINS - 1)])
+    if budget.train != ALL_THAT_IS_LEFT:
+        found.append(np.searchsorted(upwards, [budget.train]))
+    bins = np.unique(np.concatenate(found or [np.empty(0, np.int64)]))
+    return bins[(bins >= 0) & (bins < BINS)].astype(np.int64)
+
+
+def thresholds(
+    survey: HashHistogram,
+    budget: Budget,
+    rate: TokenRatio | None = None,
+    edge: BoundaryDocuments | None = None,
+) -> Ranges:
+    """The hashes of every split, so that each holds at least what was asked by less than its last
+    document, or without an `edge` by less than a bin.
+
+    Args:
+        survey: of the whole source.
+        budget: tokens asked for.
+        rate: what the source's count is in tokens of our tokenizer; None counts as the source does.
+        edge: the documents of `boundary_bins`; None for edges between bins.
+
+    Raises:
+        InputError: more is asked than there is; the message says for which split.
+    """
+    down = _Cuts(survey, rate or TokenRatio(), edge, downwards=True)
+    up = _Cuts(survey, rate or TokenRatio(), edge, downwards=False)
+    splits: list[tuple[str, int, int]] = []
+    last, held = HASHES - 1, 0.0
+    for name, asked in budget.held_out:
+        if not asked:
+            continue
+        if asked > down.total - held or last < 0:
+            raise InputError(too_much(name, budget, asked, down.total - held, down.total))
+        first, held = down.threshold_for(held + asked)
+        splits.append((name, first, last))
+        last = first - 1
+    left = down.total - held
+    if budget.train == ALL_THAT_IS_LEFT:
+        if left <= 0:
+            raise InputError(too_much(TRAIN, budget, 1, 0.0, down.total))
+        return Ranges(splits=((TRAIN, 0, last), *splits))
+    if budget.train > left:
+        raise InputError(too_much(TRAIN, budget, budget.train, left, down.total))
+    end, _ = up.threshold_for(budget.train)
+    return Ranges(splits=((TRAIN, 0, min(end, last)), *splits))
+
+
+class _Cuts:
+    """Where a running sum over the documents, from one end of the hash, reaches a target."""
+
+    def __init__(
+        self,
+        survey: HashHistogram,
+        rate: TokenRatio,
+        edge: BoundaryDocuments | None,
+        *,
+        downwards: bool,
+    ) -> None:
+        step = -1 if downwards else 1
+        self._rate, self._edge, self._step = rate, edge, step
+        self._tokens = np.cumsum(survey.tokens_by_bin[::step])
+        self._documents = np.cumsum(survey.documents_by_bin[::step])
+        self._sums = rate.predict(self._tokens, self._documents)
+        self.total = float(self._sums[-1])
+
+    def threshold_for(self, target: float) -> tuple[int, float]:
+        """(the hash farthest from the end that is needed, the sum with it); target <= total."""
+        target = min(target, self.total)  # which rounding may have passed
+        index = int(np.searchsorted(self._sums, target))
+        place = index if self._step > 0 else BINS - 1 - index
+        if self._edge is None or place not in self._edge.bins:
+            first = place << _BIN_BITS
+            far = first if self._step < 0 else first + (1 << _BIN_BITS) - 1
+            return far, float(self._sums[index])
+        begin, end = np.searchsorted(bins_of(self._edge.hashes), [place, place + 1])
+        hashes = self._edge.hashes[begin:end][:: self._step]
+        tokens = np.cumsum(self._edge.counts[begin:end][:: self._step])
+        if index:
+            tokens += self._tokens[index - 1]
+        documents = np.arange(1, len(hashes) + 1) + (self._documents[index - 1] if index else 0)
+        sums = self._rate.predict(tokens, documents)
+        if not len(sums) or sums[-1] < target:
+            raise InputError(
+                f"bin {place} of the document hash: expected the documents counted before, found "
+                f"{len(sums)} that hold too few tokens; the source changes while it is read"
+            )
+        needed = int(np.searchsorted(sums, target))
+        # Documents with one hash are in one split.
+        needed = int(np.flatnonzero(hashes == hashes[needed])[-1])
+        return int(hashes[needed]), float(sums[needed])
+
+
+def select(hashes: np.ndarray, ranges: Ranges) -> np.ndarray:
+    """The index in `ranges.splits` of each document (int16), -1 for those in none."""
+    splits = np.full(hashes.shape, -1, np.int16)
+    for index, (_, first, last) in enumerate(ranges.splits):
+        splits[(hashes >= np.uint64(first)) & (hashes <= np.uint64(last))] = index
+    return splits
+
+
+def too_much(name: str, budget: Budget, asked: int, available: float, total: float) -> str:
+    """What to say when a split asks for more than there is."""
+    return (
+        f"{name}: {asked:,} tokens asked, about {available:,.0f} available after the other splits "
+        f"(the source holds about {total:,.0f}; budget: {budget}); ask for less or add documents"
+    )

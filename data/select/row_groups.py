@@ -1,0 +1,179 @@
+"""Samples of whole row groups, so that a small sample of a huge source fetches little but itself.
+
+All row groups stand in one order that the seed and their names decide: files by the hash of their
+name, row groups by the hash of (name, index), and the walk goes round: 32 row groups of the first
+file, 32 of the second, ..., then the next 32 of the first. Train is a prefix of the walk, so a
+larger sample contains the smaller one and only files that are reached are opened. Held-out splits
+walk from the other end, last files first and each file from its last row group, and are taken
+first; train leaves out what they took, and does not move them when it grows.
+
+Names are without the directories that all files share, so a copy at another address has the same
+order.
+Documents of one row group stand together in the source, and a sample of few row groups is as
+varied as these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from data.read.work_units import Unit, file_units, row_groups
+from data.select.document_hash import document_hash
+from data.select.hash_histogram import above_score
+
+BLOCK_ROW_GROUPS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowGroupBlock:
+    """Up to 32 row groups of one file, neighbours in the walk.
+
+    Attributes:
+        file: URL.
+        name: of the file, without the directories that all files of the source share.
+        round: how many blocks of the file come before.
+        backwards: whether the walk is the one from the other end.
+    """
+
+    file: str
+    name: str
+    round: int
+    backwards: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """One row group and what is in it.
+
+    Attributes:
+        unit: to read it.
+        documents: how many score high enough.
+        tokens: sum of their `token_count`.
+        compressed_bytes: of the file, that reading its documents fetches.
+    """
+
+    unit: Unit
+    documents: int
+    tokens: int
+    compressed_bytes: int
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """(file, index of the row group)."""
+        return self.unit.file, self.unit.row_groups[0]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON; `from_json` is the inverse."""
+        return {**asdict(self), "unit": asdict(self.unit)}
+
+    @staticmethod
+    def from_json(tree: dict[str, Any]) -> Group:
+        """The group of `to_json`."""
+        unit: dict[str, Any] = {**tree["unit"], "row_groups": tuple(tree["unit"]["row_groups"])}
+        counts = {name: int(value) for name, value in tree.items() if name != "unit"}
+        return Group(unit=Unit(**unit), **counts)
+
+
+class RowGroupOrder:
+    """The blocks of a source in the order of the walk, as far as it is known.
+
+    How many row groups a file has is known once one of its blocks was surveyed
+    (`set_row_group_count`), which is when the next round asks for it.
+    """
+
+    def __init__(self, files: Sequence[str], seed: int, *, backwards: bool) -> None:
+        names = _relative_names(files)
+        self._files = sorted(files, key=lambda file: (_hash(seed, names[file]), names[file]))
+        if backwards:
+            self._files.reverse()
+        self._names = names
+        self._backwards = backwards
+        self._counts: dict[str, int] = {}
+        self._round = 0
+        self._queue = list(self._files)
+
+    def next_blocks(self, limit: int) -> list[RowGroupBlock]:
+        """The next blocks, at most `limit` and all of one round; none when all have been given."""
+        if not self._queue:
+            self._round += 1
+            self._queue = [
+                f for f in self._files if self._counts.get(f, 0) > self._round * BLOCK_ROW_GROUPS
+            ]
+        given, self._queue = self._queue[:limit], self._queue[limit:]
+        return [
+            RowGroupBlock(file=f, name=self._names[f], round=self._round, backwards=self._backwards)
+            for f in given
+        ]
+
+    def set_row_group_count(self, block: RowGroupBlock, count: int) -> None:
+        """`block.file` has `count` row groups; to be said of every block that was given."""
+        self._counts[block.file] = count
+
+
+def block_units(block: RowGroupBlock, seed: int) -> tuple[list[Unit], int]:
+    """(the row groups of a block in the order of the walk, row groups of the whole file)."""
+    units = file_units(block.file, target_bytes=1)
+    hashes = [_hash(seed, f"{block.name}\0{unit.row_groups[0]}") for unit in units]
+    order = sorted(range(len(units)), key=lambda index: (hashes[index], index))
+    if block.backwards:
+        order.reverse()
+    chosen = order[block.round * BLOCK_ROW_GROUPS : (block.round + 1) * BLOCK_ROW_GROUPS]
+    return [units[index] for index in chosen], len(units)
+
+
+def survey_block(
+    block: RowGroupBlock, seed: int, min_score: float | None = None
+) -> tuple[list[Group], int]:
+    """(what a block's row groups hold, row groups of the whole file); text is not read.
+
+    Where the file has no `token_count` the text is all there is to count, and it is read.
+    """
+    units, count = block_units(block, seed)
+    sizes = [group.compressed_bytes for group in row_groups(block.file)]
+    groups = []
+    for unit in units:
+        documents = tokens = 0
+        for _, batch in above_score(unit, ("token_count",), min_score):
+            documents += batch.num_rows
+            tokens += int(batch.column("token_count").to_numpy().sum())
+        size = sum(sizes[index] for index in unit.row_groups)
+        groups.append(Group(unit=unit, documents=documents, tokens=tokens, compressed_bytes=size))
+    return groups, count
+
+
+def only_group(unit: Unit, index: int) -> Unit:
+    """One of a unit's row groups as a unit."""
+    group = row_groups(unit.file, text=unit.text, id=unit.id)[index]
+    return replace(unit, row_groups=(index,), rows=group.rows, text_bytes=group.text_bytes)
+
+
+def join_units(units: Iterable[Unit], target_bytes: int = 64 << 20) -> list[Unit]:
+    """Neighbours of one file as one unit, in their order, up to about so many bytes of text."""
+    joined: list[Unit] = []
+    for unit in units:
+        last = joined[-1] if joined else None
+        if last is not None and last.file == unit.file and last.text_bytes < target_bytes:
+            joined[-1] = replace(
+                last,
+                row_groups=last.row_groups + unit.row_groups,
+                rows=last.rows + unit.rows,
+                text_bytes=last.text_bytes + unit.text_bytes,
+            )
+        else:
+            joined.append(unit)
+    return joined
+
+
+def _relative_names(files: Sequence[str]) -> dict[str, str]:
+    """Each file's name without the directories that all have in common."""
+    directories = [file.split("/")[:-1] for file in files]
+    common = 0
+    while len({tuple(d[: common + 1]) for d in directories}) == 1 and common < len(directories[0]):
+        common += 1
+    return {file: "/".join(file.split("/")[common:]) for file in files}
+
+
+def _hash(seed: int, name: str) -> int:
+    return int(document_hash([name], seed)[0])

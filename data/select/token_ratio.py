@@ -1,0 +1,139 @@
+"""How many of a tokenizer's tokens a source's own count stands for, measured on a few documents.
+
+The estimate is a ratio of sums, r = sum(y) / sum(x): y our tokens without EOS, x the source's
+count. Documents of one place resemble each other, so the standard error is that of a cluster
+sample (Cochran 1977, Sampling Techniques, 6.4 and 9A): what differs between places counts, not
+what differs between documents.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import ArrayLike
+
+from data.read.work_units import Unit
+from data.select.document_hash import document_hash
+from data.select.hash_histogram import above_score
+from data.tokenizer.text_tokenizer import TextTokenizer
+
+DOCUMENTS = 200  # of each cluster
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Documents of one place, tokenised.
+
+    Attributes:
+        documents: how many.
+        counted: sum of the source's own counts, x.
+        tokens: sum of our tokens without EOS, y.
+        squares: sums over documents of x*x, x*y and y*y.
+    """
+
+    documents: int
+    counted: int
+    tokens: int
+    squares: tuple[int, int, int]
+
+    @staticmethod
+    def from_json(tree: Mapping[str, Any]) -> Cluster:
+        """The cluster whose `asdict` went through JSON."""
+        xx, xy, yy = tree["squares"]
+        return Cluster(
+            documents=tree["documents"],
+            counted=tree["counted"],
+            tokens=tree["tokens"],
+            squares=(xx, xy, yy),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenRatio:
+    """What a source's count is in our tokens; by default the count itself.
+
+    Attributes:
+        per_count: our tokens per token of the source's count.
+        per_document: what is added to every document: 1 for EOS.
+        standard_error: of `per_count`.
+        residual: standard deviation of a document's tokens about the rate.
+        documents: how many were tokenised to find out.
+        clusters: from how many places.
+    """
+
+    per_count: float = 1.0
+    per_document: int = 0
+    standard_error: float = 0.0
+    residual: float = 0.0
+    documents: int = 0
+    clusters: int = 0
+
+    def predict(self, counted: ArrayLike, documents: ArrayLike) -> np.ndarray:
+        """float64: our tokens, of sums of the source's counts over so many documents."""
+        return np.asarray(counted) * self.per_count + np.asarray(documents) * self.per_document
+
+    def error(self, counted: int, documents: int) -> float:
+        """Standard error of a prediction: of the rate, and of documents drawn independently."""
+        return math.hypot(self.standard_error * counted, self.residual * math.sqrt(documents))
+
+
+def probe(
+    units: Iterable[Unit], tokenizer: TextTokenizer, seed: int, min_score: float | None = None
+) -> Cluster:
+    """Tokenise up to 200 documents of the first of `units` that have any.
+
+    Among the rows read, those with the smallest document hash are chosen, so where a document
+    stands in its file has no influence.
+    """
+    found: list[pa.RecordBatch] = []
+    rows = 0
+    for unit in units:
+        for _, batch in above_score(unit, ("id", "text", "token_count"), min_score):
+            found.append(batch)
+            rows += batch.num_rows
+            if rows >= DOCUMENTS:
+                break
+        if rows >= DOCUMENTS:
+            break
+    if not rows:
+        return Cluster(documents=0, counted=0, tokens=0, squares=(0, 0, 0))
+    table = pa.Table.from_batches(found)
+    hashes = document_hash(table.column("id").combine_chunks(), seed)
+    chosen = table.take(pa.array(np.sort(np.argsort(hashes, kind="stable")[:DOCUMENTS])))
+    _, lengths = tokenizer.encode_batch(chosen.column("text").to_pylist())
+    counts = chosen.column("token_count").to_numpy()
+    return Cluster(
+        documents=len(counts),
+        counted=int(counts.sum()),
+        tokens=int(lengths.sum()),
+        squares=(int(counts @ counts), int(counts @ lengths), int(lengths @ lengths)),
+    )
+
+
+def estimate(clusters: Sequence[Cluster]) -> TokenRatio:
+    """The rate and its standard error; of a single cluster, as if documents were independent."""
+    found = [cluster for cluster in clusters if cluster.documents]
+    counted = sum(cluster.counted for cluster in found)
+    documents = sum(cluster.documents for cluster in found)
+    if not counted:  # nothing to predict from, and nothing that would be predicted
+        return TokenRatio(per_document=1, documents=documents, clusters=len(found))
+    ratio = sum(cluster.tokens for cluster in found) / counted
+    xx, xy, yy = (sum(cluster.squares[i] for cluster in found) for i in range(3))
+    n, squared = documents, max(0.0, yy - 2 * ratio * xy + ratio * ratio * xx)
+    residual = math.sqrt(squared / n)
+    if len(found) > 1:
+        n, squared = len(found), sum((c.tokens - ratio * c.counted) ** 2 for c in found)
+    error = math.sqrt(squared * n / (n - 1)) / counted if n > 1 else 0.0
+    return TokenRatio(
+        per_count=ratio,
+        per_document=1,
+        standard_error=error,
+        residual=residual,
+        documents=documents,
+        clusters=len(found),
+    )

@@ -1,0 +1,274 @@
+"""Writing the sampled documents of a unit: a Parquet file per split, and what is in it.
+
+Beside `<split>.parquet` (id, text, token_count) lies `<split>.lengths.npy`, the documents by length
+(int64 [2, distinct]: lengths, documents), and where duplicates are looked for `<split>.hashes.npy`
+(uint64 [documents, 3]: hash of the text in two words, hash of the id).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from data.read.parquet_table import TableWriter, read_table
+from data.read.work_units import Unit, row_groups
+from data.select.document_hash import digest_hex, document_hash, rows_digest, text_hash
+from data.select.hash_histogram import above_score
+from data.select.hash_ranges import Ranges, select
+from data.select.length_histogram import Lengths
+from pipeline.store import storage
+
+EMPTY_TEXT = "empty text"
+OUTSIDE = "outside the ranges"
+DUPLICATE = "duplicate text"
+
+SCHEMA = pa.schema([("id", pa.string()), ("text", pa.string()), ("token_count", pa.int64())])
+
+# Ids are read first, and text only of row groups with a sampled document, when a row group has
+# fewer than this many on average: at three, one row group in twenty has none.
+_SPARSE = 3.0
+
+
+def below(min_score: float) -> str:
+    """The reason for dropping a document that scores less."""
+    return f"score below {min_score:g}"
+
+
+class _SplitWriter:
+    """Writes the documents of one split and counts them; a context manager like `TableWriter`."""
+
+    def __init__(self, directory: str, split: str, keep_hashes: bool) -> None:
+        self._base = storage.join(directory, split)
+        self._table = TableWriter(f"{self._base}.parquet", SCHEMA)
+        self._hashes: list[np.ndarray] | None = [] if keep_hashes else None
+        self._lengths: list[Lengths] = []
+        self._digest = 0
+        self._bytes = 0
+
+    def __enter__(self) -> _SplitWriter:
+        self._table.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._table.__exit__(kind, error, trace)
+
+    def write(self, batch: pa.RecordBatch, places: np.ndarray | None = None) -> None:
+        """Append documents; `places` are their document hashes, where hashes are kept."""
+        self._table.write(batch)
+        contents = text_hash(batch.column("text"))
+        self._digest += rows_digest(batch.column("id"), contents)
+        self._lengths.append(Lengths.of(batch.column("token_count").to_numpy()))
+        self._bytes += int(pc.call_function("binary_length", [batch["text"]]).to_numpy().sum())
+        if self._hashes is not None and places is not None:
+            words = np.frombuffer(b"".join(contents), "<u8").astype(np.uint64).reshape(-1, 2)
+            self._hashes.append(np.column_stack([words, places]))
+
+    def finish(self) -> dict[str, Any]:
+        """Write what goes beside the table; the counts of the split."""
+        lengths = Lengths.merged(self._lengths)
+        _save(f"{self._base}.lengths.npy", np.stack([lengths.values, lengths.counts]))
+        if self._hashes is not None:
+            _save(f"{self._base}.hashes.npy", np.concatenate(self._hashes))
+        return {
+            "documents": lengths.documents,
+            "tokens": lengths.tokens,
+            "bytes": self._bytes,
+            "digest": digest_hex(self._digest),
+        }
+
+
+class _Splits:
+    """A writer for each split that gets a document."""
+
+    def __init__(self, directory: str, keep_hashes: bool, stack: ExitStack) -> None:
+        self._directory = directory
+        self._keep_hashes = keep_hashes
+        self._stack = stack
+        self._writers: dict[str, _SplitWriter] = {}
+
+    def write(self, split: str, batch: pa.RecordBatch, places: np.ndarray | None = None) -> None:
+        """Append documents to a split."""
+        if split not in self._writers:
+            writer = _SplitWriter(self._directory, split, self._keep_hashes)
+            self._writers[split] = self._stack.enter_context(writer)
+        self._writers[split].write(batch, places)
+
+    def finish(self) -> dict[str, dict[str, Any]]:
+        """The counts of every split."""
+        return {split: writer.finish() for split, writer in self._writers.items()}
+
+
+def sample_unit(
+    unit: Unit,
+    splits: Ranges | str,
+    directory: str,
+    *,
+    seed: int,
+    min_score: float | None = None,
+    keep_hashes: bool = False,
+) -> dict[str, Any]:
+    """Write the unit's sampled documents to `<directory>/<split>.parquet`, in source order.
+
+    A document of white space alone is dropped. One row group is in memory at a time.
+
+    Args:
+        unit: of the source.
+        splits: which documents go where, or the one split that gets them all.
+        directory: where to write.
+        seed: of the document hash.
+        min_score: documents that score less are dropped.
+        keep_hashes: write the hashes that `data.select.duplicates` needs.
+
+    Returns:
+        `splits`: for each with documents `documents`, `tokens` (by `token_count`), `bytes` (UTF-8
+        of the text) and `digest` (see `rows_digest`). `seen`: documents. `dropped`: documents by
+        reason; `seen` is the sum of all of these and the documents written. `row_groups_read`:
+        those whose text was read; `text_bytes_read`: its bytes by the footer, uncompressed.
+    """
+    dropped = {EMPTY_TEXT: 0}
+    if isinstance(splits, Ranges):
+        dropped[OUTSIDE] = 0
+    if min_score is not None:
+        dropped[below(min_score)] = 0
+    seen = unit.rows
+    unit = _with_sampled(unit, splits, seed, min_score, dropped)
+    with ExitStack() as stack:
+        out = _Splits(directory, keep_hashes, stack)
+        for rows, batch in above_score(unit, SCHEMA.names, min_score):
+            if min_score is not None:
+                dropped[below(min_score)] += rows - batch.num_rows
+            places = document_hash(batch.column("id"), seed)
+            for name, kept in _by_split(batch, places, splits, dropped):
+                out.write(name, batch.take(pa.array(kept)).select(SCHEMA.names), places[kept])
+        counts = out.finish()
+    return {
+        "splits": counts,
+        "seen": seen,
+        "dropped": dropped,
+        "row_groups_read": len(unit.row_groups),
+        "text_bytes_read": unit.text_bytes,
+    }
+
+
+def drop_rows(source: str, lost: dict[str, np.ndarray], directory: str) -> dict[str, Any]:
+    """Write a sampled unit again without some of its rows.
+
+    Args:
+        source: directory that `sample_unit` wrote.
+        lost: rows to leave out (int64, ascending) of every split the unit has, none for some.
+        directory: where to write.
+
+    Returns:
+        `splits` as of `sample_unit`, `dropped` with the documents left out, and `dropped_splits`:
+        `documents` and `tokens` left out by split.
+    """
+    gone: dict[str, dict[str, int]] = {}
+    with ExitStack() as stack:
+        out = _Splits(directory, False, stack)
+        for split, rows in lost.items():
+            first = tokens = 0
+            for batch in read_table(storage.join(source, f"{split}.parquet")):
+                inside = np.arange(first, first + batch.num_rows)
+                kept = np.flatnonzero(~np.isin(inside, rows))
+                if len(kept):
+                    out.write(split, batch.take(pa.array(kept)))
+                counts = batch.column("token_count").to_numpy()
+                tokens += int(counts.sum() - counts[kept].sum())
+                first += batch.num_rows
+            gone[split] = {"documents": len(rows), "tokens": tokens}
+        counts = out.finish()
+    return {
+        "splits": counts,
+        "dropped": {DUPLICATE: sum(part["documents"] for part in gone.values())},
+        "dropped_splits": gone,
+    }
+
+
+def read_lengths(directory: str, split: str) -> Lengths:
+    """The documents of a sampled unit's split by length."""
+    values, counts = _load(storage.join(directory, f"{split}.lengths.npy"))
+    return Lengths(values, counts)
+
+
+def read_hashes(directory: str, split: str) -> np.ndarray:
+    """uint64 [documents, 3] of a sampled unit's split: hash of the text (two words), of the id."""
+    return _load(storage.join(directory, f"{split}.hashes.npy"))
+
+
+def _by_split(
+    batch: pa.RecordBatch, places: np.ndarray, splits: Ranges | str, dropped: dict[str, int]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """(name, rows) of each split that has any in the batch; `dropped` counts the others."""
+    if isinstance(splits, Ranges):
+        names, where = splits.names, select(places, splits)
+        dropped[OUTSIDE] += int((where < 0).sum())
+    else:
+        names, where = (splits,), np.zeros(batch.num_rows, np.int16)
+    empty = _is_empty(batch.column("text")) & (where >= 0)
+    dropped[EMPTY_TEXT] += int(empty.sum())
+    where[empty] = -1
+    for index, name in enumerate(names):
+        rows = np.flatnonzero(where == index)
+        if len(rows):
+            yield name, rows
+
+
+def _is_empty(texts: pa.Array) -> np.ndarray:
+    """bool: whether a text is nothing but white space, as `str.isspace` has it."""
+    space = pc.call_function("utf8_is_space", [texts]).to_numpy(zero_copy_only=False)
+    return space | (pc.call_function("binary_length", [texts]).to_numpy() == 0)
+
+
+def _with_sampled(
+    unit: Unit, splits: Ranges | str, seed: int, min_score: float | None, dropped: dict[str, int]
+) -> Unit:
+    """The unit without row groups that have no sampled document, where there may be such.
+
+    What is known of their documents without their text goes into `dropped`.
+    """
+    if isinstance(splits, str) or splits.share * unit.rows >= _SPARSE * len(unit.row_groups):
+        return unit
+    groups = row_groups(unit.file, text=unit.text, id=unit.id)
+    ids = above_score(unit, ("id",), min_score)
+    wanted: list[int] = []
+    for index in unit.row_groups:
+        rows = low = outside = 0
+        while rows < groups[index].rows:  # no batch spans two row groups
+            count, batch = next(ids)
+            rows += count
+            low += count - batch.num_rows
+            outside += int((select(document_hash(batch.column("id"), seed), splits) < 0).sum())
+        if low + outside < rows:
+            wanted.append(index)
+            continue
+        dropped[OUTSIDE] += outside
+        if min_score is not None:
+            dropped[below(min_score)] += low
+    return replace(
+        unit,
+        row_groups=tuple(wanted),
+        rows=sum(groups[index].rows for index in wanted),
+        text_bytes=sum(groups[index].text_bytes for index in wanted),
+    )
+
+
+def _save(url: str, array: np.ndarray) -> None:
+    with storage.open_write(url) as file:
+        np.save(file, array, allow_pickle=False)
+
+
+def _load(url: str) -> np.ndarray:
+    with storage.open_read(url) as file:
+        return np.load(file, allow_pickle=False)

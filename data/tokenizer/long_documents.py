@@ -1,0 +1,145 @@
+"""Encoding documents of any length in bounded memory, with the ids of encoding them whole.
+
+Encoding costs some hundred bytes of memory per token while it lasts, so texts are handed to a back
+end about a mebibyte at a time, and a longer document in pieces. A piece ends where the tokenizer
+certainly splits: at candidates such as a space between two letters, tried out with the tokenizer
+itself on the text around. Both must hold, with the text beginning at eight places in turn, so that
+a split that depends on where counting began is not mistaken for one that is always there:
+
+- the pre-tokenizer ends a word there, and
+- both sides encoded apart have the ids of both together.
+
+Where no candidate holds, the piece grows; a tokenizer that never splits gets the document whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+from tokenizers import Tokenizer
+
+from data.tokenizer.backends import Encoder, Ids, text_offsets
+
+BATCH_BYTES = 1 << 20  # of text handed to a back end at once; a longer document is cut
+PIECE_BYTES = 1 << 18
+
+_SEARCH_BYTES = 1 << 14
+_CANDIDATES = 4  # of each kind, in each stretch that is searched
+_BEFORE, _AFTER = 256, 128  # bytes of text around a cut that are tried out
+_STARTS = 8
+_KINDS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        rb"(?<=[A-Za-z])(?= [A-Za-z])",
+        rb"(?<=[A-Za-z0-9\x80-\xff])(?=[!-/:-@\[-`{-~])",  # a word and its punctuation
+        rb"(?<=\xe3\x80[\x81\x82])(?=[\xe3-\xe9])",  # ideographic comma and full stop
+        rb"(?<=\n)(?=[A-Za-z])",
+        rb"(?<=[A-Za-z])(?=[\s0-9])",
+    )
+)
+
+
+def encode_documents(
+    texts: Sequence[pa.Array], encoder: Encoder, tokenizer: Tokenizer
+) -> Iterator[Ids]:
+    """Ids of documents, some at a time, a document never divided between two results.
+
+    Args:
+        texts: string or large_string arrays without nulls.
+        encoder: what encodes.
+        tokenizer: the same tokenizer, to find where long documents may be cut.
+    """
+    for array in texts:
+        for begin, end in _batches(text_offsets(array)):
+            batch = array.slice(begin, end - begin)
+            if end - begin == 1 and _size(batch) > BATCH_BYTES:
+                yield _encode_long(batch, encoder, tokenizer)
+            else:
+                yield encoder.encode(batch)
+
+
+def cut_points(text: memoryview, tokenizer: Tokenizer, piece: int) -> list[int]:
+    """Where a text may be cut, its own ends left out; bytes, ascending, about `piece` apart.
+
+    Args:
+        text: UTF-8.
+        tokenizer: set to read special tokens as text and to add none.
+        piece: bytes wanted between cuts; where no safe cut follows, more.
+    """
+    points: list[int] = []
+    begin = 0
+    while (cut := _next_cut(text, begin + piece, tokenizer)) is not None:
+        points.append(cut)
+        begin = cut
+    return points
+
+
+def is_safe_cut(text: memoryview, cut: int, tokenizer: Tokenizer) -> bool:
+    """Whether `tokenizer` splits `text` at byte `cut` by all that the text around it shows."""
+    left = bytes(text[max(0, cut - _BEFORE) : cut]).decode("utf-8", "ignore")
+    right = bytes(text[cut : cut + _AFTER]).decode("utf-8", "ignore")
+    split = tokenizer.pre_tokenizer
+    if split is None:
+        return False
+    # Near its beginning all of the document is around the cut, and how it begins is known.
+    starts = range(_STARTS) if cut > _BEFORE else range(1)
+    lefts = [left[start:] for start in starts]
+    for part in lefts:
+        words = split.pre_tokenize_str(part + right)
+        if not any(begin == len(part) for _, (begin, _) in words):
+            return False
+    whole = tokenizer.encode_batch_fast([p + right for p in lefts], add_special_tokens=False)
+    apart = tokenizer.encode_batch_fast([*lefts, right], add_special_tokens=False)
+    after = apart[-1].ids
+    return all(w.ids == a.ids + after for w, a in zip(whole, apart[:-1], strict=True))
+
+
+def _next_cut(text: memoryview, begin: int, tokenizer: Tokenizer) -> int | None:
+    """The first safe cut found from `begin` on that leaves something after it."""
+    stretch = _SEARCH_BYTES
+    while begin < len(text) - 1:
+        part = bytes(text[begin - 1 : begin + stretch])
+        for kind in _KINDS:
+            for tried, match in enumerate(kind.finditer(part, 1, len(part) - 1)):
+                if tried == _CANDIDATES:
+                    break
+                if is_safe_cut(text, begin - 1 + match.start(), tokenizer):
+                    return begin - 1 + match.start()
+        begin += stretch
+        stretch *= 2  # else a text without any safe cut would be tried out all along
+    return None
+
+
+def _encode_long(document: pa.Array, encoder: Encoder, tokenizer: Tokenizer) -> Ids:
+    """Ids of one document, encoded in pieces."""
+    offsets = text_offsets(document)
+    begin, end = int(offsets[0]), int(offsets[-1])
+    data = document.buffers()[2]
+    text = memoryview(data)[begin:end]
+    points = np.array([0, *cut_points(text, tokenizer, PIECE_BYTES), end - begin], np.int64) + begin
+    pieces = pa.LargeStringArray.from_buffers(len(points) - 1, pa.py_buffer(points), data)
+    parts = [
+        encoder.encode(pieces.slice(first, last - first))[0]
+        for first, last in _batches(text_offsets(pieces))
+    ]
+    ids = np.concatenate(parts)
+    return ids, np.array([len(ids)], np.int64)
+
+
+def _batches(offsets: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Ranges of texts of at most `BATCH_BYTES` in all; a longer text is a range of its own."""
+    edges = [0]
+    while edges[-1] < len(offsets) - 1:
+        limit = offsets[edges[-1]] + BATCH_BYTES
+        last = int(np.searchsorted(offsets, limit, side="right")) - 1
+        edges.append(min(max(last, edges[-1] + 1), len(offsets) - 1))
+    return pairwise(edges)
+
+
+def _size(texts: pa.Array) -> int:
+    offsets = text_offsets(texts)
+    return int(offsets[-1] - offsets[0])

@@ -1,0 +1,1 @@
+"""Causal attention: one call, its back ends, and the choice among them."""

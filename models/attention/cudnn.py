@@ -1,0 +1,137 @@
+"""Causal attention by cuDNN's fused kernels, on NVIDIA GPUs.
+
+Called as `jax.nn.dot_product_attention` calls them, in bfloat16 or float16, under `jax.shard_map`
+where batch and heads are spread over devices. The differentiation rule is JAX's, run by our own
+`jax.custom_vjp`: JAX's keeps output and log-sum-exp without a name, so that a policy which saves by
+name would run the forward kernel a second time. The two rules are private names of JAX; pyproject
+caps jax, and a test holds that the calls are those of JAX's own rule.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax._src.cudnn import fused_attention_stablehlo as fused
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
+
+from models.mesh_axes import MeshAxes
+
+RESIDUALS = "attention_residuals"
+DTYPES = ("bfloat16", "float16")
+WIDEST_HEAD = 256
+
+
+def unsupported_reason(
+    head_size: int,
+    *,
+    soft_cap: float | None,
+    segments: bool,
+    dtype: str,
+    sequence_shards: int = 1,
+) -> str | None:
+    """Why cuDNN cannot run this, or None when it can.
+
+    Heads above 128 further need a Hopper GPU or a newer one, which JAX checks when it traces.
+    """
+    if soft_cap is not None:
+        return f"its kernels have no soft cap, and the scores have one of {soft_cap}"
+    if segments:
+        return "its kernels are not told which documents share a row"
+    if dtype not in DTYPES:
+        return f"it computes in {' or '.join(DTYPES)}, not {dtype}"
+    if head_size % 8 or head_size > WIDEST_HEAD:
+        return f"a head size of {head_size} is not a multiple of 8 up to {WIDEST_HEAD}"
+    if sequence_shards > 1:
+        return f"its kernels need a whole row, and it is spread over {sequence_shards} devices"
+    return None
+
+
+def cudnn(
+    q_BPHD: Array, k_BPKD: Array, v_BPKD: Array, *, window: int | None, mesh_axes: MeshAxes | None
+) -> Array:
+    """Attention output with the axes and dtype of the queries.
+
+    Args:
+        q_BPHD: queries [batch, position, heads, head_size], already scaled; heads of one key/value
+            head are neighbours.
+        k_BPKD: keys [batch, position, kv_heads, head_size], of the same dtype.
+        v_BPKD: values, the same.
+        window: how many positions one sees, itself among them; None for all.
+        mesh_axes: those of batch and heads to run over, or None for one device.
+
+    Raises:
+        RuntimeError: from JAX, when cuDNN is not installed.
+    """
+    local = functools.partial(_attention, window)
+    if mesh_axes is None:
+        return local(q_BPHD, k_BPKD, v_BPKD)
+    by_head = PartitionSpec(mesh_axes.batch or None, None, mesh_axes.heads or None)
+    return jax.shard_map(
+        local,
+        mesh=mesh_axes.mesh,
+        in_specs=(by_head, by_head, by_head),
+        out_specs=by_head,
+        check_vma=False,
+    )(q_BPHD, k_BPKD, v_BPKD)
+
+
+def options(window: int | None) -> dict[str, Any]:
+    """What `jax.nn.dot_product_attention` is to be told."""
+    # It takes the positions before one's own.
+    local = None if window is None else (window - 1, 0)
+    return {"scale": 1.0, "is_causal": True, "local_window_size": local}
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(window: int | None, q: Array, k: Array, v: Array) -> Array:
+    return jax.nn.dot_product_attention(q, k, v, implementation="cudnn", **options(window))
+
+
+def _forward(
+    window: int | None, q: Array, k: Array, v: Array
+) -> tuple[Array, tuple[Array | None, ...]]:
+    absent = jnp.zeros(0, q.dtype)
+    arrays = (q, k, v, *(absent,) * 7)
+    out, residuals = fused._dot_product_attention_fwd_rule(*arrays, *_settings(window))
+    log_sum_exp, _ = residuals[-2:]
+    out = checkpoint_name(out, RESIDUALS)
+    log_sum_exp = checkpoint_name(log_sum_exp, RESIDUALS)
+    return out, (q, k, v, out, log_sum_exp)
+
+
+def _backward(
+    window: int | None, residuals: tuple[Array, ...], out_bar: Array
+) -> tuple[Array, Array, Array]:
+    q, k, v, out, log_sum_exp = residuals
+    absent = jnp.zeros(0, q.dtype)
+    saved = (q, k, v, *(absent,) * 7, log_sum_exp, out)
+    rule: Any = fused._dot_product_attention_bwd_rule
+    q_bar, k_bar, v_bar, *_ = rule(*_settings(window), saved, out_bar)
+    return q_bar, k_bar, v_bar
+
+
+_attention.defvjp(_forward, _backward)
+
+
+def _settings(window: int | None) -> tuple[Any, ...]:
+    """Static arguments of JAX's rules.
+
+    Scale, seed and rate of dropout, whether there is a bias and its gradient, mask, layout, window
+    with one's own position, cuDNN's version, and whether the log-sum-exp is returned too.
+    """
+    return (
+        1.0,
+        42,
+        0.0,
+        (False, False),
+        fused.MaskType.CAUSAL,
+        fused.AttentionLayout.BTNH.value,
+        window,
+        fused.check_cudnn_version(),
+        False,
+    )

@@ -1,0 +1,261 @@
+"""Causal grouped-query attention: one call, several back ends.
+
+`reference` is plain Haliax and makes all scores, in float32. `blockwise` is plain JAX and makes a
+block of them at a time, on any device. `splash` is the TPU's kernel, `cudnn` an NVIDIA GPU's. All
+compute softmax(cap(q k^T)) v of scaled queries over the positions up to one's own, or the last
+`window` of them, in one's own segment. The choice is made once, by `choose_backend`, with a reason
+to log; nothing falls back silently.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import haliax as hax
+import jax
+from haliax import NamedArray
+
+from models.attention.blockwise import blockwise
+from models.attention.cudnn import cudnn
+from models.attention.cudnn import unsupported_reason as cudnn_unsupported_reason
+from models.attention.reference import reference
+from models.attention.splash import splash
+from models.attention.splash import unsupported_reason as splash_unsupported_reason
+from models.attention.splash_tiles import only_narrow_tiles
+from models.axes import (
+    BATCH,
+    HEAD_SIZE,
+    HEADS,
+    KV_HEADS,
+    POSITION,
+    Q_PER_KV,
+    QUERY_FEATURES,
+)
+from models.mesh_axes import MeshAxes
+from pipeline.errors import InputError
+
+BACKENDS = ("reference", "blockwise", "splash", "cudnn")
+KERNEL_OF = {"tpu": "splash", "gpu": "cudnn"}
+BLOCKWISE_FROM = 256
+"""Positions of a row from which blocks are faster on a CPU."""
+
+
+class BackendChoice(NamedTuple):
+    """A back end, one of `BACKENDS`, and a sentence for the log on why that one."""
+
+    backend: str
+    reason: str
+
+
+def choose_backend(
+    requested: str,
+    platform: str,
+    *,
+    position: int,
+    head_size: int,
+    soft_cap: float | None = None,
+    segments: bool = False,
+    window: int | None = None,
+    dtype: str = "bfloat16",
+    sequence_shards: int = 1,
+) -> BackendChoice:
+    """The back end to use and why.
+
+    Args:
+        requested: "auto" or one of `BACKENDS`.
+        platform: of the devices that will run the program: "tpu", "cpu" or "gpu" (NVIDIA's).
+        position: tokens per row.
+        head_size: width of one head.
+        soft_cap: of the scores, or None.
+        segments: whether attention stops at the end of a document.
+        window: positions that one sees, or None for all.
+        dtype: of queries, keys and values.
+        sequence_shards: devices that the positions of a row are spread over.
+
+    Raises:
+        InputError: `requested` is unknown, or cannot run here.
+    """
+    if requested not in ("auto", *BACKENDS):
+        raise InputError(
+            f"attention: expected auto, {', '.join(BACKENDS[:-1])} or {BACKENDS[-1]}, "
+            f"found {requested!r}; auto is safe"
+        )
+    obstacles = {
+        "splash": splash_unsupported_reason(position, head_size, sequence_shards),
+        "cudnn": cudnn_unsupported_reason(
+            head_size,
+            soft_cap=soft_cap,
+            segments=segments,
+            dtype=dtype,
+            sequence_shards=sequence_shards,
+        ),
+    }
+    for needs, kernel in KERNEL_OF.items():
+        if platform != needs:
+            obstacles[kernel] = f"it needs platform {needs} and this is {platform}"
+    if requested != "auto":
+        if obstacle := obstacles.get(requested):
+            raise InputError(
+                f'attention: {requested} cannot run, {obstacle}; use "auto" or "blockwise"'
+            )
+        return BackendChoice(requested, f"{requested} attention: requested")
+    kernel = KERNEL_OF.get(platform)
+    shape = f"{position} positions on {platform}"
+    if kernel is None:
+        seen = position if window is None else min(window, position)
+        if position < BLOCKWISE_FROM:
+            return BackendChoice(
+                "reference",
+                f"reference attention: auto, {shape}, where blocks are not faster",
+            )
+        return BackendChoice(
+            "blockwise", f"blockwise attention: auto, {shape} that see up to {seen}"
+        )
+    if obstacle := obstacles[kernel]:
+        return BackendChoice(
+            "blockwise", f"blockwise attention: auto, {shape}; not {kernel}: {obstacle}"
+        )
+    reason = f"{kernel} attention: auto, {shape}"
+    if kernel == "splash" and only_narrow_tiles(position, head_size, sequence_shards):
+        reason += (
+            ", slowly: of the multiples of 128 only 128 divides the row; try a multiple of 512"
+        )
+    return BackendChoice(kernel, reason)
+
+
+def attend(
+    q: NamedArray,
+    k: NamedArray,
+    v: NamedArray,
+    *,
+    backend: str,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    segment_ids: NamedArray | None = None,
+    mesh_axes: MeshAxes | None = None,
+    interpret: bool = False,
+) -> NamedArray:
+    """Causal self-attention; the result has the axes of `q` in any order, and its dtype.
+
+    The output and what else the backward pass needs of the forward pass are named
+    "attention_residuals".
+
+    Args:
+        q: queries [batch, position, kv_heads, q_per_kv, head_size] in any order, already scaled.
+        k: keys [batch, position, kv_heads, head_size], the same.
+        v: values, the same.
+        backend: one of `BACKENDS`.
+        window: how many positions one sees, itself among them; None for all.
+        soft_cap: c in c * tanh(score / c), or None.
+        segment_ids: int32 [batch, position]; attention stays inside equal ids.
+        mesh_axes: for the kernels; the compiler partitions the other back ends.
+        interpret: run splash in Pallas' interpreter.
+
+    Raises:
+        InputError: the back end is unknown or cannot run these shapes, or `window` is below 1.
+    """
+    if window is not None and window < 1:
+        raise InputError(f"attention: expected a window of at least 1 position, found {window}")
+    if window is not None and window >= q.resolve_axis(POSITION).size:
+        window = None
+    if backend == "reference":
+        out = reference(q, k, v, window, soft_cap, segment_ids)
+        return hax.tree_checkpoint_name(out, "attention_residuals")
+    if backend == "blockwise":
+        return _by_blocks(q, k, v, window, soft_cap, segment_ids)
+    if backend not in KERNEL_OF.values():
+        raise InputError(
+            f"attention: expected back end {', '.join(BACKENDS)}, found {backend!r}; "
+            "take the one that choose_backend returns"
+        )
+    _check_kernel(backend, q, soft_cap, segment_ids, mesh_axes)
+    if backend == "cudnn":
+        return _by_cudnn(q, k, v, window, mesh_axes)
+    return _by_splash(q, k, v, window, soft_cap, segment_ids, mesh_axes, interpret)
+
+
+def _check_kernel(
+    backend: str,
+    q: NamedArray,
+    soft_cap: float | None,
+    segment_ids: NamedArray | None,
+    mesh_axes: MeshAxes | None,
+) -> None:
+    position, head_size = (q.resolve_axis(name).size for name in (POSITION, HEAD_SIZE))
+    shards = 1 if mesh_axes is None else mesh_axes.shards(mesh_axes.sequence)
+    if backend == "splash":
+        obstacle = splash_unsupported_reason(position, head_size, shards)
+    else:
+        obstacle = cudnn_unsupported_reason(
+            head_size,
+            soft_cap=soft_cap,
+            segments=segment_ids is not None,
+            dtype=q.dtype.name,
+            sequence_shards=shards,
+        )
+    if obstacle is not None:
+        raise InputError(f'attention: {backend} cannot run, {obstacle}; use "blockwise"')
+
+
+def _by_blocks(
+    q: NamedArray,
+    k: NamedArray,
+    v: NamedArray,
+    window: int | None,
+    soft_cap: float | None,
+    segment_ids: NamedArray | None,
+) -> NamedArray:
+    rows = (BATCH, POSITION, KV_HEADS)
+    queries = q.rearrange((*rows, Q_PER_KV, HEAD_SIZE))
+    out = blockwise(
+        queries.array,
+        k.rearrange((*rows, HEAD_SIZE)).array,
+        v.rearrange((*rows, HEAD_SIZE)).array,
+        window=window,
+        soft_cap=soft_cap,
+        segment_ids=_rows(segment_ids),
+    )
+    return hax.named(out, queries.axes)
+
+
+def _by_cudnn(
+    q: NamedArray, k: NamedArray, v: NamedArray, window: int | None, mesh_axes: MeshAxes | None
+) -> NamedArray:
+    rows = (BATCH, POSITION, KV_HEADS)
+    queries = q.rearrange((*rows, Q_PER_KV, HEAD_SIZE)).flatten_axes((KV_HEADS, Q_PER_KV), HEADS)
+    keys, values = (x.rearrange((*rows, HEAD_SIZE)).array for x in (k, v))
+    out = cudnn(queries.array, keys, values, window=window, mesh_axes=mesh_axes)
+    heads = tuple(q.resolve_axis(name) for name in (KV_HEADS, Q_PER_KV))
+    return hax.named(out, queries.axes).unflatten_axis(HEADS, heads)
+
+
+def _by_splash(
+    q: NamedArray,
+    k: NamedArray,
+    v: NamedArray,
+    window: int | None,
+    soft_cap: float | None,
+    segment_ids: NamedArray | None,
+    mesh_axes: MeshAxes | None,
+    interpret: bool,
+) -> NamedArray:
+    heads_first = (BATCH, KV_HEADS, POSITION, HEAD_SIZE)
+    queries = q.rearrange((BATCH, KV_HEADS, Q_PER_KV, POSITION, HEAD_SIZE))
+    queries = queries.flatten_axes((KV_HEADS, Q_PER_KV), HEADS)
+    out = splash(
+        queries.array,
+        k.rearrange(heads_first).array,
+        v.rearrange(heads_first).array,
+        _rows(segment_ids),
+        window=window,
+        soft_cap=soft_cap,
+        mesh_axes=mesh_axes,
+        interpret=interpret,
+    )
+    features = tuple(q.resolve_axis(name) for name in (KV_HEADS, Q_PER_KV, HEAD_SIZE))
+    merged = hax.named(out, (q.resolve_axis(BATCH), QUERY_FEATURES, q.resolve_axis(POSITION)))
+    return merged.unflatten_axis(QUERY_FEATURES, features)
+
+
+def _rows(segment_ids: NamedArray | None) -> jax.Array | None:
+    return None if segment_ids is None else segment_ids.rearrange((BATCH, POSITION)).array

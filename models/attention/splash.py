@@ -1,0 +1,260 @@
+"""Causal attention by JAX's splash kernel (Pallas for TPU), forward and backward.
+
+The kernel never writes the scores to memory and skips blocks that the mask hides. It serves several
+query heads with one key/value head, so keys and values are not repeated. It is called per row of
+the batch under `jax.vmap`, and under `jax.shard_map` where arrays are spread over devices, because
+the compiler cannot partition a kernel by itself. With positions spread over devices, each device
+has its part of the queries and gathers all keys and values; the device with the last positions then
+has the most to do, twice the mean.
+
+The differentiation rule around it is ours. The kernel's own keeps its output as [heads, position,
+head_size], which the TPU pads to 128 lanes: with heads of 64 that is twice the memory, for every
+layer. Ours keeps it as [query_features, position], as the next product reads it, and turns it back
+for the backward kernels. `_splash_attention_bwd_dkv` and `_dq` are private names of JAX;
+pyproject caps jax, and a test holds their parameters.
+
+With the fused backward kernel each block of keys writes what it adds to the queries' gradients:
+[batch, key blocks, heads, position, head_size] in the queries' dtype while one layer's backward
+pass runs, a head padded to 128 lanes. With 8 rows of 8,192 positions, 16 heads of 64 or 128 and
+key blocks of 2048 that is 1 GiB.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+    splash_attention_kernel,
+    splash_attention_mask,
+)
+from jax.sharding import NamedSharding, PartitionSpec
+
+from models.attention.splash_tiles import LANES, block_sizes
+from models.mesh_axes import MeshAxes
+
+RESIDUALS = "attention_residuals"
+
+SegmentIds = splash_attention_kernel.SegmentIds
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """What the compiled kernel depends on besides its arrays."""
+
+    heads: int
+    position: int
+    head_size: int
+    window: int | None
+    soft_cap: float | None
+    sequence_shards: int = 1
+    interpret: bool = False
+
+
+@functools.cache
+def build(kernel: Kernel) -> splash_attention_kernel.SplashAttentionKernel:
+    """JAX's kernel object for one row, returning its log-sum-exp too; its arrays are NumPy."""
+    shape = (kernel.position, kernel.position)
+    if kernel.window is None:
+        mask = splash_attention_mask.CausalMask(shape)
+    else:
+        mask = splash_attention_mask.LocalMask(shape, (kernel.window - 1, 0), 0)
+    sizes = block_sizes(kernel.position, kernel.head_size, kernel.window, kernel.sequence_shards)
+    with jax.ensure_compile_time_eval():
+        built = splash_attention_kernel.make_splash_mha(
+            splash_attention_mask.MultiHeadMask([mask] * kernel.heads),
+            block_sizes=sizes,
+            head_shards=1,
+            q_seq_shards=kernel.sequence_shards,
+            attn_logits_soft_cap=kernel.soft_cap,
+            save_residuals=True,
+            interpret=kernel.interpret,
+        )
+        return jax.tree.map(np.asarray, built)
+
+
+def unsupported_reason(position: int, head_size: int, sequence_shards: int = 1) -> str | None:
+    """Why the kernel cannot run these shapes, or None when it can."""
+    if position % sequence_shards:
+        return f"{position} positions do not divide over {sequence_shards} devices"
+    if position // sequence_shards % LANES:
+        each = f" on each of {sequence_shards} devices" if sequence_shards > 1 else ""
+        return f"{position // sequence_shards} positions{each} are not a multiple of {LANES}"
+    if head_size % 64:
+        return f"a head size of {head_size} is not a multiple of 64"
+    return None
+
+
+def splash(
+    q_BHPD: Array,
+    k_BKPD: Array,
+    v_BKPD: Array,
+    segment_ids_BP: Array | None,
+    *,
+    window: int | None,
+    soft_cap: float | None,
+    mesh_axes: MeshAxes | None,
+    interpret: bool,
+) -> Array:
+    """Attention output [batch, heads * head_size, position] in the queries' dtype.
+
+    Args:
+        q_BHPD: queries, already scaled; heads of one key/value head are neighbours.
+        k_BKPD: keys [batch, kv_heads, position, head_size].
+        v_BKPD: values, same shape.
+        segment_ids_BP: int32, or None.
+        window: how many positions one sees, itself among them; None for all.
+        soft_cap: c in c * tanh(score / c), or None.
+        mesh_axes: to run over, or None for one device.
+        interpret: run in Pallas' interpreter.
+    """
+    _, heads, position, head_size = q_BHPD.shape
+    describe = functools.partial(
+        Kernel,
+        position=position,
+        head_size=head_size,
+        window=window,
+        soft_cap=soft_cap,
+        interpret=interpret,
+    )
+    if mesh_axes is None:
+        run = build(describe(heads))
+        return _attention(run, q_BHPD, k_BKPD, v_BKPD, segment_ids_BP, segment_ids_BP)
+    here = heads // mesh_axes.shards(mesh_axes.heads)
+    run = build(describe(here, sequence_shards=mesh_axes.shards(mesh_axes.sequence)))
+    rows, by_heads, sequence = (
+        axes or None for axes in (mesh_axes.batch, mesh_axes.heads, mesh_axes.sequence)
+    )
+    by_head = PartitionSpec(rows, by_heads, sequence)
+    masks = NamedSharding(mesh_axes.mesh, PartitionSpec(None, sequence))
+    return jax.shard_map(
+        functools.partial(_on_one_device, mesh_axes.sequence),
+        mesh=mesh_axes.mesh,
+        in_specs=(
+            run.manual_sharding_spec(masks),
+            by_head,
+            by_head,
+            by_head,
+            None if segment_ids_BP is None else PartitionSpec(rows, sequence),
+        ),
+        out_specs=PartitionSpec(rows, by_heads, sequence),
+        check_vma=False,
+    )(run, q_BHPD, k_BKPD, v_BKPD, segment_ids_BP)
+
+
+def _on_one_device(
+    sequence: tuple[str, ...], run: Any, q: Array, k: Array, v: Array, ids: Array | None
+) -> Array:
+    """Attention of this device's queries, with the keys and values of all positions."""
+    if not sequence:
+        return _attention(run, q, k, v, ids, ids)
+
+    def whole(x: Array, axis: int) -> Array:
+        return jax.lax.all_gather(x, sequence, axis=axis, tiled=True)
+
+    kv_ids = None if ids is None else whole(ids, 1)
+    return _attention(run, q, whole(k, 2), whole(v, 2), ids, kv_ids)
+
+
+@jax.custom_vjp
+def _attention(
+    run: Any, q: Array, k: Array, v: Array, q_ids: Array | None, kv_ids: Array | None
+) -> Array:
+    return _forward(run, q, k, v, q_ids, kv_ids)[0]
+
+
+def _forward(
+    run: Any, q: Array, k: Array, v: Array, q_ids: Array | None, kv_ids: Array | None
+) -> tuple[Array, tuple[Any, ...]]:
+    def one_row(
+        q: Array, k: Array, v: Array, q_ids: Array | None, kv_ids: Array | None
+    ) -> tuple[Array, Array]:
+        out, (log_sum_exp,) = run(q, k, v, _segment_ids(q_ids, kv_ids))
+        return out, log_sum_exp
+
+    # The kernel's own indexing relies on NumPy's rank promotion.
+    with jax.numpy_rank_promotion("allow"):
+        out, log_sum_exp = jax.vmap(one_row)(q, k, v, q_ids, kv_ids)
+    out = checkpoint_name(_merge_heads(out), RESIDUALS)
+    log_sum_exp = checkpoint_name(log_sum_exp, RESIDUALS)
+    return out, (run, q, k, v, q_ids, kv_ids, out, log_sum_exp)
+
+
+def _backward(
+    residuals: tuple[Any, ...], out_bar: Array
+) -> tuple[None, Array, Array, Array, None, None]:
+    run, q, k, v, q_ids, kv_ids, out, log_sum_exp = residuals
+    batch, heads, position, head_size = q.shape
+    # The inner products of the softmax's backward pass, taken where heads are not padded.
+    by_head = (batch, heads, head_size, position)
+    wide, wide_bar = (x.reshape(by_head).astype(jnp.float32) for x in (out, out_bar))
+    inner = jnp.sum(wide * wide_bar, axis=2)
+
+    def one_row(*row: Any) -> tuple[Array, Array, Array]:
+        q, k, v, q_ids, kv_ids, log_sum_exp, out_bar, inner = row
+        ids = _segment_ids(q_ids, kv_ids)
+        return backward_kernels(run, (q, k, v, ids, None, log_sum_exp, out_bar, inner))
+
+    rows = (q, k, v, q_ids, kv_ids, log_sum_exp, _split_heads(out_bar, heads), inner)
+    with jax.numpy_rank_promotion("allow"):
+        q_bar, k_bar, v_bar = jax.vmap(one_row)(*rows)
+    return None, q_bar, k_bar, v_bar, None, None
+
+
+def backward_kernels(run: Any, arrays: tuple[Any, ...]) -> tuple[Array, Array, Array]:
+    """Cotangents of one row's queries, keys and values, by JAX's backward kernel or kernels.
+
+    `arrays` are queries, keys, values, segment ids, None, log-sum-exp, the output's cotangent and
+    its inner products with the output.
+    """
+    settings, blocks = run.kwargs, run.kwargs["block_sizes"]
+    common = {
+        name: settings[name]
+        for name in ("is_mqa", "mask_value", "attn_logits_soft_cap", "mask_function", "interpret")
+    }
+    common |= {name: getattr(blocks, name) for name in ("q_layout", "k_layout", "v_layout")}
+    keys_values: Any = splash_attention_kernel._splash_attention_bwd_dkv
+    q_bar, k_bar, v_bar = keys_values(
+        *arrays,
+        bq=blocks.block_q_dkv,
+        bkv=blocks.block_kv_dkv,
+        bkv_compute=blocks.block_kv_dkv_compute,
+        mask_info=run.dkv_mask_info,
+        use_fused_bwd_kernel=blocks.use_fused_bwd_kernel,
+        **common,
+    )
+    if not blocks.use_fused_bwd_kernel:
+        queries: Any = splash_attention_kernel._splash_attention_bwd_dq
+        q_bar = queries(
+            *arrays,
+            bq=blocks.block_q_dq,
+            bkv=blocks.block_kv_dq,
+            mask_info=run.dq_mask_info,
+            **common,
+        )
+    return q_bar, k_bar, v_bar
+
+
+_attention.defvjp(_forward, _backward)
+
+
+def _segment_ids(q_ids: Array | None, kv_ids: Array | None) -> SegmentIds | None:
+    return None if q_ids is None or kv_ids is None else SegmentIds(q=q_ids, kv=kv_ids)
+
+
+def _merge_heads(x: Array) -> Array:
+    """[batch, heads, position, head_size] to [batch, heads * head_size, position]."""
+    batch, heads, position, head_size = x.shape
+    return x.swapaxes(2, 3).reshape(batch, heads * head_size, position)
+
+
+def _split_heads(x: Array, heads: int) -> Array:
+    """Inverse of `_merge_heads`."""
+    batch, features, position = x.shape
+    return x.reshape(batch, heads, features // heads, position).swapaxes(2, 3)

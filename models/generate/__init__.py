@@ -1,0 +1,1 @@
+"""Generation: prefill, a loop over tokens with a key-value cache, and the choice of tokens."""

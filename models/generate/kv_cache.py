@@ -1,0 +1,229 @@
+"""Keys and values of the positions so far, so that one more token costs one token's work.
+
+`prefill` runs whole prompts at once by the model's own attention and keeps the keys and values it
+makes on the way; `decode` runs one position of every row against them. The logits are those of
+`Transformer.logits` up to rounding, for every shape of model.
+
+Rows may have different lengths. They are padded at the end, and a token's keys and values are in
+the slot of its position: so what follows a row's last token (padding, or nothing yet) is in slots
+that later tokens of that row fill before any token may see them, and no mask is needed but the
+causal one.
+
+Memory: 2 * layers * rows * positions * kv_heads * head_size numbers in the compute dtype, see
+`cache_bytes`. Layers with a sliding window keep all positions too.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import equinox as eqx
+import haliax as hax
+import jax.numpy as jnp
+from haliax import Axis, NamedArray
+from jax import Array
+
+from models.attention.dispatch import attend
+from models.attention.reference import MASKED
+from models.axes import (
+    BATCH,
+    EMBED,
+    HEAD_SIZE,
+    KEY_POSITION,
+    KV_HEADS,
+    POSITION,
+    Q_PER_KV,
+    TOKENS_FIRST,
+    VOCAB,
+    model_axes,
+)
+from models.config import TransformerConfig
+from models.rotary import rotary_angles
+from models.scan_layers import collect_layers
+from models.transformer import Block, Transformer
+
+SLOTS = (BATCH, KV_HEADS, POSITION, HEAD_SIZE)
+"""Axes of one layer's keys, and of its values, in the order that attention's products want."""
+
+
+class KVCache(eqx.Module):
+    """Keys and values, an array [batch, kv_heads, position, head_size] a layer for each.
+
+    They are as attention takes them: after norm and rotation. Layers do not share an array, because
+    to multiply by a part of one a CPU copies it first.
+    """
+
+    keys: tuple[NamedArray, ...]
+    values: tuple[NamedArray, ...]
+
+    @property
+    def positions(self) -> int:
+        """Slots of a row."""
+        return self.keys[0].resolve_axis(POSITION).size
+
+
+def cache_bytes(config: TransformerConfig, batch: int, positions: int, item_bytes: int) -> int:
+    """Bytes of a cache whose numbers have `item_bytes` each."""
+    numbers = config.layers * batch * positions * config.kv_heads * config.head_size
+    return 2 * numbers * item_bytes
+
+
+def prefill(
+    model: Transformer, tokens: NamedArray, *, positions: int, backend: str = "reference"
+) -> tuple[NamedArray, KVCache]:
+    """Final hidden states of prompts from their first position on, and their keys and values.
+
+    Args:
+        model: in the compute dtype.
+        tokens: int32 [batch, position], rows padded at the end by any id.
+        positions: slots of the cache, at least the positions of `tokens`.
+        backend: attention's, see `models.attention.dispatch.choose_backend`.
+
+    Returns:
+        Hidden states [batch, position, embed] for `Transformer.logits_of`; a row's are its own up
+        to its last token. The cache.
+
+    Raises:
+        InputError: rows are longer than the learned positions, or the back end cannot run them.
+    """
+    x, angles = model.embed(tokens, TOKENS_FIRST)
+
+    def one_layer(
+        block: Block, x: NamedArray, window: int | None
+    ) -> tuple[NamedArray, tuple[Array, Array]]:
+        def attention(q: NamedArray, k: NamedArray, v: NamedArray) -> NamedArray:
+            cap = block.attention.soft_cap
+            return attend(q, k, v, backend=backend, window=window, soft_cap=cap)
+
+        x, (k, v) = block.with_heads(x, angles, attention)
+        return x, (k.rearrange(SLOTS).array, v.rearrange(SLOTS).array)
+
+    x, (keys, values) = collect_layers(model.blocks.stacked, x, one_layer, model.config.windows)
+    cache = KVCache(_with_room(keys, model, positions), _with_room(values, model, positions))
+    return model.final_norm(x), cache
+
+
+def _with_room(made: Array, model: Transformer, positions: int) -> tuple[NamedArray, ...]:
+    """A layer's slots each, of [layers, batch, kv_heads, position, head_size] and zeros behind."""
+    config = model.config
+    axes = model_axes(config)
+    layer = (Axis(BATCH, made.shape[1]), axes.KVHeads, Axis(POSITION, positions), axes.HeadSize)
+    room = ((0, 0), (0, 0), (0, 0), (0, positions - made.shape[3]), (0, 0))
+    slots = jnp.pad(made, room)
+    return tuple(hax.named(slots[i], layer) for i in range(config.layers))
+
+
+def decode(
+    model: Transformer,
+    blocks: tuple[Block, ...],
+    tokens: Array,
+    positions: Array,
+    cache: KVCache,
+) -> tuple[NamedArray, KVCache]:
+    """Final hidden states of one more token in every row, and the cache with it.
+
+    Args:
+        model: as for `prefill`; its blocks are not read.
+        blocks: the model's, see `models.scan_layers.split_layers`.
+        tokens: int32 [batch].
+        positions: int32 [batch], where the tokens stand: a row's slots before it are filled.
+        cache: of the rows; a donated one is changed in place.
+
+    Returns:
+        Hidden states [batch, embed], the cache.
+    """
+    x, angles = _embed_at(model, tokens, positions)
+    keys, values = [], []
+    layers = zip(blocks, cache.keys, cache.values, model.config.windows, strict=True)
+    for block, past_keys, past_values, window in layers:
+        attention = partial(
+            attend_to_past,
+            past_keys=past_keys,
+            past_values=past_values,
+            positions=positions,
+            window=window,
+            soft_cap=block.attention.soft_cap,
+        )
+        x, (k, v) = block.with_heads(x, angles, attention)
+        keys.append(_write(past_keys, k, positions))
+        values.append(_write(past_values, v, positions))
+    return model.final_norm(x), KVCache(tuple(keys), tuple(values))
+
+
+def attend_to_past(
+    q: NamedArray,
+    k: NamedArray,
+    v: NamedArray,
+    *,
+    past_keys: NamedArray,
+    past_values: NamedArray,
+    positions: Array,
+    window: int | None,
+    soft_cap: float | None,
+) -> NamedArray:
+    """Attention of one position in every row to itself and to those before it.
+
+    Args:
+        q: [batch, kv_heads, q_per_kv, head_size], scaled.
+        k: [batch, kv_heads, head_size], the position's own.
+        v: the same.
+        past_keys: [batch, kv_heads, position, head_size]; the slots before `positions` count.
+        past_values: the same.
+        positions: int32 [batch].
+        window: how many positions one sees, itself among them; None for all.
+        soft_cap: c in c * tanh(score / c), or None.
+
+    Returns:
+        The axes and dtype of `q`.
+    """
+    past_keys, past_values = (x.rename({POSITION: KEY_POSITION}) for x in (past_keys, past_values))
+    heads = (BATCH, KV_HEADS, Q_PER_KV)
+    q = q.rearrange((*heads, HEAD_SIZE))
+
+    def scores_of(keys: NamedArray, axes: tuple[str, ...]) -> NamedArray:
+        scores = hax.dot(q, keys, axis=HEAD_SIZE, out_axes=axes, preferred_element_type=jnp.float32)
+        return scores if soft_cap is None else soft_cap * hax.tanh(scores / soft_cap)
+
+    own = scores_of(k, heads)
+    scores = scores_of(past_keys, (*heads, KEY_POSITION))
+    here = hax.named(positions, q.resolve_axis(BATCH))
+    scores = hax.where(_past(here, past_keys.resolve_axis(KEY_POSITION), window), scores, MASKED)
+    largest = hax.maximum(hax.max(scores, axis=KEY_POSITION), own)
+    weights, own = hax.exp(scores - largest), hax.exp(own - largest)
+    narrow = weights.astype(v.dtype)
+    out = hax.dot(narrow, past_values, axis=KEY_POSITION, preferred_element_type=jnp.float32)
+    kept = own.astype(v.dtype).astype(jnp.float32).broadcast_to(out.axes)
+    out = out + kept * v.astype(jnp.float32)
+    out = out / (hax.sum(weights, axis=KEY_POSITION) + own)
+    return out.rearrange(q.axes).astype(q.dtype)
+
+
+def _past(here: NamedArray, Slots: Axis, window: int | None) -> NamedArray:
+    """Which slots come before `here` and are in its window: boolean [batch, key_position]."""
+    slots = hax.arange(Slots)
+    here = here.broadcast_to((*here.axes, Slots))
+    past = here > slots
+    return past if window is None else past & (here - slots < window)
+
+
+def _embed_at(
+    model: Transformer, tokens: Array, positions: Array
+) -> tuple[NamedArray, NamedArray | None]:
+    """The first residual stream [batch, embed] of tokens where they stand, and their angles."""
+    Batch = Axis(BATCH, tokens.shape[0])
+    x = model.embedding.take(VOCAB, hax.named(tokens, Batch))
+    here = hax.named(positions, Batch)
+    if model.position_embedding is not None:
+        x = x + model.position_embedding.take(POSITION, here)
+        return x.rearrange((BATCH, EMBED)), None
+    config = model.config
+    head_size = model_axes(config).HeadSize
+    angles = rotary_angles(here, head_size, config.rope_base, config.rope_scaling)
+    return x.rearrange((BATCH, EMBED)), angles
+
+
+def _write(slots: NamedArray, made: NamedArray, positions: Array) -> NamedArray:
+    """One layer's `slots` with `made` [batch, kv_heads, head_size] at every row's position."""
+    new = made.rearrange((BATCH, KV_HEADS, HEAD_SIZE)).array
+    array = slots.array.at[jnp.arange(new.shape[0]), :, positions].set(new, unique_indices=True)
+    return hax.named(array, slots.axes)

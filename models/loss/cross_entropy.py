@@ -1,0 +1,289 @@
+"""Cross-entropy of a linear head, in chunks of positions, with its own backward pass.
+
+Full logits are the largest array of a small language model: 16,384 tokens x 32,768 ids x 4 bytes
+are 2 GiB, and their gradient as much again. Here a `lax.scan` makes the logits of one chunk at a
+time. Since the objective is a sum over tokens, its gradient with respect to a chunk's logits is
+known as soon as they are: the differentiated forward pass makes both gradients (of the hidden
+states and of the head) chunk by chunk and keeps those, so no logits are kept and none are made
+twice (as in Liger Kernel, Hsu et al., 2024, arXiv:2410.10989, section 3.2).
+
+Per token, with logits l = cap(h W^T), z = log sum_v exp(l_v), target t and weight w:
+
+    objective     = w (z - l_t + a z^2)
+    d / d l_v     = w (softmax(l)_v (1 + 2 a z) - [v = t])
+
+Logits, z and every reduction are float32; the gradient of the logits is rounded to the hidden
+states' dtype before its two matrix products, which accumulate in float32.
+
+On CPUs the chunks are of the vocabulary instead, see `models.loss.vocab_chunks`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import PartitionSpec
+
+from models.loss.vocab_chunks import sums_and_gradients, vocabulary_chunks
+from models.mesh_axes import MeshAxes
+from pipeline.errors import InputError
+
+LOGIT_BUDGET_BYTES = 512 * 2**20
+
+Sums = tuple[Array, Array, Array]
+Gradients = tuple[Array, Array]
+
+
+def chunk_count(
+    batch: int, position: int, vocab: int, *, shards: int = 1, budget: int = LOGIT_BUDGET_BYTES
+) -> int:
+    """Chunks of positions so that one chunk's float32 logits fit `budget` bytes on a device.
+
+    The smallest divisor of `position` that is enough, or `position` where none is.
+
+    Args:
+        batch: rows of the whole batch.
+        position: tokens per row.
+        vocab: ids.
+        shards: devices among which the batch is divided evenly.
+        budget: bytes per device.
+    """
+    needed = math.ceil(batch * position * vocab * 4 / shards / budget)
+    divisors = (chunks for chunks in range(1, position + 1) if position % chunks == 0)
+    return next((chunks for chunks in divisors if chunks >= needed), position)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7))
+def summed_losses(
+    hidden_EBP: Array,
+    head_VE: Array,
+    targets_BP: Array,
+    weights_BP: Array,
+    z_loss: float,
+    soft_cap: float | None,
+    chunks: int,
+    mesh_axes: MeshAxes | None,
+) -> Sums:
+    """The objective, sum of w * nll + z_loss * w * z^2, and its two parts; float32 scalars.
+
+    Only the objective is differentiable, with respect to the hidden states and the head; the parts
+    are for reading, and a gradient through them is zero.
+
+    Args:
+        hidden_EBP: hidden states, any float dtype.
+        head_VE: output head in the same dtype.
+        targets_BP: int32 ids in [0, V).
+        weights_BP: float32 weight of every token.
+        z_loss: a in the formula above.
+        soft_cap: c in c * tanh(logits / c), or None.
+        chunks: divisor of P.
+        mesh_axes: those that divide the batch, or None on one device.
+
+    Raises:
+        InputError: `chunks` does not divide P.
+    """
+    settings = (z_loss, soft_cap, chunks)
+    run = _over_devices(functools.partial(_sums, *settings), mesh_axes)
+    return run(hidden_EBP, head_VE, targets_BP, weights_BP)[0]
+
+
+def token_losses(
+    hidden_EBP: Array, head_VE: Array, targets_BP: Array, soft_cap: float | None, chunks: int
+) -> Array:
+    """Negative log-likelihood of every token, float32 [B, P]; arguments as above."""
+
+    def one_chunk(_: None, chunk: tuple[Array, Array]) -> tuple[None, Array]:
+        hidden, targets = chunk
+        return None, _losses(_logits(hidden, head_VE, soft_cap), targets)[0]
+
+    split = (_split(hidden_EBP, chunks), _split(targets_BP, chunks))
+    return _join(jax.lax.scan(one_chunk, None, split)[1])
+
+
+def _logits(hidden: Array, head: Array, soft_cap: float | None) -> Array:
+    logits = jnp.einsum("ve,ebp->vbp", head, hidden, preferred_element_type=jnp.float32)
+    return logits if soft_cap is None else soft_cap * jnp.tanh(logits / soft_cap)
+
+
+def _losses(logits: Array, targets: Array) -> tuple[Array, Array]:
+    """Negative log-likelihood and log-sum-exp, float32 [B, P]."""
+    lse = jax.nn.logsumexp(logits, axis=0)
+    # A masked sum instead of a gather stays local when the vocabulary is sharded.
+    at_target = jnp.sum(jnp.where(_is_target(logits, targets), logits, 0.0), axis=0)
+    return lse - at_target, lse
+
+
+def _is_target(logits: Array, targets: Array) -> Array:
+    return jax.lax.broadcasted_iota(targets.dtype, logits.shape, 0) == targets[None]
+
+
+def _logit_gradient(
+    logits: Array,
+    targets: Array,
+    lse: Array,
+    weights: Array,
+    z_loss: float,
+    soft_cap: float | None,
+) -> Array:
+    """Gradient with respect to the logits before the cap, float32 [V, B, P]."""
+    softmax = jnp.exp(logits - lse[None])
+    gradient = softmax * (weights * (1.0 + 2.0 * z_loss * lse))[None]
+    gradient = gradient - jnp.where(_is_target(logits, targets), weights[None], 0.0)
+    if soft_cap is not None:
+        gradient = gradient * (1.0 - jnp.square(logits / soft_cap))
+    return gradient
+
+
+def _split(x: Array, chunks: int) -> Array:
+    """[..., P] to [chunks, ..., P / chunks]; the batch stays whole, so it stays sharded."""
+    *rest, position = x.shape
+    if position % chunks:
+        raise InputError(
+            f"chunks: expected a divisor of the {position} positions, found {chunks}; "
+            'give another number or "auto"'
+        )
+    return jnp.moveaxis(x.reshape(*rest, chunks, position // chunks), -2, 0)
+
+
+def _join(x: Array) -> Array:
+    """Inverse of `_split`."""
+    chunks, *rest, position = x.shape
+    return jnp.moveaxis(x, 0, -2).reshape(*rest, chunks * position)
+
+
+def _sums(
+    z_loss: float,
+    soft_cap: float | None,
+    chunks: int,
+    hidden: Array,
+    head: Array,
+    targets: Array,
+    weights: Array,
+) -> tuple[Sums, tuple[()]]:
+    """The sums alone, where nothing is differentiated."""
+
+    def one_chunk(sums: tuple[Array, Array], chunk: tuple[Array, ...]) -> tuple[Any, None]:
+        hidden, targets, weights = chunk
+        return _add(sums, *_losses(_logits(hidden, head, soft_cap), targets), weights, z_loss), None
+
+    zero = jnp.zeros((), jnp.float32)
+    split = tuple(_split(x, chunks) for x in (hidden, targets, weights))
+    (nll, z), _ = jax.lax.scan(one_chunk, (zero, zero), split)
+    return (nll + z, nll, z), ()
+
+
+def _sums_and_gradients(
+    z_loss: float,
+    soft_cap: float | None,
+    chunks: int,
+    hidden: Array,
+    head: Array,
+    targets: Array,
+    weights: Array,
+) -> tuple[Sums, Gradients]:
+    """The sums, and the objective's gradients: of the hidden states, and of the head in float32."""
+
+    def one_chunk(carry: tuple[Any, Array], chunk: tuple[Array, ...]) -> tuple[Any, Array]:
+        sums, head_bar = carry
+        hidden, targets, weights = chunk
+        logits = _logits(hidden, head, soft_cap)
+        nll, lse = _losses(logits, targets)
+        gradient = _logit_gradient(logits, targets, lse, weights, z_loss, soft_cap)
+        gradient = gradient.astype(hidden.dtype)
+        hidden_bar = jnp.einsum("ve,vbp->ebp", head, gradient)
+        more = jnp.einsum("vbp,ebp->ve", gradient, hidden, preferred_element_type=jnp.float32)
+        return (_add(sums, nll, lse, weights, z_loss), head_bar + more), hidden_bar
+
+    zero = jnp.zeros((), jnp.float32)
+    start = (zero, zero), jnp.zeros(head.shape, jnp.float32)
+    split = tuple(_split(x, chunks) for x in (hidden, targets, weights))
+    ((nll, z), head_bar), hidden_bar = jax.lax.scan(one_chunk, start, split)
+    return (nll + z, nll, z), (_join(hidden_bar), head_bar)
+
+
+def _add(
+    sums: tuple[Array, Array], nll: Array, lse: Array, weights: Array, z_loss: float
+) -> tuple[Array, Array]:
+    of_nll, of_z = sums
+    return of_nll + jnp.sum(nll * weights), of_z + z_loss * jnp.sum(jnp.square(lse) * weights)
+
+
+def _over_devices(run: Any, mesh_axes: MeshAxes | None) -> Any:
+    """`run` on every device's rows; sums and the head's gradient are added over devices once."""
+    if mesh_axes is None:
+        return run
+    axes = (*mesh_axes.batch, *mesh_axes.sequence)
+    if mesh_axes.shards(axes) == 1:
+        # Nothing to add. Nor can XLA's CPU compiler divide the vocabulary inside a region whose
+        # own axes are all of one device.
+        return run
+    tokens, whole = (mesh_axes.batch, mesh_axes.sequence), PartitionSpec()
+    hidden, rows = PartitionSpec(None, *tokens), PartitionSpec(*tokens)
+
+    def local(*arrays: Array) -> tuple[Sums, Any]:
+        sums, gradients = run(*arrays)
+        if gradients:
+            gradients = gradients[0], jax.lax.psum(gradients[1], axes)
+        return jax.lax.psum(sums, axes), gradients
+
+    differentiated = run.func is not _sums
+    return jax.shard_map(
+        local,
+        mesh=mesh_axes.mesh,
+        in_specs=(hidden, whole, rows, rows),
+        out_specs=(whole, (hidden, whole) if differentiated else ()),
+        axis_names=set(axes),
+        check_vma=False,
+    )
+
+
+def _forward(
+    hidden: Array,
+    head: Array,
+    targets: Array,
+    weights: Array,
+    z_loss: float,
+    soft_cap: float | None,
+    chunks: int,
+    mesh_axes: MeshAxes | None,
+) -> tuple[Sums, Gradients]:
+    by_vocabulary = _vocabulary_chunks(head.shape[0], targets.size, chunks, mesh_axes)
+    if by_vocabulary is not None:
+        kind = functools.partial(sums_and_gradients, z_loss, soft_cap, by_vocabulary)
+    else:
+        kind = functools.partial(_sums_and_gradients, z_loss, soft_cap, chunks)
+    return _over_devices(kind, mesh_axes)(hidden, head, targets, weights)
+
+
+def _vocabulary_chunks(
+    vocab: int, tokens: int, chunks: int, mesh_axes: MeshAxes | None
+) -> int | None:
+    """Chunks of ids where these are the faster ones: on CPUs, for logits that need chunks."""
+    if chunks == 1 or mesh_axes is None or mesh_axes.platform != "cpu" or mesh_axes.heads:
+        return None
+    here = tokens // mesh_axes.shards((*mesh_axes.batch, *mesh_axes.sequence))
+    return vocabulary_chunks(vocab, here)
+
+
+def _backward(
+    z_loss: float,
+    soft_cap: float | None,
+    chunks: int,
+    mesh_axes: MeshAxes | None,
+    gradients: Gradients,
+    cotangents: Sums,
+) -> tuple[Array, Array, None, None]:
+    hidden_bar, head_bar = gradients
+    of_objective = cotangents[0]
+    scaled = hidden_bar.astype(jnp.float32) * of_objective
+    # Parameters are multiplied in the hidden states' dtype, and so are their cotangents.
+    head_bar = (head_bar * of_objective).astype(hidden_bar.dtype)
+    return scaled.astype(hidden_bar.dtype), head_bar, None, None
+
+
+summed_losses.defvjp(_forward, _backward)

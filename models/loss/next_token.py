@@ -1,0 +1,145 @@
+"""Next-token cross-entropy as sums, so that means stay exact under gradient accumulation.
+
+The target at position i is token i + 1 of the same row; the last position has none and never
+counts. The mean over microbatches is (sum of totals) / (sum of counts), whatever each one counted.
+The mask speaks of predictions: position i of `loss_mask` says whether predicting token i + 1
+counts.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Unpack
+
+import equinox as eqx
+import haliax as hax
+import jax
+import jax.numpy as jnp
+from haliax import NamedArray
+
+from models.axes import BATCH, EMBED, POSITION, VOCAB
+from models.loss.cross_entropy import (
+    LOGIT_BUDGET_BYTES,
+    chunk_count,
+    summed_losses,
+    token_losses,
+)
+from models.mesh_axes import MeshAxes
+from models.transformer import Forward, Transformer
+
+Chunks = int | Literal["auto"]
+
+
+class Loss(eqx.Module):
+    """Sums over the tokens that count; all float32 scalars.
+
+    Attributes:
+        objective: total + z, the only one to differentiate; gradients of the others are zero.
+        total: sum of negative log-likelihoods, in nats.
+        z: z_loss times the sum of squared log-sum-exps.
+        count: number of tokens summed over.
+
+    The objective of a step is objective / count, each summed over everything in the step first.
+    """
+
+    objective: jax.Array
+    total: jax.Array
+    z: jax.Array
+    count: jax.Array
+
+
+def next_token_loss(
+    model: Transformer,
+    tokens: NamedArray,
+    *,
+    loss_mask: NamedArray | None = None,
+    z_loss: float = 0.0,
+    chunks: Chunks = 1,
+    chunk_budget: int = LOGIT_BUDGET_BYTES,
+    **forward: Unpack[Forward],
+) -> Loss:
+    """Loss of predicting every next token of each row.
+
+    Args:
+        model: the model, already cast to the compute dtype.
+        tokens: int32 [batch, position].
+        loss_mask: [batch, position], boolean or a weight: whether the prediction made at a position
+            (of the token after it) counts. Without it all but the last position count.
+        z_loss: weight of the squared log-sum-exp (PaLM, Chowdhery et al., 2022, section 5: 1e-4).
+        chunks: chunks of positions, a divisor of the row length (of one device's part of it, where
+            `mesh_axes` divides rows); "auto" takes as many as keep one chunk's float32 logits
+            within `chunk_budget` on each device that `mesh_axes` names.
+        chunk_budget: bytes, for "auto" only.
+        **forward: see `models.transformer.Forward`.
+
+    Raises:
+        InputError: `chunks` does not divide the row length, or see `Transformer.hidden`.
+    """
+    tokens = tokens.rearrange((BATCH, POSITION))
+    weight = _predicts(tokens)
+    if loss_mask is not None:
+        weight = weight * loss_mask.rearrange(weight.axes).astype(jnp.float32)
+    hidden, head, targets = _inputs(model, tokens, forward)
+    mesh_axes = forward.get("mesh_axes")
+    objective, total, z = summed_losses(
+        hidden,
+        head,
+        targets,
+        weight.array,
+        z_loss,
+        model.config.logit_soft_cap,
+        _chunks(model, tokens, chunks, chunk_budget, mesh_axes),
+        mesh_axes,
+    )
+    return Loss(objective=objective, total=total, z=z, count=hax.sum(weight).array)
+
+
+def nll_per_token(
+    model: Transformer,
+    tokens: NamedArray,
+    *,
+    chunks: Chunks = 1,
+    chunk_budget: int = LOGIT_BUDGET_BYTES,
+    **forward: Unpack[Forward],
+) -> NamedArray:
+    """Negative log-likelihood in nats of token i + 1 at position i, float32 [batch, position].
+
+    The last position is 0. Arguments as for `next_token_loss`.
+    """
+    tokens = tokens.rearrange((BATCH, POSITION))
+    chunks = _chunks(model, tokens, chunks, chunk_budget, forward.get("mesh_axes"))
+    inputs = _inputs(model, tokens, forward)
+    nll = token_losses(*inputs, model.config.logit_soft_cap, chunks)
+    return hax.named(nll, tokens.axes) * _predicts(tokens)
+
+
+def _inputs(
+    model: Transformer, tokens: NamedArray, forward: Forward
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Hidden states [embed, batch, position], head [vocab, embed] and targets, as arrays."""
+    hidden = model.hidden(tokens, **forward).rearrange((EMBED, BATCH, POSITION))
+    head = model.output_head.rearrange((VOCAB, EMBED))
+    return hidden.array, head.array, jnp.roll(tokens.array, -1, axis=1)
+
+
+def _chunks(
+    model: Transformer,
+    tokens: NamedArray,
+    chunks: Chunks,
+    budget: int,
+    mesh_axes: MeshAxes | None,
+) -> int:
+    if chunks != "auto":
+        return chunks
+    batch, position = tokens.array.shape
+    shards = 1
+    if mesh_axes is not None:
+        shards = mesh_axes.shards(mesh_axes.batch)
+        position //= mesh_axes.shards(mesh_axes.sequence)
+    return chunk_count(batch, position, model.Vocab.size, shards=shards, budget=budget)
+
+
+def _predicts(tokens: NamedArray) -> NamedArray:
+    """1.0 where a next token exists in the row, 0.0 at the last position; [batch, position]."""
+    Position = tokens.resolve_axis(POSITION)
+    inside = hax.arange(Position) < Position.size - 1
+    return inside.astype(jnp.float32).broadcast_to((tokens.resolve_axis(BATCH), Position))

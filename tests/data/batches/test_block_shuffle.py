@@ -1,0 +1,184 @@
+"""Orders are bijections of every epoch, whatever the sizes."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from data.batches.block_shuffle import BlockShuffle
+from pipeline.errors import InputError
+
+
+def shuffle(sequences, io_block_size=4, window_blocks=3, seed=0):
+    return BlockShuffle(
+        sequences=sequences, io_block_size=io_block_size, window_blocks=window_blocks, seed=seed
+    )
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(
+    sequences=st.integers(1, 700),
+    io_block_size=st.integers(1, 80) | st.just(10_000),
+    window_blocks=st.integers(1, 30) | st.just(10_000),
+    seed=st.integers(-5, 5),
+)
+def test_every_epoch_visits_every_row_once(sequences, io_block_size, window_blocks, seed):
+    """Three epochs are three permutations of all rows, partial blocks and windows included."""
+    order = shuffle(sequences, io_block_size, window_blocks, seed)
+    rows = order.rows(np.arange(3 * sequences)).reshape(3, sequences)
+    assert rows.dtype == np.int64
+    for epoch in rows:
+        assert np.array_equal(np.sort(epoch), np.arange(sequences))
+
+
+@settings(max_examples=100, deadline=None)
+@given(sequences=st.integers(1, 300), data=st.data())
+def test_rows_are_a_function_of_each_position(sequences, data):
+    """Any positions in any order, from any epoch, get the rows they get alone."""
+    order = shuffle(sequences, data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9)))
+    positions = np.array(data.draw(st.lists(st.integers(0, 10**9), min_size=1, max_size=20)))
+    alone = [int(order.rows(np.array([position]))[0]) for position in positions]
+    assert order.rows(positions).tolist() == alone
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    sequences=st.integers(1, 500), io_block_size=st.integers(1, 20), window_blocks=st.integers(1, 9)
+)
+def test_a_window_reads_its_blocks_and_no_others(sequences, io_block_size, window_blocks):
+    """Rows come window by window: each holds whole blocks, at most `window_blocks` of them."""
+    order = shuffle(sequences, io_block_size, window_blocks)
+    blocks = order.rows(np.arange(sequences)) // io_block_size
+    place = 0
+    seen = set()
+    while place < sequences:
+        window, size = set(), 0
+        while len(window) < window_blocks and place + size < sequences:
+            window.add(int(blocks[place + size]))
+            size = sum(min(io_block_size, sequences - b * io_block_size) for b in window)
+            members = set(blocks[place : place + size].tolist())
+            if len(members) > len(window):
+                window = members
+                size = sum(min(io_block_size, sequences - b * io_block_size) for b in window)
+        assert len(window) <= window_blocks
+        assert set(blocks[place : place + size].tolist()) == window
+        assert not window & seen
+        seen |= window
+        place += size
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    sequences=st.integers(1, 100_000),
+    io_block_size=st.integers(1, 500) | st.just(100_000),
+    window_blocks=st.integers(1, 500) | st.just(100_000),
+    seed=st.integers(0, 2**63),
+    epoch=st.integers(0, 10**4),
+)
+def test_any_epoch_of_any_size_has_every_row_once(
+    sequences, io_block_size, window_blocks, seed, epoch
+):
+    """Up to 100,000 rows, any epoch: a permutation, and the next epoch's is another."""
+    # Windows of few rows cost a permutation each; they are tried on small sets above.
+    assume(sequences / (io_block_size * window_blocks) < 200)
+    order = shuffle(sequences, io_block_size, window_blocks, seed)
+    rows = order.rows(np.arange(epoch * sequences, (epoch + 2) * sequences)).reshape(2, sequences)
+    for each in rows:
+        assert np.array_equal(np.bincount(each, minlength=sequences), np.ones(sequences))
+    if sequences > 50:
+        assert not np.array_equal(rows[0], rows[1])
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    sequences=st.integers(300, 30_000),
+    start=st.integers(0, 10**12),
+    spans=st.lists(st.integers(0, 9000), min_size=1, max_size=4),
+)
+def test_batches_and_scattered_positions_agree(sequences, start, spans):
+    """Consecutive requests of any length give what the same positions give far apart."""
+    order = shuffle(sequences, 8, 64)
+    for span in spans:
+        positions = np.arange(start, start + span)
+        together = order.rows(positions)
+        scattered = order.rows(np.append(positions, start + 10**6))[:-1]
+        assert np.array_equal(together, scattered)
+        start += span
+
+
+def test_what_a_caller_changes_stays_its_own():
+    """Rows that were handed out are not shared with later requests."""
+    order = shuffle(5000)
+    first = order.rows(np.arange(4096))
+    kept = first.copy()
+    first[:] = -1
+    assert np.array_equal(order.rows(np.arange(4096)), kept)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_next_seed_does_not_continue_this_one(seed):
+    """Seed s in epoch 1 is not seed s + 1 in epoch 0, whole or in any window's places."""
+    here, after = (
+        shuffle(1000, 8, 25, s).rows(np.arange(2000)).reshape(2, 1000) for s in (seed, seed + 1)
+    )
+    # Two random orders agree at one place on average; 14 or more has a chance of 10^-11.
+    assert (here[1] == after[0]).sum() < 14
+    assert (here[1] % 8 == after[0] % 8).sum() < 1000 / 8 + 7 * math.sqrt(1000 / 8)
+
+
+def test_epochs_and_seeds_differ():
+    """No two of (seed 0 and 1) x (epoch 0 and 1) are the same order, nor the order of the file."""
+    orders = [shuffle(997, 8, 5, seed).rows(np.arange(2 * 997)).reshape(2, 997) for seed in (0, 1)]
+    rows = [tuple(epoch) for order in orders for epoch in order]
+    assert len({*rows, tuple(range(997))}) == 5
+
+
+def test_windows_of_one_epoch_have_orders_of_their_own():
+    """Sixteen windows of sixteen rows each permute their places differently."""
+    order = shuffle(256, io_block_size=16, window_blocks=1)
+    offsets = order.rows(np.arange(256)).reshape(16, 16) % 16
+    assert len({tuple(window) for window in offsets}) == 16
+
+
+def test_a_full_shuffle_mixes_as_random():
+    """Blocks of one row, or one window over all: neighbours are no closer than chance."""
+    n = 20_000
+    for order in (shuffle(n, 1, 10**9), shuffle(n, 64, 10**9), shuffle(n, 1, 100)):
+        rows = order.rows(np.arange(n))
+        assert abs(np.abs(np.diff(rows)).mean() / n - 1 / 3) < 0.02
+
+
+@pytest.mark.slow
+def test_the_short_block_moves():
+    """The rows of the partial last block come at different places in different epochs."""
+    order = shuffle(1001, 10, 4)
+    rows = order.rows(np.arange(200 * 1001)).reshape(200, 1001)
+    places = np.argmax(rows == 1000, axis=1)
+    assert len(np.unique(places)) > 100
+    assert abs(places.mean() / 1001 - 0.5) < 0.1
+
+
+def test_the_order_is_frozen():
+    """Recorded runs can be repeated: these rows may never change."""
+    order = shuffle(1001, 10, 4, 7)
+    assert order.rows(np.array([0, 1, 2, 500, 1000, 1001, 10**9])).tolist() == FROZEN
+
+
+FROZEN = [718, 713, 622, 193, 416, 831, 269]
+
+
+@pytest.mark.parametrize("field", ["sequences", "io_block_size", "window_blocks"])
+def test_sizes_below_one_are_refused(field):
+    """The message has the field and the value."""
+    sizes = {"sequences": 5, "io_block_size": 1, "window_blocks": 1, field: 0}
+    with pytest.raises(InputError, match=f"{field}=0"):
+        BlockShuffle(**sizes, seed=0)
+
+
+def test_negative_positions_are_refused():
+    """There is nothing before the first sequence."""
+    with pytest.raises(IndexError):
+        shuffle(10).rows(np.array([-1]))

@@ -1,0 +1,126 @@
+"""A position's sequence is the mixture's and the shuffle's choice, looked up by hand."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.batches.block_shuffle import BlockShuffle
+from data.batches.dataset import Dataset
+from data.batches.mixture import Mixture, MixturePhase
+from pipeline.errors import InputError
+from tests.data.token_shards import rows_of, source, spec, write_shards
+
+LENGTH = 32
+SIZES = {"web": [3001, 0, 50, 2000], "code": [999, 31, 31, 31], "books": [1234]}
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """Three sources: name -> (shards, rows in lists)."""
+    root, found, first = tmp_path_factory.mktemp("sources"), {}, 1
+    for name, sizes in SIZES.items():
+        shards, tokens = write_shards(root / name, sizes, first)
+        first += sum(sizes)
+        found[name] = (shards, rows_of(tokens, LENGTH))
+    return found
+
+
+def order(rows, **shuffle):
+    shuffle = {"io_block_size": 8, "window_blocks": 4, "seed": 0, **shuffle}
+    return BlockShuffle(sequences=len(rows), **shuffle)
+
+
+def test_one_source_follows_its_shuffle(stored):
+    """Three epochs of positions, each a lookup of the order in the list of rows."""
+    shards, rows = stored["web"]
+    with Dataset(spec(source(shards, seed=3))) as dataset:
+        assert dataset.sequences == len(rows) == sum(SIZES["web"]) // LENGTH
+        assert dataset.is_local
+        positions = np.arange(3 * len(rows))
+        found = dataset.read(positions)
+    assert found.dtype == np.int32
+    assert found.tolist() == [rows[row] for row in order(rows, seed=3).rows(positions)]
+
+
+STAGES = (
+    MixturePhase(start=0, weights=(2.0, 1.0, 0.0)),
+    MixturePhase(start=700, weights=(0.0, 1.0, 3.0)),
+)
+
+
+@settings(max_examples=20, deadline=None)
+@given(positions=st.lists(st.integers(0, 3000), max_size=40), seed=st.integers(0, 3))
+def test_a_mixture_draws_from_each_source_in_its_order(stored, positions, seed):
+    """Any positions in any order: the source and its n-th sequence, as the mixture says."""
+    sources = [source(stored[name][0], name, seed=seed + 9) for name in SIZES]
+    with Dataset(spec(*sources, stages=STAGES, seed=seed)) as dataset:
+        found = dataset.read(np.array(positions, np.int64)).tolist()
+    expected = []
+    chosen = Mixture(STAGES, seed).choose(np.array(positions, np.int64))
+    for number, index in zip(*(part.tolist() for part in chosen), strict=True):
+        rows = stored[list(SIZES)[number]][1]
+        row = int(order(rows, seed=seed + 9).rows(np.array([index]))[0])
+        expected.append(rows[row])
+    assert found == expected
+
+
+def test_every_source_is_read_once_per_its_epoch(stored):
+    """Whatever the weights, a source's first visits are all its rows, and so are the next."""
+    sources = [source(stored[name][0], name) for name in SIZES]
+    with Dataset(spec(*sources, stages=STAGES)) as dataset:
+        rows = dataset.rows(np.arange(1500))
+    begin = 0
+    for name in SIZES:
+        count = len(stored[name][1])
+        mine = rows[(rows >= begin) & (rows < begin + count)] - begin
+        assert len(mine) >= 2 * count
+        for epoch in mine[: 2 * count].reshape(2, count):
+            assert np.array_equal(np.sort(epoch), np.arange(count))
+        begin += count
+
+
+def test_without_stages_sources_come_in_proportion_to_their_rows(stored):
+    """In an epoch's worth of positions every source has about as many as it has rows."""
+    sources = [source(stored[name][0], name) for name in SIZES]
+    with Dataset(spec(*sources)) as dataset:
+        counts = [len(stored[name][1]) for name in SIZES]
+        assert dataset.sequences == sum(counts)
+        rows = dataset.rows(np.arange(100 * sum(counts)))
+        drawn = np.histogram(rows, [0, *np.cumsum(counts)])[0]
+    assert np.all(np.abs(drawn - 100 * np.array(counts)) <= 10)
+
+
+def test_stages_work_with_one_source(stored):
+    """A mixture of one source is that source."""
+    one = spec(source(stored["code"][0]))
+    staged = dataclasses.replace(one, stages=(MixturePhase(start=0, weights=(5.0,)),))
+    with Dataset(one) as plain, Dataset(staged) as mixed:
+        positions = np.arange(100)
+        assert np.array_equal(plain.read(positions), mixed.read(positions))
+
+
+def test_specs_that_make_no_data_set_are_refused(stored):
+    """The message has the source, or the numbers that do not fit."""
+    shards = stored["books"][0]
+    with pytest.raises(InputError, match="found none"):
+        Dataset(spec())
+    with pytest.raises(InputError, match=r"source tiny: 1234 tokens hold no sequence .*=1235"):
+        Dataset(spec(source(shards, "tiny"), length=1235))
+    with pytest.raises(InputError, match=r"sequence 700 has 3 weights, expected 1.*\(books\)"):
+        Dataset(spec(source(shards, "books"), stages=(STAGES[1],)))
+    with pytest.raises(InputError, match="sequence_length=0"):
+        Dataset(spec(source(shards), length=0))
+
+
+def test_positions_and_rows_that_are_not_there_are_refused(stored):
+    """Nothing lies before the first position, nor behind the last row."""
+    sources = [source(stored[name][0], name) for name in ("code", "books")]
+    for some in (sources, sources[:1]):
+        with Dataset(spec(*some)) as dataset:
+            with pytest.raises(IndexError):
+                dataset.rows(np.array([0, -1]))
+            with pytest.raises(IndexError):
+                dataset.read_rows(np.array([dataset.sequences]))

@@ -1,0 +1,319 @@
+"""Batches depend on their number alone, and threads end when asked."""
+
+import collections
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.batches.block_shuffle import BlockShuffle
+from data.batches.dataset import Dataset
+from data.batches.loader import GROUP_TOKENS, Loader, SlowDisk
+from pipeline.errors import CorruptOutput, InputError
+from tests.data.token_shards import rows_of, source, spec, write_shards
+
+LENGTH = 32
+SEQUENCES = 250
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """250 sequences of 32 tokens and 5 tokens more, in three shards: (shards, tokens in lists)."""
+    return write_shards(tmp_path_factory.mktemp("tokens"), [3001, 49, 4955])
+
+
+@pytest.fixture(scope="module")
+def dataset(stored):
+    with Dataset(spec(source(stored[0]))) as made:
+        yield made
+
+
+def take(dataset, count, **more):
+    with Loader(dataset, **{"batch_size": 12, **more}) as loader:
+        return [next(loader) for _ in range(count)]
+
+
+def test_batch_n_is_the_sequences_at_its_positions(dataset, stored):
+    """Over two epochs each batch is a lookup of the shuffle in the list of rows."""
+    order = BlockShuffle(sequences=SEQUENCES, io_block_size=8, window_blocks=4, seed=0)
+    rows = rows_of(stored[1], LENGTH)
+    for n, batch in enumerate(take(dataset, 45)):
+        assert batch.dtype == np.int32
+        positions = np.arange(12 * n, 12 * n + 12)
+        assert batch.tolist() == [rows[row] for row in order.rows(positions)]
+
+
+@pytest.mark.slow
+@settings(max_examples=10, deadline=None)
+@given(
+    io_block_size=st.integers(1, 40),
+    window_blocks=st.integers(1, 300),
+    seed=st.integers(-2, 2),
+    batch_size=st.integers(1, 60),
+    length=st.sampled_from([7, 32, 100, 1024]),
+)
+def test_every_row_once_per_epoch(stored, io_block_size, window_blocks, seed, batch_size, length):
+    """Three epochs, batches across their ends: each has every row once, in an order of its own."""
+    shuffled = source(stored[0], "web", io_block_size, window_blocks, seed)
+    expected = sorted(map(tuple, rows_of(stored[1], length)))
+    with Dataset(spec(shuffled, length=length)) as dataset:
+        batch_size = min(batch_size, dataset.sequences)
+        batches = take(dataset, -(-3 * len(expected) // batch_size), batch_size=batch_size)
+    found = np.concatenate(batches)[: 3 * len(expected)]
+    epochs = [list(map(tuple, epoch)) for epoch in found.reshape(3, len(expected), length).tolist()]
+    for epoch in epochs:
+        assert sorted(epoch) == expected
+    if len(expected) > 50:
+        assert len(set(map(tuple, epochs))) == 3
+
+
+def test_an_epoch_has_the_tokens_of_the_shards(stored):
+    """Counted one by one: what is missing is fewer tokens than a row has."""
+    every = collections.Counter(token for shard in stored[1] for token in shard)
+    with Dataset(spec(source(stored[0]))) as dataset:
+        found = collections.Counter(
+            np.concatenate(take(dataset, 25, batch_size=10)).ravel().tolist()
+        )
+    assert found <= every
+    assert (every - found).total() == 8005 % LENGTH
+
+
+def test_the_number_of_threads_changes_nothing(dataset):
+    """Batches come in order however many threads read them, in groups or alone."""
+    one = take(dataset, 70, threads=1)
+    for more in ({"threads": 7}, {"threads": 3, "prefetch_batches": 2}, {"prefetch_bytes": 1}):
+        for batch, same in zip(take(dataset, 70, **more), one, strict=True):
+            assert np.array_equal(batch, same)
+
+
+def test_a_loader_stops_where_it_should(dataset):
+    """The iterator ends before the last batch's number, at once if it begins there."""
+    for start, left in ((0, 20), (19, 1), (20, 0), (30, 0)):
+        with Loader(dataset, batch_size=25, start_batch=start, stop_batch=20) as loader:
+            assert len(list(loader)) == left
+            assert list(loader) == []
+
+
+class Fake:
+    """Rows that are their own number; counts reads, takes a while, fails at one row."""
+
+    sequence_length = LENGTH
+    sequences = 100_000
+
+    def __init__(self, seconds=0.0, fail_at=None, is_local=False):
+        self.seconds, self.fail_at, self.is_local = seconds, fail_at, is_local
+        self.reads, self.begun, self.most, self.now = [], 0, 0, 0
+        self.lock = threading.Lock()
+
+    def rows(self, positions):
+        return positions
+
+    def read_rows(self, rows):
+        with self.lock:
+            self.reads.append(rows.tolist())
+            self.now += 1
+            self.most = max(self.most, self.now)
+        time.sleep(self.seconds)
+        with self.lock:
+            self.now -= 1
+        if self.fail_at in rows:
+            raise CorruptOutput("shard 3 is damaged")
+        return np.repeat(rows[:, None], self.sequence_length, 1).astype(np.int32)
+
+
+def test_a_process_reads_its_own_rows_only():
+    """Of every batch of 12, the third of 4 processes reads sequences 6, 7 and 8."""
+    fake = Fake()
+    take(fake, 50, process_index=2, process_count=4, stop_batch=50)
+    read = sorted(row for rows in fake.reads for row in rows)
+    assert read == [12 * n + place for n in range(50) for place in (6, 7, 8)]
+
+
+def test_small_batches_are_read_together_and_the_first_alone():
+    """Reads begin with one batch and double; a large batch is never grouped."""
+    fake = Fake(is_local=True)
+    take(fake, 127, batch_size=10, threads=1, stop_batch=127, prefetch_batches=10_000)
+    assert [len(rows) for rows in fake.reads] == [10, 20, 40, 80, 160, 320, 640]
+    large = Fake(is_local=True)
+    large.sequence_length = GROUP_TOKENS // 2 + 1
+    take(large, 5, batch_size=1, stop_batch=5)
+    assert [len(rows) for rows in large.reads] == [1] * 5
+
+
+def settled(fake):
+    """Rows read, when reading has gone as far as it will."""
+    read = -1
+    while read != (read := sum(map(len, fake.reads))):
+        time.sleep(0.1)
+    return read
+
+
+@pytest.mark.parametrize("prefetch", [1, 3, 40])
+def test_prefetch_is_bounded_in_batches(prefetch):
+    """However slow the consumer, only so many batches are read ahead; room is used again."""
+    fake = Fake()
+    with Loader(fake, batch_size=10, prefetch_batches=prefetch) as loader:
+        for handed in range(5):
+            assert settled(fake) <= 10 * (handed + prefetch)
+            next(loader)
+
+
+@pytest.mark.parametrize(("limit", "batches"), [(1, 1), (3 * 10 * LENGTH * 4, 3)])
+def test_prefetch_is_bounded_in_bytes(limit, batches):
+    """A batch of ten rows has 4 bytes a token; one batch is always read ahead."""
+    fake = Fake()
+    with Loader(fake, batch_size=10, prefetch_bytes=limit) as loader:
+        next(loader)
+        while sum(map(len, fake.reads)) < 10 * (1 + batches):
+            time.sleep(0.01)
+        assert settled(fake) == 10 * (1 + batches)
+
+
+@pytest.mark.parametrize("fail_at", [0, 45, 1234])
+@pytest.mark.parametrize("threads", [1, 4])
+def test_an_error_is_raised_at_its_batch(fail_at, threads):
+    """Batches before a damaged one arrive, of its group too; then its error, again and again."""
+    with Loader(Fake(fail_at=fail_at), batch_size=10, threads=threads) as loader:
+        for n in range(fail_at // 10):
+            assert next(loader)[:, 0].tolist() == list(range(10 * n, 10 * n + 10))
+        for _ in range(2):
+            with pytest.raises(CorruptOutput, match="shard 3"):
+                next(loader)
+
+
+def test_an_error_of_the_order_is_raised_too():
+    """Nothing that goes wrong in a thread leaves the consumer waiting."""
+    fake = Fake()
+    fake.rows = lambda positions: 1 // 0
+    with Loader(fake, batch_size=10) as loader, pytest.raises(ZeroDivisionError):
+        next(loader)
+
+
+def test_a_damaged_shard_is_found_at_its_batch(tmp_path):
+    """One byte of a stored shard is changed: batches before it are right, and it is not read."""
+    shards, tokens = write_shards(tmp_path, [48 * 1024])
+    largest = max((p for p in tmp_path.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(bytes(content))
+    rows = rows_of(tokens, 1024)
+    order = BlockShuffle(sequences=48, io_block_size=8, window_blocks=4, seed=0)
+    with Dataset(spec(source(shards), length=1024)) as dataset:
+        found = []
+        with (
+            Loader(dataset, batch_size=4, stop_batch=12) as loader,
+            pytest.raises(CorruptOutput, match="shard-0"),
+        ):
+            found.extend(loader)
+    expected = [rows[row] for row in order.rows(np.arange(48))]
+    assert len(found) < 12
+    assert [row for batch in found for row in batch.tolist()] == expected[: 4 * len(found)]
+
+
+def test_reads_that_wait_get_more_threads():
+    """On a local disk one thread reads until reads have waited again and again."""
+    slow = Fake(0.02, is_local=True)
+    take(slow, 40, batch_size=10, prefetch_batches=16)
+    assert 1 < slow.most <= 8
+    one = Fake(0.02, is_local=True)
+    take(one, 20, batch_size=10, prefetch_batches=16, threads=1)
+    assert one.most == 1
+
+
+def test_only_many_slow_reads_in_a_row_mean_a_slow_disk():
+    """A read that took twice its processor time or less begins the count anew."""
+    disk = SlowDisk()
+    assert not any(disk.seen(1.0, 0.4 if n % 8 else 0.6) for n in range(100))
+    disk = SlowDisk()
+    assert [n for n in range(17) if disk.seen(1.0, 0.4)] == [7, 15]
+
+
+def test_an_object_store_is_read_by_all_threads_at_once():
+    """The first sixteen reads go on only when all sixteen have begun."""
+    together, remote = threading.Barrier(16, timeout=30), Fake()
+    plain = remote.read_rows
+
+    def read_rows(rows):
+        tokens = plain(rows)
+        if remote.reads.index(rows.tolist()) < 16:
+            together.wait()
+        return tokens
+
+    remote.read_rows = read_rows
+    take(remote, 20, batch_size=10)
+
+
+def test_waiting_is_counted():
+    """A consumer faster than storage waits; one that is slower does not."""
+    with Loader(Fake(0.05), batch_size=10, prefetch_batches=1) as loader:
+        for _ in range(4):
+            next(loader)
+        assert 0.15 < loader.waited < 2
+    with Loader(Fake(0.01), batch_size=10) as loader:
+        time.sleep(0.2)
+        next(loader)
+        assert loader.waited < 0.1
+
+
+def test_closing_is_prompt_and_leaves_no_thread():
+    """With reads under way, closing waits for these alone; a closed loader says so."""
+    before = threading.active_count()
+    loader = Loader(Fake(0.2), batch_size=10)
+    began = time.perf_counter()
+    loader.close()
+    loader.close()
+    assert time.perf_counter() - began < 1.5
+    assert threading.active_count() == before
+    with pytest.raises(ValueError, match="closed"):
+        next(loader)
+
+
+def test_closing_does_not_wait_for_a_store_that_hangs(monkeypatch):
+    """A read that never returns holds up neither `close` nor a consumer in another thread."""
+    monkeypatch.setattr("data.batches.loader._CLOSE_SECONDS", 0.1)
+    released = threading.Event()
+    hanging = Fake()
+    hanging.read_rows = lambda rows: released.wait(60)
+    loader = Loader(hanging, batch_size=10)
+    raised = []
+
+    def consume():
+        try:
+            next(loader)
+        except ValueError as error:
+            raised.append(str(error))
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    began = time.perf_counter()
+    loader.close()
+    consumer.join(10)
+    assert time.perf_counter() - began < 5
+    assert len(raised) == 1
+    assert "closed" in raised[0]
+    released.set()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"batch_size": 10, "process_count": 3}, "batch_size=10 is not divisible by 3 processes"),
+        ({"batch_size": 251}, "batch_size=251: expected 1 to 250"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"process_index": 2, "process_count": 2}, "process_index=2"),
+        ({"process_count": 0}, "0 processes"),
+        ({"prefetch_batches": 0}, "prefetch_batches=0"),
+        ({"prefetch_bytes": 0}, "prefetch_bytes=0"),
+        ({"threads": 0}, "threads=0"),
+        ({"start_batch": -1}, "start_batch=-1"),
+    ],
+)
+def test_impossible_loaders_are_refused(dataset, change, words):
+    """Sizes that do not fit are refused before a thread starts."""
+    before = threading.active_count()
+    with pytest.raises(InputError, match=words):
+        take(dataset, 1, **change)
+    assert threading.active_count() == before

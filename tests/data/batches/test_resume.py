@@ -1,0 +1,101 @@
+"""A run that is stopped and started again, anywhere and on anything, sees the same batches."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from data.batches.dataset import Dataset
+from data.batches.loader import Loader
+from data.batches.mixture import MixturePhase
+from pipeline.errors import InputError
+from tests.data.token_shards import source, spec, write_shards
+
+STEPS = 200
+STAGES = (MixturePhase(start=0, weights=(3.0, 1.0)), MixturePhase(start=333, weights=(1.0, 2.0)))
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """Two sources of 82 and 40 sequences of 32 tokens."""
+    root = tmp_path_factory.mktemp("sources")
+    web, _ = write_shards(root / "web", [1001, 49, 1600])
+    code, _ = write_shards(root / "code", [500, 800], first=20_000)
+    return web, code
+
+
+@pytest.fixture(scope="module", params=["one source", "mixture"])
+def dataset(request, stored):
+    sources = [source(shards, f"source {number}") for number, shards in enumerate(stored)]
+    one = request.param == "one source"
+    made = spec(*sources[:1]) if one else spec(*sources, stages=STAGES, seed=5)
+    with Dataset(made) as opened:
+        yield opened
+
+
+def batches(dataset, batch_size=4, **more):
+    with Loader(dataset, batch_size=batch_size, **more) as loader:
+        return np.array(list(loader))
+
+
+def test_resuming_at_every_step_gives_what_follows(dataset):
+    """All of 200 steps, the next four batches of each; every source's epochs end among them."""
+    whole = batches(dataset, stop_batch=STEPS + 4)
+    drawn = np.bincount(dataset.rows(np.arange(STEPS * 4)), minlength=dataset.sequences)
+    assert drawn.min() > 2, "every source went through an epoch's end"
+    for start in range(STEPS + 1):
+        tail = batches(dataset, start_batch=start, stop_batch=start + 4)
+        assert np.array_equal(tail, whole[start : start + 4]), start
+
+
+def by_processes(dataset, count, batch_size, start, stop):
+    """Global batches put together from the parts of `count` processes."""
+    parts = [
+        batches(
+            dataset,
+            batch_size,
+            process_index=index,
+            process_count=count,
+            start_batch=start,
+            stop_batch=stop,
+        )
+        for index in range(count)
+    ]
+    assert all(part.shape[1] == batch_size // count for part in parts)
+    return np.concatenate(parts, axis=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [8, 40])
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_any_number_of_processes_sees_the_same_batches(dataset, batch_size, count):
+    """Before and after a restart in the middle, so any number may go on from any other."""
+    whole = batches(dataset, batch_size, stop_batch=24)
+    first = by_processes(dataset, count, batch_size, 0, 13)
+    second = by_processes(dataset, count, batch_size, 13, 24)
+    assert np.array_equal(first, whole[:13])
+    assert np.array_equal(second, whole[13:])
+
+
+def test_a_run_that_changes_its_processes_again_and_again(dataset):
+    """1, 8, 2, 4 and 1 processes one after the other: the batches of one process throughout."""
+    counts, cuts = [1, 8, 2, 4, 1], [0, 3, 10, 11, 17, 30]
+    parts = [
+        by_processes(dataset, count, 16, *cut)
+        for count, cut in zip(counts, itertools.pairwise(cuts), strict=True)
+    ]
+    assert np.array_equal(np.concatenate(parts), batches(dataset, 16, stop_batch=30))
+
+
+@pytest.mark.parametrize(("batch_size", "count"), [(12, 8), (7, 2), (1, 4), (30, 4)])
+def test_processes_that_cannot_share_a_batch_are_refused(dataset, batch_size, count):
+    """The message has both numbers."""
+    words = f"batch_size={batch_size} is not divisible by {count} processes"
+    with pytest.raises(InputError, match=words):
+        batches(dataset, batch_size, process_count=count, stop_batch=1)
+
+
+def test_another_batch_size_reads_the_same_sequences(dataset):
+    """Position p is the same sequence whatever the batches; batch n is its place times the size."""
+    small, large = batches(dataset, 10, stop_batch=96), batches(dataset, 40, stop_batch=24)
+    assert np.array_equal(small.reshape(960, -1), large.reshape(960, -1))

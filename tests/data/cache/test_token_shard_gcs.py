@@ -1,0 +1,202 @@
+"""A shard in a bucket: written, read and refused as on a local disk, with a server that fails."""
+
+import random
+
+import numpy as np
+import pytest
+
+from data.cache import shard_io, token_shard
+from data.cache.token_array import TokenArray
+from data.cache.token_shard import TokenShard
+from pipeline.errors import CorruptOutput, StorageError, StoreUnavailable
+from pipeline.store import google_storage
+from tests.faults.fake_gcs import FakeGCS, Faults
+
+URL = "gs://bucket/store/shard"
+KEY = "store/shard/"
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A bucket, and retries that do not wait."""
+    monkeypatch.setattr(google_storage, "FIRST_WAIT_SECONDS", 0.002)
+    monkeypatch.setattr(google_storage, "LONGEST_WAIT_SECONDS", 0.01)
+    quick = {"max_retries": 9, "initial_delay": "1ms", "max_delay": "4ms"}
+    monkeypatch.setattr(shard_io, "GOOGLE_RETRIES", quick)
+    with FakeGCS() as running:
+        yield running
+
+
+def write(url=URL, size=20_000, seed=0):
+    """A shard of one document, and its tokens."""
+    ids = np.random.default_rng(seed).integers(1, 500, size - 1).astype(np.uint32)
+    counts = token_shard.write_shard(url, [(ids, np.array([len(ids)]))], vocab_size=500, eos_id=0)
+    return TokenShard(url, counts.tokens, counts.check), np.append(ids, 0)
+
+
+def read(shard, starts, length):
+    """Windows, by an array that has seen nothing yet."""
+    with TokenArray([shard], 500) as array:
+        return array.read(np.array(starts), length)
+
+
+def test_a_bucket_holds_the_files_that_a_disk_holds(server, tmp_path):
+    """Byte by byte, and the tokens, offsets and digest are read from either alike."""
+    there, tokens = write()
+    here, _ = write(str(tmp_path / "s"))
+    stored = {
+        name.removeprefix(KEY): found.data for name, found in server.buckets["bucket"].items()
+    }
+    files = [path for path in (tmp_path / "s").rglob("*") if path.is_file()]
+    assert stored == {str(p.relative_to(tmp_path / "s")): p.read_bytes() for p in files}
+    assert there.check == here.check
+    assert token_shard.read_offsets(URL, there.check).tolist() == [0, 20_000]
+    assert token_shard.content_digest(URL) == token_shard.content_digest(here.directory)
+    for length in (1, 700, 1024, 2048, 19_000):
+        starts = [0, 1024, 20_000 - length, 5] if length < 3000 else [0, 1000]
+        expected = tokens[np.array(starts)[:, None] + np.arange(length)]
+        assert np.array_equal(read(there, starts, length), expected)
+
+
+def test_a_window_costs_its_own_bytes(server):
+    """Aligned windows: two requests for the shard, and one range of just these chunks for each."""
+    shard, _ = write()
+    server.log.clear()
+    sent = []
+    get = server.get
+
+    def watched(bucket, name, query):
+        sent.append(name.removeprefix(KEY))
+        return get(bucket, name, query)
+
+    server.get = watched
+    with TokenArray([shard], 500) as array:
+        array.read(np.array([0, 8192]), 2048)
+        assert sorted(sent) == ["checksums/c/0", *2 * ["tokens/c/0"], "tokens/zarr.json"]
+        sent.clear()
+        # Neighbours are one range.
+        array.read(np.array([4096, 6144]), 2048)
+        assert sent == ["tokens/c/0"]
+
+
+def test_local_and_stored_shards_can_be_joined(server, tmp_path):
+    """Windows cross from the one to the other."""
+    (here, first), (there, second) = write(str(tmp_path / "s"), 3000, 1), write(size=5000, seed=2)
+    every = np.concatenate([first, second, first])
+    with TokenArray([here, there, here], 500) as array:
+        starts = np.array([0, 2500, 7500, 4000])
+        found = array.read(starts, 1024)
+        assert np.array_equal(found, every[starts[:, None] + np.arange(1024)])
+        assert np.array_equal(array.read(np.array([0]), len(every))[0], every)
+
+
+def test_no_damage_in_a_bucket_reads_as_data(server):
+    """Objects that are gone, cut, changed or another shard's: right data, or an error."""
+    shard, tokens = write()
+    write("gs://bucket/store/other", seed=1)
+    sound, numbers, errors = dict(server.buckets["bucket"]), random.Random(0), 0
+    names = [name for name in sound if name.startswith(KEY)]
+    for trial in range(60):
+        name = names[trial % len(names)]
+        data, query = bytearray(sound[name].data), {}
+        kind = ("gone", "cut", "bit", "other", "empty")[trial % 5]
+        if kind == "bit":
+            data[numbers.randrange(len(data))] ^= 1 << numbers.randrange(8)
+        elif kind == "cut":
+            del data[numbers.randrange(len(data)) :]
+        elif kind == "other":
+            data = sound[name.replace("shard", "other")].data
+        elif kind == "empty":
+            data = b""
+        server.put("bucket", name, bytes(data), query, {})
+        if kind == "gone":
+            server.delete("bucket", name, {})
+        for start, length in ((0, 2048), (17_000, 3000), (numbers.randrange(15_000), 777)):
+            try:
+                found = read(shard, [start], length)[0]
+            except CorruptOutput:
+                errors += 1
+            else:
+                assert np.array_equal(found, tokens[start : start + length])
+        server.buckets["bucket"] = dict(sound)
+    assert errors > 40
+
+
+@pytest.mark.parametrize("probability", [0.2, 0.5])
+def test_requests_that_fail_sometimes_change_nothing(server, probability):
+    """Written and read through failing requests: the same tokens; or an error of ours, at worst."""
+    done = 0
+    for seed in range(10):
+        server.faults = Faults(probability, kinds=("503", "429", "500", "reset"), seed=seed)
+        try:
+            shard, tokens = write(f"{URL}-{seed}", seed=seed)
+            assert np.array_equal(read(shard, [0, 3000], 1024)[1], tokens[3000:4024])
+            done += 1
+        except StorageError:
+            assert probability > 0.2
+    assert done >= 7
+
+
+def test_a_bucket_that_never_answers_is_a_storage_error(server):
+    """After the retries, by name, for a shard that is new and for one that is open."""
+    shard, tokens = write()
+    with TokenArray([shard], 500) as array:
+        array.read(np.array([0]), 10)
+        server.faults = Faults(1.0, kinds=("503",))
+        with pytest.raises(StorageError, match=URL):
+            array.read(np.array([5000]), 10)
+        with pytest.raises(StorageError, match=URL):
+            read(shard, [0], 10)
+        server.faults = Faults()
+        assert np.array_equal(array.read(np.array([5000]), 10)[0], tokens[5000:5010])
+
+
+def test_a_bucket_that_is_not_ours_is_a_storage_error(server):
+    """Access denied is no damage."""
+    shard, _ = write()
+    server.denied.add("bucket")
+    with pytest.raises(StorageError, match="PERMISSION_DENIED"):
+        read(shard, [0], 10)
+
+
+def test_no_bucket_at_all(server):
+    """Neither writing nor reading ends in another's error."""
+    with pytest.raises(StorageError, match="bucket does not exist"):
+        write("gs://nowhere/shard")
+    with pytest.raises(CorruptOutput):
+        read(TokenShard("gs://nowhere/shard", 100), [0], 10)
+
+
+def test_a_shard_in_a_bucket_is_never_overwritten(server):
+    """A second writer fails and changes nothing."""
+    write()
+    before = dict(server.buckets["bucket"])
+    with pytest.raises(StorageError, match="expected an empty directory"):
+        write(seed=1)
+    assert server.buckets["bucket"] == before
+
+
+@pytest.mark.parametrize(("trouble", "kind"), [("denied", StorageError), ("over_quota", OSError)])
+def test_a_bucket_that_takes_nothing(server, trouble, kind):
+    """A storage error, and one to try again after where the quota was exceeded."""
+    getattr(server, trouble).add("bucket")
+    with pytest.raises(StorageError, match=URL) as caught:
+        write()
+    assert isinstance(caught.value, kind)
+    assert not server.buckets["bucket"]
+
+
+def test_answers_lost_while_writing(server):
+    """The shard is sound, or another attempt is asked for: its own file looks like another's."""
+    done = 0
+    for seed in range(20):
+        server.faults = Faults(0.05, kinds=("lost", "short", "503"), seed=seed)
+        try:
+            shard, tokens = write(f"{URL}-{seed}", seed=seed)
+        except StoreUnavailable:
+            continue
+        server.faults = Faults()
+        assert np.array_equal(read(shard, [0], 20_000)[0], tokens)
+        done += 1
+    # Which requests meet the faults depends on threads; most shards meet none that matters.
+    assert done >= 5

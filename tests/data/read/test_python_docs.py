@@ -1,0 +1,112 @@
+"""The text inside Python becomes documents."""
+
+import inspect
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from data.read import python_docs
+from data.source import check_embedded, python_documentation
+from pipeline.errors import InputError
+
+
+def test_documents_have_fineweb_columns_and_honest_counts():
+    """Ids are unique, no text is empty, and token_count is the rounded quarter of the bytes."""
+    table = python_docs.documents()
+    assert table.schema.names == ["id", "text", "url", "token_count"]
+    ids, texts = table["id"].to_pylist(), table["text"].to_pylist()
+    assert len(set(ids)) == len(ids) > 300
+    assert all(text.strip() for text in texts)
+    assert table["token_count"].to_pylist() == [round(len(t.encode()) / 4) for t in texts]
+    assert sum(len(text) for text in texts) > 1_000_000
+
+
+def test_module_document_reads_like_the_module():
+    """`textwrap`'s document has its docstrings as inspect shows them, in source order."""
+    table = python_docs.documents()
+    text = dict(zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True))
+    document = text["Lib/textwrap.py"]
+    places = [
+        document.index(inspect.getdoc(thing))
+        for thing in (textwrap.TextWrapper, textwrap.TextWrapper.wrap, textwrap.wrap, textwrap.fill)
+    ]
+    assert places == sorted(places)
+
+
+def test_a_docstring_is_kept_where_it_occurs_first(tmp_path):
+    """Text that two modules share is in the first of them by path, and nowhere else."""
+    shared, own = "shared " * 9, "own text " * 9
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "x.py").write_text(f'"""{shared}"""\ndef f():\n    """{own}"""\n')
+    (tmp_path / "a.py").write_text(f'"""{shared}"""\n')
+    (tmp_path / "c.py").write_text(f'"""{shared}"""\n')
+    assert list(python_docs.module_documents(tmp_path)) == [
+        ("Lib/a.py", shared.strip()),
+        ("Lib/b/x.py", own.strip()),
+    ]
+
+
+def test_left_out_folders_leave_no_document():
+    """No text comes from tests, vendored packages or generated folders."""
+    for name in python_docs.documents()["id"].to_pylist():
+        assert not {"test", "tests", "site-packages", "lib2to3", "idlelib"} & set(name.split("/"))
+
+
+@pytest.mark.slow
+def test_documents_do_not_depend_on_hash_seed_or_locale():
+    """Another process with another hash seed and locale makes the same table."""
+    code = (
+        "import hashlib; from data.read.python_docs import documents;"
+        "rows = documents().to_pylist();"
+        "print(hashlib.sha256(repr(rows).encode()).hexdigest())"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed, "LC_ALL": locale, "PYTHONPATH": ":".join(sys.path)},
+            check=True,
+            capture_output=True,
+        ).stdout
+        for seed, locale in (("1", "C"), ("2", "C.UTF-8"))
+    }
+    assert len(digests) == 1
+
+
+def test_docstrings_come_in_source_order_and_short_ones_are_dropped():
+    """Nested docstrings follow their owners; one of 40 characters is too short, 41 is not."""
+    source = '''
+"""{m}"""
+def f():
+    """{f}"""
+    class Inner:
+        """{i}"""
+async def g():
+    """{short}"""
+class C:
+    """{c}
+
+        indented
+    """
+'''.format(m="m" * 41, f="f" * 41, i="i" * 41, short="s" * 40, c="c" * 41)
+    found = list(python_docs.docstrings(source))
+    assert [text[0] for text in found] == ["m", "f", "i", "c"]
+    assert found[3] == "c" * 41 + "\n\nindented"
+
+
+def test_clean_topic_removes_markup_and_keeps_prose():
+    """Underlines, labels and index entries go; a table of dashes inside a line stays."""
+    raw = (
+        "\n.. _label:\n.. index:: single: x\n\nTitle\n*****\n\n\n\nProse -- with dashes --- kept.\n"
+    )
+    assert python_docs.clean_topic(raw) == "Title\n\nProse -- with dashes --- kept."
+
+
+def test_another_python_version_is_refused():
+    """The message says both versions; this version passes."""
+    check_embedded(python_documentation())
+    running = python_documentation().removeprefix("python-docs://")
+    with pytest.raises(InputError, match=r"3\.1\.4") as error:
+        check_embedded("python-docs://3.1.4")
+    assert running in str(error.value)

@@ -1,0 +1,372 @@
+"""Sources are cut into units without losing a row, and what is wrong is named."""
+
+import dataclasses
+import math
+import random
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+
+from data.read import python_docs, work_units
+from data.source import python_documentation
+from pipeline.errors import InputError
+
+WORDS = [
+    "water",
+    "stone",
+    "river",
+    "light",
+    "and",
+    "the",
+    "of",
+    "a",
+    "in",
+    "to",
+    "ångström",
+    "北京",
+    "wind",
+]
+
+
+def rows(count, start=0):
+    numbers = random.Random(start)
+    texts = [" ".join(numbers.choices(WORDS, k=numbers.randrange(1, 40))) for _ in range(count)]
+    return pa.table(
+        {
+            "id": [f"doc-{start + i}" for i in range(count)],
+            "text": texts,
+            "token_count": pa.array([len(t) // 4 for t in texts], pa.int64()),
+            "score": [1.0] * count,
+        }
+    )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three files of 500 rows in row groups of 100."""
+    for index in (2, 0, 1):
+        pq.write_table(rows(500, 500 * index), tmp_path / f"{index}.parquet", row_group_size=100)
+    return tmp_path
+
+
+def read_all(units, columns):
+    return pa.Table.from_batches([b for unit in units for b in work_units.read_unit(unit, columns)])
+
+
+@pytest.mark.parametrize("target", [1, 20_000, 1 << 30])
+def test_units_cover_every_row_once_and_in_order(folder, target):
+    """Whatever the size of a unit, reading all of them is reading the files."""
+    units = work_units.list_units(f"{folder}/*.parquet", target_bytes=target)
+    expected = pa.concat_tables([rows(500, 0), rows(500, 500), rows(500, 1000)])
+    for columns in (["id", "text", "token_count"], ["id"], ["token_count", "id"]):
+        assert read_all(units, columns).equals(expected.select(columns))
+    assert sum(unit.rows for unit in units) == 1500
+    assert len(units) == {1: 15, 1 << 30: 3}.get(target, len(units))
+
+
+def test_a_unit_ends_at_the_row_group_that_reaches_the_target(folder):
+    """Units hold the target or are the last of their file, and are minimal."""
+    target = 20_000
+    for unit in work_units.list_units(f"{folder}/*.parquet", target_bytes=target):
+        metadata = pq.ParquetFile(unit.file).metadata
+        sizes = [metadata.row_group(g).column(1).total_uncompressed_size for g in unit.row_groups]
+        assert unit.text_bytes == sum(sizes)
+        assert sum(sizes[:-1]) < target
+        assert sum(sizes) >= target or unit.row_groups[-1] == metadata.num_row_groups - 1
+
+
+def test_another_filesystem_reads_the_same(folder):
+    """Files in an object store (fsspec's memory here) are listed by URL and read by range."""
+    store = fsspec.filesystem("memory")
+    for path in folder.iterdir():
+        store.pipe_file(f"/source-test/{path.name}", path.read_bytes())
+    units = work_units.list_units("memory://source-test/*.parquet")
+    assert [unit.file.split("://")[0] for unit in units] == ["memory"] * 3
+    local = work_units.list_units(f"{folder}/*.parquet")
+    assert read_all(units, ["id", "text"]).equals(read_all(local, ["id", "text"]))
+
+
+class CountedFile(AbstractBufferedFile):
+    """A file of an object store that counts the bytes asked for."""
+
+    def _fetch_range(self, start, end):
+        self.fs.fetched += end - start
+        return self.fs.store.cat_file("/" + self.path, start, end)
+
+
+class CountedStore(AbstractFileSystem):
+    """The memory store as fsspec's object stores open their files, reading ahead by default."""
+
+    protocol = "counted"
+    store = fsspec.filesystem("memory")
+    fetched = 0
+
+    def ls(self, path, detail=True, **_):
+        found = self.store.ls("/" + self._strip_protocol(path), detail=True)
+        found = [{**entry, "name": entry["name"].lstrip("/")} for entry in found]
+        return found if detail else [entry["name"] for entry in found]
+
+    def _open(self, path, mode="rb", **options):
+        return CountedFile(self, path, mode, **options)
+
+
+def test_ids_and_counts_alone_are_fetched_from_an_object_store():
+    """A pass over ids and counts fetches what the footer says these columns are, and footers."""
+    fsspec.register_implementation("counted", CountedStore, clobber=True)
+    words = random.Random(0)
+    table = rows(400).set_column(1, "text", [[words.randbytes(2000).hex() for _ in range(400)]])
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, row_group_size=50)
+    store = fsspec.filesystem("counted")
+    store.store.pipe_file("/counted/x.parquet", sink.getvalue().to_pybytes())
+    metadata = pq.ParquetFile(pa.BufferReader(sink.getvalue())).metadata
+    columns = sum(
+        metadata.row_group(group).column(column).total_compressed_size
+        for group in range(metadata.num_row_groups)
+        for column in (0, 2)
+    )
+    units = work_units.list_units("counted://counted/*.parquet")
+    assert read_all(units, ["id", "token_count"]).num_rows == 400
+    footers = 2 * (64 << 10)
+    assert columns < store.fetched <= 2 * columns + footers < sink.getvalue().size / 3
+
+
+def test_text_is_not_read_for_ids_and_counts(folder):
+    """With the text pages destroyed, ids and counts still read: projection is real."""
+    path = folder / "0.parquet"
+    metadata = pq.ParquetFile(path).metadata
+    damaged = bytearray(path.read_bytes())
+    for group in range(metadata.num_row_groups):
+        column = metadata.row_group(group).column(1)
+        begin = column.dictionary_page_offset or column.data_page_offset
+        damaged[begin : begin + column.total_compressed_size] = bytes(column.total_compressed_size)
+    path.write_bytes(damaged)
+    units = work_units.list_units(str(path))
+    assert read_all(units, ["id", "token_count"]).num_rows == 500
+    with pytest.raises(InputError, match=r"0\.parquet"):
+        read_all(units, ["text"])
+
+
+def test_a_file_without_counts_gets_a_quarter_of_its_bytes(tmp_path):
+    """token_count is ceil(UTF-8 bytes / 4) where the file has none, whatever the columns' names."""
+    table = rows(50).select(["id", "text"]).rename_columns(["key", "content"])
+    pq.write_table(table, tmp_path / "x.parquet")
+    units = work_units.list_units(str(tmp_path / "x.parquet"), text="content", id="key")
+    counts = read_all(units, ["token_count"])["token_count"].to_pylist()
+    assert counts == [math.ceil(len(t.encode()) / 4) for t in table["content"].to_pylist()]
+    assert read_all(units, ["id", "token_count"]).schema.names == ["id", "token_count"]
+
+
+def test_integer_ids_and_large_strings_become_strings(tmp_path):
+    """Ids and texts have one type downstream."""
+    table = pa.table({"id": [7, 8], "text": pa.array(["a", "b"], pa.large_string())})
+    pq.write_table(table, tmp_path / "x.parquet")
+    found = read_all(work_units.list_units(str(tmp_path / "x.parquet")), ["id", "text"])
+    assert found.to_pylist() == [{"id": "7", "text": "a"}, {"id": "8", "text": "b"}]
+
+
+def test_one_text_column_serves_as_its_own_id(tmp_path):
+    """Text and id may be the same column."""
+    pq.write_table(pa.table({"text": ["a", "b"]}), tmp_path / "x.parquet")
+    found = read_all(work_units.list_units(str(tmp_path / "x.parquet"), id="text"), ["id", "text"])
+    assert found["id"].to_pylist() == found["text"].to_pylist() == ["a", "b"]
+
+
+@pytest.mark.parametrize("column", ["text", "id"])
+def test_a_null_is_named_by_file_row_group_and_row(tmp_path, column):
+    """A row without text or id is refused with its address, in any batch of the row group."""
+    columns = {"id": [str(i) for i in range(6000)], "text": ["t"] * 6000}
+    columns[column][5] = "x"
+    columns[column][4500] = None
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet", row_group_size=3000)
+    units = work_units.list_units(str(tmp_path / "x.parquet"))
+    with pytest.raises(InputError, match=r"x\.parquet: row group 1, row 1500: .*" + repr(column)):
+        read_all(units, ["id", "text", "token_count"])
+
+
+@pytest.mark.parametrize("column", ["text", "id"])
+def test_what_is_not_utf8_is_named(tmp_path, column):
+    """Arrow itself would hand it on; NUL and every character of Unicode are text."""
+    values = [b"a\0b", "\U0010ffff".encode()] * 3000
+    path = tmp_path / "x.parquet"
+    for row in (None, 4500):
+        if row is not None:
+            values[row] = b"caf\xe9"
+        strings = pa.array(values, pa.binary()).view(pa.string())
+        table = pa.table({"id": ["i"] * 6000, "text": ["t"] * 6000})
+        place = table.schema.get_field_index(column)
+        pq.write_table(table.set_column(place, column, strings), path, row_group_size=3000)
+        units = work_units.list_units(str(path))
+        if row is None:
+            assert read_all(units, [column])[column].to_pylist() == [v.decode() for v in values]
+    with pytest.raises(InputError, match=r"row group 1, row 1500: .*not UTF-8 \(byte 3\)"):
+        read_all(units, [column])
+
+
+@pytest.mark.parametrize("count", [-1, 1000, 1 << 62])
+def test_an_impossible_count_is_refused(tmp_path, count):
+    """Below zero, or more tokens than there are bytes of text, would corrupt every budget."""
+    table = pa.table({"id": ["a", "b"], "text": ["a", "b"], "token_count": [3, count]})
+    pq.write_table(table, tmp_path / "x.parquet")
+    with pytest.raises(InputError, match=rf"row 1: .*'token_count' of 0 to .*found {count:,};"):
+        read_all(work_units.list_units(str(tmp_path / "x.parquet")), ["token_count"])
+
+
+def good_bytes():
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows(200), sink)
+    return sink.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"<html>not found</html>",
+        good_bytes()[:-1],
+        good_bytes()[: len(good_bytes()) // 2],
+        good_bytes()[-100:],
+        b"PAR1" + bytes(40) + b"PAR1",
+    ],
+    ids=["empty", "html", "cut", "half", "footer", "zeros"],
+)
+def test_what_is_not_parquet_is_named(tmp_path, content):
+    """A bad file among good ones is an InputError with its name."""
+    (tmp_path / "a.parquet").write_bytes(good_bytes())
+    (tmp_path / "b.parquet").write_bytes(content)
+    with pytest.raises(InputError, match=r"b\.parquet"):
+        work_units.list_units(f"{tmp_path}/*.parquet")
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"body": ["a"], "id": ["a"]}, ["'text'", "body", "text="]),
+        ({"text": ["a"], "url": ["a"]}, ["'id'", "url", "id="]),
+        ({"text": [1], "id": ["a"]}, ["'text'", "int64"]),
+        ({"text": ["a"], "id": [1.5]}, ["'id'", "double"]),
+        ({"text": [b"a"], "id": ["a"]}, ["'text'", "binary"]),
+        ({"text": ["a"], "id": ["a"], "token_count": [1.5]}, ["'token_count'", "double"]),
+    ],
+)
+def test_a_wrong_schema_is_named(tmp_path, columns, words):
+    """The message has the file, the column and what was found."""
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    with pytest.raises(InputError, match=r"x\.parquet") as error:
+        work_units.list_units(str(tmp_path / "x.parquet"))
+    assert all(word in str(error.value) for word in words)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "float16", "int8", "uint64", "int64"])
+def test_a_score_of_any_number_reads_as_a_double(tmp_path, kind):
+    """Also one that no double holds to the last digit."""
+    values = [0, 3, 1 << 62 if kind in ("uint64", "int64") else 5]
+    column = pa.array(np.array(values, kind))
+    pq.write_table(rows(3).set_column(3, "quality", column), tmp_path / "x.parquet")
+    (unit,) = work_units.list_units(str(tmp_path / "x.parquet"), score="quality")
+    assert unit.score == "quality"
+    found = read_all([unit], ["score", "id"])
+    assert found.schema.field("score").type == pa.float64()
+    assert found["score"].to_pylist() == [float(v) for v in values]
+
+
+@pytest.mark.parametrize("column", [None, ["a", "b"], [True, False]])
+def test_a_score_that_is_not_there_is_refused_when_asked_for(tmp_path, column):
+    """A file without numbers to score by is a good source, but not for a score."""
+    table = rows(2).drop_columns(["score"])
+    if column:
+        table = table.append_column("score", [column])
+    pq.write_table(table, tmp_path / "x.parquet")
+    (unit,) = work_units.list_units(str(tmp_path / "x.parquet"))
+    assert unit.score is None
+    assert read_all([unit], ["id"]).num_rows == 2
+    with pytest.raises(InputError, match=r"x\.parquet: .*score="):
+        read_all([unit], ["id", "score"])
+    with pytest.raises(InputError, match="score"):
+        read_all(work_units.list_units(python_documentation())[:1], ["score"])
+
+
+def test_a_null_score_is_named_and_nan_is_passed_on(tmp_path):
+    """As any null; what is not a number is a value."""
+    table = rows(2).set_column(3, "score", pa.array([math.nan, 1.0]))
+    pq.write_table(table, tmp_path / "x.parquet")
+    found = read_all(work_units.list_units(str(tmp_path / "x.parquet")), ["score"])
+    assert math.isnan(found["score"][0].as_py())
+    pq.write_table(rows(2).set_column(3, "score", pa.array([2.0, None])), tmp_path / "y.parquet")
+    with pytest.raises(InputError, match=r"y\.parquet: row group 0, row 1: .*'score'"):
+        read_all(work_units.list_units(str(tmp_path / "y.parquet")), ["score"])
+
+
+def test_row_groups_and_units_of_one_file(folder):
+    """The footer of one file tells what `list_units` tells of all."""
+    units = work_units.list_units(f"{folder}/*.parquet", target_bytes=1)
+    files = work_units.list_files(f"{folder}/*.parquet")
+    assert [size for _, size in files] == [
+        (folder / f"{i}.parquet").stat().st_size for i in range(3)
+    ]
+    assert [u for url, _ in files for u in work_units.file_units(url, target_bytes=1)] == units
+    groups = [group for url, _ in files for group in work_units.row_groups(url)]
+    assert [(g.rows, g.text_bytes) for g in groups] == [(u.rows, u.text_bytes) for u in units]
+    assert all(g.text_bytes / 20 < g.compressed_bytes < g.text_bytes * 2 for g in groups)
+
+
+def test_the_embedded_text_is_one_file():
+    """The functions for one file take it too."""
+    source = python_documentation()
+    assert work_units.list_files(source) == [(source, 0)]
+    units = work_units.list_units(source)
+    assert work_units.file_units(source) == units
+    assert [group.rows for group in work_units.row_groups(source)] == [unit.rows for unit in units]
+
+
+def test_a_local_file_that_changes_is_refused(folder):
+    """Between cutting and reading."""
+    units = work_units.list_units(f"{folder}/1.parquet")
+    pq.write_table(rows(500, 7), folder / "1.parquet", row_group_size=100)
+    with pytest.raises(InputError, match=r"1\.parquet: the source changed"):
+        read_all(units, ["id"])
+
+
+def test_fewer_rows_than_the_unit_has_are_refused(folder):
+    """What the footer promised is what is read."""
+    (unit,) = work_units.list_units(f"{folder}/1.parquet")
+    with pytest.raises(InputError, match=r"row groups 0 to 4: expected 501 rows, found 500"):
+        read_all([dataclasses.replace(unit, rows=501)], ["id"])
+
+
+def test_a_flipped_bit_in_a_name_is_refused(tmp_path):
+    """Else a file would seem to have no token counts, and others would be made up."""
+    pq.write_table(rows(5), tmp_path / "x.parquet", store_schema=False)
+    data = (tmp_path / "x.parquet").read_bytes()
+    place = data.rindex(b"token_count")
+    assert data.count(b"token_count") == 2
+    for at in (place, data.index(b"token_count")):
+        (tmp_path / "x.parquet").write_bytes(data[:at] + b"u" + data[at + 1 :])
+        with pytest.raises(InputError, match="'uoken_count'"):
+            work_units.list_units(str(tmp_path / "x.parquet"))
+
+
+def test_a_glob_that_matches_nothing_and_files_without_rows(tmp_path):
+    """No file and no row are both refused, with the glob."""
+    with pytest.raises(InputError, match=r"nothing-\*\.parquet"):
+        work_units.list_units(f"{tmp_path}/nothing-*.parquet")
+    pq.write_table(rows(1).slice(0, 0), tmp_path / "x.parquet")
+    with pytest.raises(InputError, match="0 rows"):
+        work_units.list_units(f"{tmp_path}/*.parquet")
+
+
+def test_embedded_documents_fan_out():
+    """The embedded table reads as units too, at least four, without loss."""
+    units = work_units.list_units(python_documentation())
+    assert len(units) >= 4
+    columns = ["id", "text", "token_count"]
+    assert read_all(units, columns).equals(python_docs.documents().select(columns))
+    sizes = sum(len(t.encode()) for t in python_docs.documents()["text"].to_pylist())
+    assert sum(unit.text_bytes for unit in units) == sizes
+    with pytest.raises(InputError, match=r"3\.1\.4"):
+        work_units.list_units("python-docs://3.1.4")

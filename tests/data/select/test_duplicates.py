@@ -1,0 +1,114 @@
+"""Which copies of a text go is what one loop over all documents says."""
+
+import hashlib
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.select.duplicates import Part, find_duplicates
+
+DOCUMENTS = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 8), st.integers(0, 12)), max_size=40
+)
+
+
+def hashes_of(documents):
+    """uint64 [documents, 3] of (text, id) pairs."""
+    rows = []
+    for text, name in documents:
+        digest = hashlib.blake2b(bytes([text]), digest_size=16).digest()
+        place = hashlib.blake2b(bytes([name]), digest_size=8).digest()
+        rows.append(np.frombuffer(digest + place, "<u8"))
+    return np.array(rows, np.uint64).reshape(-1, 3)
+
+
+def parts_of(files):
+    """A part for every (rank, documents)."""
+    return [
+        Part(rank, len(documents), lambda documents=documents: hashes_of(documents))
+        for rank, documents in files
+    ]
+
+
+def kept_by_hand(files, by_position):
+    """Indices (part, row) of the copy of each text that stays."""
+    best = {}
+    for part, (rank, documents) in enumerate(files):
+        for row, (text, name) in enumerate(documents):
+            place = int(hashes_of([(text, name)])[0, 2])
+            key = (rank, part, row) if by_position else (rank, place, part, row)
+            best[text] = min(best.get(text, (key, (part, row))), (key, (part, row)))
+    return {where for _, where in best.values()}
+
+
+def kept_by(found, files):
+    return {
+        (part, row)
+        for part, (_, documents) in enumerate(files)
+        for row in range(len(documents))
+        if row not in found.lost.get(part, np.empty(0, np.int64)).tolist()
+    }
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    files=st.lists(
+        st.tuples(
+            st.integers(0, 2),
+            st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12)), max_size=12),
+        ),
+        max_size=6,
+    ),
+    by_position=st.booleans(),
+    at_once=st.sampled_from([1, 7, 1 << 20]),
+)
+def test_the_copy_that_stays_is_the_one_a_loop_chooses(files, by_position, at_once):
+    """One copy of every text, of the lowest rank, then the smallest hash; in any memory."""
+    found = find_duplicates(parts_of(files), by_position=by_position, at_once=at_once)
+    assert kept_by(found, files) == kept_by_hand(files, by_position)
+    names = [name for _, documents in files for _, name in documents]
+    assert found.repeated_ids == len(names) - len(set(names))
+    for rows in found.lost.values():
+        assert len(rows)
+        assert (np.diff(rows) > 0).all()
+
+
+@settings(max_examples=100, deadline=None)
+@given(documents=DOCUMENTS, seed=st.integers(0, 99))
+def test_the_documents_that_stay_do_not_depend_on_the_order_of_the_files(documents, seed):
+    """Shuffled and cut elsewhere: the same (split, text, id) stay."""
+
+    def kept(documents, cut):
+        files = [
+            (rank, [(text, name) for r, text, name in part if r == rank])
+            for part in (documents[:cut], documents[cut:])
+            for rank in range(3)
+        ]
+        found = find_duplicates(parts_of(files))
+        return {(files[p][0], *files[p][1][row]) for p, row in kept_by(found, files)}
+
+    shuffled = [documents[i] for i in np.random.default_rng(seed).permutation(len(documents))]
+    assert kept(documents, 5) == kept(shuffled, seed % 11)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    documents=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 255)), max_size=40),
+    edge=st.integers(0, 40),
+)
+def test_a_larger_sample_keeps_what_the_smaller_kept(documents, edge):
+    """The documents with the smallest hashes are a sample; more of them keep its documents."""
+    ordered = sorted(set(documents), key=lambda d: int(hashes_of([d])[0, 2]))
+
+    def kept(sample):
+        files = [(0, sample)]
+        return {sample[row] for _, row in kept_by(find_duplicates(parts_of(files)), files)}
+
+    assert kept(ordered[:edge]) <= kept(ordered)
+
+
+def test_no_documents_have_no_duplicates():
+    """Neither parts nor documents are needed."""
+    assert find_duplicates([]).lost == {}
+    assert find_duplicates(parts_of([(0, [])])).repeated_ids == 0

@@ -1,0 +1,282 @@
+"""Whatever back end is chosen, the ids are those of tokenizers."""
+
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.tokenizer import backends
+from data.tokenizer.backends import (
+    CheckedEncoder,
+    FastEncoder,
+    OracleEncoder,
+    sample_of,
+    strings,
+)
+from data.tokenizer.special_tokens import EOS
+from data.tokenizer.text_tokenizer import TextTokenizer
+from pipeline.errors import InputError
+from tests.data.tokenizer.split_tokenizers import NAMES, UNSUPPORTED, documents, tokenizer_json
+
+FRAGMENTS = [
+    *(
+        "'s",
+        "'S",
+        "'LL",
+        "\u2019s",
+        "don't",
+        "\r\n",
+        "\n\n",
+        "   \n  ",
+        "\t",
+        " ",
+        "\u3000",
+        "\xa0",
+    ),
+    *(
+        "👩‍👩‍👧‍👦",
+        "🏳️‍🌈",
+        "שלום",
+        "مرحبا",
+        "é",
+        "e\u0301",
+        "ﬁ",
+        "\u1112\u1161\u11ab",
+        "1234567",
+        "१२३",
+        "½",
+    ),
+    *(
+        " word",
+        "HELLO",
+        "camelCase",
+        "\0",
+        "\x85",
+        "\u2028",
+        "\u180e",
+        "\ufeff",
+        EOS,
+        "\u017f",
+        "\u0130",
+    ),
+    *("-----", "!!!", "\U0010ffff", "\ue000", "क्षि", "//", "\\", " " * 300, "a" * 400),
+]
+TEXT = st.lists(
+    st.one_of(
+        st.sampled_from(FRAGMENTS),
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=12),
+        st.sampled_from(documents(40)).map(lambda text: text[:200]),
+    ),
+    max_size=12,
+).map("".join)
+
+
+def expected(name, texts):
+    """The oracle's ids, text by text."""
+    tokenizer = TextTokenizer(tokenizer_json(name))
+    return [tokenizer.encode_batch([text])[0].tolist() for text in texts]
+
+
+def by_text(encoded):
+    ids, lengths = encoded
+    assert ids.dtype == np.uint32
+    assert lengths.dtype == np.int64
+    assert lengths.sum() == len(ids)
+    ends = np.cumsum(lengths).tolist()
+    return [
+        ids[end - size : end].tolist() for size, end in zip(lengths.tolist(), ends, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in UNSUPPORTED])
+@settings(max_examples=15, deadline=None)
+@given(texts=st.lists(TEXT, max_size=6))
+def test_the_fast_back_end_gives_the_oracles_ids(name, parallel, texts):
+    """Over scripts, controls, spaces, composed and decomposed forms, EOS and U+180E."""
+    pytest.importorskip("fastokens")
+    encoder = _tokenizer(name).checked("fastokens", parallel=parallel)
+    assert by_text(encoder.encode(pa.array(texts, pa.string()))) == expected(name, texts)
+    assert encoder.difference is None
+
+
+_TOKENIZERS = {}
+
+
+def _tokenizer(name):
+    if name not in _TOKENIZERS:
+        _TOKENIZERS[name] = TextTokenizer(tokenizer_json(name))
+    return _TOKENIZERS[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "gpt2 split", "llama3", "o200k"])
+def test_every_character_of_the_basic_plane_has_the_oracles_ids(name):
+    """Among letters, digits, spaces and itself: tables of two Unicode versions may differ."""
+    pytest.importorskip("fastokens")
+    encoder = _tokenizer(name).checked("fastokens")
+    for begin in range(0, 0x10000, 0x2000):
+        characters = [chr(c) for c in range(begin, begin + 0x2000) if not 0xD800 <= c < 0xE000]
+        texts = [f"a{c}b {c} 1{c}!{c}A  {c}{c}'s\n{c}\u0301x" for c in characters]
+        if texts:
+            found = encoder.encode(pa.array(texts))
+            wanted = _tokenizer(name).encode_batch(texts)
+            assert np.array_equal(found[0], wanted[0])
+            assert np.array_equal(found[1], wanted[1])
+    assert encoder.by_oracle <= 1
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_a_tokenizer_the_fast_back_end_cannot_read_is_left_to_the_oracle(name):
+    """Silently by default, with an error when the back end is asked for."""
+    pytest.importorskip("fastokens")
+    tokenizer = TextTokenizer(tokenizer_json(name))
+    assert tokenizer.checked("auto").record()["backend"] == "tokenizers"
+    with pytest.raises(InputError, match="cannot read this tokenizer"):
+        tokenizer.checked("fastokens")
+
+
+def test_auto_is_the_oracle_where_nothing_else_is_installed(monkeypatch):
+    """And asking for what is not there is refused."""
+    monkeypatch.setitem(sys.modules, "fastokens", None)
+    tokenizer = TextTokenizer(tokenizer_json("gpt2"))
+    assert tokenizer.checked().record()["backend"] == "tokenizers"
+    with pytest.raises(InputError, match="not installed"):
+        tokenizer.checked("fastokens")
+
+
+class Wrong:
+    """A back end that errs on texts with a certain word, or fails on them."""
+
+    name, version = "wrong", "0"
+
+    def __init__(self, oracle, word, error=None):
+        self._oracle, self._word, self._error = oracle, word, error
+        self.given = []
+
+    def encode(self, texts):
+        self.given += strings(texts)
+        if self._error is not None and any(self._word in text for text in strings(texts)):
+            raise self._error
+        return self._oracle.encode_strings([t.replace(self._word, "") for t in strings(texts)])
+
+
+class PanicException(BaseException):
+    """As pyo3 names a panic."""
+
+
+@pytest.fixture
+def oracle():
+    return TextTokenizer(tokenizer_json("gpt2"))._oracle
+
+
+TEXTS = [f"document {number} has words" for number in range(100)]
+
+
+def test_a_difference_gives_the_shard_to_the_oracle(oracle):
+    """The first differing document is named, and every id is the oracle's."""
+    texts = [*TEXTS[:99], "the last one is héllo"]
+    encoder = CheckedEncoder(oracle, Wrong(oracle, "héllo"))
+    arrays = [pa.array(texts[:30]), pa.array(texts[30:])]
+    encoder.check(arrays)
+    record = encoder.record()
+    assert (record["fell_back"], record["backend"]) == (True, "tokenizers")
+    assert "document 99 " in record["difference"]
+    for array in arrays:
+        assert by_text(encoder.encode(array)) == expected("gpt2", array.to_pylist())
+
+
+def test_an_equal_sample_keeps_the_back_end(oracle):
+    """What the sample does not show is not noticed: the record says how much was looked at."""
+    encoder = CheckedEncoder(oracle, Wrong(oracle, "nowhere"))
+    encoder.check([pa.array(TEXTS)])
+    assert encoder.record() == {
+        "backend": "wrong",
+        "version": "0",
+        "checked": 16,
+        "by_oracle": 0,
+        "fell_back": False,
+    }
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), PanicException("at line 7")])
+def test_a_failing_back_end_is_replaced_in_the_middle(oracle, error):
+    """Ids before and after are the oracle's; the reason is kept."""
+    encoder = CheckedEncoder(oracle, Wrong(oracle, "poison", error))
+    encoder.check([pa.array(TEXTS)])
+    texts = [*TEXTS[:50], "poison", *TEXTS[50:]]
+    for begin in range(0, len(texts), 20):
+        part = texts[begin : begin + 20]
+        assert by_text(encoder.encode(pa.array(part))) == expected("gpt2", part)
+    assert type(error).__name__ in encoder.record()["difference"]
+
+
+def test_an_interrupt_is_no_failure_of_the_back_end(oracle):
+    """It ends the run."""
+    encoder = CheckedEncoder(oracle, Wrong(oracle, "stop", KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        encoder.encode(pa.array(["stop"]))
+
+
+@pytest.mark.parametrize("added", [[EOS], [EOS, *(f"<|extra{n}|>" for n in range(40))]])
+def test_texts_of_added_tokens_go_to_the_oracle(oracle, added):
+    """The documents that hold them and no others; in their places."""
+    fast = Wrong(oracle, "nowhere")
+    encoder = CheckedEncoder(oracle, fast, added=added)
+    texts = ["one", f"a {added[-1]} b", "", "u\u180ev", "last", f"{EOS}"]
+    assert by_text(encoder.encode(pa.array(texts))) == expected("gpt2", texts)
+    assert fast.given == ["one", "", "last"]
+    assert encoder.by_oracle == 3
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.text("aé字😀 ", max_size=30), max_size=40), max_size=4))
+def test_the_sample_is_spread_and_holds_the_exotic(parts):
+    """First and last, each once, in range, and the texts with most bytes beyond ASCII."""
+    texts = [text for part in parts for text in part]
+    chosen = sample_of([pa.array(part, pa.string()) for part in parts])
+    assert len(set(chosen)) == len(chosen) == min(len(chosen), 24)
+    assert all(0 <= place < len(texts) for place in chosen)
+    if texts:
+        assert {0, len(texts) - 1} <= set(chosen)
+        exotic = [len(text.encode()) - len(text) for text in texts]
+        best = sorted(exotic, reverse=True)[:8]
+        picked = sorted((exotic[place] for place in chosen), reverse=True)[:8]
+        assert picked[: len(best)] == best[: len(picked)]
+
+
+def test_the_sample_of_long_documents_is_bounded():
+    """Heads only, and no more than 64 KiB or 1 %."""
+    texts = pa.array(["字" * 100_000] * 50)
+    chosen = sample_of([texts])
+    heads = backends._heads([texts], chosen)
+    assert all(len(head) == 2048 for head in heads.to_pylist())
+    size = sum(len(head.encode()) for head in heads.to_pylist())
+    assert 10_000 < size <= max(64 << 10, 150_000)
+
+
+def test_nulls_and_slices():
+    """A null is refused; a slice of a large_string array is its texts."""
+    array = pa.array(["a", "b", "", "héé"], pa.large_string())
+    assert strings(array[1:]) == ["b", "", "héé"]
+    assert backends.text_bytes(array[1:]) == "bhéé".encode()
+    assert backends.text_bytes(array[:0]) == b""
+    with pytest.raises(InputError, match="1 nulls among 2"):
+        strings(pa.array(["a", None]))
+
+
+def test_settings_for_cutting_and_padding_are_ignored():
+    """By the fast back end as by the oracle."""
+    pytest.importorskip("fastokens")
+    tokenizer = _tokenizer("gpt2")._tokenizer
+    plain = tokenizer.to_str()
+    tokenizer.enable_truncation(3)
+    cutting = tokenizer.to_str().encode()
+    tokenizer.no_truncation()
+    text = pa.array(["one two three four five six"])
+    assert cutting != plain.encode()
+    found = FastEncoder(cutting).encode(text)
+    assert by_text(found) == by_text(OracleEncoder(tokenizer).encode(text))

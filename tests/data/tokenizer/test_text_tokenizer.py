@@ -1,0 +1,235 @@
+"""A tokenizer is its bytes: deterministic, lossless, and EOS cannot be forged."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.read import python_docs
+from data.tokenizer import text_tokenizer
+from data.tokenizer.special_tokens import EOS
+from data.tokenizer.text_tokenizer import TextTokenizer
+from pipeline.errors import CorruptOutput, InputError
+
+VOCAB = 600
+
+
+def texts(count=120):
+    return python_docs.documents()["text"].to_pylist()[:count]
+
+
+@pytest.fixture(scope="module")
+def content():
+    """A tokenizer of 600 entries, trained on 120 documents in batches of 16."""
+    documents = texts()
+    return text_tokenizer.train((documents[i : i + 16] for i in range(0, 120, 16)), VOCAB)
+
+
+@pytest.fixture(scope="module")
+def trained(content):
+    return TextTokenizer(content)
+
+
+@pytest.mark.slow
+def test_training_is_deterministic_across_processes_and_threads(content):
+    """Another process, on one thread and with another hash seed, trains the same bytes."""
+    code = (
+        "import hashlib; from data.read.python_docs import documents;"
+        "from data.tokenizer.text_tokenizer import train;"
+        "d = documents()['text'].to_pylist()[:120];"
+        f"print(hashlib.sha256(train([d], {VOCAB})).hexdigest())"
+    )
+    env = {
+        "PYTHONHASHSEED": "7",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONPATH": ":".join(sys.path),
+    }
+    out = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True)
+    assert out.stdout.decode().strip() == hashlib.sha256(content).hexdigest()
+
+
+def test_properties(content, trained, tmp_path):
+    """Size, EOS and digest are those of the bytes, also when loaded from a file."""
+    assert (trained.vocab_size, trained.eos_id) == (VOCAB, 0)
+    assert trained.digest == hashlib.sha256(content).hexdigest()
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    loaded = TextTokenizer.load(str(tmp_path / "tokenizer.json"))
+    assert loaded.digest == trained.digest
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=5))
+def test_round_trip_and_bytes(batch):
+    """Every text decodes to itself, and its tokens' bytes add up to its UTF-8 bytes."""
+    trained = _cached()
+    ids, lengths = trained.encode_batch(batch)
+    assert ids.dtype == np.uint32
+    assert lengths.dtype == np.int64
+    assert lengths.sum() == len(ids)
+    for text, part in zip(
+        batch, np.split(ids, np.cumsum(lengths)[:-1]) if batch else [], strict=True
+    ):
+        assert trained.decode(part) == text
+        assert trained.token_bytes[part].sum() == len(text.encode())
+
+
+_CACHE = []
+
+
+def _cached():
+    if not _CACHE:
+        _CACHE.append(TextTokenizer(text_tokenizer.train([texts()], VOCAB)))
+    return _CACHE[0]
+
+
+@pytest.mark.parametrize("text", [EOS, f"a{EOS}b", f"{EOS}{EOS}", f" {EOS} "])
+def test_text_cannot_forge_eos(trained, text):
+    """EOS written in a text stays text, and nothing is added to it."""
+    ids, _ = trained.encode_batch([text])
+    assert trained.eos_id not in ids
+    assert trained.decode(ids) == text
+
+
+def test_a_batch_is_its_texts_one_by_one(trained):
+    """Batching changes no id; an empty text has none."""
+    batch = ["", "one two", "", "three\n\n  four"]
+    ids, lengths = trained.encode_batch(batch)
+    alone = [trained.encode_batch([text])[0] for text in batch]
+    assert lengths.tolist() == [len(part) for part in alone]
+    assert lengths[0] == lengths[2] == 0
+    assert np.array_equal(ids, np.concatenate(alone))
+    assert trained.encode_batch([])[0].shape == (0,)
+
+
+def test_token_bytes_of_eos_and_single_bytes(trained):
+    """EOS stands for no byte, and exactly 256 entries for one byte or are merges of more."""
+    assert trained.token_bytes.dtype == np.int32
+    assert trained.token_bytes[0] == 0
+    assert (trained.token_bytes == 1).sum() == 256
+    assert trained.token_bytes[1:].min() == 1
+
+
+def test_too_little_text_is_refused():
+    """The message says what was asked and what came out."""
+    with pytest.raises(InputError, match=r"vocab_size=5000: .* 2[5-9]\d entries"):
+        text_tokenizer.train([["aaaa bbbb"]], 5000)
+    with pytest.raises(InputError, match="vocab_size=256: expected at least 257"):
+        text_tokenizer.train([texts()], 256)
+
+
+def without_eos(description):
+    description["added_tokens"] = []
+
+
+def plain_eos(description):
+    description["added_tokens"][0]["special"] = False
+
+
+def word_piece(description):
+    description["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+
+
+def no_decoder(description):
+    description["decoder"] = None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (without_eos, "special token"),
+        (plain_eos, "special token"),
+        (word_piece, "WordPiece"),
+        (no_decoder, "ByteLevel"),
+    ],
+)
+def test_an_unusable_tokenizer_is_refused(content, tmp_path, change, words):
+    """No EOS, or not byte-level: refused, naming the file."""
+    description = json.loads(content)
+    change(description)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(description))
+    with pytest.raises(InputError, match=words) as error:
+        TextTokenizer.load(str(path))
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("bad", [b"", b"<html>", b"[1]", b"{}", b"\xff"])
+def test_what_is_no_tokenizer_is_refused(bad):
+    """Any other file is an InputError."""
+    with pytest.raises(InputError, match=r"tokenizer\.json"):
+        TextTokenizer(bad)
+
+
+def test_a_cut_tokenizer_is_refused(content):
+    """Valid JSON that the library does not accept is an InputError too."""
+    description = json.loads(content)
+    description["model"]["merges"] = [["not", "there"]]
+    with pytest.raises(InputError, match=r"tokenizer\.json"):
+        TextTokenizer(json.dumps(description).encode())
+
+
+def test_settings_for_cutting_and_padding_are_ignored(content, trained):
+    """A file that asks for truncation and padding encodes the whole text and no more."""
+    description = json.loads(content)
+    description["truncation"] = {
+        "direction": "Right",
+        "max_length": 3,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+    ids, _ = TextTokenizer(json.dumps(description).encode()).encode_batch(["one two three four"])
+    assert np.array_equal(ids, trained.encode_batch(["one two three four"])[0])
+
+
+def test_parallelism_is_set_only_when_asked(content, monkeypatch):
+    """Importing and loading leave the environment alone; the parameter sets it."""
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    TextTokenizer(content)
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "true"
+    TextTokenizer(content, parallel=False)
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
+
+
+def test_missing_file_is_named(tmp_path):
+    """A path without a file is an InputError with the path."""
+    with pytest.raises(InputError, match=r"gone\.json"):
+        TextTokenizer.load(str(tmp_path / "gone.json"))
+
+
+def test_loading_once_reads_once_and_only_the_right_file(content, tmp_path, monkeypatch):
+    """By digest: another file under the same name is damage, and few are kept."""
+    monkeypatch.setattr(text_tokenizer, "_read", type(text_tokenizer._read)())
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    first = TextTokenizer.load_once(str(path), digest)
+    path.unlink()
+    assert TextTokenizer.load_once(str(path), digest) is first
+    for blanks in range(1, 7):
+        other = content + b" " * blanks
+        path.write_bytes(other)
+        with pytest.raises(CorruptOutput, match=digest[:8]):
+            TextTokenizer.load_once(str(path), digest[:-8] + "elsewise")
+        TextTokenizer.load_once(str(path), hashlib.sha256(other).hexdigest())
+    assert len(text_tokenizer._read) == 4
+    assert TextTokenizer.load_once(str(path), hashlib.sha256(other).hexdigest()).vocab_size == VOCAB
+
+
+def test_dropout_is_refused(content):
+    """A text would have other ids each time."""
+    description = json.loads(content)
+    description["model"]["dropout"] = 0.1
+    with pytest.raises(InputError, match=r"dropout 0\.1"):
+        TextTokenizer(json.dumps(description).encode())
+
+
+def test_a_lone_surrogate_is_refused(trained):
+    """With where it is."""
+    with pytest.raises(InputError, match=r"'\\udc80' at character 3"):
+        trained.encode_batch(["fine", "abc\udc80"])

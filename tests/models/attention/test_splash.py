@@ -1,0 +1,244 @@
+"""Splash, interpreted, against the reference: masks, tiles, dtypes, devices and remat."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+
+import equinox as eqx
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
+from jax.interpreters import partial_eval
+
+from models.attention import splash
+from models.attention.dispatch import attend
+from models.attention.splash_tiles import SEQ_MINOR
+from models.mesh_axes import MeshAxes
+from tests.models import small
+from tests.models.attention.attention_inputs import inputs, segments, value_and_gradients
+
+
+@contextlib.contextmanager
+def tiled(queries, keys, compute, fused):
+    """Builds every kernel with these tiles."""
+    sizes = splash_attention_kernel.BlockSizes(
+        block_q=queries,
+        block_kv=keys,
+        block_kv_compute=compute,
+        block_q_dkv=queries,
+        block_kv_dkv=keys,
+        block_kv_dkv_compute=compute,
+        block_q_dq=None if fused else queries,
+        block_kv_dq=None if fused else keys,
+        use_fused_bwd_kernel=fused,
+        q_layout=SEQ_MINOR,
+        k_layout=SEQ_MINOR,
+        v_layout=SEQ_MINOR,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        splash.build.cache_clear()
+        patch.setattr(splash, "block_sizes", lambda *_: sizes)
+        yield
+    splash.build.cache_clear()
+
+
+def difference(shape, *, segmented=False, seed=0, dtype=jnp.float32, mesh_axes=None, **options):
+    """Of splash from the reference, in the output and all three gradients."""
+    arrays = inputs(*shape, seed=seed)
+    options["segment_ids"] = segments(*shape[:2], seed) if segmented else None
+    narrow = [x.astype(dtype) for x in arrays]
+    want = value_and_gradients("reference", *(x.astype(jnp.float32) for x in narrow), **options)
+    got = value_and_gradients("splash", *narrow, **options, mesh_axes=mesh_axes, interpret=True)
+    # A window of one has gradients of zero: nothing to be relative to. All others are about one.
+    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
+    return max(float(abs(g.astype(jnp.float32) - w).max() / max(abs(w).max(), 1)) for g, w in pairs)
+
+
+CASES = [
+    pytest.param((2, 256, 2, 2, 128), {}, id="grouped"),
+    pytest.param(
+        (2, 256, 2, 2, 64), {"segmented": True, "soft_cap": 0.9, "window": 60}, id="everything"
+    ),
+    pytest.param((1, 256, 2, 1, 64), {}, id="multi_head", marks=pytest.mark.slow),
+    pytest.param((1, 256, 1, 2, 64), {"soft_cap": 1.3}, id="soft_cap", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shape", "options"), CASES)
+def test_equals_the_reference(shape, options):
+    """With the tiles of the table."""
+    assert difference(shape, **options) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("window", "fused"),
+    [
+        (100, False),
+        (129, True),
+        pytest.param(1, True, marks=pytest.mark.slow),
+    ],
+)
+def test_several_tiles_equal_the_reference(window, fused):
+    """Windows narrower than a tile, wider than one and as wide as two; both backward kernels."""
+    with tiled(128, 128, 128, fused):
+        assert difference((1, 384, 1, 2, 64), window=window) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tile", [(128, 256, 128), (256, 128, 128)])
+def test_oblong_tiles_equal_the_reference(tile):
+    """Also where the scores of a tile are made in parts."""
+    with tiled(*tile, fused=True):
+        assert difference((1, 512, 1, 2, 64), segmented=True) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fused", [True, False])
+def test_in_bfloat16(fused):
+    """Sixteen bits in and out: the kernels' sums are wide, the fused one's partial sums are not."""
+    with tiled(128, 128, 128, fused):
+        shape = (1, 384, 1, 2, 64)
+        assert (
+            difference(shape, dtype=jnp.bfloat16, window=200, soft_cap=2.0, segmented=True) < 0.02
+        )
+
+
+@pytest.mark.slow
+@settings(max_examples=3, phases=(Phase.explicit, Phase.generate))  # shrinking takes minutes
+@given(
+    tiles_of_row=st.integers(1, 3),
+    groups=st.sampled_from([(1, 1), (2, 1), (1, 3)]),
+    window=st.none() | st.integers(1, 400),
+    soft_cap=st.none() | st.floats(0.5, 5),
+    segmented=st.booleans(),
+    fused=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_any_mask_equals_the_reference(
+    tiles_of_row, groups, window, soft_cap, segmented, fused, seed
+):
+    """For any combination of what the mask may be."""
+    shape = (1, 128 * tiles_of_row, *groups, 64)
+    options = {"window": window, "soft_cap": soft_cap, "segmented": segmented}
+    with tiled(128, 128, 128, fused):
+        assert difference(shape, seed=seed, **options) < 2e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heads", [(), ("tensor",)])
+def test_over_devices_equals_one_device(heads):
+    """Under shard_map over batch and heads the kernel computes the same."""
+    mesh_axes = MeshAxes(small.mesh(data=2, tensor=2), ("data",), heads)
+    assert difference((4, 128, 2, 2, 64), segmented=True, mesh_axes=mesh_axes) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fused", "options"), [(True, {"window": 150, "segmented": True}), (False, {})]
+)
+def test_positions_over_devices_equal_one_device(fused, options):
+    """Every device has some queries and gathers keys and values; gradients are summed back."""
+    with tiled(128, 128, 128, fused):
+        mesh_axes = MeshAxes(small.mesh(data=2, sequence=2), ("data",), (), ("sequence",))
+        assert difference((2, 512, 1, 2, 64), mesh_axes=mesh_axes, **options) < 1e-5
+
+
+@pytest.mark.slow
+def test_positions_heads_and_batch_over_devices():
+    """All three at once, positions over two axes of the mesh, with the tiles of the table."""
+    mesh = small.mesh(data=1, outer=2, inner=2, tensor=2)
+    mesh_axes = MeshAxes(mesh, ("data",), ("tensor",), ("outer", "inner"))
+    options = {"window": 300, "segmented": True, "soft_cap": 2.0}
+    assert difference((1, 512, 2, 2, 64), mesh_axes=mesh_axes, **options) < 1e-5
+
+
+def test_axis_order_does_not_matter():
+    """Inputs as the projections make them, features first."""
+    q, k, v, _ = inputs(1, 128, 2, 2, 64)
+    run = eqx.filter_jit(functools.partial(attend, backend="splash", interpret=True))
+    want = run(q, k, v)
+    turned = q.rearrange(("kv_heads", "q_per_kv", "head_size", "batch", "position"))
+    moved = k.rearrange(("kv_heads", "head_size", "batch", "position"))
+    got = run(turned, moved, v)
+    assert small.relative(got.rearrange(want.axes), want) == 0
+
+
+@pytest.mark.slow
+def test_in_the_model_under_every_kind_of_remat():
+    """The model's gradients do not depend on the back end or on what splash's residuals cost."""
+    model = small.model(head_size=64, kv_heads=1, heads=2, layers=2, attention_soft_cap=3.0)
+    rows = small.named(small.tokens(1, 128))
+
+    def squares(**forward):
+        return lambda model: hax.sum(hax.square(model.hidden(rows, **forward))).array
+
+    want = small.gradient(squares(backend="reference", remat="none"), model)
+    for remat in ("full", "save:queries,keys,values,attention_residuals"):
+        objective = squares(backend="splash", interpret=True, remat=remat)
+        assert small.relative(small.gradient(objective, model), want) < 2e-5
+
+
+def kernel_calls(remat):
+    model = small.model(head_size=64, layers=2)
+    rows = small.named(small.tokens(1, 128))
+
+    def objective(model):
+        out = model.hidden(rows, backend="splash", interpret=True, remat=remat)
+        return hax.sum(out).array
+
+    program = jax.make_jaxpr(jax.grad(objective))(model).jaxpr
+    # Without the dead code that every compiler removes, among it unused recomputation.
+    program, _ = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))
+    return count(program, "pallas_call")
+
+
+def count(program, primitive):
+    """How often a primitive occurs in a program and the programs inside it."""
+    inner = [
+        part
+        for equation in program.eqns
+        for value in equation.params.values()
+        for part in (value if isinstance(value, (tuple, list)) else (value,))
+    ]
+    inner = [getattr(part, "jaxpr", part) for part in inner]
+    here = sum(equation.primitive.name == primitive for equation in program.eqns)
+    return here + sum(count(part, primitive) for part in inner if hasattr(part, "eqns"))
+
+
+def test_saved_residuals_spare_the_second_forward_kernel():
+    """Full recomputation runs the forward kernel twice, saving its residuals once."""
+    saving = kernel_calls("save:queries,keys,values,attention_residuals")
+    assert saving == kernel_calls("none") == 2  # forward, and the fused backward
+    assert kernel_calls("full") == 3
+
+
+PARAMETERS = {
+    "_splash_attention_bwd_dkv": (
+        "q k v segment_ids sinks logsumexp do di bq bkv bkv_compute is_mqa mask_info mask_value "
+        "attn_logits_soft_cap use_fused_bwd_kernel q_layout k_layout v_layout mask_function "
+        "interpret"
+    ),
+    "_splash_attention_bwd_dq": (
+        "q k v segment_ids sinks logsumexp do di bq bkv is_mqa mask_info mask_value "
+        "attn_logits_soft_cap q_layout k_layout v_layout mask_function interpret"
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "parameters"), PARAMETERS.items())
+def test_the_private_kernels_of_jax_are_as_we_call_them(name, parameters):
+    """Our differentiation rule calls them, and a new JAX may change them without notice."""
+    kernel = getattr(splash_attention_kernel, name, None)
+    assert kernel is not None, f"this JAX has no {name}: adapt models/attention/splash.py"
+    found = " ".join(inspect.signature(kernel).parameters)
+    assert found == parameters, (
+        f"this JAX's {name} takes other arguments: read what changed and adapt `backward_kernels` "
+        f"of models/attention/splash.py\nfound {found}"
+    )

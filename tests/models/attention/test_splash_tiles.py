@@ -1,0 +1,111 @@
+"""The splash kernel's tiles: they fit the row, and their costs count what JAX's masks hold."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.attention import splash_tiles
+from models.attention.splash import Kernel, build
+from models.attention.splash_tiles import ScoreMatrix, block_sizes, only_narrow_tiles
+
+
+@given(
+    tiles=st.integers(1, 300),
+    head_size=st.sampled_from([64, 128, 192, 256]),
+    window=st.none() | st.integers(1, 5000),
+    sequence_shards=st.sampled_from([1, 2, 4]),
+)
+def test_every_row_gets_tiles_that_the_kernel_takes(tiles, head_size, window, sequence_shards):
+    """Multiples of 128 that divide what they tile; 128 only where nothing larger does,
+    or for a narrow window."""
+    queries = 128 * tiles
+    keys = queries * sequence_shards
+    sizes = block_sizes(keys, head_size, window, sequence_shards)
+    assert sizes.has_backward_blocks
+    of_queries = (sizes.block_q, sizes.block_q_dkv, sizes.block_q_dq or 128)
+    of_keys = (sizes.block_kv, sizes.block_kv_dkv, sizes.block_kv_dq or 128)
+    parts = (sizes.block_kv_compute, sizes.block_kv_dkv_compute)
+    assert not any(size % 128 for size in (*of_queries, *of_keys, *parts))
+    assert not any(queries % size for size in of_queries)
+    assert not any(keys % size for size in of_keys)
+    assert not any(size % part for size, part in zip(of_keys, parts, strict=False))
+    assert max(*of_queries, *of_keys) <= 2304
+    larger = [size for size in range(256, 2305, 128) if queries % size == 0]
+    if window is None:
+        assert (min(sizes.block_q, sizes.block_q_dkv) == 128) == (not larger)
+
+
+@pytest.mark.parametrize(
+    ("position", "window", "forward", "backward", "fused"),
+    [
+        (128, None, (128, 128), (128, 128), True),
+        (2048, None, (1024, 1024), (1024, 1024), True),
+        (4608, None, (1536, 1536), (1536, 1536), True),
+        (8192, None, (2048, 2048), (2048, 2048), True),
+        (16384, None, (2048, 2048), (2048, 2048), True),
+        (8192, 512, (512, 512), (512, 512), False),
+        (8192, 1024, (1024, 1024), (1024, 1024), False),
+    ],
+)
+def test_the_table(position, window, forward, backward, fused):
+    """The choices that matter, as the compiler's schedules rank them."""
+    for head_size in (64, 128):
+        sizes = block_sizes(position, head_size, window)
+        assert (sizes.block_q, sizes.block_kv) == forward
+        assert (sizes.block_q_dkv, sizes.block_kv_dkv) == backward
+        assert sizes.use_fused_bwd_kernel == fused
+
+
+@pytest.mark.parametrize("position", [128, 2048, 4608, 128 * 17, 128 * 37])
+def test_rows_that_leave_only_tiles_of_128(position):
+    """A prime times 128, the prime above 18."""
+    assert only_narrow_tiles(position, 64) == (position == 128 * 37)
+
+
+@pytest.mark.parametrize(
+    ("window", "sequence_shards"), [(None, 1), (None, 4), (1, 1), (100, 4), (1024, 1), (1500, 4)]
+)
+def test_the_grid_is_that_of_the_masks_of_jax(monkeypatch, window, sequence_shards):
+    """Visited tiles and steps, of the device that has the row's last positions."""
+    for tile, fused in (((512, 512), True), ((512, 256), False), ((256, 512), False)):
+        sizes = dataclasses.replace(
+            block_sizes(512, 64),
+            block_q=tile[0],
+            block_kv=tile[1],
+            block_kv_compute=128,
+            block_q_dkv=tile[0],
+            block_kv_dkv=tile[1],
+            block_kv_dkv_compute=128,
+            block_q_dq=None if fused else tile[0],
+            block_kv_dq=None if fused else tile[1],
+            use_fused_bwd_kernel=fused,
+        )
+        monkeypatch.setattr("models.attention.splash.block_sizes", lambda *_, s=sizes: s)
+        kernel = Kernel(2, 4096, 64, window, None, sequence_shards)
+        built = build.__wrapped__(kernel)
+        row = ScoreMatrix(4096 // sequence_shards, 4096, window)
+        masks = {"forward": built.fwd_mask_info, "queries": built.dq_mask_info}
+        masks["fused" if fused else "keys_values"] = built.dkv_mask_info
+        for name, info in masks.items():
+            if info is None:
+                continue
+            blocks = info.block_mask[0]
+            last = blocks[-(blocks.shape[0] // sequence_shards) :]
+            grid = row.grid(tile, name)
+            assert grid.visited == (last > 0).sum()
+            # Shards share one shape, so another shard's may add hidden steps.
+            assert grid.steps <= last.size if sequence_shards > 1 else grid.steps == last.size
+
+
+def test_a_hidden_tile_costs_a_step_and_a_narrow_window_wants_small_tiles():
+    """What the choice weighs: wasted scores against steps."""
+    whole, windowed = ScoreMatrix(8192, 8192, None), ScoreMatrix(8192, 8192, 512)
+    tile = (2048, 2048)
+    causal = splash_tiles._cycles(whole, tile, 64, "forward")
+    assert splash_tiles._cycles(whole, (128, 128), 64, "forward") > 3 * causal
+    small, large = (splash_tiles._cycles(windowed, (n, n), 64, "forward") for n in (512, 2048))
+    assert small < large / 2

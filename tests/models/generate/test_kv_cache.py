@@ -1,0 +1,159 @@
+"""One position at a time against all at once: the same logits, for every shape of model."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.generate.kv_cache import attend_to_past, cache_bytes, decode, prefill
+from models.precision import cast
+from models.scan_layers import split_layers
+from tests.models import reference, small
+
+LENGTHS = (5, 1, 9)
+SLOTS = 12
+
+
+@eqx.filter_jit
+def all_at_once(model, tokens):
+    return model.logits(small.named(tokens)).array
+
+
+@eqx.filter_jit
+def prompts(model, tokens, backend="reference"):
+    hidden, cache = prefill(model, small.named(tokens), positions=SLOTS, backend=backend)
+    logits = model.logits_of(hidden).rearrange(("batch", "position", "vocab"))
+    return logits.array, cache
+
+
+@eqx.filter_jit
+def one_more(model, tokens, positions, cache):
+    blocks = split_layers(model.blocks.stacked)
+    hidden, cache = decode(model, blocks, tokens, positions, cache)
+    return model.logits_of(hidden).rearrange(("batch", "vocab")).array, cache
+
+
+def step_by_step(model, tokens: np.ndarray, lengths=LENGTHS, **options) -> np.ndarray:
+    """Logits at every position: of prompts of these lengths in one pass, then one by one."""
+    longest = max(lengths)
+    padding = np.arange(tokens.size).reshape(tokens.shape) % 61
+    inside = np.arange(longest) < np.array(lengths)[:, None]
+    logits, cache = prompts(
+        model, np.where(inside, tokens[:, :longest], padding[:, :longest]), **options
+    )
+    found = np.full((*tokens.shape, logits.shape[-1]), np.nan)
+    found[:, :longest][inside] = np.asarray(logits, np.float64)[inside]
+    at = np.array(lengths, np.int32)
+    rows = np.arange(len(at))
+    while (at < tokens.shape[1]).any():
+        # A row that is through goes over its last position again.
+        at = np.minimum(at, tokens.shape[1] - 1)
+        logits, cache = one_more(model, tokens[rows, at], at, cache)
+        found[rows, at] = np.asarray(logits, np.float64)
+        at = at + 1
+    return found
+
+
+# Those that differ in what a cache holds or what is looked up in it.
+CACHED = (
+    *("grouped", "multi_query", "soft_caps", "rope_scaling", "learned_positions", "biases"),
+    *("all_short_but_the_last", "short_long", "three_short_one_long", "gpt2"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CACHED)
+def test_every_position_has_the_logits_of_the_whole_row(name):
+    """Rows of different lengths, padded with ids that mean nothing; float32 to 1e-5 of NumPy's."""
+    model = small.model(**small.VARIANTS[name])
+    tokens = small.tokens(batch=3, position=SLOTS)
+    assert small.relative(step_by_step(model, tokens), reference.logits(model, tokens)) < 1e-5
+
+
+@pytest.mark.slow
+def test_blockwise_prompts():
+    """The other back end for prompts that the compiler divides by itself; our own whole rows."""
+    model = small.model(**small.VARIANTS["short_long"])
+    tokens = small.tokens(batch=3, position=SLOTS)
+    got = step_by_step(model, tokens, backend="blockwise")
+    assert small.relative(got, all_at_once(model, tokens)) < 1e-5
+
+
+@pytest.mark.slow
+def test_bfloat16():
+    """Within the rounding of bfloat16, and the cache has that dtype."""
+    model = cast(small.model(), jnp.bfloat16)
+    tokens = small.tokens(batch=3, position=SLOTS)
+    assert small.relative(step_by_step(model, tokens), all_at_once(model, tokens)) < 0.03
+    cache = prompts(model, tokens)[1]
+    assert {array.dtype for array in jax.tree.leaves(cache)} == {jnp.dtype(jnp.bfloat16)}
+
+
+def test_the_cache_is_as_large_as_its_formula_says():
+    """Bytes of all its arrays, and their axes."""
+    model, tokens = small.model(), small.tokens(batch=3, position=SLOTS)
+    cache = prompts(model, tokens)[1]
+    want = cache_bytes(model.config, 3, SLOTS, 4)
+    assert sum(array.nbytes for array in jax.tree.leaves(cache)) == want
+    assert len(cache.keys) == len(cache.values) == 3
+    axes = ("batch", "kv_heads", "position", "head_size")
+    assert all(tuple(axis.name for axis in k.axes) == axes for k in cache.keys + cache.values)
+    assert cache.positions == SLOTS
+
+
+@settings(max_examples=20)
+@given(
+    window=st.sampled_from([None, 1, 3, 9]),
+    soft_cap=st.sampled_from([None, 0.7]),
+    positions=st.tuples(st.integers(0, 7), st.integers(0, 7)),
+)
+def test_attention_to_the_past(window, soft_cap, positions):
+    """Position by position in NumPy; what is in later slots, huge numbers too, changes nothing."""
+    rng = np.random.default_rng(0)
+    kv, group, size, slots = 2, 3, 4, 8
+    q = rng.normal(size=(2, kv, group, size)).astype(np.float32)
+    k, v = (rng.normal(size=(2, kv, size)).astype(np.float32) for _ in range(2))
+    past = [rng.normal(size=(2, kv, slots, size)).astype(np.float32) for _ in range(2)]
+    want = np.zeros_like(q, dtype=np.float64)
+    for row, here in enumerate(positions):
+        for head in range(kv):
+            keys = np.concatenate([past[0][row, head, :here], k[row, head][None]])
+            values = np.concatenate([past[1][row, head, :here], v[row, head][None]])
+            for member in range(group):
+                # The oracle divides queries by the root of their size; ours come scaled.
+                queries = np.zeros((here + 1, size))
+                queries[-1] = q[row, head, member] * np.sqrt(size)
+                ids = np.zeros(here + 1)
+                mixed = reference.attention_head(queries, keys, values, ids, soft_cap, window)
+                want[row, head, member] = mixed[-1]
+        for array in past:
+            array[row, :, here:] = 1e9
+    got = attend_to_past(
+        hax.named(jnp.asarray(q), ("batch", "kv_heads", "q_per_kv", "head_size")),
+        *(hax.named(jnp.asarray(x), ("batch", "kv_heads", "head_size")) for x in (k, v)),
+        **{
+            name: hax.named(jnp.asarray(x), ("batch", "kv_heads", "position", "head_size"))
+            for name, x in zip(("past_keys", "past_values"), past, strict=True)
+        },
+        positions=jnp.asarray(positions, jnp.int32),
+        window=window,
+        soft_cap=soft_cap,
+    )
+    assert small.relative(got.array, want) < 1e-5
+
+
+def test_layers_are_split_in_order():
+    """Each block has its layer's numbers, and nothing is left of the axis."""
+    model = small.model()
+    blocks = split_layers(model.blocks.stacked)
+    assert len(blocks) == 3
+    for layer, block in enumerate(blocks):
+        want = jax.tree.map(lambda leaf, i=layer: leaf[i], model.blocks.stacked.mlp.up.matrix.array)
+        np.testing.assert_array_equal(block.mlp.up.matrix.array, want)
+        assert "layers" not in {axis.name for axis in block.mlp.up.matrix.axes}

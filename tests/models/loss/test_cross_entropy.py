@@ -1,0 +1,281 @@
+"""The chunked cross-entropy against float64 NumPy and against automatic differentiation."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.loss.cross_entropy import chunk_count, summed_losses, token_losses
+from models.mesh_axes import MeshAxes
+from pipeline.errors import InputError
+from tests.models import small
+
+PLACEMENTS = {
+    "data": ({"data": 8}, {"batch": ("data",)}),
+    "data_and_tensor": ({"data": 4, "tensor": 2}, {"batch": ("data",), "heads": ("tensor",)}),
+    "two_batch_axes": ({"data": 2, "fsdp": 4}, {"batch": ("data", "fsdp")}),
+    "sequence": ({"data": 2, "sequence": 4}, {"batch": ("data",), "sequence": ("sequence",)}),
+    "sequence_alone": ({"sequence": 4}, {"batch": (), "sequence": ("sequence",)}),
+}
+
+
+def inputs(batch, position, vocab, embed=5, seed=0):
+    """Hidden states, head, targets and weights, of which some are zero."""
+    rng = np.random.default_rng(seed)
+    weights = rng.choice([0.0, 0.5, 1.0, 3.0], (batch, position))
+    return (
+        jnp.asarray(rng.normal(size=(embed, batch, position)), jnp.float32),
+        jnp.asarray(rng.normal(size=(vocab, embed)), jnp.float32),
+        jnp.asarray(rng.integers(0, vocab, (batch, position)), jnp.int32),
+        jnp.asarray(weights, jnp.float32),
+    )
+
+
+def numpy_losses(hidden, head, targets, cap):
+    """Negative log-likelihood and log-sum-exp of each token, in float64, one token at a time."""
+    hidden, head, targets = np.float64(hidden), np.float64(head), np.asarray(targets)
+    nll, lse = np.zeros(targets.shape), np.zeros(targets.shape)
+    for at in np.ndindex(targets.shape):
+        scores = head @ hidden[(slice(None), *at)]
+        scores = scores if cap is None else cap * np.tanh(scores / cap)
+        lse[at] = scores.max() + np.log(np.exp(scores - scores.max()).sum())
+        nll[at] = lse[at] - scores[targets[at]]
+    return nll, lse
+
+
+def numpy_sums(hidden, head, targets, weights, z_loss, cap):
+    nll, lse = numpy_losses(hidden, head, targets, cap)
+    total = (np.float64(weights) * nll).sum()
+    z = z_loss * (np.float64(weights) * lse**2).sum()
+    return total + z, total, z
+
+
+def plain(hidden, head, targets, weights, z_loss, cap):
+    """The objective by full logits, for automatic differentiation."""
+    logits = jnp.einsum("ebp,ve->bpv", hidden, head)
+    logits = logits if cap is None else cap * jnp.tanh(logits / cap)
+    at_target = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)
+    lse = jax.nn.logsumexp(logits, axis=-1)
+    return jnp.sum(weights * (z_loss * lse**2 - at_target[..., 0]))
+
+
+@functools.partial(jax.jit, static_argnums=(4, 5, 6, 7))
+def ours(hidden, head, targets, weights, z_loss, cap, chunks, mesh_axes=None):
+    """The three sums, and the objective's gradients, from the differentiated forward pass."""
+
+    def objective(hidden, head):
+        sums = summed_losses(hidden, head, targets, weights, z_loss, cap, chunks, mesh_axes)
+        return sums[0], sums
+
+    return jax.grad(objective, argnums=(0, 1), has_aux=True)(hidden, head)
+
+
+@pytest.mark.slow
+@settings(max_examples=3)
+@given(
+    batch=st.sampled_from([1, 3]),
+    position=st.sampled_from([1, 6]),
+    vocab=st.sampled_from([1, 2, 37]),
+    cap=st.sampled_from([None, 0.5, 20.0]),
+    z_loss=st.sampled_from([0.0, 0.1]),
+    seed=st.integers(0, 1000),
+    data=st.data(),
+)
+def test_sums_and_gradients_for_any_shape(batch, position, vocab, cap, z_loss, seed, data):
+    """Sums are NumPy's and gradients those of the obvious formula, for every divisor of the row."""
+    chunks = data.draw(st.sampled_from([c for c in range(1, position + 1) if position % c == 0]))
+    arrays = inputs(batch, position, vocab, seed=seed)
+    gradients, sums = ours(*arrays, z_loss, cap, chunks)
+    np.testing.assert_allclose(sums, numpy_sums(*arrays, z_loss, cap), rtol=1e-5, atol=1e-4)
+    want = jax.grad(plain, argnums=(0, 1))(*arrays, z_loss, cap)
+    for got, expected in zip(gradients, want, strict=True):
+        np.testing.assert_allclose(got, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cap", [None, 1.5])
+def test_gradients_equal_automatic_differentiation(cap):
+    """Gradients of the hidden states and of the head, with a z-loss and unequal weights."""
+    arrays = inputs(3, 6, 37)
+    want = jax.grad(plain, argnums=(0, 1))(*arrays, 0.1, cap)
+    assert small.relative(ours(*arrays, 0.1, cap, 2)[0], want) < 1e-5
+
+
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_sums_alone_are_the_same(cap):
+    """Without differentiation another program makes the same sums."""
+    arrays = inputs(2, 6, 11)
+    alone = jax.jit(lambda *a: summed_losses(*a, 0.1, cap, 3, None))(*arrays)
+    np.testing.assert_allclose(alone, ours(*arrays, 0.1, cap, 3)[1], rtol=1e-6)
+    np.testing.assert_allclose(alone, numpy_sums(*arrays, 0.1, cap), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_chunks_are_only_a_schedule():
+    """Any number of chunks gives the same sums and gradients."""
+    arrays = inputs(3, 12, 50, seed=1)
+    want = ours(*arrays, 0.01, 3.0, 1)
+    for chunks in (2, 3, 4, 6, 12):
+        assert small.relative(ours(*arrays, 0.01, 3.0, chunks), want) < 2e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("axes", "placed"), PLACEMENTS.values(), ids=PLACEMENTS.keys())
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_devices_give_what_one_gives(axes, placed, chunks):
+    """Sums and both gradients, with the rows or the positions spread over devices."""
+    arrays = inputs(8, 8, 16, seed=2)
+    mesh_axes = MeshAxes(small.mesh(**axes), **placed)
+    want = ours(*arrays, 0.1, 2.0, 1)
+    assert small.relative(ours(*arrays, 0.1, 2.0, chunks, mesh_axes), want) < 2e-6
+    alone = jax.jit(lambda *a: summed_losses(*a, 0.1, 2.0, chunks, mesh_axes))(*arrays)
+    assert small.relative(alone, want[1]) < 2e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("data", [1, 4])
+def test_a_head_spread_over_devices(data):
+    """The vocabulary may be divided by an axis that the compiler partitions by itself."""
+    mesh = small.mesh(data=data, tensor=2)
+    hidden, head, targets, weights = inputs(4, 6, 16)
+    mesh_axes = MeshAxes(mesh, ("data",), ("tensor",))
+    by_vocab = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("tensor"))
+    spread = (hidden, jax.device_put(head, by_vocab), targets, weights)
+    got = ours(*spread, 0.1, None, 2, mesh_axes)
+    want = ours(hidden, head, targets, weights, 0.1, None, 1)
+    assert small.relative(got, want) < 2e-6
+    alone = jax.jit(lambda *a: summed_losses(*a, 0.1, None, 2, mesh_axes))(*spread)
+    assert small.relative(alone, want[1]) < 2e-6
+
+
+def test_the_head_gradient_is_added_over_devices_once():
+    """One sum over devices for all chunks together, not one a chunk."""
+    mesh_axes = MeshAxes(small.mesh(data=8), ("data",))
+    arrays = inputs(8, 8, 16)
+    compiled = ours.lower(*arrays, 0.0, None, 4, mesh_axes).compile()
+    lines = [line for line in compiled.as_text().splitlines() if " all-reduce(" in line]
+    assert sum("16,5]" in line for line in lines) == 1
+
+
+def test_only_the_objective_has_a_gradient():
+    """Its parts are for reading: gradients through them are exactly zero."""
+    hidden, head, targets, weights = inputs(2, 4, 7)
+
+    def part(index):
+        def of(hidden, head):
+            return summed_losses(hidden, head, targets, weights, 0.1, None, 2, None)[index]
+
+        return jax.grad(of, argnums=(0, 1))(hidden, head)
+
+    assert all(np.asarray(g).any() for g in part(0))
+    assert not any(np.asarray(g).any() for index in (1, 2) for g in part(index))
+
+
+def test_gradients_scale_with_the_cotangent():
+    """A mean is the sum over a number: gradients divide by it too."""
+    arrays = inputs(2, 4, 7)
+
+    def scaled(factor):
+        def of(hidden, head):
+            sums = summed_losses(hidden, head, *arrays[2:], 0.1, None, 2, None)
+            return sums[0] * factor
+
+        return jax.grad(of, argnums=(0, 1))(*arrays[:2])
+
+    want = jax.tree.map(lambda g: g * 0.25, scaled(1.0))
+    assert small.relative(scaled(0.25), want) < 1e-6
+
+
+def test_gradients_are_derivatives():
+    """Central differences of NumPy's objective, number by number, in float64."""
+    hidden, head, targets, weights = inputs(2, 4, 7, embed=3)
+    at = [np.float64(hidden), np.float64(head)]
+
+    def moved(which, index, step):
+        arrays = [array.copy() for array in at]
+        arrays[which][index] += step
+        return numpy_sums(*arrays, targets, weights, 0.1, 2.0)[0]
+
+    gradients = ours(hidden, head, targets, weights, 0.1, 2.0, 2)[0]
+    for which, gradient in enumerate(gradients):
+        want = np.zeros(gradient.shape)
+        for index in np.ndindex(want.shape):
+            want[index] = (moved(which, index, 1e-5) - moved(which, index, -1e-5)) / 2e-5
+        np.testing.assert_allclose(gradient, want, rtol=1e-4, atol=1e-5)
+
+
+def test_huge_logits_do_not_overflow():
+    """Logits of thousands give finite losses and gradients."""
+    hidden, head = jnp.full((1, 1, 2), 100.0), jnp.asarray([[-50.0], [50.0], [49.0]])
+    arrays = (hidden, head, jnp.asarray([[0, 1]], jnp.int32), jnp.ones((1, 2), jnp.float32))
+    for chunks in (1, 2):
+        gradients, sums = ours(*arrays, 0.0, None, chunks)
+        np.testing.assert_allclose(sums, [10_000.0, 10_000.0, 0.0])
+        assert all(np.isfinite(gradient).all() for gradient in gradients)
+        nll = token_losses(*arrays[:3], None, chunks)
+        np.testing.assert_allclose(nll, [[10_000.0, 0.0]])
+
+
+def test_weights_of_zero_count_nothing():
+    """No token that counts: no loss, and gradients of zero."""
+    hidden, head, targets, weights = inputs(2, 4, 7)
+    gradients, sums = ours(hidden, head, targets, weights * 0, 0.1, None, 2)
+    assert not np.asarray(sums).any()
+    assert not any(np.asarray(gradient).any() for gradient in gradients)
+
+
+def test_low_precision_inputs_give_float32_sums():
+    """bfloat16 in: float32 sums, gradients in bfloat16 near those of float32."""
+    arrays = inputs(2, 6, 37, embed=16)
+    want_gradients, want = ours(*arrays, 0.1, None, 3)
+    narrow = (*(x.astype(jnp.bfloat16) for x in arrays[:2]), *arrays[2:])
+    gradients, sums = ours(*narrow, 0.1, None, 3)
+    assert {x.dtype.name for x in sums} == {"float32"}
+    assert {x.dtype.name for x in gradients} == {"bfloat16"}
+    assert small.relative(sums, want) < 0.01
+    assert small.relative(gradients, want_gradients) < 0.03
+
+
+@pytest.mark.parametrize("cap", [None, 1.5])
+def test_token_losses_equal_numpy(cap):
+    """One number a token, for every number of chunks."""
+    hidden, head, targets, _ = inputs(2, 6, 11)
+    want = numpy_losses(hidden, head, targets, cap)[0]
+    for chunks in (1, 2, 6):
+        got = token_losses(hidden, head, targets, cap, chunks)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_chunks_that_do_not_divide_are_refused():
+    """The message names the row and the number, whichever function is called."""
+    hidden, head, targets, weights = inputs(1, 12, 5)
+    for call in (
+        lambda: summed_losses(hidden, head, targets, weights, 0.0, None, 5, None),
+        lambda: token_losses(hidden, head, targets, None, 5),
+    ):
+        with pytest.raises(InputError, match="divisor of the 12 positions, found 5"):
+            call()
+
+
+@given(
+    batch=st.integers(1, 512),
+    position=st.integers(1, 4096),
+    vocab=st.integers(1, 200_000),
+    shards=st.integers(1, 64),
+    budget=st.integers(2**20, 2**32),
+)
+def test_auto_chunks_are_the_fewest_that_fit(batch, position, vocab, shards, budget):
+    """The count divides the row, fits the budget if any divisor does, and none smaller fits."""
+    chunks = chunk_count(batch, position, vocab, shards=shards, budget=budget)
+
+    def fits(count):
+        return batch * position * vocab * 4 <= budget * shards * count
+
+    divisors = [c for c in range(1, position + 1) if position % c == 0]
+    assert chunks == min(filter(fits, divisors), default=position)

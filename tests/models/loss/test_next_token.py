@@ -1,0 +1,247 @@
+"""The loss against NumPy and against plain automatic differentiation."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import equinox as eqx
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.loss.cross_entropy import chunk_count
+from models.loss.next_token import next_token_loss, nll_per_token
+from models.mesh_axes import MeshAxes
+from models.precision import cast
+from pipeline.errors import InputError
+from tests.models import reference, small
+
+SHAPES = {
+    "tied": {},
+    "untied": {"tied": False},
+    "soft_cap": {"logit_soft_cap": 1.5},
+}
+
+
+def plain_loss(model, tokens, weight, z_loss):
+    """Sum of nll and z-loss the obvious way: full logits, automatic differentiation."""
+    logits = model.logits(tokens).array[:, :-1]
+    lse = jax.nn.logsumexp(logits, axis=-1)
+    at_target = jnp.take_along_axis(logits, tokens.array[:, 1:, None], axis=-1)[..., 0]
+    return jnp.sum((lse - at_target + z_loss * lse**2) * weight[:, :-1])
+
+
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES.keys())
+def test_loss_equals_the_oracle(changes):
+    """Total, z and count are NumPy's sums over all positions but the last."""
+    model, rows = small.model(**changes), small.tokens()
+    loss = small.run(lambda m: next_token_loss(m, small.named(rows), z_loss=0.01), model)
+    nll, lse = reference.nll(model, rows)
+    np.testing.assert_allclose(loss.total, nll.sum(), rtol=1e-5)
+    np.testing.assert_allclose(loss.z, 0.01 * (lse**2).sum(), rtol=1e-5)
+    np.testing.assert_allclose(loss.objective, loss.total + loss.z, rtol=1e-6)
+    assert loss.count == nll.size
+    assert {part.dtype.name for part in (loss.objective, loss.total, loss.z, loss.count)} == {
+        "float32"
+    }
+
+
+def test_nll_per_token_equals_the_oracle():
+    """Position i holds the nll of token i + 1; the last position is zero."""
+    model, rows = small.model(), small.tokens()
+    got = small.run(lambda m: nll_per_token(m, small.named(rows), chunks=3), model)
+    assert [axis.name for axis in got.axes] == ["batch", "position"]
+    np.testing.assert_allclose(got.array[:, :-1], reference.nll(model, rows)[0], atol=1e-4)
+    np.testing.assert_array_equal(got.array[:, -1], 0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES.keys())
+def test_chunked_loss_equals_the_plain_one(changes):
+    """Value and every gradient agree with full logits, with a mask and a z-loss."""
+    model, rows = small.model(layers=1, **changes), small.named(small.tokens())
+    weight = np.random.default_rng(1).integers(0, 2, (2, 12)).astype(np.float32)
+    mask = small.named(weight.astype(bool))
+
+    def ours(model, chunks):
+        return next_token_loss(model, rows, loss_mask=mask, z_loss=0.1, chunks=chunks).objective
+
+    def plain(model):
+        return plain_loss(model, rows, jnp.asarray(weight), 0.1)
+
+    want = small.run(eqx.filter_value_and_grad(plain), model)
+    for chunks in (1, 3):
+        objective = functools.partial(ours, chunks=chunks)
+        assert small.relative(small.run(eqx.filter_value_and_grad(objective), model), want) < 2e-5
+
+
+@pytest.mark.slow
+def test_means_are_exact_under_accumulation():
+    """Sums of unequal microbatches add up to the sums of the whole batch."""
+    model, rows = small.model(), small.tokens(batch=4)
+    weight = np.random.default_rng(2).integers(0, 2, (4, 12)).astype(bool)
+
+    def loss(part):
+        tokens, mask = small.named(rows[part]), small.named(weight[part])
+        return small.run(lambda m: next_token_loss(m, tokens, loss_mask=mask, z_loss=0.1), model)
+
+    whole, parts = loss(slice(0, 4)), [loss(slice(0, 1)), loss(slice(1, 4))]
+    summed = jax.tree.map(jnp.add, *parts)
+    assert int(whole.count) == weight[:, :-1].sum()
+    assert small.relative(summed, whole) < 1e-6
+
+
+@pytest.mark.slow
+def test_masked_predictions_have_no_gradient():
+    """A target behind the mask may be any token."""
+    model, rows = small.model(), small.tokens(batch=1)
+    weight = np.ones((1, 12), bool)
+    weight[0, 5:] = False
+    other = rows.copy()
+    other[0, 6:] = (other[0, 6:] + 1) % 61
+
+    def gradients(rows):
+        def objective(model):
+            tokens = small.named(rows)
+            return next_token_loss(model, tokens, loss_mask=small.named(weight)).objective
+
+        return small.gradient(objective, model)
+
+    assert small.relative(gradients(other), gradients(rows)) < 1e-6
+
+
+@pytest.mark.slow
+def test_bfloat16_loss_is_float32():
+    """In bfloat16 compute the sums stay float32 and the gradients near those of float32."""
+    model, rows = small.model(), small.named(small.tokens())
+
+    def objective(dtype):
+        return lambda m: next_token_loss(cast(m, dtype), rows, chunks=3).objective
+
+    assert eqx.filter_eval_shape(objective(jnp.bfloat16), model).dtype == jnp.float32
+    wide = small.gradient(objective(jnp.float32), model)
+    narrow = small.gradient(objective(jnp.bfloat16), model)
+    assert small.relative(narrow, wide) < 0.1
+
+
+@pytest.mark.slow
+def test_row_without_a_divisor_is_refused():
+    """A chunk count that does not divide the row is named in one line."""
+    with pytest.raises(InputError, match="divisor of the 12 positions, found 5"):
+        next_token_loss(small.model(), small.named(small.tokens()), chunks=5)
+
+
+@pytest.mark.slow
+def test_auto_uses_the_budget_and_the_shards():
+    """Memory of the compiled loss follows the budget; a sharded batch needs fewer chunks."""
+    assert chunk_count(16, 256, 2048) == 1
+    assert chunk_count(128, 8192, 32_768) == 256
+    assert chunk_count(128, 8192, 32_768, shards=16) == 16
+    model, rows = small.model(layers=1, vocab_size=4096), small.named(small.tokens(8, 64, 61))
+
+    def scratch(**options):
+        def objective(model):
+            return next_token_loss(model, rows, **options).objective
+
+        lowered = jax.jit(jax.grad(objective)).lower(model)
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    logits = 8 * 64 * 4096 * 4
+    few, many = scratch(chunks="auto"), scratch(chunks="auto", chunk_budget=logits // 16)
+    assert few >= logits
+    assert many < logits / 2
+
+
+def loops(**options) -> list[int]:
+    """Lengths of the loops in the traced loss of 8 rows of 12 positions and 61 ids."""
+    model, rows = small.model(), small.named(small.tokens(batch=8))
+    traced = jax.make_jaxpr(lambda: next_token_loss(model, rows, **options))()
+    return [int(found) for found in re.findall(r"length=(\d+)", str(traced))]
+
+
+def test_auto_reads_the_shards_of_the_placement():
+    """Axes that divide the batch divide a device's logits; tensor axes do not."""
+    options = {"chunks": "auto", "chunk_budget": 8 * 12 * 61 * 4 // 6}
+    assert 6 in loops(**options)
+    data = MeshAxes(small.mesh(data=4, tensor=2), ("data",), ("tensor",))
+    assert 6 not in loops(**options, mesh_axes=data)
+    assert 2 in loops(**options, mesh_axes=data)
+
+
+@pytest.mark.slow
+def test_auto_with_divided_positions():
+    """Chunks divide the positions of one device, whatever the row's length allows."""
+    mesh_axes = MeshAxes(small.mesh(sequence=4), (), sequence=("sequence",))
+    model, rows = small.model(), small.named(small.tokens(batch=8))
+    options = {"chunks": "auto", "chunk_budget": 8 * 12 * 61 * 4 // 4 // 2}
+
+    def objective(model, mesh_axes=None):
+        return next_token_loss(model, rows, mesh_axes=mesh_axes, **options).objective
+
+    want = small.run(objective, model)
+    got = small.run(functools.partial(objective, mesh_axes=mesh_axes), model)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", [{"data": 4, "tensor": 2}, {"data": 2, "sequence": 4}])
+def test_devices_give_what_one_gives(axes):
+    """Loss and gradients over eight devices equal those of one, whichever axes they have."""
+    mesh = small.mesh(**axes)
+    model, rows = small.model(kv_heads=2), small.named(small.tokens(batch=4))
+    other = tuple(name for name in axes if name != "data")
+    tensor = "tensor" in axes
+    mesh_axes = MeshAxes(mesh, ("data",), other if tensor else (), () if tensor else other)
+    mapping = {"batch": "data"}
+    if tensor:
+        mapping |= {"mlp": "tensor", "kv_heads": "tensor"}
+    else:
+        mapping |= {"position": "sequence"}
+
+    def objective(model, mesh_axes=None):
+        sums = next_token_loss(model, rows, z_loss=0.1, chunks=3, mesh_axes=mesh_axes)
+        return sums.objective / sums.count
+
+    @eqx.filter_jit
+    def spread(model):
+        with hax.axis_mapping(mapping):
+            model = hax.shard(model)
+            return eqx.filter_value_and_grad(objective)(model, mesh_axes)
+
+    @eqx.filter_jit
+    def each(model, rows):
+        with hax.axis_mapping(mapping):
+            nll = nll_per_token(hax.shard(model), hax.shard(rows), chunks=3, mesh_axes=mesh_axes)
+        return nll.rearrange(("batch", "position")).array
+
+    want = small.run(eqx.filter_value_and_grad(objective), model)
+    want_each = small.run(lambda m: nll_per_token(m, rows).array, model)
+    with hax.partitioning.set_mesh(mesh):
+        got, got_each = spread(model), each(model, rows)
+    assert small.relative(got, want) < 2e-5
+    assert small.relative(got_each, want_each) < 2e-5
+
+
+@pytest.mark.slow
+def test_learning_reduces_the_loss():
+    """A few steps of gradient descent on one batch at least halve its loss."""
+    model = small.model(layers=1)
+    rows = small.named(small.tokens(batch=4, vocab=8))
+
+    @eqx.filter_jit
+    def step(model):
+        def objective(model):
+            loss = next_token_loss(model, rows, chunks=2)
+            return loss.objective / loss.count
+
+        value, grads = eqx.filter_value_and_grad(objective)(model)
+        return value, jax.tree.map(lambda p, g: p - 0.5 * g, model, grads)
+
+    first, model = step(model)
+    for _ in range(60):
+        last, model = step(model)
+    assert last < first / 2
+    assert hax.isfinite(model.embedding).array.all()

@@ -1,0 +1,143 @@
+"""The scan over layers: cycles, unrolling, and that it is a plain loop over blocks."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import haliax as hax
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.axes import TOKENS_FIRST, model_axes
+from models.config import TransformerConfig
+from models.rotary import rotary_angles
+from models.scan_layers import apply_layers, period_of
+from tests.models import reference, small
+
+logits_of = eqx.filter_jit(lambda model, tokens, **forward: model.logits(tokens, **forward).array)
+
+PATTERNS = {
+    "long": {},
+    "short_long": {"window_pattern": "SL", "window": 3, "layers": 4},
+    "three_short_one_long": {"window_pattern": "SSSL", "window": 3, "layers": 8},
+    "no_cycle": {"window_pattern": "SSSL", "window": 3, "layers": 3},
+}
+
+
+@given(st.lists(st.sampled_from([None, 4]), min_size=1, max_size=12))
+def test_the_period_is_the_shortest_that_repeats(kinds):
+    """Brute force: the shortest prefix that, repeated a whole number of times, is the list."""
+    repeats = [n for n in range(1, len(kinds) + 1) if kinds[:n] * (len(kinds) // n) == kinds]
+    assert period_of(kinds) == repeats[0]
+
+
+@given(
+    pattern=st.text("LS", min_size=1, max_size=5), layers=st.integers(1, 13), window=st.integers(1)
+)
+def test_windows_repeat_the_pattern(pattern, layers, window):
+    """One letter a layer, in turn; the last layer sees everything."""
+    window = window if "S" in pattern else None
+    config = small.config(layers=layers, window_pattern=pattern, window=window)
+    assert list(config.windows) == reference.layer_windows(config)
+    assert len(config.windows) == layers
+
+
+def test_the_patterns_of_the_seeds():
+    """SSSL over 8 layers is two cycles of four; an odd count has no cycle shorter than itself."""
+    config = small.config(layers=8, window_pattern="SSSL", window=5)
+    assert config.windows == (5, 5, 5, None, 5, 5, 5, None)
+    assert period_of(config.windows) == 4
+    odd = small.config(layers=5, window_pattern="SL", window=5)
+    assert odd.windows == (5, None, 5, None, None)
+    assert period_of(odd.windows) == 5
+    assert period_of(small.config(layers=7).windows) == 1
+
+
+@settings(max_examples=15)
+@given(data=st.data())
+def test_layers_are_applied_in_order(data):
+    """apply_layers is a loop: carry = apply(layer i, carry, kind i), for any unrolling."""
+    count = data.draw(st.integers(1, 8))
+    kinds = data.draw(st.lists(st.sampled_from([1, 2]), min_size=count, max_size=count))
+    unroll = data.draw(st.integers(1, count))
+    weights = np.random.default_rng(0).normal(size=(3, count)).astype(np.float32)
+    stacked = {"w": hax.named(jax.numpy.asarray(weights), ("embed", "layers"))}
+
+    def apply(block, x, kind):
+        return x * kind * 0.5 + block["w"]
+
+    start = hax.named(jax.numpy.ones(3), "embed")
+    got = apply_layers(stacked, start, apply, kinds, unroll=unroll)
+    want = np.ones(3)
+    for i, kind in enumerate(kinds):
+        want = want * kind * 0.5 + weights[:, i]
+    np.testing.assert_allclose(got.array, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", PATTERNS.values(), ids=PATTERNS.keys())
+def test_the_scan_equals_a_loop_over_layers(changes):
+    """Scanning the stack is applying its layers one after the other, each with its window."""
+    model, rows = small.model(**changes), small.named(small.tokens())
+    axes = model_axes(model.config)
+    angles = rotary_angles(rows.resolve_axis("position"), axes.HeadSize, model.config.rope_base)
+    options = {"segment_ids": None, "backend": "reference", "mesh_axes": None, "interpret": False}
+
+    def looped(model):
+        x = model.embedding.take("vocab", rows).rearrange(TOKENS_FIRST)
+        blocks = model.blocks.unstacked()
+        for block, window in zip(blocks, reference.layer_windows(model.config), strict=True):
+            x = block(x, angles, window=window, **options)
+        logits = model.logits_of(model.final_norm(x))
+        return logits.rearrange(("batch", "position", "vocab")).array
+
+    np.testing.assert_allclose(small.run(looped, model), logits_of(model, rows), atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["short_long"])
+def test_unrolling_changes_nothing(name):
+    """Gradients are the same with one, two or all cycles in a turn of the loop."""
+    model, rows = small.model(**PATTERNS[name]), small.named(small.tokens())
+
+    def squares(unroll):
+        return lambda m: hax.sum(hax.square(m.hidden(rows, unroll=unroll))).array
+
+    want = small.gradient(squares(1), model)
+    for unroll in (2, model.config.layers):
+        assert small.relative(small.gradient(squares(unroll), model), want) < 1e-5
+
+
+def turns(config: TransformerConfig, unroll: int) -> list[int]:
+    """Lengths of the layer loops in the traced program."""
+    model = jax.eval_shape(lambda: small.init(config))
+    rows = small.named(small.tokens())
+    jaxpr = jax.make_jaxpr(lambda m: m.hidden(rows, unroll=unroll, remat="none").array)(model)
+    return [
+        (eqn.params["length"], eqn.params["unroll"])
+        for eqn in jaxpr.eqns
+        if eqn.primitive.name == "scan"
+    ]
+
+
+def test_the_program_scans_cycles():
+    """Eight layers of SSSL are a loop of two turns; the unroll setting reaches it."""
+    shape = small.config(layers=8, window_pattern="SSSL", window=3)
+    assert turns(shape, 1) == [(2, 1)]
+    assert turns(shape, 2) == [(2, 2)]
+    assert turns(small.config(layers=6), 3) == [(6, 3)]
+
+
+def test_gather_is_applied_to_every_layer():
+    """The hook sees each block before it is used and its result is what is used."""
+    model, rows = small.model(), small.named(small.tokens())
+
+    def halved(block):
+        return jax.tree.map(lambda array: array * 0.5, block)
+
+    gathered = logits_of(model, rows, gather=halved)
+    block = halved(model.blocks.stacked)
+    direct = eqx.tree_at(lambda m: m.blocks.stacked, model, block)
+    np.testing.assert_allclose(gathered, logits_of(direct, rows), atol=1e-6)

@@ -1,0 +1,150 @@
+"""Schedules of batch and length: which rows a step reads, and runs through several stages."""
+
+import dataclasses
+import os
+import signal
+import threading
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import InputError
+from tests.training import tiny
+from training.checkpoint.restore import load_model
+from training.config import TrainConfig
+from training.config.batch_schedule import batch_phases
+from training.trainer import compile_ahead, trainer
+from training.trainer.trainer import train
+
+NUMBERS = st.sampled_from([1, 2, 4, 8])
+SIZES = st.dictionaries(st.integers(1, 12), NUMBERS, max_size=4)
+CUTS = st.dictionaries(st.integers(0, 12), NUMBERS, max_size=4)
+
+
+@given(steps=st.integers(1, 10), sizes=SIZES, cuts=CUTS)
+def test_every_step_reads_the_rows_after_the_last_ones(steps, sizes, cuts):
+    """Position, batch and length of each step are what walking from step to step gives."""
+    config = TrainConfig(
+        steps=steps,
+        batch_size=4,
+        sequence_length=16,
+        batch_schedule=tuple(sorted(sizes.items())),
+        length_schedule=tuple(sorted(cuts.items())),
+    )
+    want, rows, pieces, position = [], 4, 1, 0
+    for step in range(steps):
+        rows, pieces = sizes.get(step, rows), cuts.get(step, pieces)
+        want.append((position, rows * pieces, 16 // pieces))
+        position += rows
+    got = [
+        (phase.data_offset + (step - phase.first) * phase.rows, c.batch_size, c.sequence_length)
+        for phase in batch_phases(config)
+        for c in [phase.config(config)]
+        for step in range(phase.first, phase.end)
+    ]
+    assert got == want
+
+
+def test_rows_are_cut_in_the_order_of_the_text():
+    """Pieces of a row follow each other and keep their tokens."""
+    phase = batch_phases(
+        TrainConfig(steps=1, batch_size=2, sequence_length=6, length_schedule=((0, 3),))
+    )
+    cut = phase[0].cut(np.arange(12).reshape(2, 6))
+    assert cut.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]
+
+
+SCHEDULED = dataclasses.replace(
+    tiny.TRAIN,
+    batch_schedule=((2, 16),),
+    length_schedule=((0, 4), (4, 1)),
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder with the tiny run's token shards."""
+    root = str(tmp_path_factory.mktemp("data"))
+    tiny.write_data(root)
+    return root
+
+
+@pytest.mark.slow
+def test_a_scheduled_run_compiles_once_a_stage_and_resumes_anywhere(data, tmp_path):
+    """Tokens per step follow the schedules; resumed in each stage, the end has the same bits."""
+    committed = []
+    job = tiny.make_job(data, train=SCHEDULED, checkpoint_directory=str(tmp_path / "whole"))
+    whole = train(job, on_commit=lambda *found: committed.append(found), devices=jax.devices()[:1])
+    assert whole.compilations == 3
+    length, predicted = tiny.LENGTH, []
+    for rows, pieces in ((8, 4), (8, 4), (16, 4), (16, 4), (16, 1), (16, 1)):
+        predicted.append(rows * (length - pieces))  # the last token of a sequence has no target
+    assert [row["tokens"] for row in whole.history] == predicted
+    for step, compilations in ((1, 3), (3, 2)):
+        resumed = dataclasses.replace(
+            job, resume_from=tuple(committed[:step]), checkpoint_directory=str(tmp_path / str(step))
+        )
+        got = train(resumed, devices=jax.devices()[:1])
+        assert got.compilations == compilations
+        assert tiny.learned(got.history) == tiny.learned(whole.history)
+        assert tiny.equal(*(load_model(r.checkpoint, tiny.MODEL) for r in (got, whole)))
+
+
+def test_a_stage_that_does_not_fit_the_devices_is_refused_before_the_first_step(data, tmp_path):
+    """A batch of 12 from step 4 on cannot be spread over 8 devices."""
+    config = dataclasses.replace(tiny.TRAIN, batch_schedule=((4, 12),))
+    job = tiny.make_job(data, train=config, checkpoint_directory=str(tmp_path / "none"))
+    with pytest.raises(InputError, match="12 is not divisible by 8 devices"):
+        train(job)
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["the stage's last step", "the next stage's compilation"])
+def test_a_signal_between_two_stages_saves_at_once(data, tmp_path, monkeypatch, moment):
+    """Neither a step of the next stage nor the end of its compilation is waited for."""
+    config = dataclasses.replace(
+        tiny.TRAIN, batch_schedule=((3, 16),), checkpoint_every=1000, evaluate_every=1000
+    )
+    job = tiny.make_job(data, train=config, checkpoint_directory=str(tmp_path))
+    committed, compiled, saved = [], [], threading.Event()
+    compiling = compile_ahead.PhaseCompiler.__call__
+
+    def compile(self, phase):
+        compiled.append(phase.first)
+        if phase.first:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert saved.wait(60), "nothing was saved while it compiled"
+        return compiling(self, phase)
+
+    def on_commit(step, path):
+        committed.append((step, path))
+        saved.set()
+
+    class Watched(trainer.Watchdog):
+        def beat(self, step):
+            super().beat(step)
+            if step == 3 and moment == "the stage's last step":
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(trainer, "Watchdog", Watched)
+    monkeypatch.setattr(compile_ahead.PhaseCompiler, "__call__", compile)
+    old = signal.getsignal(signal.SIGTERM)
+    try:
+        stopped = train(job, on_commit=on_commit, devices=jax.devices()[:1])
+    finally:
+        signal.signal(signal.SIGTERM, old)
+    assert (stopped.preempted, stopped.steps) == (True, 3)
+    assert [event["kind"] for event in stopped.events][-1:] == ["preempted"]
+    assert [event["kind"] for event in stopped.events].count("preempted") == 1
+    assert committed == [(3, stopped.checkpoint)]
+    assert compiled == ([0] if moment == "the stage's last step" else [0, 3])
+    monkeypatch.undo()
+    went_on = dataclasses.replace(job, resume_from=tuple(committed), attempt="1")
+    whole = dataclasses.replace(job, checkpoint_directory=str(tmp_path / "whole"))
+    got, want = (train(each, devices=jax.devices()[:1]) for each in (went_on, whole))
+    assert tiny.learned(got.history) == tiny.learned(want.history)
+    assert tiny.equal(*(load_model(r.checkpoint, tiny.MODEL) for r in (got, want)))

@@ -1,0 +1,191 @@
+"""Configurations refuse what cannot be trained, and say which fields are part of the identity."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+from models import presets
+from models.config import TransformerConfig
+from pipeline.errors import InputError
+from pipeline.identity.fingerprint import canonical, digest, identity_fields
+from training.config import OptimizerConfig, Parallelism, TrainConfig
+
+TRAIN = {"steps": 10, "batch_size": 4, "sequence_length": 32}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("steps", -1),
+        ("batch_size", 0),
+        ("sequence_length", 1),
+        ("microbatches", 0),
+        ("microbatches", 3),
+        ("seed", -1),
+        ("compute_dtype", "float16"),
+        ("z_loss", -1.0),
+        ("z_loss", float("nan")),
+        ("evaluate_every", 0),
+        ("keep_checkpoints", 0),
+        ("unroll", 0),
+        ("attention", "flash"),
+        ("loss_chunks", 0),
+        ("loss_chunks", "many"),
+        ("loss_chunks", 5),
+    ],
+)
+def test_train_config_refuses(field, value):
+    """A bad value is refused in one line that names the field."""
+    with pytest.raises(InputError, match=field) as caught:
+        TrainConfig(**{**TRAIN, field: value})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("kind", "adam"),
+        ("schedule", "exponential"),
+        ("moment_dtype", "float16"),
+        ("learning_rate", -1.0),
+        ("learning_rate", float("inf")),
+        ("warmup", -0.1),
+        ("decay", -1),
+        ("min_ratio", 1.5),
+        ("beta1", 1.0),
+        ("beta2", -0.1),
+        ("muon_learning_rate", -1.0),
+        ("muon_momentum", 1.0),
+        ("muon_steps", 0),
+        ("muon_rms", 0.0),
+        ("lion_beta1", 1.0),
+        ("lion_beta2", float("nan")),
+        ("epsilon", 0.0),
+        ("clip_norm", 0.0),
+        ("weight_decay", float("nan")),
+    ],
+)
+def test_optimizer_config_refuses(field, value):
+    """A bad value is refused in one line that names the field."""
+    with pytest.raises(InputError, match=field) as caught:
+        OptimizerConfig(**{field: value})
+    assert "\n" not in str(caught.value)
+
+
+def test_muons_rate_needs_a_schedule_to_follow():
+    """It is a multiple of learning_rate, so that cannot be zero."""
+    with pytest.raises(InputError, match=r"muon_learning_rate.*learning_rate above 0"):
+        OptimizerConfig(learning_rate=0.0, muon_learning_rate=0.02)
+    assert OptimizerConfig(learning_rate=0.0, muon_learning_rate=0.0).muon_ratio == 1.0
+    assert OptimizerConfig(learning_rate=0.004, muon_learning_rate=0.02).muon_ratio == 5.0
+    assert OptimizerConfig(learning_rate=0.004).muon_ratio == 1.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [("adamw", "beta2"), ("muon", "muon_momentum"), ("muon", "beta1"), ("lion", "lion_beta2")],
+)
+def test_bfloat16_moments_that_would_never_fade_are_refused(kind, field):
+    """A beta of 0.999 is for float32; one of a kind that is not used does not matter."""
+    OptimizerConfig(kind=kind, **{field: 0.999})
+    with pytest.raises(InputError, match=rf"{field}: bfloat16 .* expected at most 0\.996"):
+        OptimizerConfig(kind=kind, moment_dtype="bfloat16", **{field: 0.999})
+    other = "lion" if kind == "adamw" else "adamw"
+    if field != "beta1":
+        OptimizerConfig(kind=other, moment_dtype="bfloat16", **{field: 0.999})
+
+
+RUNTIME = {
+    *("checkpoint_every", "keep_checkpoints", "evaluate_every", "evaluate_batches"),
+    *("log_every", "max_skipped", "watchdog_seconds", "evaluate_batch_size"),
+    *("remat", "attention", "parallel", "unroll", "loss_chunks"),
+    *("trackers", "profile"),
+}
+
+
+def test_runtime_fields_are_exactly_those_that_do_not_change_the_result():
+    """The identity of a run has every field but the listed ones."""
+    names = {field.name for field in dataclasses.fields(TrainConfig)}
+    assert names - set(identity_fields(TrainConfig)) == RUNTIME
+    assert set(identity_fields(OptimizerConfig)) == {
+        field.name for field in dataclasses.fields(OptimizerConfig)
+    }
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("parallel", Parallelism(tensor=2)),
+        ("unroll", 2),
+        ("remat", "none"),
+        ("log_every", 7),
+        ("seed", 1),
+        ("z_loss", 1e-4),
+    ],
+)
+def test_fingerprint_follows_the_identity(field, value):
+    """Changing a field changes the fingerprint exactly when the field is identity."""
+    old, new = TrainConfig(**TRAIN), TrainConfig(**{**TRAIN, field: value})
+    same = digest(canonical(old)) == digest(canonical(new))
+    assert same == (field in RUNTIME)
+
+
+def test_configuration_imports_no_jax():
+    """Planning can import configurations, jobs and coordinators without JAX, NumPy or Arrow."""
+    code = (
+        "import sys, training.config.train, training.config.job, training.sharding.distributed\n"
+        "print([m for m in ('jax', 'numpy', 'pyarrow', 'haliax') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"batch_schedule": ((5, 16), (5, 8))}, "rising steps"),
+        ({"batch_schedule": ((5, 0),)}, "at least 1"),
+        ({"batch_schedule": ((5, 9),), "microbatches": 2}, "9 is not divisible by microbatches"),
+        ({"batch_schedule": ((0, 16),)}, "batch_size is the size from step 0 on"),
+        ({"milestones": (5, 0)}, "milestones"),
+        ({"remat": "nonsense"}, "remat: expected none, dots, "),
+        ({"remat": "save:nonsense"}, "no intermediate is called 'nonsense'"),
+        ({"checkpoint_every": 2.5}, "checkpoint_every: expected a whole number, got 2.5 of type"),
+        ({"seed": "1"}, "seed: expected a whole number, got '1' of type str"),
+        ({"seed": True}, "seed: expected a whole number, got True"),
+        ({"z_loss": None}, "z_loss: expected a number, got None"),
+        ({"compute_dtype": 16}, "compute_dtype: expected a text"),
+        ({"separate_documents": 1}, "separate_documents: expected true or false"),
+        ({"length_schedule": ((0, 3),)}, "cannot be cut into 3"),
+        ({"length_schedule": ((0, 16),)}, "at least 2"),
+        ({"ema": 1.0}, "ema"),
+        ({"spike_guard": 0.9}, "skip every ordinary step"),
+        ({"watchdog_seconds": 0.0}, "watchdog_seconds"),
+    ],
+)
+def test_schedules_and_guards_that_cannot_be_are_refused(fields, words):
+    """One line that names the field."""
+    with pytest.raises(InputError, match=words):
+        TrainConfig(steps=10, batch_size=8, sequence_length=16, **fields)
+
+
+def test_configs_come_back_from_json():
+    """Nested parts are rebuilt, equal to what was written."""
+    train = TrainConfig(
+        steps=5,
+        batch_size=8,
+        sequence_length=16,
+        parallel=Parallelism(tensor=2, group=4),
+        batch_schedule=((2, 16),),
+        length_schedule=((0, 4), (3, 1)),
+    )
+    written = json.loads(json.dumps(dataclasses.asdict(train)))
+    assert TrainConfig.from_plain(written) == train
+    for model in (presets.llama_3_2_1b, presets.tiny):
+        written = json.loads(json.dumps(dataclasses.asdict(model)))
+        assert TransformerConfig.from_plain(written) == model

@@ -1,0 +1,76 @@
+"""One process of the test of following by several: the store fails once, in the last of them.
+
+Arguments: folder, result file, number of processes, index, port, checkpoint, what fails.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+
+def main() -> None:
+    """Follow a run of one checkpoint, and write what was loaded, kept and skipped as JSON."""
+    _, output, count, index, port, checkpoint, failing = sys.argv[1:]
+    import jax
+
+    from tests.training import tiny
+    from training.checkpoint.restore import load_model_onto
+    from training.evaluate import follow_checkpoints
+    from training.evaluate.checkpoint_scorer import Scored
+    from training.evaluate.follow_checkpoints import Next
+    from training.sharding import distributed
+    from training.sharding.distributed import Coordinator
+    from training.sharding.layout import make_layout
+
+    if int(count) > 1:
+        distributed.initialize(Coordinator(f"127.0.0.1:{port}", int(count), int(index)))
+    if int(index) == int(count) - 1:
+        fail_once(failing)
+    layout = make_layout(jax.devices())
+    report: dict[str, Any] = {"loads": 0, "kept": [], "skipped": []}
+
+    class Scorer:
+        """Reads the model and finds nothing."""
+
+        def load(self, path: str) -> Any:
+            report["loads"] += 1
+            return load_model_onto(layout, path, tiny.MODEL)
+
+        def score(self, model: Any) -> Scored:
+            return Scored(rows=[], samples=[], tasks=[])
+
+    ended = follow_checkpoints.follow(
+        Scorer(),
+        lambda: Next("a", 1, checkpoint, end=bool(report["kept"] or report["skipped"])),
+        lambda found, scored: report["kept"].append(found.step),
+        lambda found, cause: report["skipped"].append(cause),
+    )
+    with open(output, "w") as file:
+        json.dump({**report, "ended": ended}, file)
+    if int(count) > 1:
+        distributed.shutdown()
+
+
+def fail_once(what: str) -> None:
+    """Let the first read of the checkpoint's "index", or of its "arrays", fail in this process."""
+    from pipeline.errors import StoreUnavailable
+    from training.checkpoint import index as checkpoint_index
+    from training.checkpoint import restore
+
+    owner, name = {
+        "index": (checkpoint_index.storage, "read_json"),
+        "arrays": (restore, "read_arrays"),
+    }[what]
+    read = getattr(owner, name)
+
+    def failing(path: str, *rest: Any) -> Any:
+        setattr(owner, name, read)
+        raise StoreUnavailable(f"{path}: 503")
+
+    setattr(owner, name, failing)
+
+
+if __name__ == "__main__":
+    main()

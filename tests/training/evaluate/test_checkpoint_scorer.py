@@ -1,0 +1,130 @@
+"""Scores of a checkpoint on any number of devices and processes, against NumPy over all rows."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from tests.models import reference
+from tests.training import tiny
+from tests.training.evaluate.test_evaluator import stream
+from tests.training.trainer.test_processes import run_processes
+from training.checkpoint.restore import load_model
+from training.config import Parallelism
+from training.evaluate.checkpoint_scorer import Scorer, load_scored
+from training.trainer.trainer import train
+
+FIGURES = ("loss", "bits_per_byte")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """(folder of the data, path of a checkpoint of the tiny run, its model on one device)."""
+    root = str(tmp_path_factory.mktemp("trained"))
+    tiny.write_data(root)
+    done = train(tiny.make_job(root), devices=jax.devices()[:1])
+    return root, done.checkpoint, load_model(done.checkpoint, tiny.MODEL)
+
+
+@pytest.fixture(scope="module")
+def wanted(trained):
+    """The rows of each set by the reference model, every sequence of it."""
+    root, _, model = trained
+    found = []
+    for name, shards in tiny.score_job(root).held_out:
+        ids, nll, tokens, size = stream(shards), 0.0, 0, 0
+        for start in range(0, len(ids) - 1, tiny.LENGTH):
+            row = ids[start : start + tiny.LENGTH]
+            nll += reference.nll(model, row[None])[0].sum()
+            tokens += len(row) - 1
+            size += sum(tiny.TOKEN_BYTES[token] for token in row[1:])
+        bits = nll / math.log(2) / size
+        row = {"set": name, "loss": nll / tokens, "bits_per_byte": bits}
+        found.append({**row, "tokens": tokens, "bytes": size})
+    return found
+
+
+def close(rows, wanted, tolerance):
+    """Whether rows say the same, figures to a relative tolerance."""
+    for got, want in zip(rows, wanted, strict=True):
+        assert got.keys() == want.keys()
+        for name, value in want.items():
+            assert got[name] == (pytest.approx(value, rel=tolerance) if name in FIGURES else value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_whole_sets_on_any_number_of_devices(trained, wanted, devices):
+    """The figures are sums over all sequences of each set, whatever the devices."""
+    root, path, _ = trained
+    scorer = Scorer(tiny.score_job(root), jax.devices()[:devices])
+    scored = scorer.score(scorer.load(path))
+    scorer.close()
+    close(scored.rows, wanted, 2e-6)
+    (task,) = scored.tasks
+    assert (task["task"], task["set"], task["items"]) == ("continuation", "validation", 10)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "devices"),
+    [(tiny.split(2), 1), (Parallelism(group=2), 1), (Parallelism(tensor=2), 1), (tiny.split(8), 4)],
+    ids=["group", "group_of_auto", "tensor", "more_than_there_are"],
+)
+def test_hardware_that_the_parallelism_of_training_does_not_fit(
+    trained, wanted, caplog, parallel, devices
+):
+    """Its scores are the same, and the log has a line that says what was done."""
+    root, path, _ = trained
+    job = tiny.score_job(root)
+    split = dataclasses.replace(job.train, parallel=parallel)
+    scorer = Scorer(dataclasses.replace(job, train=split), jax.devices()[:devices])
+    close(scorer.score(scorer.load(path)).rows, wanted, 2e-6)
+    scorer.close()
+    (line,) = (
+        r.getMessage() for r in caplog.records if r.name == "training.evaluate.checkpoint_scorer"
+    )
+    assert line.startswith("Parallelism(")
+    assert f"does not fit the {devices} devices here" in line
+
+
+def test_a_group_that_does_not_divide_the_model(trained, caplog):
+    """All of six devices cannot share rows of 32 numbers, as two could."""
+    _, path, _ = trained
+    split = dataclasses.replace(tiny.TRAIN, parallel=Parallelism(sharding="fsdp"))
+    load_scored(path, tiny.MODEL, split, tiny.EOS, batch_size=6, devices=jax.devices()[:6])
+    assert "does not fit the 6 devices here" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_part_of_the_sets_is_the_same_in_the_loop_and_beside_it(trained):
+    """What the training loop wrote down at its last step is what a scorer finds."""
+    root, _, _ = trained
+    job = tiny.make_job(
+        root,
+        train=dataclasses.replace(tiny.TRAIN, evaluate_batches=1),
+        held_out=tiny.score_job(root).held_out,
+        checkpoint_directory=f"{root}/part",
+    )
+    done = train(job, devices=jax.devices()[:1])
+    last = [row for row in done.evaluations if row["step"] == tiny.TRAIN.steps]
+    assert [row["set"] for row in last] == ["validation", "other"]
+    part = dataclasses.replace(tiny.score_job(root), sequences=tiny.BATCH)
+    scorer = Scorer(part, jax.devices()[:1])
+    rows = scorer.score(scorer.load(done.checkpoint)).rows
+    close([{"step": tiny.TRAIN.steps, **row} for row in rows], last, 1e-6)
+
+
+@pytest.mark.slow
+def test_two_processes_find_what_one_finds(trained, wanted):
+    """Two processes of two devices, and one of four: the same rows, and the same answers."""
+    root, path, _ = trained
+    module = "tests.training.evaluate.score_worker"
+    (one,) = run_processes(root, 1, 4, path, module=module)
+    both = run_processes(root, 2, 2, path, module=module)
+    assert both[0] == both[1]
+    close(one["rows"], wanted, 2e-6)
+    close(both[0]["rows"], wanted, 2e-6)
+    assert both[0]["tasks"] == one["tasks"]
+    assert np.isfinite(one["tasks"][0]["acc"])

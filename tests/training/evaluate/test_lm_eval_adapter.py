@@ -1,0 +1,149 @@
+"""The harness's own evaluation of our model against ours, on the same questions; needs lm_eval."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from data.tokenizer.text_tokenizer import TextTokenizer
+from data.tokenizer.text_tokenizer import train as train_tokenizer
+from models.config import TransformerConfig
+from models.transformer import Transformer
+from tests.models import reference
+from training.config import TrainConfig
+from training.evaluate.lm_eval_adapter import adapter, harness, run_tasks
+from training.evaluate.loglikelihood import Likelihood
+from training.evaluate.multiple_choice import accuracy, answer, text_question
+from training.sharding.layout import make_layout
+from training.step.document_mask import Boundaries
+
+pytest.importorskip("lm_eval", reason="the optional extra lm-eval is not installed")
+
+LONGEST = 48
+WORDS = ("the", "cat", "sat", "on", "mats", "while", "dogs", "ran", "over", "green", "hills")
+
+
+def text(rng, count):
+    return " ".join(rng.choice(WORDS, count))
+
+
+def items(count=40):
+    """Questions of two to four choices of one to eight words."""
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(count):
+        choices = [text(rng, rng.integers(1, 9)) for _ in range(4)]
+        gold = int(rng.integers(0, 4))
+        found.append({"context": text(rng, rng.integers(1, 6)), "choices": choices, "gold": gold})
+    found[0]["context"] = ""
+    found[1]["choices"][2] = "é ü 漢字"
+    return found
+
+
+@functools.cache
+def parts():
+    """(tokenizer, model, likelihood): random weights, sharper than a fresh model's."""
+    rng = np.random.default_rng(1)
+    tokenizer = TextTokenizer(train_tokenizer([[text(rng, 40) for _ in range(50)]], 290))
+    config = TransformerConfig(
+        vocab_size=tokenizer.vocab_size,
+        layers=2,
+        embed=32,
+        heads=4,
+        kv_heads=2,
+        head_size=8,
+        mlp=64,
+    )
+    train = TrainConfig(steps=1, batch_size=8, sequence_length=LONGEST, compute_dtype="float32")
+    layout = make_layout(jax.devices()[:1])
+    boundaries = Boundaries(eos_id=tokenizer.eos_id)
+    model = jax.tree.map(lambda x: x * 3, Transformer.init(config, key=jax.random.key(0)))
+    return tokenizer, model, Likelihood(config, train, layout, boundaries, batch_size=8)
+
+
+def lm():
+    tokenizer, model, likelihood = parts()
+    return adapter(model, likelihood, tokenizer, LONGEST)
+
+
+class Request:
+    """What the harness hands over, as far as an LM may look."""
+
+    def __init__(self, *args):
+        self.args = args
+
+
+def test_a_task_with_local_data_scores_as_ours(tmp_path):
+    """acc, acc_norm and acc_bytes of the harness are ours on the same forty questions."""
+    tokenizer, model, likelihood = parts()
+    data = tmp_path / "items.jsonl"
+    data.write_text("".join(json.dumps(item) + "\n" for item in items()))
+    task = {
+        "task": "local_choices",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(data)}, "cache_dir": str(tmp_path / "cache")},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{context}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "{{gold}}",
+        "target_delimiter": " ",
+        "metric_list": [
+            {"metric": name, "aggregation": "mean", "higher_is_better": True}
+            for name in ("acc", "acc_norm", "acc_bytes")
+        ],
+    }
+    theirs = run_tasks(lm(), [task], bootstrap_iters=0)["local_choices"]
+    questions = [
+        text_question(tokenizer, item["context"], item["choices"], item["gold"]) for item in items()
+    ]
+    ours = accuracy(questions, answer(likelihood, model, questions))
+    for name in ("acc", "acc_norm", "acc_bytes"):
+        assert theirs[name] == pytest.approx(ours[name], abs=1e-9)
+    assert 0 < ours["acc"] < 1
+    assert len({ours["acc"], ours["acc_norm"]}) == 2, "the items tell the accuracies apart"
+
+
+def test_rolling_log_likelihood_is_that_of_the_whole_text():
+    """A text of several rows: every token once, each window's own context, by the reference."""
+    tokenizer, model, _ = parts()
+    words = text(np.random.default_rng(2), 90)
+    ids = tokenizer.encode_batch([words])[0].tolist()
+    assert len(ids) > 2 * LONGEST
+    most, total = LONGEST - 1, 0.0
+    row = [tokenizer.eos_id, *ids]
+    first = reference.nll(model, np.array([row[: most + 1]]))[0][0]
+    total -= first.sum()
+    done = most
+    while done < len(ids):
+        count = min(most, len(ids) - done)
+        end = done + count
+        window = row[end - most : end + 1]
+        total -= reference.nll(model, np.array([window]))[0][0][-count:].sum()
+        done = end
+    (got,) = lm().loglikelihood_rolling([Request(words)])
+    assert got == pytest.approx(total, rel=1e-5)
+
+
+def test_generation_is_greedy_and_stops():
+    """What is written is the reference's likeliest continuation, cut before the first stop."""
+    tokenizer, model, _ = parts()
+    ids = [tokenizer.eos_id, *tokenizer.encode_batch(["the cat"])[0].tolist()]
+    prompt = len(ids)
+    for _ in range(6):
+        ids.append(int(reference.logits(model, np.array([ids]))[0, -1].argmax()))
+    want = tokenizer.decode(ids[prompt:])
+    settings = {"until": [], "max_gen_toks": 6}
+    (written,) = lm().generate_until([Request("the cat", settings)])
+    assert written == want
+    (cut,) = lm().generate_until([Request("the cat", {**settings, "until": [want[2]]})])
+    assert cut == want[: want.find(want[2])]
+
+
+def test_the_harness_is_there():
+    """The version that the adapter was written against, or a later one."""
+    assert harness().__name__ == "lm_eval"

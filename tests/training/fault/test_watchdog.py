@@ -1,0 +1,203 @@
+"""The watchdog: how long is too long, who is told, and that a busy run is left alone."""
+
+import json
+import threading
+import time
+
+import pytest
+
+from training.fault import watchdog
+from training.fault.watchdog import EXIT_CODE, FACTOR, LEAST, PATIENCE, Watchdog
+
+
+class Clock:
+    """A clock that is set."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Board(dict):
+    """A board between watchdogs of this process."""
+
+    def put(self, name, text):
+        self[name] = text
+
+    def all(self):
+        return dict(self)
+
+
+@pytest.fixture
+def made():
+    """A watchdog that is not started, its clock, and the statuses it ends with."""
+    clock, ended = Clock(), []
+    return Watchdog(10.0, clock=clock, end=ended.append), clock, ended
+
+
+def test_between_steps_the_limit_follows_their_median(made):
+    """Before LEAST steps the least limit holds; then FACTOR medians where that is more."""
+    dog, clock, _ = made
+    dog.beat(0)
+    for step in range(1, LEAST):
+        clock.now += 3.0
+        dog.beat(step)
+    assert dog.limit == 10.0
+    clock.now += 3.0
+    dog.beat(LEAST)
+    assert dog.limit == FACTOR * 3.0
+
+
+def test_a_phase_may_take_longer_and_is_not_a_step(made):
+    """Inside it the limit is PATIENCE times the least, and its time is no step's."""
+    dog, clock, _ = made
+    for step in range(LEAST + 1):
+        dog.beat(step)
+        clock.now += 0.1
+    with dog.phase("evaluate"):
+        assert dog.limit == PATIENCE * 10.0
+        clock.now += 500.0
+    assert dog.limit == 10.0
+    dog.beat(LEAST + 1)
+    assert dog.limit == 10.0  # a median of 0.1 s still, so the least limit
+
+
+def run(dog):
+    """Start it and wait until it ended or a second has passed."""
+    with dog:
+        dog._thread.join(1.0)
+        return not dog._thread.is_alive()
+
+
+def test_silence_ends_the_process_with_every_stack(caplog):
+    """The report names process, step and phase and has this very test's stack."""
+    ended, reports = [], []
+    dog = Watchdog(0.04, end=ended.append, on_end=reports.append)
+    dog.beat(7)
+    assert run(dog)
+    assert ended == [EXIT_CODE]
+    assert "process 0 made no progress" in reports[0]
+    assert "after step 7" in reports[0]
+    assert "thread MainThread" in reports[0]
+    assert "test_silence_ends_the_process" in reports[0]
+    assert reports[0] in caplog.text
+
+
+def test_a_run_that_moves_is_left_alone():
+    """Beats more often than the limit, for many limits."""
+    ended = []
+    with Watchdog(0.2, end=ended.append) as dog:
+        for step in range(50):
+            dog.beat(step)
+            time.sleep(0.01)
+    assert ended == []
+
+
+def test_a_long_phase_that_ends_while_the_others_are_heard_is_no_silence():
+    """Its minutes count by its own patience, also when a step's begins in that very moment."""
+    clock, ended, heard = Clock(), [], threading.Event()
+
+    class Slow(Board):
+        def all(self):
+            if phase is not None and not heard.is_set():
+                phase.__exit__(None, None, None)
+                heard.set()
+            return super().all()
+
+    phase = None
+    with Watchdog(0.1, clock=clock, end=ended.append, board=Slow()) as dog:
+        dog.beat(1)
+        opened = dog.phase("evaluate")
+        opened.__enter__()
+        clock.now += 2.0  # 20 limits of a step, less than the phase's 30
+        phase = opened
+        assert heard.wait(2.0)
+        time.sleep(0.2)
+    assert ended == []
+
+
+def test_all_processes_end_and_the_one_behind_is_named(monkeypatch):
+    """The first whose patience ends tells the others, which end though they wait for long yet."""
+    monkeypatch.setattr(watchdog, "POLL_SECONDS", 0.02)
+    board, ended, reports = Board(), {}, {}
+
+    def dog(index, seconds, step):
+        def end(status):
+            ended[index] = status
+
+        def on_end(report):
+            reports[index] = report
+
+        made = Watchdog(seconds, index=index, count=3, board=board, end=end, on_end=on_end)
+        made.beat(step)
+        return made
+
+    dogs = [dog(0, 60.0, 9), dog(1, 60.0, 8), dog(2, 0.3, 9)]
+    for each in dogs:
+        each.__enter__()
+    for each in dogs:
+        each._thread.join(5.0)
+        each.__exit__()
+    assert ended == {0: EXIT_CODE, 1: EXIT_CODE, 2: EXIT_CODE}
+    assert all("process 2 made no progress" in report for report in reports.values())
+    assert "behind the others: process 1\n" in reports[2]
+    assert json.loads(board["process/1"])["step"] == 8
+
+
+def test_errors_while_reporting_do_not_keep_the_process_alive():
+    """A callback or a board that fails changes nothing about the end."""
+
+    class Broken(Board):
+        def put(self, name, text):
+            raise ConnectionError("gone")
+
+    def fail(report):
+        raise OSError("disk full")
+
+    ended = []
+    made = Watchdog(0.04, board=Broken(), on_end=fail, end=ended.append)
+    made.beat(1)
+    assert run(made)
+    assert ended == [EXIT_CODE]
+
+
+def test_telling_of_the_end_does_not_put_it_off(monkeypatch):
+    """A callback that hangs, as the store may that the run is stuck at."""
+    monkeypatch.setattr(watchdog, "TELLING_SECONDS", 0.1)
+    ended, hang = [], threading.Event()
+    made = Watchdog(0.04, on_end=lambda report: hang.wait(60), end=ended.append)
+    made.beat(1)
+    assert run(made)
+    assert ended == [EXIT_CODE]
+    hang.set()
+
+
+def test_a_timer_that_was_set_late_is_taken_back(monkeypatch):
+    """The thread may be about to set it when the run leaves, and nobody else would take it back."""
+    calls, setting, left = [], threading.Event(), threading.Event()
+
+    class Timer:
+        def dump_traceback_later(self, *_, **__):
+            setting.set()
+            left.wait(10)
+            calls.append("set")
+
+        def cancel_dump_traceback_later(self):
+            calls.append("taken back")
+
+    monkeypatch.setattr(watchdog, "faulthandler", Timer())
+    with Watchdog(0.04) as dog:
+        assert setting.wait(10)
+    left.set()
+    dog._thread.join(10)
+    assert calls == ["taken back", "set", "taken back"]
+
+
+def test_nothing_is_left_running():
+    """Leaving the context ends the thread."""
+    with Watchdog(0.1) as dog:
+        thread = dog._thread
+    thread.join(2.0)
+    assert thread not in threading.enumerate()

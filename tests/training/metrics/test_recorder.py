@@ -1,0 +1,196 @@
+"""The recorder is one step late, its clock leaves pauses out, and rows say what they mean."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import InputError
+from training.metrics.recorder import AVERAGED_STEPS, MEASURED, Recorder
+from training.metrics.throughput import Throughput
+
+THROUGHPUT = Throughput(tokens=1000, flops=(3e6, 4e6), peak=1e10)
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def metrics(loss, skipped=0.0):
+    return {"loss": jnp.float32(loss), "skipped": jnp.float32(skipped)}
+
+
+def test_rows_come_one_step_late_and_are_complete():
+    """Pushing step k writes the row of step k-1; draining writes the last, once."""
+    clock, rows, seen = Clock(), [], []
+    recorder = Recorder(rows, THROUGHPUT, 3, seen.append, clock)
+    recorder.push(1, metrics(4.0), 0.25)
+    assert rows == []
+    clock.now += 2.0
+    recorder.push(2, metrics(3.0), 0.5)
+    assert rows == [
+        {
+            "step": 1,
+            "loss": 4.0,
+            "skipped": 0.0,
+            "seconds": 2.0,
+            "data_wait": 0.75,
+            "tokens_per_second": 500.0,
+            "tokens_per_second_average": 500.0,
+            "mfu": pytest.approx(500 * 3e6 / 1e10),
+            "mfu_full": pytest.approx(500 * 4e6 / 1e10),
+        }
+    ]
+    recorder.drain()
+    recorder.drain()
+    assert [row["step"] for row in rows] == [1, 2]
+    assert rows[1]["data_wait"] == 0
+    assert seen == rows
+
+
+def test_pauses_belong_to_no_row():
+    """Time before restart_clock (an evaluation, say) is in no row's seconds."""
+    clock, rows = Clock(), []
+    recorder = Recorder(rows, THROUGHPUT, 3, None, clock)
+    recorder.push(1, metrics(4.0), 0.0)
+    clock.now += 1.0
+    recorder.drain()
+    clock.now += 50.0
+    recorder.restart_clock()
+    recorder.push(2, metrics(4.0), 0.0)
+    clock.now += 3.0
+    recorder.drain()
+    assert [row["seconds"] for row in rows] == [1.0, 3.0]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 50),  # the wait for the batch
+            st.integers(0, 50),  # the rest of the step
+            st.sampled_from(["", "pause", "profile"]),
+        ),
+        min_size=1,
+    )
+)
+def test_a_wait_is_in_the_row_whose_seconds_it_is_part_of(steps):
+    """No row waits longer than it takes, and together they wait as long as the loop did."""
+    clock, rows = Clock(), []
+    recorder = Recorder(rows, THROUGHPUT, 3, None, clock)
+    in_no_row = 0
+    for step, (wait, computing, then) in enumerate(steps, 1):
+        clock.now += wait
+        if then == "profile":  # comes between the batch and the step it is for
+            in_no_row += wait if len(rows) == step - 1 else 0
+            recorder.drain(wait)
+            clock.now += 7
+            recorder.restart_clock()
+            wait = 0
+        recorder.push(step, metrics(4.0), wait)
+        clock.now += computing
+        if then == "pause":
+            recorder.drain()
+            clock.now += 11
+            recorder.restart_clock()
+    recorder.drain()
+    assert all(0 <= row["data_wait"] <= row["seconds"] for row in rows)
+    assert sum(row["data_wait"] for row in rows) == sum(w for w, _, _ in steps) - in_no_row
+    assert sum(row["seconds"] for row in rows) == sum(w + c for w, c, _ in steps) - in_no_row
+
+
+def test_only_skipped_steps_in_a_row_stop_the_run():
+    """Three skipped steps with a good one between go on; three in a row stop, naming the step."""
+    rows = []
+    recorder = Recorder(rows, THROUGHPUT, 3)
+    for step, skipped in enumerate([1, 2, 2, 3, 4], start=1):
+        recorder.push(step, metrics(4.0, skipped), 0.0)
+    recorder.push(6, metrics(4.0, 5), 0.0)
+    with pytest.raises(InputError, match=r"step 6.*3 steps in a row"):
+        recorder.drain()
+    assert len(rows) == 6
+
+
+def test_a_resumed_recorder_counts_from_the_history():
+    """Steps skipped before the resume are not counted again."""
+    recorder = Recorder([{"step": 9, "skipped": 7.0}], THROUGHPUT, 1)
+    recorder.push(10, metrics(4.0, 7), 0.0)
+    recorder.drain()
+
+
+def test_tokens_that_do_not_count_are_padding():
+    """4 rows of 250 positions make 996 predictions; 900 counted, so 96 were of padding."""
+    clock, rows = Clock(), []
+    padded = Throughput(tokens=1000, flops=(1.0, 1.0), peak=None, rows=4)
+    recorder = Recorder(rows, padded, 3, None, clock)
+    recorder.push(1, metrics(4.0) | {"tokens": jnp.float32(900)}, 0.0)
+    clock.now += 2.0
+    recorder.drain()
+    assert (rows[0]["tokens"], rows[0]["padded"]) == (900, 96)
+    assert rows[0]["useful_tokens_per_second"] == 450.0
+
+
+def test_the_average_is_of_the_last_steps_together():
+    """Positions over seconds, not the mean of rates, over the last 50 steps."""
+    clock, rows = Clock(), []
+    recorder = Recorder(rows, THROUGHPUT, 3, None, clock)
+    times = [1.0 + (step % 7) for step in range(AVERAGED_STEPS + 20)]
+    for step, seconds in enumerate(times, 1):
+        recorder.push(step, metrics(4.0), 0.0)
+        clock.now += seconds
+        recorder.drain()
+        recent = times[max(0, step - AVERAGED_STEPS) : step]
+        expected = 1000 * len(recent) / sum(recent)
+        assert rows[-1]["tokens_per_second_average"] == pytest.approx(expected)
+
+
+def test_a_new_throughput_counts_from_the_next_step_on():
+    """The step that is still being computed keeps the size of its own batch."""
+    clock, rows = Clock(), []
+    recorder = Recorder(rows, THROUGHPUT, 3, None, clock)
+    recorder.push(1, metrics(4.0), 0.0)
+    recorder.throughput = Throughput(tokens=4000, flops=(3e6, 4e6), peak=1e10)
+    clock.now += 1.0
+    recorder.push(2, metrics(4.0), 0.0)
+    clock.now += 1.0
+    recorder.drain()
+    assert [row["tokens_per_second"] for row in rows] == [1000.0, 4000.0]
+
+
+def test_a_row_has_the_memory_and_nothing_that_is_not_said_to_be_measured():
+    """Columns that differ from run to run are listed, so that runs can be compared by the rest."""
+    rows = []
+    recorder = Recorder(rows, THROUGHPUT, 3, None, memory=lambda: 7)
+    recorder.push(1, metrics(4.0), 0.0)
+    recorder.drain()
+    assert rows[0]["memory_bytes"] == 7
+    assert set(rows[0]) - MEASURED == {"step", "loss", "skipped"}
+
+
+@given(
+    skips=st.lists(st.booleans(), min_size=1, max_size=12), most=st.integers(1, 4), data=st.data()
+)
+def test_an_interruption_does_not_begin_the_count_of_skipped_steps_anew(skips, most, data):
+    """A run stops at the same step whether it was resumed on the way or not."""
+    totals = np.cumsum(skips).tolist()
+    in_a_row, want = 0, None
+    for step, skipped in enumerate(skips, 1):
+        in_a_row = in_a_row + 1 if skipped else 0
+        if in_a_row == most:
+            want = step
+            break
+    at = data.draw(st.integers(0, (want or len(skips) + 1) - 1))
+    rows = [{"step": step, "skipped": float(totals[step - 1])} for step in range(1, at + 1)]
+    recorder, stopped = Recorder(rows, THROUGHPUT, most), None
+    for step in range(at + 1, len(skips) + 1):
+        try:
+            recorder._check_finite(step, float(totals[step - 1]))
+        except InputError:
+            stopped = step
+            break
+    assert stopped == want

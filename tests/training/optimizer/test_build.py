@@ -1,0 +1,201 @@
+"""AdamW and Lion against formulas written out in NumPy, decay by name, and the dtype of moments."""
+
+import dataclasses
+import math
+
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from models.transformer import Transformer
+from tests.training import tiny
+from training.config import OptimizerConfig
+from training.config.optimizer import KINDS, LARGEST_BFLOAT16_BETA, state_bytes_per_parameter
+from training.optimizer.build import build, decay_mask, keep_moments_in
+from training.optimizer.muon import is_block_matrix
+from training.sharding.layout import is_named
+
+
+def test_decay_applies_to_matrices_only():
+    """Norms and the embedding are not decayed, every matrix of a block is."""
+    shapes = jax.eval_shape(lambda key: Transformer.init(tiny.MODEL, key=key), jax.random.key(0))
+    flat = jax.tree_util.tree_flatten_with_path(
+        decay_mask(shapes), is_leaf=lambda leaf: isinstance(leaf, bool)
+    )[0]
+    decayed = {jax.tree_util.keystr(path).split(".")[-2] for path, value in flat if value}
+    kept = {jax.tree_util.keystr(path).split(".")[-1] for path, value in flat if not value}
+    assert decayed == {"query", "key", "value", "output", "gate", "up", "down"}
+    assert kept == {"embedding", "weight"}
+
+
+def array(*axes, size=4):
+    """Zeros with these axis names, all of one size."""
+    return hax.zeros([hax.Axis(name, size) for name in axes])
+
+
+@pytest.mark.parametrize(
+    ("name", "axes", "decays"),
+    [
+        ("head", ("vocab", "embed"), True),
+        ("position_embedding", ("position", "embed"), False),
+        ("query_bias", ("layers", "kv_heads", "q_per_kv", "head_size"), False),
+        ("bias", ("layers", "mlp"), False),
+        ("query_norm", ("layers", "kv_heads", "head_size"), False),
+        ("fused", ("layers", "embed", "gate_up", "mlp"), True),
+        ("scale", ("layers", "embed"), False),
+    ],
+)
+def test_decay_goes_by_name_and_axes(name, axes, decays):
+    """A bias, a norm or an embedding has no decay, however many axes it has."""
+    assert decay_mask({name: array(*axes)}) == {name: decays}
+
+
+def adamw(config, gradients, parameters, decayed):
+    """Descent directions of a list of gradient steps, by NumPy in float64."""
+    m = {name: np.zeros_like(value) for name, value in parameters.items()}
+    v = {name: np.zeros_like(value) for name, value in parameters.items()}
+    directions = []
+    for t, gradient in enumerate(gradients, start=1):
+        norm = math.sqrt(sum(float(np.sum(g**2)) for g in gradient.values()))
+        scale = min(1.0, config.clip_norm / norm)
+        direction = {}
+        for name in parameters:
+            g = gradient[name] * scale
+            m[name] = config.beta1 * m[name] + (1 - config.beta1) * g
+            v[name] = config.beta2 * v[name] + (1 - config.beta2) * g**2
+            m_hat = m[name] / (1 - config.beta1**t)
+            v_hat = v[name] / (1 - config.beta2**t)
+            direction[name] = m_hat / (np.sqrt(v_hat) + config.epsilon)
+            if name in decayed:
+                direction[name] = direction[name] + config.weight_decay * parameters[name]
+        directions.append(direction)
+    return directions
+
+
+AXES = {"matrix": ("mlp", "embed"), "norm": ("embed",)}
+
+
+def random_steps(count):
+    """Parameters and a list of gradients of a matrix and a norm, float64."""
+    rng = np.random.default_rng(0)
+    shapes = {"matrix": (3, 4), "norm": (4,)}
+
+    def draw():
+        return {name: rng.normal(size=shape) for name, shape in shapes.items()}
+
+    return draw(), [draw() for _ in range(count)]
+
+
+def named(tree):
+    """The arrays of `random_steps` as float32 named arrays."""
+    return {n: hax.named(jnp.asarray(x, jnp.float32), AXES[n]) for n, x in tree.items()}
+
+
+@pytest.mark.parametrize("clip", [0.05, 100.0])
+def test_chain_is_adamw(clip):
+    """Directions of five steps equal AdamW written out in NumPy, with and without clipping."""
+    config = OptimizerConfig(clip_norm=clip, weight_decay=0.3, epsilon=1e-4)
+    parameters, steps = random_steps(5)
+    optimizer = build(config)
+    state = optimizer.init(named(parameters))
+    want = adamw(config, steps, parameters, {"matrix"})
+    for gradient, expected in zip(steps, want, strict=True):
+        got, state = optimizer.update(named(gradient), state, named(parameters))
+        for name in parameters:
+            np.testing.assert_allclose(got[name].array, expected[name], rtol=1e-4, atol=1e-6)
+    assert int(optax.tree.get(state, "count")) == 5
+
+
+def test_lion_is_the_papers_algorithm():
+    """Five steps equal Lion written out: the sign of a mean, then the momentum, decay on top."""
+    config = OptimizerConfig(
+        kind="lion", clip_norm=100.0, weight_decay=0.3, lion_beta1=0.8, lion_beta2=0.95
+    )
+    parameters, steps = random_steps(5)
+    optimizer = build(config)
+    state = optimizer.init(named(parameters))
+    momentum = {name: np.zeros_like(value) for name, value in parameters.items()}
+    for gradient in steps:
+        got, state = optimizer.update(named(gradient), state, named(parameters))
+        for name, g in gradient.items():
+            want = np.sign(0.8 * momentum[name] + 0.2 * g)
+            want = want + (0.3 * parameters[name] if name == "matrix" else 0.0)
+            momentum[name] = 0.95 * momentum[name] + 0.05 * g
+            np.testing.assert_allclose(got[name].array, want, rtol=1e-6)
+
+
+def bfloat16(x):
+    """Float64 values rounded to the nearest bfloat16."""
+    return np.asarray(jnp.asarray(x, jnp.float32).astype(jnp.bfloat16), np.float64)
+
+
+def test_bfloat16_moments_are_rounded_between_steps_only():
+    """Adam with both moments rounded after every step, everything else exact, is what is computed.
+
+    That the second moment too is rounded is what optax does not offer.
+    """
+    config = OptimizerConfig(
+        moment_dtype="bfloat16", clip_norm=100.0, weight_decay=0.0, epsilon=1e-4
+    )
+    parameters, steps = random_steps(6)
+    optimizer = build(config)
+    state = optimizer.init(named(parameters))
+    m = v = np.zeros((3, 4))
+    for t, gradient in enumerate(steps, start=1):
+        got, state = optimizer.update(named(gradient), state, named(parameters))
+        m = 0.9 * m + 0.1 * gradient["matrix"]
+        v = 0.95 * v + 0.05 * gradient["matrix"] ** 2
+        want = (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.95**t)) + 1e-4)
+        np.testing.assert_allclose(got["matrix"].array, want, rtol=1e-4)
+        m, v = bfloat16(m), bfloat16(v)
+        kept = optax.tree.get(state, "nu")["matrix"]
+        assert kept.dtype == jnp.bfloat16
+        # A float32 value beside a rounding boundary may fall to the other side of it.
+        np.testing.assert_allclose(np.asarray(kept.array, np.float64), v, rtol=2**-7)
+        m, v = (
+            np.asarray(optax.tree.get(state, k)["matrix"].array, np.float64) for k in ("mu", "nu")
+        )
+
+
+def test_largest_bfloat16_beta_is_the_largest_that_always_fades():
+    """Every bfloat16 of a binade falls when multiplied by the bound; by a larger one, some stay."""
+    numbers = bfloat16(1.0 + np.arange(128) / 128)
+    assert len(set(numbers)) == 128
+    assert np.all(bfloat16(numbers * LARGEST_BFLOAT16_BETA) < numbers)
+    assert np.any(bfloat16(numbers * 0.999) == numbers)
+
+
+def test_only_named_arrays_change_dtype():
+    """Coefficients and counts of a state keep theirs."""
+    inner = optax.chain(optax.scale_by_adam(), optax.contrib.scale_by_muon())
+    state = keep_moments_in(jnp.dtype("bfloat16"), inner).init({"w": array("embed", "mlp")})
+    dtypes = {
+        str(leaf.dtype) for leaf in jax.tree.leaves(state, is_leaf=is_named) if not is_named(leaf)
+    }
+    assert dtypes == {"int32", "float32"}
+    assert {str(x.dtype) for x in jax.tree.leaves(state, is_leaf=is_named) if is_named(x)} == {
+        "bfloat16"
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_bytes_are_those_of_the_state(kind, dtype):
+    """Bytes per parameter, times the model's parameters, are the bytes of the moments."""
+    config = dataclasses.replace(tiny.OPTIMIZER, kind=kind, moment_dtype=dtype)
+    model = jax.eval_shape(lambda key: Transformer.init(tiny.MODEL, key=key), jax.random.key(0))
+    state = jax.eval_shape(build(config).init, model)
+    leaves = jax.tree.leaves(state, is_leaf=is_named)
+    found = sum(leaf.array.size * leaf.dtype.itemsize for leaf in leaves if is_named(leaf))
+    others = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves if not is_named(leaf))
+    flat = jax.tree_util.tree_flatten_with_path(model, is_leaf=is_named)[0]
+    expected = sum(
+        leaf.array.size
+        * state_bytes_per_parameter(config, block_matrix=is_block_matrix(path, leaf))
+        for path, leaf in flat
+    )
+    assert found == expected
+    assert others <= 32

@@ -1,0 +1,121 @@
+"""The schedule against its definition in plain Python and against optax's own schedules."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from pipeline.errors import InputError
+from training.config import OptimizerConfig
+from training.config.optimizer import SCHEDULES, count_of
+from training.optimizer.lr_schedule import schedule
+
+
+def expected_rate(config, steps, s):
+    """The rate of step s, straight from the definition."""
+    peak, low = config.learning_rate, config.min_ratio * config.learning_rate
+    warmup = round(config.warmup * steps) if config.warmup < 1 else int(config.warmup)
+    if s < warmup:
+        return peak * (s + 1) / warmup
+    if config.schedule == "constant":
+        return peak
+    if config.schedule == "inverse_sqrt":
+        return max(low, peak * math.sqrt(max(warmup, 1) / (s + 1)))
+    if config.schedule == "linear":
+        return peak + (low - peak) * (s - warmup + 1) / (steps - warmup)
+    if config.schedule == "cosine":
+        p = (s - warmup + 1) / (steps - warmup)
+        return low + (peak - low) * (1 + math.cos(math.pi * p)) / 2
+    tail = round(config.decay * steps) if config.decay < 1 else int(config.decay)
+    if s < steps - tail:
+        return peak
+    return peak + (low - peak) * (s - (steps - tail) + 1) / tail
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+@pytest.mark.parametrize(
+    ("steps", "warmup", "decay", "ratio"),
+    [(100, 0.1, 0.2, 0.1), (37, 5, 0.3, 0.0), (10, 0, 4, 1.0), (7, 7, 0, 0.1), (1, 0, 0, 0.1)],
+)
+def test_schedule_is_the_formula_at_every_step(kind, steps, warmup, decay, ratio):
+    """Every step's rate is that of the definition, to float32."""
+    config = OptimizerConfig(
+        learning_rate=3e-3, schedule=kind, warmup=warmup, decay=decay, min_ratio=ratio
+    )
+    got = jax.vmap(schedule(config, steps))(jnp.arange(steps))
+    want = [expected_rate(config, steps, s) for s in range(steps)]
+    np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear", "wsd"])
+def test_last_step_has_the_smallest_rate(kind):
+    """The last step trains at min_ratio of the peak."""
+    config = OptimizerConfig(learning_rate=1.0, schedule=kind, min_ratio=0.25)
+    assert float(schedule(config, 50)(49)) == pytest.approx(0.25, abs=1e-6)
+
+
+def test_warmup_and_tail_must_fit():
+    """Warmup and decay longer than the run are refused."""
+    with pytest.raises(InputError, match="do not fit"):
+        schedule(OptimizerConfig(schedule="wsd", warmup=8, decay=5), 10)
+    with pytest.raises(InputError, match="do not fit"):
+        schedule(OptimizerConfig(warmup=11), 10)
+
+
+def test_count_of_reads_fractions_and_steps():
+    """Below 1 is a fraction, 1 and above are steps."""
+    assert [count_of(part, 200) for part in (0.0, 0.01, 0.5, 1, 7.0)] == [0, 2, 100, 1, 7]
+
+
+PEAK, STEPS, WARMUP, TAIL, RATIO = 3e-3, 60, 12, 20, 0.2
+
+
+def of_optax(kind):
+    """The same schedule put together from optax's; its count is the number of steps begun."""
+    low, falling = PEAK * RATIO, STEPS - WARMUP
+    if kind == "cosine":
+        return optax.warmup_cosine_decay_schedule(0.0, PEAK, WARMUP, STEPS, low)
+    rise = optax.linear_schedule(0.0, PEAK, WARMUP)
+    if kind == "constant":
+        return optax.warmup_constant_schedule(0.0, PEAK, WARMUP)
+    if kind == "linear":
+        fall = optax.polynomial_schedule(PEAK, low, 1, falling)
+        return optax.join_schedules([rise, fall], [WARMUP])
+    stable, fall = optax.constant_schedule(PEAK), optax.linear_schedule(PEAK, low, TAIL)
+    return optax.join_schedules([rise, stable, fall], [WARMUP, STEPS - TAIL])
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear", "wsd", "constant"])
+def test_schedule_is_that_of_optax_one_step_on(kind):
+    """Step s trains at optax's rate of count s + 1: no step is wasted on a rate of zero."""
+    config = OptimizerConfig(
+        learning_rate=PEAK, schedule=kind, warmup=WARMUP, decay=TAIL, min_ratio=RATIO
+    )
+    steps = jnp.arange(STEPS)
+    got = jax.vmap(schedule(config, STEPS))(steps)
+    np.testing.assert_allclose(got, jax.vmap(of_optax(kind))(steps + 1), rtol=1e-5, atol=1e-9)
+
+
+def test_linear_is_a_wsd_without_a_stable_part():
+    """A "wsd" whose tail begins at the end of the warmup has the same rates."""
+    linear = OptimizerConfig(schedule="linear", warmup=5)
+    wsd = OptimizerConfig(schedule="wsd", warmup=5, decay=45)
+    steps = jnp.arange(50)
+    np.testing.assert_array_equal(
+        jax.vmap(schedule(linear, 50))(steps), jax.vmap(schedule(wsd, 50))(steps)
+    )
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_rate_never_falls_in_warmup_nor_rises_after_it(kind):
+    """Up to the peak, which is reached at the end of the warmup, and down from there."""
+    config = OptimizerConfig(learning_rate=1.0, schedule=kind, warmup=10, min_ratio=0.05)
+    rates = np.asarray(jax.vmap(schedule(config, 100))(jnp.arange(100)))
+    assert np.all(np.diff(rates[:10]) > 0)
+    assert np.all(np.diff(rates[9:]) <= 0)
+    assert rates.argmax() == 9
+    assert rates[9] == pytest.approx(1.0)
+    assert rates.min() >= 0.05 - 1e-6

@@ -1,0 +1,249 @@
+"""Muon against Newton-Schulz in float64, layer by layer, and which parameters are its own."""
+
+import dataclasses
+
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from models.transformer import Transformer
+from tests.training import tiny
+from training.checkpoint.tree_names import flatten
+from training.config import OptimizerConfig
+from training.optimizer.build import build
+from training.optimizer.muon import labels, matrix_axes, shape_factor
+from training.sharding.layout import is_named
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # https://kellerjordan.github.io/posts/muon
+
+# Axes with sizes, and the number of axes that are inputs, of the matrices that a block may have.
+MATRICES = {
+    "query": ((("embed", 12), ("kv_heads", 2), ("q_per_kv", 3), ("head_size", 4)), 1),
+    "key": ((("embed", 12), ("kv_heads", 2), ("head_size", 4)), 1),
+    "output": ((("kv_heads", 2), ("q_per_kv", 3), ("head_size", 4), ("embed", 12)), 3),
+    "gate": ((("embed", 12), ("mlp", 20)), 1),
+    "down": ((("mlp", 20), ("embed", 12)), 1),
+}
+
+
+def newton_schulz(x, steps=5):
+    """The iteration of one matrix, float64."""
+    a, b, c = COEFFICIENTS
+    x = x / np.linalg.norm(x)
+    for _ in range(steps):
+        square = x @ x.T
+        x = a * x + (b * square + c * square @ square) @ x
+    return x
+
+
+def flat(array, inputs):
+    """[inputs..., outputs...] as a matrix."""
+    return array.reshape(int(np.prod(array.shape[:inputs])), -1)
+
+
+def expected(config, gradients, parameter, inputs):
+    """Directions of one layer's parameter for a list of gradients, by NumPy in float64."""
+    beta, momentum, out = config.muon_momentum, np.zeros_like(parameter), []
+    for t, g in enumerate(gradients, start=1):
+        momentum = beta * momentum + (1 - beta) * g
+        if config.muon_nesterov:
+            mean = beta * momentum / (1 - beta ** (t + 1)) + (1 - beta) * g / (1 - beta**t)
+        else:
+            mean = momentum
+        update = newton_schulz(flat(mean, inputs), config.muon_steps)
+        fan_in, fan_out = update.shape
+        if config.muon_rms is None:
+            update = update * np.sqrt(max(1.0, fan_out / fan_in))
+        else:
+            update = update * config.muon_rms * np.sqrt(max(fan_in, fan_out))
+        update = update.reshape(parameter.shape) + config.weight_decay * parameter
+        out.append(update * config.muon_learning_rate / config.learning_rate)
+    return out
+
+
+def draw(rng, layers=2):
+    """Random float64 arrays [layers, ...] of all matrices."""
+    return {
+        name: rng.normal(size=(layers, *(size for _, size in axes)))
+        for name, (axes, _) in MATRICES.items()
+    }
+
+
+def named(tree):
+    """The arrays of `draw` as float32 named arrays."""
+    return {
+        name: hax.named(
+            jnp.asarray(value, jnp.float32), ("layers", *(axis for axis, _ in MATRICES[name][0]))
+        )
+        for name, value in tree.items()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("rms", [0.2, None])
+def test_every_layers_matrix_is_orthogonalised_on_its_own(rms, nesterov):
+    """Three steps of five kinds of matrices equal NumPy's, layer by layer, at their own rate."""
+    config = OptimizerConfig(
+        kind="muon",
+        learning_rate=3e-3,
+        muon_learning_rate=2e-2,
+        muon_rms=rms,
+        muon_nesterov=nesterov,
+        muon_momentum=0.9,
+        weight_decay=0.3,
+        clip_norm=1e6,
+    )
+    rng = np.random.default_rng(0)
+    parameters, steps = draw(rng), [draw(rng) for _ in range(3)]
+    optimizer = build(config)
+    state, got = optimizer.init(named(parameters)), []
+    for gradient in steps:
+        direction, state = jax.jit(optimizer.update)(named(gradient), state, named(parameters))
+        got.append(direction)
+    for name, (_, inputs) in MATRICES.items():
+        for layer in range(2):
+            want = expected(
+                config, [g[name][layer] for g in steps], parameters[name][layer], inputs
+            )
+            for direction, array in zip(got, want, strict=True):
+                np.testing.assert_allclose(direction[name].array[layer], array, rtol=0, atol=2e-4)
+
+
+@pytest.mark.slow
+def test_one_layer_is_what_optax_does_with_a_plain_matrix():
+    """optax.contrib.muon on 2-D arrays gives the same updates, width scaling and decay included."""
+    config = OptimizerConfig(
+        kind="muon", learning_rate=1.0, muon_rms=None, weight_decay=0.3, clip_norm=1e6
+    )
+    rng = np.random.default_rng(1)
+    parameters, gradient = draw(rng, layers=1), draw(rng, layers=1)
+    optimizer = build(config)
+    got, _ = optimizer.update(named(gradient), optimizer.init(named(parameters)), named(parameters))
+    plain_parameters, plain_gradient = (
+        {n: jnp.asarray(flat(x[0], MATRICES[n][1]), jnp.float32) for n, x in tree.items()}
+        for tree in (parameters, gradient)
+    )
+    other = optax.contrib.muon(1.0, weight_decay=0.3)
+    theirs = jax.jit(lambda g, p: other.update(g, other.init(p), p)[0])
+    want = theirs(plain_gradient, plain_parameters)
+    for name, (_, inputs) in MATRICES.items():
+        direction = flat(np.asarray(got[name].array[0]), inputs)
+        np.testing.assert_allclose(direction, -want[name], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(16, 16), (16, 48), (48, 16)])
+def test_singular_values_are_brought_near_one(rows, columns):
+    """Singular values spread over a factor of 50 come out near 1, singular vectors are kept."""
+    rng = np.random.default_rng(2)
+    rank = min(rows, columns)
+    left = np.linalg.qr(rng.normal(size=(rows, rank)))[0]
+    right = np.linalg.qr(rng.normal(size=(columns, rank)))[0]
+    gradient = left * np.geomspace(0.02, 1.0, rank) @ right.T
+    config = OptimizerConfig(kind="muon", weight_decay=0.0)
+    tree = {"w": hax.named(jnp.asarray(gradient[None], jnp.float32), ("layers", "embed", "mlp"))}
+    optimizer = build(config)
+    direction, _ = optimizer.update(tree, optimizer.init(tree), tree)
+    update = np.asarray(direction["w"].array[0], np.float64)
+    values = np.linalg.svd(update, compute_uv=False) / (0.2 * np.sqrt(max(rows, columns)))
+    assert values.min() > 0.6
+    assert values.max() < 1.3
+    inner = left.T @ update @ right
+    assert np.abs(inner - np.diag(np.diag(inner))).max() < 1e-4
+    # What muon_rms means: the update's root mean square, up to how near 1 the values are.
+    assert 0.6 * 0.2 < np.sqrt(np.mean(update**2)) < 1.3 * 0.2
+
+
+def test_a_layers_scale_does_not_reach_another_layer():
+    """A layer's gradient a thousand times larger changes no direction: not its own, not others'."""
+    rng = np.random.default_rng(3)
+    parameters, gradient = draw(rng), draw(rng)
+    larger = {name: np.stack([x[0], 1000.0 * x[1]]) for name, x in gradient.items()}
+    optimizer = build(OptimizerConfig(kind="muon", clip_norm=1e9))
+    update = jax.jit(lambda g, p: optimizer.update(g, optimizer.init(p), p)[0])
+    one, two = (update(named(g), named(parameters)) for g in (gradient, larger))
+    for name in MATRICES:
+        np.testing.assert_allclose(one[name].array, two[name].array, rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_everything_else_is_adamw_without_the_ratio():
+    """Embedding, head, norms and biases move as under kind="adamw", whatever Muon's rate."""
+    config = dataclasses.replace(tiny.MODEL, tied=False, layers=1)
+    model = jax.jit(lambda key: Transformer.init(config, key=key))(jax.random.key(0))
+    gradient = jax.tree.map(np.cos, model)
+    muon = OptimizerConfig(kind="muon", muon_learning_rate=0.02, clip_norm=1e6)
+    found = {}
+    for kind in ("muon", "adamw"):
+        optimizer = build(dataclasses.replace(muon, kind=kind))
+        direction = jax.jit(lambda g, m, o=optimizer: o.update(g, o.init(m), m)[0])
+        found[kind] = flatten(direction(gradient, model))
+    same = {n for n, x in found["muon"].items() if np.allclose(x, found["adamw"][n], rtol=1e-5)}
+    assert {name.split(".")[-1] for name in same} == {"embedding", "head", "weight"}
+    assert {name.split(".")[-2] for name in found["muon"].keys() - same} == {
+        *("query", "key", "value", "output", "gate", "up", "down")
+    }
+
+
+def array(*axes):
+    """Zeros with these axis names."""
+    return hax.zeros([hax.Axis(name, 3 + i) for i, name in enumerate(axes)])
+
+
+@pytest.mark.parametrize(
+    ("name", "axes", "label"),
+    [
+        ("fused", ("layers", "embed", "gate_up", "mlp"), "muon"),
+        ("head", ("vocab", "embed"), "adamw"),
+        ("position_embedding", ("position", "embed"), "adamw"),
+        ("value_embedding", ("layers", "vocab", "embed"), "adamw"),
+        ("query_bias", ("layers", "kv_heads", "q_per_kv", "head_size"), "adamw"),
+        ("output_bias", ("layers", "embed"), "adamw"),
+        ("query_norm", ("layers", "kv_heads", "head_size"), "adamw"),
+        ("gains", ("layers", "kv_heads", "head_size"), "adamw"),
+    ],
+)
+def test_only_matrices_of_blocks_are_muons(name, axes, label):
+    """Name and axes decide; what is no matrix between "embed" and something else is AdamW's."""
+    assert labels({name: array(*axes)}) == {name: label}
+
+
+def test_the_models_matrices_are_seen_inputs_first():
+    """Input and output axes of every matrix of the model, by name."""
+    model = jax.eval_shape(lambda key: Transformer.init(tiny.MODEL, key=key), jax.random.key(0))
+    found = {}
+    paths = jax.tree_util.tree_flatten_with_path(model, is_leaf=is_named)[0]
+    kinds = jax.tree.leaves(labels(model))
+    for (path, leaf), kind in zip(paths, kinds, strict=True):
+        if kind == "muon":
+            sides = [[leaf.axes[i].name for i in side] for side in matrix_axes(leaf)]
+            found[jax.tree_util.keystr(path).split(".")[-2]] = sides
+    heads, kv = ["kv_heads", "q_per_kv", "head_size"], ["kv_heads", "head_size"]
+    assert found == {
+        "query": [["embed"], heads],
+        "key": [["embed"], kv],
+        "value": [["embed"], kv],
+        "output": [heads, ["embed"]],
+        "gate": [["embed"], ["mlp"]],
+        "up": [["embed"], ["mlp"]],
+        "down": [["mlp"], ["embed"]],
+    }
+
+
+def test_an_unclear_matrix_is_refused():
+    """With embed between other axes nothing says what the inputs are."""
+    with pytest.raises(AssertionError, match="inputs first"):
+        matrix_axes(array("layers", "kv_heads", "embed", "head_size"))
+
+
+def test_width_factor_grows_with_outputs_only():
+    """Jordan's factor is 1 for a matrix with fewer outputs than inputs."""
+    up, down = array("layers", "embed", "mlp"), array("layers", "mlp", "embed")
+    assert shape_factor(up, None) == pytest.approx((5 / 4) ** 0.5)
+    assert shape_factor(down, None) == pytest.approx((5 / 4) ** 0.5)
+    narrow = hax.zeros([hax.Axis("layers", 2), hax.Axis("mlp", 16), hax.Axis("embed", 4)])
+    assert shape_factor(narrow, None) == 1.0
+    assert shape_factor(narrow, 0.2) == pytest.approx(0.8)

@@ -1,0 +1,197 @@
+"""The train step: exact accumulation, the same numbers on any mesh, and nothing applied blindly."""
+
+import dataclasses
+
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.training import tiny
+from training.config import Parallelism
+
+ONES = np.ones((tiny.BATCH, tiny.LENGTH), np.float32)
+
+
+def run(program, batches, mask=ONES):
+    """Final state and the metrics of every step, from a new state."""
+    state, rows = program.init(), []
+    for batch in batches:
+        placed = (program.layout.place(x, tiny.BATCH) for x in (batch, mask))
+        state, metrics = program.step(state, *placed)
+        rows.append({name: float(value) for name, value in metrics.items()})
+    return state, rows
+
+
+@pytest.mark.slow
+def test_losses_and_gradient_norm_are_those_of_the_mean_loss():
+    """Loss and gradient norm equal autodiff of the plain mean over the counted predictions."""
+    program = tiny.program()
+    tokens = tiny.random_tokens(0)
+    mask = (np.random.default_rng(1).random(tokens.shape) < 0.6).astype(np.float32)
+    model = program.init().model
+
+    def mean(model):
+        named = hax.named(jnp.asarray(tokens), ("batch", "position"))
+        log_p = jax.nn.log_softmax(model.logits(named).array, axis=-1)
+        picked = jnp.take_along_axis(log_p[:, :-1], tokens[:, 1:, None], axis=-1)[..., 0]
+        return -jnp.sum(picked * mask[:, :-1]) / mask[:, :-1].sum()
+
+    loss, gradient = jax.jit(jax.value_and_grad(mean))(model)
+    norm = np.sqrt(sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(gradient)))
+    _, rows = run(program, [tokens], mask)
+    assert rows[0]["loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert rows[0]["grad_norm"] == pytest.approx(norm, rel=1e-4)
+    assert rows[0]["tokens"] == mask[:, :-1].sum()
+
+
+@pytest.mark.slow
+def test_accumulation_is_exact_under_unequal_masks():
+    """Four microbatches that count unequal tokens give the gradient of one batch to 1e-6."""
+    tokens = jnp.asarray(tiny.random_tokens(3))
+    # Row r goes to microbatch r % 4; the microbatches count about 1, 10, 20 and 31 tokens a row.
+    keep = np.array([1, 10, 20, 31])[np.arange(tiny.BATCH) % 4]
+    mask = jnp.asarray((np.arange(tiny.LENGTH) < keep[:, None]).astype(np.float32))
+    model = tiny.program().init().model
+    results = []
+    for count in (1, 4):
+        config = dataclasses.replace(tiny.TRAIN, microbatches=count, z_loss=1e-2)
+        loss = _loss_function(config)
+        results.append(jax.jit(loss.gradients)(model, tokens, mask))
+    (one, one_gradient), (four, four_gradient) = results
+    assert float(one.count) == float(four.count) == 2 * (1 + 10 + 20 + 31)
+    assert float(four.nll) == pytest.approx(float(one.nll), rel=1e-6)
+    assert float(four.z) == pytest.approx(float(one.z), rel=1e-6)
+    largest = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(one_gradient))
+    for a, b in zip(jax.tree.leaves(one_gradient), jax.tree.leaves(four_gradient), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6 * largest)
+
+
+def _loss_function(config):
+    from training.step.document_mask import Boundaries
+    from training.step.train_step import LossFunction
+
+    return LossFunction(config, tiny.program().layout, "reference", Boundaries(eos_id=0))
+
+
+@pytest.mark.slow
+def test_z_loss_is_in_the_gradient():
+    """With z-loss the gradient is that of the sum of nll and weighted squared log-partition."""
+    config = dataclasses.replace(tiny.TRAIN, z_loss=1e-2)
+    loss, tokens = _loss_function(config), jnp.asarray(tiny.random_tokens(5))
+    model = tiny.program().init().model
+    sums, gradient = jax.jit(loss.gradients)(model, tokens, jnp.asarray(ONES))
+
+    @jax.jit
+    @jax.grad
+    def oracle(model):
+        logits = model.logits(hax.named(tokens, ("batch", "position"))).array[:, :-1]
+        log_z = jax.nn.logsumexp(logits, axis=-1)
+        picked = jnp.take_along_axis(logits, tokens[:, 1:, None], axis=-1)[..., 0]
+        return jnp.sum(log_z - picked) + 1e-2 * jnp.sum(log_z**2)
+
+    want = oracle(model)
+    largest = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(want))
+    for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * largest)
+    assert float(sums.z) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("devices", "changes"),
+    [
+        (4, {"parallel": tiny.split(2), "microbatches": 2}),
+        (4, {"parallel": Parallelism(sharding="zero1", tensor=2), "remat": "products"}),
+        (8, {"parallel": Parallelism(sharding="fsdp", sequence=2, group=2), "loss_chunks": 2}),
+        (2, {"parallel": Parallelism(sharding="replicated", tensor=2), "loss_chunks": 2}),
+    ],
+    ids=["data2-fsdp2-micro2", "zero1-tensor2", "data2-fsdp2-sequence2", "tensor2-of-2"],
+)
+def test_same_losses_on_every_mesh(devices, changes):
+    """Six losses on a mesh agree with one device within 1e-5."""
+    batches = [tiny.random_tokens(i) for i in range(6)]
+    _, one = run(tiny.program(), batches)
+    program = tiny.program(devices, **changes)
+    _, many = run(program, batches)
+    np.testing.assert_allclose(
+        [row["loss"] for row in many], [row["loss"] for row in one], rtol=0, atol=1e-5
+    )
+    assert program.step._cache_size() == 1
+
+
+def test_fsdp_state_is_split_from_the_start():
+    """Split over 4, a device holds a quarter of every matrix, in the model and in both moments."""
+    state = tiny.program(4, parallel=tiny.split(4)).init()
+    for tree in (state.model, state.optimizer_state[1].mu, state.optimizer_state[1].nu):
+        query = tree.blocks.stacked.attention.query.matrix.array
+        shapes = {shard.data.size for shard in query.addressable_shards}
+        assert shapes == {query.size // 4}
+
+
+@pytest.mark.slow
+def test_loss_falls_on_a_repeated_pattern():
+    """A repeating sequence is learnt: the loss falls below a fifth of where it began."""
+    pattern = np.tile(np.arange(tiny.BATCH)[:, None] + np.arange(4), (1, tiny.LENGTH // 4))
+    program = tiny.program()
+    _, rows = run(program, [pattern.astype(np.int32)] * 150)
+    assert rows[0]["loss"] > 3.5
+    assert rows[-1]["loss"] < 0.2 * rows[0]["loss"]
+
+
+@pytest.mark.slow
+def test_bfloat16_compute_keeps_float32_state():
+    """In bfloat16 the losses stay close to float32's and every stored array is float32."""
+    batches = [tiny.random_tokens(i) for i in range(3)]
+    state, rows = run(tiny.program(compute_dtype="bfloat16"), batches)
+    _, reference = run(tiny.program(), batches)
+    np.testing.assert_allclose(
+        [row["loss"] for row in rows], [row["loss"] for row in reference], rtol=2e-2
+    )
+    assert {x.dtype.name for x in jax.tree.leaves(state.model)} == {"float32"}
+
+
+def test_non_finite_step_changes_nothing_but_the_counts():
+    """A step with a NaN gradient leaves parameters and moments alone; the next one is as usual."""
+    program = tiny.program()
+    good = tiny.random_tokens(0)
+    state, _ = run(program, [good])
+    before = jax.tree.map(np.array, state)
+    bad_mask = ONES.copy()
+    bad_mask[3, 5] = np.nan
+    placed = (program.layout.place(x, tiny.BATCH) for x in (good, bad_mask))
+    state, metrics = program.step(state, *placed)
+    assert np.isnan(metrics["loss"])
+    assert (int(state.step), int(state.skipped), float(metrics["skipped"])) == (2, 1, 1.0)
+    assert tiny.equal(before.model, state.model)
+    assert tiny.equal(before.optimizer_state, state.optimizer_state)
+    placed = (program.layout.place(x, tiny.BATCH) for x in (good, ONES))
+    state, metrics = program.step(state, *placed)
+    assert np.isfinite(metrics["loss"])
+    assert not tiny.equal(before.model, state.model)
+    assert (int(state.step), int(state.skipped)) == (3, 1)
+
+
+def test_infinite_update_is_not_applied():
+    """Finite gradients whose update would make parameters infinite are not applied either."""
+    program = tiny.program()
+    state = program.init()
+    huge = jax.tree.map(lambda x: x * 1e38 * 3, state.optimizer_state[1].mu)
+    huge = jax.tree.map(lambda x: jnp.full_like(x, 3e38), huge)
+    adam = state.optimizer_state[1]._replace(mu=huge)
+    optimizer_state = (state.optimizer_state[0], adam, state.optimizer_state[2])
+    state = dataclasses.replace(state, optimizer_state=optimizer_state)
+    before = jax.tree.map(np.array, state.model)
+    placed = (program.layout.place(x, tiny.BATCH) for x in (tiny.random_tokens(0), ONES))
+    state, metrics = program.step(state, *placed)
+    assert np.isfinite(metrics["grad_norm"])
+    assert int(state.skipped) == 1
+    assert tiny.equal(before, state.model)
+
+
+def test_learning_rate_metric_follows_the_step():
+    """The rate of a step is that of its number, warmup first."""
+    _, rows = run(tiny.program(), [tiny.random_tokens(i) for i in range(3)])
+    np.testing.assert_allclose([row["learning_rate"] for row in rows[:2]], [5e-3, 1e-2], rtol=1e-6)
+    assert rows[2]["learning_rate"] < 1e-2

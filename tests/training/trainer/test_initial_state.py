@@ -1,0 +1,137 @@
+"""Warm starts take what they say and nothing else; an extension is the longer run."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from pipeline.errors import CorruptOutput, InputError
+from tests.training import tiny
+from training.checkpoint.restore import load_model, restore
+from training.config.job import Start
+from training.trainer.initial_state import restore_or_init
+from training.trainer.trainer import train
+
+CONSTANT = dataclasses.replace(tiny.OPTIMIZER, schedule="constant")
+
+
+def nothing_damaged(step, path, reason):
+    raise AssertionError(reason)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run of four steps at a constant rate: (data folder, job, result)."""
+    root = str(tmp_path_factory.mktemp("data"))
+    tiny.write_data(root)
+    config = dataclasses.replace(tiny.TRAIN, steps=4, checkpoint_every=2)
+    job = tiny.make_job(root, train=config, optimizer=CONSTANT)
+    return root, job, train(job, devices=jax.devices()[:1])
+
+
+def start_with(finished, take, **changes):
+    program = tiny.program(**changes)
+    job = dataclasses.replace(
+        finished[1],
+        train=dataclasses.replace(tiny.TRAIN, **changes),
+        start=Start(checkpoint=finished[2].checkpoint, take=take),
+    )
+    return restore_or_init(job, program, nothing_damaged), program
+
+
+@pytest.mark.slow
+def test_taking_the_model_leaves_the_optimizer_new(finished):
+    """Parameters are the checkpoint's; moments, counts and step are those of a new run."""
+    found, program = start_with(finished, "model")
+    saved = restore(finished[2].checkpoint, program.abstract)
+    assert tiny.equal(found.state.model, saved.model)
+    assert tiny.equal(found.state.optimizer_state, program.init().optimizer_state)
+    assert (int(found.state.step), found.step, found.rows) == (0, 0, [])
+
+
+@pytest.mark.slow
+def test_taking_the_moments_takes_their_counts_too(finished):
+    """Without its count Adam's bias correction would blow the first updates up."""
+    found, program = start_with(finished, "moments", ema=0.5)
+    saved = restore(finished[2].checkpoint, tiny.program().abstract)
+    assert tiny.equal(found.state.model, saved.model)
+    assert tiny.equal(found.state.optimizer_state, saved.optimizer_state)
+    assert tiny.equal(found.state.average, saved.model)
+    assert (int(found.state.step), int(found.state.skipped)) == (0, 0)
+    tokens = program.layout.place(tiny.random_tokens(0), tiny.BATCH)
+    ones = program.layout.place(np.ones((tiny.BATCH, tiny.LENGTH), np.float32), tiny.BATCH)
+    state, _ = program.step(found.state, tokens, ones)  # the average is no alias of the model
+    assert int(state.step) == 1
+
+
+@pytest.mark.slow
+def test_an_extended_run_is_the_longer_run(finished, tmp_path):
+    """Four steps and four more have the bits, rows and evaluations of eight at once."""
+    _, job, four = finished
+    config = dataclasses.replace(job.train, steps=8)
+    eight = train(
+        dataclasses.replace(job, train=config, checkpoint_directory=str(tmp_path / "eight")),
+        devices=jax.devices()[:1],
+    )
+    extended = train(
+        dataclasses.replace(
+            job,
+            train=config,
+            start=Start(checkpoint=four.checkpoint, take="everything"),
+            checkpoint_directory=str(tmp_path / "more"),
+        ),
+        devices=jax.devices()[:1],
+    )
+    assert extended.events[0]["kind"] == "started_from"
+    assert tiny.learned(extended.history) == tiny.learned(eight.history)
+    assert extended.compilations == 1
+    abstract = tiny.program(steps=8).abstract
+    assert tiny.equal(*(restore(run.checkpoint, abstract) for run in (extended, eight)))
+    assert extended.evaluations == eight.evaluations
+    assert four.checkpoint != extended.checkpoint
+
+
+@pytest.mark.slow
+def test_what_is_exported_of_a_run_with_an_average_is_the_average(finished, tmp_path):
+    """Loading the model of its checkpoint gives the average's bits, and evaluations are of it."""
+    job = finished[1]
+    config = dataclasses.replace(job.train, ema=0.5)
+    found = train(
+        dataclasses.replace(job, train=config, checkpoint_directory=str(tmp_path)),
+        devices=jax.devices()[:1],
+    )
+    state = restore(found.checkpoint, tiny.program(steps=4, ema=0.5).abstract)
+    loaded = load_model(found.checkpoint, tiny.MODEL)
+    assert tiny.equal(loaded, state.average)
+    assert not tiny.equal(loaded, state.model)
+    assert tiny.learned(found.history) == tiny.learned(finished[2].history)
+    assert found.evaluations[-1]["loss"] != finished[2].evaluations[-1]["loss"]
+
+
+@pytest.mark.slow
+def test_a_start_that_cannot_be_is_refused(finished, tmp_path):
+    """No more steps, another model, a checkpoint that is gone, an unknown word."""
+    _, job, four = finished
+    everything = Start(checkpoint=four.checkpoint, take="everything")
+    with pytest.raises(InputError, match=r"has done 4 steps and TrainConfig\.steps is 4"):
+        train(dataclasses.replace(job, start=everything), devices=jax.devices()[:1])
+    wide = dataclasses.replace(job, model=dataclasses.replace(tiny.MODEL, mlp=96))
+    with pytest.raises(InputError, match="of another model"):
+        train(
+            dataclasses.replace(wide, start=Start(checkpoint=four.checkpoint, take="model")),
+            devices=jax.devices()[:1],
+        )
+    gone = Start(checkpoint=str(tmp_path / "gone"), take="model")
+    with pytest.raises(CorruptOutput, match="gone"):
+        train(dataclasses.replace(job, start=gone), devices=jax.devices()[:1])
+    with pytest.raises(InputError, match=r"Start\.take"):
+        Start(checkpoint="x", take="weights")
+
+
+def test_a_run_with_checkpoints_of_its_own_resumes_and_does_not_start_again(finished):
+    """Once begun, where it started from no longer matters."""
+    _, job, four = finished
+    start = Start(checkpoint="/nowhere", take="model")
+    own = dataclasses.replace(job, resume_from=((4, four.checkpoint),), start=start)
+    assert restore_or_init(own, tiny.program(steps=4), nothing_damaged).step == 4

@@ -1,0 +1,339 @@
+"""The whole loop: a resumed run is the uninterrupted one, and every way to stop is clean."""
+
+import dataclasses
+import functools
+import os
+import shutil
+import signal
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from pipeline.errors import CorruptOutput, InputError
+from tests.training import tiny
+from training.checkpoint import files
+from training.checkpoint.restore import load_model
+from training.evaluate import evaluator
+from training.trainer import trainer
+from training.trainer.trainer import train
+
+HALF = dataclasses.replace(tiny.TRAIN, parallel=tiny.split(2))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder with the tiny run's token shards."""
+    root = str(tmp_path_factory.mktemp("data"))
+    tiny.write_data(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """Uninterrupted runs by number of devices: (result, committed checkpoints, job)."""
+
+    @functools.cache
+    def whole(devices):
+        job = tiny.make_job(
+            data,
+            train=tiny.TRAIN if devices == 1 else HALF,
+            checkpoint_directory=str(tmp_path_factory.mktemp("whole")),
+        )
+        committed = []
+        result = train(
+            job,
+            on_commit=lambda step, path: committed.append((step, path)),
+            devices=jax.devices()[:devices],
+        )
+        return result, committed, job
+
+    return whole
+
+
+@pytest.fixture(autouse=True)
+def handler():
+    """A run that was told to leave keeps hearing SIGTERM until its process has left."""
+    old = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, old)
+
+
+def model_of(result):
+    return load_model(result.checkpoint, tiny.MODEL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "step"), [(1, 1), (1, 5), (4, 3)])
+def test_resumed_run_is_the_uninterrupted_one(whole, tmp_path, devices, step):
+    """Resumed at a step, history, evaluations and final parameters have the same bits."""
+    want, committed, job = whole(devices)
+    resumed = dataclasses.replace(
+        job, resume_from=tuple(committed[:step]), checkpoint_directory=str(tmp_path)
+    )
+    got = train(resumed, devices=jax.devices()[:devices])
+    assert got.events[0]["kind"] == "resumed"
+    assert tiny.learned(got.history) == tiny.learned(want.history)
+    assert got.evaluations == want.evaluations
+    assert tiny.equal(model_of(got), model_of(want))
+    assert (got.steps, got.compilations) == (6, 1)
+
+
+@pytest.mark.slow
+def test_result_of_an_uninterrupted_run(whole):
+    """Rows for every step, evaluations at 0, every 4 and the end, checkpoints at every step."""
+    result, committed, _ = whole(1)
+    assert [row["step"] for row in result.history] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in result.evaluations] == [0, 4, 6]
+    assert [step for step, _ in committed] == [1, 2, 3, 4, 5, 6]
+    assert result.checkpoint == committed[-1][1]
+    assert (result.steps, result.preempted, result.compilations) == (6, False, 1)
+    assert result.backend == "reference"
+    assert "cpu" in result.backend_reason
+    assert all(np.isfinite(row["loss"]) for row in result.history)
+    parts = {name: value for name, value in result.seconds.items() if name != "total"}
+    assert sum(parts.values()) < 1.2 * result.seconds["total"]
+
+
+@pytest.mark.slow
+def test_same_losses_on_one_device_and_on_four(whole):
+    """Losses of the whole loop agree between one device and a 2 x 2 mesh within 1e-5."""
+    one, four = ([row["loss"] for row in whole(n)[0].history] for n in (1, 4))
+    np.testing.assert_allclose(one, four, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_finished_run_is_not_trained_again(whole, tmp_path):
+    """Resuming from the last step returns its history and its checkpoint at once."""
+    want, committed, job = whole(1)
+    again = dataclasses.replace(
+        job, resume_from=tuple(committed), checkpoint_directory=str(tmp_path / "unused")
+    )
+    got = train(again, devices=jax.devices()[:1])
+    assert got.history == want.history
+    assert got.checkpoint == want.checkpoint
+    assert got.compilations == 0
+    assert not (tmp_path / "unused").exists()
+
+
+def test_sigterm_saves_and_the_next_run_goes_on(whole, tmp_path):
+    """A signal at step 2 ends the run with a checkpoint; resumed, it ends as if uninterrupted."""
+    want, _, job = whole(1)
+    config = dataclasses.replace(tiny.TRAIN, checkpoint_every=1000)
+    job = dataclasses.replace(job, train=config, checkpoint_directory=str(tmp_path))
+    committed = []
+
+    def on_progress(step, steps, row):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    stopped = train(
+        job,
+        on_progress=on_progress,
+        on_commit=lambda step, path: committed.append((step, path)),
+        devices=jax.devices()[:1],
+    )
+    assert stopped.preempted
+    assert 2 <= stopped.steps < 6
+    assert committed == [(stopped.steps, stopped.checkpoint)]
+    job = dataclasses.replace(job, resume_from=tuple(committed), attempt="1")
+    got = train(job, devices=jax.devices()[:1])
+    assert not got.preempted
+    assert tiny.learned(got.history) == tiny.learned(want.history)
+    assert tiny.equal(model_of(got), model_of(want))
+
+
+@pytest.mark.slow
+def test_damaged_newest_checkpoint_falls_back_loudly(whole, tmp_path):
+    """The run goes on from the older checkpoint, says so, and ends with the same bits."""
+    want, committed, job = whole(1)
+    copies = []
+    for step, path in committed[:3]:
+        shutil.copytree(path, tmp_path / str(step))
+        copies.append((step, str(tmp_path / str(step))))
+    os.unlink(tmp_path / "3" / "arrays" / "step" / "c")
+    events, dropped = [], []
+    got = train(
+        dataclasses.replace(
+            job, resume_from=tuple(copies), checkpoint_directory=str(tmp_path / "new")
+        ),
+        on_event=lambda kind, fields: events.append((kind, fields.get("step"))),
+        on_drop=lambda *found: dropped.append(found),
+        devices=jax.devices()[:1],
+    )
+    assert events[:2] == [("damaged_checkpoint", 3), ("resumed", 2)]
+    assert dropped[0] == copies[2], "its record would stand in the way of publishing"
+    assert tiny.learned(got.history) == tiny.learned(want.history)
+    assert tiny.equal(model_of(got), model_of(want))
+
+
+def test_no_sound_checkpoint_stops_the_run(whole, tmp_path):
+    """With records of checkpoints that are all gone, training does not begin again."""
+    _, _, job = whole(1)
+    job = dataclasses.replace(job, resume_from=((1, str(tmp_path / "gone")),))
+    with pytest.raises(CorruptOutput, match="none of 1"):
+        train(job, devices=jax.devices()[:1])
+
+
+@pytest.mark.parametrize(
+    ("train_changes", "words"),
+    [
+        ({"parallel": tiny.split(3)}, "8 devices are not divisible by a group of 3"),
+        ({"batch_size": 12}, "12 is not divisible by 8 devices"),
+        ({"attention": "splash"}, "splash cannot run"),
+    ],
+)
+def test_what_does_not_fit_the_devices_is_refused(data, tmp_path, train_changes, words):
+    """Refused in one line; no checkpoint is begun."""
+    config = dataclasses.replace(tiny.TRAIN, **train_changes)
+    job = tiny.make_job(data, train=config, checkpoint_directory=str(tmp_path / "none"))
+    with pytest.raises(InputError, match=words) as caught:
+        train(job)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.slow
+def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(data, tmp_path):
+    """An infinite learning signal is never applied; after max_skipped steps the run stops."""
+    optimizer = dataclasses.replace(tiny.OPTIMIZER, learning_rate=1e38, warmup=0, weight_decay=1e3)
+    config = dataclasses.replace(tiny.TRAIN, max_skipped=2, checkpoint_every=1000)
+    job = tiny.make_job(data, optimizer=optimizer, train=config, checkpoint_directory=str(tmp_path))
+    with pytest.raises(InputError, match="not finite"):
+        train(job, devices=jax.devices()[:1])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_validation_split_means_no_evaluation(data, tmp_path):
+    """Without held-out sets the run trains and its evaluations are empty."""
+    job = tiny.make_job(data, held_out=(), checkpoint_directory=str(tmp_path))
+    assert train(job, devices=jax.devices()[:1]).evaluations == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("evaluation_number", "at"), [(1, 0), (2, 4), (3, 6)])
+def test_sigterm_does_not_wait_for_an_evaluation(
+    whole, tmp_path, monkeypatch, evaluation_number, at
+):
+    """A signal amid one saves at once, also when only the last scores are missing.
+
+    The next attempt scores that step and ends as the run that was never interrupted.
+    """
+    want, _, job = whole(1)
+    config = dataclasses.replace(tiny.TRAIN, checkpoint_every=1000)
+    job = dataclasses.replace(job, train=config, checkpoint_directory=str(tmp_path))
+    calls, committed, read = [], [], evaluator.read_batches
+
+    def signalled(*arguments):
+        calls.append(1)
+        for batch in read(*arguments):
+            if len(calls) == evaluation_number:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    monkeypatch.setattr(evaluator, "read_batches", signalled)
+
+    def on_commit(step, path):
+        committed.append((step, path))
+
+    stopped = train(job, on_commit=on_commit, devices=jax.devices()[:1])
+    assert stopped.preempted
+    assert stopped.events[-1]["kind"] == "preempted"
+    assert [row["step"] for row in stopped.evaluations] == [0, 4, 6][: evaluation_number - 1]
+    assert committed == ([(at, stopped.checkpoint)] if at else [])
+    job = dataclasses.replace(job, resume_from=tuple(committed), attempt="1")
+    got = train(job, on_commit=on_commit, devices=jax.devices()[:1])
+    assert (got.preempted, got.steps) == (False, 6)
+    assert got.compilations == (0 if at == 6 else 1)
+    assert got.evaluations == want.evaluations
+    assert committed[-1] == (6, got.checkpoint)
+    assert tiny.learned(got.history) == tiny.learned(want.history)
+    assert tiny.equal(model_of(got), model_of(want))
+
+
+def test_an_error_waits_for_the_checkpoint_under_way_and_is_the_one_raised(
+    data, tmp_path, monkeypatch
+):
+    """A slow store is no reason for the watchdog to end the process before either is done."""
+    phases, committed = [], []
+    write = files._write_local
+
+    def slow(url, parts):
+        if url.endswith("history.json"):
+            while "checkpoint" not in phases:
+                time.sleep(0.01)
+        return write(url, parts)
+
+    class Watched(trainer.Watchdog):
+        def phase(self, name):
+            if diverged:
+                phases.append(name)
+            return super().phase(name)
+
+    diverged = []
+
+    def on_progress(step, steps, row):
+        if step == 4:
+            diverged.append(step)
+            raise InputError("diverged")
+
+    monkeypatch.setattr(files, "_write_local", slow)
+    monkeypatch.setattr(trainer, "Watchdog", Watched)
+    config = dataclasses.replace(tiny.TRAIN, checkpoint_every=3, evaluate_every=1000)
+    job = tiny.make_job(data, train=config, checkpoint_directory=str(tmp_path))
+    with pytest.raises(InputError, match="diverged"):
+        train(
+            job,
+            on_progress=on_progress,
+            on_commit=lambda step, path: committed.append(step),
+            devices=jax.devices()[:1],
+        )
+    assert committed == [3]
+
+
+@pytest.mark.slow
+def test_writing_a_profile_is_not_a_step_to_the_watchdog(data, tmp_path, monkeypatch):
+    """It may take longer than any step."""
+    phases = []
+
+    class Watched(trainer.Watchdog):
+        def phase(self, name):
+            phases.append(name)
+            return super().phase(name)
+
+    monkeypatch.setattr(trainer, "Watchdog", Watched)
+    config = dataclasses.replace(tiny.TRAIN, profile=(2, 1), evaluate_every=1000)
+    job = tiny.make_job(
+        data,
+        train=config,
+        checkpoint_directory=str(tmp_path / "c"),
+        run_directory=str(tmp_path / "run"),
+    )
+    train(job, devices=jax.devices()[:1])
+    assert phases.count("profile") == 2
+    assert list((tmp_path / "run" / "traces").iterdir())
+    assert phases[-1] == "ending"
+
+
+@pytest.mark.slow
+def test_a_tracker_that_is_off_is_told_of(data, tmp_path, monkeypatch):
+    """Whoever runs the training hears of it once, and the run is what it is without."""
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    config = dataclasses.replace(tiny.TRAIN, trackers=("tensorboard",), evaluate_every=1000)
+    job = tiny.make_job(
+        data,
+        train=config,
+        checkpoint_directory=str(tmp_path / "c"),
+        run_directory=str(tmp_path / "run"),
+    )
+    told = []
+    result = train(
+        job,
+        on_event=lambda kind, fields: told.append(fields) if kind == "tracker" else None,
+        devices=jax.devices()[:1],
+    )
+    assert result.steps == config.steps
+    assert len(told) == 1
+    assert "tensorboard" in told[0]["reason"]

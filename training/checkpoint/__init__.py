@@ -1,0 +1,1 @@
+"""Checkpoints: written without stopping the devices, complete or invisible, checked when read."""

@@ -1,0 +1,136 @@
+"""How arrays lie in a checkpoint: a Zarr 3 array each, cut so that every piece has one writer.
+
+    arrays/<name>/zarr.json   shape, dtype and chunks, for whoever opens it as Zarr
+    arrays/<name>/c.0.1       chunk 0, 1: little-endian values and their CRC-32C
+
+Every shard of an array is a whole number of chunks, so processes write without meeting and nothing
+is padded. Whoever reads takes the chunks that overlap what it needs, whatever the mesh was.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+ARRAYS = "arrays"
+CHUNK_BYTES = 32 << 20  # one object of a bucket: many are under way at once
+CRC_BYTES = 4
+
+# Half-open range along every axis.
+Box = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class ChunkGrid:
+    """An array cut into chunks of one shape, numbered in row-major order."""
+
+    shape: tuple[int, ...]
+    chunk: tuple[int, ...]
+
+    @property
+    def count(self) -> tuple[int, ...]:
+        """Chunks along every axis."""
+        return tuple(-(-size // part) for size, part in zip(self.shape, self.chunk, strict=True))
+
+    @property
+    def chunks(self) -> int:
+        """Chunks in all."""
+        return math.prod(self.count)
+
+    def box(self, index: tuple[int, ...]) -> Box:
+        """What chunk `index` covers."""
+        return tuple((i * part, (i + 1) * part) for i, part in zip(index, self.chunk, strict=True))
+
+    def overlapping(self, box: Box) -> Iterator[tuple[int, ...]]:
+        """Chunks that share a value with `box`, in order."""
+        ranges = [
+            range(begin // part, -(-end // part))
+            for (begin, end), part in zip(box, self.chunk, strict=True)
+        ]
+        return itertools.product(*ranges)
+
+    def number(self, index: tuple[int, ...]) -> int:
+        """Position of chunk `index` among all."""
+        found = 0
+        for i, size in zip(index, self.count, strict=True):
+            found = found * size + i
+        return found
+
+    def every(self) -> Iterator[tuple[int, ...]]:
+        """All chunks in order of their number."""
+        return itertools.product(*map(range, self.count))
+
+
+def chunk_shape(shard: tuple[int, ...], itemsize: int, most: int) -> tuple[int, ...]:
+    """A shape that divides `shard` into chunks of about `most` bytes or less, cut in front first.
+
+    An axis whose only divisors would make crumbs stays whole, so a chunk can be larger.
+    """
+    chunk = [max(1, size) for size in shard]
+    for axis, size in enumerate(chunk):
+        parts = -(-math.prod(chunk) * itemsize // most)
+        if parts > 1:
+            fitting = (n for n in range(min(parts, size), size + 1) if size % n == 0)
+            found = next(fitting)
+            chunk[axis] = size // found if found <= 4 * parts else size
+    return tuple(chunk)
+
+
+def box_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
+    """The box that slices of a sharding mean."""
+    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+
+
+def shape_of(box: Box) -> tuple[int, ...]:
+    """Size along every axis."""
+    return tuple(end - begin for begin, end in box)
+
+
+def common(one: Box, other: Box) -> Box:
+    """The overlap of two boxes that have one."""
+    return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+
+
+def within(box: Box, outer: Box) -> tuple[Any, ...]:
+    """An index that gives a view of `box` in an array that holds `outer`, also of no axes."""
+    slices = [slice(a - c, b - c) for (a, b), (c, _) in zip(box, outer, strict=True)]
+    return (*slices, ...)
+
+
+def chunk_file(name: str, index: tuple[int, ...]) -> str:
+    """Path of a chunk inside the checkpoint."""
+    return f"{ARRAYS}/{name}/" + ".".join(["c", *map(str, index)])
+
+
+def metadata_file(name: str) -> str:
+    """Path of an array's metadata inside the checkpoint."""
+    return f"{ARRAYS}/{name}/zarr.json"
+
+
+def metadata(entry: dict[str, Any]) -> bytes:
+    """zarr.json of an array.
+
+    Args:
+        entry: with axes, shape, dtype and chunk, as in the index.
+    """
+    tree = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": entry["shape"],
+        "data_type": entry["dtype"],
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": entry["chunk"]}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+        "codecs": [
+            {"name": "bytes", "configuration": {"endian": "little"}},
+            {"name": "crc32c"},
+        ],
+        "fill_value": False if entry["dtype"] == "bool" else 0,
+        "attributes": {},
+    }
+    if entry["axes"] is not None:
+        tree["dimension_names"] = entry["axes"]
+    return json.dumps(tree).encode()

@@ -1,0 +1,220 @@
+"""Values to chunks and back, with the checksums that tell damage."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import google_crc32c
+import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from pipeline.errors import InputError
+from training.checkpoint.chunk_grid import (
+    CRC_BYTES,
+    Box,
+    ChunkGrid,
+    box_of,
+    chunk_file,
+    common,
+    shape_of,
+    within,
+)
+from training.checkpoint.device_to_host import HostShard
+from training.checkpoint.files import Files, damaged, in_parallel
+from training.checkpoint.index import WrittenChunks
+
+_AHEAD_BYTES = 512 << 20  # read and not yet on a device
+_STRIDE = 1 << 20  # bytes of one call of the checksum, which keeps Python's lock
+
+
+def checksum(data: np.ndarray) -> int:
+    """CRC-32C of a contiguous uint8 array."""
+    found = 0
+    for begin in range(0, data.nbytes, _STRIDE):
+        found = google_crc32c.extend(found, data[begin : begin + _STRIDE])  # type: ignore[bad-argument-type]
+    return found
+
+
+def write_chunks(
+    files: Files, shards: Iterable[HostShard], leaves: Mapping[str, dict[str, Any]]
+) -> WrittenChunks:
+    """Write the chunks of this process's shards.
+
+    Args:
+        files: of the checkpoint.
+        shards: copied from the devices.
+        leaves: axes, shape, dtype and chunk of every array.
+
+    Raises:
+        InputError: a parameter or moment (an array with named axes) is not finite.
+        StorageError: the store failed.
+    """
+    tasks = [
+        (shard, _grid(leaves[shard.name]), index, leaves[shard.name]["axes"] is not None)
+        for shard in shards
+        for index in _grid(leaves[shard.name]).overlapping(shard.box)
+    ]
+
+    def write(task: tuple[HostShard, ChunkGrid, tuple[int, ...], bool]) -> tuple[int, str]:
+        shard, grid, index, finite = task
+        values = np.ascontiguousarray(shard.values[within(grid.box(index), shard.box)])
+        if finite:
+            _check_finite(shard.name, values)
+        data = _bytes(values)
+        crc = checksum(data)
+        tail = crc.to_bytes(CRC_BYTES, "little")
+        digest = hashlib.sha256(data.data)
+        digest.update(tail)
+        files.write(chunk_file(shard.name, index), data.data, tail)
+        return crc, digest.hexdigest()
+
+    written = WrittenChunks()
+    results = in_parallel(write, tasks, files.threads)
+    for (shard, grid, index, _), result in zip(tasks, results, strict=True):
+        written.chunks.setdefault(shard.name, {})[grid.number(index)] = result
+    return written
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """A box of an array that devices of this process hold."""
+
+    box: Box
+    values: np.ndarray
+    devices: list[Any]
+
+
+def read_arrays(
+    path: str, files: Files, leaves: Mapping[str, Any], target: Mapping[str, Any]
+) -> dict[str, jax.Array]:
+    """Arrays of a checkpoint with the shardings of `target`.
+
+    A process reads every chunk that one of its devices needs once, and no other. Host memory holds
+    a few arrays at a time.
+
+    Args:
+        path: of the checkpoint, for errors.
+        files: of the checkpoint.
+        leaves: of the index.
+        target: `jax.ShapeDtypeStruct` with sharding by name; as the index describes them.
+
+    Raises:
+        CorruptOutput: a chunk is missing or changed.
+        StorageError: the store failed.
+    """
+    arrays: dict[str, jax.Array] = {}
+    with ThreadPoolExecutor(files.threads, "restore") as pool:
+        under_way: deque[tuple[str, list[_Part], list[Future[None]]]] = deque()
+        ahead = 0
+
+        def finish() -> int:
+            name, parts, futures = under_way.popleft()
+            for future in futures:
+                future.result()
+            arrays[name] = _placed(target[name], parts)
+            return sum(part.values.nbytes for part in parts)
+
+        try:
+            for name, want in target.items():
+                grid, parts = _grid(leaves[name]), _parts(want)
+                needed: dict[tuple[int, ...], list[_Part]] = {}
+                for part in parts:
+                    for index in grid.overlapping(part.box):
+                        needed.setdefault(index, []).append(part)
+                checksums = leaves[name]["crc32c"]
+                futures = [
+                    pool.submit(_fill, path, files, name, checksums, grid, *item)
+                    for item in needed.items()
+                ]
+                under_way.append((name, parts, futures))
+                ahead += sum(part.values.nbytes for part in parts)
+                while ahead > _AHEAD_BYTES and len(under_way) > 1:
+                    ahead -= finish()
+            while under_way:
+                finish()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return arrays
+
+
+def _fill(
+    path: str,
+    files: Files,
+    name: str,
+    checksums: list[int],
+    grid: ChunkGrid,
+    index: tuple[int, ...],
+    parts: list[_Part],
+) -> None:
+    """Read one chunk, check it, and put it where it belongs."""
+    box = grid.box(index)
+    values = _place_for(box, parts)
+    data, tail = _bytes(values), np.empty(CRC_BYTES, np.uint8)
+    file = chunk_file(name, index)
+    files.read(file, data, tail)
+    found = checksum(data)
+    # The chunk's own, which Zarr has too, finds damage; that of the index another chunk as well.
+    if int.from_bytes(tail.tobytes(), "little") != found or checksums[grid.number(index)] != found:
+        raise damaged(path, file, "a content that disagrees with its CRC-32C")
+    for part in parts:
+        shared = common(box, part.box)
+        target = part.values[within(shared, part.box)]
+        if not np.may_share_memory(target, values):
+            target[...] = values[within(shared, box)]
+
+
+def _place_for(box: Box, parts: list[_Part]) -> np.ndarray:
+    """Where a chunk can be read to: the array it is for, when it lies there in one piece."""
+    part = parts[0]
+    if len(parts) == 1 and common(box, part.box) == box:
+        place = part.values[within(box, part.box)]
+        if place.flags.c_contiguous:
+            return place
+    return np.empty(shape_of(box), part.values.dtype)
+
+
+def _parts(want: Any) -> list[_Part]:
+    """The distinct boxes that this process's devices hold, with room for them."""
+    devices: dict[Box, list[Any]] = {}
+    for device, index in want.sharding.addressable_devices_indices_map(want.shape).items():
+        devices.setdefault(box_of(index, want.shape), []).append(device)
+    return [_Part(box, np.empty(shape_of(box), want.dtype), d) for box, d in devices.items()]
+
+
+def _placed(want: Any, parts: list[_Part]) -> jax.Array:
+    kind = want.sharding.memory_kind
+    pieces = [
+        jax.device_put(part.values, SingleDeviceSharding(device, memory_kind=kind))
+        for part in parts
+        for device in part.devices
+    ]
+    return jax.make_array_from_single_device_arrays(want.shape, want.sharding, pieces)
+
+
+def _grid(entry: Mapping[str, Any]) -> ChunkGrid:
+    return ChunkGrid(tuple(entry["shape"]), tuple(entry["chunk"]))
+
+
+def _bytes(values: np.ndarray) -> np.ndarray:
+    """The bytes of a contiguous array, as a view."""
+    return values.reshape(-1).view(np.uint8)
+
+
+def _check_finite(name: str, values: np.ndarray) -> None:
+    if values.dtype.kind != "f":
+        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        # A sum is finite only when its terms are, and costs a fraction of asking each.
+        if np.isfinite(values.sum()) or np.isfinite(values).all():
+            return
+    raise InputError(
+        f"{name}: expected finite values to save, found {int((~np.isfinite(values)).sum())} that "
+        "are not; training diverged, go on from an older checkpoint with a lower learning rate"
+    )

@@ -1,0 +1,169 @@
+"""The part of a save that training waits for: device to host.
+
+Every distinct shard is copied from one of the devices that hold it, chosen so that all devices of
+all processes copy about the same number of bytes. All transfers are begun before one is waited for.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from training.checkpoint.chunk_grid import Box, box_of, shape_of
+
+_PIECE_BYTES = 8 << 20  # of one thread's copy
+_THREADS = min(8, os.cpu_count() or 1)
+_PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class HostShard:
+    """One shard of an array in host memory, which nobody else writes to.
+
+    Attributes:
+        name: of the array.
+        box: where in the array it lies.
+        values: numpy array of the box's shape.
+    """
+
+    name: str
+    box: Box
+    values: np.ndarray
+
+
+class HostCopies:
+    """Copies the shards this process has to write; on CPUs always into the same memory."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, Box], np.ndarray] = {}
+        self._reserving: threading.Thread | None = None
+
+    def reserve(self, arrays: Mapping[str, jax.Array]) -> None:
+        """Begin to take the memory that `take` copies such arrays into, in a thread of its own.
+
+        The system finds pages only as they are written to, for which the first save would wait.
+        """
+        self._reserved()
+        missing = [one for one in _mine(arrays) if one[:2] not in self._kept]
+        fresh = [self._target(name, box, data) for name, box, data in missing if _on_host(data)]
+        if fresh:
+            self._reserving = threading.Thread(
+                target=_touch, args=(fresh,), name="checkpoint-reserve", daemon=True
+            )
+            self._reserving.start()
+
+    def _reserved(self) -> None:
+        if self._reserving is not None:
+            self._reserving.join()
+            self._reserving = None
+
+    def take(self, arrays: Mapping[str, jax.Array]) -> list[HostShard]:
+        """This process's shards, copied: the arrays may be donated when this returns.
+
+        Values of an earlier call are overwritten. Waits until the arrays are computed.
+        """
+        self._reserved()
+        mine = _mine(arrays)
+        for _, _, data in mine:
+            if not _on_host(data):
+                data.copy_to_host_async()
+        # Of a CPU's array this is a view, of an accelerator's the copy that was begun.
+        found = [(name, box, np.asarray(data), _on_host(data)) for name, box, data in mine]
+        shards = [
+            HostShard(name, box, self._target(name, box, values) if view else values)
+            for name, box, values, view in found
+        ]
+        pairs = [
+            (shard.values, values)
+            for shard, (_, _, values, view) in zip(shards, found, strict=True)
+            if view
+        ]
+        _copy(pairs)
+        return shards
+
+    def _target(self, name: str, box: Box, values: np.ndarray | jax.Array) -> np.ndarray:
+        kept = self._kept.get((name, box))
+        if kept is None or kept.shape != values.shape or kept.dtype != values.dtype:
+            # Fresh memory costs more than the copy: it is kept for the next save.
+            kept = self._kept[name, box] = np.empty(values.shape, values.dtype)
+        return kept
+
+
+@functools.lru_cache(maxsize=4)
+def assigned(arrays: tuple[tuple[str, tuple[int, ...], int, Any], ...]) -> dict[Any, int]:
+    """The id of the device that writes each shard, the same answer in every process.
+
+    Args:
+        arrays: name, shape, bytes of a value and sharding of each.
+
+    Returns:
+        Device id by (name, box).
+    """
+    holders: dict[tuple[str, Box], list[int]] = {}
+    sizes: dict[tuple[str, Box], int] = {}
+    for name, shape, itemsize, sharding in arrays:
+        for device, index in sharding.devices_indices_map(shape).items():
+            box = box_of(index, shape)
+            holders.setdefault((name, box), []).append(device.id)
+            sizes[name, box] = math.prod(shape_of(box)) * itemsize
+    load: Counter[int] = Counter()
+    writers = {}
+    for shard in sorted(holders, key=lambda shard: (-sizes[shard], shard)):
+        writer = min(holders[shard], key=lambda device: (load[device], device))
+        load[writer] += max(1, sizes[shard])
+        writers[shard] = writer
+    return writers
+
+
+def _mine(arrays: Mapping[str, jax.Array]) -> list[tuple[str, Box, jax.Array]]:
+    """What this process writes: name, place and one device's values of each shard."""
+    writers = assigned(
+        tuple((name, x.shape, x.dtype.itemsize, x.sharding) for name, x in arrays.items())
+    )
+    return [
+        (name, box, shard.data)
+        for name, array in arrays.items()
+        for shard in array.addressable_shards
+        if writers[name, box := box_of(shard.index, array.shape)] == shard.device.id
+    ]
+
+
+def _touch(arrays: list[np.ndarray]) -> None:
+    """Write to every page of arrays whose values do not matter."""
+    for array in arrays:
+        array.reshape(-1).view(np.uint8)[::_PAGE_BYTES] = 0
+
+
+def _on_host(data: jax.Array) -> bool:
+    """Whether numpy would look at the array's own memory."""
+    device = next(iter(data.devices()))
+    return device.platform == "cpu" or "host" in (data.sharding.memory_kind or "")
+
+
+def _copy(pairs: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    """Copy each second array into the first, large ones in pieces by several threads."""
+    pieces = []
+    for target, source in pairs:
+        if not source.flags.c_contiguous or source.nbytes <= _PIECE_BYTES:
+            pieces.append((target, source))
+            continue
+        flat, target = source.reshape(-1), target.reshape(-1)
+        step = _PIECE_BYTES // source.itemsize
+        for begin in range(0, flat.size, step):
+            pieces.append((target[begin : begin + step], flat[begin : begin + step]))
+    if len(pieces) == len(pairs) or _THREADS == 1:
+        for target, source in pieces:
+            np.copyto(target, source)
+        return
+    with ThreadPoolExecutor(_THREADS, "checkpoint-copy") as pool:
+        list(pool.map(lambda piece: np.copyto(*piece), pieces))

@@ -1,0 +1,190 @@
+"""Files of a checkpoint, each written and read whole, on a local disk or in a bucket.
+
+A local file is flushed to the disk before `write` returns. A bucket is spoken to through
+TensorStore, which retries. Nothing is checked here: a reader compares what comes back.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from pipeline.errors import CorruptOutput, InputError, StoreUnavailable
+from pipeline.store import storage
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_GOOGLE = "gs://"
+_TRIES = 3
+_PAUSE_SECONDS = 0.1
+_NOT_THERE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+
+
+class Deadline:
+    """A moment after which nothing is waited for."""
+
+    def __init__(self, seconds: float, what: str) -> None:
+        self._seconds = seconds
+        self._what = what
+        self._end = time.monotonic() + seconds
+
+    def left(self) -> float:
+        """Seconds until then. Raises `StoreUnavailable` when there are none."""
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise StoreUnavailable(
+                f"{self._what}: not finished in {self._seconds:g} s; check the storage and the "
+                "other processes, then run again"
+            )
+        return left
+
+
+class Files(Protocol):
+    """The files of one checkpoint. `threads` of them can be under way at once."""
+
+    threads: int
+
+    def write(self, name: str, *parts: Any) -> None:
+        """Write a file of these bytes, one after the other. Raises `StorageError`."""
+        ...
+
+    def read(self, name: str, *targets: np.ndarray) -> None:
+        """Fill contiguous uint8 arrays with a file's content, one after the other.
+
+        Raises:
+            CorruptOutput: there is no such file, or it has another size.
+            StorageError: the store failed.
+        """
+        ...
+
+
+def open_files(path: str, deadline: Deadline) -> Files:
+    """The files of the checkpoint at `path`. Raises `InputError` for a store we do not write to."""
+    if storage.is_local(path):
+        return _LocalFiles(path, deadline)
+    if path.startswith(_GOOGLE):
+        return _BucketFiles(path, deadline)
+    raise InputError(f"{path}: checkpoints lie on a local path or on gs://; choose one")
+
+
+def in_parallel(
+    function: Callable[[Item], Result], items: Iterable[Item], threads: int
+) -> list[Result]:
+    """`function` of every item, in order; the first error stops what has not begun."""
+    with ThreadPoolExecutor(threads, "checkpoint") as pool:
+        futures = [pool.submit(function, item) for item in items]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def damaged(path: str, name: str, found: str) -> CorruptOutput:
+    """The error for a file that is not what was written."""
+    return CorruptOutput(
+        f"{path}/{name}: expected what was saved, found {found}; an older checkpoint is needed"
+    )
+
+
+class _LocalFiles:
+    def __init__(self, path: str, deadline: Deadline) -> None:
+        self._path = path
+        self._deadline = deadline
+        self.threads = min(8, 2 + (os.cpu_count() or 1))
+
+    def write(self, name: str, *parts: Any) -> None:
+        url = storage.join(self._path, name)
+        self._steadily(url, lambda: _write_local(url, parts))
+
+    def read(self, name: str, *targets: np.ndarray) -> None:
+        url = storage.join(self._path, name)
+        try:
+            found = self._steadily(url, lambda: _read_local(storage.local_path(url), targets))
+        except _NOT_THERE as error:
+            raise damaged(self._path, name, "no file") from error
+        expected = sum(target.nbytes for target in targets)
+        if found != expected:
+            raise damaged(self._path, name, f"{found:,} bytes instead of {expected:,}")
+
+    def _steadily(self, url: str, action: Callable[[], Result]) -> Result:
+        for more in reversed(range(_TRIES)):
+            self._deadline.left()
+            try:
+                return action()
+            except _NOT_THERE:
+                raise
+            except OSError as error:
+                if not more:
+                    raise StoreUnavailable(f"{url}: {error}; check the disk, run again") from error
+                time.sleep(_PAUSE_SECONDS * (_TRIES - more))
+        raise AssertionError("unreachable")
+
+
+def _write_local(url: str, parts: Sequence[Any]) -> None:
+    with storage.open_write(url) as file:
+        for part in parts:
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_local(path: str, targets: Sequence[np.ndarray]) -> int:
+    """Fill the targets unless the file has another size; returns its size."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size != sum(target.nbytes for target in targets):
+            return size
+        begin = 0
+        for target in targets:
+            done = 0
+            while done < target.nbytes:
+                more = os.preadv(descriptor, (target[done:].data,), begin + done)
+                if not more:
+                    return begin + done
+                done += more
+            begin += done
+        return size
+    finally:
+        os.close(descriptor)
+
+
+class _BucketFiles:
+    threads = 16
+
+    def __init__(self, path: str, deadline: Deadline) -> None:
+        import tensorstore as ts
+
+        from data.cache.shard_io import store_context, store_spec
+
+        self._path = path
+        self._deadline = deadline
+        self._store = self._settle(ts.KvStore.open(store_spec(path), context=store_context()))
+
+    def write(self, name: str, *parts: Any) -> None:
+        self._settle(self._store.write(name, b"".join(parts)))
+
+    def read(self, name: str, *targets: np.ndarray) -> None:
+        found = self._settle(self._store.read(name))
+        if found.state != "value":
+            raise damaged(self._path, name, "no file")
+        content, expected = found.value, sum(target.nbytes for target in targets)
+        if len(content) != expected:
+            raise damaged(self._path, name, f"{len(content):,} bytes instead of {expected:,}")
+        begin = 0
+        for target in targets:
+            target[:] = np.frombuffer(content, np.uint8, target.nbytes, begin)
+            begin += target.nbytes
+
+    def _settle(self, future: Any) -> Any:
+        from data.cache.shard_io import wait
+
+        # An answer is an answer here, also "not found": nothing that is read counts as damaged yet.
+        return wait(future, self._path, self._deadline.left(), writing=True)

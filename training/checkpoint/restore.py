@@ -1,0 +1,179 @@
+"""Reading checkpoints back, onto any mesh and any number of processes.
+
+Three things are told apart. There is no checkpoint: a run begins at step 0. A checkpoint is damaged
+(`CorruptOutput`): the next older one is used and the damage is reported. A checkpoint is sound but
+of another model (`InputError`): nothing is cast, padded or initialised to make it fit.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from models.config import TransformerConfig
+from models.transformer import Transformer
+from pipeline.errors import CorruptOutput, InputError, StorageError, StoreUnavailable
+from training.checkpoint import tree_names
+from training.checkpoint.chunks import read_arrays
+from training.checkpoint.files import Deadline, in_parallel, open_files
+from training.checkpoint.index import HISTORY, check_file, read_index
+from training.sharding.layout import Layout, make_layout
+
+Tree = TypeVar("Tree")
+RESTORE_TIMEOUT_SECONDS = 1800.0
+_KINDS = (CorruptOutput, StoreUnavailable, StorageError, InputError)  # the first that fits
+_DESCRIBED = ("axes", "shape", "dtype")
+_AVERAGE = "average."
+logger = logging.getLogger(__name__)
+
+
+def restore(path: str, like: Tree, *, part: str = "", step: int | None = None) -> Tree:
+    """The arrays of the checkpoint at `path`, shaped and sharded as `like`.
+
+    Every process calls this with the same arguments. Each reads and checks what its own devices
+    need, once however many of them hold it, and all agree on whether it was sound.
+
+    Args:
+        path: of one checkpoint.
+        like: tree of `jax.ShapeDtypeStruct` with shardings.
+        part: restore only arrays whose names begin with this ("model."); `like` is that part.
+        step: that it must be of; None for any.
+
+    Raises:
+        CorruptOutput: files are missing or changed, or the checkpoint is of another step.
+        InputError: the checkpoint's arrays are not those of `like`; names the array.
+        StorageError: the store failed.
+    """
+    wanted = {part + name: entry for name, entry in tree_names.describe(like).items()}
+    target = {part + name: array for name, array in tree_names.flatten(like).items()}
+    arrays = _restored(path, wanted, target, part, step)
+    return tree_names.unflatten(like, {name.removeprefix(part): arrays[name] for name in target})
+
+
+def read_history(path: str) -> dict[str, Any]:
+    """The history saved with a checkpoint: {"rows": [...], "evaluations": [...]}.
+
+    Raises:
+        CorruptOutput: it is missing or changed.
+    """
+    for name, size, sha256 in read_index(path)["files"]:
+        if name == HISTORY:
+            files = open_files(path, Deadline(RESTORE_TIMEOUT_SECONDS, f"{path}: {HISTORY}"))
+            return json.loads(check_file(path, files, name, size, sha256))
+    raise CorruptOutput(f"{path}: {HISTORY} is not in the index")
+
+
+def load_model(
+    checkpoint_path: str, config: TransformerConfig, *, devices: Sequence[Any] | None = None
+) -> Transformer:
+    """The float32 model of a checkpoint; the optimizer's state is not read into memory.
+
+    Of a run that keeps an average of its parameters (`TrainConfig.ema`) it is that average.
+
+    Args:
+        checkpoint_path: as `on_commit` and `TrainResult.checkpoint` give it.
+        config: shape of the model that was trained.
+        devices: to hold one copy each; default the first one.
+
+    Raises:
+        CorruptOutput: files are missing or changed.
+        InputError: the checkpoint is of another model; names the array.
+    """
+    return load_model_onto(make_layout(devices or jax.devices()[:1]), checkpoint_path, config)
+
+
+def load_model_onto(layout: Layout, checkpoint_path: str, config: TransformerConfig) -> Transformer:
+    """The same on the devices of a mesh, in every one of its processes."""
+    shapes = jax.eval_shape(lambda key: Transformer.init(config, key=key), jax.random.key(0))
+    arrays = fail_together(lambda: read_index(checkpoint_path))["leaves"]
+    averaged = any(name.startswith(_AVERAGE) for name in arrays)
+    return restore(
+        checkpoint_path, layout.abstract(shapes), part=_AVERAGE if averaged else "model."
+    )
+
+
+def newest_sound(
+    checkpoints: Sequence[tuple[int, str]],
+    like: Tree,
+    on_damage: Callable[[int, str, str], None] | None = None,
+) -> tuple[int, str, Tree, dict[str, Any]] | None:
+    """The newest sound one of `checkpoints`, (step, path) oldest first.
+
+    Returns:
+        Step, path, restored state and history; None when `checkpoints` is empty.
+
+    Raises:
+        CorruptOutput: when there are checkpoints and none is sound.
+        InputError: when a sound one is of another model.
+    """
+    for step, path in reversed(checkpoints):
+        try:
+            state = restore(path, like, step=step)
+            return step, path, state, fail_together(lambda path=path: read_history(path))
+        except CorruptOutput as error:
+            logger.warning("checkpoint of step %d is damaged, trying an older one: %s", step, error)
+            if on_damage is not None:
+                on_damage(step, path, str(error))
+    if checkpoints:
+        raise CorruptOutput(
+            f"none of {len(checkpoints)} checkpoints is sound (newest: {checkpoints[-1][1]}); "
+            "training does not begin again by itself: delete their records to start at step 0"
+        )
+    return None
+
+
+def _restored(
+    path: str,
+    wanted: dict[str, Any],
+    target: dict[str, Any],
+    part: str,
+    step: int | None,
+) -> dict[str, jax.Array]:
+    """The arrays `target`, when the checkpoint's arrays of that part are those `wanted`."""
+    index = fail_together(lambda: read_index(path))
+    if step is not None and index["step"] != step:
+        raise CorruptOutput(f"{path}: expected a checkpoint of step {step}, found {index['step']}")
+    stored = {
+        name: {field: entry[field] for field in _DESCRIBED}
+        for name, entry in index["leaves"].items()
+        if name.startswith(part)
+    }
+    if difference := tree_names.mismatch(stored, wanted):
+        raise InputError(
+            f"{path}: {difference}; the checkpoint is of another model or optimizer configuration"
+        )
+
+    def read() -> dict[str, jax.Array]:
+        files = open_files(path, Deadline(RESTORE_TIMEOUT_SECONDS, f"{path}: restoring"))
+        small = index["files"][jax.process_index() :: jax.process_count()]
+        in_parallel(lambda file: check_file(path, files, *file), small, files.threads)
+        return read_arrays(path, files, index["leaves"], target)
+
+    return fail_together(read)
+
+
+def fail_together(check: Callable[[], Tree]) -> Tree:
+    """The result of `check`; raises in every process when it raised in one."""
+    result, error = None, None
+    try:
+        result = check()
+    except _KINDS as raised:
+        error = raised
+    if jax.process_count() > 1:
+        # 0 is none of them.
+        own = next((i for i, kind in enumerate(_KINDS, 1) if isinstance(error, kind)), 0)
+        found = multihost_utils.process_allgather(np.asarray(own))
+        if error is None and found.any():
+            bad = np.flatnonzero(found).tolist()
+            kind = _KINDS[int(found[bad[0]]) - 1]
+            raise kind(f"processes {bad} could not read the checkpoint; their logs say why")
+    if error is not None:
+        raise error
+    assert result is not None
+    return result

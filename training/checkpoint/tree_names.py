@@ -1,0 +1,66 @@
+"""A tree of arrays as a flat dict from stable names to arrays, and back.
+
+Names are the attribute path ("model.blocks.attention.query.weight"). They and the named axes are
+what a checkpoint is described by, so two trees match when, and only when, every array has the same
+name, axes, shape and dtype. Nothing depends on how a class is pickled or registered.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from training.sharding.layout import is_named
+
+
+def flatten(tree: Any) -> dict[str, jax.Array]:
+    """Arrays (concrete or abstract) of `tree` by name, in the tree's order."""
+    return {name: _array(leaf) for name, leaf in _named_leaves(tree)}
+
+
+def describe(tree: Any) -> dict[str, dict[str, Any]]:
+    """Axes (None for a plain array), shape and dtype of every array, as JSON values."""
+    return {
+        name: {
+            "axes": [axis.name for axis in leaf.axes] if is_named(leaf) else None,
+            "shape": list(_array(leaf).shape),
+            "dtype": str(_array(leaf).dtype),
+        }
+        for name, leaf in _named_leaves(tree)
+    }
+
+
+def unflatten(like: Any, arrays: dict[str, jax.Array]) -> Any:
+    """A tree shaped as `like` with `arrays` in it."""
+    assert list(arrays) == list(flatten(like)), "names differ from the tree's"
+    return jax.tree.unflatten(jax.tree.structure(like), list(arrays.values()))
+
+
+def mismatch(stored: dict[str, Any], wanted: dict[str, Any]) -> str | None:
+    """The first difference of two descriptions in words that name the array; None when equal."""
+    for name in wanted:
+        if name not in stored:
+            return f"array {name!r} is missing"
+    for name in stored:
+        if name not in wanted:
+            return f"array {name!r} is not part of this model"
+    for name, want in wanted.items():
+        if stored[name] != want:
+            return f"array {name!r} is {_show(stored[name])}, this model needs {_show(want)}"
+    return None
+
+
+def _show(entry: dict[str, Any]) -> str:
+    axes = entry["axes"] or [""] * len(entry["shape"])
+    sizes = ", ".join(f"{a} {n}".strip() for a, n in zip(axes, entry["shape"], strict=True))
+    return f"{entry['dtype']}[{sizes}]"
+
+
+def _named_leaves(tree: Any) -> list[tuple[str, Any]]:
+    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_named)[0]
+    return [(jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in leaves]
+
+
+def _array(leaf: Any) -> jax.Array:
+    return leaf.array if is_named(leaf) else leaf

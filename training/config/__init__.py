@@ -1,0 +1,7 @@
+"""What a run is told: steps, batches, optimizer, parallelism. Imports no JAX."""
+
+from training.config.optimizer import OptimizerConfig
+from training.config.parallelism import Parallelism
+from training.config.train import TrainConfig
+
+__all__ = ["OptimizerConfig", "Parallelism", "TrainConfig"]

@@ -1,0 +1,183 @@
+"""Which optimizer a run uses, and what its state costs, without importing JAX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.errors import InputError
+from training.config.validation import (
+    above_zero,
+    at_least,
+    below_one,
+    check_types,
+    fraction,
+    one_of,
+)
+
+KINDS = ("adamw", "muon", "lion")
+SCHEDULES = ("cosine", "linear", "wsd", "inverse_sqrt", "constant")
+MOMENT_BYTES = {"float32": 4, "bfloat16": 2}
+
+# A bfloat16 number has 8 significant bits. Multiplied by more than this it can round back to
+# itself, and a moment that should fade stays for ever.
+LARGEST_BFLOAT16_BETA = 1.0 - 2.0**-8
+
+
+def count_of(part: float, steps: int) -> int:
+    """Steps meant by `part`: a fraction of `steps` below 1 (rounded to nearest), else a count."""
+    return round(part * steps) if part < 1.0 else int(part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """An optimizer with decoupled weight decay and a learning-rate schedule.
+
+    "adamw" (https://arxiv.org/abs/1711.05101) is for every parameter. "muon"
+    (https://kellerjordan.github.io/posts/muon) is for the matrices of the blocks, with AdamW by the
+    fields above it for embedding, head, norms and biases; see `training.optimizer.muon`. "lion"
+    (https://arxiv.org/abs/2302.06675) is for every parameter; its update is a sign, so its
+    paper advises a 3 to 10 times smaller learning rate than AdamW's and as much more decay.
+
+    A field of another kind than `kind` has no effect.
+
+    Attributes:
+        kind: "adamw", "muon" or "lion".
+        learning_rate: peak rate.
+        schedule: "cosine", "linear" (https://arxiv.org/abs/2502.15938), "wsd" (warmup, stable,
+            decay: a constant rate with a linear tail, https://arxiv.org/abs/2404.06395),
+            "inverse_sqrt" (https://arxiv.org/abs/1706.03762) or "constant".
+        warmup: linear warmup; a fraction of all steps when below 1, else a number of steps.
+        decay: length of the "wsd" tail; a fraction of all steps when below 1, else steps.
+        min_ratio: last rate over peak rate ("cosine", "linear", "wsd"); below that the rate does
+            not fall ("inverse_sqrt").
+        beta1: decay of AdamW's mean of gradients.
+        beta2: decay of AdamW's mean of squared gradients.
+        epsilon: added to AdamW's denominator.
+        weight_decay: decoupled decay of matrices; norms, biases and embeddings have none.
+        clip_norm: global gradient norm above which gradients are scaled down to it.
+        moment_dtype: dtype that moments are kept in between steps, "float32" or "bfloat16" (as in
+            https://arxiv.org/abs/2412.19437, section 3.3.3); they are computed in float32.
+        muon_learning_rate: peak rate of the matrices, on the same schedule; None for
+            `learning_rate`, as Moonshot shares it (https://arxiv.org/abs/2502.16982).
+        muon_momentum: decay of the mean of gradients; 0.95 is Jordan's.
+        muon_nesterov: whether the newest gradient counts once more; Jordan's choice.
+        muon_steps: Newton-Schulz iterations; 5 is Jordan's.
+        muon_rms: root mean square of a full-rank update, which is scaled by
+            `muon_rms * sqrt(max(fan_in, fan_out))`; 0.2 is Moonshot's, near that of AdamW's
+            updates. None for Jordan's `sqrt(max(1, fan_out / fan_in))`, which goes with a
+            `muon_learning_rate` of about 0.02.
+        lion_beta1: weight of the momentum in the update; 0.9 is the paper's.
+        lion_beta2: decay of the momentum; 0.99 is the paper's.
+    """
+
+    kind: str = "adamw"
+    learning_rate: float = 3e-4
+    schedule: str = "cosine"
+    warmup: float = 0.01
+    decay: float = 0.2
+    min_ratio: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+    moment_dtype: str = "float32"
+    muon_learning_rate: float | None = None
+    muon_momentum: float = 0.95
+    muon_nesterov: bool = True
+    muon_steps: int = 5
+    muon_rms: float | None = 0.2
+    lion_beta1: float = 0.9
+    lion_beta2: float = 0.99
+
+    def __post_init__(self) -> None:
+        owner = "OptimizerConfig"
+        check_types(self)
+        one_of(owner, "kind", self.kind, KINDS)
+        one_of(owner, "schedule", self.schedule, SCHEDULES)
+        one_of(owner, "moment_dtype", self.moment_dtype, tuple(MOMENT_BYTES))
+        fraction(owner, min_ratio=self.min_ratio)
+        betas = ("beta1", "beta2", "muon_momentum", "lion_beta1", "lion_beta2")
+        below_one(owner, **{name: getattr(self, name) for name in betas})
+        at_least(
+            owner,
+            learning_rate=(self.learning_rate, 0.0),
+            warmup=(self.warmup, 0.0),
+            decay=(self.decay, 0.0),
+            weight_decay=(self.weight_decay, 0.0),
+            muon_steps=(self.muon_steps, 1),
+        )
+        for name in ("warmup", "decay"):
+            if (part := getattr(self, name)) > 1.0 and part % 1.0:
+                raise InputError(
+                    f"{owner}.{name}: expected a fraction of all steps below 1 or a whole number "
+                    f"of steps, got {part}"
+                )
+        above_zero(owner, epsilon=self.epsilon, clip_norm=self.clip_norm)
+        if self.muon_rms is not None:
+            above_zero(owner, muon_rms=self.muon_rms)
+        self._check_muon_rate(owner)
+        self._check_moments(owner)
+
+    def phases(self, steps: int) -> tuple[int, int]:
+        """Steps of the warmup and, of "wsd", of the decay.
+
+        Args:
+            steps: of the whole run.
+
+        Raises:
+            InputError: they do not fit into it.
+        """
+        warmup = count_of(self.warmup, steps)
+        decay = count_of(self.decay, steps) if self.schedule == "wsd" else 0
+        if warmup + decay > steps:
+            raise InputError(
+                f"OptimizerConfig: warmup of {warmup} and decay of {decay} steps do not fit into "
+                f"{steps} steps; lower warmup or decay"
+            )
+        return warmup, decay
+
+    @property
+    def muon_ratio(self) -> float:
+        """Learning rate of Muon's matrices over `learning_rate`."""
+        if self.muon_learning_rate is None or self.muon_learning_rate == self.learning_rate:
+            return 1.0
+        return self.muon_learning_rate / self.learning_rate
+
+    def _check_muon_rate(self, owner: str) -> None:
+        if self.muon_learning_rate is None:
+            return
+        at_least(owner, muon_learning_rate=(self.muon_learning_rate, 0.0))
+        if self.muon_learning_rate > 0.0 and self.learning_rate == 0.0:
+            raise InputError(
+                f"{owner}.muon_learning_rate: it follows the schedule of learning_rate, which is "
+                f"0; found {self.muon_learning_rate}, expected learning_rate above 0"
+            )
+
+    def _check_moments(self, owner: str) -> None:
+        if self.moment_dtype != "bfloat16":
+            return
+        used = {
+            "adamw": ("beta1", "beta2"),
+            "muon": ("beta1", "beta2", "muon_momentum"),
+            "lion": ("lion_beta2",),
+        }
+        for name in used[self.kind]:
+            if getattr(self, name) > LARGEST_BFLOAT16_BETA:
+                raise InputError(
+                    f"{owner}.{name}: bfloat16 moments cannot fade by {getattr(self, name)}, they "
+                    f"round back to themselves; expected at most {LARGEST_BFLOAT16_BETA}, or "
+                    'moment_dtype "float32"'
+                )
+
+
+def state_bytes_per_parameter(config: OptimizerConfig, *, block_matrix: bool = True) -> float:
+    """Bytes of optimizer state for one parameter, gradients and a few scalars not counted.
+
+    Args:
+        config: kind and moment dtype.
+        block_matrix: of a matrix of a block (`training.optimizer.muon.is_block_matrix`); else of
+            any other parameter. They differ for "muon".
+    """
+    one_moment = config.kind == "lion" or (config.kind == "muon" and block_matrix)
+    return float(MOMENT_BYTES[config.moment_dtype] * (1 if one_moment else 2))

@@ -1,0 +1,205 @@
+"""What a training run computes, as two frozen dataclasses that import no JAX.
+
+Fields marked `Runtime` say how the computation is carried out (sharding, recomputation) and how
+often one looks (to log, to evaluate, to save a checkpoint to resume from); changing one of them
+changes neither the model nor which checkpoints are kept for good, so it is not part of the identity
+of a run. Every other field is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from models.remat_names import saved_names
+from pipeline.errors import InputError
+from pipeline.identity.fingerprint import Runtime
+from training.config.parallelism import Parallelism
+from training.config.validation import (
+    above_zero,
+    at_least,
+    below_one,
+    check_trackers,
+    check_types,
+    one_of,
+    rising,
+)
+
+ATTENTION = ("auto", "reference", "blockwise", "splash", "cudnn")
+COMPUTE_DTYPES = ("bfloat16", "float32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How long, on what batches and with which cadence to train.
+
+    Attributes:
+        steps: optimizer steps; 0 for as many as the budget of the train step gives.
+        batch_size: sequences per step, over all devices (the global batch).
+        sequence_length: tokens per sequence; 0 for that of the sequences trained on.
+        separate_documents: attention stops at the end of a document (see
+            `training.step.document_mask`).
+        microbatches: parts a global batch is cut into to save memory; gradients are summed.
+        seed: of the initial parameters; None for that of the sequences trained on.
+        compute_dtype: dtype of products; parameters are float32.
+        z_loss: weight of the squared log-partition term in the loss; 0 for none.
+        batch_schedule: (steps done, batch_size) pairs in rising order: from there on batches have
+            so many rows instead of `batch_size`.
+        length_schedule: (steps done, pieces) pairs in rising order: from there on every row is cut
+            into so many sequences of equal length, so a step has as many tokens as before. Such as
+            ((0, 4), (1000, 2), (2000, 1)) for a short context first.
+        ema: decay of an average of the parameters, which is then what is evaluated and exported;
+            0 for none.
+        spike_guard: a step whose loss is more than this many times the median of the last applied
+            ones (see `training.step.train_step`) is not applied; 0 for none.
+        evaluate_every: steps between evaluations; also before the first and after the last.
+        evaluate_batches: how much of each held-out set an evaluation reads: so many batches'
+            sequences, spread over the set, or "all".
+        evaluate_batch_size: sequences evaluated at once; None for as many as in a step.
+        checkpoint_every: steps between checkpoints to resume from; also after the last.
+        keep_checkpoints: of these, how many newest ones stay; older ones are dropped when a newer
+            one is committed. What is published beside them is what the next two name.
+        keep_every: multiples of so many steps are saved and never dropped; 0 for none.
+        milestones: steps at which a checkpoint is saved that is never dropped.
+        log_every: steps between progress reports.
+        max_skipped: steps in a row that were not applied after which training stops with an error.
+        watchdog_seconds: least time without progress after which the run is ended, see
+            `training.fault.watchdog`.
+        remat: what the backward pass keeps ("auto", "none", "products", "attention", "full",
+            "dots", "save:name,...;offload:name,..."), see `models.remat_names`.
+        attention: "auto", "reference", "blockwise", "splash" or "cudnn".
+        parallel: what the devices share, see `training.config.parallelism`.
+        unroll: layers in one turn of the compiled loop over layers.
+        loss_chunks: parts the logits are computed in, or "auto".
+        trackers: where metrics are shown beside `metrics.jsonl`: "tensorboard", "wandb", "trackio".
+        profile: (first step, number of steps) to trace, see `training.metrics.profiler`.
+    """
+
+    steps: int = 0
+    batch_size: int
+    sequence_length: int = 0
+    separate_documents: bool = False
+    microbatches: int = 1
+    seed: int | None = None
+    compute_dtype: str = "bfloat16"
+    z_loss: float = 0.0
+    batch_schedule: tuple[tuple[int, int], ...] = ()
+    length_schedule: tuple[tuple[int, int], ...] = ()
+    ema: float = 0.0
+    spike_guard: float = 0.0
+    evaluate_every: Annotated[int, Runtime] = 1000
+    evaluate_batches: Annotated[int | Literal["all"], Runtime] = 8
+    evaluate_batch_size: Annotated[int | None, Runtime] = None
+    checkpoint_every: Annotated[int, Runtime] = 1000
+    keep_checkpoints: Annotated[int, Runtime] = 2
+    keep_every: int = 0
+    milestones: tuple[int, ...] = ()
+    log_every: Annotated[int, Runtime] = 1
+    max_skipped: Annotated[int, Runtime] = 10
+    watchdog_seconds: Annotated[float, Runtime] = 120.0
+    remat: Annotated[str, Runtime] = "auto"
+    attention: Annotated[str, Runtime] = "auto"
+    parallel: Annotated[Parallelism, Runtime] = Parallelism()
+    unroll: Annotated[int, Runtime] = 1
+    loss_chunks: Annotated[int | Literal["auto"], Runtime] = "auto"
+    trackers: Annotated[tuple[str, ...], Runtime] = ()
+    profile: Annotated[tuple[int, int] | None, Runtime] = None
+
+    @classmethod
+    def from_plain(cls, fields: Mapping[str, Any]) -> TrainConfig:
+        """From what `dataclasses.asdict` gives, as it comes back from JSON; some may be absent."""
+        rebuilt = dict(fields)
+        if "parallel" in fields:
+            rebuilt["parallel"] = Parallelism(**fields["parallel"])
+        for name in ("milestones", "trackers", "profile"):
+            if fields.get(name) is not None:
+                rebuilt[name] = tuple(fields[name])
+        for name in ("batch_schedule", "length_schedule"):
+            rebuilt[name] = tuple((first, value) for first, value in fields.get(name, ()))
+        return cls(**rebuilt)
+
+    @property
+    def evaluate_sequences(self) -> int | None:
+        """Sequences of each held-out set that an evaluation reads; None for all."""
+        return None if self.evaluate_batches == "all" else self.evaluate_batches * self.batch_size
+
+    def _check_evaluation(self) -> None:
+        batches = self.evaluate_batches
+        if batches != "all" and not (isinstance(batches, int) and batches >= 1):
+            raise InputError(
+                f'TrainConfig.evaluate_batches: expected "all" or a number >= 1, got {batches!r}'
+            )
+        if self.evaluate_batch_size is not None:
+            at_least("TrainConfig", evaluate_batch_size=(self.evaluate_batch_size, 1))
+
+    def __post_init__(self) -> None:
+        owner = "TrainConfig"
+        check_types(self)
+        at_least(
+            owner,
+            **{
+                name: (getattr(self, name), 1)
+                for name in (
+                    *("batch_size", "microbatches", "evaluate_every"),
+                    *("checkpoint_every", "keep_checkpoints", "log_every", "max_skipped", "unroll"),
+                )
+            },
+            milestones=(min(self.milestones, default=1), 1),
+            steps=(self.steps, 0),
+            sequence_length=(self.sequence_length, 2 if self.sequence_length else 0),
+            seed=(self.seed or 0, 0),
+            keep_every=(self.keep_every, 0),
+            z_loss=(self.z_loss, 0.0),
+            spike_guard=(self.spike_guard, 0.0),
+        )
+        below_one(owner, ema=self.ema)
+        above_zero(owner, watchdog_seconds=self.watchdog_seconds)
+        if 0.0 < self.spike_guard <= 1.0:
+            raise InputError(
+                f"{owner}.spike_guard: {self.spike_guard} would skip every ordinary step; use 0 "
+                "for none, or a number above 1 such as 3"
+            )
+        self._check_schedules(owner)
+        self._check_evaluation()
+        one_of(owner, "compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
+        one_of(owner, "attention", self.attention, ATTENTION)
+        if self.remat not in ("auto", "none", "dots"):
+            saved_names(self.remat)
+        check_trackers(f"{owner}.trackers", self.trackers)
+        if self.profile is not None:
+            at_least(owner, profile=(min(self.profile), 1))
+        if self.loss_chunks != "auto" and not (
+            isinstance(self.loss_chunks, int) and self.loss_chunks >= 1
+        ):
+            raise InputError(
+                f'{owner}.loss_chunks: expected "auto" or a number >= 1, got {self.loss_chunks!r}'
+            )
+        if isinstance(self.loss_chunks, int) and self.sequence_length % self.loss_chunks:
+            raise InputError(
+                f"{owner}: sequence_length {self.sequence_length} is not divisible by loss_chunks "
+                f'{self.loss_chunks}; choose a divisor or "auto"'
+            )
+
+    def _check_schedules(self, owner: str) -> None:
+        rising(owner, "batch_schedule", self.batch_schedule)
+        if self.batch_schedule and not self.batch_schedule[0][0]:
+            raise InputError(
+                f"{owner}.batch_schedule: expected steps of at least 1, got {self.batch_schedule}; "
+                "batch_size is the size from step 0 on"
+            )
+        rising(owner, "length_schedule", self.length_schedule)
+        for size in (self.batch_size, *(size for _, size in self.batch_schedule)):
+            if size % self.microbatches:
+                raise InputError(
+                    f"{owner}: batch_size {size} is not divisible by microbatches "
+                    f"{self.microbatches}; change one of them"
+                )
+        for _, pieces in self.length_schedule:
+            if self.sequence_length and (
+                self.sequence_length % pieces or self.sequence_length // pieces < 2
+            ):
+                raise InputError(
+                    f"{owner}.length_schedule: rows of {self.sequence_length} tokens cannot be cut "
+                    f"into {pieces} equal sequences of at least 2; choose a divisor"
+                )

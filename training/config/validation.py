@@ -1,0 +1,109 @@
+"""Checks of configuration fields, each an `InputError` of one line that names the field."""
+
+from __future__ import annotations
+
+import functools
+import math
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.errors import InputError
+
+_NUMBERS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+TRACKERS = ("tensorboard", "wandb", "trackio")
+"""Names of trackers; nothing of them is imported here."""
+
+
+def check_types(config: Any) -> None:
+    """Raise unless every field of one plain type, or None, has a value of it; ints are floats."""
+    for name, (kind, optional) in _plain_types(type(config)).items():
+        value = getattr(config, name)
+        if optional and value is None:
+            continue
+        fits = int | float if kind is float else kind
+        if not isinstance(value, fits) or (isinstance(value, bool) and kind is not bool):
+            raise InputError(
+                f"{type(config).__name__}.{name}: expected {_NUMBERS[kind]}, got {value!r} of type "
+                f"{type(value).__name__}"
+            )
+
+
+@functools.cache
+def _plain_types(owner: type) -> dict[str, tuple[type, bool]]:
+    """Field -> (its plain type, whether it may be None), of the fields that have one."""
+    found = {}
+    # Without extras an `Annotated[int, Runtime]` is an int.
+    for name, hint in typing.get_type_hints(owner).items():
+        union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+        members = typing.get_args(hint) if union else (hint,)
+        kinds = [kind for kind in members if kind is not type(None)]
+        if len(kinds) == 1 and kinds[0] in _NUMBERS:
+            found[name] = (kinds[0], kinds[0] is not hint)
+    return found
+
+
+def at_least(owner: str, **fields: tuple[float, float]) -> None:
+    """Raise unless every (value, bound) is a finite number with value >= bound."""
+    for name, (value, bound) in fields.items():
+        if not value >= bound or math.isinf(value):
+            raise InputError(f"{owner}.{name}: expected a number >= {bound}, got {value}")
+
+
+def above_zero(owner: str, **fields: float) -> None:
+    """Raise unless every value is a number above 0."""
+    for name, value in fields.items():
+        if not value > 0.0:
+            raise InputError(f"{owner}.{name}: expected a number above 0, got {value}")
+
+
+def fraction(owner: str, **fields: float) -> None:
+    """Raise unless every value is from 0 to 1."""
+    for name, value in fields.items():
+        if not 0.0 <= value <= 1.0:
+            raise InputError(f"{owner}.{name}: expected a number from 0 to 1, got {value}")
+
+
+def below_one(owner: str, **fields: float) -> None:
+    """Raise unless every value is from 0 to below 1."""
+    for name, value in fields.items():
+        if not 0.0 <= value < 1.0:
+            raise InputError(f"{owner}.{name}: expected a number from 0 to below 1, got {value}")
+
+
+def rising(owner: str, name: str, pairs: tuple[tuple[int, int], ...]) -> None:
+    """Raise unless the first numbers of the pairs rise from 0 or more and the others are >= 1."""
+    firsts = [first for first, _ in pairs]
+    if any(a >= b for a, b in zip([-1, *firsts], firsts, strict=False)) or any(
+        value < 1 for _, value in pairs
+    ):
+        raise InputError(
+            f"{owner}.{name}: expected pairs (steps done, value) with rising steps from 0 and "
+            f"values of at least 1, got {pairs}"
+        )
+
+
+def one_of(owner: str, name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raise unless the value is among the allowed words."""
+    if value not in allowed:
+        raise InputError(f"{owner}.{name}: expected one of {', '.join(allowed)}, got {value!r}")
+
+
+def check_sequences(sequences: int | None) -> None:
+    """Raise `InputError` unless it says how many rows of a set are to be read."""
+    if sequences is not None and sequences < 1:
+        raise InputError(
+            f"sequences: expected at least 1 of each set, found {sequences}; None reads all"
+        )
+
+
+def check_trackers(field: str, names: Sequence[str]) -> None:
+    """Raises `InputError` for a name that is no tracker's, or is there twice."""
+    for name in names:
+        if name not in TRACKERS or list(names).count(name) > 1:
+            raise InputError(
+                f"{field}: expected some of {', '.join(TRACKERS)}, each once, "
+                f"got {tuple(names)!r}; metrics.jsonl is always written and has no name"
+            )

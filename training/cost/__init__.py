@@ -1,0 +1,1 @@
+"""What a program needs: memory, FLOPs, and shapes that waste the chip."""

@@ -1,0 +1,349 @@
+"""What one step of a compiled program costs on one device, counted from its HLO.
+
+Counts are of one execution with loops multiplied out. Cycles are the TPU compiler's own estimates;
+it gives none for Pallas kernels and collectives, and knows nothing of what overlaps, so they rank
+programs and are no prediction of seconds. FLOPs of matrix products are exact; attention kernels
+are counted by formula over the pairs that a causal mask lets through.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from training.cost.hlo_parser import Array, Computation, Instruction, Module, Visit, walk
+
+RECOMPUTED = "rematted_computation"
+"""What `jax.checkpoint` calls the second computation of a forward pass, in names of operations."""
+
+PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}
+"""Matrix products over all pairs that a kernel makes: scores and values; scores again, the scores'
+gradient and the queries'; scores again and the gradients of values, scores and keys."""
+
+_COLLECTIVES = (
+    *("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all"),
+    *("ragged-all-to-all", "collective-broadcast"),
+)
+_MATMULS = ("convolution", "dot")
+_MOVES = {
+    *("copy", "copy-start", "copy-done", "transpose", "bitcast", "reshape", "slice", "pad"),
+    *("dynamic-slice", "dynamic-update-slice", "concatenate", "parameter", "constant", "tuple"),
+    *("get-tuple-element", "slice-start", "slice-done"),
+}
+LAYER_LOOP = "layers"
+"""In the name of every loop over layers: the axis that the model stacks its blocks along."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Communication of one kind in a step.
+
+    Attributes:
+        count: executions.
+        bytes: of operand or result, whichever is larger, on one device, over all executions.
+        in_layer_loops: executions inside the loops over layers.
+    """
+
+    kind: str
+    count: int
+    bytes: int
+    in_layer_loops: int
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An instruction that the compiler gave an estimate for.
+
+    Attributes:
+        kind: "matmul", "copy" or "other".
+        cycles: over all executions in a step.
+        times: executions in a step.
+        flops: of matrix products, over all executions.
+        result: its arrays, such as "bf16[8,128]".
+    """
+
+    name: str
+    kind: str
+    cycles: int
+    times: int
+    flops: int
+    op_name: str
+    result: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One step on one device.
+
+    Attributes:
+        source: "compiled", or "traced" where the program did not compile: then there are no
+            cycles, collectives or operations.
+        matmul_flops: of matrix products outside kernels.
+        attention_flops: of attention kernels, over the pairs of a causal mask.
+        recomputed_dots: matrix products and forward attention kernels that run a second time
+            because a policy of `jax.checkpoint`, or the compiler, did not keep their result.
+        recomputed_flops: of those.
+        kernels: executions of every Pallas kernel by name.
+        cycles: estimate outside kernels and collectives, None without one.
+        cycles_by_kind: the same by kind of instruction.
+        collectives: by kind.
+        operations: by falling cycles.
+        unknown_loops: loops counted as one turn because their length is not in the text.
+    """
+
+    source: str
+    matmul_flops: int
+    attention_flops: int
+    recomputed_dots: int
+    recomputed_flops: int
+    kernels: dict[str, int]
+    cycles: int | None = None
+    cycles_by_kind: dict[str, int] = field(default_factory=dict)
+    collectives: tuple[Collective, ...] = ()
+    operations: tuple[Operation, ...] = ()
+    unknown_loops: int = 0
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product or a kernel call as both counters see it.
+
+    Attributes:
+        kernel: the kernel's name, "" for a plain product.
+        flops: of one plain product, or of one of a kernel's products over all its pairs.
+    """
+
+    kernel: str
+    flops: int
+    times: int
+    recomputed: bool
+
+
+def phase(kernel: str) -> str | None:
+    """ "fwd", "dq" or "dkv" of a splash kernel's name; None for other kernels."""
+    found = re.search(r"splash_\w*?_(fwd|dq|dkv)(?:_|$)", kernel)
+    return found[1] if found else None
+
+
+def pair_flops(queries: tuple[int, ...]) -> int:
+    """FLOPs of one product over the visible pairs of queries [..., heads, position, head_size]."""
+    *outer, first, second = queries
+    position, head_size = max(first, second), min(first, second)
+    return 2 * math.prod(outer) * head_size * position * (position + 1) // 2
+
+
+def summarise(products: Iterable[Product], source: str) -> Cost:
+    """FLOPs and recomputation of a list of products; what only HLO knows is left empty."""
+    found = list(products)
+    kernels: dict[str, int] = defaultdict(int)
+    for each in found:
+        if each.kernel:
+            kernels[each.kernel] += each.times
+    # The fused backward kernel makes the queries' gradient too, and has the other one's name.
+    fused = not any(phase(name) == "dq" for name in kernels)
+
+    def flops(each: Product) -> int:
+        if not each.kernel:
+            return each.flops * each.times
+        kind = phase(each.kernel)
+        made = 0 if kind is None else PRODUCTS[kind] + (kind == "dkv" and fused)
+        return each.flops * made * each.times
+
+    again = [
+        each
+        for each in found
+        if each.recomputed and (not each.kernel or phase(each.kernel) == "fwd")
+    ]
+    return Cost(
+        source=source,
+        matmul_flops=sum(flops(each) for each in found if not each.kernel),
+        attention_flops=sum(flops(each) for each in found if each.kernel),
+        recomputed_dots=sum(each.times for each in again),
+        recomputed_flops=sum(flops(each) for each in again),
+        kernels=dict(kernels),
+    )
+
+
+def cost(module: Module) -> Cost:
+    """Count a compiled program."""
+    visits = list(walk(module))
+    products = [(visit, _product(visit)) for visit in visits]
+    counted = summarise((each for _, each in products if each is not None), "compiled")
+    flops: dict[int, int] = defaultdict(int)
+    for visit, each in products:
+        if each is not None and not each.kernel:
+            flops[id(visit.fusion or visit.instruction)] += each.flops * each.times
+    contents = _fused(visits)
+    operations = [
+        _operation(each, times, flops[id(each)], contents.get(id(each), {each.opcode}))
+        for each, times in _estimated(visits)
+    ]
+    by_kind: dict[str, int] = {}
+    for each in operations:
+        by_kind[each.kind] = by_kind.get(each.kind, 0) + each.cycles
+    return dataclasses.replace(
+        counted,
+        cycles=sum(each.cycles for each in operations) if operations else None,
+        cycles_by_kind=by_kind,
+        collectives=_collectives(visits),
+        operations=tuple(sorted(operations, key=lambda each: -each.cycles)),
+        unknown_loops=sum(visit.unknown for visit in visits),
+    )
+
+
+def _fused(visits: list[Visit]) -> dict[int, set[str]]:
+    """Opcodes inside every outermost fusion, by the fusion's identity."""
+    contents: dict[int, set[str]] = defaultdict(set)
+    for visit in visits:
+        if visit.fusion is not None:
+            contents[id(visit.fusion)].add(visit.instruction.opcode)
+    return contents
+
+
+def _estimated(visits: list[Visit]) -> list[tuple[Instruction, int]]:
+    """Instructions with an estimate, each once, with all its executions."""
+    times: dict[int, int] = defaultdict(int)
+    found: dict[int, Instruction] = {}
+    for visit in visits:
+        if visit.fusion is None and visit.instruction.cycles:
+            found[id(visit.instruction)] = visit.instruction
+            times[id(visit.instruction)] += visit.times
+    return [(each, times[key]) for key, each in found.items()]
+
+
+def _operation(each: Instruction, times: int, flops: int, opcodes: set[str]) -> Operation:
+    kind = "other"
+    if opcodes.intersection(_MATMULS):
+        kind = "matmul"
+    elif opcodes <= _MOVES | {"fusion"}:
+        kind = "copy"
+    return Operation(
+        name=each.name,
+        kind=kind,
+        cycles=(each.cycles or 0) * times,
+        times=times,
+        flops=flops,
+        op_name=each.op_name,
+        result=" ".join(map(str, each.arrays)),
+    )
+
+
+def _product(visit: Visit) -> Product | None:
+    each = visit.instruction
+    if each.opcode in _MATMULS:
+        count = dot_flops if each.opcode == "dot" else convolution_flops
+        flops, kernel = count(each, visit.computation), ""
+    elif each.target == "tpu_custom_call":
+        kernel = _kernel_name(each)
+        queries = _queries(each, visit.computation) if phase(kernel) else None
+        flops = pair_flops(queries.dimensions) if queries else 0
+    else:
+        return None
+    names = f"{each.name} {visit.fusion.name if visit.fusion else ''}"
+    again = RECOMPUTED in each.op_name or bool(re.search(r"\.remat", names))
+    return Product(kernel, flops, visit.times, again)
+
+
+def _kernel_name(call: Instruction) -> str:
+    """What the program calls it: its operation is ".../name/pallas_call"."""
+    parts = call.op_name.split("/")
+    return parts[-2] if len(parts) > 1 else re.sub(r"[.\d]+$", "", call.name)
+
+
+def _queries(kernel: Instruction, computation: Computation) -> Array | None:
+    """The first floating-point operand with heads, positions and features."""
+    arrays = (array for arrays in computation.operands(kernel) for array in arrays)
+    return next((a for a in arrays if "f" in a.dtype and len(a.dimensions) >= 3), None)
+
+
+def dot_flops(dot: Instruction, computation: Computation) -> int:
+    """Two operations per element of the result and contracted position."""
+    left = computation.operands(dot)[0][0].dimensions
+    contracted = math.prod(left[axis] for axis in dot.numbers("lhs_contracting_dims"))
+    return 2 * dot.arrays[0].size * contracted
+
+
+def convolution_flops(convolution: Instruction, computation: Computation) -> int:
+    """Of a convolution, which is what the TPU compiler makes of every matrix product.
+
+    Several contracted, batch or head axes become windows that slide into the padding; only taps
+    on real elements count.
+    """
+    left, right = (arrays[0].dimensions for arrays in computation.operands(convolution)[:2])
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", convolution.text)
+    if labels is None:
+        return 0
+    window = _window(convolution.text)
+    result = convolution.arrays[0].dimensions
+    groups = int(convolution.attribute("batch_group_count") or 1)
+    taps = 1
+    for axis in range(sum(label.isdigit() for label in labels[1])):
+        sizes = tuple(
+            dimensions[names.index(str(axis))]
+            for dimensions, names in zip((left, right, result), labels.groups(), strict=True)
+        )
+        taps *= _taps(*sizes, *(window[name][axis] for name in _WINDOW))
+    batch = left[labels[1].index("b")] // groups
+    # The kernel's input features are those of one group already.
+    return 2 * batch * right[labels[2].index("i")] * right[labels[2].index("o")] * taps
+
+
+_WINDOW = ("stride", "pad", "lhs_dilate", "rhs_dilate")
+
+
+def _window(text: str) -> dict[str, list[int]]:
+    """Stride, padding below and dilations of every window axis; one where the text is silent."""
+    found = re.search(r"window=\{([^}]*)\}", text)
+    given = dict(part.split("=") for part in found[1].split()) if found else {}
+    values: dict[str, list[int]] = {}
+    for name in _WINDOW:
+        listed = given[name].split("x") if name in given else []
+        default = 0 if name == "pad" else 1
+        numbers = [int(each.split("_")[0]) for each in listed]
+        values[name] = numbers or [default] * 8
+    return values
+
+
+@functools.cache
+def _taps(
+    left: int, kernel: int, result: int, stride: int, pad: int, left_dilate: int, dilate: int
+) -> int:
+    """Pairs of output position and window position that meet a real element of the left side."""
+    outputs = np.arange(result) * stride - pad
+    count = 0
+    for tap in range(kernel):
+        at = outputs + tap * dilate
+        real = (at >= 0) & (at % left_dilate == 0) & (at // left_dilate < left)
+        count += int(np.count_nonzero(real))
+    return count
+
+
+def _collectives(visits: list[Visit]) -> tuple[Collective, ...]:
+    totals: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for visit in visits:
+        each = visit.instruction
+        kind = each.opcode.removesuffix("-start")
+        if kind not in _COLLECTIVES:
+            continue
+        if visit.fusion is not None and "all-reduce-scatter" in visit.computation.name:
+            kind = "reduce-scatter"
+        total = totals[kind]
+        total[0] += visit.times
+        total[1] += visit.times * _bytes_moved(each, visit.computation)
+        total[2] += visit.times * any(LAYER_LOOP in loop for loop in visit.loops)
+    return tuple(Collective(kind, *total) for kind, total in sorted(totals.items()))
+
+
+def _bytes_moved(collective: Instruction, computation: Computation) -> int:
+    operands = sum(a.bytes for arrays in computation.operands(collective) for a in arrays)
+    results = sum(array.bytes for array in collective.arrays)
+    if collective.opcode in ("all-gather-start", "collective-permute-start"):
+        results -= operands  # these return their operands too
+    return max(operands, results)

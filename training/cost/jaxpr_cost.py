@@ -1,0 +1,71 @@
+"""The same counts as `training.cost.hlo_cost`, from a traced program that was not compiled.
+
+A program that does not fit in memory has no HLO. Its trace has the same matrix products and
+kernels; what nothing needs is dropped first, as the compiler would. Inside `shard_map` shapes are
+those of one device, elsewhere those of all devices together, which share the products evenly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from jax.interpreters import partial_eval
+
+from training.cost.hlo_cost import RECOMPUTED, Cost, Product, pair_flops, phase, summarise
+
+
+def traced_cost(closed: Any, devices: int) -> Cost:
+    """Cost of one step on one of `devices` devices, from a closed jaxpr.
+
+    Cycles, collectives and operations are the compiler's to say and are left empty.
+    """
+    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
+    return summarise(_products(jaxpr, 1, devices, False), "traced")
+
+
+def _products(jaxpr: Any, times: int, share: int, again: bool) -> Iterator[Product]:
+    for equation in jaxpr.eqns:
+        kind = equation.primitive.name
+        name = str(equation.source_info.name_stack)
+        inside = again or RECOMPUTED in name
+        if kind == "dot_general":
+            if flops := _dot_flops(equation):
+                yield Product("", flops // share, times, inside)
+        elif kind == "pallas_call":
+            kernel = str(equation.params["name"])
+            yield Product(kernel, _kernel_flops(equation, kernel) // share, times, inside)
+        else:
+            turns = equation.params["length"] if kind == "scan" else 1
+            local = share
+            if kind == "shard_map":
+                mesh, manual = equation.params["mesh"], equation.params["newly_manual_axes"]
+                local = max(share // math.prod(mesh.shape[axis] for axis in manual), 1)
+            for inner in called(equation):
+                yield from _products(inner, times * turns, local, inside)
+
+
+def called(equation: Any) -> Iterator[Any]:
+    """The jaxprs that an equation runs."""
+    for value in equation.params.values():
+        for each in value if isinstance(value, tuple | list) else (value,):
+            each = getattr(each, "jaxpr", each)
+            if hasattr(each, "eqns"):
+                yield each
+
+
+def _dot_flops(equation: Any) -> int:
+    (contracted, _), (batch, _) = equation.params["dimension_numbers"]
+    left, right = (variable.aval.shape for variable in equation.invars)
+    if len(contracted) + len(batch) == len(left) == len(right):
+        return 0  # sums of elementwise products, which the compiler makes no matrix product of
+    return 2 * equation.outvars[0].aval.size * math.prod(left[axis] for axis in contracted)
+
+
+def _kernel_flops(equation: Any, kernel: str) -> int:
+    if phase(kernel) is None:
+        return 0
+    arrays = (variable.aval for variable in equation.invars)
+    queries = next(a for a in arrays if a.ndim >= 3 and "float" in a.dtype.name)
+    return pair_flops(queries.shape)

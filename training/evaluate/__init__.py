@@ -1,0 +1,1 @@
+"""Scores of a model: losses on splits, tasks, and generated samples."""

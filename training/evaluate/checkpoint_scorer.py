@@ -1,0 +1,234 @@
+"""A checkpoint's loss on held-out sets, its samples and its answers, on every device there is."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from data.cache.token_shard import TokenShard
+from models.config import TransformerConfig
+from models.transformer import Transformer
+from pipeline.errors import InputError
+from training.checkpoint.restore import load_model_onto
+from training.config import OptimizerConfig, Parallelism, TrainConfig
+from training.config.job import MetricsRow
+from training.config.prompts import Prompts
+from training.config.validation import check_sequences
+from training.evaluate.continuation_task import continuation_questions
+from training.evaluate.evaluator import Evaluator, HeldOut
+from training.evaluate.generate_samples import SampleGenerator
+from training.evaluate.loglikelihood import Likelihood
+from training.evaluate.multiple_choice import Question, accuracy, answer
+from training.sharding.layout import Layout, make_layout
+from training.step.document_mask import Boundaries
+from training.step.evaluation_step import make_evaluation_step
+from training.step.program import attention_backend, resolved
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passages:
+    """The task of `training.evaluate.continuation_task`: which continuation is the passage's own?
+
+    Attributes:
+        name: of the split.
+        shards: of it.
+        items, context, continuation, choices: see `continuation_questions`.
+    """
+
+    name: str
+    shards: tuple[TokenShard, ...]
+    items: int = 512
+    context: int = 64
+    continuation: int = 16
+    choices: int = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreJob:
+    """What checkpoints of one model are scored on: plain data, to be sent to other processes.
+
+    Attributes:
+        model: shape of the model.
+        train: the configuration it was trained with: batch, sequence length, dtype.
+        held_out: name and shards of each set; may be empty.
+        sequences: of each set that are read, spread over it; None for all.
+        batch_size: sequences at once; None for as many as in a training step.
+        token_bytes: UTF-8 bytes of every id.
+        eos_id: the id that ends a document.
+        tokenizer: digest of the tokenizer that wrote the shards.
+        prompts: what to write after; None for no samples.
+        passages: a multiple-choice task; None for none.
+
+    Raises:
+        InputError: `sequences` is below 1; here, before machines are asked for.
+    """
+
+    model: TransformerConfig
+    train: TrainConfig
+    held_out: tuple[HeldOut, ...]
+    sequences: int | None = None
+    batch_size: int | None = None
+    token_bytes: tuple[int, ...]
+    eos_id: int
+    tokenizer: str = ""
+    prompts: Prompts | None = None
+    passages: Passages | None = None
+
+    def __post_init__(self) -> None:
+        check_sequences(self.sequences)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """Of one checkpoint.
+
+    Attributes:
+        rows: a row a held-out set, see `Evaluator`.
+        samples: {"prompt", "completion"} each.
+        tasks: rows with task, set, acc, acc_bytes and more, see
+            `training.evaluate.multiple_choice`.
+    """
+
+    rows: list[MetricsRow]
+    samples: list[dict[str, str]]
+    tasks: list[MetricsRow]
+
+
+class Scorer:
+    """Scores any number of checkpoints; every program is compiled once. Close it after use.
+
+    Every process makes one and calls it with the same arguments.
+
+    Raises:
+        InputError: a set is too small, or the batch does not spread over the devices.
+    """
+
+    def __init__(self, job: ScoreJob, devices: Sequence[Any] | None = None) -> None:
+        train, self._layout = _placed(job.model, job.train, devices)
+        self._job, self._train = job, train
+        backend = attention_backend(job.model, train, self._layout.platform).backend
+        boundaries = Boundaries(eos_id=job.eos_id, separate=train.separate_documents)
+        batch_size = job.batch_size or train.evaluate_batch_size or train.batch_size
+        self._evaluator = Evaluator(
+            make_evaluation_step(train, self._layout, backend, boundaries),
+            self._layout,
+            job.held_out,
+            job.token_bytes,
+            tokenizer=job.tokenizer,
+            sequence_length=train.sequence_length,
+            batch_size=batch_size,
+            sequences=job.sequences,
+        )
+        self._likelihood = Likelihood(
+            job.model, train, self._layout, boundaries, batch_size=batch_size
+        )
+        self._questions = _questions(job)
+        self._writer: SampleGenerator | None = None
+
+    def load(self, checkpoint: str) -> Transformer:
+        """The model of a checkpoint, on this scorer's devices.
+
+        Raises:
+            InputError: the checkpoint is of another model.
+            CorruptOutput: the checkpoint's files are missing or changed.
+        """
+        return load_model_onto(self._layout, checkpoint, self._job.model)
+
+    def score(self, model: Transformer) -> Scored:
+        """Everything the job asks for."""
+        job, tasks = self._job, list[MetricsRow]()
+        rows = self._evaluator(model)
+        if job.passages is not None:
+            answers = answer(self._likelihood, model, self._questions)
+            figures = accuracy(self._questions, answers)
+            tasks.append({"task": "continuation", "set": job.passages.name, **figures})
+        return Scored(rows=rows, samples=self._samples(model), tasks=tasks)
+
+    def _samples(self, model: Transformer) -> list[dict[str, str]]:
+        if self._job.prompts is None:
+            return []
+        if self._writer is None:
+            dtype = self._train.compute_dtype
+            self._writer = SampleGenerator(self._job.prompts, self._job.model, self._layout, dtype)
+        return self._writer(model)
+
+    def close(self) -> None:
+        """Close the sets' files."""
+        self._evaluator.close()
+
+
+def load_scored(
+    checkpoint: str,
+    model: TransformerConfig,
+    train: TrainConfig,
+    eos_id: int,
+    *,
+    batch_size: int | None = None,
+    devices: Sequence[Any] | None = None,
+) -> tuple[Likelihood, Transformer]:
+    """What scores continuations, and the model of a checkpoint on its devices.
+
+    Raises:
+        InputError: the checkpoint is of another model.
+        CorruptOutput: the checkpoint's files are missing or changed.
+    """
+    train, layout = _placed(model, train, devices)
+    boundaries = Boundaries(eos_id=eos_id, separate=train.separate_documents)
+    size = batch_size or train.evaluate_batch_size or train.batch_size
+    likelihood = Likelihood(model, train, layout, boundaries, batch_size=size)
+    return likelihood, load_model_onto(layout, checkpoint, model)
+
+
+def _placed(
+    model: TransformerConfig, train: TrainConfig, devices: Sequence[Any] | None
+) -> tuple[TrainConfig, Layout]:
+    """The configuration with nothing left "auto" for these devices, and their layout.
+
+    Scores do not depend on how devices share the model, so what suited the hardware of training
+    must not keep it from being scored on other hardware.
+    """
+    devices = devices or jax.devices()
+    try:
+        return _spread(model, train, devices)
+    except InputError:
+        if train.parallel == Parallelism():
+            raise
+    logger.warning(
+        "%s of training does not fit the %d devices here; scoring with the automatic one",
+        train.parallel,
+        len(devices),
+    )
+    return _spread(model, dataclasses.replace(train, parallel=Parallelism()), devices)
+
+
+def _spread(
+    model: TransformerConfig, train: TrainConfig, devices: Sequence[Any]
+) -> tuple[TrainConfig, Layout]:
+    group = train.parallel.mesh_shape(len(devices))[1]
+    if model.embed % group:
+        raise InputError(f"Parallelism.group: {group} devices do not divide embed {model.embed}")
+    train, _ = resolved(model, OptimizerConfig(), train, devices)
+    return train, make_layout(devices, train.parallel)
+
+
+def _questions(job: ScoreJob) -> list[Question]:
+    passages = job.passages
+    if passages is None:
+        return []
+    return continuation_questions(
+        passages.shards,
+        job.token_bytes,
+        eos_id=job.eos_id,
+        tokenizer=job.tokenizer,
+        items=passages.items,
+        context=passages.context,
+        continuation=passages.continuation,
+        choices=passages.choices,
+    )

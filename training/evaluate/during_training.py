@@ -1,0 +1,85 @@
+"""Evaluation between the steps of a run: losses on held-out text, and generated samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from training.config.job import MetricsRow, TrainJob
+from training.evaluate.evaluator import Evaluator, Interrupted
+from training.evaluate.generate_samples import SampleGenerator
+from training.metrics.stopwatch import Stopwatch
+from training.step.program import Program
+from training.step.state import TrainState
+
+
+class InTrainingEvaluation:
+    """Scores and samples of a run. Close it after use.
+
+    Args:
+        job: the run.
+        program: where its state is.
+        watch: its stopwatch.
+
+    Raises:
+        InputError: a held-out set or a prompt cannot be used.
+    """
+
+    def __init__(self, job: TrainJob, program: Program, watch: Stopwatch) -> None:
+        self._every, self._last = job.train.evaluate_every, job.train.steps
+        self._nothing_to_evaluate = not job.held_out and job.prompts is None
+        self._watch = watch
+        self._evaluator = _evaluator(job, program)
+        self._generator: SampleGenerator | None = None
+        if job.prompts is not None:
+            dtype = program.train.compute_dtype
+            self._generator = SampleGenerator(job.prompts, program.model, program.layout, dtype)
+
+    def should_evaluate(self, step: int, *done: list[MetricsRow]) -> bool:
+        """Whether to evaluate after `step`: also where a preempted run had no time left for it.
+
+        Args:
+            step: steps done.
+            done: rows of the evaluations so far.
+        """
+        due = step % self._every == 0 or step == self._last
+        seen = any(rows and rows[-1]["step"] >= step for rows in done)
+        return due and not (seen or self._nothing_to_evaluate)
+
+    def __call__(
+        self, step: int, state: TrainState, stopping: Callable[[], bool]
+    ) -> tuple[list[MetricsRow], list[MetricsRow]] | None:
+        """Rows of the held-out sets and of the prompts; every process calls it.
+
+        Args:
+            step: steps done.
+            state: after them.
+            stopping: asked before every batch whether to leave; then there are no rows, but None.
+        """
+        try:
+            with self._watch.during("evaluation"):
+                rows = self._evaluator(state.eval_params, stopping)
+        except Interrupted:
+            return None
+        scores = [{"step": step, **row} for row in rows]
+        if self._generator is None:
+            return scores, []
+        with self._watch.during("samples"):
+            return scores, [{"step": step, **text} for text in self._generator(state.eval_params)]
+
+    def close(self) -> None:
+        """Close the sets' files."""
+        self._evaluator.close()
+
+
+def _evaluator(job: TrainJob, program: Program) -> Evaluator:
+    train = job.train
+    return Evaluator(
+        program.evaluation_step,
+        program.layout,
+        job.held_out,
+        job.token_bytes,
+        tokenizer=job.data.tokenizer,
+        sequence_length=train.sequence_length,
+        batch_size=train.evaluate_batch_size or train.batch_size,
+        sequences=train.evaluate_sequences,
+    )

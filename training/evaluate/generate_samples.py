@@ -1,0 +1,148 @@
+"""Generated samples of the model in training, after fixed prompts.
+
+One program for the whole run: prompts, lengths and settings are constants of it, and the parameters
+of the moment are its only argument. They stay where the train step keeps them, split or copied; the
+compiler divides the work of one token, which is small, as it sees fit. Every process calls it at
+the same step and gets the same text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from data.tokenizer.streaming_decode import prompt_ids
+from data.tokenizer.text_tokenizer import TextTokenizer
+from models.config import TransformerConfig
+from models.generate.generate import NO_TOKEN, advance, begin, cache_length, check, pad_prompts
+from models.generate.sampling_config import Sampling
+from models.generate.token_sampling import Rules
+from models.precision import cast
+from models.scan_layers import split_layers
+from models.transformer import Transformer
+from training.config.prompts import Prompts
+from training.sharding.layout import Layout
+
+_ALL_SCORES_UP_TO = 512
+
+
+class Sampler:
+    """Completions of fixed prompts by whatever parameters it is given.
+
+    Args:
+        config: shape of the model.
+        layout: where its parameters are.
+        prompts: at least one id each.
+        new_tokens: how many to add to each at most.
+        compute_dtype: dtype of products.
+        sampling: how to choose; by default the likeliest token every time.
+        eos_id: ends a completion, and is part of it.
+
+    Attributes:
+        compilations: how often its program was compiled: 1 after the first call.
+
+    Raises:
+        InputError: a prompt is empty, of other ids, or too long for the learned positions.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layout: Layout,
+        prompts: Sequence[Sequence[int]],
+        *,
+        new_tokens: int,
+        compute_dtype: str,
+        sampling: Sampling | None = None,
+        eos_id: int | None = None,
+    ) -> None:
+        check(config, prompts, new_tokens)
+        tokens, lengths = pad_prompts(config, prompts)
+        positions = cache_length(config, prompts, new_tokens)
+        sampling = sampling or Sampling()
+        eos = NO_TOKEN if eos_id is None else eos_id
+        # Both back ends are plain JAX, which the compiler can divide over any mesh.
+        backend = "reference" if tokens.shape[1] <= _ALL_SCORES_UP_TO else "blockwise"
+
+        self.compilations = 0  # a program is traced for its compilation, and only then
+
+        def sample(model: Transformer) -> jax.Array:
+            self.compilations += 1
+            compute_params = cast(model, jnp.dtype(compute_dtype))
+            rules, end = Rules.of(sampling), jnp.int32(eos)
+            state = begin(
+                compute_params,
+                jnp.asarray(tokens),
+                jnp.asarray(lengths),
+                jnp.int32(new_tokens),
+                rules,
+                end,
+                positions=positions,
+                backend=backend,
+            )
+            blocks = split_layers(compute_params.blocks.stacked)
+            first, turns = state.token, jnp.int32(new_tokens - 1)
+            rest, _ = advance(
+                compute_params, blocks, state, rules, end, turns, most=max(1, new_tokens - 1)
+            )
+            return jnp.concatenate([first[:, None], rest], axis=1)
+
+        self._sample = jax.jit(sample, out_shardings=layout.replicated)
+
+    def __call__(self, model: Transformer) -> list[list[int]]:
+        """The new ids of every prompt; all processes of the mesh call it at the same step.
+
+        Args:
+            model: float32 parameters, always placed alike.
+        """
+        rows = np.asarray(jax.device_get(self._sample(model)))
+        return [[int(token) for token in row if token != NO_TOKEN] for row in rows]
+
+
+class SampleGenerator:
+    """Completes the prompts with whatever parameters it is given; compiled once.
+
+    Args:
+        prompts: to complete, and how.
+        config: shape of the model.
+        layout: where its parameters are.
+        compute_dtype: dtype of products.
+
+    Raises:
+        InputError: a prompt is too long for the model, or not Unicode.
+    """
+
+    def __init__(
+        self, prompts: Prompts, config: TransformerConfig, layout: Layout, compute_dtype: str
+    ) -> None:
+        self._prompts = prompts.prompts
+        self._tokenizer = TextTokenizer.load(prompts.tokenizer)
+        self._sampler = Sampler(
+            config,
+            layout,
+            [prompt_ids(self._tokenizer, text) for text in prompts.prompts],
+            new_tokens=prompts.new_tokens,
+            compute_dtype=compute_dtype,
+            sampling=Sampling(
+                temperature=prompts.temperature,
+                top_k=prompts.top_k,
+                top_p=prompts.top_p,
+                seed=prompts.seed,
+            ),
+            eos_id=self._tokenizer.eos_id,
+        )
+
+    def __call__(self, model: Transformer) -> list[dict[str, str]]:
+        """{"prompt", "completion"} for each; every process calls it and gets the same.
+
+        Args:
+            model: float32 parameters on the layout.
+        """
+        eos = self._tokenizer.eos_id
+        return [
+            {"prompt": prompt, "completion": self._tokenizer.decode([i for i in ids if i != eos])}
+            for prompt, ids in zip(self._prompts, self._sampler(model), strict=True)
+        ]

@@ -1,0 +1,194 @@
+"""Log-likelihoods of given continuations, many at once: what multiple-choice tasks are made of.
+
+Requests are sorted by length and padded to a few row lengths (powers of two), so a handful of
+programs is compiled whatever comes. Nothing waits for the device but room; numbers are read once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models.axes import BATCH, EMBED, POSITION, VOCAB
+from models.config import TransformerConfig
+from models.loss.cross_entropy import chunk_count
+from models.precision import cast
+from models.transformer import Transformer
+from pipeline.errors import InputError
+from training.config import TrainConfig
+from training.evaluate.evaluator import IN_FLIGHT
+from training.sharding.layout import Layout
+from training.step.document_mask import Boundaries
+from training.step.program import attention_backend
+
+SHORTEST = 16
+_CHUNK_BYTES = 128 * 2**20
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """Ids of a row, and the first that counts: all from there on are the continuation."""
+
+    ids: tuple[int, ...]
+    first: int
+
+
+@dataclass(frozen=True)
+class LogLikelihood:
+    """Summed log-likelihood in nats, and whether every token was the most likely one."""
+
+    nats: float
+    greedy: bool
+
+
+class Likelihood:
+    """Scores continuations by a model of one shape; compiled once for each row length met.
+
+    Args:
+        model: shape of the model.
+        train: the configuration it was trained with: dtype, attention, sharding.
+        layout: devices.
+        boundaries: what ends of documents mean.
+        batch_size: rows at once, over all processes.
+        longest: positions of the longest row; default the length it was trained on. What is longer
+            loses its beginning.
+    """
+
+    def __init__(
+        self,
+        model: TransformerConfig,
+        train: TrainConfig,
+        layout: Layout,
+        boundaries: Boundaries,
+        *,
+        batch_size: int,
+        longest: int | None = None,
+    ) -> None:
+        if batch_size % layout.batch_shards:
+            raise InputError(
+                f"batch_size: {batch_size} rows do not spread over {layout.batch_shards} devices; "
+                "choose a multiple of that"
+            )
+        self._layout, self._batch_size = layout, batch_size
+        self._longest = longest or train.sequence_length
+        self._step = _make_step(model, train, layout, boundaries)
+
+    def __call__(self, model: Transformer, requests: Sequence[Continuation]) -> list[LogLikelihood]:
+        """In the order of the requests; every process gives the same ones and gets all answers.
+
+        Raises:
+            InputError: a request has nothing before its continuation, or no continuation.
+        """
+        for request in requests:
+            if not 0 < request.first < len(request.ids):
+                raise InputError(
+                    f"expected a continuation after at least one token, got one from token "
+                    f"{request.first} of {len(request.ids)}; put the end-of-document id before it"
+                )
+        found: list[Any] = []
+        groups = list(self._groups([_cut(request, self._longest) for request in requests]))
+        for length, group in groups:
+            if len(found) >= IN_FLIGHT:
+                jax.block_until_ready(found[-IN_FLIGHT])
+            found.append(self._step(model, *self._place(length, [r for _, r in group])))
+        answers: list[LogLikelihood | None] = [None] * len(requests)
+        for (_, group), (nll, greedy) in zip(groups, jax.device_get(found), strict=True):
+            for row, (index, _) in enumerate(group):
+                answers[index] = LogLikelihood(-float(nll[row]), bool(greedy[row]))
+        return [answer for answer in answers if answer is not None]
+
+    def _groups(
+        self, requests: list[Continuation]
+    ) -> Iterator[tuple[int, list[tuple[int, Continuation]]]]:
+        """(row length, (index, request) of a batch), long ones first."""
+        order = sorted(enumerate(requests), key=lambda pair: (-len(pair[1].ids), pair[0]))
+        for start in range(0, len(order), self._batch_size):
+            group = order[start : start + self._batch_size]
+            # The next power of two.
+            length = max(SHORTEST, 1 << (len(group[0][1].ids) - 1).bit_length())
+            yield min(length, max(self._longest, SHORTEST)), group
+
+    def _place(self, length: int, group: list[Continuation]) -> tuple[jax.Array, ...]:
+        tokens = np.zeros((self._batch_size, length), np.int32)
+        ends = np.zeros((2, self._batch_size), np.int32)
+        for row, request in enumerate(group):
+            tokens[row, : len(request.ids)] = request.ids
+            ends[:, row] = request.first, len(request.ids)
+        mine = self._batch_size // jax.process_count()
+        own = slice(jax.process_index() * mine, (jax.process_index() + 1) * mine)
+        return tuple(self._layout.place(x[own], self._batch_size) for x in (tokens, *ends))
+
+
+def _cut(request: Continuation, longest: int) -> Continuation:
+    """The request's last `longest` tokens."""
+    gone = max(0, len(request.ids) - longest)
+    return Continuation(request.ids[gone:], max(1, request.first - gone))
+
+
+def _make_step(
+    config: TransformerConfig, train: TrainConfig, layout: Layout, boundaries: Boundaries
+) -> Any:
+    """Jitted (model, tokens [batch, position], first, end [batch]) -> (nll, greedy) [batch]."""
+
+    def step(
+        model: Transformer, tokens: jax.Array, first: jax.Array, end: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        batch, length = tokens.shape
+        # What suits the trained length need not suit a short row.
+        of_length = dataclasses.replace(
+            train, sequence_length=length, loss_chunks="auto", attention="auto"
+        )
+        backend = attention_backend(config, of_length, layout.platform).backend
+        with hax.axis_mapping(layout.compute):
+            whole = layout.gather_model(cast(model, jnp.dtype(train.compute_dtype)))
+            hidden = whole.hidden(
+                hax.named(tokens, (BATCH, POSITION)),
+                segment_ids=boundaries.segments(tokens),
+                backend=backend,
+                mesh_axes=layout.mesh_axes,
+                features_first=layout.platform == "tpu",
+                gather=layout.gather_block,
+            ).rearrange((BATCH, POSITION, EMBED))
+            shards = layout.batch_shards
+            vocab = config.vocab_size
+            chunks = chunk_count(batch, length, vocab, shards=shards, budget=_CHUNK_BYTES)
+            nll, best = _losses(whole, hidden.array, jnp.roll(tokens, -1, axis=1), chunks)
+        target = jnp.arange(1, length + 1)[None]
+        counted = (target >= first[:, None]) & (target < end[:, None])
+        return jnp.sum(jnp.where(counted, nll, 0.0), axis=1), jnp.all(best | ~counted, axis=1)
+
+    return jax.jit(step, out_shardings=layout.replicated)
+
+
+def _losses(
+    model: Transformer, hidden: jax.Array, targets: jax.Array, chunks: int
+) -> tuple[jax.Array, jax.Array]:
+    """Of hidden states [batch, position, embed]: nll of every target, and whether it is the best.
+
+    Logits are made for a part of the positions at a time.
+    """
+
+    def one(_: None, part: tuple[jax.Array, jax.Array]) -> tuple[None, Any]:
+        hidden, targets = part
+        named = hax.named(hidden, (BATCH, POSITION, EMBED))
+        logits = model.logits_of(named).rearrange((BATCH, POSITION, VOCAB)).array
+        # A masked sum instead of a gather stays local when the vocabulary is sharded.
+        ids = jax.lax.broadcasted_iota(targets.dtype, logits.shape, 2)
+        at_target = jnp.sum(jnp.where(ids == targets[..., None], logits, 0.0), axis=2)
+        nll = jax.nn.logsumexp(logits, axis=2) - at_target
+        return None, (nll, at_target >= jnp.max(logits, axis=2))
+
+    def split(x: jax.Array) -> jax.Array:
+        batch, length, *rest = x.shape
+        return jnp.moveaxis(x.reshape(batch, chunks, length // chunks, *rest), 1, 0)
+
+    found = jax.lax.scan(one, None, (split(hidden), split(targets)))[1]
+    nll, best = (jnp.moveaxis(x, 0, 1).reshape(targets.shape) for x in found)
+    return nll, best

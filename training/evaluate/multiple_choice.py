@@ -1,0 +1,130 @@
+"""Accuracy on multiple-choice questions, by the log-likelihood of each choice's tokens.
+
+Accuracies as EleutherAI's lm-evaluation-harness 0.4.13 defines them (`lm_eval/api/task.py`,
+`ConfigurableTask.process_results`): `acc` takes the choice with the largest summed log-likelihood;
+`acc_norm` divides each sum by the characters of the choice's text first, and `acc_bytes` by its
+UTF-8 bytes, so that a long choice is not wrong for being long. Of equals the first wins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from data.tokenizer.text_tokenizer import TextTokenizer
+from models.transformer import Transformer
+from pipeline.errors import InputError
+from training.config.job import MetricsRow
+from training.evaluate.loglikelihood import Continuation, Likelihood
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question, in ids.
+
+    Attributes:
+        context: what stands before every choice; at least one id, such as the end-of-document id
+            that a document begins with.
+        choices: ids of each choice.
+        gold: index of the right choice.
+        sizes: of each choice's text, in UTF-8 bytes.
+        characters: of each choice's text; empty where only its tokens are known.
+    """
+
+    context: tuple[int, ...]
+    choices: tuple[tuple[int, ...], ...]
+    gold: int
+    sizes: tuple[int, ...]
+    characters: tuple[int, ...] = ()
+
+
+def text_question(
+    tokenizer: TextTokenizer,
+    context: str,
+    choices: Sequence[str],
+    gold: int,
+    *,
+    delimiter: str = " ",
+) -> Question:
+    """A question given as text, encoded as lm-evaluation-harness encodes it for a causal model.
+
+    Context and choice are encoded together and cut where the context alone ends; spaces at the end
+    of the context count as the choice's. The document begins with the end-of-document id.
+
+    Args:
+        tokenizer: of the model.
+        context: may be empty.
+        choices: texts to choose from; only these count as characters and bytes.
+        gold: index of the right one.
+        delimiter: between context and choice.
+
+    Raises:
+        InputError: fewer than two choices, an empty one, or no such gold one.
+    """
+    if len(choices) < 2 or not all(choices) or not 0 <= gold < len(choices):
+        raise InputError(
+            f"expected two choices or more, none empty, and the index of one, got {list(choices)} "
+            f"and {gold}"
+        )
+    bare = context.rstrip()
+    between = context[len(bare) :] + delimiter
+    ids, counts = tokenizer.encode_batch([bare, *(bare + between + c for c in choices)])
+    alone, *whole = np.split(ids, np.cumsum(counts)[:-1])
+    if any(len(row) <= len(alone) for row in whole):
+        raise InputError(
+            f"a choice of {list(choices)} has no tokens of its own after {bare[-40:]!r}; begin it "
+            "with a space, or give another delimiter"
+        )
+    return Question(
+        context=(tokenizer.eos_id, *alone.tolist()),
+        choices=tuple(tuple(row[len(alone) :].tolist()) for row in whole),
+        gold=gold,
+        sizes=tuple(len(choice.encode()) for choice in choices),
+        characters=tuple(len(choice) for choice in choices),
+    )
+
+
+def answer(
+    likelihood: Likelihood, model: Transformer, questions: Sequence[Question]
+) -> list[np.ndarray]:
+    """Summed log-likelihood in nats of every choice, float64 [choice] a question."""
+    requests = [
+        Continuation((*question.context, *choice), len(question.context))
+        for question in questions
+        for choice in question.choices
+    ]
+    found = np.array([one.nats for one in likelihood(model, requests)], np.float64)
+    ends = np.cumsum([len(question.choices) for question in questions])
+    return np.split(found, ends[:-1])
+
+
+def accuracy(questions: Sequence[Question], answers: Sequence[np.ndarray]) -> MetricsRow:
+    """acc, acc_bytes and their standard errors of the mean, the number of items, and chance.
+
+    acc_norm too, where characters are known.
+    """
+    found: MetricsRow = {"items": len(questions)}
+    found["chance"] = float(np.mean([1 / len(q.choices) for q in questions]))
+    divisors = {
+        "acc": [(1,) * len(q.choices) for q in questions],
+        "acc_bytes": [q.sizes for q in questions],
+        "acc_norm": [q.characters for q in questions],
+    }
+    for name, by in divisors.items():
+        if all(by):
+            right = [
+                bool(np.argmax(sums / np.array(lengths, np.float64)) == question.gold)
+                for sums, lengths, question in zip(answers, by, questions, strict=True)
+            ]
+            found |= {name: float(np.mean(right)), f"{name}_stderr": _standard_error(right)}
+    return found
+
+
+def _standard_error(values: Sequence[bool]) -> float:
+    """Of the mean, from the sample's own variance; NaN of a single value."""
+    if len(values) < 2:
+        return math.nan
+    return float(np.std(values, ddof=1) / math.sqrt(len(values)))

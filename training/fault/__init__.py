@@ -1,0 +1,1 @@
+"""Unresponsive processes and preemption."""

@@ -1,0 +1,1 @@
+"""Metrics rows, wall time, goodput, profiles and trackers."""

@@ -1,0 +1,147 @@
+"""Traces of some steps for xprof and Perfetto, asked for in the configuration or during a run.
+
+To ask during a run, make a file named `profile` in its directory, with the number of steps in it
+(3 when it is empty). A thread looks for it every few seconds, removes it and asks the loop, so
+the loop looks at nothing but a number. Only the first process of a gang is profiled: the others run
+the same program, and a trace of each would be hundreds of files.
+
+A trace is a directory `traces/step-<first>` with what xprof and TensorBoard's profile plugin show
+(`*.xplane.pb`) and what ui.perfetto.dev opens (`perfetto_trace.json.gz`). Whatever goes wrong with
+it is logged and costs the run nothing but the time it took.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from pipeline.store import storage
+from training.metrics.trackers.files import Spool
+
+logger = logging.getLogger(__name__)
+
+REQUEST = "profile"
+TRACES = "traces"
+DEFAULT_STEPS = 3
+MOST_STEPS = 100
+LOCAL_POLL_SECONDS = 2.0
+REMOTE_POLL_SECONDS = 10.0
+
+
+class Profiler:
+    """Starts and stops traces between steps.
+
+    Args:
+        directory: URL of the run's directory, where requests are looked for and traces go.
+        window: (first step, number of steps) to profile without being asked; None for none.
+        poll: seconds between looks for a request; None for two on local disks and ten elsewhere.
+        start, stop: begin a trace that goes to a local directory, and end it.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        window: tuple[int, int] | None = None,
+        *,
+        poll: float | None = None,
+        start: Callable[[str], Any] | None = None,
+        stop: Callable[[], Any] = jax.profiler.stop_trace,
+    ) -> None:
+        self._directory = directory
+        self._window = window
+        self._start = start or _start
+        self._stop = stop
+        self._asked = 0
+        self._until = 0
+        self._spool: Spool | None = None
+        self._uploads: list[threading.Thread] = []
+        local = storage.is_local(directory)
+        self._poll = poll or (LOCAL_POLL_SECONDS if local else REMOTE_POLL_SECONDS)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="profile", daemon=True)
+        self._thread.start()
+
+    def due(self, step: int) -> bool:
+        """Whether `before(step)` has something to do: cheap, and false in nearly every step."""
+        if self._spool is not None:
+            return step >= self._until
+        return self._asked > 0 or (self._window is not None and step == self._window[0])
+
+    def before(self, step: int) -> None:
+        """Begin or end a trace before `step` is queued; the step before must have finished."""
+        if self._spool is not None and step >= self._until:
+            self._end()
+        count = self._asked
+        if self._window is not None and step == self._window[0]:
+            count = max(count, self._window[1])
+        if count > 0 and self._spool is None:
+            self._asked = 0
+            self._begin(step, count)
+
+    def close(self, seconds: float = 15.0) -> None:
+        """End a trace that is under way, stop looking, and wait so long for uploads."""
+        self._closed.set()
+        if self._spool is not None:
+            self._end()
+        deadline = time.monotonic() + seconds
+        for upload in self._uploads:
+            upload.join(max(0.0, deadline - time.monotonic()))
+
+    def _begin(self, step: int, count: int) -> None:
+        try:
+            url = storage.join(self._directory, TRACES, f"step-{step:08d}")
+            self._spool = Spool(url)
+            self._until = step + min(count, MOST_STEPS)
+            self._start(str(self._spool.path))
+            logger.info("profiling %d steps from step %d to %s", count, step, url)
+        except Exception:
+            self._spool = None
+            logger.warning("step %d: profiling did not start", step, exc_info=True)
+
+    def _end(self) -> None:
+        spool, self._spool = self._spool, None
+        assert spool is not None, "a trace is under way"
+        try:
+            self._stop()
+        except Exception:
+            logger.warning("the profile to %s was lost", spool.path, exc_info=True)
+            return
+        # Uploading hundreds of megabytes is not for the loop to wait for.
+        upload = threading.Thread(target=_finish, args=(spool,), name="trace", daemon=True)
+        upload.start()
+        self._uploads.append(upload)
+
+    def _watch(self) -> None:
+        url = storage.join(self._directory, REQUEST)
+        complained = False
+        while not self._closed.wait(self._poll):
+            try:
+                if storage.size(url) is not None:
+                    words = storage.read_bytes(url).split()
+                    storage.delete_tree(url)
+                    self._asked = max(1, int(words[0])) if words else DEFAULT_STEPS
+            except Exception:
+                if not complained:
+                    logger.warning("%s: cannot be read as a request", url, exc_info=True)
+                complained = True
+
+
+def _start(directory: str) -> None:
+    options = jax.profiler.ProfileOptions()
+    # Every call of every Python function would drown the steps, and slow them down.
+    options.python_tracer_level = 0
+    jax.profiler.start_trace(directory, create_perfetto_trace=True, profiler_options=options)
+
+
+def _finish(spool: Spool) -> None:
+    try:
+        spool.close()
+        logger.info("a profile is in %s", spool.path if Path(spool.path).exists() else "the store")
+    except Exception:
+        logger.warning("the profile in %s was not uploaded", spool.path, exc_info=True)

@@ -1,0 +1,116 @@
+"""Rates, utilisations and peak memory of a metrics row."""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from models.config import TransformerConfig
+from models.flops import peak_flops, training_flops_per_token
+from training.config.job import MetricsRow
+
+MEMORY_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Turns seconds per step into rates and utilisations.
+
+    Attributes:
+        tokens: positions per global batch.
+        flops: training FLOPs per token, causal and full attention.
+        peak: dense bfloat16 FLOP/s of all devices together; None when not known.
+        rows: sequences per global batch.
+        executed: FLOPs that all devices together execute in a step; None when not counted.
+    """
+
+    tokens: int
+    flops: tuple[float, float]
+    peak: float | None
+    rows: int = 0
+    executed: float | None = None
+
+    @staticmethod
+    def of(
+        model: TransformerConfig,
+        batch_size: int,
+        sequence_length: int,
+        kind: str,
+        devices: int,
+        executed: float | None = None,
+    ) -> Throughput:
+        """For `devices` devices of JAX's device kind `kind`."""
+        one = peak_flops(kind)
+        return Throughput(
+            tokens=batch_size * sequence_length,
+            flops=(
+                training_flops_per_token(model, sequence_length, causal=True),
+                training_flops_per_token(model, sequence_length, causal=False),
+            ),
+            peak=None if one is None else one * devices,
+            rows=batch_size,
+            executed=executed,
+        )
+
+    def row(self, seconds: float) -> MetricsRow:
+        """tokens_per_second and, when the peak is known, mfu, mfu_full and hfu (if counted)."""
+        seconds = max(seconds, 1e-9)
+        rate = self.tokens / seconds
+        row = {"tokens_per_second": rate}
+        if self.peak is not None:
+            causal, full = self.flops
+            row |= {"mfu": rate * causal / self.peak, "mfu_full": rate * full / self.peak}
+            if self.executed is not None:
+                row["hfu"] = self.executed / seconds / self.peak
+        return row
+
+    def padded(self, useful: float) -> float:
+        """Predictions of a batch that did not count."""
+        return max(0.0, self.tokens - self.rows - useful)
+
+
+@dataclass
+class PeakMemory:
+    """Calling it gives the `memory_bytes` of a row, asked anew once a second at most.
+
+    Attributes:
+        devices: of this process.
+    """
+
+    devices: Sequence[Any]
+    clock: Callable[[], float] = time.monotonic
+    _asked: float = dataclasses.field(default=float("-inf"), init=False)
+    _bytes: int | None = dataclasses.field(default=None, init=False)
+
+    def __call__(self) -> int | None:
+        """Bytes; None where nobody knows."""
+        now = self.clock()
+        if now - self._asked >= MEMORY_SECONDS:
+            self._asked, self._bytes = now, _peak_bytes(self.devices)
+        return self._bytes
+
+
+def _peak_bytes(devices: Sequence[Any]) -> int | None:
+    try:
+        stats = [device.memory_stats() for device in devices]
+    except Exception:  # noqa: BLE001 - a runtime that does not tell raises what it likes
+        stats = []
+    peaks = [one["peak_bytes_in_use"] for one in stats if one and "peak_bytes_in_use" in one]
+    return max(peaks, default=None) if peaks else _peak_resident()
+
+
+def _peak_resident() -> int | None:
+    try:
+        with open("/proc/self/status") as file:
+            for line in file:
+                if line.startswith("VmHWM"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

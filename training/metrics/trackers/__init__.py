@@ -1,0 +1,1 @@
+"""Metrics for files and services, none of which may hold up the run."""

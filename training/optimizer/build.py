@@ -1,0 +1,93 @@
+"""AdamW, Muon and Lion as optax chains; the learning rate is not part of the chain.
+
+The chain ends before the learning rate: the train step multiplies by `schedule(step)` itself. So a
+step that was skipped because of a non-finite gradient leaves the whole optimizer state as it was,
+and the schedule still ends where it should. A learning rate of its own for a group of parameters
+is a constant factor inside the chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from training.config import OptimizerConfig
+from training.optimizer import muon
+from training.optimizer.lr_schedule import Schedule, schedule
+from training.sharding.layout import is_named
+
+__all__ = ["Schedule", "build", "decay_mask", "schedule"]
+
+
+def decay_mask(model: Any) -> Any:
+    """True where weight decay applies, one bool per named parameter of `model`.
+
+    It applies to matrices: parameters with at least two axes beside "layers", but not to norms,
+    biases and embeddings (of tokens or positions), whatever axes they have: a row of an embedding
+    is only touched when its token occurs, and decay would act on it at every step.
+    """
+    return jax.tree_util.tree_map_with_path(muon.is_matrix, model, is_leaf=is_named)
+
+
+def build(config: OptimizerConfig) -> optax.GradientTransformation:
+    """Clipping, moments and decay: gradients to a descent direction before `-rate`."""
+    make = {"adamw": _adamw, "muon": _muon, "lion": _lion}[config.kind]
+    dtype = jnp.dtype(config.moment_dtype)
+    return optax.chain(
+        optax.clip_by_global_norm(config.clip_norm),
+        *(part if dtype == jnp.float32 else keep_moments_in(dtype, part) for part in make(config)),
+    )
+
+
+def keep_moments_in(
+    dtype: jnp.dtype, inner: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """`inner`, with its moments stored in `dtype` between steps and computed on in float32.
+
+    optax itself offers this for first moments only (`mu_dtype`); Adam's second moment has the
+    parameters' dtype there. Moments are the named arrays of the state; counts and coefficients are
+    plain arrays and stay as they are.
+    """
+
+    def cast(state: Any, to: Any) -> Any:
+        return jax.tree.map(
+            lambda leaf: leaf.astype(to) if is_named(leaf) else leaf, state, is_leaf=is_named
+        )
+
+    def init(params: Any) -> Any:
+        return cast(inner.init(params), dtype)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        updates, state = inner.update(updates, cast(state, jnp.float32), params)
+        return updates, cast(state, dtype)
+
+    return optax.GradientTransformation(init, update)
+
+
+Transformations = tuple[optax.GradientTransformation, ...]
+
+
+def _decay(config: OptimizerConfig) -> optax.GradientTransformation:
+    return optax.add_decayed_weights(config.weight_decay, mask=decay_mask)
+
+
+def _adamw(config: OptimizerConfig) -> Transformations:
+    adam = optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon)
+    return adam, _decay(config)
+
+
+def _lion(config: OptimizerConfig) -> Transformations:
+    return optax.scale_by_lion(b1=config.lion_beta1, b2=config.lion_beta2), _decay(config)
+
+
+def _muon(config: OptimizerConfig) -> Transformations:
+    matrices = (muon.directions(config), _decay(config), optax.scale(config.muon_ratio))
+    groups: dict[Hashable, optax.GradientTransformation] = {
+        "muon": optax.chain(*matrices),
+        "adamw": optax.chain(*_adamw(config)),
+    }
+    return (optax.partition(groups, muon.labels),)

@@ -1,0 +1,1 @@
+"""The device mesh, where arrays lie on it, and its processes."""

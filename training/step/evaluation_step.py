@@ -1,0 +1,56 @@
+"""The compiled evaluation step: negative log-likelihood, tokens and bytes of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import haliax as hax
+import jax
+import jax.numpy as jnp
+
+from models.loss.next_token import nll_per_token
+from models.precision import cast
+from models.transformer import Transformer
+from training.config import TrainConfig
+from training.sharding.layout import Layout
+from training.step.document_mask import Boundaries
+
+EvaluationStep = Callable[
+    [Transformer, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array]
+]
+
+
+def make_evaluation_step(
+    config: TrainConfig, layout: Layout, backend: str, boundaries: Boundaries
+) -> EvaluationStep:
+    """Jitted (model, tokens, lengths, token_bytes) -> nll, tokens and bytes of every row, [batch].
+
+    Negative log-likelihoods are in nats, float32; the counts are int32.
+    """
+
+    def evaluation_step(
+        model: Transformer, tokens: jax.Array, lengths: jax.Array, token_bytes: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        with hax.axis_mapping(layout.compute):
+            compute_params = cast(model, jnp.dtype(config.compute_dtype))
+            nll = nll_per_token(
+                layout.gather_model(compute_params),
+                hax.named(tokens, ("batch", "position")),
+                segment_ids=boundaries.segments(tokens),
+                chunks=config.loss_chunks,
+                backend=backend,
+                mesh_axes=layout.mesh_axes,
+                features_first=layout.platform == "tpu",
+                unroll=config.unroll,
+                gather=layout.gather_block,
+            ).array
+        # Position i predicts token i + 1, which must be a real one.
+        counted = jnp.arange(1, tokens.shape[1])[None] < lengths[:, None]
+        target_bytes = jnp.where(counted, token_bytes[tokens[:, 1:]], 0)
+        return (
+            jnp.sum(jnp.where(counted, nll[:, :-1], 0.0), axis=1),
+            jnp.sum(counted, axis=1, dtype=jnp.int32),
+            jnp.sum(target_bytes, axis=1, dtype=jnp.int32),
+        )
+
+    return jax.jit(evaluation_step, out_shardings=layout.replicated)

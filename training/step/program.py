@@ -1,0 +1,189 @@
+"""The compiled parts of a run for one set of devices, real or only described.
+
+Everything that decides what the compiler sees is here: mesh, optimizer, schedule, attention back
+end. A preflight builds the same `Program` for a topology description and lowers it without a
+device; the loop builds it for `jax.devices()` and runs it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from models.attention.dispatch import BackendChoice, choose_backend
+from models.config import TransformerConfig
+from models.remat import checkpoint_policy
+from training.config import OptimizerConfig, TrainConfig
+from training.config.batch_schedule import BatchPhase, batch_phases
+from training.cost.memory_estimate import resolve
+from training.cost.shape_lint import lint
+from training.cost.topology import HBM_BYTES
+from training.optimizer.build import build
+from training.optimizer.lr_schedule import schedule
+from training.sharding.layout import Layout, check_batch, make_layout
+from training.step.document_mask import Boundaries
+from training.step.evaluation_step import EvaluationStep, make_evaluation_step
+from training.step.state import TrainState, abstract_state, init_state
+from training.step.train_step import make_train_step
+
+
+@dataclass(frozen=True)
+class Program:
+    """A train step and an evaluation step with the layout they run on.
+
+    Attributes:
+        step: jitted, see `training.step.train_step.make_train_step`.
+        evaluation_step: jitted, see `training.step.evaluation_step.make_evaluation_step`.
+        train: the configuration with nothing left "auto".
+        backend: attention back end; `backend_reason` says why that one.
+        notes: sentences for the log: the back end, memory settings, and shapes that waste the chip.
+        abstract: shapes, dtypes and shardings of the state.
+    """
+
+    model: TransformerConfig
+    train: TrainConfig
+    layout: Layout
+    optimizer: optax.GradientTransformation
+    step: Any
+    evaluation_step: EvaluationStep
+    backend: str
+    backend_reason: str
+    notes: tuple[str, ...]
+    abstract: TrainState
+
+    def init(self) -> TrainState:
+        """The state at step 0."""
+        return init_state(self.model, self.optimizer, self.layout, self.train)
+
+    def abstract_batch(self) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+        """Tokens int32 and mask float32 [batch, position] as the step takes them."""
+        shape = (self.train.batch_size, self.train.sequence_length)
+        return (
+            jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self.layout.batch),
+            jax.ShapeDtypeStruct(shape, jnp.float32, sharding=self.layout.batch),
+        )
+
+    def compile(self) -> Any:
+        """The compiled train step; calling it with anything but those shapes is an error."""
+        return self.lower().compile()
+
+    def lower(self) -> Any:
+        """The train step lowered for its devices; `.compile()` needs their compiler only."""
+        return self.step.lower(self.abstract, *self.abstract_batch())
+
+
+def build_program(
+    model: TransformerConfig,
+    optimizer: OptimizerConfig,
+    train: TrainConfig,
+    devices: Sequence[Any],
+    *,
+    eos_id: int,
+    padded: bool = False,
+) -> Program:
+    """The program of a run on `devices`; nothing is compiled yet.
+
+    Args:
+        model: shape of the model.
+        optimizer: the optimizer and its schedule.
+        train: batches and how to compute on them.
+        devices: real ones, or a topology's.
+        eos_id: the id that ends a document.
+        padded: whether rows may end in padding.
+
+    Raises:
+        InputError: when batch, fsdp, schedule, remat or attention do not fit model or devices.
+    """
+    train, reason = resolved(model, optimizer, train, devices)
+    layout = make_layout(devices, train.parallel)
+    check_batch(layout, train.batch_size, train.microbatches)
+    checkpoint_policy(train.remat)  # refuses an unknown setting now and not while tracing
+    platform = devices[0].platform
+    backend, backend_reason = attention_backend(model, train, platform)
+    parallel, length = train.parallel, train.sequence_length
+    wasteful = lint(model, parallel, platform=platform, sequence_length=length)
+    transformation = build(optimizer)
+    rate = schedule(optimizer, train.steps)
+    boundaries = Boundaries(eos_id=eos_id, separate=train.separate_documents, padded=padded)
+    return Program(
+        model=model,
+        train=train,
+        layout=layout,
+        optimizer=transformation,
+        step=make_train_step(model, train, transformation, rate, layout, backend, boundaries),
+        evaluation_step=make_evaluation_step(train, layout, backend, boundaries),
+        backend=backend,
+        backend_reason=backend_reason,
+        notes=(backend_reason, reason, *wasteful),
+        abstract=abstract_state(model, transformation, layout, train),
+    )
+
+
+def phase_programs(
+    program: Program,
+    optimizer: OptimizerConfig,
+    train: TrainConfig,
+    devices: Sequence[Any],
+    **setting: Any,
+) -> list[tuple[BatchPhase, Program]]:
+    """A program for each batch phase of the run, all with the state of `program` where it is.
+
+    Args:
+        program: of the run.
+        optimizer, train, devices, setting: what `program` was built from.
+
+    Raises:
+        InputError: when a phase's batch does not fit the devices.
+    """
+    found = batch_phases(train)
+    if len(found) == 1 and (found[0].rows, found[0].pieces) == (train.batch_size, 1):
+        return [(found[0], program)]
+    train = dataclasses.replace(train, parallel=program.train.parallel)
+    return [
+        (phase, build_program(program.model, optimizer, phase.config(train), devices, **setting))
+        for phase in found
+    ]
+
+
+def attention_backend(model: TransformerConfig, train: TrainConfig, platform: str) -> BackendChoice:
+    """The attention back end of a run, see `choose_backend`."""
+    return choose_backend(
+        train.attention,
+        platform,
+        position=train.sequence_length,
+        head_size=model.head_size,
+        soft_cap=model.attention_soft_cap,
+        segments=train.separate_documents,
+        window=model.window,
+        dtype=train.compute_dtype,
+        sequence_shards=train.parallel.sequence,
+    )
+
+
+def resolved(
+    model: TransformerConfig, optimizer: OptimizerConfig, train: TrainConfig, devices: Sequence[Any]
+) -> tuple[TrainConfig, str]:
+    """`training.cost.memory_estimate.resolve` for real or described devices."""
+    return resolve(
+        model,
+        optimizer,
+        train,
+        len(devices),
+        platform=devices[0].platform,
+        limit=memory_limit(devices[0]),
+    )
+
+
+def memory_limit(device: Any) -> float | None:
+    """Bytes that a program may use on a device, None where it cannot be known."""
+    if device.device_kind in HBM_BYTES:
+        return HBM_BYTES[device.device_kind]
+    if device.platform == "cpu":  # a share of the host, which says nothing of what is free
+        return None
+    return (device.memory_stats() or {}).get("bytes_limit")

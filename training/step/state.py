@@ -1,0 +1,96 @@
+"""Everything a step reads and writes, as one tree of arrays.
+
+The data position is `step` itself (batch n is a pure function of n) and the model draws no random
+numbers while it trains, so a checkpoint of this tree is a checkpoint of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+
+from models.config import TransformerConfig
+from models.transformer import Transformer
+from training.config import TrainConfig
+from training.sharding.layout import Layout
+from training.step.loss_spike import no_losses
+
+
+class TrainState(eqx.Module):
+    """State of a training run.
+
+    Attributes:
+        step: int32 scalar, batches seen.
+        skipped: int32 scalar, how many of them were not applied: not finite, or a loss spike.
+        model: float32 parameters.
+        optimizer_state: moments, shaped and split as the parameters, and counts.
+        average: exponential moving average of the parameters, None without `TrainConfig.ema`.
+        recent: losses applied last, see `training.step.loss_spike`; None without
+            `TrainConfig.spike_guard`.
+    """
+
+    step: jax.Array
+    skipped: jax.Array
+    model: Transformer
+    optimizer_state: optax.OptState
+    average: Transformer | None
+    recent: jax.Array | None
+
+    @property
+    def eval_params(self) -> Transformer:
+        """What is evaluated and exported: the average where there is one, else the model."""
+        return self.model if self.average is None else self.average
+
+
+def _make(
+    config: TransformerConfig, optimizer: optax.GradientTransformation, train: TrainConfig
+) -> Callable[[jax.Array], TrainState]:
+    def make(key: jax.Array) -> TrainState:
+        model = Transformer.init(config, key=key)
+        zero = jnp.zeros((), jnp.int32)
+        # optax takes any pytree; its annotations name fewer.
+        optimizer_state = optimizer.init(cast(Any, model))
+        return TrainState(
+            step=zero,
+            skipped=zero,
+            model=model,
+            optimizer_state=optimizer_state,
+            average=jax.tree.map(jnp.copy, model) if train.ema else None,
+            recent=no_losses() if train.spike_guard else None,
+        )
+
+    return make
+
+
+def abstract_state(
+    config: TransformerConfig,
+    optimizer: optax.GradientTransformation,
+    layout: Layout,
+    train: TrainConfig,
+) -> TrainState:
+    """The state's shapes, dtypes and shardings, without a single array: for restore and AOT."""
+    return layout.abstract(jax.eval_shape(_make(config, optimizer, train), jax.random.key(0)))
+
+
+def shardings_of(state: Any) -> Any:
+    """The sharding of every array of a concrete or abstract state."""
+    return jax.tree.map(lambda leaf: leaf.sharding, state)
+
+
+def init_state(
+    config: TransformerConfig,
+    optimizer: optax.GradientTransformation,
+    layout: Layout,
+    train: TrainConfig,
+) -> TrainState:
+    """A new state from `train.seed`, every array created on the devices that keep it."""
+    target = shardings_of(abstract_state(config, optimizer, layout, train))
+    # It runs once, and a CPU would take longer to optimise it than to run it.
+    quick = {"xla_backend_optimization_level": 1} if layout.platform == "cpu" else None
+    make = jax.jit(_make(config, optimizer, train), out_shardings=target, compiler_options=quick)
+    return make(jax.random.key(train.seed or 0))

@@ -1,0 +1,223 @@
+"""One optimizer step as one compiled program, the same for one process and for many.
+
+The loss of a microbatch is a *sum* over its counted tokens. Sums of losses and gradients are
+accumulated in float32 and divided once by the number of counted tokens in the whole batch, so the
+result does not depend on the number of microbatches, also when masks make them unequal.
+
+A step whose loss, gradient norm or updated parameters are not finite, or whose loss is a spike
+(`training.step.loss_spike`), leaves parameters, their average and the optimizer state unchanged and
+is counted in `skipped`; the batch counts as seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import optax
+
+from models.config import TransformerConfig
+from models.loss.next_token import next_token_loss
+from models.precision import cast
+from models.transformer import Transformer
+from training.config import TrainConfig
+from training.optimizer.lr_schedule import Schedule
+from training.sharding.layout import Layout
+from training.step.document_mask import Boundaries
+from training.step.loss_spike import is_spike, remember
+from training.step.state import TrainState, abstract_state, shardings_of
+from training.step.xla_options import compiler_options
+
+Metrics = dict[str, jax.Array]
+TrainStep = Callable[[TrainState, jax.Array, jax.Array], tuple[TrainState, Metrics]]
+
+
+@dataclass(frozen=True)
+class LossSums:
+    """Over the counted tokens of a batch, float32 scalars: nll in nats, z-loss, token count."""
+
+    nll: jax.Array
+    z: jax.Array
+    count: jax.Array
+
+
+jax.tree_util.register_dataclass(LossSums, ("nll", "z", "count"), ())
+
+
+@dataclass(frozen=True)
+class LossFunction:
+    """The summed loss of a batch with its gradients, for parameters in float32.
+
+    Attributes:
+        config: of the training run.
+        layout: mesh and axis mappings.
+        backend: attention back end, see `models.attention.dispatch`.
+        boundaries: what the ends of documents mean.
+    """
+
+    config: TrainConfig
+    layout: Layout
+    backend: str
+    boundaries: Boundaries
+
+    def __call__(
+        self, compute_params: Transformer, tokens: jax.Array, mask: jax.Array
+    ) -> tuple[jax.Array, LossSums]:
+        """Summed objective (nll + z) and its parts.
+
+        Args:
+            compute_params: the model in the compute dtype, gathered.
+            tokens: int32 [batch, position].
+            mask: float32 [batch, position].
+        """
+        with hax.axis_mapping(self.layout.compute):
+            loss = next_token_loss(
+                compute_params,
+                hax.named(tokens, ("batch", "position")),
+                loss_mask=hax.named(self.boundaries.counted(tokens, mask), ("batch", "position")),
+                segment_ids=self.boundaries.segments(tokens),
+                z_loss=self.config.z_loss,
+                chunks=self.config.loss_chunks,
+                remat=self.config.remat,
+                backend=self.backend,
+                mesh_axes=self.layout.mesh_axes,
+                features_first=self.layout.platform == "tpu",
+                unroll=self.config.unroll,
+                gather=self.layout.gather_block,
+            )
+        return loss.objective, LossSums(loss.total, loss.z, loss.count)
+
+    def gradients(
+        self, model: Transformer, tokens: jax.Array, mask: jax.Array
+    ) -> tuple[LossSums, Transformer]:
+        """Summed losses and summed float32 gradients of a global batch [batch, position].
+
+        The compute-dtype copy of the parameters is made once, whatever the number of microbatches;
+        a microbatch's gradients have its dtype and their sum is float32.
+        """
+        compute_params = self.layout.gather_model(cast(model, jnp.dtype(self.config.compute_dtype)))
+        value_and_grad = jax.grad(self, has_aux=True)
+
+        def microbatch_grads(tokens: jax.Array, mask: jax.Array) -> tuple[LossSums, Transformer]:
+            gradient, sums = value_and_grad(compute_params, tokens, mask)
+            gradient = jax.lax.with_sharding_constraint(gradient, self.layout.shardings(gradient))
+            return sums, jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradient)
+
+        count = self.config.microbatches
+        if count == 1:
+            return microbatch_grads(tokens, mask)
+
+        def add(total: Any, batch: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, microbatch_grads(*batch)), None
+
+        parts = self._split_microbatches(tokens), self._split_microbatches(mask)
+        zero = jax.tree.map(
+            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
+            jax.eval_shape(microbatch_grads, *_microbatch_shape(parts)),
+        )
+        return jax.lax.scan(add, zero, parts)[0]
+
+    def _split_microbatches(self, rows: jax.Array) -> jax.Array:
+        """[batch, position] -> [microbatch, batch, position] without moving a row between devices.
+
+        Rows of a device are contiguous, so every microbatch takes every n-th row of each device.
+        """
+        count = self.config.microbatches
+        parts = rows.reshape(rows.shape[0] // count, count, *rows.shape[1:]).swapaxes(0, 1)
+        return jax.lax.with_sharding_constraint(parts, self.layout.microbatch)
+
+
+def _microbatch_shape(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), tree)
+
+
+def _select(keep: jax.Array, new: Any, old: Any) -> Any:
+    return jax.tree.map(lambda a, b: jnp.where(keep, a, b), new, old)
+
+
+def _apply(
+    state: TrainState,
+    gradients: Transformer,
+    loss: jax.Array,
+    finite: jax.Array,
+    rate: jax.Array,
+    optimizer: optax.GradientTransformation,
+    config: TrainConfig,
+) -> tuple[TrainState, Metrics]:
+    norm = optax.tree.norm(gradients)
+    # Typed as Any: optax takes any pytree, its annotations name fewer.
+    update: Any = optimizer.update
+    # Adam's bias correction in optax raises a float to an integer power.
+    with jax.numpy_dtype_promotion("standard"):
+        direction, optimizer_state = update(gradients, state.optimizer_state, state.model)
+    model = jax.tree.map(lambda p, d: p - rate * d, state.model, direction)
+    parameter_norm = optax.tree.norm(model)
+    sound = finite & jnp.isfinite(norm) & jnp.isfinite(parameter_norm)
+    average, recent = state.average, state.recent
+    if recent is not None:
+        sound &= ~is_spike(recent, loss, config.spike_guard)
+        recent = _select(sound, remember(recent, loss), recent)
+    if average is not None:
+        updated = jax.tree.map(lambda a, p: config.ema * a + (1.0 - config.ema) * p, average, model)
+        average = _select(sound, updated, average)
+    new = TrainState(
+        step=state.step + 1,
+        skipped=state.skipped + jnp.where(sound, 0, 1).astype(jnp.int32),
+        model=_select(sound, model, state.model),
+        optimizer_state=_select(sound, optimizer_state, state.optimizer_state),
+        average=average,
+        recent=recent,
+    )
+    return new, {"grad_norm": norm, "parameter_norm": parameter_norm}
+
+
+def make_train_step(
+    model: TransformerConfig,
+    config: TrainConfig,
+    optimizer: optax.GradientTransformation,
+    rate: Schedule,
+    layout: Layout,
+    backend: str,
+    boundaries: Boundaries,
+) -> TrainStep:
+    """The jitted step (state, tokens, mask) -> (state, metrics); the state is donated.
+
+    Tokens are int32 and the mask float32, both [batch, position] split by `layout.batch`; a masked
+    position makes no prediction that counts. Metrics are float32 scalars: `loss` (mean nll in nats
+    per counted token), `grad_norm` and `parameter_norm` (global 2-norms), `learning_rate`, `tokens`
+    (counted in the loss) and `skipped` (steps not applied so far).
+
+    No device is needed to make it, nor to lower it for a described topology.
+    """
+    loss_function = LossFunction(config, layout, backend, boundaries)
+
+    def train_step(
+        state: TrainState, tokens: jax.Array, mask: jax.Array
+    ) -> tuple[TrainState, Metrics]:
+        sums, summed = loss_function.gradients(state.model, tokens, mask)
+        count = jnp.maximum(sums.count, 1.0)
+        gradients = jax.tree.map(lambda g: g / count, summed)
+        learning_rate = rate(state.step)
+        loss = sums.nll / count
+        finite = jnp.isfinite(loss + sums.z)
+        new, metrics = _apply(state, gradients, loss, finite, learning_rate, optimizer, config)
+        metrics |= {
+            "loss": loss,
+            "learning_rate": learning_rate,
+            "tokens": sums.count,
+            "skipped": new.skipped,
+        }
+        return new, {name: value.astype(jnp.float32) for name, value in metrics.items()}
+
+    target = shardings_of(abstract_state(model, optimizer, layout, config))
+    return jax.jit(
+        train_step,
+        donate_argnums=0,
+        compiler_options=compiler_options(layout.platform),
+        in_shardings=(target, layout.batch, layout.batch),
+        out_shardings=(target, layout.replicated),
+    )

@@ -1,0 +1,57 @@
+"""Where in which data a checkpoint stands, so that nobody goes on somewhere else by mistake.
+
+A batch is a pure function of the data's order and the step, so a checkpoint needs no iterator
+state; it says which order that was and how many of its rows were read, and whoever resumes from it
+compares.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from data.batches.dataset import DatasetSpec
+from pipeline.errors import InputError
+from pipeline.identity.fingerprint import digest
+from training.config import TrainConfig
+from training.config.batch_schedule import batch_phases
+
+
+def data_offset(data: DatasetSpec, train: TrainConfig, step: int) -> dict[str, Any]:
+    """What a checkpoint of `step` says, as JSON values: rows read, their length, and the order."""
+    rows = 0
+    for phase in batch_phases(train):
+        if phase.first <= step <= phase.end:
+            rows = phase.data_offset + (step - phase.first) * phase.rows
+    return {"rows": rows, "sequence_length": data.sequence_length, "order": _order(data)}
+
+
+def _order(data: DatasetSpec) -> str:
+    """Digest of everything that decides which tokens row n has; not of where the files are."""
+    sources = [
+        {
+            "shards": [[shard.tokens, shard.check] for shard in source.shards],
+            "io_block_size": source.io_block_size,
+            "window_blocks": source.window_blocks,
+            "seed": source.seed,
+        }
+        for source in data.sources
+    ]
+    stages = [[stage.start, [float(w).hex() for w in stage.weights]] for stage in data.stages]
+    return digest([sources, stages, data.sequence_length, data.tokenizer, data.seed])
+
+
+def check_data_offset(stored: dict[str, Any], wanted: dict[str, Any], path: str) -> None:
+    """Refuse to go on from a checkpoint in other data, or elsewhere in it.
+
+    Raises:
+        InputError: names both.
+    """
+    names = {"sequence_length": "sequences of {} tokens", "order": "data order {:.12}"}
+    names["rows"] = "{} sequences read"
+    for name, words in names.items():
+        if stored[name] != wanted[name]:
+            raise InputError(
+                f"{path} was saved with {words.format(stored[name])}, this run would go on with "
+                f"{words.format(wanted[name])}: give it the data, batch size and schedules it had, "
+                "or begin a new run from its parameters"
+            )
