@@ -18,7 +18,7 @@ from pipeline.execute.backend import InlineBackend
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.plan.plan import code_warnings
-from pipeline.store import storage
+from pipeline.store.write_check import check_writable
 
 
 def run(context: Context) -> int:
@@ -48,7 +48,7 @@ def bring_up(context: Context) -> Execution:
 
 def _run(context: Context, interrupts: Interrupts) -> Execution:
     _say_settings(context)
-    storage.check_writable(context.store.prefix)
+    check_writable(context.store.prefix)
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
     log = EventLog(context.store.prefix, run_id, [])
     retry, wait = retry_command(context), context.options.wait

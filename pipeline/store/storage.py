@@ -22,7 +22,6 @@ import hashlib
 import os
 import re
 import threading
-import uuid
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from glob import has_magic
@@ -40,7 +39,6 @@ _give_up_after: ContextVar[float | None] = ContextVar("give_up_after", default=N
 _memory_lock = threading.Lock()
 _CHUNK = 1 << 22
 _GOOGLE = ("gs://", "gcs://")
-_CHECK_SECONDS = 1.0
 _LOCAL = LocalFileSystem()
 # What means the same on every store and in every tool: nothing that a shell, a URL, a glob or
 # fsspec's chained URLs read as more than a letter, and no two names that look alike.
@@ -383,30 +381,3 @@ def delete_tree(url: str) -> None:
             fs.rm(path, recursive=True)
     except FileNotFoundError:
         return
-
-
-def check_writable(prefix: str) -> None:
-    """Write, list, read and delete a small object under `prefix`, and give up after a second.
-
-    Raises:
-        InputError: when `prefix` is a file, may not be written, or its bucket does not exist.
-        StorageError: when the store refuses for another reason, such as a quota.
-    """
-    name = f"write-check-{uuid.uuid4().hex}"
-    url = join(prefix, name)
-    if is_local(url):
-        local_storage.check_writable(local_path(prefix), name)
-        return
-    if url.startswith(_GOOGLE):
-        from pipeline.store.google_storage import GoogleStorage
-
-        fs = GoogleStorage(use_listings_cache=False, give_up_after=_CHECK_SECONDS)
-        path = url.partition("://")[2]
-    else:
-        fs, path = filesystem(url)
-    fs.pipe_file(path, b"ponente")
-    found = fs.cat_file(path)
-    fs.ls(path.rpartition("/")[0], detail=False)
-    fs.rm_file(path)
-    if found != b"ponente":
-        raise StorageError(f"{url}: read back {found!r} after writing b'ponente'")

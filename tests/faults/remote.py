@@ -20,6 +20,7 @@ from unittest import mock
 from pipeline.errors import InputError, PonenteError, StepFailed, StoreUnavailable
 from pipeline.store import google_storage, storage
 from pipeline.store.manifest import load
+from pipeline.store.write_check import check_writable
 from tests.faults.fake_gcs import FakeGCS, Faults
 from tests.faults.fake_gcs_store import BEFORE
 from tests.faults.registry import Fault
@@ -168,7 +169,7 @@ def unwritable_stores(seed: int, count: int, workspace: Path) -> dict[str, Any]:
     del seed
     slowest: dict[str, float] = {}
     with FakeGCS() as warm:
-        storage.check_writable("gs://bucket/warm")  # imports gcsfs, which is not the store's fault
+        check_writable("gs://bucket/warm")  # imports gcsfs, which is not the store's fault
         assert not warm.buckets["bucket"]
     for _ in range(count):
         for kind, (prepare, error, words) in UNWRITABLE.items():
@@ -179,7 +180,7 @@ def unwritable_stores(seed: int, count: int, workspace: Path) -> dict[str, Any]:
                 # Only there: nobody may not even look into a temporary directory of root's.
                 with _unprivileged() if kind == "denied directory" else contextlib.nullcontext():
                     try:
-                        storage.check_writable(prefix)
+                        check_writable(prefix)
                     except PonenteError as caught:
                         raised = caught
                 seconds = time.monotonic() - begun

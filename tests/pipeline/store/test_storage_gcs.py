@@ -13,9 +13,10 @@ from collections.abc import Iterator
 import pytest
 
 from pipeline.errors import InputError, PonenteError, StorageError, StoreUnavailable
-from pipeline.store import google_storage, storage
+from pipeline.store import google_storage, storage, write_check
 from pipeline.store.google_storage import GoogleStorage
 from pipeline.store.manifest import File, Shard, check_sizes
+from pipeline.store.write_check import check_writable
 from tests.faults.fake_gcs import FakeGCS, Faults
 
 ROOT = "gs://bucket/store"
@@ -257,7 +258,7 @@ OPERATIONS = {
     "exists": lambda: storage.exists(f"{ROOT}/x"),
     "sha256": lambda: storage.sha256(f"{ROOT}/x"),
     "delete_tree": lambda: storage.delete_tree(f"{ROOT}/x"),
-    "check_writable": lambda: storage.check_writable(f"{ROOT}/x"),
+    "check_writable": lambda: check_writable(f"{ROOT}/x"),
 }
 
 
@@ -267,7 +268,7 @@ def test_a_store_that_is_down_is_a_transient_error_naming_the_url(server, monkey
     """Every operation gives up, with an error that is ours, that is an OSError, with the URL."""
     server.put("bucket", "store/x", b"1", {}, {})
     monkeypatch.setattr(google_storage, "GIVE_UP_SECONDS", 0.05)
-    monkeypatch.setattr(storage, "_CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(write_check, "_CHECK_SECONDS", 0.05)
     server.faults = Faults(1.0, kinds=(kind,))
     with pytest.raises(StoreUnavailable, match=ROOT) as raised:
         OPERATIONS[name]()
@@ -317,9 +318,9 @@ def test_short_and_slow_bodies_are_read_whole(server):
 
 def test_check_writable_leaves_nothing_behind(server, tmp_path):
     """A store that can be written passes, and holds nothing afterwards."""
-    storage.check_writable(ROOT)
-    storage.check_writable(str(tmp_path / "new"))
-    storage.check_writable("memory://check-writable")
+    check_writable(ROOT)
+    check_writable(str(tmp_path / "new"))
+    check_writable("memory://check-writable")
     assert contents(server) == {}
     assert list((tmp_path / "new").iterdir()) == []
     assert storage.list_names("memory://check-writable") == []
@@ -330,14 +331,14 @@ def test_check_writable_names_a_file_in_the_way(tmp_path):
     (tmp_path / "file").write_text("")
     for prefix in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(InputError, match="expected a directory"):
-            storage.check_writable(str(prefix))
+            check_writable(str(prefix))
 
 
 def test_check_writable_tells_a_quota(server):
     """A store that answers 429 to every write is told as such."""
     server.over_quota.add("bucket")
     with pytest.raises(PonenteError, match="quota"):
-        storage.check_writable(ROOT)
+        check_writable(ROOT)
 
 
 def test_a_replacement_needs_the_generation_that_was_read(server):

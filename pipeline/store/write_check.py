@@ -1,0 +1,37 @@
+"""Whether a store can be used, asked before any work starts."""
+
+from __future__ import annotations
+
+import uuid
+
+from pipeline.errors import StorageError
+from pipeline.store import local_storage, storage
+
+_CHECK_SECONDS = 1.0
+
+
+def check_writable(prefix: str) -> None:
+    """Write, list, read and delete a small object under `prefix`, and give up after a second.
+
+    Raises:
+        InputError: when `prefix` is a file, may not be written, or its bucket does not exist.
+        StorageError: when the store refuses for another reason, such as a quota.
+    """
+    name = f"write-check-{uuid.uuid4().hex}"
+    url = storage.join(prefix, name)
+    if storage.is_local(url):
+        local_storage.check_writable(storage.local_path(prefix), name)
+        return
+    if url.startswith(("gs://", "gcs://")):
+        from pipeline.store.google_storage import GoogleStorage
+
+        fs = GoogleStorage(use_listings_cache=False, give_up_after=_CHECK_SECONDS)
+        path = url.partition("://")[2]
+    else:
+        fs, path = storage.filesystem(url)
+    fs.pipe_file(path, b"ponente")
+    found = fs.cat_file(path)
+    fs.ls(path.rpartition("/")[0], detail=False)
+    fs.rm_file(path)
+    if found != b"ponente":
+        raise StorageError(f"{url}: read back {found!r} after writing b'ponente'")
