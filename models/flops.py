@@ -23,28 +23,6 @@ from pipeline.errors import InputError
 if TYPE_CHECKING:
     import numpy
 
-PEAK_FLOPS = {
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5e": 197e12,
-    "TPU v5": 459e12,
-    "TPU v5p": 459e12,
-    "TPU v6 lite": 918e12,
-    "TPU v6e": 918e12,
-}
-"""Dense bfloat16 operations per second and chip, by JAX's `device_kind` (cloud.google.com/tpu)."""
-
-GPU_PEAK_FLOPS = {
-    "NVIDIA A100": 312e12,
-    "NVIDIA H100": 989.4e12,
-    "NVIDIA H100 NVL": 835.5e12,
-    "NVIDIA H100 PCIe": 756e12,
-    "NVIDIA H200": 989.4e12,
-    "NVIDIA H200 NVL": 835.5e12,
-}
-"""The same, without sparsity, by the words a GPU's `device_kind` starts with (NVIDIA's data
-sheets); the longest entry that fits counts, so "NVIDIA H100 80GB HBM3" is an "NVIDIA H100"."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Parameters:
@@ -158,18 +136,3 @@ def ideal_tokens_per_second(
 ) -> float:
     """Tokens a device of `peak` operations per second would train on at an MFU of one."""
     return peak / training_flops_per_token(config, sequence_length, causal)
-
-
-def peak_flops(device_kind: str) -> float | None:
-    """Dense bfloat16 peak of one device in operations per second, None where it is not known.
-
-    A TPU's kind must be in the table as it is: a newer chip's name may begin like an older one's.
-    """
-    if device_kind in PEAK_FLOPS:
-        return PEAK_FLOPS[device_kind]
-    fitting = [
-        name
-        for name in GPU_PEAK_FLOPS
-        if device_kind.startswith(name) and not device_kind[len(name) :][:1].isalnum()
-    ]
-    return GPU_PEAK_FLOPS[max(fitting, key=len)] if fitting else None

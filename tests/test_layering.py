@@ -15,6 +15,7 @@ EDGE = {
     "pipeline.store.retry",
     "pipeline.store.storage",
     "pipeline.errors",
+    "pipeline.accelerators",
     "pipeline.identity.fingerprint",
     "pipeline.identity.listing",
 }
@@ -79,8 +80,8 @@ def test_the_import_check_can_fail(package, line):
 
 FLOORS = {
     "pipeline": (
-        *("errors", "identity", "store", "graph", "plan", "execute", "sweep", "pages", "doctor"),
-        *("cli", "experiment", "__init__"),
+        *("errors", "accelerators", "identity", "store", "graph", "plan", "execute", "sweep"),
+        *("pages", "doctor", "cli", "experiment", "__init__"),
     ),
     "steps": (
         *("platforms", "artifacts", "coordinator", "declared", "budget", "checkpoints", "sampling"),

@@ -18,10 +18,10 @@ from typing import Any
 import jax
 
 from models.flops import training_flops_per_token
+from pipeline.accelerators import chip_of
 from training.cost.hlo_cost import Cost, cost
 from training.cost.hlo_parser import parse
 from training.cost.jaxpr_cost import traced_cost
-from training.cost.topology import HBM_BYTES
 from training.step.program import Program
 
 GIB = 2**30
@@ -106,7 +106,8 @@ def preflight(program: Program) -> Preflight:
         if refusal is None:
             raise
     seconds = time.perf_counter() - started
-    known = HBM_BYTES.get(program.layout.mesh.devices.flat[0].device_kind)
+    chip = chip_of(program.layout.mesh.devices.flat[0].device_kind)
+    known = chip.usable if chip is not None else None
     arguments = argument_bytes(program)
     if refusal is not None:
         spent = _spent_when_refused(refusal, arguments)

@@ -17,6 +17,7 @@ from pipeline.errors import Cancelled, InputError, PonenteError
 from pipeline.execute.backend import InlineBackend
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
+from pipeline.execute.small import refuse_several_hosts
 from pipeline.plan.plan import code_warnings
 from pipeline.store.write_check import check_writable
 
@@ -93,6 +94,8 @@ def _execute(
     needed: list[Any],
     interrupts: Interrupts,
 ) -> None:
+    if context.options.cluster is None:
+        refuse_several_hosts(needed)
     if _in_process(context, log, execution, needed):
         inline = InlineBackend(log)
 

@@ -1,9 +1,13 @@
-"""Whether a run is small enough for this process alone: it would end while Ray still starts."""
+"""What a run asks of machines: whether this process is enough for it, or this machine too little.
+
+A small run would end while Ray still starts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pipeline.errors import InputError
 from pipeline.graph.hardware import Hardware
 from pipeline.graph.node import Node
 from pipeline.plan.listings import Listings, external_values
@@ -38,5 +42,21 @@ def why_small(order: Iterable[Node], needed: Iterable[Node], listings: Listings)
 def _alone(node: Node) -> bool:
     """Whether a step can run in one process, and next to no other."""
     wants = node.step.resources
-    places = [value for value in node.runtime.values() if isinstance(value, Hardware)]
-    return not (node.live or wants.custom or wants.memory or any(p.kind != "local" for p in places))
+    elsewhere = any(place.kind != "local" for place in _places(node))
+    return not (node.live or wants.custom or wants.memory or elsewhere)
+
+
+def _places(node: Node) -> list[Hardware]:
+    return [value for value in node.runtime.values() if isinstance(value, Hardware)]
+
+
+def refuse_several_hosts(needed: Iterable[Node]) -> None:
+    """Raise `InputError` for hardware that one machine cannot be, when there is no cluster."""
+    for node in needed:
+        for place in _places(node):
+            if place.kind in ("tpu", "gpu") and place.processes > 1:
+                raise InputError(
+                    f"{node.label}: hardware {place.name!r} has {place.processes} hosts, and this "
+                    "run has joined no Ray cluster: start it on one with --cluster auto, or choose "
+                    "hardware of one host"
+                )

@@ -1,4 +1,4 @@
-"""What a step asks to run on: this machine, a TPU slice, or a pod of CPU processes.
+"""What a step asks to run on: this machine, a TPU slice, hosts with GPUs, or CPU processes.
 
 A choice of hardware is data. It never enters a step's key, and nothing here imports jax or ray.
 `pod("cpu-2x2")` is two CPU processes of two virtual devices each on this machine: how everyone
@@ -10,20 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from pipeline.accelerators import GPUS, TPUS, find_slice
 from pipeline.errors import InputError
-
-# chips -> (ICI topology, hosts). A v6e host carries 4 chips, except the 1- and 8-chip machines
-# (ct6e-standard-1t and -8t).
-_V6E = {
-    1: ("1x1", 1),
-    4: ("2x2", 1),
-    8: ("2x4", 1),
-    16: ("4x4", 4),
-    32: ("4x8", 8),
-    64: ("8x8", 16),
-    128: ("8x16", 32),
-    256: ("16x16", 64),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +20,10 @@ class Hardware:
 
     Attributes:
         name: what the user wrote, for messages.
-        kind: "local" (one process, every accelerator of this machine), "cpu" or "tpu".
+        kind: "local" (one process, every accelerator of this machine), "cpu", "gpu" or "tpu".
         processes: processes in the gang, one per host.
         devices_per_process: chips per host, or virtual devices per CPU process; 0 if local.
-        generation: TPU generation such as "v6e"; empty elsewhere.
+        generation: name of the chip in `accelerators`, such as "v6e"; empty elsewhere.
         topology: ICI topology such as "4x4"; empty elsewhere.
     """
 
@@ -58,7 +46,11 @@ def local() -> Hardware:
 
 
 def pod(name: str) -> Hardware:
-    """Hardware by name: "local", "v6e-<chips>" or "cpu-<processes>x<devices per process>".
+    """Hardware by name.
+
+    "local", a TPU slice as Google names it ("v6e-16", "v5p-8": the number counts chips, of v4 and
+    v5p the two cores of each), GPUs of one or of several hosts ("8xh100", "2x8xh100"), or
+    "cpu-<processes>x<devices per process>".
 
     Raises:
         InputError: for any other name, saying which there are.
@@ -68,18 +60,38 @@ def pod(name: str) -> Hardware:
     if match := re.fullmatch(r"cpu-([1-9]\d?)x([1-9]\d?)", name):
         processes, devices = int(match[1]), int(match[2])
         return Hardware(name=name, kind="cpu", processes=processes, devices_per_process=devices)
-    if (match := re.fullmatch(r"v6e-(\d+)", name)) and int(match[1]) in _V6E:
-        chips = int(match[1])
-        topology, hosts = _V6E[chips]
+    if (match := re.fullmatch(r"(?:([1-9]\d{0,3})x)?([1-9]\d?)x([a-z]\w*)", name)) and (
+        match[3] in GPUS
+    ):
+        return Hardware(
+            name=name,
+            kind="gpu",
+            processes=int(match[1] or 1),
+            devices_per_process=int(match[2]),
+            generation=match[3],
+        )
+    if (found := find_slice(name)) is not None:
+        tpu, chips = found
+        hosts = tpu.hosts(chips)
         return Hardware(
             name=name,
             kind="tpu",
             processes=hosts,
             devices_per_process=chips // hosts,
-            generation="v6e",
-            topology=topology,
+            generation=tpu.name,
+            topology=tpu.topologies[chips],
         )
-    known = ", ".join(f"v6e-{chips}" for chips in _V6E)
-    raise InputError(
-        f"hardware: expected local, cpu-<processes>x<devices> or one of {known}; got {name!r}"
+    raise InputError(f"hardware: expected {_known(name)}; got {name!r}")
+
+
+def _known(name: str) -> str:
+    """The slices of the generation that the name begins with, or hardware of each kind."""
+    tpu = TPUS.get(name.partition("-")[0])
+    if tpu is not None:
+        return f"one of {', '.join(tpu.names)}"
+    tpus = ", ".join(f"{tpu.name}-{16 * tpu.cores}" for tpu in TPUS.values())
+    gpus = ", ".join(f"8x{gpu}" for gpu in GPUS)
+    return (
+        f"local, cpu-<processes>x<devices>, a TPU slice ({tpus}), GPUs of a host ({gpus}) or of "
+        "several (2x8xh100)"
     )

@@ -18,9 +18,9 @@ from models.flops import (
     ideal_tokens_per_second,
     mean_attended,
     parameters,
-    peak_flops,
     training_flops_per_token,
 )
+from pipeline.accelerators import peak_flops
 from pipeline.errors import InputError
 from tests.models import small
 
@@ -228,16 +228,3 @@ def test_parameters_say_what_they_count():
     assert counts.without_embeddings == counts.total - tables
     blocks = counts.matmul - 61 * 24
     assert counts.without_embeddings == blocks + shape.norm_parameters + shape.bias_parameters
-
-
-def test_peaks():
-    """Devices by JAX's name; anything else has no peak rather than a wrong one."""
-    assert peak_flops("TPU v6 lite") == 918e12
-    assert peak_flops("TPU v5 lite") == 197e12
-    assert peak_flops("TPU v5") == peak_flops("TPU v5p") == 459e12
-    assert peak_flops("TPU v4") == 275e12
-    assert peak_flops("NVIDIA H100 80GB HBM3") == peak_flops("NVIDIA H200") == 989.4e12
-    assert peak_flops("NVIDIA H100 PCIe") == 756e12
-    assert peak_flops("NVIDIA A100-SXM4-80GB") == peak_flops("NVIDIA A100-PCIE-40GB") == 312e12
-    for unknown in ("cpu", "TPU v4 lite", "TPU v7", "NVIDIA A10", "NVIDIA H1000", "H100"):
-        assert peak_flops(unknown) is None

@@ -11,7 +11,6 @@ import jax
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.graph.hardware import pod
 from tests.training import tiny
 from training.cost import topology
 from training.cost.topology import describe
@@ -89,13 +88,6 @@ def test_microbatches_do_the_same_work():
 def test_unknown_slices_are_refused(name):
     with pytest.raises(InputError, match="slice: expected"):
         describe(name)
-
-
-@pytest.mark.parametrize("chips", topology.V6E)
-def test_slices_are_those_that_can_be_asked_for(chips):
-    """The table of planning, which imports no JAX, and the one here agree."""
-    planned = pod(f"v6e-{chips}")
-    assert topology.V6E[chips] == (planned.topology, planned.processes)
 
 
 def test_without_libtpu(monkeypatch):

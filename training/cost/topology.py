@@ -12,22 +12,8 @@ import os
 import re
 from typing import Any
 
+from pipeline.accelerators import TPUS, Tpu, find_slice
 from pipeline.errors import InputError
-
-V6E = {
-    1: ("1x1", 1),
-    4: ("2x2", 1),
-    8: ("2x4", 1),
-    16: ("4x4", 4),
-    32: ("4x8", 8),
-    64: ("8x8", 16),
-    128: ("8x16", 32),
-    256: ("16x16", 64),
-}
-"""Topology and hosts by chips, as in `pipeline.graph.hardware`, which training does not import."""
-
-HBM_BYTES = {"TPU v6 lite": 31.25 * 2**30}
-"""Memory a program may use on one chip, by JAX's `device_kind`, as the compiler states it."""
 
 
 def describe(slice_name: str) -> list[Any]:
@@ -39,41 +25,43 @@ def describe(slice_name: str) -> list[Any]:
     Raises:
         InputError: when the name is unknown or libtpu is not installed.
     """
-    generation, topology, hosts = _topology(slice_name)
+    tpu, topology, hosts = _topology(slice_name)
     if importlib.util.find_spec("libtpu") is None:
         raise InputError(
             f"compiling for {slice_name}: expected the package libtpu, which has the TPU compiler, "
             "and found none; pip install 'ponente[tpu]' (Linux, x86-64)"
         )
     sides = [int(side) for side in topology.split("x")]
-    _set_environment(generation, math.prod(sides))
+    _set_environment(f"{tpu.google_name}-{math.prod(sides) * tpu.cores}")
     # Imported late: JAX reads JAX_PLATFORMS when it starts.
     from jax.experimental import topologies
 
     # libtpu takes a host to have 2x2 chips unless told otherwise.
     bounds = {"chips_per_host_bounds": [*sides, 1, 1][:3]} if hosts == 1 else {}
     described = topologies.get_topology_desc(
-        platform="tpu", topology_name=f"{generation}:{topology}", **bounds
+        platform="tpu", topology_name=f"{tpu.name}:{topology}", **bounds
     )
     return list(described.devices)
 
 
-def _topology(slice_name: str) -> tuple[str, str, int]:
-    """Generation, topology and hosts: "v6e-16" is ("v6e", "4x4", 4)."""
+def _topology(slice_name: str) -> tuple[Tpu, str, int]:
+    """Generation, topology and hosts: "v6e-16" is v6e, "4x4", 4."""
     if match := re.fullmatch(r"(v\d+[a-z]*):([1-9]\d*(?:x[1-9]\d*){1,2})", slice_name):
-        chips = math.prod(int(side) for side in match[2].split("x"))
-        return match[1], match[2], max(chips // 4, 1)
-    match = re.fullmatch(r"v6e-(\d+)", slice_name)
-    if match is None or int(match[1]) not in V6E:
-        known = ", ".join(f"v6e-{chips}" for chips in V6E)
-        raise InputError(
-            f"slice: expected one of {known} or a topology such as v6e:4x4, got {slice_name!r}"
-        )
-    return "v6e", *V6E[int(match[1])]
+        tpu, chips = TPUS.get(match[1]), math.prod(int(side) for side in match[2].split("x"))
+        if tpu is not None:
+            return tpu, match[2], max(chips // 4, 1)
+    elif (found := find_slice(slice_name)) is not None:
+        tpu, chips = found
+        return tpu, tpu.topologies[chips], tpu.hosts(chips)
+    known = ", ".join(TPUS["v6e"].names)
+    raise InputError(
+        f"slice: expected one of {known}, such a slice of {', '.join(TPUS)}, or a topology such as "
+        f"v6e:4x4; got {slice_name!r}"
+    )
 
 
-def _set_environment(generation: str, chips: int) -> None:
-    os.environ["TPU_ACCELERATOR_TYPE"] = f"{generation}-{chips}"
+def _set_environment(accelerator_type: str) -> None:
+    os.environ["TPU_ACCELERATOR_TYPE"] = accelerator_type
     for name, value in {
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",

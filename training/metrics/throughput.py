@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from models.config import TransformerConfig
-from models.flops import peak_flops, training_flops_per_token
+from models.flops import training_flops_per_token
+from pipeline.accelerators import peak_flops
 from training.config.job import MetricsRow
 
 MEMORY_SECONDS = 1.0

@@ -19,11 +19,11 @@ import optax
 from models.attention.dispatch import BackendChoice, choose_backend
 from models.config import TransformerConfig
 from models.remat import checkpoint_policy
+from pipeline.accelerators import chip_of
 from training.config import OptimizerConfig, TrainConfig
 from training.config.batch_schedule import BatchPhase, batch_phases
 from training.cost.memory_estimate import resolve
 from training.cost.shape_lint import lint
-from training.cost.topology import HBM_BYTES
 from training.optimizer.build import build
 from training.optimizer.lr_schedule import schedule
 from training.sharding.layout import Layout, check_batch, make_layout
@@ -182,8 +182,9 @@ def resolved(
 
 def memory_limit(device: Any) -> float | None:
     """Bytes that a program may use on a device, None where it cannot be known."""
-    if device.device_kind in HBM_BYTES:
-        return HBM_BYTES[device.device_kind]
+    chip = chip_of(device.device_kind)
+    if chip is not None and chip.usable is not None:
+        return chip.usable
     if device.platform == "cpu":  # a share of the host, which says nothing of what is free
         return None
     return (device.memory_stats() or {}).get("bytes_limit")

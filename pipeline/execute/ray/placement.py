@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from pipeline.accelerators import TPUS
 from pipeline.errors import Cancelled, InputError, ResourcesUnavailable
 from pipeline.execute.ray import runtime_env
 from pipeline.execute.ray.heartbeat import Heartbeat
@@ -88,9 +89,13 @@ class Placement:
                 self._group = self._slice.placement_group
                 self._bundle = {"TPU": hardware.devices_per_process}
             else:
-                self._bundle = {"CPU": 1, **accelerators}
-                _refuse_if_too_small(hardware)
-                self._group = placement_group([self._bundle] * hardware.processes, strategy="PACK")
+                self._bundle = {"CPU": 1, **accelerators, **_gpus(hardware)}
+                _refuse_if_too_small(hardware, self._bundle)
+                apart = hardware.kind == "gpu" and hardware.processes > 1
+                self._group = placement_group(
+                    [self._bundle] * hardware.processes,
+                    strategy="STRICT_SPREAD" if apart else "PACK",
+                )
             ready = cast(Any, self._group).ready()
             waiting.until(
                 lambda: bool(ray.wait([ready], timeout=_POLL_SECONDS)[0]),
@@ -132,14 +137,24 @@ class Placement:
             remove_placement_group(self._group)
 
 
-def _refuse_if_too_small(hardware: Hardware) -> None:
-    there = ray.cluster_resources().get("CPU", 0)
-    # Hosts may join a cluster; a Ray of this machine alone never grows.
-    if there < hardware.processes and not runtime_env.on_cluster():
-        raise InputError(
-            f"hardware {hardware.name!r} needs {hardware.processes} CPUs, one per process; this "
-            f"Ray cluster has {there:.0f}"
-        )
+def _gpus(hardware: Hardware) -> dict[str, float]:
+    """GPUs of one host, and a trace of the resource by which Ray knows their kind."""
+    if hardware.kind != "gpu":
+        return {}
+    kind = f"accelerator_type:{hardware.generation.upper()}"
+    return {"GPU": hardware.devices_per_process, kind: 0.001}
+
+
+def _refuse_if_too_small(hardware: Hardware, bundle: Mapping[str, float]) -> None:
+    if runtime_env.on_cluster():
+        return  # hosts may join it; a Ray of this machine alone never grows
+    there = ray.cluster_resources()
+    for name, amount in bundle.items():
+        if there.get(name, 0) < amount * hardware.processes:
+            raise InputError(
+                f"hardware {hardware.name!r} needs {amount * hardware.processes:g} {name}, "
+                f"{amount:g} per process; this Ray has {there.get(name, 0):g}"
+            )
 
 
 def _reserve_slice(hardware: Hardware, waiting: Waiting) -> Any:
@@ -193,7 +208,7 @@ class _Reservation:
         try:
             reserved = SlicePlacementGroup(
                 topology=hardware.topology,
-                accelerator_version=hardware.generation,
+                accelerator_version=TPUS[hardware.generation].google_name,
                 chips_per_vm=hardware.devices_per_process,
                 # Process i on host i, which is what the TPU itself calls them.
                 bundle_label_selector=hosts if hardware.processes > 1 else None,

@@ -19,6 +19,7 @@ from pipeline.errors import (
     PonenteError,
     Preempted,
     ResourcesUnavailable,
+    StepFailed,
     StoreUnavailable,
     WorkerLost,
 )
@@ -275,3 +276,45 @@ def test_a_lost_host_is_tried_again(tmp_path, monkeypatch):
     assert found.manifest.result["sum"] == 2**10
     assert len(causes) == 1
     assert causes[0].startswith(("process 0 of 2 on cpu-2x1", "process 1 of 2 on cpu-2x1"))
+
+
+def see_gpus(job: None, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
+    """Which GPUs a process may use, and where it is."""
+    import ray
+
+    node = ray.get_runtime_context().get_node_id()
+    emit({"event": "warning", "message": f"{node} {os.environ['CUDA_VISIBLE_DEVICES']}"})
+    return {"count": process.count, "coordinator": process.coordinator}
+
+
+@step(output=Total, version=1, cpus=0)
+def seen(run: StepContext, *, hardware: str) -> Result:
+    """A gang on GPUs."""
+    return dict(run.gang(pod(hardware), see_gpus, None))
+
+
+@pytest.mark.slow
+def test_gpus_of_several_hosts_are_one_gang(tmp_path, monkeypatch):
+    """A process on each host that has the kind, with all GPUs asked for; imitated resources."""
+    from pipeline.execute.ray.backend import RayBackend
+
+    monkeypatch.setenv("PYTHONPATH", str(several.ROOT))
+    cluster, events = several.start(), []
+    for _ in range(2):
+        several.add(cluster, cpus=1, num_gpus=2, resources={"accelerator_type:H100": 1})
+    several.add(cluster, cpus=1, num_gpus=2, resources={"accelerator_type:A100": 1})
+    backend = RayBackend(cluster.address, wait=5)
+    try:
+        graph = seen(hardware="2x2xh100")
+        execution = run_on(backend, str(tmp_path / "s"), graph, events.append)
+        with pytest.raises(StepFailed, match="no room for 3 processes within 5 s"):
+            run_on(backend, str(tmp_path / "t"), seen(hardware="3x2xh100"), wait=5)
+    finally:
+        backend.close()
+        cluster.shutdown()
+    (found,) = execution.published.values()
+    assert found.manifest.result["count"] == 2
+    assert ":" in found.manifest.result["coordinator"]
+    places = [e["message"].split() for e in events if e["event"] == "warning"]
+    assert len({node for node, _ in places}) == 2
+    assert [gpus for _, gpus in places] == ["0,1", "0,1"]

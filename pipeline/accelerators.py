@@ -1,0 +1,199 @@
+"""The chips that can be asked for: one table for pods, memory, MFU and doctor.
+
+Peaks are dense bfloat16. Sources: cloud.google.com/tpu/docs (system architecture of each
+generation), "How to Scale Your Model" (jax-ml.github.io/scaling-book, table of chips) for the rates
+of links, and NVIDIA's data sheets for GPUs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+_GIB = 2.0**30
+_FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
+_CUBES = {
+    4: "2x2x1",
+    8: "2x2x2",
+    16: "2x2x4",
+    32: "2x4x4",
+    64: "4x4x4",
+    128: "4x4x8",
+    256: "4x8x8",
+    512: "8x8x8",
+    1024: "8x8x16",
+}
+_CHIPS_PER_HOST = 4
+_MOST_ON_ONE_HOST = 8  # of the generations with flat slices: machine types with 1, 4 or 8 chips
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chip:
+    """One kind of chip.
+
+    Attributes:
+        name: as in `pod("v6e-16")` or `pod("8xh100")`.
+        device_kinds: what JAX calls it; of a GPU, the words that its name starts with.
+        peak: dense bfloat16 operations a second.
+        memory: bytes on the chip.
+        usable: bytes that a program may use, as the TPU compiler states it; None where it has not
+            been asked.
+        bandwidth: of that memory, in bytes a second.
+        link: bytes a second of one link to another chip, one way; of a GPU, of all its NVLinks.
+        links: to other chips in the same slice or host.
+    """
+
+    name: str
+    device_kinds: tuple[str, ...]
+    peak: float
+    memory: float
+    bandwidth: float
+    link: float
+    links: int
+    usable: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tpu(Chip):
+    """A TPU generation.
+
+    Attributes:
+        google_name: in accelerator types such as v5litepod-16, and in Ray's labels.
+        cores: of one chip; those of a slice are what the number in its name counts.
+        topologies: by chips.
+    """
+
+    google_name: str
+    cores: int
+    topologies: dict[int, str] = field(repr=False)
+
+    def hosts(self, chips: int) -> int:
+        """Virtual machines of a slice with so many chips."""
+        whole = self.topologies is _FLAT and chips <= _MOST_ON_ONE_HOST
+        return 1 if whole else math.ceil(chips / _CHIPS_PER_HOST)
+
+    @property
+    def names(self) -> dict[str, int]:
+        """Chips of every slice, by name."""
+        return {f"{self.name}-{chips * self.cores}": chips for chips in self.topologies}
+
+
+TPUS = {
+    tpu.name: tpu
+    for tpu in (
+        Tpu(
+            name="v4",
+            device_kinds=("TPU v4",),
+            peak=275e12,
+            memory=32 * _GIB,
+            bandwidth=1228e9,
+            link=45e9,
+            links=6,
+            google_name="v4",
+            cores=2,
+            topologies=_CUBES,
+        ),
+        Tpu(
+            name="v5e",
+            device_kinds=("TPU v5 lite", "TPU v5e"),
+            peak=197e12,
+            memory=16 * _GIB,
+            bandwidth=819e9,
+            link=45e9,
+            links=4,
+            google_name="v5litepod",
+            cores=1,
+            topologies=_FLAT,
+        ),
+        Tpu(
+            name="v5p",
+            device_kinds=("TPU v5", "TPU v5p"),
+            peak=459e12,
+            memory=95 * _GIB,
+            bandwidth=2765e9,
+            link=90e9,
+            links=6,
+            google_name="v5p",
+            cores=2,
+            topologies=_CUBES,
+        ),
+        Tpu(
+            name="v6e",
+            device_kinds=("TPU v6 lite", "TPU v6e"),
+            peak=918e12,
+            memory=32 * _GIB,
+            usable=31.25 * _GIB,
+            bandwidth=1600e9,
+            link=90e9,
+            links=4,
+            google_name="v6e",
+            cores=1,
+            topologies=_FLAT,
+        ),
+    )
+}
+
+
+def _gpu(name: str, kind: str, peak: float, memory: float, bandwidth: float, link: float) -> Chip:
+    return Chip(
+        name=name,
+        device_kinds=(kind,),
+        peak=peak,
+        memory=memory,
+        bandwidth=bandwidth,
+        link=link,
+        links=1,
+    )
+
+
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        _gpu("a100", "NVIDIA A100", 312e12, 80e9, 2039e9, 300e9),
+        _gpu("h100", "NVIDIA H100", 989.4e12, 80e9, 3350e9, 450e9),
+        _gpu("h200", "NVIDIA H200", 989.4e12, 141e9, 4800e9, 450e9),
+        _gpu("b200", "NVIDIA B200", 2250e12, 180e9, 8000e9, 900e9),
+    )
+}
+# Cards that a host may have in place of those above, by the words their names start with.
+_OTHER_PEAKS = {
+    "NVIDIA H100 NVL": 835.5e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H200 NVL": 835.5e12,
+}
+
+
+def chip_of(device_kind: str) -> Chip | None:
+    """The chip that JAX calls by this name; None for one that is not in the table.
+
+    A TPU's name must be in the table as it is, for a newer one's may begin like an older one's. Of
+    a GPU's the longest entry counts whose words it starts with.
+    """
+    for tpu in TPUS.values():
+        if device_kind in tpu.device_kinds:
+            return tpu
+    gpus = {kind: gpu for gpu in GPUS.values() for kind in gpu.device_kinds}
+    return gpus.get(_longest(device_kind, gpus))
+
+
+def peak_flops(device_kind: str) -> float | None:
+    """Dense bfloat16 peak of one device in operations a second, None where it is not known."""
+    if other := _longest(device_kind, _OTHER_PEAKS):
+        return _OTHER_PEAKS[other]
+    chip = chip_of(device_kind)
+    return chip.peak if chip is not None else None
+
+
+def _longest(device_kind: str, kinds: dict[str, Chip] | dict[str, float]) -> str:
+    fitting = (
+        kind
+        for kind in kinds
+        if device_kind.startswith(kind) and not device_kind[len(kind) :][:1].isalnum()
+    )
+    return max(fitting, key=len, default="")
+
+
+def find_slice(name: str) -> tuple[Tpu, int] | None:
+    """The TPU and the number of chips that a name such as v6e-16 means; None for another name."""
+    tpu = TPUS.get(name.partition("-")[0])
+    return (tpu, tpu.names[name]) if tpu is not None and name in tpu.names else None

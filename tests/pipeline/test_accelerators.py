@@ -1,0 +1,77 @@
+"""The table of chips: names of slices, hosts and peaks, and the same by Ray's own table."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from ray._private.accelerators import tpu as rays
+
+from pipeline import InputError, pod
+from pipeline.accelerators import GPUS, TPUS, chip_of, peak_flops
+
+SLICES = [(tpu, name) for tpu in TPUS.values() for name in tpu.names]
+
+
+@pytest.mark.parametrize(("tpu", "name"), SLICES, ids=[name for _, name in SLICES])
+def test_every_slice_is_one_that_ray_knows(tpu, name):
+    """Its topology exists, with as many chips on a host, and its name is Google's."""
+    asked = pod(name)
+    assert (asked.kind, asked.generation) == ("tpu", tpu.name)
+    assert asked.topology in rays.VALID_TPU_TOPOLOGY[tpu.google_name]
+    assert asked.devices == math.prod(int(side) for side in asked.topology.split("x"))
+    assert asked.devices_per_process == rays.get_chips_per_host(asked.topology, tpu.google_name)
+    called = rays.infer_tpu_pod_type_from_topology(asked.topology, tpu.google_name)
+    assert called == name.replace(tpu.name, tpu.google_name)
+
+
+def test_the_number_of_a_slice_counts_cores_where_google_counts_them():
+    """v5p-8 is four chips on one host; v6e-8 is eight on one, v6e-16 sixteen on four."""
+    found = {n: (pod(n).devices, pod(n).processes) for n in ("v4-16", "v5p-8", "v6e-8", "v5e-16")}
+    assert found == {"v4-16": (8, 2), "v5p-8": (4, 1), "v6e-8": (8, 1), "v5e-16": (16, 4)}
+
+
+def test_gpus_of_one_host_and_of_several():
+    one, two = pod("8xh100"), pod("2x8xb200")
+    assert (one.kind, one.generation, one.processes, one.devices) == ("gpu", "h100", 1, 8)
+    assert (two.generation, two.processes, two.devices_per_process) == ("b200", 2, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("v6e-3", "v6e-1, v6e-4, v6e-8, v6e-16"),
+        ("v5p-4", "v5p-8, v5p-16"),
+        ("v7-8", "v4-32, v5e-16, v5p-32, v6e-16"),
+        ("8xh800", "8xa100, 8xh100, 8xh200, 8xb200"),
+        ("0xh100", "GPUs of a host"),
+        ("2x0xh100", "GPUs of a host"),
+        ("h100", "GPUs of a host"),
+        ("cpu-0x2", "cpu-<processes>x<devices>"),
+    ],
+)
+def test_other_names_are_refused_with_those_there_are(name, known):
+    with pytest.raises(InputError, match="hardware: expected") as refused:
+        pod(name)
+    assert known in str(refused.value)
+
+
+def test_peaks():
+    """Devices by JAX's name; anything else has no peak rather than a wrong one."""
+    assert peak_flops("TPU v6 lite") == 918e12
+    assert peak_flops("TPU v5 lite") == 197e12
+    assert peak_flops("TPU v5") == peak_flops("TPU v5p") == 459e12
+    assert peak_flops("TPU v4") == 275e12
+    assert peak_flops("NVIDIA H100 80GB HBM3") == peak_flops("NVIDIA H200") == 989.4e12
+    assert peak_flops("NVIDIA H100 PCIe") == 756e12
+    assert peak_flops("NVIDIA B200") == 2250e12
+    assert peak_flops("NVIDIA A100-SXM4-80GB") == peak_flops("NVIDIA A100-PCIE-40GB") == 312e12
+    for unknown in ("cpu", "TPU v4 lite", "TPU v7", "NVIDIA A10", "NVIDIA H1000", "H100"):
+        assert peak_flops(unknown) is None
+
+
+def test_chips_by_the_name_that_jax_gives_them():
+    for chip in (*TPUS.values(), *GPUS.values()):
+        assert all(chip_of(kind) is chip for kind in chip.device_kinds)
+    assert chip_of("cpu") is None
+    assert all(c.usable is None or c.usable < c.memory for c in TPUS.values())
