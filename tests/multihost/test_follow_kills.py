@@ -110,7 +110,7 @@ def test_followed_and_killed_midway_the_results_are_those_of_one_after_the_other
     got, want = (load_model(m.final, tiny.MODEL) for m in (model, want_model))
     assert tiny.equal(got, want)
     assert model.rows("evaluations") == want_model.rows("evaluations")
-    order = [(e["step"], e["event"]) for e in events]
+    order = [(e.get("step"), e["event"]) for e in events]
     assert order.index(("follow", "progress")) < order.index(("train", "finished"))
     # Its own death, and that of the training it followed.
     assert order.count(("follow", "retried")) == 2

@@ -21,8 +21,8 @@ from pipeline.plan.lineage import lineage
 from pipeline.plan.plan import needed_keys, plan
 from pipeline.store import storage
 from pipeline.store.outputs import Store
+from tests.bench.plan_clock import chain, publish, wide_graph
 from tests.pipeline.helpers import bring_up, executed, result
-from tests.pipeline.plan.plan_clock import chain, publish, wide_graph
 from tests.pipeline.toy import Numbers, Scale, numbers, scaled, total
 
 ROOT = Path(__file__).parents[3]
@@ -213,21 +213,18 @@ def test_a_lineage_that_comes_back_to_itself_is_damage(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_plan_of_a_thousand_steps_takes_less_than_a_second(tmp_path, record_property):
-    """Cold, all up to date, and the executor's own look: best of three, without jax."""
+def test_planning_imports_no_heavy_module(tmp_path):
+    """Cold, all up to date, and the executor's own look."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.pipeline.plan.plan_clock", str(tmp_path / "store"), "1000"],
+        [sys.executable, "-m", "tests.bench.plan_clock", str(tmp_path / "store"), "10"],
         capture_output=True,
         text=True,
         check=True,
         cwd=ROOT,
     )
     measured = json.loads(done.stdout)
-    record_property("seconds", measured["seconds"])
     assert set(measured["seconds"]) == {"cold", "hit", "look"}
     assert not {"jax", "numpy", "ray", "pyarrow"} & set(measured["modules"])
-    for name, seconds in measured["seconds"].items():
-        assert seconds < 1.0, f"{name}: {seconds:.2f} s"
 
 
 def test_explaining_a_change_does_not_compare_everything_with_everything(tmp_path, monkeypatch):
