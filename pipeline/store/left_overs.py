@@ -159,7 +159,7 @@ def _of_attempt(tree: Tree, attempt: str, kept: set[str]) -> Iterator[str]:
             yield from (
                 path
                 for path in tree.under(part)
-                if not any(path.startswith(f"{shard}/") for shard in below)
+                if not any(f"{path}/".startswith(f"{shard}/") for shard in below)
             )
 
 
