@@ -78,6 +78,7 @@ def test_biases_and_norms_start_neutral():
         np.testing.assert_array_equal(norm.bias.array, 0.0)
 
 
+@pytest.mark.slow
 def test_layers_start_different():
     """Each layer, and each matrix of a layer, draws its own numbers."""
     stack = small.init(small.config()).blocks.stacked

@@ -49,6 +49,7 @@ def test_both_orders_of_axes_compute_the_same(name):
 
 
 @pytest.mark.parametrize("name", ["grouped", "three_short_one_long", "gpt2"])
+@pytest.mark.slow
 def test_segments_equal_the_oracle(name):
     """Attention stays inside a segment, wherever its borders are in each row."""
     model, rows = small.model(**small.VARIANTS[name]), small.tokens()
@@ -58,6 +59,7 @@ def test_segments_equal_the_oracle(name):
     assert abs(got - logits_of(model, small.named(rows))).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_rows_longer_than_the_learned_positions_are_refused():
     """There is no vector for a position beyond the context; the message says both lengths."""
     model = small.model(positions="learned", context=8)

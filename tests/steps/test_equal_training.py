@@ -19,6 +19,8 @@ from tests.pipeline.helpers import bring_up, executed
 from tests.steps.mini import MINI
 from training.checkpoint.checkpointer import Checkpointer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):

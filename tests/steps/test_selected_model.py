@@ -18,6 +18,9 @@ from tests.steps.synthetic import synthetic
 from tests.steps.test_train_on import CONSTANT, EIGHT, FOUR, MODEL, built, sequences
 from tests.training import tiny
 
+pytestmark = pytest.mark.slow
+
+
 WORSE = dataclasses.replace(CONSTANT, learning_rate=1e-5)
 
 

@@ -77,6 +77,7 @@ def test_a_program_of_the_cpu():
     assert counted.recomputed_dots == found.cost.recomputed_dots
 
 
+@pytest.mark.slow
 def test_microbatches_do_the_same_work():
     """A loop over two halves of the batch."""
     whole, halves = (trace(tiny.program(1, microbatches=count)) for count in (1, 2))

@@ -139,6 +139,7 @@ def test_large_scores():
     assert all(np.isfinite(x).all() for x in saturated)
 
 
+@pytest.mark.slow
 def test_bfloat16_in_and_out():
     """Sixteen bits in, the same out; the statistics between are wide."""
     narrow = inputs(1, 64, 2, 2, 16, dtype=jnp.bfloat16)

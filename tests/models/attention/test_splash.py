@@ -85,6 +85,7 @@ def test_equals_the_reference(shape, options):
         pytest.param(1, True, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_several_tiles_equal_the_reference(window, fused):
     """Windows narrower than a tile, wider than one and as wide as two; both backward kernels."""
     with tiled(128, 128, 128, fused):

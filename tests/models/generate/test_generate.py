@@ -61,6 +61,7 @@ def hot(seed: int = 0) -> Sampling:
 
 
 @pytest.mark.parametrize("tokens_per_yield", [1, 3, MAX_TOKENS_PER_CALL])
+@pytest.mark.slow
 def test_streaming_says_the_same(tokens_per_yield):
     """All parts together are the whole, whatever their size; no part is larger than asked for."""
     model = small.model()
@@ -99,6 +100,7 @@ def test_the_seed_decides():
     assert len(set(runs[0][0])) > 3
 
 
+@pytest.mark.slow
 def test_draws_are_among_the_likeliest_of_every_step():
     """Each token is one of the k best of what came before it; k = 1 is greedy."""
     model = small.model()

@@ -113,6 +113,7 @@ def test_the_cache_is_as_large_as_its_formula_says():
     soft_cap=st.sampled_from([None, 0.7]),
     positions=st.tuples(st.integers(0, 7), st.integers(0, 7)),
 )
+@pytest.mark.slow
 def test_attention_to_the_past(window, soft_cap, positions):
     """Position by position in NumPy; what is in later slots, huge numbers too, changes nothing."""
     rng = np.random.default_rng(0)

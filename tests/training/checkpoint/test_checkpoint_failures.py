@@ -16,6 +16,7 @@ from training.checkpoint import files
 from training.checkpoint.retention import Retention
 
 
+@pytest.mark.slow
 def test_one_failed_save_is_told_and_the_next_one_made(new_checkpointer):
     """A store that failed for a while costs its checkpoint and no other."""
     store = iter([OSError("no answer"), None, OSError("no answer"), None])
@@ -59,6 +60,7 @@ def test_a_store_that_cannot_say_what_is_there_costs_that_save_alone(new_checkpo
     assert deleted == []
 
 
+@pytest.mark.slow
 def test_two_failed_saves_in_a_row_are_an_error_and_so_is_the_last(new_checkpointer):
     """Of a kind that says that trying again may help, with the reason."""
 

@@ -81,6 +81,7 @@ def test_damage_to_any_file_is_found(saved, tmp_path, kind):
             restore(str(copy), program.abstract)
 
 
+@pytest.mark.slow
 def test_damaged_newest_falls_back_and_is_reported(copies):
     """The next older one is restored, and the damage is reported with step and path."""
     program, paths = copies

@@ -109,6 +109,7 @@ def test_a_loop_of_unknown_length_counts_once_and_is_reported():
     groups=st.integers(1, 2),
 )
 @settings(max_examples=15)
+@pytest.mark.slow
 def test_flops_of_a_convolution(left, kernel, stride, padding, left_dilate, dilate, groups):
     """A convolution of ones has, at every output, the number of its real products."""
     function = functools.partial(

@@ -72,6 +72,7 @@ def test_whole_sets_on_any_number_of_devices(trained, wanted, devices):
     [(tiny.split(2), 1), (Parallelism(group=2), 1), (Parallelism(tensor=2), 1), (tiny.split(8), 4)],
     ids=["group", "group_of_auto", "tensor", "more_than_there_are"],
 )
+@pytest.mark.slow
 def test_hardware_that_the_parallelism_of_training_does_not_fit(
     trained, wanted, caplog, parallel, devices
 ):

@@ -64,6 +64,7 @@ def test_one_new_token():
     assert sampler(placed(model, layout)) == generate(model, PROMPTS, new_tokens=1)
 
 
+@pytest.mark.slow
 def test_texts_begin_and_end_as_those_of_generate(tmp_path):
     """An empty prompt begins a document, and the end of one is not spelled out."""
     url = tmp_path / "tokenizer.json"

@@ -70,6 +70,7 @@ def test_log_likelihoods_are_those_of_the_reference(devices, batch_size):
         assert one.greedy == (best == list(request.ids[request.first :]))
 
 
+@pytest.mark.slow
 def test_a_greedy_continuation_is_told():
     """What the model itself would write is greedy, and one other token is not."""
     ids = [5, 9]

@@ -192,6 +192,7 @@ def test_a_run_built_anew_is_another_run_to_services(root, tmp_path, monkeypatch
     assert found == ["train-1234-0a1b", "train-1234-0a1b", "train-1234-2c3d", "train-1234"]
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_says_so_in_its_journal(root, tmp_path, monkeypatch):
     """Whatever ended it."""
     monkeypatch.setattr(Evaluator, "__call__", lambda *_: json.loads("no json"))

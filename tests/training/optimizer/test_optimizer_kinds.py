@@ -121,6 +121,7 @@ def test_split_state_trains_as_a_whole_one(kind):
     np.testing.assert_allclose(losses[0], losses[1], rtol=2e-3)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_kind_or_dtype_is_refused(tmp_path):
     """The message names an array of the optimizer."""
     checkpointer = Checkpointer(str(tmp_path), attempt="a")

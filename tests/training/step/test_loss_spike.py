@@ -106,6 +106,7 @@ def _spoiled(tree, value):
     return jax.tree.unflatten(structure, leaves)
 
 
+@pytest.mark.slow
 def test_a_batch_of_nothing_that_counts_changes_no_parameter_by_its_loss():
     """All padding: the loss is 0 and finite, and the step has no gradient."""
     program = tiny.program()

@@ -121,6 +121,7 @@ def test_same_losses_on_every_mesh(devices, changes):
     assert program.step._cache_size() == 1
 
 
+@pytest.mark.slow
 def test_fsdp_state_is_split_from_the_start():
     """Split over 4, a device holds a quarter of every matrix, in the model and in both moments."""
     state = tiny.program(4, parallel=tiny.split(4)).init()

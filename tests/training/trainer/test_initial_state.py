@@ -129,6 +129,7 @@ def test_a_start_that_cannot_be_is_refused(finished, tmp_path):
         Start(checkpoint="x", take="weights")
 
 
+@pytest.mark.slow
 def test_a_run_with_checkpoints_of_its_own_resumes_and_does_not_start_again(finished):
     """Once begun, where it started from no longer matters."""
     _, job, four = finished

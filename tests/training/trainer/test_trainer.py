@@ -118,6 +118,7 @@ def test_finished_run_is_not_trained_again(whole, tmp_path):
     assert not (tmp_path / "unused").exists()
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_the_next_run_goes_on(whole, tmp_path):
     """A signal at step 2 ends the run with a checkpoint; resumed, it ends as if uninterrupted."""
     want, _, job = whole(1)
@@ -206,6 +207,7 @@ def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(data, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_no_validation_split_means_no_evaluation(data, tmp_path):
     """Without held-out sets the run trains and its evaluations are empty."""
     job = tiny.make_job(data, held_out=(), checkpoint_directory=str(tmp_path))
