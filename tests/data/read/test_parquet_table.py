@@ -119,7 +119,23 @@ def test_a_failing_disk_is_not_called_damage():
     assert parquet_table.is_damage(OSError("Corrupt snappy compressed data."))
 
 
-LAST_HOLDERS = """
+# Threads may end between their listing and the call.
+MAKE_THREADS_LATE = """
+import contextlib, os
+
+def make_threads_late():
+    core = {min(os.sched_getaffinity(0))}
+    for thread in map(int, os.listdir("/proc/self/task")):
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(thread, core)
+            if thread != os.getpid():
+                os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+
+"""
+
+LAST_HOLDERS = (
+    MAKE_THREADS_LATE
+    + """
 import io, os, sys, threading
 from data.read import parquet_table, work_units
 from pipeline.store import storage
@@ -139,15 +155,13 @@ read = {
 }[sys.argv[2]]
 list(read())
 here = os.getpid()
-for thread in map(int, os.listdir("/proc/self/task")):
-    os.sched_setaffinity(thread, {min(os.sched_getaffinity(0))})
-    if thread != here:
-        os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+make_threads_late()
 ended.clear()
 for _ in range(150):
     list(read())
 print(len(ended), sum(thread != here for thread in ended))
 """
+)
 
 
 @pytest.mark.slow
@@ -161,16 +175,15 @@ def test_no_thread_of_arrows_is_the_last_to_hold_a_file(tmp_path, whose):
     assert done.stdout.split() == ["150", "0"], done.stdout + done.stderr
 
 
-LATE_BLOCKS = """
+LATE_BLOCKS = (
+    MAKE_THREADS_LATE
+    + """
 import os, sys
 from data.read import arrow_file, parquet_table
 
 read = lambda: list(parquet_table.read_table(sys.argv[1], ["id"]))
 read()
-for thread in map(int, os.listdir("/proc/self/task")):
-    os.sched_setaffinity(thread, {min(os.sched_getaffinity(0))})
-    if thread != os.getpid():
-        os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+make_threads_late()
 late = after = reads = 0
 while reads < 300 or (late == 0 and reads < 6000):
     read()
@@ -180,6 +193,7 @@ while reads < 300 or (late == 0 and reads < 6000):
     after += bool(arrow_file._blocks)
 print(late, after)
 """
+)
 
 
 @pytest.mark.slow

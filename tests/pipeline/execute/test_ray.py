@@ -210,7 +210,7 @@ def test_the_number_of_heaps_is_said_unless_the_user_did(monkeypatch, found, one
 
 def test_a_gang_larger_than_the_cluster_is_refused(tmp_path, backend):
     """The message says what is needed and what is there."""
-    with pytest.raises(StepFailed, match="needs 64 CPUs"):
+    with pytest.raises(StepFailed, match="needs 64 CPU, 1 per process; this Ray has"):
         _run(backend, str(tmp_path), ganged(job=1, hardware="cpu-64x1"))
 
 
