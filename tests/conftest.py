@@ -7,9 +7,15 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+from hypothesis import settings
+
+from tests import compilation
+
 # Read when jax starts, so they are set before any test module can import it.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+os.environ.setdefault("XLA_FLAGS", compilation.xla_flags(devices=8))
+compilation.share_programs()
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -19,9 +25,6 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("MALLOC_ARENA_MAX", "0")
 os.environ.pop("PONENTE_PREFIX", None)
 os.environ.pop("RAY_ADDRESS", None)
-
-import pytest
-from hypothesis import settings
 
 # How long an example takes says more of the machine's other work than of the code.
 settings.register_profile("suite", deadline=None, max_examples=50)

@@ -6,7 +6,6 @@ What is published is what the build declared, every byte, whatever was deleted o
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import shutil
 import signal
@@ -23,7 +22,6 @@ from pipeline.store.outputs import Store
 from tests.faults.lease_trial import DEADLINE_SECONDS, QUICK, Worker, workers
 from tests.faults.owner_worker import PARTS, STEPS, node_of
 from tests.faults.registry import Fault, trials
-from tests.faults.trainers import quick_compilation
 
 _WORKER = "tests.faults.owner_worker"
 _BUILDS = ("first", "forced", "resumed", "of another experiment")
@@ -99,8 +97,6 @@ def _build(worker: Worker, order: dict[str, Any]) -> None:
 def two_owners(seed: int, count: int, workspace: Path) -> dict[str, Any]:
     """Fault 48: a second trainer takes over while the first hangs, or works on after `unlock`."""
     figures: Counter[str] = Counter()
-    for name, value in quick_compilation(workspace).items():
-        os.environ.setdefault(name, value)
 
     def trial(number: int) -> None:
         draw, store = random.Random(number), workspace / f"owners-{number}"

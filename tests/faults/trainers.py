@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.compilation import xla_flags
+
 START_SECONDS = 240.0
 
 
@@ -23,15 +25,6 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
-
-
-def quick_compilation(folder: Path) -> dict[str, str]:
-    """Environment in which processes compile without optimisations, and the same program once."""
-    return {
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
-        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.05",
-    }
 
 
 class Trainers:
@@ -60,8 +53,7 @@ class Trainers:
         environment = {
             **os.environ,
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-            **quick_compilation(run.parent),
+            "XLA_FLAGS": xla_flags(devices),
             "ATTEMPT": os.urandom(4).hex(),
         }
         port = str(free_port())

@@ -8,6 +8,7 @@ deadline alone.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -116,7 +117,9 @@ class Placement:
             count = self._hardware.devices_per_process
             environment |= {
                 "JAX_PLATFORMS": "cpu",
-                "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}",
+                # Other flags of the user's hold on the pod too; of two equal ones the last does.
+                "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} "
+                f"--xla_force_host_platform_device_count={count}",
             }
         resources = {k: v for k, v in self._bundle.items() if k not in ("CPU", "GPU")}
         return kind.options(

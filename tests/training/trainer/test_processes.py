@@ -5,13 +5,12 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from tests.faults.trainers import quick_compilation
+from tests.compilation import xla_flags
 from tests.training import tiny
 from training.checkpoint.restore import newest_sound
 
@@ -30,8 +29,7 @@ def run_processes(root, count, devices, *extra, module="tests.training.worker"):
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        **quick_compilation(Path(root)),
+        "XLA_FLAGS": xla_flags(devices),
     }
     port = str(free_port())
     outputs = [os.path.join(root, f"report-{count}-{i}.json") for i in range(count)]
