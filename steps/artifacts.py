@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from data.cache.token_shard import TokenShard
     from data.tokenizer.text_tokenizer import TextTokenizer
 
-TRAIN, VALIDATION = "train", "validation"
+TRAIN, VALIDATION, TEST = "train", "validation", "test"
 _VOCABULARY = "vocabulary"  # the shard of a token cache that is no split
 
 
@@ -105,10 +105,13 @@ class TokenCache(Artifact):
         found = [name for name in sorted(parts - {TRAIN, _VOCABULARY}) if self.tokens(name)]
         return tuple(sorted(found, key=lambda name: name != VALIDATION))
 
-    def held_out(
-        self, names: tuple[str, ...] = ()
-    ) -> tuple[tuple[str, tuple[TokenShard, ...]], ...]:
-        """Name and shards of held-out splits: of those named, or of all there are.
+    @property
+    def validation_splits(self) -> tuple[str, ...]:
+        """The held-out splits that may be looked at while training: all but "test"."""
+        return tuple(name for name in self.held_out_splits if name != TEST)
+
+    def held_out(self, names: tuple[str, ...]) -> tuple[tuple[str, tuple[TokenShard, ...]], ...]:
+        """Name and shards of the held-out splits `names`.
 
         Raises:
             InputError: for a name of no such split.
@@ -118,7 +121,7 @@ class TokenCache(Artifact):
             raise InputError(
                 f"{self.path}: no held-out split {missing[0]!r}; there are {', '.join(there)}"
             )
-        return tuple((name, self.split(name)) for name in names or there)
+        return tuple((name, self.split(name)) for name in names)
 
     def tokens(self, split: str) -> int:
         """Tokens in a split, EOS included."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from models.config import TransformerConfig
 from pipeline import Artifact, InputError
-from steps.artifacts import TRAIN, Documents, Tokenizer
+from steps.artifacts import TEST, TRAIN, Documents, Tokenizer
 from training.config import TrainConfig
 from training.config.batch_schedule import batch_phases
 
@@ -39,7 +39,8 @@ def check_splits(step: str, node: Any, wanted: tuple[str, ...]) -> None:
     there = splits(node)
     if there is None:
         return
-    if not there:
+    while_training = step == "train" and not wanted
+    if not [name for name in there if not (while_training and name == TEST)]:
         raise InputError(
             f"{step}: no validation tokens, which a loss needs; "
             'sample with splits=(("validation", tokens),)'

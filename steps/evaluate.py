@@ -48,12 +48,13 @@ def evaluate(
     """
     if also.prompts and tokenizer is None:
         tokenizer = tokenizer_of(checkpoint.sequences)
+    tokens = tokens or checkpoint.sequences.cache
     job = score_job(
-        tokens or checkpoint.sequences.cache,
+        tokens,
         tokenizer,
         checkpoint.model,
         checkpoint.train,
-        splits=splits,
+        splits=splits or tokens.held_out_splits,
         sequences=sequences,
         also=also,
         batch_size=batch_size,

@@ -75,7 +75,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
         raise InputError("follow: prompts need a tokenizer: give it as the input `tokenizer`")
 
 
-@step(output=Scores, version=1, cpus=0, check=_check, environment=FLAGS)
+@step(output=Scores, version=2, cpus=0, check=_check, environment=FLAGS)
 def follow(
     run: StepContext,
     model: Annotated[Checkpoint, Live],
@@ -90,6 +90,8 @@ def follow(
 ) -> Result:
     """Loss and bits per byte of every checkpoint, as it comes; arguments as for `evaluate`.
 
+    By default of every held-out split but "test", which is for the trained model.
+
     A checkpoint that retention deletes before it is scored is left out, with a warning, and listed
     in `measured.skipped`: keep more of them (`TrainConfig.keep_checkpoints`), or ask for fewer
     `sequences`.
@@ -101,7 +103,7 @@ def follow(
         tokenizer,
         shape,
         train,
-        splits=splits,
+        splits=splits or tokens.validation_splits,
         sequences=sequences,
         also=also,
         batch_size=batch_size,

@@ -51,7 +51,7 @@ class TrainRequest:
     Attributes:
         sequences: to train on.
         model, optimizer, train: what to train and how.
-        splits: held-out splits to evaluate on; empty for all.
+        splits: held-out splits to evaluate on; empty for all but "test".
         prompts: what the model writes after at every evaluation.
         hardware: where.
         start: a `training.config.job.Start`, or None to begin with new parameters.
@@ -67,7 +67,7 @@ class TrainRequest:
     start: Any = None
 
 
-@step(output=Checkpoint, version=2, cpus=0, check=_check, environment=FLAGS)
+@step(output=Checkpoint, version=3, cpus=0, check=_check, environment=FLAGS)
 def train(
     run: StepContext,
     sequences: Sequences,
@@ -91,8 +91,9 @@ def train(
         train: batches, cadence and, where it has `steps`, the budget.
         epochs, tokens: the budget otherwise: passes over the sequences, or training tokens,
             rounded down to whole batches.
-        splits: held-out splits to evaluate on meanwhile; by default all. The first of them,
-            validation where there is one, gives the loss in the result.
+        splits: held-out splits to evaluate on meanwhile; by default all but "test", which is for
+            the trained model. The first, validation where there is one, gives the loss in the
+            result.
         sample_prompts: texts the model continues after each evaluation.
         hardware: where.
     """
@@ -115,7 +116,7 @@ def run_training(run: StepContext, request: TrainRequest) -> dict[str, Any]:
 
     sequences, model, train = request.sequences, request.model, request.train
     cache = sequences.cache
-    sets = cache.held_out(request.splits)
+    sets = cache.held_out(request.splits or cache.validation_splits)
     if not sets:
         raise InputError(
             f"{cache.path}: no validation tokens, which the loss curve needs; "

@@ -78,7 +78,7 @@ def score_job(
         tokenizer: needed for prompts.
         model: shape of the model.
         train: how it was, or is being, trained.
-        splits: names of held-out splits; empty for all of them.
+        splits: names of held-out splits.
         sequences: of each that are read, spread over it; None for all.
         also: what else is asked.
         batch_size: sequences at once; None for as many as in a training step.

@@ -118,7 +118,7 @@ def stuck(seed: int, count: int, workspace: Path) -> dict[str, Any]:
     def trial(number: int) -> None:
         run, lazy = workspace / f"trial-{number}", number % 2
         arguments = (*LONG, "--split", "2", "--watchdog", str(WATCHDOG_SECONDS))
-        more = {lazy: ("--stuck-at", str(5 + number % 20))}
+        more = {lazy: ("--stuck-at", str(10 + number % 20))}
         gang: dict[str, Any] = {"processes": 2, "devices": 1, "more": more}
         with Trainers(folder, run, *arguments, **gang) as trainers:
             trainers.wait_for(lambda line: line.startswith("stuck"))

@@ -53,7 +53,7 @@ class Graph:
 
     def __init__(self, store: str) -> None:
         self.store = store
-        splits = (("validation", 6_000), ("test", 4_000))
+        splits = (("validation", 6_000), ("held", 4_000), ("test", 2_000))
         documents = sample(SMOKE.source, tokens=60_000, splits=splits)
         self.tokenizer = train_tokenizer(documents, vocab_size=MODEL.vocab_size)
         self.tokens = tokenize(documents, self.tokenizer)
@@ -79,12 +79,12 @@ def built(tmp_path_factory):
     return graph
 
 
-def test_training_evaluates_every_held_out_split(built):
+def test_training_evaluates_every_held_out_split_but_test(built):
     """A row a split and evaluation, validation first; the result speaks of validation."""
     model = built.open(built.model, Checkpoint)
     rows = model.rows("evaluations")
     assert [(row["step"], row["set"]) for row in rows] == [
-        (step, name) for step in (0, 6, 12) for name in ("validation", "test")
+        (step, name) for step in (0, 6, 12) for name in ("validation", "held")
     ]
     assert model.result["first"] == rows[0]
     assert model.result["last"] == rows[-2]
@@ -108,9 +108,10 @@ def test_the_follower_evaluator_and_loop_find_the_same(built):
     model = built.open(built.model, Checkpoint)
     scores, followed = (built.open(n, Scores) for n in (built.scores, built.followed))
     assert [(row["step"], row["set"]) for row in followed.rows] == [
-        (step, name) for step in (4, 8, 12) for name in ("validation", "test")
+        (step, name) for step in (4, 8, 12) for name in ("validation", "held")
     ]
-    lasts = zip(followed.rows[-2:], scores.rows, model.rows("evaluations")[-2:], strict=True)
+    assert [row["set"] for row in scores.rows] == ["validation", "held", "test"]
+    lasts = zip(followed.rows[-2:], scores.rows[:2], model.rows("evaluations")[-2:], strict=True)
     for one, two, three in lasts:
         same(one, two)
         same(two, three)
@@ -146,7 +147,7 @@ def test_named_splits_and_a_part_of_them(built):
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        ({"splits": ("nothing",)}, "no held-out split 'nothing'; sample makes validation, test"),
+        ({"splits": ("nothing",)}, "no held-out split 'nothing'; sample makes validation, held"),
         ({"splits": ("train",)}, "no held-out split 'train'"),
     ],
 )

@@ -27,7 +27,8 @@ from training.sharding.layout import Layout, make_layout
 
 Tree = TypeVar("Tree")
 RESTORE_TIMEOUT_SECONDS = 1800.0
-_KINDS = (CorruptOutput, StoreUnavailable, StorageError, InputError)  # the first that fits
+# Mildest first; a kind stands after those it derives from.
+_VERDICTS = (StorageError, StoreUnavailable, InputError, CorruptOutput)
 _DESCRIBED = ("axes", "shape", "dtype")
 _AVERAGE = "average."
 logger = logging.getLogger(__name__)
@@ -159,21 +160,38 @@ def _restored(
 
 
 def fail_together(check: Callable[[], Tree]) -> Tree:
-    """The result of `check`; raises in every process when it raised in one."""
+    """The result of `check`; raises in every process when it raised in one.
+
+    Every process raises the same kind of error, so that all of them take the older checkpoint, or
+    all end, whatever mixture of errors they met. The gravest one decides: an error that is none of
+    the store's, then a corrupt checkpoint (no retry makes it sound), then the rest of `_VERDICTS`.
+
+    Raises:
+        RuntimeError: another process failed with an error of no kind known here.
+    """
     result, error = None, None
     try:
         result = check()
-    except _KINDS as raised:
+    except Exception as raised:  # noqa: BLE001 - the others wait for this process's verdict
         error = raised
     if jax.process_count() > 1:
-        # 0 is none of them.
-        own = next((i for i, kind in enumerate(_KINDS, 1) if isinstance(error, kind)), 0)
-        found = multihost_utils.process_allgather(np.asarray(own))
-        if error is None and found.any():
-            bad = np.flatnonzero(found).tolist()
-            kind = _KINDS[int(found[bad[0]]) - 1]
-            raise kind(f"processes {bad} could not read the checkpoint; their logs say why")
+        verdicts = multihost_utils.process_allgather(np.asarray(_verdict(error)))
+        gravest = int(verdicts.max())
+        if gravest and gravest != _verdict(error):
+            kind = _VERDICTS[gravest - 1] if gravest <= len(_VERDICTS) else RuntimeError
+            bad = np.flatnonzero(verdicts == gravest).tolist()
+            raise kind(
+                f"processes {bad} could not read the checkpoint; their logs say why"
+            ) from error
     if error is not None:
         raise error
     assert result is not None
     return result
+
+
+def _verdict(error: Exception | None) -> int:
+    """0 for no error, 1.. for `_VERDICTS`, and the number after those for any other error."""
+    if error is None:
+        return 0
+    kinds = [i for i, kind in enumerate(_VERDICTS, 1) if isinstance(error, kind)]
+    return max(kinds, default=len(_VERDICTS) + 1)

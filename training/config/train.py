@@ -64,8 +64,8 @@ class TrainConfig:
         milestones: steps at which a checkpoint is saved that is never dropped.
         log_every: steps between progress reports.
         max_skipped: steps in a row that were not applied after which training stops with an error.
-        watchdog_seconds: least time without progress after which the run is ended, see
-            `training.fault.watchdog`.
+        watchdog_seconds: least time without progress after which the run is ended, once its
+            steps' length is known, see `training.fault.watchdog`.
         remat: what the backward pass keeps ("auto", "none", "products", "attention", "full",
             "dots", "save:name,...;offload:name,..."), see `models.remat_names`.
         attention: "auto", "reference", "blockwise", "splash" or "cudnn".

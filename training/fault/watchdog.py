@@ -9,8 +9,10 @@ So a thread in every process watches the time since the loop's last sign of life
 3. ends the process with `EXIT_CODE`. The run goes on from its newest checkpoint.
 
 Between steps, too long is `FACTOR` times the median of the last steps, and at least the seconds
-given; in everything that takes long once (compiling, restoring, evaluating) `PATIENCE` times these.
-A C timer ends the process should Python itself be stuck.
+given; before `LEAST` steps are known, and in everything that takes long once (compiling, restoring,
+evaluating, saving), `PATIENCE` times these. While any process is in such a phase the others wait
+for it in a collective: their silence counts from its end. A C timer ends the process should Python
+itself be stuck.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ FACTOR = 20.0
 PATIENCE = 30.0
 POLL_SECONDS = 2.0
 STEPS = 32  # in the median
-LEAST = 5  # before which the median says nothing
+LEAST = 5  # steps, before which the median says nothing
 TELLING_SECONDS = 10.0  # for `on_end`, which may write to the store that the run is stuck at
 
 
@@ -71,6 +73,9 @@ class CoordinationBoard:
         """See `Board`."""
         found = self._client.key_value_dir_get(self._PREFIX)
         return {name.removeprefix(self._PREFIX): text for name, text in found}
+
+
+_SHORT = ("step", "between steps")  # phases of ordinary steps; every other may take long
 
 
 @dataclass(frozen=True)
@@ -116,6 +121,7 @@ class Watchdog:
         self._clock = clock
         # Replaced as a whole: the watching thread never sees a phase with the time of another.
         self._sign = _Sign("starting", 0, clock())
+        self._excused = clock()  # until then another process was in a long phase
         self._durations: deque[float] = deque(maxlen=STEPS)
         self._closed = threading.Event()
         self._poll = min(POLL_SECONDS, seconds / 4)
@@ -152,10 +158,8 @@ class Watchdog:
         return self._allowed(self._sign)
 
     def _allowed(self, sign: _Sign) -> float:
-        if sign.phase not in ("step", "between steps"):
+        if sign.phase not in _SHORT or len(self._durations) < LEAST:
             return PATIENCE * self._seconds
-        if len(self._durations) < LEAST:
-            return self._seconds
         return max(self._seconds, FACTOR * statistics.median(self._durations))
 
     def _watch(self) -> None:
@@ -168,6 +172,9 @@ class Watchdog:
                     2 * allowed + 60.0, exit=True, file=sys.__stderr__ or sys.stderr
                 )
             others = self._exchange(sign, silence)
+            if sign.phase in _SHORT and _any_in_long_phase(others):
+                self._excused = self._clock()
+            silence = min(silence, self._clock() - self._excused)
             if self._closed.is_set():
                 faulthandler.cancel_dump_traceback_later()  # perhaps set after the run took it back
                 return
@@ -222,13 +229,22 @@ def _reason(index: int, sign: _Sign, silence: float, allowed: float) -> str:
     )
 
 
-def _where(others: dict[str, str]) -> list[str]:
-    """One line a process, and one that names those that are behind."""
-    found = {
+def _positions(board: dict[str, str]) -> dict[int, dict[str, Any]]:
+    """Step, phase and silence of every process that wrote on the board, by its index."""
+    return {
         int(name.removeprefix("process/")): json.loads(text)
-        for name, text in others.items()
+        for name, text in board.items()
         if name.startswith("process/")
     }
+
+
+def _any_in_long_phase(board: dict[str, str]) -> bool:
+    return any(at["phase"] not in _SHORT for at in _positions(board).values())
+
+
+def _where(others: dict[str, str]) -> list[str]:
+    """One line a process, and one that names those that are behind."""
+    found = _positions(others)
     lines = [
         f"  process {index}: step {at['step']}, in {at['phase']!r}, silent for {at['silent']} s"
         for index, at in sorted(found.items())

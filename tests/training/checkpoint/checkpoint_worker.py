@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -63,11 +64,9 @@ def is_right(found: dict[str, jax.Array], step: int) -> bool:
 
 def outcome(action: Any) -> str:
     """What an action raises, in words."""
-    from pipeline.errors import PonenteError
-
     try:
         action()
-    except PonenteError as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, the report names it
         return f"{type(error).__name__}: {error}"
     return ""
 
@@ -81,10 +80,21 @@ def await_file(path: str) -> None:
     raise TimeoutError(path)
 
 
+def failing(error: Exception | None) -> Callable[[], bool]:
+    """A check that raises `error`, or holds."""
+
+    def check() -> bool:
+        if error is not None:
+            raise error
+        return True
+
+    return check
+
+
 def main() -> None:
     """Save and restore in ways good and bad."""
     root, output, count, index, port = sys.argv[1:6]
-    from pipeline.errors import StoreUnavailable
+    from pipeline.errors import CorruptOutput, StoreUnavailable
     from training.checkpoint import files
     from training.checkpoint.checkpointer import Checkpointer
     from training.checkpoint.restore import restore
@@ -143,6 +153,12 @@ def main() -> None:
         await_file(f"{root}/damaged")
     # Process 0 alone needs the first rows.
     report["damaged"] = outcome(lambda: restore(path, like(jax.devices(), SPECS)))
+    for name, errors in (
+        ("mixed", (CorruptOutput("torn"), StoreUnavailable("503"))),
+        ("unexpected", (StoreUnavailable("503"), KeyError("a bug"))),
+    ):
+        error = dict(enumerate(errors)).get(int(index))
+        report[name] = outcome(lambda error=error: restore_module.fail_together(failing(error)))
     with open(output, "w") as file:
         json.dump(report, file)
     distributed.shutdown()

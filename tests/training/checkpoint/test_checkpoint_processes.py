@@ -48,6 +48,11 @@ def test_processes_save_without_meeting_and_agree_on_what_is_there(tmp_path, cou
         assert report["damaged"] == (
             "CorruptOutput: processes [0] could not read the checkpoint; their logs say why"
         )
+    verdicts = {report["mixed"].partition(":")[0] for report in (first, *others)}
+    assert verdicts == {"CorruptOutput"}
+    assert first["unexpected"].startswith("RuntimeError: processes [1]")
+    assert others[0]["unexpected"] == "KeyError: 'a bug'"
+    assert all(report["unexpected"].startswith("RuntimeError") for report in others[1:])
     kept = os.path.join(root, "kept")
     index = read_index(kept)
     parts = {name for name, _, _ in index["files"] if name.startswith("parts/")}

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from collections import Counter
 
 import pytest
 
@@ -21,10 +22,15 @@ class Clock:
 
 
 class Board(dict):
-    """A board between watchdogs of this process."""
+    """A board between watchdogs of this process, which counts what is written."""
+
+    def __init__(self):
+        super().__init__()
+        self.written = Counter()
 
     def put(self, name, text):
         self[name] = text
+        self.written[name] += 1
 
     def all(self):
         return dict(self)
@@ -38,13 +44,13 @@ def made():
 
 
 def test_between_steps_the_limit_follows_their_median(made):
-    """Before LEAST steps the least limit holds; then FACTOR medians where that is more."""
+    """Before LEAST steps the patience of a phase holds; then FACTOR medians, or the least limit."""
     dog, clock, _ = made
     dog.beat(0)
     for step in range(1, LEAST):
         clock.now += 3.0
         dog.beat(step)
-    assert dog.limit == 10.0
+    assert dog.limit == PATIENCE * 10.0
     clock.now += 3.0
     dog.beat(LEAST)
     assert dog.limit == FACTOR * 3.0
@@ -64,6 +70,72 @@ def test_a_phase_may_take_longer_and_is_not_a_step(made):
     assert dog.limit == 10.0  # a median of 0.1 s still, so the least limit
 
 
+@pytest.fixture
+def quick(monkeypatch):
+    """A watchdog looks every 10 ms."""
+    monkeypatch.setattr(watchdog, "POLL_SECONDS", 0.01)
+
+
+def polled(board, dogs):
+    """Wait until every watchdog has looked twice at what all of them write now."""
+    for _ in range(2):
+        before = Counter(board.written)
+        deadline = time.monotonic() + 5.0
+        while not all(board.written[n] > before[n] + 1 for n in _names(dogs)):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+
+def _names(dogs):
+    return [f"process/{dog._index}" for dog in dogs]
+
+
+def test_the_first_steps_may_be_longer_than_the_least_limit(quick):
+    """Steps of 150 s under a limit of 120: nothing is known of them before there are five."""
+    clock, ended, board = Clock(), [], Board()
+    with Watchdog(120.0, clock=clock, end=ended.append, board=board) as dog:
+        for step in range(1, 3 * LEAST):
+            dog.beat(step)
+            clock.now += 150.0
+            polled(board, [dog])
+    assert ended == []
+
+
+@pytest.mark.parametrize("phase", ["checkpoint", "profile"])
+def test_the_others_wait_for_a_process_in_a_long_phase(quick, phase):
+    """A slow save or profile in one process is no silence of those that queued the next step."""
+    clock, ended, board = Clock(), [], Board()
+
+    def end(status):
+        ended.append(status)
+
+    dogs = [Watchdog(120.0, index=i, count=2, clock=clock, end=end, board=board) for i in (0, 1)]
+    with dogs[0], dogs[1]:
+        for step in range(LEAST + 2):
+            for dog in dogs:
+                dog.beat(step)
+            clock.now += 0.2
+        with dogs[0].phase(phase):
+            for _ in range(10):
+                clock.now += 100.0
+                polled(board, dogs)
+        polled(board, dogs)
+        clock.now += 100.0  # less than the limit after the end of the phase
+        polled(board, dogs)
+        assert ended == []
+        dogs[0].beat(LEAST + 2)
+        clock.now += 121.0
+        dogs[0]._thread.join(10.0)
+        dogs[1]._thread.join(10.0)
+    assert ended == [EXIT_CODE, EXIT_CODE]
+
+
+def steady(dog):
+    """As many steps as tell how long one takes."""
+    for step in range(LEAST + 1):
+        dog.beat(step)
+
+
 def run(dog):
     """Start it and wait until it ended or a second has passed."""
     with dog:
@@ -75,6 +147,7 @@ def test_silence_ends_the_process_with_every_stack(caplog):
     """The report names process, step and phase and has this very test's stack."""
     ended, reports = [], []
     dog = Watchdog(0.04, end=ended.append, on_end=reports.append)
+    steady(dog)
     dog.beat(7)
     assert run(dog)
     assert ended == [EXIT_CODE]
@@ -131,6 +204,7 @@ def test_all_processes_end_and_the_one_behind_is_named(monkeypatch):
             reports[index] = report
 
         made = Watchdog(seconds, index=index, count=3, board=board, end=end, on_end=on_end)
+        steady(made)
         made.beat(step)
         return made
 
@@ -158,7 +232,7 @@ def test_errors_while_reporting_do_not_keep_the_process_alive():
 
     ended = []
     made = Watchdog(0.04, board=Broken(), on_end=fail, end=ended.append)
-    made.beat(1)
+    steady(made)
     assert run(made)
     assert ended == [EXIT_CODE]
 
@@ -168,7 +242,7 @@ def test_telling_of_the_end_does_not_put_it_off(monkeypatch):
     monkeypatch.setattr(watchdog, "TELLING_SECONDS", 0.1)
     ended, hang = [], threading.Event()
     made = Watchdog(0.04, on_end=lambda report: hang.wait(60), end=ended.append)
-    made.beat(1)
+    steady(made)
     assert run(made)
     assert ended == [EXIT_CODE]
     hang.set()
