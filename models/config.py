@@ -66,7 +66,8 @@ class TransformerConfig:
         qk_norm: normalise queries and keys per head, before rotation.
         tied: the embedding is also the output head.
         window_pattern: one letter a layer, repeated: "L" sees the whole row, "S" only the last
-            `window` positions, its own among them. The last layer always is "L".
+            `window` positions, its own among them. The last layer is "L" wherever the pattern has
+            one.
         window: positions an "S" layer sees; None with patterns of "L" alone.
         rope_base: base of the rotary frequencies.
         rope_scaling: see `RopeScaling`; None for none.
@@ -176,9 +177,13 @@ class TransformerConfig:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Positions every layer sees, None for the whole row; the last layer sees all."""
+        """Positions every layer sees, None for the whole row.
+
+        The last layer sees all, unless every layer is short.
+        """
         letters = [self.window_pattern[i % len(self.window_pattern)] for i in range(self.layers)]
-        letters[-1] = "L"
+        if "L" in self.window_pattern:
+            letters[-1] = "L"
         return tuple(None if letter == "L" else self.window for letter in letters)
 
     @property

@@ -1,8 +1,9 @@
 """A stack of equal blocks applied one after the other, as a scan over its "layers" axis.
 
 The program's size and its compile time do not grow with depth. Layers that differ in something
-static (the attention window) are scanned by period: with windows S S S L the scan's body holds four
-blocks. Each block is checkpointed on its own, so what the backward pass keeps is the same.
+static (the attention window) are scanned by cycle: with windows S S S L the scan's body holds four
+blocks. Layers after the last whole cycle are applied one by one. Each block is checkpointed on its
+own, so what the backward pass keeps is the same.
 """
 
 from __future__ import annotations
@@ -22,14 +23,19 @@ Out = TypeVar("Out")
 Block = TypeVar("Block")
 
 
-def period_of(kinds: Sequence[Any]) -> int:
-    """Length of the shortest cycle whose repetition gives `kinds`, a divisor of their number."""
+def cycles_of(kinds: Sequence[Any]) -> tuple[int, int]:
+    """Layers of one cycle, and number of cycles, that `kinds` begin with; the rest has no cycle.
+
+    The choice with the fewest blocks in the program: those of one cycle and those of the rest.
+    """
     count = len(kinds)
-    return next(
-        period
-        for period in range(1, count + 1)
-        if count % period == 0 and all(kinds[i] == kinds[i % period] for i in range(count))
-    )
+
+    def repeats(period: int) -> int:
+        layers = next((i for i in range(count) if kinds[i] != kinds[i % period]), count)
+        return layers // period
+
+    choices = ((period, repeats(period)) for period in range(1, count + 1))
+    return min(choices, key=lambda choice: (choice[0] + count - choice[0] * choice[1], choice[0]))
 
 
 def apply_layers(
@@ -68,26 +74,37 @@ def collect_layers(
 
     `apply` returns `x` and a tree of arrays; these come back with an axis for the layers in front.
     """
-    period = period_of(kinds)
+    period, count = cycles_of(kinds)
+    scanned = period * count
     named, structure = jax.tree.flatten(stacked, is_leaf=_is_named)
     layers_first = [leaf.rearrange((LAYERS, ...)) for leaf in named]
     axes = [leaf.axes[1:] for leaf in layers_first]
     cycles = [
-        leaf.array.reshape(len(kinds) // period, period, *leaf.array.shape[1:])
-        for leaf in layers_first
+        leaf.array[:scanned].reshape(count, period, *leaf.array.shape[1:]) for leaf in layers_first
     ]
 
-    def one_cycle(x: NamedArray, arrays: list[jax.Array]) -> tuple[NamedArray, Any]:
+    def in_turn(
+        x: NamedArray, arrays: list[jax.Array], kinds: Sequence[Kind]
+    ) -> tuple[NamedArray, Any]:
+        """`arrays` and outputs have an axis for the layers in front."""
         outs = []
-        for i in range(period):
+        for i, kind in enumerate(kinds):
             leaves = [hax.named(array[i], axes[n]) for n, array in enumerate(arrays)]
-            x, out = apply(jax.tree.unflatten(structure, leaves), x, kinds[i])
+            x, out = apply(jax.tree.unflatten(structure, leaves), x, kind)
             outs.append(out)
         return x, jax.tree.map(lambda *parts: jnp.stack(parts), *outs)
 
+    def one_cycle(x: NamedArray, arrays: list[jax.Array]) -> tuple[NamedArray, Any]:
+        return in_turn(x, arrays, kinds[:period])
+
     with jax.named_scope(LAYERS):  # by which a compiled program's loop over layers is known
         x, outs = jax.lax.scan(one_cycle, x, cycles, unroll=unroll)
-    return x, jax.tree.map(lambda out: out.reshape(len(kinds), *out.shape[2:]), outs)
+    outs = jax.tree.map(lambda out: out.reshape(scanned, *out.shape[2:]), outs)
+    if scanned == len(kinds):
+        return x, outs
+    rest = [leaf.array[scanned:] for leaf in layers_first]
+    x, others = in_turn(x, rest, kinds[scanned:])
+    return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), outs, others)
 
 
 def split_layers(stacked: Block) -> tuple[Block, ...]:

@@ -54,6 +54,7 @@ class Kernel:
     window: int | None
     soft_cap: float | None
     sequence_shards: int = 1
+    rows: int = 1  # of one device, computed at once
     interpret: bool = False
 
 
@@ -65,7 +66,13 @@ def build(kernel: Kernel) -> splash_attention_kernel.SplashAttentionKernel:
         mask = splash_attention_mask.CausalMask(shape)
     else:
         mask = splash_attention_mask.LocalMask(shape, (kernel.window - 1, 0), 0)
-    sizes = block_sizes(kernel.position, kernel.head_size, kernel.window, kernel.sequence_shards)
+    sizes = block_sizes(
+        kernel.position,
+        kernel.head_size,
+        kernel.window,
+        kernel.sequence_shards,
+        kernel.rows * kernel.heads,
+    )
     with jax.ensure_compile_time_eval():
         built = splash_attention_kernel.make_splash_mha(
             splash_attention_mask.MultiHeadMask([mask] * kernel.heads),
@@ -114,7 +121,7 @@ def splash(
         mesh_axes: to run over, or None for one device.
         interpret: run in Pallas' interpreter.
     """
-    _, heads, position, head_size = q_BHPD.shape
+    batch, heads, position, head_size = q_BHPD.shape
     describe = functools.partial(
         Kernel,
         position=position,
@@ -124,10 +131,16 @@ def splash(
         interpret=interpret,
     )
     if mesh_axes is None:
-        run = build(describe(heads))
+        run = build(describe(heads, rows=batch))
         return _attention(run, q_BHPD, k_BKPD, v_BKPD, segment_ids_BP, segment_ids_BP)
     here = heads // mesh_axes.shards(mesh_axes.heads)
-    run = build(describe(here, sequence_shards=mesh_axes.shards(mesh_axes.sequence)))
+    run = build(
+        describe(
+            here,
+            rows=batch // mesh_axes.shards(mesh_axes.batch),
+            sequence_shards=mesh_axes.shards(mesh_axes.sequence),
+        )
+    )
     rows, by_heads, sequence = (
         axes or None for axes in (mesh_axes.batch, mesh_axes.heads, mesh_axes.sequence)
     )

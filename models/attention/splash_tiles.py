@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
 
@@ -28,6 +29,10 @@ From 200 cycles on, tiles of 2048 cost less than those of 1024 at 8,192 position
 
 HBM_BYTES_PER_CYCLE = 937
 """1.64 TB/s at 1.75 GHz."""
+
+
+MOST_PARTIAL_SUMS = 2 * 2**30
+"""Bytes of a device that the fused backward kernel may fill with partial sums, in one layer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +78,7 @@ class TileGrid:
         """
         if not self.fused:
             return 0.0
-        lanes = -(-head_size // LANES) * LANES
-        written = self.steps * tile[0] * lanes * 2
+        written = self.steps * tile[0] * _lanes(head_size) * 2
         return written * (2 - self.visited / self.steps) / HBM_BYTES_PER_CYCLE
 
 
@@ -122,14 +126,20 @@ class ScoreMatrix:
 
 @functools.cache
 def block_sizes(
-    position: int, head_size: int, window: int | None = None, sequence_shards: int = 1
+    position: int,
+    head_size: int,
+    window: int | None = None,
+    sequence_shards: int = 1,
+    heads: int = 1,
 ) -> splash_attention_kernel.BlockSizes:
     """Tile sizes for a row length.
 
     Every size is a multiple of 128 that divides the positions it tiles, and all compile in the
     96 MiB of scoped vector memory that `training.step.xla_options` allows. The backward pass is the
     fused kernel where it costs less than the two others: it makes the scores once instead of twice,
-    and writes partial sums of the queries' gradients for every block of keys, hidden ones too.
+    and writes partial sums of the queries' gradients for every block of keys, hidden ones too. It
+    is not taken where these partial sums need more than `MOST_PARTIAL_SUMS`: they grow with the
+    square of the positions.
     Queries, keys and values are read with positions last, as the projections make them; heads of 64
     are not padded so, and for wider ones the other order saves under 3% of the cycles, less than
     turning the arrays costs.
@@ -140,10 +150,11 @@ def block_sizes(
         window: positions that one sees, or None for all.
         sequence_shards: devices that a row's queries are spread over; 128 times that divides
             `position`.
+        heads: query heads of all rows that a device computes at once.
     """
     row = ScoreMatrix(position // sequence_shards, position, window)
     forward = _cheapest(row, head_size, "forward")
-    fused = _cheapest(row, head_size, "fused")
+    fused = _cheapest(row, head_size, "fused", heads)
     keys_values = _cheapest(row, head_size, "keys_values")
     queries = _cheapest(row, head_size, "queries")
     split_cycles = keys_values[0] + queries[0]
@@ -179,10 +190,29 @@ def only_narrow_tiles(position: int, head_size: int, sequence_shards: int = 1) -
     return position > LANES == min(sizes.block_q, sizes.block_kv)
 
 
-def _cheapest(row: ScoreMatrix, head_size: int, kernel: str) -> tuple[float, tuple[int, int]]:
-    """Cycles and (queries, keys) of the cheapest tile."""
+def partial_sums_bytes(position: int, head_size: int, sequence_shards: int, block_kv: int) -> int:
+    """Bytes of the fused backward kernel's partial sums, bfloat16, for one query head of a row."""
+    return position // block_kv * (position // sequence_shards) * _lanes(head_size) * 2
+
+
+def _lanes(head_size: int) -> int:
+    return -(-head_size // LANES) * LANES
+
+
+def _cheapest(
+    row: ScoreMatrix, head_size: int, kernel: str, heads: int = 1
+) -> tuple[float, tuple[int, int]]:
+    """Cycles and (queries, keys) of the cheapest tile; infinitely many where none may be used."""
+    shards = row.keys // row.queries
+
+    def cycles(tile: tuple[int, int]) -> float:
+        partial = partial_sums_bytes(row.keys, head_size, shards, tile[1])
+        if kernel == "fused" and heads * partial > MOST_PARTIAL_SUMS:
+            return math.inf
+        return _cycles(row, tile, head_size, kernel)
+
     tiles = itertools.product(_divisors(row.queries), _divisors(row.keys))
-    return min((_cycles(row, tile, head_size, kernel), tile) for tile in tiles)
+    return min((cycles(tile), tile) for tile in tiles)
 
 
 def _cycles(row: ScoreMatrix, tile: tuple[int, int], head_size: int, kernel: str) -> float:

@@ -72,13 +72,16 @@ def nll(model, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def layer_windows(config) -> list[int | None]:
-    """Positions each layer sees, None for all: the letters in turn, and the last layer all."""
+    """Positions each layer sees, None for all: the letters in turn, and the last layer all.
+
+    Where every letter is S, the last layer is no exception.
+    """
     windows, letters = [], list(config.window_pattern)
     while len(windows) < config.layers:
         letter = letters.pop(0)
         letters.append(letter)
         windows.append({"L": None, "S": config.window}[letter])
-    return [*windows[:-1], None]
+    return [*windows[:-1], None] if "L" in letters else windows
 
 
 def _row(p, config, tokens, segment_ids):

@@ -48,7 +48,7 @@ VARIANTS = {
     "biases_without_gate": {"biases": True, "mlp_kind": "relu"},
     "learned_positions": {"positions": "learned", "context": 15},
     "rope_scaling": {"rope_base": 500.0, "rope_scaling": SCALING},
-    "all_short_but_the_last": {"window_pattern": "S", "window": 3},
+    "all_short": {"window_pattern": "S", "window": 3},
     "short_long": {"window_pattern": "SL", "window": 3, "layers": 4},
     "three_short_one_long": {"window_pattern": "SSSL", "window": 4, "layers": 6},
     "gpt2": {

@@ -175,7 +175,7 @@ def test_windows_are_counted_by_layer(length, pattern, window, layers):
     window = window if "S" in pattern else None
     config = small.config(layers=layers, window_pattern=pattern, window=window)
     features = config.heads * config.head_size
-    letters = (pattern * layers)[: layers - 1] + "L"
+    letters = (pattern * layers)[: layers - 1] + ("L" if "L" in pattern else "S")
     each = [window if letter == "S" else None for letter in letters]
     products = 2 * config.matmul_parameters * length
     for causal in (True, False):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from models.axes import TOKENS_FIRST, model_axes
 from models.config import TransformerConfig
 from models.rotary import rotary_angles
-from models.scan_layers import apply_layers, period_of
+from models.scan_layers import apply_layers, cycles_of
 from tests.models import reference, small
 
 logits_of = eqx.filter_jit(lambda model, tokens, **forward: model.logits(tokens, **forward).array)
@@ -23,21 +23,30 @@ PATTERNS = {
     "short_long": {"window_pattern": "SL", "window": 3, "layers": 4},
     "three_short_one_long": {"window_pattern": "SSSL", "window": 3, "layers": 8},
     "no_cycle": {"window_pattern": "SSSL", "window": 3, "layers": 3},
+    "rest": {"window_pattern": "SL", "window": 3, "layers": 5},
+    "short": {"window_pattern": "S", "window": 3, "layers": 3},
 }
 
 
 @given(st.lists(st.sampled_from([None, 4]), min_size=1, max_size=12))
-def test_the_period_is_the_shortest_that_repeats(kinds):
-    """Brute force: the shortest prefix that, repeated a whole number of times, is the list."""
-    repeats = [n for n in range(1, len(kinds) + 1) if kinds[:n] * (len(kinds) // n) == kinds]
-    assert period_of(kinds) == repeats[0]
+def test_the_program_has_as_few_blocks_as_any_cycle_leaves(kinds):
+    """Brute force over every prefix that is repeated, and every number of times it is."""
+    period, count = cycles_of(kinds)
+    assert kinds[: period * count] == kinds[:period] * count
+    blocks = [
+        n + len(kinds) - n * times
+        for n in range(1, len(kinds) + 1)
+        for times in range(1, len(kinds) // n + 1)
+        if kinds[:n] * times == kinds[: n * times]
+    ]
+    assert period + len(kinds) - period * count == min(blocks)
 
 
 @given(
     pattern=st.text("LS", min_size=1, max_size=5), layers=st.integers(1, 13), window=st.integers(1)
 )
 def test_windows_repeat_the_pattern(pattern, layers, window):
-    """One letter a layer, in turn; the last layer sees everything."""
+    """One letter a layer, in turn; the last layer sees everything if any does."""
     window = window if "S" in pattern else None
     config = small.config(layers=layers, window_pattern=pattern, window=window)
     assert list(config.windows) == reference.layer_windows(config)
@@ -45,14 +54,29 @@ def test_windows_repeat_the_pattern(pattern, layers, window):
 
 
 def test_the_patterns_of_the_seeds():
-    """SSSL over 8 layers is two cycles of four; an odd count has no cycle shorter than itself."""
+    """SSSL over 8 layers is two cycles of four; what no cycle holds is applied after them."""
     config = small.config(layers=8, window_pattern="SSSL", window=5)
     assert config.windows == (5, 5, 5, None, 5, 5, 5, None)
-    assert period_of(config.windows) == 4
+    assert cycles_of(config.windows) == (4, 2)
     odd = small.config(layers=5, window_pattern="SL", window=5)
     assert odd.windows == (5, None, 5, None, None)
-    assert period_of(odd.windows) == 5
-    assert period_of(small.config(layers=7).windows) == 1
+    assert cycles_of(odd.windows) == (2, 2)
+    assert cycles_of(small.config(layers=7).windows) == (1, 7)
+
+
+@pytest.mark.parametrize(
+    ("layers", "pattern", "cycles"),
+    [
+        (26, "SSSSSL", (6, 4)),  # Gemma 3
+        (34, "SSSSSL", (6, 5)),
+        (30, "SSSL", (4, 7)),
+        (32, "S", (1, 32)),  # Mistral
+    ],
+)
+def test_published_patterns_that_do_not_divide_the_depth(layers, pattern, cycles):
+    """The loop's body is one pattern, whatever is left after the last whole one."""
+    config = small.config(layers=layers, window_pattern=pattern, window=5)
+    assert cycles_of(config.windows) == cycles
 
 
 @settings(max_examples=15)

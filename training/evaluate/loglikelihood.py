@@ -146,7 +146,7 @@ def _make_step(
             train, sequence_length=length, loss_chunks="auto", attention="auto"
         )
         backend = attention_backend(config, of_length, layout.platform).backend
-        with hax.axis_mapping(layout.compute):
+        with layout.activations():
             whole = layout.gather_model(cast(model, jnp.dtype(train.compute_dtype)))
             hidden = whole.hidden(
                 hax.named(tokens, (BATCH, POSITION)),

@@ -8,7 +8,8 @@ compiler never contracts over a piece of "embed".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,7 +17,7 @@ import equinox as eqx
 import haliax as hax
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
 from models.mesh_axes import MeshAxes
 from pipeline.errors import InputError
@@ -57,9 +58,19 @@ class Layout:
         """Number of pieces of the batch."""
         return self.mesh.shape[DATA] * self.mesh.shape[FSDP]
 
+    @contextmanager
+    def activations(self) -> Iterator[None]:
+        """Traced inside, `haliax.auto_sharded` puts activations where `compute` says.
+
+        Haliax constrains nothing where it finds no mesh. The abstract one is set while tracing, so
+        the program is the same in whatever thread it is traced and for a topology description.
+        """
+        with use_abstract_mesh(self.mesh.abstract_mesh), hax.axis_mapping(self.compute):
+            yield
+
     @property
     def compute(self) -> Mapping:
-        """Axis mapping of activations, for `haliax.axis_mapping`."""
+        """Mesh axes by which activations are divided, by the name of their axis."""
         mapping: Mapping = {"batch": BATCH_AXES}
         if self.mesh.shape[SEQUENCE] > 1:
             mapping["position"] = SEQUENCE

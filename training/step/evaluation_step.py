@@ -31,7 +31,7 @@ def make_evaluation_step(
     def evaluation_step(
         model: Transformer, tokens: jax.Array, lengths: jax.Array, token_bytes: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        with hax.axis_mapping(layout.compute):
+        with layout.activations():
             compute_params = cast(model, jnp.dtype(config.compute_dtype))
             nll = nll_per_token(
                 layout.gather_model(compute_params),

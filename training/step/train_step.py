@@ -74,7 +74,7 @@ class LossFunction:
             tokens: int32 [batch, position].
             mask: float32 [batch, position].
         """
-        with hax.axis_mapping(self.layout.compute):
+        with self.layout.activations():
             loss = next_token_loss(
                 compute_params,
                 hax.named(tokens, ("batch", "position")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 from hypothesis import given
@@ -58,6 +59,28 @@ def test_the_table(position, window, forward, backward, fused):
         assert (sizes.block_q, sizes.block_kv) == forward
         assert (sizes.block_q_dkv, sizes.block_kv_dkv) == backward
         assert sizes.use_fused_bwd_kernel == fused
+
+
+@pytest.mark.parametrize(
+    ("position", "sequence_shards", "heads", "fused"),
+    [
+        (8192, 1, 16 * 32, False),  # 0.25 GiB for every 32 heads
+        (8192, 1, 8 * 32, True),
+        (16_384, 1, 32, True),
+        (32_768, 1, 32, False),
+        (131_072, 1, 32, False),  # 64 GiB
+        (131_072, 16, 8, True),
+    ],
+)
+def test_the_partial_sums_of_a_device_fit(position, sequence_shards, heads, fused):
+    """The fused kernel is chosen by its bytes too, which JAX's own shape of them gives."""
+    sizes = block_sizes(position, 128, None, sequence_shards, heads)
+    assert sizes.use_fused_bwd_kernel == fused
+    assert sizes.has_backward_blocks
+    one = splash_tiles.partial_sums_bytes(position, 128, sequence_shards, sizes.block_kv_dkv)
+    blocks = position // sizes.block_kv_dkv
+    assert one == math.prod((blocks, position // sequence_shards, 128)) * 2
+    assert not fused or heads * one <= splash_tiles.MOST_PARTIAL_SUMS
 
 
 @pytest.mark.parametrize("position", [128, 2048, 4608, 128 * 17, 128 * 37])
