@@ -81,10 +81,15 @@ def check_training(arguments: Mapping[str, Any], model: TransformerConfig | None
 
 
 def _check_batches(train: TrainConfig, hardware: Any) -> None:
-    for stage in batch_phases(train):
-        if stage.rows % hardware.processes:
+    if not hardware.devices:  # only the machine itself knows them
+        return
+    data, group, _, _ = train.parallel.mesh_shape(hardware.devices)
+    shards = data * group
+    for phase in batch_phases(train):
+        rows = phase.rows * phase.pieces
+        if rows % shards:
             raise InputError(
-                f"TrainConfig: a batch of {stage.rows} from step {stage.first} on does not divide "
-                f"among the {hardware.processes} processes of {hardware.name}; use a multiple "
-                f"of {hardware.processes}"
+                f"TrainConfig: a batch of {rows} from step {phase.first} on does not divide "
+                f"among {shards} of the {hardware.devices} devices of {hardware.name}; use a "
+                f"multiple of {shards}"
             )

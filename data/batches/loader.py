@@ -46,7 +46,7 @@ class Sequences(Protocol):
 
 
 class Loader:
-    """Iterator of int32 [batch_size / process_count, sequence_length], one item per global batch.
+    """Iterator of int32 [len(rows), sequence_length], one item per global batch.
 
     Background threads read ahead, within both limits: at most `prefetch_batches` batches and
     `prefetch_bytes` bytes of batches are read or being read and not yet handed out (one batch,
@@ -58,8 +58,8 @@ class Loader:
     Args:
         dataset: what to read.
         batch_size: sequences in a global batch.
-        process_index: of this process, 0 to process_count - 1.
-        process_count: processes that share each batch.
+        rows: numbers of the batch's sequences that are read here, ascending; by default all of
+            them. Where several processes share a batch, each reads what its devices hold.
         start_batch: number of the first batch.
         stop_batch: number of the batch to end before; None never ends, for an order has no end.
         first: position of batch 0's first sequence.
@@ -73,7 +73,7 @@ class Loader:
         waited: seconds in which the consumer waited for a batch, in all.
 
     Raises:
-        InputError: the batch does not divide among the processes, or another size cannot be.
+        InputError: rows are not of the batch, or a size cannot be.
     """
 
     def __init__(
@@ -81,8 +81,7 @@ class Loader:
         dataset: Sequences,
         *,
         batch_size: int,
-        process_index: int = 0,
-        process_count: int = 1,
+        rows: np.ndarray | None = None,
         start_batch: int = 0,
         stop_batch: int | None = None,
         first: int = 0,
@@ -91,7 +90,8 @@ class Loader:
         threads: int | None = None,
     ) -> None:
         _check_batch(dataset, batch_size)
-        _check_processes(batch_size, process_index, process_count)
+        mine = np.arange(batch_size) if rows is None else np.asarray(rows, np.int64)
+        _check_rows(batch_size, mine)
         if threads is None:
             threads = LOCAL_THREADS if dataset.is_local else REMOTE_THREADS
         if min(prefetch_batches, prefetch_bytes, threads) < 1 or min(start_batch, first) < 0:
@@ -102,9 +102,8 @@ class Loader:
         self.waited = 0.0
         self._dataset = dataset
         self._stop = stop_batch
-        share = batch_size // process_count
-        self._plan = _Plan(dataset, batch_size, first + process_index * share, share)
-        tokens = share * dataset.sequence_length
+        self._plan = _Plan(dataset, batch_size, first + mine)
+        tokens = len(mine) * dataset.sequence_length
         self._limit = max(1, min(prefetch_batches, prefetch_bytes // (4 * tokens)))
         # No group so large that it alone would keep the other threads from reading ahead.
         self._largest = max(1, min(GROUP_TOKENS // tokens, self._limit // threads))
@@ -279,12 +278,12 @@ class _Group:
 class _Plan:
     """The rows of a process's part of every batch, worked out for many batches at a time."""
 
-    def __init__(self, dataset: Sequences, batch_size: int, first: int, share: int) -> None:
+    def __init__(self, dataset: Sequences, batch_size: int, mine: np.ndarray) -> None:
         self._dataset = dataset
         self._batch_size = batch_size
-        self._mine = np.arange(first, first + share, dtype=np.int64)
+        self._mine = mine  # in batch 0
         self._begin = self._end = 0
-        self._rows = np.empty((0, share), np.int64)
+        self._rows = np.empty((0, len(mine)), np.int64)
         self._span = 1
 
     def rows(self, first: int, size: int) -> np.ndarray:
@@ -308,14 +307,10 @@ def _check_batch(dataset: Sequences, batch_size: int) -> None:
         )
 
 
-def _check_processes(batch_size: int, process_index: int, process_count: int) -> None:
-    if process_count < 1 or batch_size % process_count:
+def _check_rows(batch_size: int, rows: np.ndarray) -> None:
+    inside = len(rows) > 0 and rows[0] >= 0 and rows[-1] < batch_size
+    if not inside or (np.diff(rows) <= 0).any():
         raise InputError(
-            f"batch_size={batch_size} is not divisible by {process_count} processes; use a "
-            f"multiple of {process_count}"
-        )
-    if not 0 <= process_index < process_count:
-        raise InputError(
-            f"process_index={process_index}: expected 0 to {process_count - 1}; "
-            "number the processes from 0"
+            f"rows={rows.tolist()}: expected numbers from 0 to {batch_size - 1}, the sequences of "
+            "a batch, ascending"
         )

@@ -93,7 +93,7 @@ def test_the_pods_processes_read_the_rows_of_one_process(trained):
         with (
             Dataset(model.sequences.dataset()) as data,
             Loader(
-                data, batch_size=8, process_index=index, process_count=count, stop_batch=6
+                data, batch_size=8, rows=np.arange(8).reshape(count, -1)[index], stop_batch=6
             ) as loader,
         ):
             return list(loader)

@@ -69,7 +69,7 @@ WRITER = train(LONG, train=BATCH, epochs=1, **OTHER)
         ),
         (
             lambda: train(SEQUENCES, train=SIX, hardware=pod("cpu-4x1"), **HOW),
-            "batch of 6 from step 0 on does not divide among the 4 processes of cpu-4x1",
+            "batch of 6 from step 0 on does not divide among 4 of the 4 devices of cpu-4x1",
         ),
         (
             lambda: train(SEQUENCES, train=GROWING, hardware=pod("cpu-2x1"), **HOW),

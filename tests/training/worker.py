@@ -1,6 +1,6 @@
 """One process of the two-process test: trains the tiny run and writes what it saw.
 
-Arguments: data folder, result file, number of processes, index, port.
+Arguments: data folder, result file, number of processes, index, port, `Parallelism` as JSON.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import sys
 
 def main() -> None:
     """Train and write losses, evaluations and commits as JSON."""
-    root, output, count, index, port = sys.argv[1:]
+    root, output, count, index, port, parallel = sys.argv[1:]
     from tests.training import tiny
+    from training.config import Parallelism
     from training.sharding.distributed import Coordinator
     from training.trainer.trainer import train
 
     coordinator = Coordinator(f"127.0.0.1:{port}", int(count), int(index))
     committed: list[tuple[int, str]] = []
 
-    config = dataclasses.replace(tiny.TRAIN, parallel=tiny.split(2))
+    config = dataclasses.replace(tiny.TRAIN, parallel=Parallelism(**json.loads(parallel)))
     job = tiny.make_job(
         root,
         train=config,

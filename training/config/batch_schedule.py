@@ -45,9 +45,26 @@ class BatchPhase:
             length_schedule=(),
         )
 
-    def cut(self, rows: np.ndarray) -> np.ndarray:
-        """int32 [rows, length] -> [rows * pieces, length / pieces], in the order of the text."""
-        return rows.reshape(len(rows) * self.pieces, -1)
+    def read_rows(self, rows: np.ndarray) -> np.ndarray:
+        """Rows of the stored batch that hold the rows `rows` of the batch that is trained on."""
+        import numpy as np
+
+        return np.unique(rows // self.pieces)
+
+    def cut(self, read: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """int32 [read, length] -> [rows, length / pieces], in the order of the text.
+
+        Args:
+            read: the rows `read_rows(rows)` of the stored batch.
+            rows: of the batch that is trained on, ascending.
+        """
+        if self.pieces == 1:
+            return read
+        import numpy as np
+
+        pieces = read.reshape(len(read) * self.pieces, -1)
+        first = np.searchsorted(self.read_rows(rows), rows // self.pieces) * self.pieces
+        return pieces[first + rows % self.pieces]
 
 
 def batch_phases(train: TrainConfig) -> tuple[BatchPhase, ...]:

@@ -81,12 +81,11 @@ def read_batches(
         batch_size: rows of a batch, over all processes; rows that are missing have length 0.
         layout: where the batches go.
     """
-    mine = batch_size // jax.process_count()
-    first = jax.process_index() * mine
+    mine = layout.process_rows(batch_size)
     for start in range(0, len(rows.starts), batch_size):
-        part = slice(start + first, min(start + first + mine, start + batch_size))
+        part = start + mine[mine < len(rows.starts) - start]
         starts, sizes = rows.starts[part], rows.lengths[part]
-        tokens, lengths = np.zeros((mine, length), np.int32), np.zeros(mine, np.int32)
+        tokens, lengths = np.zeros((len(mine), length), np.int32), np.zeros(len(mine), np.int32)
         lengths[: len(sizes)] = sizes
         for size in np.unique(sizes).tolist():
             (at,) = np.nonzero(sizes == size)

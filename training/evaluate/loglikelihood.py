@@ -121,8 +121,7 @@ class Likelihood:
         for row, request in enumerate(group):
             tokens[row, : len(request.ids)] = request.ids
             ends[:, row] = request.first, len(request.ids)
-        mine = self._batch_size // jax.process_count()
-        own = slice(jax.process_index() * mine, (jax.process_index() + 1) * mine)
+        own = self._layout.process_rows(self._batch_size)
         return tuple(self._layout.place(x[own], self._batch_size) for x in (tokens, *ends))
 
 

@@ -8,6 +8,7 @@ compiler never contracts over a piece of "embed".
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -174,11 +175,33 @@ class Layout:
             self.shardings(shapes),
         )
 
+    def process_rows(self, batch_size: int) -> np.ndarray:
+        """Rows of a batch that this process's devices hold, int64, ascending.
+
+        Processes among which "sequence" or "tensor" divide the model hold the same rows.
+        """
+        return _process_rows(self.batch, batch_size)
+
     def place(self, rows: np.ndarray, batch_size: int) -> jax.Array:
-        """The global array [batch_size, ...] of which this process has `rows` (its own part)."""
-        return jax.make_array_from_process_local_data(
-            self.batch, rows, (batch_size, *rows.shape[1:])
-        )
+        """The global array [batch_size, ...]; `rows` are those of `process_rows`, in order."""
+        mine = self.process_rows(batch_size)
+
+        def part(index: Any) -> np.ndarray:
+            start, stop, _ = index[0].indices(batch_size)
+            first, end = np.searchsorted(mine, (start, stop))
+            return rows[first:end]
+
+        shape = (batch_size, *rows.shape[1:])
+        return jax.make_array_from_callback(shape, self.batch, part)
+
+
+@functools.cache
+def _process_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:
+    held = sharding.addressable_devices_indices_map((batch_size,)).values()
+    every = np.arange(batch_size, dtype=np.int64)
+    rows = np.unique(np.concatenate([every[index[0]] for index in held if index is not None]))
+    rows.flags.writeable = False
+    return rows
 
 
 def make_layout(devices: Sequence[Any], parallel: Parallelism | None = None) -> Layout:

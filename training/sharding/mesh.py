@@ -1,6 +1,8 @@
 """The mesh of devices, with the axes "data", "fsdp", "sequence" and "tensor".
 
-Devices are ordered by process, so every process owns one contiguous range of the batch's rows.
+On TPUs neighbours on the mesh are neighbours in the slice's torus, and several slices, which only
+the data-centre network joins, are divided along "data". Elsewhere devices are ordered by process,
+so that the last axes, which communicate most, stay within a host as long as they fit there.
 """
 
 from __future__ import annotations
@@ -9,12 +11,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 from pipeline.errors import InputError
 from training.config import Parallelism
 
 DATA, FSDP, SEQUENCE, TENSOR = MESH_AXES = ("data", "fsdp", "sequence", "tensor")
+Shape = tuple[int, int, int, int]
 
 
 def make_mesh(devices: Sequence[Any], parallel: Parallelism) -> Mesh:
@@ -28,13 +32,30 @@ def make_mesh(devices: Sequence[Any], parallel: Parallelism) -> Mesh:
         InputError: when the devices cannot be divided so.
     """
     shape = parallel.mesh_shape(len(devices))
-    processes = len({device.process_index for device in devices})
-    local = len(devices) // processes
-    if local % (parallel.sequence * parallel.tensor):
-        raise InputError(
-            f"Parallelism: sequence {parallel.sequence} x tensor {parallel.tensor} do not divide "
-            f"the {local} devices of a process; they must not reach over processes"
-        )
+    arranged = _on_torus if devices[0].platform == "tpu" else _by_process
+    axis_types = (AxisType.Auto,) * len(MESH_AXES)
+    return Mesh(arranged(devices, shape), MESH_AXES, axis_types=axis_types)
+
+
+def _by_process(devices: Sequence[Any], shape: Shape) -> np.ndarray:
     ordered = np.empty(len(devices), dtype=object)
     ordered[:] = sorted(devices, key=lambda device: (device.process_index, device.id))
-    return Mesh(ordered.reshape(shape), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+    return ordered.reshape(shape)
+
+
+def _on_torus(devices: Sequence[Any], shape: Shape) -> np.ndarray:
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if slices == 1:
+        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    data, *inner = shape
+    if data % slices:
+        raise InputError(
+            f"Parallelism: {slices} slices are joined along the data axis, which has {data} "
+            f"places; choose a group that divides the {len(devices) // slices} devices of a slice"
+        )
+    return mesh_utils.create_hybrid_device_mesh(
+        (data // slices, *inner),
+        (slices, 1, 1, 1),
+        devices,
+        allow_split_physical_axes=True,
+    )

@@ -245,7 +245,7 @@ class _Trainer:
                 self._event("preempted", step=step)
                 break
             self.recorder.throughput = compiled.throughput
-            with self._loader(dataset, phase, step) as loader:
+            with self._loader(dataset, phase, program, step) as loader:
                 state, step, stopped = self._train_phase(
                     state, step, phase, program, compiled.step, loader
                 )
@@ -264,9 +264,9 @@ class _Trainer:
         loader: Loader,
     ) -> tuple[TrainState, int, bool]:
         config, layout, batch_size = self.config, program.layout, program.train.batch_size
+        rows = layout.process_rows(batch_size)
         mask = layout.place(
-            np.ones((batch_size // jax.process_count(), program.train.sequence_length), np.float32),
-            batch_size,
+            np.ones((len(rows), program.train.sequence_length), np.float32), batch_size
         )
         feed, step, stopping = TimedBatches(loader, self.watch), start, False
         # Writing a trace may take minutes. It begins after the wait for a batch of its own.
@@ -275,7 +275,7 @@ class _Trainer:
         self.recorder.restart_clock()
         for step, batch in zip(range(start + 1, phase.end + 1), feed, strict=False):
             self.observer.profile(step, profiling)
-            tokens = layout.place(phase.cut(batch), batch_size)
+            tokens = layout.place(phase.cut(batch, rows), batch_size)
             state, metrics = compiled(state, tokens, mask)
             feed.set_inflight(metrics["loss"])
             self.recorder.push(step, metrics, feed.pop_data_wait())
@@ -365,12 +365,12 @@ class _Trainer:
     def _failed(self, step: int, reason: str) -> None:
         self._event("failed_checkpoint", step=step, reason=reason)
 
-    def _loader(self, dataset: Dataset, phase: BatchPhase, step: int) -> Loader:
+    def _loader(self, dataset: Dataset, phase: BatchPhase, program: Program, step: int) -> Loader:
+        rows = program.layout.process_rows(program.train.batch_size)
         return Loader(
             dataset,
             batch_size=phase.rows,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
+            rows=phase.read_rows(rows),
             start_batch=step - phase.first,
             stop_batch=phase.end - phase.first,
             first=phase.data_offset,

@@ -125,11 +125,11 @@ class Fake:
 
 
 def test_a_process_reads_its_own_rows_only():
-    """Of every batch of 12, the third of 4 processes reads sequences 6, 7 and 8."""
+    """Of every batch of 12, one whose devices hold the rows 1, 6 and 7 reads these."""
     fake = Fake()
-    take(fake, 50, process_index=2, process_count=4, stop_batch=50)
+    take(fake, 50, rows=np.array([1, 6, 7]), stop_batch=50)
     read = sorted(row for rows in fake.reads for row in rows)
-    assert read == [12 * n + place for n in range(50) for place in (6, 7, 8)]
+    assert read == [12 * n + place for n in range(50) for place in (1, 6, 7)]
 
 
 def test_small_batches_are_read_together_and_the_first_alone():
@@ -300,11 +300,12 @@ def test_closing_does_not_wait_for_a_store_that_hangs(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"batch_size": 10, "process_count": 3}, "batch_size=10 is not divisible by 3 processes"),
         ({"batch_size": 251}, "batch_size=251: expected 1 to 250"),
         ({"batch_size": 0}, "batch_size=0"),
-        ({"process_index": 2, "process_count": 2}, "process_index=2"),
-        ({"process_count": 0}, "0 processes"),
+        ({"rows": []}, r"rows=\[\]: expected numbers from 0 to 11"),
+        ({"rows": [0, 12]}, r"rows=\[0, 12\]: expected numbers from 0 to 11"),
+        ({"rows": [-1, 0]}, r"rows=\[-1, 0\]"),
+        ({"rows": [2, 2]}, r"rows=\[2, 2\].* ascending"),
         ({"prefetch_batches": 0}, "prefetch_batches=0"),
         ({"prefetch_bytes": 0}, "prefetch_bytes=0"),
         ({"threads": 0}, "threads=0"),

@@ -8,7 +8,6 @@ import pytest
 from data.batches.dataset import Dataset
 from data.batches.loader import Loader
 from data.batches.mixture import MixturePhase
-from pipeline.errors import InputError
 from tests.data.token_shards import source, spec, write_shards
 
 STEPS = 200
@@ -54,8 +53,7 @@ def by_processes(dataset, count, batch_size, start, stop):
         batches(
             dataset,
             batch_size,
-            process_index=index,
-            process_count=count,
+            rows=np.arange(batch_size).reshape(count, -1)[index],
             start_batch=start,
             stop_batch=stop,
         )
@@ -85,14 +83,6 @@ def test_a_run_that_changes_its_processes_again_and_again(dataset):
         for count, cut in zip(counts, itertools.pairwise(cuts), strict=True)
     ]
     assert np.array_equal(np.concatenate(parts), batches(dataset, 16, stop_batch=30))
-
-
-@pytest.mark.parametrize(("batch_size", "count"), [(12, 8), (7, 2), (1, 4), (30, 4)])
-def test_processes_that_cannot_share_a_batch_are_refused(dataset, batch_size, count):
-    """The message has both numbers."""
-    words = f"batch_size={batch_size} is not divisible by {count} processes"
-    with pytest.raises(InputError, match=words):
-        batches(dataset, batch_size, process_count=count, stop_batch=1)
 
 
 def test_another_batch_size_reads_the_same_sequences(dataset):

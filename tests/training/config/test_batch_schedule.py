@@ -53,8 +53,11 @@ def test_rows_are_cut_in_the_order_of_the_text():
     phase = batch_phases(
         TrainConfig(steps=1, batch_size=2, sequence_length=6, length_schedule=((0, 3),))
     )
-    cut = phase[0].cut(np.arange(12).reshape(2, 6))
-    assert cut.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]
+    stored, pieces = np.arange(12).reshape(2, 6), np.arange(12).reshape(6, 2)
+    for rows in ([0, 1, 2, 3, 4, 5], [0, 1, 2], [2, 3], [4], [0, 5]):
+        rows = np.array(rows)
+        read = phase[0].read_rows(rows)
+        assert phase[0].cut(stored[read], rows).tolist() == pieces[rows].tolist()
 
 
 SCHEDULED = dataclasses.replace(

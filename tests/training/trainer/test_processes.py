@@ -65,11 +65,25 @@ def root(tmp_path):
     return str(tmp_path)
 
 
-def test_two_processes_are_one_program(root):
-    """Two processes train as one with as many devices, and their checkpoint restores in one."""
-    (one,) = run_processes(root, 1, 4)
-    first, second = run_processes(root, 2, 2)
-    for report in (first, second):
+LAYOUTS = {
+    "fsdp": (2, 2, {"sharding": "fsdp", "group": 2}),
+    "tensor over hosts": (2, 1, {"sharding": "replicated", "tensor": 2}),
+    "both over hosts": (4, 1, {"sharding": "zero1", "sequence": 2, "tensor": 2}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "devices", "layout"), LAYOUTS.values(), ids=LAYOUTS)
+def test_processes_are_one_program(root, count, devices, layout):
+    """Processes train as one with as many devices, and their checkpoint restores in one.
+
+    Also where a row's positions or a layer's heads are divided among processes, which then read
+    the same rows.
+    """
+    parallel = json.dumps(layout)
+    (one,) = run_processes(root, 1, count * devices, parallel)
+    first, *others = run_processes(root, count, devices, parallel)
+    for report in (first, *others):
         assert report["steps"] == 6
         assert report["compilations"] == 1
         for got, want in zip(report["rows"], one["rows"], strict=True):
@@ -81,9 +95,9 @@ def test_two_processes_are_one_program(root):
                 *(want["step"], want["tokens"], want["bytes"]),
             )
             assert got["loss"] == pytest.approx(want["loss"], abs=1e-5)
-    assert first["rows"] == second["rows"]
+    assert all(report["rows"] == first["rows"] for report in others)
     assert [step for step, _ in first["committed"]] == [1, 2, 3, 4, 5, 6]
-    assert second["committed"] == []
+    assert all(report["committed"] == [] for report in others)
     restored = [
         newest_sound([tuple(report["committed"][-1])], tiny.program(1).abstract)[2]
         for report in (one, first)
