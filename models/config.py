@@ -16,7 +16,6 @@ from pipeline.errors import InputError
 MLP_KINDS = ("swiglu", "relu2", "relu", "gelu")
 NORM_KINDS = ("rms", "plain_rms", "layer")
 POSITION_KINDS = ("rotary", "learned")
-INIT_KINDS = ("fan_in", "mup")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,7 +73,6 @@ class TransformerConfig:
         norm_epsilon: added to the mean square in every norm.
         logit_soft_cap: c in c * tanh(logits / c) over the vocabulary, None for no cap.
         attention_soft_cap: the same for attention scores.
-        init: "fan_in" or "mup", see `models.initialization`.
         init_scale: factor on the initial scale of every matrix of the blocks.
         embedding_std: initial standard deviation of the embedding and of an untied head.
         zero_outputs: matrices that write to the residual stream start at zero.
@@ -101,7 +99,6 @@ class TransformerConfig:
     norm_epsilon: float = 1e-6
     logit_soft_cap: float | None = None
     attention_soft_cap: float | None = None
-    init: str = "fan_in"
     init_scale: float = 1.0
     embedding_std: float = 0.02
     zero_outputs: bool = False
@@ -122,7 +119,6 @@ class TransformerConfig:
             ("mlp_kind", MLP_KINDS),
             ("norm", NORM_KINDS),
             ("positions", POSITION_KINDS),
-            ("init", INIT_KINDS),
         ):
             if getattr(self, name) not in allowed:
                 raise InputError(

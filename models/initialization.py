@@ -1,16 +1,12 @@
 """Initial values of matrices.
 
-"fan_in": a matrix starts as a normal distribution cut at three standard deviations, with standard
-deviation 1/sqrt(fan_in) (LeCun et al., 1998, "Efficient BackProp", section 4.6), so activations
-keep their size at any width. The two matrices of a block that write to the residual stream are
-divided by sqrt(2 * layers), so that the stream's variance does not grow with depth (GPT-2, Radford
-et al., 2019, section 2.3), or are zero with `zero_outputs`. The embedding and an untied head get a
-fixed small standard deviation (0.02 in GPT-2 and Llama), so the first logits are near zero and the
-first loss near log(vocab).
-
-"mup" (Yang et al., 2022, arXiv:2203.03466, table 8 and appendix D.2) differs in two places: the
-query matrices start at zero, and an untied head has standard deviation 1/embed, so that the first
-logits do not grow with the width. Learning rates by width are the optimizer's business.
+A matrix starts as a normal distribution cut at three standard deviations, with standard deviation
+1/sqrt(fan_in) (LeCun et al., 1998, "Efficient BackProp", section 4.6), so activations keep their
+size at any width. The two matrices of a block that write to the residual stream are divided by
+sqrt(2 * layers), so that the stream's variance does not grow with depth (GPT-2, Radford et al.,
+2019, section 2.3), or are zero with `zero_outputs`. The embedding and an untied head get a fixed
+small standard deviation (0.02 in GPT-2 and Llama), so the first logits are near zero and the first
+loss near log(vocab).
 """
 
 from __future__ import annotations
@@ -42,20 +38,8 @@ def linear(key: jax.Array, In: Axes, Out: Axes, config: TransformerConfig) -> Li
     return Linear(matrix, zeros_of(Out) if config.biases else None)
 
 
-def query_linear(key: jax.Array, In: Axes, Out: Axes, config: TransformerConfig) -> Linear:
-    """`linear`, or zero with "mup"."""
-    made = linear(key, In, Out, config)
-    return Linear(made.matrix * 0.0, made.bias) if config.init == "mup" else made
-
-
 def residual_linear(key: jax.Array, In: Axes, Out: Axes, config: TransformerConfig) -> Linear:
     """A matrix whose output is added to the residual stream: `linear` / sqrt(2 * layers), or 0."""
     made = linear(key, In, Out, config)
     scale = 0.0 if config.zero_outputs else 1 / math.sqrt(2 * config.layers)
     return Linear(made.matrix * scale, made.bias)
-
-
-def head(key: jax.Array, table: Axes, config: TransformerConfig) -> NamedArray:
-    """An untied output head [vocab, embed]."""
-    std = 1 / config.embed if config.init == "mup" else config.embedding_std
-    return truncated(key, table, std)

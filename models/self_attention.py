@@ -18,7 +18,7 @@ from models.axes import (
     ModelAxes,
 )
 from models.config import TransformerConfig
-from models.initialization import linear, query_linear, residual_linear
+from models.initialization import linear, residual_linear
 from models.linear import Linear
 from models.mesh_axes import MeshAxes
 from models.norms import Norm
@@ -61,7 +61,7 @@ class Attention(eqx.Module):
             return Norm.init(axes.HeadSize, config) if config.qk_norm else None
 
         return Attention(
-            query=query_linear(keys[0], (axes.Embed,), heads, config),
+            query=linear(keys[0], (axes.Embed,), heads, config),
             key=linear(keys[1], (axes.Embed,), kv, config),
             value=linear(keys[2], (axes.Embed,), kv, config),
             output=residual_linear(keys[3], heads, (axes.Embed,), config),

@@ -30,7 +30,7 @@ from models.axes import (
     model_axes,
 )
 from models.config import TransformerConfig
-from models.initialization import head, truncated
+from models.initialization import truncated
 from models.mesh_axes import MeshAxes
 from models.mlp import Mlp
 from models.norms import Norm
@@ -160,7 +160,7 @@ class Transformer(eqx.Module):
             position_embedding=learned,
             blocks=stack(config, axes, key=jax.random.split(blocks, config.layers)),
             final_norm=Norm.init(axes.Embed, config),
-            head=None if config.tied else head(of_head, table, config),
+            head=None if config.tied else truncated(of_head, table, config.embedding_std),
             config=config,
         )
 

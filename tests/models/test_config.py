@@ -78,7 +78,6 @@ def test_parameters_are_float32():
         ({"mlp_kind": "geglu"}, "mlp_kind: expected one of swiglu, relu2, relu, gelu"),
         ({"norm": "batch"}, "norm: expected one of rms"),
         ({"positions": "alibi"}, "positions: expected one of"),
-        ({"init": "zeros"}, "init: expected one of"),
         ({"init_scale": 0.0}, "init_scale"),
         ({"embedding_std": -1.0}, "embedding_std"),
         ({"window": 4}, "set both or neither"),

@@ -35,17 +35,6 @@ def test_fan_in_scales():
 
 
 @pytest.mark.slow
-def test_mup_changes_queries_and_the_head():
-    """Queries start at zero and an untied head at 1/embed; everything else as with fan_in."""
-    plain = small.init(small.config(**WIDE, tied=False))
-    made = small.init(small.config(**WIDE, tied=False, init="mup"))
-    assert not np.asarray(made.blocks.stacked.attention.query.matrix.array).any()
-    assert spread(made.head) == pytest.approx(1 / 256, rel=0.02)
-    for of in (lambda m: m.embedding, lambda m: m.blocks.stacked.attention.key.matrix):
-        np.testing.assert_array_equal(of(made).array, of(plain).array)
-
-
-@pytest.mark.slow
 def test_init_scale_scales_the_blocks():
     """It multiplies every matrix of the blocks and leaves the embedding."""
     one, two = (small.init(small.config(init_scale=scale)) for scale in (1.0, 2.0))

@@ -27,8 +27,10 @@ def decay_mask(model: Any) -> Any:
     """True where weight decay applies, one bool per named parameter of `model`.
 
     It applies to matrices: parameters with at least two axes beside "layers", but not to norms,
-    biases and embeddings (of tokens or positions), whatever axes they have: a row of an embedding
-    is only touched when its token occurs, and decay would act on it at every step.
+    biases and embeddings (of tokens or positions), whatever axes they have. A rare token's row
+    gets a gradient of note only where the token occurs, and decay would shrink it at every step
+    between. That holds for a table that is also the output head: the softmax's gradient of a row is
+    as small as its token is rare. What bounds the size of logits is `TrainConfig.z_loss`.
     """
     return jax.tree_util.tree_map_with_path(muon.is_matrix, model, is_leaf=is_named)
 
