@@ -38,10 +38,40 @@ COMPILED = [
 
 @pytest.mark.parametrize(("name", "devices", "batch", "remat", "sharding", "gib"), COMPILED)
 def test_the_estimate_is_near_the_compilers(name, devices, batch, remat, sharding, gib):
-    """Within 7 % at 8,192 positions, for all that was compiled."""
+    """Within 6 % at 8,192 positions, for all that was compiled."""
     train = config(batch, 8192, remat=remat, parallel=Parallelism(sharding=sharding), loss_chunks=4)
     found = estimate(getattr(presets, name), ADAMW, train, devices)
-    assert found.total / GIB == pytest.approx(gib, rel=0.07)
+    assert found.total / GIB == pytest.approx(gib, rel=0.06)
+
+
+# The same of shapes that were not used to fit it, chunks of the loss as "auto" chooses them.
+WIDE_HEAD = {"vocab_size": 128_256}
+UNSEEN = [
+    ("tomat_1b", WIDE_HEAD, 32, (256, 8192), "products", {"sharding": "fsdp"}, 65.07),
+    ("tomat_1b", WIDE_HEAD, 32, (256, 8192), "products", {"sharding": "zero1"}, 66.92),
+    ("tomat_1b", WIDE_HEAD, 32, (256, 8192), "products", {"sharding": "replicated"}, 89.06),
+    ("tomat_1b", {}, 32, (256, 8192), "products", {"sharding": "fsdp", "tensor": 4}, 95.53),
+    ("tomat_1b", {}, 32, (256, 8192), "products", {"sharding": "fsdp", "sequence": 4}, 69.68),
+    (
+        *("tomat_1b", {}, 32, (128, 16_384), "products"),
+        {"sharding": "fsdp", "sequence": 2, "tensor": 2},
+        77.37,
+    ),
+    ("tomat_200m", {}, 4, (64, 16_384), "products", {"sharding": "fsdp"}, 98.19),
+    ("tomat_200m", {}, 4, (8, 131_072), "attention", {"sharding": "fsdp"}, 54.21),
+    ("tomat_200m", {}, 16, (16, 131_072), "products", {"sharding": "fsdp", "sequence": 4}, 55.04),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "devices", "batch", "remat", "layout", "gib"), UNSEEN)
+def test_the_estimate_holds_for_other_shapes(name, changes, devices, batch, remat, layout, gib):
+    """Large vocabularies, Muon, long rows, divided heads and positions: within 5 %, 8 % at 128k."""
+    model = dataclasses.replace(getattr(presets, name), **changes)
+    optimizer = OptimizerConfig(kind="muon" if layout == {"sharding": "replicated"} else "adamw")
+    asked = config(*batch, remat=remat, parallel=Parallelism(**layout))
+    train, _ = resolve(model, optimizer, asked, devices, platform="tpu", limit=V6E)
+    found = estimate(model, optimizer, train, devices)
+    assert found.total / GIB == pytest.approx(gib, rel=0.08 if batch[1] > 100_000 else 0.05)
 
 
 def test_tomats_200m_repeats_no_product_and_is_copied():
