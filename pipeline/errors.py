@@ -7,7 +7,7 @@ PonenteError
 ├── StorageError     a store did something the protocol cannot live with
 │   └── StoreUnavailable  it failed again and again; a new attempt may do better
 ├── WorkerLost       a process the step depended on died; the step can be tried again
-│   ├── Preempted    it was told to leave, saved and left: not a failure, and no try is used up
+│   ├── Preempted    asked to stop, it saved and ended: not a failure, uses up no try
 │   └── ResourcesUnavailable       the hardware it asked for is taken
 ├── Cancelled          the user asked to stop; what is finished is kept
 └── StepFailed       a step ended without an output (carries the log path and the cause)
@@ -50,7 +50,7 @@ class WorkerLost(PonenteError):
 
 
 class Preempted(WorkerLost):
-    """The machine was taken away after the step had saved its work; it goes on from there."""
+    """The machine was taken away after the step had saved its work; the next attempt resumes."""
 
 
 class ResourcesUnavailable(WorkerLost):

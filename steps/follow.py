@@ -1,11 +1,11 @@
-"""Score the checkpoints of a training run while it goes on, on hardware of its own.
+"""Score the checkpoints of a training run while it trains, on hardware of its own.
 
     model  = train(sequences, ...)
     scores = follow(model, tokens)
 
 Training never waits for it. It looks for committed checkpoints in the ledger of the training step,
 scores the newest one that it has not scored, and records each in its own ledger, so one that was
-cut off goes on where it was. It ends when the model is published and every checkpoint that is still
+cut off resumes where it was. It ends when the model is published and every checkpoint that is still
 there is scored. A damaged one is left out, but never the model itself: that is an error.
 """
 
@@ -112,8 +112,8 @@ def follow(
     work = Assignment(job, live, train.steps, run.ledger, run.attempt, expected)
     answer = run.gang(hardware, follow_process, work)
     if not answer["ended"]:
-        # Not a failure: what is scored is recorded, and another attempt goes on from there.
-        raise WorkerLost("told to end before the training it follows did")
+        # Not a failure: what is scored is recorded, and another attempt resumes there.
+        raise WorkerLost("asked to stop before the training it follows ended")
     return {**_table(run), "measured": {"hardware": hardware.name, "skipped": answer["skipped"]}}
 
 
@@ -122,13 +122,13 @@ def _trained_as(run: StepContext, live: Live[Checkpoint]) -> tuple[TransformerCo
 
     One that trains on has the shape from its checkpoint, and says it before it begins.
     """
-    said = live.source.arguments
-    shape, train = said.get("model"), said.get("train")
+    arguments = live.source.arguments
+    shape, train = arguments.get("model"), arguments.get("train")
     if isinstance(shape, TransformerConfig) and isinstance(train, TrainConfig):
         return shape, train
     while (published := live.published()) is None and live.find(ABOUT) is None:
         if run.stopping:
-            raise WorkerLost("told to end before the training it follows began")
+            raise WorkerLost("asked to stop before the training it follows began")
         time.sleep(_LOOK_SECONDS)
     if published is not None:
         return published.model, published.train
@@ -187,7 +187,7 @@ class _Desk:
             passed = set(self.skipped)
         else:
             there = {s.result["step"]: s for s in published.shards("checkpoint/")}
-            # The model is looked at again: nobody knew that it was when it was skipped.
+            # The final model is scored after all: it was not known to be final when it was skipped.
             model = published.manifest.shard(published.result["checkpoint"])
             there[model.result["step"]] = model
             passed = self.skipped.keys() - {model.result["step"]}

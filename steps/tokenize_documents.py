@@ -128,7 +128,7 @@ def tokenize_shard(directory: str, item: RowGroup) -> Mapping[str, Any]:
 
 
 def _may_use_all_cores() -> bool:
-    """Whether nobody gave this process one core: Ray says so to a task by OMP_NUM_THREADS."""
+    """Whether this process may use several cores: Ray sets OMP_NUM_THREADS for a task of one."""
     return os.environ.get("OMP_NUM_THREADS") != "1"
 
 

@@ -205,8 +205,8 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
         if kind == "damaged_checkpoint":
             emit({"event": "warning", "message": f"damaged checkpoint: {fields['reason']}"})
         elif kind == "failed_checkpoint":
-            said = f"checkpoint of step {fields['step']} failed, the next will be saved"
-            emit({"event": "warning", "message": f"{said}: {fields['reason']}"})
+            text = f"checkpoint of step {fields['step']} failed, the next will be saved"
+            emit({"event": "warning", "message": f"{text}: {fields['reason']}"})
         elif kind == "tracker":
             emit({"event": "warning", "message": fields["reason"]})
         elif kind == "watchdog":
@@ -314,7 +314,7 @@ def _measured(trained: dict[str, Any], hardware: Hardware) -> dict[str, Any]:
 
 def _summary(trained: dict[str, Any], entropy: float) -> dict[str, Any]:
     rows = trained["evaluations"]
-    # An extension may be evaluated on other sets than the run that it goes on with was.
+    # An extension may be evaluated on other sets than the run that it continues was.
     name = next(row["set"] for row in rows if row["step"] == rows[-1]["step"])
     of_it = [row for row in rows if row["set"] == name]
     first, last = of_it[0], of_it[-1]

@@ -36,8 +36,8 @@ class Refusal:
     """What the compiler says of a program that does not fit, in bytes on one device.
 
     Attributes:
-        temporaries: memory for intermediates alone; None when only the total was said.
-        used: everything together; None when only the temporaries were said.
+        temporaries: memory for intermediates alone; None when only the total is known.
+        used: everything together; None when only the temporaries are known.
         limit: memory a program may use.
     """
 

@@ -2,7 +2,7 @@
 
 Local files are read with `pread` (`data/cache/chunks.py` says why), those of a bucket through
 TensorStore's key-value store, which retries, limits what is under way and joins neighbouring ranges
-of one batch. Either way what comes back are bytes that nobody has checked yet, but for `read_head`,
+of one batch. Either way what comes back are bytes that are not checked yet, but for `read_head`,
 whose result is sound.
 """
 
@@ -237,7 +237,7 @@ def start_head_read(files: ShardFiles, check: str) -> Callable[[], ShardHead]:
 
     Args:
         files: of the shard.
-        check: hex SHA-256 that `checksums` must have; "" when nobody knows it.
+        check: hex SHA-256 that `checksums` must have; "" when it is not known.
     """
     about = files.start_read(chunks.metadata_file(chunks.TOKENS))
     checksums = files.start_read(chunks.data_file(chunks.CHECKSUMS))

@@ -1,7 +1,7 @@
 """The shards of a split as one long array of tokens, joined by reference.
 
 Making one touches no storage, whatever the number of shards: their lengths come from the caller.
-A shard is opened when a window first falls on it, and must then be what it was said to be. Windows
+A shard is opened when a window first falls on it, and must then be what its digest says. Windows
 that touch in a shard are read together; every chunk is checked each time it is read. What stays in
 memory is four bytes for every chunk of the shards seen, and a bounded number of files stays open.
 """

@@ -9,7 +9,7 @@ bytes.
 A damaged, missing, swapped or truncated file must never read as data. Every file is written whole
 or not at all, and read back before the shard counts, against checksums that were taken of the
 tokens as they came and not of what TensorStore made of them; whoever keeps `ShardCounts.check` (the
-ledger does) and gives it back when reading can be told no other shard's tokens.
+ledger does) and passes it when reading: then no other shard's tokens are accepted.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TokenShard(NamedTuple):
     Attributes:
         directory: a local path or a `gs://` URL.
         tokens: how many it holds.
-        check: `ShardCounts.check` of when it was written; "" when nobody kept it, and then a
+        check: `ShardCounts.check` of when it was written; "" when it was not kept, and then a
             sound shard in the place of another of the same size is not noticed.
     """
 
@@ -152,7 +152,7 @@ def read_offsets(directory: str, check: str = "") -> np.ndarray:
 
     Args:
         directory: of the shard.
-        check: `ShardCounts.check`; "" when nobody kept it.
+        check: `ShardCounts.check`; "" when it was not kept.
 
     Raises:
         CorruptOutput: they are missing, or not what was written.
@@ -258,7 +258,7 @@ def _checksum_of_file(files: ShardFiles, array: str) -> int:
 
 
 def _does_not_read_back(directory: str, error: CorruptOutput) -> StorageError:
-    """The same error for a shard that nobody has finished: its advice is another."""
+    """The same error for a shard that is not finished: its advice is another."""
     found = str(error).removeprefix(f"{directory}: ").rpartition("; ")[0]
     return StorageError(
         f"{directory}: the shard does not read back as written: {found}; check the storage and "

@@ -36,7 +36,7 @@ def arrow_file(handle: IO[bytes] | io.RawIOBase) -> Iterator[pa.NativeFile]:
 
 
 class _Counted:
-    """What Arrow needs of a file; the blocks it gives are counted until nobody holds them."""
+    """What Arrow needs of a file; the blocks it gives are counted until they are released."""
 
     def __init__(self, handle: IO[bytes] | io.RawIOBase) -> None:
         self._handle = handle

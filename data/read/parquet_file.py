@@ -92,7 +92,7 @@ def _parquet(
 
 
 def _what_it_is(handle: IO[bytes]) -> str:
-    """What a file that is not Parquet seems to be; empty when it cannot be told."""
+    """What a file that is not Parquet seems to be; empty when it is not recognised."""
     handle.seek(0)
     head = handle.read(64).lstrip()
     if not head:

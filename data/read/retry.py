@@ -131,7 +131,7 @@ def with_retries(what: str, action: Callable[[float], _T], seconds: float | None
 def run_with_timeout(seconds: float, action: Callable[[], _T]) -> _T:
     """`action()`, or `TimeoutError` after `seconds`, whatever a client waits for inside.
 
-    The action then goes on in its thread and what it comes to is lost: for readings only.
+    The action then continues in its thread and its result is lost: for reads only.
     """
     done: list[Callable[[], _T]] = []
 

@@ -23,7 +23,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def expected_checksum(url: str) -> str | None:
-    """The SHA-256 that the file's publisher gives, 64 hexadecimal digits; None where nobody does.
+    """The SHA-256 that the file's publisher gives, 64 hexadecimal digits; None where there is none.
 
     Raises:
         InputError: no such file on the hub, or `SHA256SUMS` has a line that is none.

@@ -57,7 +57,7 @@ class Unit:
         text: the file's name for the text column.
         counted: whether the file has a `token_count` column.
         score: the file's name for the score, a column of numbers; None when it has none.
-        size: bytes of the file when it was cut into units; 0 where nobody looked.
+        size: bytes of the file when it was cut into units; 0 where that is not known.
         version: what its store called its content then, see `data.read.byte_ranges.FileState`.
     """
 
@@ -281,7 +281,7 @@ def _batches(unit: Unit, columns: Sequence[str]) -> Iterator[tuple[int, pa.Recor
         for group in unit.row_groups:
             # One row group at a time: a read of many would hold all of them in memory.
             for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=[group], columns=in_file):
-                # A score may be an integer that no double holds; nobody selects by its last digit.
+                # A score may be an integer that no double holds; its last digit selects nothing.
                 found = {
                     name: batch.column(names[name]).cast(_TYPES[name], safe=name != "score")
                     for name in wanted

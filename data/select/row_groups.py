@@ -108,7 +108,7 @@ class RowGroupOrder:
         ]
 
     def set_row_group_count(self, block: RowGroupBlock, count: int) -> None:
-        """`block.file` has `count` row groups; to be said of every block that was given."""
+        """`block.file` has `count` row groups; to be set for every block that was given."""
         self._counts[block.file] = count
 
 

@@ -22,8 +22,8 @@ def prompt_ids(tokenizer: TextTokenizer, prompt: str) -> list[int]:
 class TextStream:
     """The text of ids that come a few at a time: all pieces together are the text of all ids.
 
-    A character may be spread over several tokens. It is said when its last byte has come, so that
-    no piece ends within one; what turns out to be no character is said as U+FFFD.
+    A character may be spread over several tokens. It is yielded when its last byte has come, so
+    that no piece ends within one; what turns out to be no character is yielded as U+FFFD.
     """
 
     def __init__(self, tokenizer: TextTokenizer) -> None:

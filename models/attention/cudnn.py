@@ -41,7 +41,7 @@ def unsupported_reason(
     if soft_cap is not None:
         return f"its kernels have no soft cap, and the scores have one of {soft_cap}"
     if segments:
-        return "its kernels are not told which documents share a row"
+        return "its kernels do not take segment ids, by which documents share a row"
     if dtype not in DTYPES:
         return f"it computes in {' or '.join(DTYPES)}, not {dtype}"
     if head_size % 8 or head_size > WIDEST_HEAD:
@@ -81,7 +81,7 @@ def cudnn(
 
 
 def options(window: int | None) -> dict[str, Any]:
-    """What `jax.nn.dot_product_attention` is to be told."""
+    """Arguments of `jax.nn.dot_product_attention`."""
     # It takes the positions before one's own.
     local = None if window is None else (window - 1, 0)
     return {"scale": 1.0, "is_causal": True, "local_window_size": local}

@@ -33,7 +33,7 @@ from pipeline.errors import InputError
 
 NO_TOKEN = -1
 TOKENS_PER_YIELD = 8
-"""Tokens of a row that the host is handed at once, where nothing else is said."""
+"""Tokens of a row that the host receives at once, by default."""
 MAX_TOKENS_PER_CALL = 64
 """The most that one call of the compiled program can make."""
 

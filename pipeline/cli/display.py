@@ -1,4 +1,4 @@
-"""What people see while a run goes on: a live table on a terminal, plain lines elsewhere.
+"""What the screen shows during a run: a live table on a terminal, plain lines elsewhere.
 
 Drawn from events alone. A line is plain text without control codes, and progress is repeated at
 most every few seconds, so that a log file stays readable. The table never has more rows than the
@@ -129,7 +129,7 @@ class PlainDisplay:
 
     Args:
         out: where lines go.
-        clock: tells when progress was last said.
+        clock: seconds, for when progress was last printed.
     """
 
     def __init__(

@@ -152,6 +152,6 @@ def _end(status: int, message: str = "") -> None:
 
 @functools.cache
 def _ignore_at_exit() -> None:
-    """Once all is said, a Ctrl-C would only put a stack trace of the interpreter on the screen."""
+    """Once everything is printed, a Ctrl-C would only show a stack trace of the interpreter."""
     for number in _SIGNALS:
         atexit.register(signal.signal, number, signal.SIG_IGN)

@@ -138,7 +138,7 @@ def _in_process(context: Context, log: EventLog, execution: Execution, needed: l
 
 
 def _write_page(context: Context, run_id: str) -> str:
-    """The run's page; a page that cannot be written costs nobody a run."""
+    """The run's page; a page that cannot be written fails no run."""
     from pipeline.pages.page import write
 
     try:

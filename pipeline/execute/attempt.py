@@ -143,13 +143,13 @@ def execute(request: Request, emit: Emit, workers: Workers, *, redirect: bool = 
 
 
 def _wait(tell: Emit, workers: Workers) -> Any:
-    told: list[int] = []
+    reported: list[int] = []
 
     def waiting(holder: dict[str, Any]) -> None:
         if workers.stopping:
             raise Cancelled(f"was waiting for {lease.words(holder)}")
-        if not told:
-            told.append(1)
+        if not reported:
+            reported.append(1)
             tell({"event": "waiting", "holder": lease.words(holder)})
 
     return waiting

@@ -72,7 +72,7 @@ class InlineBackend:
         """Nothing: a request has ended when `submit` returns."""
 
     def stop(self) -> None:
-        """Ask the request that runs, from a signal handler: nobody else gets to run."""
+        """Ask the request that runs, from a signal handler: no other code gets to run."""
         self._workers.stop()
 
     def close(self) -> None:

@@ -329,7 +329,7 @@ class Execution:
         path = self._store.path(node)
         found = manifest.load_verified(path, node.key)
         if found is None:
-            raise StepFailed(f"{node.label}: its worker said published, but {path} has no manifest")
+            raise StepFailed(f"{node.label}: reported as published, but {path} has no manifest")
         return Found(path, found)
 
     def _publish(self, node: Node, found: Found, outcome: Outcome | None) -> None:

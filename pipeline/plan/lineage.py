@@ -24,11 +24,11 @@ class Ancestor:
     @property
     def parents(self) -> list[str]:
         """URLs of the outputs it read, and of the one it refers to."""
-        said = [reference["directory"] for reference in self.manifest.inputs.values()]
+        inputs = [reference["directory"] for reference in self.manifest.inputs.values()]
         origin = self.manifest.origin
         if origin is not None:
-            said.append(origin.directory)
-        return list(dict.fromkeys(resolve_ref(self.path, directory) for directory in said))
+            inputs.append(origin.directory)
+        return list(dict.fromkeys(resolve_ref(self.path, directory) for directory in inputs))
 
 
 def lineage(paths: list[str]) -> list[Ancestor]:
@@ -37,7 +37,7 @@ def lineage(paths: list[str]) -> list[Ancestor]:
     What is missing or cannot be read is left out, with what it was made from.
 
     Raises:
-        CorruptOutput: when an output is said to be made from itself.
+        CorruptOutput: when an output's inputs contain itself.
     """
     found: dict[str, Ancestor] = {}
     # Ancestors whose parents are being visited; a lineage can be longer than Python's stack.

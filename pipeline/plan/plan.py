@@ -166,8 +166,8 @@ def _unfinished(node: Node, path: str, seen: GraphState) -> tuple[str, str]:
         )
     failure = last_failure(path)
     if failure is not None:
-        said = f"{failure['cause']} (log: {failure['log']})"
-        return "failed", f"{said}; {shards}" if shards else said
+        cause = f"{failure['cause']} (log: {failure['log']})"
+        return "failed", f"{cause}; {shards}" if shards else cause
     detail = "; ".join(filter(None, (shards, unresponsive)))
     return ("partial" if finished or unresponsive else "miss"), detail
 

@@ -31,7 +31,7 @@ class Selection:
         only: run nothing but these.
         until: bring up these and what they need, instead of the experiment's targets.
         force: build these again although they are there.
-        keep_going: after a failure, go on with what does not depend on it.
+        keep_going: after a failure, continue with what does not depend on it.
         jobs: steps at once; 0 for as many as there are resources.
     """
 

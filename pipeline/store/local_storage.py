@@ -79,7 +79,7 @@ def make_directory(path: str) -> None:
     try:
         os.makedirs(path, exist_ok=True)
     except FileExistsError:
-        # Also said of a directory that could not be looked at for a moment.
+        # Also raised for a directory that could not be listed for a moment.
         if not stat.S_ISDIR(os.stat(path).st_mode):
             raise NotADirectoryError(f"{path}: expected a directory, found a file") from None
 

@@ -173,6 +173,7 @@ def modified(url: str) -> float | None:
         if isinstance(fs, LocalFileSystem):
             return os.stat(path).st_mtime
         return fs.modified(path).timestamp()
+    # What fsspec's stores without such a time raise: no method, no field, or a field without value.
     except (OSError, NotImplementedError, KeyError, AttributeError):
         return None
 

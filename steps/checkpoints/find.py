@@ -235,10 +235,10 @@ def _of_ledgers(root: str) -> list[_Candidate]:
 
 
 def about_of(ledger: Ledger) -> dict[str, Any]:
-    """What a step that is not finished said before it trained: "model", "train" and "sequences".
+    """What a step that is not finished wrote before it trained: "model", "train" and "sequences".
 
     Raises:
-        InputError: it has said nothing.
+        InputError: it has written nothing yet.
         CorruptOutput: it cannot be read.
     """
     shard = ledger.find(ABOUT)

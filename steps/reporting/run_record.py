@@ -42,7 +42,7 @@ class RunRecord:
         evaluations: rows with step, loss and others, and the `set` they are of.
         samples: rows with step, prompt and completion.
         journals: accounts of the attempts as plain mappings.
-        config: what it was asked to be, nested. What a run that it goes on from was asked is not
+        config: what it was asked to be, nested. What a run that it continues was asked is not
             in it: "continues" says which run that is.
         entropy: unigram entropy of the training tokens in nats, None where it is not known.
         partial: whether `config` may lack settings that the run has, as that of an unfinished one.
@@ -121,7 +121,7 @@ def _configuration(ancestors: Iterable[Ancestor], checkpoint: Checkpoint) -> dic
 
 
 def _point(path: str, at: int | None) -> str:
-    """The run in the directory `path`, and how far it was when another one went on from it."""
+    """The run in the directory `path`, and how far it was when another one continued it."""
     published = load(path)
     if published is None:
         where = "" if at is None else f" at step {at}"
@@ -170,11 +170,11 @@ def _read(path: str, manifest: Manifest) -> dict[str, str]:
     return {name: resolve_ref(path, read["directory"]) for name, read in manifest.inputs.items()}
 
 
-def _settings(said: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """What makes a run of what it says of itself: the settings that a manifest has, as it has them.
 
     Args:
-        said: some of model, optimizer and train, with all their fields as JSON holds them.
+        given: some of model, optimizer and train, with all their fields as JSON holds them.
     """
     from models.config import TransformerConfig
     from training.config import OptimizerConfig, TrainConfig
@@ -186,7 +186,7 @@ def _settings(said: Mapping[str, Any]) -> dict[str, Any]:
     }
     found: dict[str, Any] = {}
     for part, rebuild in kinds.items():
-        fields = said.get(part)
+        fields = given.get(part)
         if isinstance(fields, Mapping):
             try:
                 found[part] = plain(canonical(rebuild(fields)))
@@ -264,8 +264,8 @@ def _lineage(ledger: Ledger) -> dict[str, Any]:
     about = ledger.find(ABOUT)
     if about is None:
         return {}
-    said = storage.read_json(storage.join(ledger.root, about.root, "about.json"))
-    sequences = resolve_ref(ledger.root, said["sequences"])
+    written = storage.read_json(storage.join(ledger.root, about.root, "about.json"))
+    sequences = resolve_ref(ledger.root, written["sequences"])
     return _above(lineage([sequences]), [sequences])
 
 

@@ -12,7 +12,7 @@ there, writes the index and calls `on_commit(step, path)`; only the record which
 writes makes the checkpoint exist for a later run. No process meets another in a collective, and
 every wait has an end.
 
-A store may fail for a minute: one save that failed is told of and the next one made. A second in a
+A store may fail for a minute: a single failed save is logged and the next one made. A second in a
 row is an error, and so is the last save before `wait`.
 """
 
@@ -202,7 +202,7 @@ class Checkpointer:
         error, self._error = self._error, None
         if isinstance(error, _FINAL):
             raise error
-        # An `OSError` goes on being one, which says that trying again may help.
+        # An `OSError` stays one, so that the step is retried.
         kind = StoreUnavailable if isinstance(error, OSError) else StorageError
         raise kind(f"a checkpoint under {self._directory} failed: {error}") from error
 
@@ -307,12 +307,12 @@ def _write(
 
 
 def _gather(path: str, deadline: Deadline, written: WrittenChunks) -> None:
-    """Wait until every other process has said what it wrote.
+    """Wait until every other process has listed what it wrote.
 
     Raises:
         InputError: one of them refused what was to be saved.
         StorageError: one of them failed.
-        StoreUnavailable: one of them failed for a reason that may pass, or said nothing in time.
+        StoreUnavailable: one of them failed for a reason that may pass, or did not answer in time.
     """
     missing = set(range(1, jax.process_count()))
     pause = 0.02

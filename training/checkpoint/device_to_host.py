@@ -28,7 +28,7 @@ _PAGE_BYTES = 4096
 
 @dataclass(frozen=True, eq=False)
 class HostShard:
-    """One shard of an array in host memory, which nobody else writes to.
+    """One shard of an array in host memory, which nothing else writes to.
 
     Attributes:
         name: of the array.

@@ -1,8 +1,8 @@
 """Reading checkpoints back, onto any mesh and any number of processes.
 
-Three things are told apart. There is no checkpoint: a run begins at step 0. A checkpoint is damaged
-(`CorruptOutput`): the next older one is used and the damage is reported. A checkpoint is sound but
-of another model (`InputError`): nothing is cast, padded or initialised to make it fit.
+Three cases are distinguished. There is no checkpoint: a run begins at step 0. A checkpoint is
+damaged (`CorruptOutput`): the next older one is used and the damage is reported. A checkpoint is
+sound but of another model (`InputError`): nothing is cast, padded or initialised to make it fit.
 """
 
 from __future__ import annotations

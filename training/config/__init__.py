@@ -1,4 +1,4 @@
-"""What a run is told: steps, batches, optimizer, parallelism. Imports no JAX."""
+"""A run's configuration: steps, batches, optimizer, parallelism. Imports no JAX."""
 
 from training.config.optimizer import OptimizerConfig
 from training.config.parallelism import Parallelism

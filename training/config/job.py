@@ -32,9 +32,9 @@ class Start:
     """A trained checkpoint that a new run begins with; says what of it is taken, and nothing else.
 
     "model" takes the parameters: the optimizer's moments are zero and step, schedule and data begin
-    at 0. "moments" takes the optimizer's state too, its counts included. "everything" goes on where
-    the checkpoint stopped: its step, data position, history and average, under this run's number
-    of steps and schedule.
+    at 0. "moments" takes the optimizer's state too, its counts included. "everything" continues
+    where the checkpoint stopped: its step, data position, history and average, under this run's
+    number of steps and schedule.
 
     Attributes:
         checkpoint: path of a committed checkpoint.

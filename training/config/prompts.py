@@ -11,7 +11,7 @@ class Prompts:
 
     Attributes:
         tokenizer: URL of tokenizer.json.
-        prompts: texts to go on from; an empty one begins a document.
+        prompts: texts to continue; an empty one begins a document.
         new_tokens: to add at most.
         temperature: 0 takes the most likely token every time.
         top_k: sample among the k most likely only; None for all.

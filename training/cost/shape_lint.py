@@ -1,4 +1,4 @@
-"""What a model's shape costs on a TPU, said before it runs.
+"""Warnings about a model's shape on a TPU, before it runs.
 
 A v6e matrix unit multiplies 256 x 256 tiles; its memory tiles are 8 or 16 rows by 128 lanes. The
 rules are about layouts the compiler cannot mend.

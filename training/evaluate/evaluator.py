@@ -197,7 +197,7 @@ class Evaluator:
             stopping: asked before every batch whether to leave.
 
         Raises:
-            Interrupted: it said so.
+            Interrupted: it returned true.
         """
         found = []
         for name, rows, array in self._sets:

@@ -1,7 +1,7 @@
 """Scoring checkpoints as they are committed, beside the training that commits them.
 
 All processes of the group run this loop. In every turn process 0 says what comes next, and all of
-them hear it, and whether any of them was told to end, in one collective.
+them hear it, and whether any of them was asked to stop, in one collective.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ def follow(scorer: Scorer, find: Find, keep: Keep, skip: Skip) -> bool:
         scorer: the same in every process.
         find: asked in process 0, again and again, for what is next.
         keep: given every score, in process 0, before `find` is asked again.
-        skip: told, in process 0, of a checkpoint that cannot be read and why: gone, or damaged.
+        skip: called in process 0 with a checkpoint that cannot be read and why: gone, or damaged.
 
     Raises:
         StoreUnavailable: the store failed `MOST_FAILED_LOOKS` times, with no answer in between.
     """
     leader = jax.process_index() == 0
     failed = 0
-    with _Told() as told:
+    with _StopRequest() as stop:
         while True:
-            found, leave = _agree(find() if leader else Next(), told())
+            found, leave = _agree(find() if leader else Next(), stop())
             if leave or found.end:
                 return not leave
             if not found.path:
@@ -110,31 +110,31 @@ def _load(scorer: Scorer, path: str) -> tuple[Any, int, str]:
     return None, state, reason or "another process could not read it"
 
 
-def _agree(found: Next, told: bool) -> tuple[Next, bool]:
-    """Process 0's word, and whether anybody was told to end."""
+def _agree(found: Next, stop: bool) -> tuple[Next, bool]:
+    """What process 0 found, and whether any process was asked to stop."""
     if jax.process_count() == 1:
-        return found, told
+        return found, stop
     fields = json.dumps([found.name, found.step, found.path, found.end]).encode()
     message = np.zeros(_MESSAGE_BYTES, np.uint8)
     message[: len(fields)] = np.frombuffer(fields, np.uint8)
-    message[-1] = told
+    message[-1] = stop
     everybody = multihost_utils.process_allgather(message)
     words = json.loads(bytes(everybody[0, :-1]).rstrip(b"\0"))
     return Next(*words), bool(everybody[:, -1].any())
 
 
-class _Told:
+class _StopRequest:
     """Context in which SIGTERM asks to leave instead of ending the process."""
 
     def __init__(self) -> None:
         # No `threading.Event`: its lock may be held by what the handler interrupts.
-        self._told = False
+        self._requested = False
         self._old: Any = None
 
     def __call__(self) -> bool:
-        return self._told
+        return self._requested
 
-    def __enter__(self) -> _Told:
+    def __enter__(self) -> _StopRequest:
         if threading.current_thread() is threading.main_thread():
             self._old = signal.signal(signal.SIGTERM, self._on_signal)
         return self
@@ -144,4 +144,4 @@ class _Told:
             signal.signal(signal.SIGTERM, self._old)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._told = True
+        self._requested = True

@@ -39,7 +39,7 @@ class StopSignal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # By default a second one would end the process before it has said that it was preempted.
+        # By default a second one would end the process before it has reported its preemption.
         leaving = self._stopping and self._old is signal.SIG_DFL
         if self._installed and not leaving:
             signal.signal(signal.SIGTERM, self._old)  # pyrefly: ignore

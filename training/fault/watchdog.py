@@ -6,7 +6,7 @@ So a thread in every process watches the time since the loop's last sign of life
 
 1. says so in the coordination service, so that the other processes end within seconds too,
 2. logs where each process was, which of them are behind, and the stack of every thread,
-3. ends the process with `EXIT_CODE`. The run goes on from its newest checkpoint.
+3. ends the process with `EXIT_CODE`. The next attempt resumes from the newest checkpoint.
 
 Between steps, too long is `FACTOR` times the median of the last steps, and at least the seconds
 given; before `LEAST` steps are known, and in everything that takes long once (compiling, restoring,

@@ -1,11 +1,11 @@
 """Where the wall time of a whole run went, over all its attempts; the parts add up to it.
 
-An attempt that another one followed counts up to the checkpoint that was gone on from: what it did
-after that was done again, and is lost (`redone`). Where an attempt went on from an older checkpoint
+An attempt that another one followed counts up to the checkpoint it resumed from: what it did
+after that was done again, and is lost (`redone`). Where an attempt resumed from an older checkpoint
 than the last, everything since that one is lost, whichever attempts did it. So is an attempt that
-ended before it had its state (restoring, compiling): it went on from nothing, and says nothing of
-what became of the others' work. While nobody has gone on yet, the newest checkpoint is taken for
-the one that will be gone on from. From an attempt's last sign of life to the beginning of the next
+ended before it had its state (restoring, compiling): it resumed from nothing, and says nothing of
+what became of the others' work. Before the next attempt, the newest checkpoint is taken for
+the one that it will resume from. From an attempt's last sign of life to the beginning of the next
 nothing happened that is known of (`dead`: the kill, the wait for machines, the start of processes;
 up to one interval of the journal of training as well). The last attempt counts in full.
 

@@ -53,7 +53,7 @@ class Attempt:
         attempt: its name.
         began: Unix time.
         buckets: seconds by bucket until the last sign of life.
-        first_step: optimizer steps done when it had its state: of the checkpoint it went on from,
+        first_step: optimizer steps done when it had its state: of the checkpoint it resumed from,
             or 0. None until then, so also of one that ended in restoring or compiling.
         last_step: steps done at the last sign of life.
         outcome: "running" also of one that was killed.
@@ -143,7 +143,7 @@ class Journal:
         self._thread.start()
 
     def begin(self, step: int) -> None:
-        """The run goes on from the checkpoint of `step`, or begins at 0."""
+        """The run resumes from the checkpoint of `step`, or begins at 0."""
         self._first = self._last = step
 
     def step(self, step: int) -> None:
@@ -153,8 +153,8 @@ class Journal:
     def mark(self, step: int) -> None:
         """The state after `step` was just taken for a checkpoint.
 
-        Not when it was committed: what the run did in between is done again by whoever goes on
-        from it. Which checkpoints were committed shows in what later attempts began with.
+        Not when it was committed: what the run did in between is done again by an attempt that
+        resumes from it. Which checkpoints were committed shows in what later attempts began with.
         """
         self._last = step
         self._marks = (*self._marks[1 - MOST_MARKS :], Mark(step, self._watch.seconds()))
@@ -211,7 +211,7 @@ def _write(url: str, data: bytes) -> None:
 
 
 def read_journals(directory: str) -> list[Attempt]:
-    """All attempts' accounts, `in_order`; what is no account is left out, and said."""
+    """All attempts' accounts, `in_order`; what is no account is left out, with a warning."""
     found = []
     for name in storage.list_names(directory):
         if not name.endswith(".json"):

@@ -130,7 +130,7 @@ class Observer:
                 continue
             self._warned.add(name)
             try:
-                self._warn(f"tracker {name} is off, the run goes on without it: {reason}")
+                self._warn(f"tracker {name} is off, the run continues without it: {reason}")
             except Exception:
                 logger.warning("tracker %s: its failure was not passed on", name, exc_info=True)
 

@@ -58,7 +58,7 @@ class Stopwatch:
         return before
 
     def during(self, bucket: str) -> _During:
-        """A context whose time belongs to `bucket`; the bucket before goes on after it."""
+        """A context whose time belongs to `bucket`; the bucket before continues after it."""
         return _During(self, _known(bucket))
 
     def count_as(self, bucket: str, nanoseconds: int) -> None:

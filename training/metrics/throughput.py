@@ -89,7 +89,7 @@ class PeakMemory:
     _bytes: int | None = dataclasses.field(default=None, init=False)
 
     def __call__(self) -> int | None:
-        """Bytes; None where nobody knows."""
+        """Bytes; None where they are not known."""
         now = self.clock()
         if now - self._asked >= MEMORY_SECONDS:
             self._asked, self._bytes = now, _peak_bytes(self.devices)

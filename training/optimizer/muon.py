@@ -2,7 +2,7 @@
 
 Muon moves a matrix along its momentum with all singular values brought near 1
 (https://kellerjordan.github.io/posts/muon). The method is `optax.contrib.scale_by_muon`; here is
-only what it must be told about our named arrays: every layer of a stacked array is a matrix of its
+only what it must know about our named arrays: every layer of a stacked array is a matrix of its
 own, and the several axes of a projection's heads are one side of it.
 
 Two differences to Jordan's code are optax's: the momentum and the Nesterov term are divided by

@@ -1,4 +1,4 @@
-"""Where in which data a checkpoint stands, so that nobody goes on somewhere else by mistake.
+"""Where in which data a checkpoint stands, so that no run resumes somewhere else by mistake.
 
 A batch is a pure function of the data's order and the step, so a checkpoint needs no iterator
 state; it says which order that was and how many of its rows were read, and whoever resumes from it
@@ -41,7 +41,7 @@ def _order(data: DatasetSpec) -> str:
 
 
 def check_data_offset(stored: dict[str, Any], wanted: dict[str, Any], path: str) -> None:
-    """Refuse to go on from a checkpoint in other data, or elsewhere in it.
+    """Refuse to resume from a checkpoint in other data, or elsewhere in it.
 
     Raises:
         InputError: names both.
@@ -51,7 +51,7 @@ def check_data_offset(stored: dict[str, Any], wanted: dict[str, Any], path: str)
     for name, words in names.items():
         if stored[name] != wanted[name]:
             raise InputError(
-                f"{path} was saved with {words.format(stored[name])}, this run would go on with "
+                f"{path} was saved with {words.format(stored[name])}, this run would continue with "
                 f"{words.format(wanted[name])}: give it the data, batch size and schedules it had, "
                 "or begin a new run from its parameters"
             )

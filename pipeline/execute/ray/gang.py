@@ -50,7 +50,7 @@ _LATE_SECONDS = 2.0  # a heartbeat may arrive this long after its process died
 
 logger = logging.getLogger("ponente")
 
-# What the executor tells apart: a process's error of one of these is the step's.
+# Kinds of error the executor distinguishes: a process's error of one of these is the step's.
 _KINDS: dict[str, type[PonenteError]] = {
     kind.__name__: kind
     for kind in (InputError, CorruptOutput, StoreUnavailable, Preempted, WorkerLost)
@@ -155,7 +155,7 @@ def run_gang(
     Raises:
         ResourcesUnavailable: when the hardware is not free in that time.
         WorkerLost: when a process died or its heartbeats stopped.
-        Preempted: when the processes were told to leave and saved.
+        Preempted: when the processes were asked to stop, and saved.
         Cancelled: when the user had asked to stop before.
     """
     if heartbeat.stopping:
@@ -292,8 +292,8 @@ class _Failure:
 
 
 def _lost(what: str, first: _Failure | None) -> WorkerLost:
-    said = first.cause.rstrip().rpartition("\n")[2] if first else ""
-    return WorkerLost(f"{what}; another failed first: {said[:200]}" if said else what)
+    reason = first.cause.rstrip().rpartition("\n")[2] if first else ""
+    return WorkerLost(f"{what}; another failed first: {reason[:200]}" if reason else what)
 
 
 def _name(index: int | str, hardware: Hardware) -> str:

@@ -39,13 +39,13 @@ def heartbeat_timeout() -> float:
     Raises:
         InputError: when the setting is not a number of at least one second.
     """
-    said = os.environ.get(runtime_env.TIMEOUT, str(_TIMEOUT_SECONDS))
+    text = os.environ.get(runtime_env.TIMEOUT, str(_TIMEOUT_SECONDS))
     try:
-        seconds = float(said)
+        seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not 1 <= seconds < float("inf"):
-        raise InputError(f"{runtime_env.TIMEOUT}: expected seconds, at least 1, got {said!r}")
+        raise InputError(f"{runtime_env.TIMEOUT}: expected seconds, at least 1, got {text!r}")
     return seconds
 
 

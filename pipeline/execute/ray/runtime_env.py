@@ -43,7 +43,7 @@ def _sent(root: Path) -> list[Path]:
 
 
 def runtime_environment(root: Path = ROOT) -> dict[str, Any]:
-    """What Ray is told, so that workers get the driver's code and know which it is."""
+    """Ray's settings, with which workers get the driver's code and know which it is."""
     handed = {name: os.environ[name] for name in (TIMEOUT,) if name in os.environ}
     return {
         "working_dir": str(root),
@@ -56,9 +56,9 @@ def malloc_env(*, one: bool) -> dict[str, str]:
     """The environment of a worker whose threads share one heap, or have one each (glibc's habit).
 
     A process that computes on CPUs wants one (see `training.trainer.cpu_malloc`), and as it has
-    threads before any step's code runs, it has to be told so here. What is said to a task is
-    inherited by what it starts, so a gang is told either way. Another number than 1 is the user's
-    and stays.
+    threads before any step's code runs, it has to be set here. What is set for a task is
+    inherited by what it starts, so it is set for a gang either way. Another number than 1 is the
+    user's and stays.
     """
     ours = os.environ.get(_HEAPS, "1") == "1"
     return {_HEAPS: "1" if one else "0"} if ours else {}

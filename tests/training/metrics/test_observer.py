@@ -165,7 +165,7 @@ def test_a_tracker_that_fails_is_told_once_and_in_the_thread_of_the_loop(
         observer.row({"step": step, "loss": 1.0})
         assert len(told) == (tracker is Breaks)
     observer.close("finished")
-    line = "tracker wandb is off, the run goes on without it: RuntimeError: quota"
+    line = "tracker wandb is off, the run continues without it: RuntimeError: quota"
     assert told == [(line, threading.current_thread())]
     assert [row["step"] for row in lines(tmp_path, "a", "step")] == [1, 2, 3]
 

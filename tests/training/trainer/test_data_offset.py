@@ -48,7 +48,9 @@ def test_other_data_is_refused_and_moved_data_is_not(stopped, tmp_path):
     for change in ({"seed": 8}, {"shards": source.shards[:1]}, {"io_block_size": 2}):
         data = dataclasses.replace(job.data, sources=(dataclasses.replace(source, **change),))
         changed = dataclasses.replace(_more(job, checkpoint), data=data)
-        with pytest.raises(InputError, match=r"data order .* this run would go on with data order"):
+        with pytest.raises(
+            InputError, match=r"data order .* this run would continue with data order"
+        ):
             train(changed, devices=jax.devices()[:1])
     moved = tuple(s._replace(directory="/elsewhere") for s in source.shards)
     data = dataclasses.replace(job.data, sources=(dataclasses.replace(source, shards=moved),))

@@ -1,7 +1,7 @@
 """TensorBoard, Weights & Biases and trackio, each behind `write(entry)` and `close()`.
 
 Their libraries are extras and are imported when a tracker is opened, in the child process of
-`training.metrics.trackers.child_process`. Where they send things and who they are is said in the
+`training.metrics.trackers.child_process`. Where they send things and who they are is set in the
 environment, as their own manuals have it: WANDB_API_KEY, WANDB_ENTITY, WANDB_PROJECT, WANDB_MODE,
 TRACKIO_DIR, TRACKIO_PROJECT, TRACKIO_SPACE_ID.
 """

@@ -81,8 +81,8 @@ class ChildTracker:
     def _last_words(self) -> str:
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").split("\n")
-        said = [line for line in lines if line.strip()]
-        return said[-1] if said else f"its process ended with status {self._process.returncode}"
+        text = [line for line in lines if line.strip()]
+        return text[-1] if text else f"its process ended with status {self._process.returncode}"
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What a tracker is, and what it is told of a run."""
+"""What a tracker is, and what it gets of a run."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerContext:
-    """What trackers are told of a run.
+    """What trackers get of a run.
 
     Attributes:
         directory: URL for what they write, this attempt's own.
         run: name of the run, the same for all its attempts.
         attempt: name of this attempt.
         build: what tells this run's attempts from those of an earlier run of that name, which it
-            replaces; empty where there is nothing to tell apart.
+            replaces; empty where there is only one.
         config: the resolved configuration as JSON would hold it; never an environment.
     """
 

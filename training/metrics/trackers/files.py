@@ -177,7 +177,7 @@ def join_attempts(attempts: Iterable[tuple[int, Sequence[Entry]]]) -> list[Entry
     """
     joined: list[Entry] = []
     for begins, entries in attempts:
-        # An attempt that went on from a checkpoint does not repeat what belongs to its step.
+        # An attempt that resumed from a checkpoint does not repeat what belongs to its step.
         joined = [each for each in joined if each["step"] <= begins and (begins or each["step"])]
         joined += entries
     return joined

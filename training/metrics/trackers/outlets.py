@@ -1,4 +1,4 @@
-"""What happens in a run, told to files and services that must never hold it up.
+"""Events of a run, passed to files and services that must never delay it.
 
 `metrics.jsonl` of the attempt is always written: one JSON object a line, `kind` ("config", "step",
 "evaluation", "sample" or the name of an event), `time` (Unix) and the fields of
