@@ -155,12 +155,12 @@ def differences(records: Sequence[RunRecord]) -> list[list[str]]:
     rows = [["setting", *(record.name for record in records)]]
     for name in dict.fromkeys(name for tree in trees for name in tree):
         values = [tree.get(name, ABSENT) for tree in trees]
-        values = [
+        compared = [
             value
             for record, tree, value in zip(records, trees, values, strict=True)
             if name in tree or not record.partial
         ]
-        if any(value != values[0] for value in values):
+        if any(value != compared[0] for value in compared):
             rows.append([name, *(str(value) for value in values)])
     return rows
 
