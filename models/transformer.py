@@ -30,6 +30,7 @@ from models.axes import (
     model_axes,
 )
 from models.config import TransformerConfig
+from models.embedding import look_up
 from models.initialization import truncated
 from models.mesh_axes import MeshAxes
 from models.mlp import Mlp
@@ -185,7 +186,7 @@ class Transformer(eqx.Module):
                 are longer than the learned positions.
         """
         order = FEATURES_FIRST if forward.get("features_first") else TOKENS_FIRST
-        x, angles = self.embed(tokens, order)
+        x, angles = self.embed(tokens, order, forward.get("mesh_axes"))
         gather = forward.get("gather", lambda block: block)
 
         def apply(block: Block, x: NamedArray, window: int | None) -> NamedArray:
@@ -209,7 +210,7 @@ class Transformer(eqx.Module):
         return self.final_norm(x)
 
     def embed(
-        self, tokens: NamedArray, order: tuple[str, ...]
+        self, tokens: NamedArray, order: tuple[str, ...], mesh_axes: MeshAxes | None = None
     ) -> tuple[NamedArray, NamedArray | None]:
         """The first residual stream, with its axes in `order`, and rotary angles if any.
 
@@ -217,7 +218,10 @@ class Transformer(eqx.Module):
             InputError: rows are longer than the learned positions.
         """
         Position = tokens.resolve_axis(POSITION)
-        x = self.embedding.take(VOCAB, tokens)
+        tokens = tokens.rearrange((BATCH, POSITION))
+        table = self.embedding.rearrange((VOCAB, EMBED))
+        rows = look_up(table.array, tokens.array, mesh_axes)
+        x = hax.named(rows, (*tokens.axes, table.resolve_axis(EMBED)))
         if self.position_embedding is None:
             config, axes = self.config, model_axes(self.config)
             angles = rotary_angles(Position, axes.HeadSize, config.rope_base, config.rope_scaling)

@@ -73,7 +73,6 @@ def cudnn(
     by_head = PartitionSpec(mesh_axes.batch or None, None, mesh_axes.heads or None)
     return jax.shard_map(
         local,
-        mesh=mesh_axes.mesh,
         in_specs=(by_head, by_head, by_head),
         out_specs=by_head,
         check_vma=False,

@@ -3,9 +3,8 @@
 The kernel never writes the scores to memory and skips blocks that the mask hides. It serves several
 query heads with one key/value head, so keys and values are not repeated. It is called per row of
 the batch under `jax.vmap`, and under `jax.shard_map` where arrays are spread over devices, because
-the compiler cannot partition a kernel by itself. With positions spread over devices, each device
-has its part of the queries and gathers all keys and values; the device with the last positions then
-has the most to do, twice the mean.
+the compiler cannot partition a kernel by itself. For positions spread over devices see
+`models.attention.context_parallel`.
 
 The differentiation rule around it is ours. The kernel's own keeps its output as [heads, position,
 head_size], which the TPU pads to 128 lanes: with heads of 64 that is twice the memory, for every
@@ -36,6 +35,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 )
 from jax.sharding import NamedSharding, PartitionSpec
 
+from models.attention.context_parallel import Exchange, choose_way, zigzag_order
 from models.attention.splash_tiles import LANES, block_sizes
 from models.mesh_axes import MeshAxes
 
@@ -53,7 +53,8 @@ class Kernel:
     head_size: int
     window: int | None
     soft_cap: float | None
-    sequence_shards: int = 1
+    sequence_shards: int = 1  # devices that share the queries of a row
+    zigzag: bool = False  # each has a chunk from the front and one from the back
     rows: int = 1  # of one device, computed at once
     interpret: bool = False
 
@@ -64,14 +65,17 @@ def build(kernel: Kernel) -> splash_attention_kernel.SplashAttentionKernel:
     shape = (kernel.position, kernel.position)
     if kernel.window is None:
         mask = splash_attention_mask.CausalMask(shape)
+        if kernel.zigzag:
+            mask.q_sequence = zigzag_order(kernel.position, kernel.sequence_shards)
     else:
         mask = splash_attention_mask.LocalMask(shape, (kernel.window - 1, 0), 0)
+    chunks = 2 if kernel.zigzag else 1  # of queries on a device; a tile lies within one
     sizes = block_sizes(
         kernel.position,
         kernel.head_size,
         kernel.window,
-        kernel.sequence_shards,
-        kernel.rows * kernel.heads,
+        kernel.sequence_shards * chunks,
+        kernel.rows * kernel.heads * chunks,
     )
     with jax.ensure_compile_time_eval():
         built = splash_attention_kernel.make_splash_mha(
@@ -118,39 +122,32 @@ def splash(
         segment_ids_BP: int32, or None.
         window: how many positions one sees, itself among them; None for all.
         soft_cap: c in c * tanh(score / c), or None.
-        mesh_axes: to run over, or None for one device.
+        mesh_axes: to run over, on the mesh that is set, or None for one device.
         interpret: run in Pallas' interpreter.
     """
     batch, heads, position, head_size = q_BHPD.shape
-    describe = functools.partial(
-        Kernel,
-        position=position,
-        head_size=head_size,
-        window=window,
-        soft_cap=soft_cap,
-        interpret=interpret,
-    )
+    kernel = Kernel(heads, position, head_size, window, soft_cap, rows=batch, interpret=interpret)
+    arrays = (q_BHPD, k_BKPD, v_BKPD, segment_ids_BP)
     if mesh_axes is None:
-        run = build(describe(heads, rows=batch))
-        return _attention(run, q_BHPD, k_BKPD, v_BKPD, segment_ids_BP, segment_ids_BP)
-    here = heads // mesh_axes.shards(mesh_axes.heads)
-    run = build(
-        describe(
-            here,
-            rows=batch // mesh_axes.shards(mesh_axes.batch),
-            sequence_shards=mesh_axes.shards(mesh_axes.sequence),
-        )
+        return _attention(build(kernel), *arrays[:3], segment_ids_BP, segment_ids_BP)
+    kernel = dataclasses.replace(
+        kernel,
+        heads=heads // mesh_axes.shards(mesh_axes.heads),
+        rows=batch // mesh_axes.shards(mesh_axes.batch),
     )
+    exchange = Exchange(mesh_axes.sequence, mesh_axes.shards(mesh_axes.sequence))
+    kv_heads = k_BKPD.shape[1] // mesh_axes.shards(mesh_axes.heads)
+    kernel, local = _divide(kernel, kv_heads, exchange)
+    run = build(kernel)
     rows, by_heads, sequence = (
         axes or None for axes in (mesh_axes.batch, mesh_axes.heads, mesh_axes.sequence)
     )
     by_head = PartitionSpec(rows, by_heads, sequence)
-    masks = NamedSharding(mesh_axes.mesh, PartitionSpec(None, sequence))
+    masked = PartitionSpec(None, sequence if kernel.sequence_shards > 1 else None)
     return jax.shard_map(
-        functools.partial(_on_one_device, mesh_axes.sequence),
-        mesh=mesh_axes.mesh,
+        local,
         in_specs=(
-            run.manual_sharding_spec(masks),
+            run.manual_sharding_spec(NamedSharding(jax.sharding.get_abstract_mesh(), masked)),
             by_head,
             by_head,
             by_head,
@@ -158,21 +155,43 @@ def splash(
         ),
         out_specs=PartitionSpec(rows, by_heads, sequence),
         check_vma=False,
-    )(run, q_BHPD, k_BKPD, v_BKPD, segment_ids_BP)
+    )(run, *arrays)
 
 
-def _on_one_device(
-    sequence: tuple[str, ...], run: Any, q: Array, k: Array, v: Array, ids: Array | None
+def _divide(kernel: Kernel, kv_heads: int, exchange: Exchange) -> tuple[Kernel, Any]:
+    """The kernel of one device and what it does, for rows shared by the devices of `exchange`."""
+    shards = exchange.shards
+    if shards == 1:
+        return kernel, lambda run, q, k, v, ids: _attention(run, q, k, v, ids, ids)
+    chunk_fits = kernel.position % (2 * shards * LANES) == 0
+    way = choose_way(kv_heads, chunk_fits, kernel.window, shards)
+    if way == "heads":
+        by_heads = dataclasses.replace(kernel, heads=kernel.heads // shards)
+        return by_heads, functools.partial(_by_heads, exchange)
+    by_queries = dataclasses.replace(kernel, sequence_shards=shards, zigzag=way == "zigzag")
+    return by_queries, functools.partial(_by_queries, exchange, way == "zigzag")
+
+
+def _by_heads(
+    exchange: Exchange, run: Any, q: Array, k: Array, v: Array, ids: Array | None
 ) -> Array:
-    """Attention of this device's queries, with the keys and values of all positions."""
-    if not sequence:
-        return _attention(run, q, k, v, ids, ids)
+    """Attention of all positions of this device's share of the heads."""
+    q, k, v = (exchange.to_heads(x) for x in (q, k, v))
+    ids = None if ids is None else exchange.gather(ids, 1)
+    return exchange.to_positions(_attention(run, q, k, v, ids, ids))
 
-    def whole(x: Array, axis: int) -> Array:
-        return jax.lax.all_gather(x, sequence, axis=axis, tiled=True)
 
-    kv_ids = None if ids is None else whole(ids, 1)
-    return _attention(run, q, whole(k, 2), whole(v, 2), ids, kv_ids)
+def _by_queries(
+    exchange: Exchange, zigzag: bool, run: Any, q: Array, k: Array, v: Array, ids: Array | None
+) -> Array:
+    """Attention of this device's share of the queries to the keys and values of all positions."""
+    kv_ids = None if ids is None else exchange.gather(ids, 1)
+    k, v = exchange.gather(k, 2), exchange.gather(v, 2)
+    if not zigzag:
+        return _attention(run, q, k, v, ids, kv_ids)
+    q_ids = None if ids is None else exchange.to_zigzag(ids, 1)
+    out = _attention(run, exchange.to_zigzag(q, 2), k, v, q_ids, kv_ids)
+    return exchange.from_zigzag(out, 2)
 
 
 @jax.custom_vjp

@@ -15,6 +15,12 @@ Per token, with logits l = cap(h W^T), z = log sum_v exp(l_v), target t and weig
 Logits, z and every reduction are float32; the gradient of the logits is rounded to the hidden
 states' dtype before its two matrix products, which accumulate in float32.
 
+Where devices share the rows of the batch, a device's gradient of the head is reduce-scattered over
+those that keep a part of the table each. With `MeshAxes.split_tables` no device has a whole head:
+a chunk's rows are gathered from the devices that share one, each makes the logits of its ids, and
+log-sum-exp and target logit are reduced over them (vocabulary parallelism, Shoeybi et al., 2019,
+arXiv:1909.08053, section 3).
+
 On CPUs the chunks are of the vocabulary instead, see `models.loss.vocab_chunks`.
 """
 
@@ -29,8 +35,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
 
+from models.loss.id_parts import IdParts
 from models.loss.vocab_chunks import sums_and_gradients, vocabulary_chunks
-from models.mesh_axes import MeshAxes
+from models.mesh_axes import MeshAxes, TableSplit
 from pipeline.errors import InputError
 
 LOGIT_BUDGET_BYTES = 512 * 2**20
@@ -58,7 +65,7 @@ def chunk_count(
     return next((chunks for chunks in divisors if chunks >= needed), position)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7, 8))
 def summed_losses(
     hidden_EBP: Array,
     head_VE: Array,
@@ -68,6 +75,7 @@ def summed_losses(
     soft_cap: float | None,
     chunks: int,
     mesh_axes: MeshAxes | None,
+    by_vocabulary: bool = False,
 ) -> Sums:
     """The objective, sum of w * nll + z_loss * w * z^2, and its two parts; float32 scalars.
 
@@ -82,14 +90,15 @@ def summed_losses(
         z_loss: a in the formula above.
         soft_cap: c in c * tanh(logits / c), or None.
         chunks: divisor of P.
-        mesh_axes: those that divide the batch, or None on one device.
+        mesh_axes: what divides the batch, positions and the head, or None on one device.
+        by_vocabulary: let the differentiated pass take chunks of ids instead of positions, where
+            their logits fit a CPU's cache.
 
     Raises:
         InputError: `chunks` does not divide P.
     """
-    settings = (z_loss, soft_cap, chunks)
-    run = _over_devices(functools.partial(_sums, *settings), mesh_axes)
-    return run(hidden_EBP, head_VE, targets_BP, weights_BP)[0]
+    run = functools.partial(_sums, z_loss, soft_cap, chunks)
+    return _over_devices(run, mesh_axes, hidden_EBP, head_VE, targets_BP, weights_BP)[0]
 
 
 def token_losses(
@@ -99,7 +108,7 @@ def token_losses(
 
     def one_chunk(_: None, chunk: tuple[Array, Array]) -> tuple[None, Array]:
         hidden, targets = chunk
-        return None, _losses(_logits(hidden, head_VE, soft_cap), targets)[0]
+        return None, _losses(_logits(hidden, head_VE, soft_cap), targets, IdParts())[0]
 
     split = (_split(hidden_EBP, chunks), _split(targets_BP, chunks))
     return _join(jax.lax.scan(one_chunk, None, split)[1])
@@ -110,21 +119,15 @@ def _logits(hidden: Array, head: Array, soft_cap: float | None) -> Array:
     return logits if soft_cap is None else soft_cap * jnp.tanh(logits / soft_cap)
 
 
-def _losses(logits: Array, targets: Array) -> tuple[Array, Array]:
+def _losses(logits: Array, targets: Array, ids: IdParts) -> tuple[Array, Array]:
     """Negative log-likelihood and log-sum-exp, float32 [B, P]."""
-    lse = jax.nn.logsumexp(logits, axis=0)
-    # A masked sum instead of a gather stays local when the vocabulary is sharded.
-    at_target = jnp.sum(jnp.where(_is_target(logits, targets), logits, 0.0), axis=0)
-    return lse - at_target, lse
-
-
-def _is_target(logits: Array, targets: Array) -> Array:
-    return jax.lax.broadcasted_iota(targets.dtype, logits.shape, 0) == targets[None]
+    lse = ids.log_sum_exp(logits)
+    return lse - ids.at_target(logits, targets), lse
 
 
 def _logit_gradient(
     logits: Array,
-    targets: Array,
+    is_target: Array,
     lse: Array,
     weights: Array,
     z_loss: float,
@@ -133,7 +136,7 @@ def _logit_gradient(
     """Gradient with respect to the logits before the cap, float32 [V, B, P]."""
     softmax = jnp.exp(logits - lse[None])
     gradient = softmax * (weights * (1.0 + 2.0 * z_loss * lse))[None]
-    gradient = gradient - jnp.where(_is_target(logits, targets), weights[None], 0.0)
+    gradient = gradient - jnp.where(is_target, weights[None], 0.0)
     if soft_cap is not None:
         gradient = gradient * (1.0 - jnp.square(logits / soft_cap))
     return gradient
@@ -160,16 +163,18 @@ def _sums(
     z_loss: float,
     soft_cap: float | None,
     chunks: int,
+    ids: IdParts,
     hidden: Array,
     head: Array,
     targets: Array,
     weights: Array,
 ) -> tuple[Sums, tuple[()]]:
-    """The sums alone, where nothing is differentiated."""
+    """The sums alone, where nothing is differentiated; of the rows of all that share the ids."""
 
     def one_chunk(sums: tuple[Array, Array], chunk: tuple[Array, ...]) -> tuple[Any, None]:
-        hidden, targets, weights = chunk
-        return _add(sums, *_losses(_logits(hidden, head, soft_cap), targets), weights, z_loss), None
+        hidden, targets, weights = _of_all_rows(chunk, ids)
+        losses = _losses(_logits(hidden, head, soft_cap), targets, ids)
+        return _add(sums, *losses, weights, z_loss), None
 
     zero = jnp.zeros((), jnp.float32)
     split = tuple(_split(x, chunks) for x in (hidden, targets, weights))
@@ -181,6 +186,7 @@ def _sums_and_gradients(
     z_loss: float,
     soft_cap: float | None,
     chunks: int,
+    ids: IdParts,
     hidden: Array,
     head: Array,
     targets: Array,
@@ -190,12 +196,13 @@ def _sums_and_gradients(
 
     def one_chunk(carry: tuple[Any, Array], chunk: tuple[Array, ...]) -> tuple[Any, Array]:
         sums, head_bar = carry
-        hidden, targets, weights = chunk
+        hidden, targets, weights = _of_all_rows(chunk, ids)
         logits = _logits(hidden, head, soft_cap)
-        nll, lse = _losses(logits, targets)
-        gradient = _logit_gradient(logits, targets, lse, weights, z_loss, soft_cap)
+        nll, lse = _losses(logits, targets, ids)
+        is_target = ids.is_target(logits, targets)
+        gradient = _logit_gradient(logits, is_target, lse, weights, z_loss, soft_cap)
         gradient = gradient.astype(hidden.dtype)
-        hidden_bar = jnp.einsum("ve,vbp->ebp", head, gradient)
+        hidden_bar = ids.scatter_rows(jnp.einsum("ve,vbp->ebp", head, gradient), 1)
         more = jnp.einsum("vbp,ebp->ve", gradient, hidden, preferred_element_type=jnp.float32)
         return (_add(sums, nll, lse, weights, z_loss), head_bar + more), hidden_bar
 
@@ -206,6 +213,12 @@ def _sums_and_gradients(
     return (nll + z, nll, z), (_join(hidden_bar), head_bar)
 
 
+def _of_all_rows(chunk: tuple[Array, ...], ids: IdParts) -> tuple[Array, Array, Array]:
+    """Hidden states, targets and weights of every device that shares the ids."""
+    hidden, targets, weights = chunk
+    return ids.gather_rows(hidden, 1), ids.gather_rows(targets, 0), ids.gather_rows(weights, 0)
+
+
 def _add(
     sums: tuple[Array, Array], nll: Array, lse: Array, weights: Array, z_loss: float
 ) -> tuple[Array, Array]:
@@ -213,33 +226,35 @@ def _add(
     return of_nll + jnp.sum(nll * weights), of_z + z_loss * jnp.sum(jnp.square(lse) * weights)
 
 
-def _over_devices(run: Any, mesh_axes: MeshAxes | None) -> Any:
-    """`run` on every device's rows; sums and the head's gradient are added over devices once."""
-    if mesh_axes is None:
-        return run
-    axes = (*mesh_axes.batch, *mesh_axes.sequence)
-    if mesh_axes.shards(axes) == 1:
+def _over_devices(run: Any, mesh_axes: MeshAxes | None, *arrays: Array) -> Any:
+    """`run(ids, *arrays)` on every device's rows; its sums are added over devices once."""
+    head, tokens = arrays[1], () if mesh_axes is None else mesh_axes.tokens
+    if mesh_axes is None or mesh_axes.shards(tokens) == 1:
         # Nothing to add. Nor can XLA's CPU compiler divide the vocabulary inside a region whose
         # own axes are all of one device.
-        return run
-    tokens, whole = (mesh_axes.batch, mesh_axes.sequence), PartitionSpec()
-    hidden, rows = PartitionSpec(None, *tokens), PartitionSpec(*tokens)
+        return run(IdParts(), *arrays)
+    table = mesh_axes.table_split(*head.shape)
+    ids = IdParts(table.axes if table.stays else ())
+    different = tuple(name for name in tokens if name not in ids.axes)
 
     def local(*arrays: Array) -> tuple[Sums, Any]:
-        sums, gradients = run(*arrays)
+        sums, gradients = run(ids, *arrays)
         if gradients:
-            gradients = gradients[0], jax.lax.psum(gradients[1], axes)
-        return jax.lax.psum(sums, axes), gradients
+            # The gradient of a part already has all rows of the devices that share the table.
+            split = TableSplit() if table.stays else table
+            gradients = gradients[0], split.reduce(gradients[1], different)
+        return jax.lax.psum(sums, different), gradients
 
-    differentiated = run.func is not _sums
+    rows = PartitionSpec(mesh_axes.batch, mesh_axes.sequence)
+    hidden, whole = PartitionSpec(None, *rows), PartitionSpec()
+    gradients = (hidden, table.spec) if run.func is not _sums else ()
     return jax.shard_map(
         local,
-        mesh=mesh_axes.mesh,
-        in_specs=(hidden, whole, rows, rows),
-        out_specs=(whole, (hidden, whole) if differentiated else ()),
-        axis_names=set(axes),
+        in_specs=(hidden, table.spec if table.stays else whole, rows, rows),
+        out_specs=(whole, gradients),
+        axis_names=set(tokens),
         check_vma=False,
-    )
+    )(*arrays)
 
 
 def _forward(
@@ -251,23 +266,22 @@ def _forward(
     soft_cap: float | None,
     chunks: int,
     mesh_axes: MeshAxes | None,
+    by_vocabulary: bool,
 ) -> tuple[Sums, Gradients]:
-    by_vocabulary = _vocabulary_chunks(head.shape[0], targets.size, chunks, mesh_axes)
-    if by_vocabulary is not None:
-        kind = functools.partial(sums_and_gradients, z_loss, soft_cap, by_vocabulary)
-    else:
-        kind = functools.partial(_sums_and_gradients, z_loss, soft_cap, chunks)
-    return _over_devices(kind, mesh_axes)(hidden, head, targets, weights)
+    run = functools.partial(_sums_and_gradients, z_loss, soft_cap, chunks)
+    divided = mesh_axes is not None and (mesh_axes.heads or mesh_axes.split_tables)
+    if by_vocabulary and chunks > 1 and not divided:
+        here = targets.size // (1 if mesh_axes is None else mesh_axes.shards(mesh_axes.tokens))
+        parts = vocabulary_chunks(head.shape[0], here)
+        if parts is not None:
+            run = functools.partial(_by_vocabulary, z_loss, soft_cap, parts)
+    return _over_devices(run, mesh_axes, hidden, head, targets, weights)
 
 
-def _vocabulary_chunks(
-    vocab: int, tokens: int, chunks: int, mesh_axes: MeshAxes | None
-) -> int | None:
-    """Chunks of ids where these are the faster ones: on CPUs, for logits that need chunks."""
-    if chunks == 1 or mesh_axes is None or mesh_axes.platform != "cpu" or mesh_axes.heads:
-        return None
-    here = tokens // mesh_axes.shards((*mesh_axes.batch, *mesh_axes.sequence))
-    return vocabulary_chunks(vocab, here)
+def _by_vocabulary(
+    z_loss: float, soft_cap: float | None, parts: int, ids: IdParts, *arrays: Array
+) -> tuple[Sums, Gradients]:
+    return sums_and_gradients(z_loss, soft_cap, parts, *arrays)
 
 
 def _backward(
@@ -275,6 +289,7 @@ def _backward(
     soft_cap: float | None,
     chunks: int,
     mesh_axes: MeshAxes | None,
+    by_vocabulary: bool,
     gradients: Gradients,
     cotangents: Sums,
 ) -> tuple[Array, Array, None, None]:

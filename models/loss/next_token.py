@@ -55,6 +55,7 @@ def next_token_loss(
     z_loss: float = 0.0,
     chunks: Chunks = 1,
     chunk_budget: int = LOGIT_BUDGET_BYTES,
+    by_vocabulary: bool = False,
     **forward: Unpack[Forward],
 ) -> Loss:
     """Loss of predicting every next token of each row.
@@ -69,6 +70,7 @@ def next_token_loss(
             `mesh_axes` divides rows); "auto" takes as many as keep one chunk's float32 logits
             within `chunk_budget` on each device that `mesh_axes` names.
         chunk_budget: bytes, for "auto" only.
+        by_vocabulary: chunks of ids instead, which suits CPUs; see `summed_losses`.
         **forward: see `models.transformer.Forward`.
 
     Raises:
@@ -89,6 +91,7 @@ def next_token_loss(
         model.config.logit_soft_cap,
         _chunks(model, tokens, chunks, chunk_budget, mesh_axes),
         mesh_axes,
+        by_vocabulary,
     )
     return Loss(objective=objective, total=total, z=z, count=hax.sum(weight).array)
 

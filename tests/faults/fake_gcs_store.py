@@ -115,7 +115,8 @@ class Store:
         self.lock = threading.RLock()
         self._sessions: dict[str, dict[str, Any]] = {}
         self._dead: list[tuple[str, Stored, int]] = []  # bucket, object, request that deleted it
-        self._generation = 0
+        # As in the real service, no two writes ever have one generation: of two servers neither.
+        self._generation = time.time_ns() // 1000
 
     def bucket(self, name: str, *, write: bool = False) -> dict[str, Stored]:
         """The objects of a bucket, by name. Raises `Refused`."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.errors import InputError
+from training.config.axis_rules import AxisRules
 
 SHARDINGS = ("auto", "replicated", "zero1", "fsdp")
 
@@ -24,14 +25,18 @@ class Parallelism:
         group: devices that share one copy of a split state, "all" for all of them.
         sequence: devices among which the positions of a row are split.
         tensor: devices among which heads, MLP and vocabulary are split.
+        rules: which named axes these devices split.
     """
 
     sharding: str = "auto"
     group: int | Literal["all"] = "all"
     sequence: int = 1
     tensor: int = 1
+    rules: AxisRules = AxisRules()
 
     def __post_init__(self) -> None:
+        if isinstance(self.rules, dict):  # from JSON
+            object.__setattr__(self, "rules", AxisRules(**self.rules))
         if self.sharding not in SHARDINGS:
             raise InputError(
                 f"Parallelism.sharding: expected one of {', '.join(SHARDINGS)}, got "

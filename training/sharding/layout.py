@@ -1,14 +1,15 @@
-"""Which named axis is split over which axis of the mesh.
+"""A mesh of devices and what `AxisRules` split over it.
 
-The batch is split over "data" and "fsdp". A split state (https://arxiv.org/abs/1910.02054) is split
-along "embed" over "fsdp". Where layers multiply, parameters are whole but for what "tensor" splits:
-`Layout.gather` brings them there, and brings gradients back to where the state is, so that the
-compiler never contracts over a piece of "embed".
+A split state (https://arxiv.org/abs/1910.02054) is split along "embed", tables along "vocab", over
+"fsdp". Where layers multiply, parameters are whole but for what "tensor" splits: `Layout.gather`
+brings them there, and brings gradients back to where the state is, so that the compiler never
+contracts over a piece of "embed".
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,13 +24,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 from models.mesh_axes import MeshAxes
 from pipeline.errors import InputError
 from training.config import Parallelism
-from training.sharding.mesh import DATA, FSDP, MESH_AXES, SEQUENCE, TENSOR, make_mesh
-
-BATCH_AXES = (DATA, FSDP)
-TENSOR_AXES = ("kv_heads", "query_features", "kv_features", "mlp", "vocab")
+from training.config.axis_rules import FSDP, AxisRules, Rules, assign
+from training.sharding.mesh import make_mesh
 
 Tree = TypeVar("Tree")
-Mapping = dict[str, Any]
 
 
 def is_named(leaf: Any) -> bool:
@@ -55,53 +53,51 @@ class Layout:
         return self.mesh.devices.flat[0].platform
 
     @property
+    def rules(self) -> AxisRules:
+        """Which named axes the mesh splits."""
+        return self.parallel.rules
+
+    @property
     def batch_shards(self) -> int:
         """Number of pieces of the batch."""
-        return self.mesh.shape[DATA] * self.mesh.shape[FSDP]
+        return self._devices(self.rules.axes("batch"))
 
     @contextmanager
     def activations(self) -> Iterator[None]:
-        """Traced inside, `haliax.auto_sharded` puts activations where `compute` says.
+        """Traced inside, `haliax.auto_sharded` puts activations where the rules say.
 
-        Haliax constrains nothing where it finds no mesh. The abstract one is set while tracing, so
-        the program is the same in whatever thread it is traced and for a topology description.
+        Haliax constrains nothing where it finds no mesh, and code written per device needs one. The
+        abstract one is set while tracing, so the program is the same in whatever thread it is
+        traced and for a topology description.
         """
-        with use_abstract_mesh(self.mesh.abstract_mesh), hax.axis_mapping(self.compute):
+        mapping = {name: axes for name, axes in self.rules.activations if self._devices(axes) > 1}
+        with use_abstract_mesh(self.mesh.abstract_mesh), hax.axis_mapping(mapping):
             yield
 
     @property
-    def compute(self) -> Mapping:
-        """Mesh axes by which activations are divided, by the name of their axis."""
-        mapping: Mapping = {"batch": BATCH_AXES}
-        if self.mesh.shape[SEQUENCE] > 1:
-            mapping["position"] = SEQUENCE
-        return mapping | self._tensor
-
-    @property
-    def parameters(self) -> Mapping:
-        """Axis mapping of parameters, gradients and optimizer state at rest."""
-        return self._tensor | ({"embed": FSDP} if self.mesh.shape[FSDP] > 1 else {})
-
-    @property
-    def _tensor(self) -> Mapping:
-        return dict.fromkeys(TENSOR_AXES, TENSOR) if self.mesh.shape[TENSOR] > 1 else {}
-
-    @property
     def mesh_axes(self) -> MeshAxes:
-        """The mesh axes of activations, for kernels and the loss."""
-        several = {name for name in MESH_AXES if self.mesh.shape[name] > 1}
+        """The mesh axes of activations, for the code that is written per device."""
+        batch = self.rules.axes("batch")
+        split = {axis for name, axes in self.rules.params if name == "vocab" for axis in axes}
         return MeshAxes(
-            self.mesh,
-            batch=BATCH_AXES,
-            heads=tuple(several & {TENSOR}),
-            sequence=tuple(several & {SEQUENCE}),
+            batch=batch,
+            heads=self._several(self.rules.axes("kv_heads")),
+            sequence=self._several(self.rules.axes("position")),
+            tables=self._several(tuple(axis for axis in batch if axis in split)),
+            split_tables=self.rules.splits_tables,
         )
+
+    def _devices(self, axes: tuple[str, ...]) -> int:
+        return math.prod(self.mesh.shape[axis] for axis in axes)
+
+    def _several(self, axes: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(axis for axis in axes if self.mesh.shape[axis] > 1)
 
     def gather(self, tree: Tree) -> Tree:
         """Parameters at rest to where they are multiplied; cotangents the other way."""
         if self.mesh.shape[FSDP] == 1:
             return tree
-        at_rest, whole = self.shardings(tree), self._shardings(tree, self._tensor)
+        at_rest, whole = self.shardings(tree), self._shardings(tree, self.rules.compute_params)
 
         @jax.custom_vjp
         def move(tree: Tree) -> Tree:
@@ -132,47 +128,42 @@ class Layout:
     @property
     def batch(self) -> NamedSharding:
         """Of an array [batch, ...]: rows over all devices that "sequence" and "tensor" leave."""
-        return NamedSharding(self.mesh, PartitionSpec(BATCH_AXES))
+        return NamedSharding(self.mesh, PartitionSpec(self.rules.axes("batch")))
 
     @property
     def microbatch(self) -> NamedSharding:
         """Of an array [microbatch, batch, ...]: every microbatch's rows over all devices."""
-        return NamedSharding(self.mesh, PartitionSpec(None, BATCH_AXES))
+        return NamedSharding(self.mesh, PartitionSpec(None, self.rules.axes("batch")))
 
-    def shardings(self, tree: Any) -> Any:
-        """One `NamedSharding` per array of `tree` (state, gradients; arrays may be abstract).
+    def shardings(self, tree: Any, rules: Rules | None = None) -> Any:
+        """One `NamedSharding` per array of `tree`; arrays may be abstract.
+
+        Args:
+            tree: parameters, gradients, optimizer state.
+            rules: default those of parameters between steps.
 
         Raises:
             InputError: when an axis is not divisible by what splits it.
         """
-        return self._shardings(tree, self.parameters)
+        return self._shardings(tree, self.rules.params if rules is None else rules)
 
-    def _shardings(self, tree: Any, mapping: Mapping) -> Any:
-        return jax.tree.map(lambda leaf: self._sharding(leaf, mapping), tree, is_leaf=is_named)
+    def _shardings(self, tree: Any, rules: Rules) -> Any:
+        return jax.tree.map(lambda leaf: self._sharding(leaf, rules), tree, is_leaf=is_named)
 
-    def _sharding(self, leaf: Any, mapping: Mapping) -> Any:
+    def _sharding(self, leaf: Any, rules: Rules) -> Any:
         if not is_named(leaf):
             return self.replicated
-        spec = []
-        for axis in leaf.axes:
-            target = mapping.get(axis.name)
-            if target is not None and axis.size % self.mesh.shape[target]:
-                name = "group" if target == FSDP else target
-                raise InputError(
-                    f"Parallelism.{name}: {axis.name} {axis.size} is not divisible by the "
-                    f"{self.mesh.shape[target]} devices that share it; choose a number that "
-                    "divides it"
-                )
-            spec.append(target)
+        found = assign({axis.name: axis.size for axis in leaf.axes}, rules, self.mesh.shape)
+        spec = (_one_or_several(found.get(axis.name)) for axis in leaf.axes)
         sharding = NamedSharding(self.mesh, PartitionSpec(*spec))
         return hax.NamedArray(sharding, leaf.axes)  # pyrefly: ignore
 
-    def abstract(self, shapes: Any) -> Any:
+    def abstract(self, shapes: Any, rules: Rules | None = None) -> Any:
         """`shapes` (of `jax.eval_shape`) with the sharding every array will have."""
         return jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
             shapes,
-            self.shardings(shapes),
+            self.shardings(shapes, rules),
         )
 
     def process_rows(self, batch_size: int) -> np.ndarray:
@@ -193,6 +184,10 @@ class Layout:
 
         shape = (batch_size, *rows.shape[1:])
         return jax.make_array_from_callback(shape, self.batch, part)
+
+
+def _one_or_several(axes: tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+    return axes[0] if axes and len(axes) == 1 else axes
 
 
 @functools.cache
@@ -220,10 +215,11 @@ def make_layout(devices: Sequence[Any], parallel: Parallelism | None = None) -> 
 
 def check_batch(layout: Layout, batch_size: int, microbatches: int) -> None:
     """Raise `InputError` unless every microbatch spreads evenly over all devices."""
+    axes = layout.rules.axes("batch")
     if batch_size % (layout.batch_shards * microbatches):
         raise InputError(
             f"TrainConfig.batch_size: {batch_size} is not divisible by {layout.batch_shards} "
-            f"devices (data {layout.mesh.shape[DATA]} x fsdp {layout.mesh.shape[FSDP]}) times "
+            f"devices ({' x '.join(f'{a} {layout.mesh.shape[a]}' for a in axes)}) times "
             f"{microbatches} microbatches; choose a multiple of "
             f"{layout.batch_shards * microbatches}"
         )

@@ -16,8 +16,8 @@ from jax.sharding import AxisType, Mesh
 
 from pipeline.errors import InputError
 from training.config import Parallelism
+from training.config.axis_rules import MESH_AXES
 
-DATA, FSDP, SEQUENCE, TENSOR = MESH_AXES = ("data", "fsdp", "sequence", "tensor")
 Shape = tuple[int, int, int, int]
 
 

@@ -74,7 +74,9 @@ def abstract_state(
     train: TrainConfig,
 ) -> TrainState:
     """The state's shapes, dtypes and shardings, without a single array: for restore and AOT."""
-    return layout.abstract(jax.eval_shape(_make(config, optimizer, train), jax.random.key(0)))
+    shapes = jax.eval_shape(_make(config, optimizer, train), jax.random.key(0))
+    moments = layout.abstract(shapes.optimizer_state, layout.rules.optimizer_state)
+    return eqx.tree_at(lambda state: state.optimizer_state, layout.abstract(shapes), moments)
 
 
 def shardings_of(state: Any) -> Any:

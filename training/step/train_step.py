@@ -82,6 +82,7 @@ class LossFunction:
                 segment_ids=self.boundaries.segments(tokens),
                 z_loss=self.config.z_loss,
                 chunks=self.config.loss_chunks,
+                by_vocabulary=self.layout.platform == "cpu",
                 remat=self.config.remat,
                 backend=self.backend,
                 mesh_axes=self.layout.mesh_axes,

@@ -124,7 +124,7 @@ def test_saved_by_name_the_forward_kernel_runs_once(installed):
 @pytest.mark.parametrize("heads", [(), ("tensor",)])
 def test_through_the_common_call_and_over_devices(installed, heads):
     """Any axis order, and on each device the kernel of its rows and heads."""
-    mesh_axes = MeshAxes(small.mesh(data=2, tensor=2), ("data",), heads)
+    mesh, mesh_axes = small.mesh(data=2, tensor=2), MeshAxes(("data",), heads)
     named = [x.astype(jnp.bfloat16) for x in inputs(4, 128, 2, 2, 64)[:3]]
     turned = [x.rearrange((..., "batch", "position")) for x in named]
 
@@ -134,7 +134,8 @@ def test_through_the_common_call_and_over_devices(installed, heads):
         assert {axis.name for axis in out.axes} == {axis.name for axis in named[0].axes}
         return out.array
 
-    program = lowered(run, *(x.array for x in turned))
+    with jax.set_mesh(mesh):
+        program = lowered(run, *(x.array for x in turned))
     (call,) = calls(program)
     local_heads = 2 if heads else 4
     assert f"(tensor<2x128x{local_heads}x64xbf16>" in call

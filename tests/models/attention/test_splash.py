@@ -17,6 +17,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.interpreters import partial_eval
 
 from models.attention import splash
+from models.attention.context_parallel import choose_way
 from models.attention.dispatch import attend
 from models.attention.splash_tiles import SEQ_MINOR
 from models.mesh_axes import MeshAxes
@@ -136,28 +137,36 @@ def test_any_mask_equals_the_reference(
 @pytest.mark.parametrize("heads", [(), ("tensor",)])
 def test_over_devices_equals_one_device(heads):
     """Under shard_map over batch and heads the kernel computes the same."""
-    mesh_axes = MeshAxes(small.mesh(data=2, tensor=2), ("data",), heads)
-    assert difference((4, 128, 2, 2, 64), segmented=True, mesh_axes=mesh_axes) < 1e-5
+    with jax.set_mesh(small.mesh(data=2, tensor=2)):
+        mesh_axes = MeshAxes(("data",), heads)
+        assert difference((4, 128, 2, 2, 64), segmented=True, mesh_axes=mesh_axes) < 1e-5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fused", "options"), [(True, {"window": 150, "segmented": True}), (False, {})]
+    ("kv_heads", "way", "fused", "options"),
+    [
+        (1, "gathered", True, {"window": 150, "segmented": True}),
+        (1, "zigzag", False, {}),
+        (1, "zigzag", True, {"segmented": True}),
+        (2, "heads", True, {"segmented": True, "soft_cap": 2.0}),
+    ],
 )
-def test_positions_over_devices_equal_one_device(fused, options):
-    """Every device has some queries and gathers keys and values; gradients are summed back."""
-    with tiled(128, 128, 128, fused):
-        mesh_axes = MeshAxes(small.mesh(data=2, sequence=2), ("data",), (), ("sequence",))
-        assert difference((2, 512, 1, 2, 64), mesh_axes=mesh_axes, **options) < 1e-5
+def test_positions_over_devices_equal_one_device(kv_heads, way, fused, options):
+    """However the devices share a row, output and gradients are those of one device."""
+    assert choose_way(kv_heads, True, options.get("window"), 2) == way
+    with tiled(128, 128, 128, fused), jax.set_mesh(small.mesh(data=2, sequence=2)):
+        mesh_axes = MeshAxes(("data",), (), ("sequence",))
+        assert difference((2, 512, kv_heads, 2, 64), mesh_axes=mesh_axes, **options) < 1e-5
 
 
 @pytest.mark.slow
 def test_positions_heads_and_batch_over_devices():
     """All three at once, positions over two axes of the mesh, with the tiles of the table."""
-    mesh = small.mesh(data=1, outer=2, inner=2, tensor=2)
-    mesh_axes = MeshAxes(mesh, ("data",), ("tensor",), ("outer", "inner"))
+    mesh_axes = MeshAxes(("data",), ("tensor",), ("outer", "inner"))
     options = {"window": 300, "segmented": True, "soft_cap": 2.0}
-    assert difference((1, 512, 2, 2, 64), mesh_axes=mesh_axes, **options) < 1e-5
+    with jax.set_mesh(small.mesh(data=1, outer=2, inner=2, tensor=2)):
+        assert difference((1, 512, 2, 2, 64), mesh_axes=mesh_axes, **options) < 1e-5
 
 
 def test_axis_order_does_not_matter():

@@ -1,0 +1,124 @@
+"""Which named axis is split over which axes of the mesh, as plain data.
+
+A rule is (named axis, mesh axes). For one array the rules are taken in order: a rule applies when
+the array has the named axis, no earlier rule split that axis or used one of the mesh axes, and the
+axis is divisible by the devices along them. Mesh axes of one device split nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipeline.errors import InputError
+
+DATA, FSDP, SEQUENCE, TENSOR = MESH_AXES = ("data", "fsdp", "sequence", "tensor")
+Rule = tuple[str, tuple[str, ...]]
+Rules = tuple[Rule, ...]
+
+_TENSOR_PARALLEL: Rules = tuple(
+    (name, (TENSOR,)) for name in ("kv_heads", "query_features", "kv_features", "mlp", "vocab")
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AxisRules:
+    """Where arrays lie; none of it changes what is learned.
+
+    Attributes:
+        activations: of what layers pass on. "batch" and "position" divide the tokens, "kv_heads"
+            the attention kernels.
+        compute_params: of parameters while layers multiply them.
+        params: of float32 parameters, their average and gradients between steps.
+        optimizer_state: of moments; None for the rules of `params`.
+    """
+
+    activations: Rules = (("batch", (DATA, FSDP)), ("position", (SEQUENCE,)), *_TENSOR_PARALLEL)
+    compute_params: Rules = _TENSOR_PARALLEL
+    params: Rules = (*_TENSOR_PARALLEL, ("vocab", (FSDP,)), ("embed", (FSDP,)))
+    optimizer_state: Rules | None = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                rules = _checked(field.name, value)
+                object.__setattr__(self, field.name, rules)
+        shared = {*self.axes("kv_heads")} & {*self.axes("position"), *self.axes("batch")}
+        if shared:
+            raise InputError(
+                f"AxisRules.activations: kv_heads and the tokens share {', '.join(sorted(shared))}"
+                "; give each mesh axis to one of batch, position and kv_heads"
+            )
+
+    def axes(self, name: str) -> tuple[str, ...]:
+        """Mesh axes by which activations are split along a named axis."""
+        return dict(self.activations).get(name, ())
+
+    @property
+    def splits_tables(self) -> bool:
+        """Whether embedding and head stay split over the devices of a group while multiplied."""
+        batch = {*self.axes("batch")}
+        return any(name == "vocab" and batch & {*axes} for name, axes in self.compute_params)
+
+
+def _checked(field: str, rules: object) -> Rules:
+    if not isinstance(rules, tuple | list):
+        raise InputError(
+            f"AxisRules.{field}: expected rules such as (('embed', ('fsdp',)),), found {rules!r}"
+        )
+    made = []
+    for rule in rules:
+        name, axes = rule if isinstance(rule, tuple | list) and len(rule) == 2 else (None, ())
+        axes = (axes,) if isinstance(axes, str) else tuple(axes)
+        if not isinstance(name, str) or not axes or not {*axes} <= {*MESH_AXES}:
+            raise InputError(
+                f"AxisRules.{field}: expected a named axis and mesh axes out of "
+                f"{', '.join(MESH_AXES)}, such as ('embed', ('fsdp',)), found {rule!r}"
+            )
+        made.append((name, axes))
+    return tuple(made)
+
+
+SPLIT_TABLES = AxisRules(compute_params=(*_TENSOR_PARALLEL, ("vocab", (FSDP,))))
+"""Embedding and head are whole on no device: rows are gathered instead, chunk by chunk. Less memory
+for a vocabulary that is large beside the rows of a group, more communication else."""
+
+
+def assign(
+    axes: Mapping[str, int], rules: Rules, mesh: Mapping[str, int]
+) -> dict[str, tuple[str, ...]]:
+    """Mesh axes by the name of the array's axis that they split.
+
+    Args:
+        axes: sizes of the array's named axes.
+        rules: in the order in which they apply.
+        mesh: devices along each axis of the mesh.
+
+    Raises:
+        InputError: an axis that a rule names is not divisible, and no other takes its mesh axes.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    refused: dict[str, tuple[tuple[str, ...], int]] = {}
+    for name, wanted in rules:
+        over = tuple(axis for axis in wanted if mesh[axis] > 1)
+        used = {axis for taken in found.values() for axis in taken}
+        if name not in axes or name in found or not over or used & {*over}:
+            continue
+        devices = 1
+        for axis in over:
+            devices *= mesh[axis]
+        if axes[name] % devices:
+            refused[name] = over, devices
+        else:
+            found[name] = over
+    used = {axis for taken in found.values() for axis in taken}
+    for name, (over, devices) in refused.items():
+        if not {*over} <= used:
+            field = "group" if FSDP in over else "/".join(over)
+            raise InputError(
+                f"Parallelism.{field}: {name} {axes[name]} is not divisible by the {devices} "
+                "devices that share it; choose a number that divides it"
+            )
+    return found
