@@ -8,7 +8,9 @@ from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec
 
 from tests.training import tiny
-from training.config import Parallelism
+from training.config import SPLIT_TABLES, Parallelism
+from training.cost.hlo_cost import cost
+from training.cost.hlo_parser import parse
 
 LAYOUTS = {
     "data": Parallelism(sharding="replicated"),
@@ -18,7 +20,16 @@ LAYOUTS = {
     "sequence": Parallelism(sharding="zero1", sequence=2),
     "sequence4": Parallelism(sharding="fsdp", sequence=4),
     "all": Parallelism(sharding="fsdp", group=2, sequence=2, tensor=2),
+    "split-tables": Parallelism(sharding="fsdp", group=4, rules=SPLIT_TABLES),
 }
+COLLECTIVES = {
+    "data": {"all-reduce"},
+    "fsdp": {"all-reduce", "all-gather", "reduce-scatter"},
+    "fsdp-group": {"all-reduce", "all-gather", "reduce-scatter"},
+    "tensor": {"all-reduce", "all-gather"},
+    "split-tables": {"all-reduce", "all-gather", "reduce-scatter"},
+}
+"""Kinds that a step may have; nothing is moved from device to device by permutation."""
 
 
 def constraints(jaxpr, found):
@@ -47,6 +58,9 @@ def test_the_residual_stream_is_divided_as_the_layout_says(name):
     assert {PartitionSpec(*spec, *(None,) * (3 - len(spec))) for spec in specs} == {wanted}
     text = program.compile().as_text()
     shards = layout.batch_shards, layout.mesh.shape["sequence"]
+    kinds = {each.kind for each in cost(parse(text)).collectives}
+    assert kinds <= COLLECTIVES.get(name, kinds)
+    assert ("reduce-scatter" in kinds) == ("reduce-scatter" in COLLECTIVES.get(name, kinds))
     local = (stream[0] // shards[0], stream[1] // shards[1], stream[2])
     shapes = {tuple(map(int, s.split(","))) for s in re.findall(r"f32\[(\d+,\d+,\d+)\]", text)}
     assert local in shapes

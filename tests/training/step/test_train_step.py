@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from tests.training import tiny
-from training.config import Parallelism
+from training.config import SPLIT_TABLES, AxisRules, Parallelism
 
+SPLIT = Parallelism(sharding="fsdp", group=2, sequence=2, rules=SPLIT_TABLES)
+ONLY_MOMENTS = AxisRules(params=(), optimizer_state=(("embed", ("fsdp",)),))
 ONES = np.ones((tiny.BATCH, tiny.LENGTH), np.float32)
 
 
@@ -106,8 +108,13 @@ def test_z_loss_is_in_the_gradient():
         (4, {"parallel": Parallelism(sharding="zero1", tensor=2), "remat": "products"}),
         (8, {"parallel": Parallelism(sharding="fsdp", sequence=2, group=2), "loss_chunks": 2}),
         (2, {"parallel": Parallelism(sharding="replicated", tensor=2), "loss_chunks": 2}),
+        (8, {"parallel": SPLIT, "loss_chunks": 2, "microbatches": 2}),
+        (4, {"parallel": Parallelism(sharding="zero1", group=2, rules=ONLY_MOMENTS)}),
     ],
-    ids=["data2-fsdp2-micro2", "zero1-tensor2", "data2-fsdp2-sequence2", "tensor2-of-2"],
+    ids=[
+        *("data2-fsdp2-micro2", "zero1-tensor2", "data2-fsdp2-sequence2", "tensor2-of-2"),
+        *("split-tables-sequence2", "only-moments-split"),
+    ],
 )
 def test_same_losses_on_every_mesh(devices, changes):
     """Six losses on a mesh agree with one device within 1e-5."""
@@ -129,6 +136,16 @@ def test_fsdp_state_is_split_from_the_start():
         query = tree.blocks.stacked.attention.query.matrix.array
         shapes = {shard.data.size for shard in query.addressable_shards}
         assert shapes == {query.size // 4}
+
+
+def test_moments_may_be_split_where_parameters_are_not():
+    """Each has rules of its own: here parameters are whole on every device, moments are halves."""
+    state = tiny.program(
+        4, parallel=Parallelism(sharding="zero1", group=2, rules=ONLY_MOMENTS)
+    ).init()
+    for tree, share in ((state.model, 1), (state.optimizer_state[1].mu, 2)):
+        query = tree.blocks.stacked.attention.query.matrix.array
+        assert {shard.data.size for shard in query.addressable_shards} == {query.size // share}
 
 
 @pytest.mark.slow

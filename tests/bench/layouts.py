@@ -1,0 +1,81 @@
+"""What each way to share a model among chips costs, as the TPU compiler says.
+
+    python -m tests.bench.layouts --slice v6e-16 --batch 64 --seq 8192
+    python -m tests.bench.layouts --layout fsdp --layout sequence4 --set-model vocab_size=128256
+
+One JSON object a layout: whether the step fits, its peak beside the estimate, cycles outside
+kernels and collectives, executed over the model's FLOPs, and per kind of collective how often it
+runs in a step and how many MB it moves on one chip. Without `--set-model` the model has two layers
+of the shape of a 1B one.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.bench.tpu_options import described, make_program, parser
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "data": {"sharding": "replicated"},
+    "zero1": {"sharding": "zero1"},
+    "fsdp": {"sharding": "fsdp"},
+    "fsdp-group4": {"sharding": "fsdp", "group": 4},
+    "split-tables": {"sharding": "fsdp", "group": 4, "rules": "SPLIT_TABLES"},
+    "tensor2": {"sharding": "replicated", "tensor": 2},
+    "tensor4": {"sharding": "replicated", "tensor": 4},
+    "sequence2": {"sharding": "zero1", "sequence": 2},
+    "sequence4": {"sharding": "zero1", "sequence": 4},
+    "fsdp-sequence2-tensor2": {"sharding": "fsdp", "sequence": 2, "tensor": 2},
+}
+SMALL = {
+    **{"layers": 2, "embed": 2048, "heads": 16, "kv_heads": 8, "head_size": 128, "mlp": 5632},
+    **{"vocab_size": 32768},
+}
+
+
+def line(options: Any, name: str) -> dict[str, Any]:
+    """The measurement of one layout."""
+    from training import config
+    from training.cost.memory_estimate import GIB, estimate
+    from training.preflight import preflight
+
+    fields = dict(LAYOUTS[name])
+    if "rules" in fields:
+        fields["rules"] = getattr(config, fields["rules"])
+    remat = options.remat[0] if options.remat else "products"
+    program = make_program(options, remat=remat, parallel=config.Parallelism(**fields))
+    found = preflight(program)
+    optimizer = config.OptimizerConfig(**dict(options.set_optimizer))
+    guess = estimate(program.model, optimizer, program.train, program.layout.devices)
+    compiled = found.peak_gib or found.need_gib
+    return {
+        "measure": "layout",
+        "layout": name,
+        **described(options, program),
+        "fits": found.fits,
+        "gib": round(compiled, 3),
+        "estimate_gib": round(guess.total / GIB, 3),
+        "cycles": found.cost.cycles,
+        "executed_over_model": round(found.executed_over_model, 4),
+        "collectives": {
+            each.kind: {"count": each.count, "mb": round(each.bytes / 1e6, 1)}
+            for each in found.cost.collectives
+        },
+        "compile_seconds": round(found.compile_seconds, 1),
+    }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print one line per layout."""
+    flags = parser(__doc__ or "")
+    flags.add_argument("--layout", action="append", choices=LAYOUTS)
+    flags.set_defaults(batch=64)
+    options = flags.parse_args(arguments)
+    options.set_model = options.set_model or list(SMALL.items())
+    for name in options.layout or LAYOUTS:
+        print(json.dumps(line(options, name)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

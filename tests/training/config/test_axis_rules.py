@@ -1,0 +1,72 @@
+"""Which axis of an array is split over what: the order of rules, what is refused, the presets."""
+
+import dataclasses
+import json
+
+import pytest
+
+from pipeline.errors import InputError
+from training.config import SPLIT_TABLES, AxisRules, Parallelism
+from training.config.axis_rules import MESH_AXES, assign
+
+ALONE = dict.fromkeys(MESH_AXES, 1)
+
+
+@pytest.mark.parametrize(
+    ("axes", "mesh", "wanted"),
+    [
+        ({"vocab": 64, "embed": 32}, {"fsdp": 4}, {"vocab": ("fsdp",)}),
+        ({"vocab": 61, "embed": 32}, {"fsdp": 4}, {"embed": ("fsdp",)}),
+        (
+            {"vocab": 64, "embed": 32},
+            {"fsdp": 4, "tensor": 2},
+            {"vocab": ("tensor",), "embed": ("fsdp",)},
+        ),
+        ({"embed": 32, "mlp": 64}, {"fsdp": 4}, {"embed": ("fsdp",)}),
+        ({"embed": 32, "mlp": 64}, {"data": 8}, {}),
+        ({"layers": 2, "head_size": 8}, {"fsdp": 4, "tensor": 2}, {}),
+    ],
+)
+def test_parameters_between_steps(axes, mesh, wanted):
+    """Tables by ids where these divide, the rest along embed, what tensor splits along its own."""
+    assert assign(axes, AxisRules().params, ALONE | mesh) == wanted
+
+
+def test_a_rule_over_several_mesh_axes():
+    """The axis is divided by all of them, in order; a mesh axis serves an array once."""
+    rules = (("mlp", ("fsdp", "tensor")), ("embed", ("fsdp",)), ("embed", ("data",)))
+    mesh = {"data": 2, "fsdp": 4, "sequence": 1, "tensor": 2}
+    found = assign({"embed": 6, "mlp": 64}, rules, mesh)
+    assert found == {"mlp": ("fsdp", "tensor"), "embed": ("data",)}
+
+
+def test_an_axis_that_does_not_divide_is_refused():
+    """Unless another axis of the array takes the devices."""
+    with pytest.raises(InputError, match="embed 30 is not divisible by the 4 devices"):
+        assign({"embed": 30}, AxisRules().params, ALONE | {"fsdp": 4})
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"params": "embed"},
+        {"params": (("embed",),)},
+        {"params": (("embed", ("rows",)),)},
+        {"params": (("embed", ()),)},
+        {"activations": (("batch", ("data",)), ("kv_heads", ("data",)))},
+        {"activations": (("position", ("tensor",)), ("kv_heads", ("tensor",)))},
+    ],
+)
+def test_rules_that_cannot_be_are_refused(rules):
+    """What is no rule, names no mesh axis, or gives one to both tokens and heads."""
+    with pytest.raises(InputError, match="AxisRules"):
+        AxisRules(**rules)
+
+
+def test_rules_come_back_from_json():
+    """As part of a stored configuration; the preset that splits tables is one of them."""
+    parallel = Parallelism(rules=SPLIT_TABLES)
+    written = json.loads(json.dumps(dataclasses.asdict(parallel)))
+    assert Parallelism(**written) == parallel
+    assert parallel.rules.splits_tables
+    assert not AxisRules().splits_tables
