@@ -244,7 +244,18 @@ class Checkpoint(Artifact):
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """Rows of `history` (one a step), `evaluations` (one a set) or `samples` (one a prompt)."""
-        data = storage.read_bytes(storage.join(self.shard("record"), f"{name}.jsonl"))
+        return self.tables()[name]
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """The rows of the whole run by table, from its `metrics.jsonl`."""
+        from training.metrics.history import read_log, tables
+
+        return tables(read_log(self.shard("record")))
+
+    @property
+    def journals(self) -> list[dict[str, Any]]:
+        """Accounts of the attempts as plain mappings, see `training.metrics.journal`."""
+        data = storage.read_bytes(storage.join(self.shard("record"), "journals.jsonl"))
         return [json.loads(line) for line in data.decode().splitlines()]
 
 

@@ -34,7 +34,7 @@ def _check_extend(arguments: Mapping[str, Any]) -> None:
     _check(arguments)
 
 
-@step(output=Checkpoint, version=2, cpus=0, check=_check_extend, environment=FLAGS)
+@step(output=Checkpoint, version=3, cpus=0, check=_check_extend, environment=FLAGS)
 def extend(
     run: StepContext,
     checkpoint: Checkpoint,
@@ -89,7 +89,7 @@ def _check_warm_start(arguments: Mapping[str, Any]) -> None:
     _check(arguments)
 
 
-@step(output=Checkpoint, version=2, cpus=0, check=_check_warm_start, environment=FLAGS)
+@step(output=Checkpoint, version=3, cpus=0, check=_check_warm_start, environment=FLAGS)
 def warm_start(
     run: StepContext,
     checkpoint: Checkpoint,

@@ -7,7 +7,6 @@ does; a new attempt, on this hardware or another, resumes from the newest sound 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -15,7 +14,7 @@ from models.config import TransformerConfig
 from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepContext, local, step
 from pipeline.errors import Preempted
 from pipeline.graph.step_context import Emit
-from pipeline.identity.fingerprint import digest, plain_identity
+from pipeline.identity.fingerprint import plain_identity
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import File, wrong_sizes
@@ -26,9 +25,6 @@ from steps.coordinator import FLAGS, coordinator_of
 from steps.declared import check_training
 from training.checkpoint.retention import kept_for_good
 from training.config import OptimizerConfig, TrainConfig
-
-# Tables of a run's record.
-RECORD = ("history", "evaluations", "samples")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +63,7 @@ class TrainRequest:
     start: Any = None
 
 
-@step(output=Checkpoint, version=3, cpus=0, check=_check, environment=FLAGS)
+@step(output=Checkpoint, version=4, cpus=0, check=_check, environment=FLAGS)
 def train(
     run: StepContext,
     sequences: Sequences,
@@ -112,6 +108,7 @@ def train(
 def run_training(run: StepContext, request: TrainRequest) -> dict[str, Any]:
     """The body of every step that trains."""
     from training.config.job import TrainJob
+    from training.metrics.history import content_of, plain, read_history, write_history
     from training.metrics.journal import read_journals
 
     sequences, model, train = request.sequences, request.model, request.train
@@ -142,16 +139,16 @@ def run_training(run: StepContext, request: TrainRequest) -> dict[str, Any]:
     describe(run, sequences, model, train)
     trained = run.gang(request.hardware, train_process, Assignment(job, run.ledger))
     _declare_checkpoints(run, trained["checkpoints"])
-    with run.shard("record", {"content": trained["record"]}) as directory:
-        for name in RECORD:
-            lines = "".join(json.dumps(row) + "\n" for row in trained[name])
-            storage.write_atomic(storage.join(directory, f"{name}.jsonl"), lines.encode())
+    history = trained["history"]
+    with run.shard("record", {"content": content_of(history)}) as directory:
+        write_history(directory, history)
         journals = [each.to_json() + b"\n" for each in read_journals(job.journal_directory)]
         storage.write_atomic(storage.join(directory, "journals.jsonl"), b"".join(journals))
     entropy = cache.result["splits"][TRAIN]["unigram_entropy"]
     identity = plain_identity(train)
+    evaluations = [plain(entry) for entry in read_history(history, ["evaluation"])]
     return {
-        **_summary(trained, entropy),
+        **_summary(trained["checkpoint"], evaluations, entropy),
         "model": plain_identity(model),
         "train": identity,
         "measured": {
@@ -185,6 +182,7 @@ def _prompts(sequences: Sequences, prompts: tuple[str, ...]) -> Any:
 def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
     """One process of the gang: the training loop, with checkpoints recorded in the ledger."""
     emit({"event": "phase", "phase": "importing"})
+    from training.trainer.run_context import RunContext
     from training.trainer.trainer import train as train_loop
 
     emit({"event": "phase", "phase": "restoring and compiling"})
@@ -213,21 +211,20 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
             where = _keep_stacks(job, fields)
             emit({"event": "warning", "message": f"{_first_line(fields['report'])}; see {where}"})
 
-    result = train_loop(
-        job,
+    context = RunContext(
         coordinator=coordinator_of(process),
         on_commit=on_commit,
         on_drop=on_drop,
         on_progress=on_progress,
         on_event=on_event,
     )
+    result = train_loop(job, context)
     if result.preempted:
         raise Preempted(f"preempted after step {result.steps}; the next attempt resumes from there")
     return {
         **dataclasses.asdict(result),
         "checkpoint": shard_name(result.steps),
         "checkpoints": [shard_name(step) for step, _ in result.checkpoints],
-        "record": _record_content(result),
     }
 
 
@@ -263,17 +260,6 @@ def drop_checkpoint(ledger: Ledger, step: int, path: str, attempt: str) -> None:
     recorded = ledger.find(shard_name(step))
     if recorded is not None and storage.join(ledger.root, recorded.root) == path.rstrip("/"):
         ledger.drop(recorded.name, attempt)
-
-
-def _record_content(result: Any) -> str:
-    """Digest of the record of a run without the columns that a clock filled."""
-    from training.metrics.recorder import MEASURED
-
-    tables = {
-        name: [{k: v for k, v in row.items() if k not in MEASURED} for row in getattr(result, name)]
-        for name in RECORD
-    }
-    return digest(tables)
 
 
 def _keep_stacks(job: Any, fields: dict[str, Any]) -> str:
@@ -312,14 +298,13 @@ def _measured(trained: dict[str, Any], hardware: Hardware) -> dict[str, Any]:
     }
 
 
-def _summary(trained: dict[str, Any], entropy: float) -> dict[str, Any]:
-    rows = trained["evaluations"]
+def _summary(checkpoint: str, rows: list[dict[str, Any]], entropy: float) -> dict[str, Any]:
     # An extension may be evaluated on other sets than the run that it continues was.
     name = next(row["set"] for row in rows if row["step"] == rows[-1]["step"])
     of_it = [row for row in rows if row["set"] == name]
     first, last = of_it[0], of_it[-1]
     return {
-        "checkpoint": trained["checkpoint"],
+        "checkpoint": checkpoint,
         "unigram_entropy": entropy,
         "first": first,
         "last": last,

@@ -89,13 +89,13 @@ def of_checkpoint(checkpoint: Checkpoint, name: str, ancestors: Iterable[Ancesto
         name: for legends.
         ancestors: its lineage, which has the configuration of everything it was made from.
     """
-    record = checkpoint.shard("record")
+    tables = checkpoint.tables()
     return RunRecord(
         name=name,
-        history=checkpoint.rows("history"),
-        evaluations=checkpoint.rows("evaluations"),
-        samples=_lines(storage.join(record, "samples.jsonl")),
-        journals=_lines(storage.join(record, "journals.jsonl")),
+        history=tables["history"],
+        evaluations=tables["evaluations"],
+        samples=tables["samples"],
+        journals=checkpoint.journals,
         config=_configuration(ancestors, checkpoint),
         entropy=checkpoint.result.get("unigram_entropy"),
     )
@@ -270,33 +270,24 @@ def _lineage(ledger: Ledger) -> dict[str, Any]:
 
 
 def _entries(directory: str) -> list[Row]:
-    return _lines(storage.join(directory, _METRICS))
+    from training.metrics.history import read_log
+
+    try:
+        return list(read_log(directory))
+    except ValueError as error:
+        url = storage.join(directory, _METRICS)
+        raise InputError(f"{url}: expected an object of JSON a line ({error})") from error
 
 
 def _joined(attempts: list[list[Row]], kind: str) -> list[Row]:
-    """The entries of one kind in order of steps, what was done again counted once."""
-    from training.metrics.trackers.files import join_attempts
-
-    parts = []
+    """The entries of one kind in order of steps; of a step that was done again, the last ones."""
+    joined: dict[tuple[Any, ...], Row] = {}
     for entries in attempts:
-        begins = [each["step"] for each in entries if each["kind"] == "began"]
         rows = [each for each in entries if each["kind"] == kind]
+        begins = [each["step"] for each in entries if each["kind"] == "began"]
         # One that ended before it had read its checkpoint did nothing, and took nothing back.
         if begins or rows:
-            parts.append((begins[-1] if begins else 0, rows))
-    return _newest(join_attempts(parts))
-
-
-def _newest(rows: list[Row]) -> list[Row]:
-    """Rows in order of steps; of one that was done again, what was written last."""
-    by_step = {(row["step"], row.get("set"), row.get("prompt")): row for row in rows}
-    return sorted(by_step.values(), key=lambda row: row["step"])
-
-
-def _lines(url: str) -> list[Row]:
-    from training.metrics.trackers.files import read_lines
-
-    try:
-        return read_lines(url)
-    except ValueError as error:
-        raise InputError(f"{url}: expected an object of JSON a line ({error})") from error
+            first = begins[-1] if begins else 0
+            joined = {k: row for k, row in joined.items() if k[0] <= first and (first or k[0])}
+        joined |= {(row["step"], row.get("set"), row.get("prompt")): row for row in rows}
+    return sorted(joined.values(), key=lambda row: row["step"])

@@ -34,6 +34,7 @@ def prepare(work: Path, vocab: int, tokens: int) -> None:
 def run(options: Options) -> None:
     """Train and print one line."""
     began = time.perf_counter()
+    from training.trainer.run_context import RunContext
     from training.trainer.trainer import train
 
     clock = Clock(options, imported=time.perf_counter() - began)
@@ -43,7 +44,7 @@ def run(options: Options) -> None:
         if step == steps:
             emit(clock.record("ponente", "jax", "haliax"))
 
-    result = train(_job(options), on_progress=on_progress)
+    result = train(_job(options), RunContext(on_progress=on_progress))
     assert result.compilations == 1
 
 

@@ -32,6 +32,7 @@ ENDS = (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGTERM, signal.S
 def work(root: str, attempt: int, steps: int, checkpoint_every: int) -> None:
     """One attempt: go on from the newest checkpoint that was committed, and tell of every step."""
     from tests.training import tiny
+    from training.trainer.run_context import RunContext
     from training.trainer.trainer import train
 
     ledger = Path(root, "committed.jsonl")
@@ -61,7 +62,7 @@ def work(root: str, attempt: int, steps: int, checkpoint_every: int) -> None:
         time.sleep(0.02)  # a step of the tiny model is too short to be hit
 
     print("began", flush=True)
-    result = train(job, on_commit=on_commit, on_progress=on_progress)
+    result = train(job, RunContext(on_commit=on_commit, on_progress=on_progress))
     print("preempted" if result.preempted else "finished", flush=True)
 
 
@@ -100,12 +101,12 @@ def attempts(root: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def done_twice(root: str) -> int:
     """Steps by the lines of every attempt, less those of the run."""
-    from training.metrics.trackers.files import read_lines
+    from training.metrics.history import read_log
 
     steps = [
         entry["step"]
-        for path in Path(root, "runs").glob("*/metrics.jsonl")
-        for entry in read_lines(str(path))
+        for path in Path(root, "runs").iterdir()
+        for entry in read_log(str(path))
         if entry["kind"] == "step"
     ]
     return len(steps) - len(set(steps))

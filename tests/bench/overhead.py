@@ -45,24 +45,22 @@ class Host:
         import jax
 
         from tests.training import tiny
-        from training.metrics.observer import Observer
         from training.metrics.recorder import Recorder
-        from training.metrics.stopwatch import Stopwatch
         from training.metrics.throughput import PeakMemory, Throughput
         from training.trainer.data_wait import TimedBatches
+        from training.trainer.run_context import RunContext
 
         job = tiny.make_job(
             self.root,
-            run_directory=f"{self.root}/run" if "trackers" in self.parts else "",
+            run_directory=tempfile.mkdtemp(dir=self.root),
             journal_directory=f"{self.root}/journal" if "journal" in self.parts else "",
         )
-        self.watch = Stopwatch("step")
-        self.observer = Observer(job, self.watch)
-        self.stack.callback(self.observer.close, "finished")
-        if "profiler" in self.parts and "trackers" not in self.parts:
-            from training.metrics.profiler import Profiler
-
-            self.observer._profiler = Profiler(f"{self.root}/run")
+        self.observer = RunContext()
+        self.stack.enter_context(self.observer.open(job))
+        self.watch = self.observer.watch
+        if "trackers" not in self.parts and self.observer.log is not None:
+            self.observer.log.close(10.0)
+            self.observer.log = None
         if "profiler" not in self.parts and self.observer._profiler is not None:
             self.observer._profiler.close()
             self.observer._profiler = None
@@ -73,7 +71,7 @@ class Host:
             kind = jax.devices()[0].device_kind
             throughput = Throughput.of(tiny.MODEL, self.batch, LENGTH, kind, 1, 1e9)
             memory = PeakMemory(jax.local_devices())
-            self.recorder = Recorder([], throughput, 10, self.observer.row, memory=memory)
+            self.recorder = Recorder(self.observer.row, throughput, 10, memory=memory)
         self.before: Any = None
 
     def _batches(self) -> Any:

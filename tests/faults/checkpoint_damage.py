@@ -22,7 +22,7 @@ from pipeline.errors import CorruptOutput
 from tests.faults.fake_gcs import FakeGCS
 from tests.faults.registry import Fault, trials
 from training.checkpoint.checkpointer import Checkpointer
-from training.checkpoint.restore import newest_sound, read_history
+from training.checkpoint.restore import newest_sound, read_progress
 
 KINDS = ("delete", "empty", "truncate", "flip", "swap", "zero 4 KiB", "duplicate", "extra")
 
@@ -130,7 +130,7 @@ def _is_right_or_damaged(step: int, path: str) -> bool:
         return False
     assert found is not None
     _same(found[2], state(step))
-    assert read_history(path) == {"rows": [{"step": step}]}
+    assert read_progress(path) == {"rows": [{"step": step}]}
     return True
 
 

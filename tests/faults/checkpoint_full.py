@@ -29,7 +29,7 @@ from training.checkpoint.restore import newest_sound
 
 _CASES = 20
 _PAGE = 4096
-_HISTORY = {"rows": [{"step": 1}] * 200}
+_PROGRESS = {"rows": [{"step": 1}] * 200}
 
 
 def state(step: int) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Run:
 
     def save(self, step: int) -> None:
         """Save and wait."""
-        self.checkpointer.save(step, state(step), _HISTORY)
+        self.checkpointer.save(step, state(step), _PROGRESS)
         self.checkpointer.wait()
 
 

@@ -51,6 +51,7 @@ def main() -> None:
     (run / "records").mkdir(parents=True, exist_ok=True)
     from tests.training import tiny
     from training.sharding import distributed
+    from training.trainer.run_context import RunContext
     from training.trainer.trainer import train
 
     attempt = os.environ.get("ATTEMPT") or uuid.uuid4().hex[:8]
@@ -92,18 +93,20 @@ def main() -> None:
         _get_stuck(asked.stuck_at)
     result = train(
         job,
-        coordinator=where if asked.processes > 1 else None,
-        on_commit=on_commit,
-        on_drop=on_drop,
-        on_progress=on_progress,
-        on_event=on_event,
+        RunContext(
+            coordinator=where if asked.processes > 1 else None,
+            on_commit=on_commit,
+            on_drop=on_drop,
+            on_progress=on_progress,
+            on_event=on_event,
+        ),
     )
     report = {
         "steps": result.steps,
         "preempted": result.preempted,
         "compilations": result.compilations,
-        "rows": tiny.learned(result.history),
-        "evaluations": result.evaluations,
+        "rows": tiny.learned(tiny.rows(result)),
+        "evaluations": tiny.rows(result, "evaluations"),
         "checkpoint": result.checkpoint,
         "parameters": digest(result.checkpoint) if result.checkpoint else "",
     }

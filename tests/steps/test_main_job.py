@@ -96,7 +96,7 @@ def test_the_loss_falls_and_every_step_has_a_row(store):
 def test_the_name_of_an_attempt_tells_which_came_first(store):
     """The account of a step's training is of its lease, 1; one of lease 0 would come before it."""
     path, manifest = published(store)["train"]
-    (journal,) = Checkpoint(path, manifest).rows("journals")
+    (journal,) = Checkpoint(path, manifest).journals
     this = Attempt(attempt=journal["attempt"], began=1.0, buckets={})
     before = Attempt(attempt="000000-ffffffff", began=2.0, buckets={})
     assert in_order([this, before]) == [before, this]

@@ -13,9 +13,9 @@ from data.batches.dataset import DatasetSpec, Source
 from data.cache.token_shard import TokenShard, write_shard
 from models.config import TransformerConfig
 from training.config import OptimizerConfig, Parallelism, TrainConfig
-from training.config.job import MetricsRow, TrainJob
+from training.config.job import MetricsRow, TrainJob, TrainResult
 from training.evaluate.checkpoint_scorer import Passages, ScoreJob
-from training.metrics.recorder import MEASURED
+from training.metrics.history import MEASURED, plain, read_history, read_log, tables
 from training.step.program import Program, build_program
 
 VOCAB = 64
@@ -119,6 +119,16 @@ def score_job(root: str) -> ScoreJob:
             choices=4,
         ),
     )
+
+
+def rows(result: TrainResult, table: str = "history") -> list[MetricsRow]:
+    """A table of a run, read from its metrics logs."""
+    return tables(read_history(result.history))[table]
+
+
+def entries(job: TrainJob, kind: str) -> list[MetricsRow]:
+    """What an attempt at a job wrote of one kind."""
+    return [plain(each) for each in read_log(job.metrics_directory) if each["kind"] == kind]
 
 
 def learned(rows: list[MetricsRow]) -> list[MetricsRow]:

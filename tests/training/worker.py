@@ -16,6 +16,7 @@ def main() -> None:
     from tests.training import tiny
     from training.config import Parallelism
     from training.sharding.distributed import Coordinator
+    from training.trainer.run_context import RunContext
     from training.trainer.trainer import train
 
     coordinator = Coordinator(f"127.0.0.1:{port}", int(count), int(index))
@@ -29,12 +30,14 @@ def main() -> None:
     )
     result = train(
         job,
-        coordinator=coordinator if int(count) > 1 else None,
-        on_commit=lambda step, path: committed.append((step, path)),
+        RunContext(
+            coordinator=coordinator if int(count) > 1 else None,
+            on_commit=lambda step, path: committed.append((step, path)),
+        ),
     )
     report = {
-        "rows": tiny.learned(result.history),
-        "evaluations": result.evaluations,
+        "rows": tiny.learned(tiny.rows(result)),
+        "evaluations": tiny.rows(result, "evaluations"),
         "committed": committed,
         "steps": result.steps,
         "compilations": result.compilations,

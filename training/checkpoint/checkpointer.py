@@ -3,7 +3,7 @@
 One checkpoint is one new directory `<directory>/<step:08d>.<attempt>`:
 
     arrays/            a Zarr 3 array each, see `training.checkpoint.chunk_grid`
-    history.json       rows and evaluations so far
+    progress.json      where the run was: data offset and bytes of the metrics logs, a few numbers
     parts/00001.json   what process 1 wrote, and so on; of process 0 there is none
     index.json         last: all of it, with checksums, see `training.checkpoint.index`
 
@@ -36,8 +36,8 @@ from training.checkpoint.chunks import write_chunks
 from training.checkpoint.device_to_host import HostCopies, HostShard
 from training.checkpoint.files import Deadline, Files, open_files
 from training.checkpoint.index import (
-    HISTORY,
     INDEX,
+    PROGRESS,
     WrittenChunks,
     verify_digest,
     with_digest,
@@ -118,11 +118,15 @@ class Checkpointer:
         """Step of the newest save that was begun; 0 before the first."""
         return self._begun
 
+    def path_of(self, step: int) -> str:
+        """Where a checkpoint of `step` goes."""
+        return storage.join(self._directory, f"{step:08d}.{self._attempt}")
+
     def reserve(self, state: Any) -> None:
         """Begin to take the host memory for saves of such a state, while others do something."""
         self._copies.reserve(tree_names.flatten(state))
 
-    def save(self, step: int, state: Any, history: dict[str, Any]) -> str:
+    def save(self, step: int, state: Any, progress: dict[str, Any]) -> str:
         """Begin to write `state`; its arrays may be donated as soon as this returns.
 
         Waits for an earlier save to end and for the copy to host memory. Every process calls it.
@@ -130,7 +134,7 @@ class Checkpointer:
         Args:
             step: of the run.
             state: tree of arrays.
-            history: JSON values; lists of rows may grow afterwards.
+            progress: JSON values, small whatever the step.
 
         Returns:
             The path the checkpoint will have.
@@ -141,17 +145,17 @@ class Checkpointer:
         """
         self._join()
         self._tell_failure()
-        path = storage.join(self._directory, f"{step:08d}.{self._attempt}")
+        path = self.path_of(step)
         deadline = Deadline(self._timeout_seconds, f"{path}: checkpoint")
         files = open_files(path, deadline)
-        kept = {k: list(v) if isinstance(v, list) else v for k, v in history.items()}
+        content = json.dumps(progress).encode()
         described = describe(state, self._chunk_bytes)
         shards = self._copies.take(tree_names.flatten(state))
         self._begun = step
 
         def finish() -> None:
             try:
-                written = _write(path, files, deadline, shards, described, kept)
+                written = _write(path, files, deadline, shards, described, content)
                 if written is not None:
                     self._commit(step, path, described, written)
                 self._committed.append((step, path))
@@ -279,7 +283,7 @@ def _write(
     deadline: Deadline,
     shards: Sequence[HostShard],
     described: dict[str, Any],
-    history: dict[str, Any],
+    progress: bytes,
 ) -> WrittenChunks | None:
     """Write this process's share; in process 0, returns what all have written."""
     index, begun = jax.process_index(), False
@@ -290,7 +294,7 @@ def _write(
         if index == 0:
             for name, entry in described.items():
                 written.add_file(files, metadata_file(name), metadata(entry))
-            written.add_file(files, HISTORY, _encoded(history))
+            written.add_file(files, PROGRESS, progress)
             _gather(path, deadline, written)
             return written
         storage.write_atomic(storage.join(path, _part_name()), with_digest(written.to_json()))
@@ -343,17 +347,6 @@ def _kind(error: BaseException) -> str:
     if isinstance(error, OSError):
         return "passing"
     return "input" if isinstance(error, InputError) else "storage"
-
-
-def _encoded(history: dict[str, Any]) -> bytes:
-    """JSON, row by row: of a long history at once it would keep Python's lock for a second."""
-    fields = [
-        f"{json.dumps(name)}: [{', '.join(map(json.dumps, value))}]"
-        if isinstance(value, list)
-        else f"{json.dumps(name)}: {json.dumps(value)}"
-        for name, value in history.items()
-    ]
-    return ("{" + ", ".join(fields) + "}").encode()
 
 
 def _part_name(index: int | None = None) -> str:

@@ -25,8 +25,8 @@ from training.checkpoint.chunk_grid import CRC_BYTES, ChunkGrid, chunk_file
 from training.checkpoint.files import Files, damaged
 
 INDEX = "index.json"
-HISTORY = "history.json"
-FORMAT = 2
+PROGRESS = "progress.json"
+FORMAT = 3
 
 # Path inside the checkpoint, size in bytes, hex SHA-256.
 Measured = tuple[str, int, str]
@@ -164,7 +164,7 @@ def measured(index: Mapping[str, Any]) -> Iterator[Measured]:
 
 def content_of(index: Mapping[str, Any]) -> str:
     """Digest of what the checkpoint says: its step and arrays, from digests taken while it was
-    written; nothing of history and times."""
+    written; nothing of progress and times."""
     return digest({"step": index["step"], "leaves": index["leaves"]})
 
 

@@ -22,7 +22,7 @@ from pipeline.errors import CorruptOutput, InputError, StorageError, StoreUnavai
 from training.checkpoint import tree_names
 from training.checkpoint.chunks import read_arrays
 from training.checkpoint.files import Deadline, in_parallel, open_files
-from training.checkpoint.index import HISTORY, check_file, read_index
+from training.checkpoint.index import PROGRESS, check_file, read_index
 from training.sharding.layout import Layout, make_layout
 
 Tree = TypeVar("Tree")
@@ -57,17 +57,17 @@ def restore(path: str, like: Tree, *, part: str = "", step: int | None = None) -
     return tree_names.unflatten(like, {name.removeprefix(part): arrays[name] for name in target})
 
 
-def read_history(path: str) -> dict[str, Any]:
-    """The history saved with a checkpoint: {"rows": [...], "evaluations": [...]}.
+def read_progress(path: str) -> dict[str, Any]:
+    """What the trainer saved of its progress with a checkpoint, as it gave it to `save`.
 
     Raises:
         CorruptOutput: it is missing or changed.
     """
     for name, size, sha256 in read_index(path)["files"]:
-        if name == HISTORY:
-            files = open_files(path, Deadline(RESTORE_TIMEOUT_SECONDS, f"{path}: {HISTORY}"))
+        if name == PROGRESS:
+            files = open_files(path, Deadline(RESTORE_TIMEOUT_SECONDS, f"{path}: {PROGRESS}"))
             return json.loads(check_file(path, files, name, size, sha256))
-    raise CorruptOutput(f"{path}: {HISTORY} is not in the index")
+    raise CorruptOutput(f"{path}: {PROGRESS} is not in the index")
 
 
 def load_model(
@@ -103,11 +103,18 @@ def newest_sound(
     checkpoints: Sequence[tuple[int, str]],
     like: Tree,
     on_damage: Callable[[int, str, str], None] | None = None,
+    read: Callable[[str], dict[str, Any]] = read_progress,
 ) -> tuple[int, str, Tree, dict[str, Any]] | None:
     """The newest sound one of `checkpoints`, (step, path) oldest first.
 
+    Args:
+        checkpoints: to choose from.
+        like: see `restore`.
+        on_damage: called with step, path and reason of each that is damaged.
+        read: reads the progress of the one at a path; may find it damaged.
+
     Returns:
-        Step, path, restored state and history; None when `checkpoints` is empty.
+        Step, path, restored state and progress; None when `checkpoints` is empty.
 
     Raises:
         CorruptOutput: when there are checkpoints and none is sound.
@@ -116,7 +123,7 @@ def newest_sound(
     for step, path in reversed(checkpoints):
         try:
             state = restore(path, like, step=step)
-            return step, path, state, fail_together(lambda path=path: read_history(path))
+            return step, path, state, fail_together(lambda path=path: read(path))
         except CorruptOutput as error:
             logger.warning("checkpoint of step %d is damaged, trying an older one: %s", step, error)
             if on_damage is not None:

@@ -6,7 +6,7 @@ path, so whoever builds it decides where things are and which of them exist.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from models.config import TransformerConfig
@@ -67,7 +67,7 @@ class TrainJob:
         start: what a run with nothing to resume from begins with; None for new parameters.
         name: of the run, the same for all attempts at it; for trackers.
         run_directory: of this attempt, for `metrics.jsonl`, traces and trackers' files; empty for
-            none of them.
+            a directory beside the checkpoints, and neither traces nor trackers.
         journal_directory: of all attempts' accounts of their time; empty for none.
     """
 
@@ -87,6 +87,12 @@ class TrainJob:
     run_directory: str = ""
     journal_directory: str = ""
 
+    @property
+    def metrics_directory(self) -> str:
+        """Where `metrics.jsonl` of this attempt is."""
+        beside = f"{self.checkpoint_directory.rstrip('/')}/metrics.{self.attempt}"
+        return self.run_directory or beside
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
@@ -94,10 +100,11 @@ class TrainResult:
 
     Attributes:
         steps: steps done, counted from the very first one.
-        history: one row per step, those before a resume included (see `training.metrics.recorder`).
-        evaluations: a row a held-out set with step, set, loss (nats per token), bits_per_byte,
-            tokens, bytes.
-        samples: rows with step, prompt, completion.
+        history: where the run's rows are: (directory, bytes) of every metrics log that they are
+            in, for `training.metrics.history.read_history`. Of kind "step" one a step, those
+            before a resume included (see `training.metrics.recorder`); "evaluation" one a held-out
+            set with step, set, loss (nats per token), bits_per_byte, tokens, bytes; "sample" with
+            step, prompt, completion.
         checkpoint: path of the newest committed checkpoint; empty when preempted before the first.
         checkpoints: (step, path) of every committed checkpoint that was kept, oldest first.
         preempted: a termination signal ended the run before its last step.
@@ -109,9 +116,7 @@ class TrainResult:
     """
 
     steps: int
-    history: list[MetricsRow]
-    evaluations: list[MetricsRow]
-    samples: list[MetricsRow]
+    history: tuple[tuple[str, int], ...]
     checkpoint: str
     checkpoints: list[tuple[int, str]]
     preempted: bool
@@ -120,7 +125,6 @@ class TrainResult:
     notes: list[str]
     seconds: dict[str, float]
     compilations: int
-    events: list[dict[str, Any]] = field(default_factory=list)
 
 
 def check_job(job: TrainJob) -> None:

@@ -34,16 +34,15 @@ class InTrainingEvaluation:
             dtype = program.train.compute_dtype
             self._generator = SampleGenerator(job.prompts, program.model, program.layout, dtype)
 
-    def should_evaluate(self, step: int, *done: list[MetricsRow]) -> bool:
+    def should_evaluate(self, step: int, evaluated: int) -> bool:
         """Whether to evaluate after `step`: also where a preempted run had no time left for it.
 
         Args:
             step: steps done.
-            done: rows of the evaluations so far.
+            evaluated: step of the last evaluation, -1 before the first.
         """
         due = step % self._every == 0 or step == self._last
-        seen = any(rows and rows[-1]["step"] >= step for rows in done)
-        return due and not (seen or self._nothing_to_evaluate)
+        return due and evaluated < step and not self._nothing_to_evaluate
 
     def __call__(
         self, step: int, state: TrainState, stopping: Callable[[], bool]

@@ -22,7 +22,7 @@ from typing import Any
 import jax
 
 from pipeline.store import storage
-from training.metrics.trackers.files import Spool
+from training.metrics.spool import Spool
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Rows of the metric history, their definitions, and the recorder that reads them a step late.
+"""Rows of a run's steps, their definitions, and the recorder that reads them a step late.
 
 Reading a metric waits for the device. The recorder keeps the device arrays of the newest step and
 reads those of the step before, which have (nearly) been computed, so the device always has the next
@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 
@@ -51,51 +51,44 @@ from training.config.job import MetricsRow
 from training.metrics.throughput import Throughput
 
 AVERAGED_STEPS = 50
-MEASURED = frozenset(
-    {
-        *("seconds", "data_wait", "tokens_per_second", "tokens_per_second_average"),
-        *("useful_tokens_per_second", "mfu", "mfu_full", "hfu", "memory_bytes"),
-    }
-)
-"""Columns that depend on the machine and its clock; the others are the same in every repetition."""
-
 
 _Pending = tuple[int, dict[str, jax.Array], float, Throughput]
 
 
 class Recorder:
-    """Appends one row per step to `rows`.
+    """Makes one row per step.
 
     Args:
-        rows: history so far; appended to.
+        on_row: called with every row.
         throughput: of the steps to come; None where there will be none.
         max_skipped: non-finite steps in a row after which `push` raises.
-        on_row: called with every new row.
+        skipped: `skipped` of the recorder before.
         memory: bytes for the column of that name, None for no such column.
 
     Attributes:
         throughput: set it anew when batches change; it counts from the next `push` on.
+        skipped: the `skipped` column of the last row, and how many steps in a row were skipped up
+            to there; an interruption ends no such series.
     """
 
     def __init__(
         self,
-        rows: list[MetricsRow],
+        on_row: Callable[[MetricsRow], None],
         throughput: Throughput | None,
         max_skipped: int,
-        on_row: Callable[[MetricsRow], None] | None = None,
+        *,
+        skipped: tuple[float, int] = (0.0, 0),
         clock: Callable[[], float] = time.perf_counter,
         memory: Callable[[], int | None] = lambda: None,
     ) -> None:
         self.throughput = throughput or Throughput(tokens=0, flops=(0.0, 0.0), peak=None)
-        self._rows = rows
         self._max_skipped = max_skipped
         self._on_row = on_row
         self._clock = clock
         self._memory = memory
         self._pending: _Pending | None = None
         self._recent: deque[tuple[int, float]] = deque(maxlen=AVERAGED_STEPS)
-        self._skipped_before = rows[-1]["skipped"] if rows else 0.0
-        self._skipped_in_a_row = _skipped_last(rows)
+        self.skipped = skipped
         self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -149,35 +142,19 @@ class Recorder:
         memory = self._memory()
         if memory is not None:
             row["memory_bytes"] = memory
-        self._rows.append(row)
-        if self._on_row is not None:
-            self._on_row(row)
+        self._on_row(row)
         self._check_finite(step, values["skipped"])
 
     def _check_finite(self, step: int, skipped: float) -> None:
-        was_skipped = skipped > self._skipped_before
-        self._skipped_before = skipped
-        self._skipped_in_a_row = self._skipped_in_a_row + 1 if was_skipped else 0
-        if self._skipped_in_a_row >= self._max_skipped:
+        before, in_a_row = self.skipped
+        in_a_row = in_a_row + 1 if skipped > before else 0
+        self.skipped = (skipped, in_a_row)
+        if in_a_row >= self._max_skipped:
             raise InputError(
                 f"step {step}: loss or gradients were not finite, or the loss was a spike, in "
-                f"{self._skipped_in_a_row} steps in a row, none was applied; lower the learning "
+                f"{in_a_row} steps in a row, none was applied; lower the learning "
                 "rate or lengthen warmup, or look at this part of the data"
             )
-
-
-def _skipped_last(rows: Sequence[MetricsRow]) -> int:
-    """Steps in a row that were skipped at the end of a history; an interruption ends none."""
-    count = 0
-    for index in reversed(range(len(rows))):
-        first = rows[index]["step"] == 1
-        if index == 0 and not first:
-            break
-        before = 0.0 if first else rows[index - 1]["skipped"]
-        if rows[index]["skipped"] <= before:
-            break
-        count += 1
-    return count
 
 
 def _rate(recent: deque[tuple[int, float]]) -> float:

@@ -18,11 +18,10 @@ from training.config.batch_schedule import BatchPhase
 from training.config.job import TrainJob
 from training.cost.executed_flops import executed_flops
 from training.fault.preemption import StopSignal
-from training.fault.watchdog import Watchdog
-from training.metrics.stopwatch import Stopwatch
 from training.metrics.throughput import Throughput
 from training.step.program import Program
-from training.trainer.initial_state import InitialState, OnDamage, restore_or_init
+from training.trainer.initial_state import InitialState, restore_or_init
+from training.trainer.run_context import RunContext
 
 logger = logging.getLogger(__name__)
 
@@ -79,11 +78,7 @@ def restore_and_compile(
     program: Program,
     batch_phases: Sequence[tuple[BatchPhase, Program]],
     compiler: PhaseCompiler,
-    *,
-    watch: Stopwatch,
-    watchdog: Watchdog,
-    stop: StopSignal,
-    on_damage: OnDamage,
+    run: RunContext,
 ) -> tuple[InitialState, CompiledPhase | None]:
     """Where the run begins, and the compiled step of that place.
 
@@ -96,15 +91,15 @@ def restore_and_compile(
     try:
         early = _likely_phase(job, batch_phases)
         compiling = thread.submit(compiler, early) if early is not None else None
-        with watchdog.phase("restore or init"):
-            start = restore_or_init(job, program, on_damage)
+        with run.watchdog.phase("restore or init"):
+            start = restore_or_init(job, program, run)
         phase = next((phase for phase, _ in batch_phases if phase.end > start.step), None)
         if phase is None:
             return start, None
         if compiling is None or phase is not early:
             compiling = thread.submit(compiler, phase)
-        with watchdog.phase("compile"), watch.during("compile"):
-            return start, _unless_stopped(compiling, stop)
+        with run.watchdog.phase("compile"), run.watch.during("compile"):
+            return start, _unless_stopped(compiling, run.stop)
     finally:
         thread.shutdown(wait=False)
 

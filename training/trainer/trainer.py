@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from types import TracebackType
 from typing import Any
@@ -20,19 +20,15 @@ import numpy as np
 from data.batches.dataset import Dataset
 from data.batches.loader import Loader
 from pipeline.errors import InputError, StorageError
-from training.checkpoint.checkpointer import Checkpointer, Commit
+from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.retention import Retention, due
 from training.config.batch_schedule import BatchPhase
-from training.config.job import MetricsRow, TrainJob, TrainResult, check_job
+from training.config.job import TrainJob, TrainResult, check_job
 from training.evaluate.during_training import InTrainingEvaluation
-from training.fault.preemption import StopSignal
-from training.fault.watchdog import CoordinationBoard, Watchdog
-from training.metrics.observer import Observer
+from training.metrics.history import Segment, to_relative
 from training.metrics.recorder import Recorder
-from training.metrics.stopwatch import Stopwatch
 from training.metrics.throughput import PeakMemory
 from training.sharding import distributed
-from training.sharding.distributed import Coordinator
 from training.step.program import Program, build_program, phase_programs
 from training.step.state import TrainState
 from training.trainer import compile_ahead, cpu_malloc
@@ -40,35 +36,19 @@ from training.trainer.compile_ahead import CompiledPhase, PhaseCompiler
 from training.trainer.data_offset import data_offset
 from training.trainer.data_wait import TimedBatches
 from training.trainer.initial_state import InitialState
+from training.trainer.run_context import RunContext
 
 logger = logging.getLogger(__name__)
 
-Progress = Callable[[int, int, MetricsRow], None]
-Event = Callable[[str, dict[str, Any]], None]
-
 
 def train(
-    job: TrainJob,
-    *,
-    coordinator: Coordinator | None = None,
-    on_commit: Commit | None = None,
-    on_drop: Commit | None = None,
-    on_progress: Progress | None = None,
-    on_event: Event | None = None,
-    devices: Sequence[Any] | None = None,
+    job: TrainJob, run: RunContext | None = None, *, devices: Sequence[Any] | None = None
 ) -> TrainResult:
     """Run `job` to its last step, or until SIGTERM.
 
     Args:
         job: what to train; the same in every process.
-        coordinator: where the processes meet; None for a single process.
-        on_commit: (step, path) of a complete checkpoint; write its record. Process 0, in a thread.
-        on_drop: (step, path) of a checkpoint about to be deleted, or found damaged beside a sound
-            older one; remove its record. Process 0.
-        on_progress: (step, steps, row) every `log_every` steps. Process 0.
-        on_event: (kind, fields): "damaged_checkpoint", "failed_checkpoint", "resumed",
-            "started_from", "evaluation", "sample", "tracker" and "preempted" in process 0,
-            "watchdog" in any.
+        run: who hears of it; default nobody, in a single process.
         devices: to run on; default all.
 
     Raises:
@@ -76,124 +56,59 @@ def train(
         CorruptOutput: there are checkpoints to resume from and none is sound.
         StorageError: a checkpoint could not be written.
     """
-    watch = Stopwatch()
+    run = run or RunContext()
     check_job(job)
     cpu_malloc.share_one_heap()
-    distributed.initialize(coordinator)
+    distributed.initialize(run.coordinator)
     setting = {"eos_id": job.data.eos_id, "padded": job.padded}
     devices = devices or jax.devices()
     program = build_program(job.model, job.optimizer, job.train, devices, **setting)
     batch_phases = phase_programs(program, job.optimizer, job.train, devices, **setting)
-    observer = _observer(job, program, watch, on_event)
+    layout = program.layout
+    kind = layout.mesh.devices.flat[0].device_kind
     with (
-        cpu_malloc.kept(program.layout.platform),
-        StopSignal(many_processes=coordinator is not None) as stop,
-        _watchdog(job, on_event) as watchdog,
+        cpu_malloc.kept(layout.platform),
+        run.open(job, device=kind, devices=layout.devices),
     ):
-        run = _Trainer(job, program, batch_phases, observer, watchdog, stop, on_progress, on_event)
-        try:
-            result = run.go(on_commit, on_drop)
-        except BaseException:
-            with watchdog.phase("ending"):
-                observer.close("failed")
-            raise
-        with watchdog.phase("ending"):
-            observer.close("preempted" if result.preempted else "finished")
-    if coordinator is not None:
+        result = _Trainer(job, program, batch_phases, run).go()
+        run.end(preempted=result.preempted)
+    if run.coordinator is not None:
         distributed.shutdown()
     return result
 
 
-def _observer(
-    job: TrainJob, program: Program, watch: Stopwatch, on_event: Event | None
-) -> Observer:
-    def warn(reason: str) -> None:
-        if on_event is not None:
-            on_event("tracker", {"reason": reason})
-
-    return Observer(
-        job,
-        watch,
-        leader=jax.process_index() == 0,
-        device=program.layout.mesh.devices.flat[0].device_kind,
-        devices=program.layout.devices,
-        processes=jax.process_count(),
-        warn=warn,
-    )
-
-
-def _watchdog(job: TrainJob, on_event: Event | None) -> Watchdog:
-    many = jax.process_count() > 1
-
-    def tell(report: str) -> None:
-        if on_event is not None:
-            on_event("watchdog", {"process": jax.process_index(), "report": report})
-
-    return Watchdog(
-        job.train.watchdog_seconds,
-        index=jax.process_index(),
-        count=jax.process_count(),
-        board=CoordinationBoard() if many else None,
-        on_end=tell,
-    )
-
-
 class _Trainer:
-    """One run: its history, its clocks, and what it writes."""
+    """One attempt at a run: its loop, its checkpoints and its evaluations."""
 
     def __init__(
         self,
         job: TrainJob,
         program: Program,
         batch_phases: Sequence[tuple[BatchPhase, Program]],
-        observer: Observer,
-        watchdog: Watchdog,
-        stop: StopSignal,
-        on_progress: Progress | None,
-        on_event: Event | None,
+        run: RunContext,
     ) -> None:
         self.job = job
         self.config = job.train
         self.program = program
         self.batch_phases = batch_phases
-        self.observer = observer
-        self.watch = observer.watch
-        self.watchdog = watchdog
-        self.stop = stop
-        self.on_progress = on_progress
-        self.on_event = on_event
-        self.leader = jax.process_index() == 0
+        self.run = run
+        self.watch = run.watch
         self.compiler = PhaseCompiler(job, batch_phases)
-        self.events: list[dict[str, Any]] = []
-        self.rows: list[MetricsRow] = []
-        self.evaluations: list[MetricsRow] = []
-        self.samples: list[MetricsRow] = []
-        if self.leader:
+        self.evaluated = -1
+        self.history: Sequence[Segment] = ()
+        if run.leader:
             for note in program.notes:
                 logger.info("%s", note)
 
-    def go(self, on_commit: Commit | None, on_drop: Commit | None) -> TrainResult:
+    def go(self) -> TrainResult:
         """Begin or resume, train, and drain the last checkpoint."""
         start, compiled = compile_ahead.restore_and_compile(
-            self.job,
-            self.program,
-            self.batch_phases,
-            self.compiler,
-            watch=self.watch,
-            watchdog=self.watchdog,
-            stop=self.stop,
-            on_damage=self._damaged,
+            self.job, self.program, self.batch_phases, self.compiler, self.run
         )
-        self.rows, self.evaluations, self.samples = start.rows, start.evaluations, start.samples
-        self.observer.began(start.step)
-        if start.event is not None:
-            self._event(start.event[0], **start.event[1])
-        if self.leader and on_drop is not None:
-            for passed_over in start.passed_over:
-                on_drop(*passed_over)
-        self.recorder = self._recorder(compiled)
+        self._take_over(start)
+        self.recorder = self._recorder(start, compiled)
         with ExitStack() as stack:
-            self.checkpointer = self._checkpointer(start, on_commit, on_drop)
+            self.checkpointer = self._checkpointer(start)
             stack.push(self._drain)
             steps, preempted = start.step, compiled is None and start.step < self.config.steps
             if not preempted:
@@ -205,6 +120,21 @@ class _Trainer:
         self.watch.switch("other")
         return self._result(steps, preempted)
 
+    def _take_over(self, start: InitialState) -> None:
+        """Continue the history where it was at the checkpoint."""
+        self.evaluated, self.history = start.evaluated, start.history
+        if self.run.log is not None:
+            if start.copied:
+                self.run.log.copy(start.history)
+            else:
+                self.run.log.resume(start.history)
+        self.run.began(start.step)
+        if start.event is not None:
+            self.run.event(start.event[0], **start.event[1])
+        if self.run.leader:
+            for passed_over in start.passed_over:
+                self.run.on_drop(*passed_over)
+
     def _drain(
         self,
         kind: type[BaseException] | None,
@@ -213,7 +143,7 @@ class _Trainer:
     ) -> None:
         """Wait for the last checkpoint, also on the way out of an error, which goes first."""
         try:
-            with self.watch.during("checkpoint"), self.watchdog.phase("checkpoint"):
+            with self.watch.during("checkpoint"), self.run.watchdog.phase("checkpoint"):
                 self.checkpointer.wait()
         except (InputError, StorageError) as another:
             if error is None:
@@ -229,7 +159,7 @@ class _Trainer:
             self.checkpointer.reserve(state)
         if self._should_evaluate(step):  # new parameters, or the attempt before had no time for it
             if not self._evaluate(step, state):
-                self._event("preempted", step=step)
+                self.run.event("preempted", step=step)
                 return step, True
             if step == self.config.steps:
                 self._save(step, state)
@@ -238,11 +168,11 @@ class _Trainer:
                 continue
             if compiled is None:
                 with self._pause("compile"), self.watch.during("compile"):
-                    compiled = compile_ahead.compile_phase(self.compiler, phase, self.stop)
+                    compiled = compile_ahead.compile_phase(self.compiler, phase, self.run.stop)
             if compiled is None:
                 if self.checkpointer.begun != step:
                     self._save(step, state)
-                self._event("preempted", step=step)
+                self.run.event("preempted", step=step)
                 break
             self.recorder.throughput = compiled.throughput
             with self._loader(dataset, phase, program, step) as loader:
@@ -274,96 +204,84 @@ class _Trainer:
         self.watch.switch("step")
         self.recorder.restart_clock()
         for step, batch in zip(range(start + 1, phase.end + 1), feed, strict=False):
-            self.observer.profile(step, profiling)
+            self.run.profile(step, profiling)
             tokens = layout.place(phase.cut(batch, rows), batch_size)
             state, metrics = compiled(state, tokens, mask)
             feed.set_inflight(metrics["loss"])
             self.recorder.push(step, metrics, feed.pop_data_wait())
-            self.watchdog.beat(step)
-            last, stopping = step == config.steps, self.stop.requested()
+            self.run.watchdog.beat(step)
+            last, stopping = step == config.steps, self.run.stop.requested()
             if not stopping and self._should_evaluate(step):
                 stopping = not self._evaluate(step, state)
             if stopping or due(step, config):
                 self._save(step, state)
             if stopping and (not last or self._should_evaluate(step)):
-                self._event("preempted", step=step)
+                self.run.event("preempted", step=step)
                 break
         self.recorder.drain()
         return state, step, stopping
 
     def _should_evaluate(self, step: int) -> bool:
-        return self.evaluator.should_evaluate(step, self.evaluations, self.samples)
+        return self.evaluator.should_evaluate(step, self.evaluated)
 
     def _evaluate(self, step: int, state: TrainState) -> bool:
         """Score and write; False where a signal to stop came first, and there are no rows."""
         with self._pause("evaluation"):
-            found = self.evaluator(step, state, self.stop.requested)
+            found = self.evaluator(step, state, self.run.stop.requested)
         if found is None:
             return False
         scores, samples = found
-        self.evaluations += scores
-        self.samples += samples
+        self.evaluated = step
         for row in scores:
-            self._event("evaluation", **row)
+            self.run.event("evaluation", **row)
         for row in samples:
-            self._event("sample", **row)
+            self.run.event("sample", **row)
         return True
 
     def _save(self, step: int, state: TrainState) -> None:
         with self._pause("checkpoint"), self.watch.during("checkpoint"):
-            history = {
-                "rows": self.rows,
-                "evaluations": self.evaluations,
-                "samples": self.samples,
-                "position": data_offset(self.job.data, self.config, step),
+            self.history = self.run.log.history if self.run.log is not None else ()
+            progress = {
+                "data_offset": data_offset(self.job.data, self.config, step),
+                "history": to_relative(self.history, self.checkpointer.path_of(step)),
+                "evaluated": self.evaluated,
+                "skipped": self.recorder.skipped,
             }
-            self.checkpointer.save(step, state, history)
-        self.observer.saved(step)
+            self.checkpointer.save(step, state, progress)
+        self.run.saved(step)
 
     @contextmanager
     def _pause(self, phase: str, feed: TimedBatches | None = None) -> Iterator[None]:
         """Time that belongs to no row; the newest step's row is written first, with its waits."""
         self.recorder.drain(feed.pop_data_wait() if feed is not None else 0.0)
-        with self.watchdog.phase(phase):
+        with self.run.watchdog.phase(phase):
             yield
         self.recorder.restart_clock()
 
-    def _checkpointer(
-        self, start: InitialState, on_commit: Commit | None, on_drop: Commit | None
-    ) -> Checkpointer:
+    def _checkpointer(self, start: InitialState) -> Checkpointer:
+        def failed(step: int, reason: str) -> None:
+            self.run.event("failed_checkpoint", step=step, reason=reason)
+
         return Checkpointer(
             self.job.checkpoint_directory,
             attempt=self.job.attempt,
-            on_commit=on_commit,
-            on_drop=on_drop,
-            on_failure=self._failed,
+            on_commit=self.run.commit,
+            on_drop=self.run.on_drop,
+            on_failure=failed,
             retention=Retention.of(self.config),
             existing=start.existing,
         )
 
-    def _recorder(self, compiled: CompiledPhase | None) -> Recorder:
+    def _recorder(self, start: InitialState, compiled: CompiledPhase | None) -> Recorder:
         throughput = compiled.throughput if compiled is not None else None
-        memory, skipped = PeakMemory(jax.local_devices()), self.config.max_skipped
-        return Recorder(self.rows, throughput, skipped, self._progress, memory=memory)
-
-    def _progress(self, row: MetricsRow) -> None:
-        self.observer.row(row)
-        step = int(row["step"])
-        shown = step % self.config.log_every == 0 or step == self.config.steps
-        if self.leader and shown and self.on_progress is not None:
-            self.on_progress(step, self.config.steps, row)
-
-    def _event(self, kind: str, **fields: Any) -> None:
-        self.events.append({"kind": kind, **fields})
-        self.observer.event(kind, fields)
-        if self.leader and self.on_event is not None:
-            self.on_event(kind, fields)
-
-    def _damaged(self, step: int, path: str, reason: str) -> None:
-        self._event("damaged_checkpoint", step=step, path=path, reason=reason)
-
-    def _failed(self, step: int, reason: str) -> None:
-        self._event("failed_checkpoint", step=step, reason=reason)
+        memory = PeakMemory(jax.local_devices())
+        return Recorder(
+            self.run.row,
+            throughput,
+            self.config.max_skipped,
+            skipped=start.skipped,
+            memory=memory,
+        )
 
     def _loader(self, dataset: Dataset, phase: BatchPhase, program: Program, step: int) -> Loader:
         rows = program.layout.process_rows(program.train.batch_size)
@@ -382,9 +300,7 @@ class _Trainer:
         assert preempted or latest is not None, "the last step has a checkpoint"
         return TrainResult(
             steps=steps,
-            history=self.rows,
-            evaluations=self.evaluations,
-            samples=self.samples,
+            history=tuple(self.history),
             checkpoint=latest[1] if latest is not None else "",
             checkpoints=self.checkpointer.committed,
             preempted=preempted,
@@ -393,5 +309,4 @@ class _Trainer:
             notes=list(self.program.notes),
             seconds={**spent, "total": sum(spent.values())},
             compilations=self.compiler.count,
-            events=self.events,
         )

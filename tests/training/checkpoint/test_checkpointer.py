@@ -19,10 +19,10 @@ from tests.training import tiny
 from training.checkpoint import device_to_host, files
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.index import measured, read_index
-from training.checkpoint.restore import read_history, restore
+from training.checkpoint.restore import read_progress, restore
 from training.checkpoint.retention import Retention
 
-HISTORY = {"rows": [{"step": 1, "loss": 4.0}], "evaluations": []}
+PROGRESS = {"evaluated": 0, "skipped": [0.0, 0]}
 
 
 def verify(path):
@@ -42,14 +42,14 @@ def test_four_devices_restore_on_any_number(new_checkpointer, devices, group):
     """A state split over four devices comes back with the same bits on 1, 2 and 8."""
     state = tiny.program(4, parallel=tiny.split(4)).init()
     checkpointer = new_checkpointer()
-    path = checkpointer.save(3, state, HISTORY)
+    path = checkpointer.save(3, state, PROGRESS)
     checkpointer.wait()
     like = tiny.program(devices, parallel=tiny.split(group)).abstract
     restored = restore(path, like)
     assert tiny.equal(state, restored)
     for got, want in zip(jax.tree.leaves(restored), jax.tree.leaves(like), strict=True):
         assert got.sharding == want.sharding
-    assert read_history(path) == HISTORY
+    assert read_progress(path) == PROGRESS
 
 
 def test_commit_comes_after_every_byte(new_checkpointer, tmp_path):
@@ -61,7 +61,7 @@ def test_commit_comes_after_every_byte(new_checkpointer, tmp_path):
         seen.append((step, path, threading.current_thread() is threading.main_thread()))
 
     checkpointer = new_checkpointer(on_commit=on_commit)
-    path = checkpointer.save(12, tiny.program().init(), HISTORY)
+    path = checkpointer.save(12, tiny.program().init(), PROGRESS)
     checkpointer.wait()
     assert path == str(tmp_path / "00000012.a")
     assert seen == [(12, path, False)]
@@ -126,7 +126,7 @@ def test_existing_path_is_refused(new_checkpointer, tmp_path):
 def test_index_lists_every_file_with_its_digest(new_checkpointer):
     """The index accounts for each file under the checkpoint except itself."""
     checkpointer = new_checkpointer()
-    path = checkpointer.save(2, tiny.program().init(), HISTORY)
+    path = checkpointer.save(2, tiny.program().init(), PROGRESS)
     checkpointer.wait()
     found = {
         os.path.relpath(os.path.join(folder, name), path)
@@ -134,8 +134,8 @@ def test_index_lists_every_file_with_its_digest(new_checkpointer):
         for name in names
     }
     assert found == {*verify(path), "index.json"}
-    with open(os.path.join(path, "history.json")) as file:
-        assert json.load(file) == HISTORY
+    with open(os.path.join(path, "progress.json")) as file:
+        assert json.load(file) == PROGRESS
 
 
 def test_arrays_are_ordinary_zarr(new_checkpointer):
@@ -219,7 +219,7 @@ def test_a_failed_write_leaves_nothing(new_checkpointer, tmp_path, monkeypatch):
     def failing(url, parts):
         calls.append(url)
         write(url, parts)
-        if "history" in url:
+        if "progress" in url:
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files, "_write_local", failing)
@@ -254,15 +254,15 @@ def test_a_bucket_holds_what_a_disk_holds(new_checkpointer, tmp_path, monkeypatc
             on_commit=lambda *c: commits.append(c),
             retention=Retention(newest=1),
         )
-        paths = [remote.save(step, state, HISTORY) for step in (1, 2)]
+        paths = [remote.save(step, state, PROGRESS) for step in (1, 2)]
         remote.close()
         assert commits == [(1, paths[0]), (2, "gs://bucket/run/00000002.a")]
         like = tiny.program(2).abstract
         assert tiny.equal(restore(paths[1], like), state)
-        assert read_history(paths[1]) == HISTORY
+        assert read_progress(paths[1]) == PROGRESS
         server.faults = Faults()
         local = new_checkpointer()
-        here = local.save(2, state, HISTORY)
+        here = local.save(2, state, PROGRESS)
         local.wait()
         prefix = "run/00000002.a/"
         names = set(server.buckets["bucket"])

@@ -16,7 +16,8 @@ from tests.training import tiny
 from training.checkpoint.restore import load_model
 from training.config import TrainConfig
 from training.config.batch_schedule import batch_phases
-from training.trainer import compile_ahead, trainer
+from training.trainer import compile_ahead, run_context
+from training.trainer.run_context import RunContext
 from training.trainer.trainer import train
 
 NUMBERS = st.sampled_from([1, 2, 4, 8])
@@ -80,19 +81,21 @@ def test_a_scheduled_run_compiles_once_a_stage_and_resumes_anywhere(data, tmp_pa
     """Tokens per step follow the schedules; resumed in each stage, the end has the same bits."""
     committed = []
     job = tiny.make_job(data, train=SCHEDULED, checkpoint_directory=str(tmp_path / "whole"))
-    whole = train(job, on_commit=lambda *found: committed.append(found), devices=jax.devices()[:1])
+    whole = train(
+        job, RunContext(on_commit=lambda *found: committed.append(found)), devices=jax.devices()[:1]
+    )
     assert whole.compilations == 3
     length, predicted = tiny.LENGTH, []
     for rows, pieces in ((8, 4), (8, 4), (16, 4), (16, 4), (16, 1), (16, 1)):
         predicted.append(rows * (length - pieces))  # the last token of a sequence has no target
-    assert [row["tokens"] for row in whole.history] == predicted
+    assert [row["tokens"] for row in tiny.rows(whole)] == predicted
     for step, compilations in ((1, 3), (3, 2)):
         resumed = dataclasses.replace(
             job, resume_from=tuple(committed[:step]), checkpoint_directory=str(tmp_path / str(step))
         )
         got = train(resumed, devices=jax.devices()[:1])
         assert got.compilations == compilations
-        assert tiny.learned(got.history) == tiny.learned(whole.history)
+        assert tiny.learned(tiny.rows(got)) == tiny.learned(tiny.rows(whole))
         assert tiny.equal(*(load_model(r.checkpoint, tiny.MODEL) for r in (got, whole)))
 
 
@@ -127,17 +130,17 @@ def test_a_signal_between_two_stages_saves_at_once(data, tmp_path, monkeypatch, 
         committed.append((step, path))
         saved.set()
 
-    class Watched(trainer.Watchdog):
+    class Watched(run_context.Watchdog):
         def beat(self, step):
             super().beat(step)
             if step == 3 and moment == "the stage's last step":
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(trainer, "Watchdog", Watched)
+    monkeypatch.setattr(run_context, "Watchdog", Watched)
     monkeypatch.setattr(compile_ahead.PhaseCompiler, "__call__", compile)
     old = signal.getsignal(signal.SIGTERM)
     try:
-        stopped = train(job, on_commit=on_commit, devices=jax.devices()[:1])
+        stopped = train(job, RunContext(on_commit=on_commit), devices=jax.devices()[:1])
     finally:
         signal.signal(signal.SIGTERM, old)
     assert (stopped.preempted, stopped.steps) == (True, 3)
@@ -149,5 +152,5 @@ def test_a_signal_between_two_stages_saves_at_once(data, tmp_path, monkeypatch, 
     went_on = dataclasses.replace(job, resume_from=tuple(committed), attempt="1")
     whole = dataclasses.replace(job, checkpoint_directory=str(tmp_path / "whole"))
     got, want = (train(each, devices=jax.devices()[:1]) for each in (went_on, whole))
-    assert tiny.learned(got.history) == tiny.learned(want.history)
+    assert tiny.learned(tiny.rows(got)) == tiny.learned(tiny.rows(want))
     assert tiny.equal(*(load_model(r.checkpoint, tiny.MODEL) for r in (got, want)))

@@ -109,7 +109,7 @@ def test_a_part_of_the_sets_is_the_same_in_the_loop_and_beside_it(trained):
         checkpoint_directory=f"{root}/part",
     )
     done = train(job, devices=jax.devices()[:1])
-    last = [row for row in done.evaluations if row["step"] == tiny.TRAIN.steps]
+    last = [row for row in tiny.rows(done, "evaluations") if row["step"] == tiny.TRAIN.steps]
     assert [row["set"] for row in last] == ["validation", "other"]
     part = dataclasses.replace(tiny.score_job(root), sequences=tiny.BATCH)
     scorer = Scorer(part, jax.devices()[:1])

@@ -11,13 +11,19 @@ from tests.training import tiny
 from training.checkpoint.restore import load_model, restore
 from training.config.job import Start
 from training.trainer.initial_state import restore_or_init
+from training.trainer.run_context import RunContext
 from training.trainer.trainer import train
 
 CONSTANT = dataclasses.replace(tiny.OPTIMIZER, schedule="constant")
 
 
-def nothing_damaged(step, path, reason):
-    raise AssertionError(reason)
+def nothing_damaged():
+    """A run in which no checkpoint may be damaged."""
+
+    def fail(kind, fields):
+        raise AssertionError(fields)
+
+    return RunContext(on_event=fail)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +43,7 @@ def start_with(finished, take, **changes):
         train=dataclasses.replace(tiny.TRAIN, **changes),
         start=Start(checkpoint=finished[2].checkpoint, take=take),
     )
-    return restore_or_init(job, program, nothing_damaged), program
+    return restore_or_init(job, program, nothing_damaged()), program
 
 
 @pytest.mark.slow
@@ -47,7 +53,7 @@ def test_taking_the_model_leaves_the_optimizer_new(finished):
     saved = restore(finished[2].checkpoint, program.abstract)
     assert tiny.equal(found.state.model, saved.model)
     assert tiny.equal(found.state.optimizer_state, program.init().optimizer_state)
-    assert (int(found.state.step), found.step, found.rows) == (0, 0, [])
+    assert (int(found.state.step), found.step, found.history) == (0, 0, ())
 
 
 @pytest.mark.slow
@@ -74,21 +80,20 @@ def test_an_extended_run_is_the_longer_run(finished, tmp_path):
         dataclasses.replace(job, train=config, checkpoint_directory=str(tmp_path / "eight")),
         devices=jax.devices()[:1],
     )
-    extended = train(
-        dataclasses.replace(
-            job,
-            train=config,
-            start=Start(checkpoint=four.checkpoint, take="everything"),
-            checkpoint_directory=str(tmp_path / "more"),
-        ),
-        devices=jax.devices()[:1],
+    more = dataclasses.replace(
+        job,
+        train=config,
+        start=Start(checkpoint=four.checkpoint, take="everything"),
+        checkpoint_directory=str(tmp_path / "more"),
     )
-    assert extended.events[0]["kind"] == "started_from"
-    assert tiny.learned(extended.history) == tiny.learned(eight.history)
+    extended = train(more, devices=jax.devices()[:1])
+    assert len(tiny.entries(more, "started_from")) == 1
+    assert len(extended.history) == 1, "it needs no log of the run that it continues"
+    assert tiny.learned(tiny.rows(extended)) == tiny.learned(tiny.rows(eight))
     assert extended.compilations == 1
     abstract = tiny.program(steps=8).abstract
     assert tiny.equal(*(restore(run.checkpoint, abstract) for run in (extended, eight)))
-    assert extended.evaluations == eight.evaluations
+    assert tiny.rows(extended, "evaluations") == tiny.rows(eight, "evaluations")
     assert four.checkpoint != extended.checkpoint
 
 
@@ -105,26 +110,26 @@ def test_what_is_exported_of_a_run_with_an_average_is_the_average(finished, tmp_
     loaded = load_model(found.checkpoint, tiny.MODEL)
     assert tiny.equal(loaded, state.average)
     assert not tiny.equal(loaded, state.model)
-    assert tiny.learned(found.history) == tiny.learned(finished[2].history)
-    assert found.evaluations[-1]["loss"] != finished[2].evaluations[-1]["loss"]
+    assert tiny.learned(tiny.rows(found)) == tiny.learned(tiny.rows(finished[2]))
+    last, other = (tiny.rows(run, "evaluations")[-1]["loss"] for run in (found, finished[2]))
+    assert last != other
 
 
 @pytest.mark.slow
 def test_a_start_that_cannot_be_is_refused(finished, tmp_path):
     """No more steps, another model, a checkpoint that is gone, an unknown word."""
     _, job, four = finished
+    job = dataclasses.replace(job, checkpoint_directory=str(tmp_path))
     everything = Start(checkpoint=four.checkpoint, take="everything")
     with pytest.raises(InputError, match=r"has done 4 steps and TrainConfig\.steps is 4"):
         train(dataclasses.replace(job, start=everything), devices=jax.devices()[:1])
     wide = dataclasses.replace(job, model=dataclasses.replace(tiny.MODEL, mlp=96))
+    start = Start(checkpoint=four.checkpoint, take="model")
     with pytest.raises(InputError, match="of another model"):
-        train(
-            dataclasses.replace(wide, start=Start(checkpoint=four.checkpoint, take="model")),
-            devices=jax.devices()[:1],
-        )
+        train(dataclasses.replace(wide, start=start, attempt="1"), devices=jax.devices()[:1])
     gone = Start(checkpoint=str(tmp_path / "gone"), take="model")
     with pytest.raises(CorruptOutput, match="gone"):
-        train(dataclasses.replace(job, start=gone), devices=jax.devices()[:1])
+        train(dataclasses.replace(job, start=gone, attempt="2"), devices=jax.devices()[:1])
     with pytest.raises(InputError, match=r"Start\.take"):
         Start(checkpoint="x", take="weights")
 
@@ -135,4 +140,4 @@ def test_a_run_with_checkpoints_of_its_own_resumes_and_does_not_start_again(fini
     _, job, four = finished
     start = Start(checkpoint="/nowhere", take="model")
     own = dataclasses.replace(job, resume_from=((4, four.checkpoint),), start=start)
-    assert restore_or_init(own, tiny.program(steps=4), nothing_damaged).step == 4
+    assert restore_or_init(own, tiny.program(steps=4), nothing_damaged()).step == 4

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.training import tiny
+from training.trainer.run_context import RunContext
 from training.trainer.trainer import train
 
 STEPS = 12
@@ -35,14 +36,14 @@ def test_losses_stay_within_1e5_over_moves_between_devices(tmp_path):
             dataclasses.replace(
                 job, train=moved, resume_from=tuple(committed[-1:]), attempt=str(devices)
             ),
-            on_commit=lambda step, path, records=records: records.append((step, path)),
+            RunContext(on_commit=lambda step, path, records=records: records.append((step, path))),
             devices=jax.devices()[:devices],
         )
         committed = [record for record in records if record[0] <= until]
         assert committed[-1][0] == until
-        steps = [row["step"] for row in result.history[begin:until]]
+        steps = [row["step"] for row in tiny.rows(result)[begin:until]]
         assert steps == [*range(begin + 1, until + 1)]
         begin = until
-    losses = [[row["loss"] for row in run.history] for run in (result, whole)]
+    losses = [[row["loss"] for row in tiny.rows(run)] for run in (result, whole)]
     np.testing.assert_allclose(*losses, rtol=0, atol=1e-5)
-    assert [r["tokens"] for r in result.history] == [r["tokens"] for r in whole.history]
+    assert [r["tokens"] for r in tiny.rows(result)] == [r["tokens"] for r in tiny.rows(whole)]

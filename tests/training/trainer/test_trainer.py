@@ -17,7 +17,8 @@ from tests.training import tiny
 from training.checkpoint import files
 from training.checkpoint.restore import load_model
 from training.evaluate import evaluator
-from training.trainer import trainer
+from training.trainer import run_context
+from training.trainer.run_context import RunContext
 from training.trainer.trainer import train
 
 HALF = dataclasses.replace(tiny.TRAIN, parallel=tiny.split(2))
@@ -45,7 +46,7 @@ def whole(data, tmp_path_factory):
         committed = []
         result = train(
             job,
-            on_commit=lambda step, path: committed.append((step, path)),
+            RunContext(on_commit=lambda step, path: committed.append((step, path))),
             devices=jax.devices()[:devices],
         )
         return result, committed, job
@@ -74,9 +75,9 @@ def test_resumed_run_is_the_uninterrupted_one(whole, tmp_path, devices, step):
         job, resume_from=tuple(committed[:step]), checkpoint_directory=str(tmp_path)
     )
     got = train(resumed, devices=jax.devices()[:devices])
-    assert got.events[0]["kind"] == "resumed"
-    assert tiny.learned(got.history) == tiny.learned(want.history)
-    assert got.evaluations == want.evaluations
+    assert tiny.entries(resumed, "resumed") == [{"step": step, "path": committed[step - 1][1]}]
+    assert tiny.learned(tiny.rows(got)) == tiny.learned(tiny.rows(want))
+    assert tiny.rows(got, "evaluations") == tiny.rows(want, "evaluations")
     assert tiny.equal(model_of(got), model_of(want))
     assert (got.steps, got.compilations) == (6, 1)
 
@@ -85,14 +86,14 @@ def test_resumed_run_is_the_uninterrupted_one(whole, tmp_path, devices, step):
 def test_result_of_an_uninterrupted_run(whole):
     """Rows for every step, evaluations at 0, every 4 and the end, checkpoints at every step."""
     result, committed, _ = whole(1)
-    assert [row["step"] for row in result.history] == [1, 2, 3, 4, 5, 6]
-    assert [row["step"] for row in result.evaluations] == [0, 4, 6]
+    assert [row["step"] for row in tiny.rows(result)] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in tiny.rows(result, "evaluations")] == [0, 4, 6]
     assert [step for step, _ in committed] == [1, 2, 3, 4, 5, 6]
     assert result.checkpoint == committed[-1][1]
     assert (result.steps, result.preempted, result.compilations) == (6, False, 1)
     assert result.backend == "reference"
     assert "cpu" in result.backend_reason
-    assert all(np.isfinite(row["loss"]) for row in result.history)
+    assert all(np.isfinite(row["loss"]) for row in tiny.rows(result))
     parts = {name: value for name, value in result.seconds.items() if name != "total"}
     assert sum(parts.values()) < 1.2 * result.seconds["total"]
 
@@ -100,7 +101,7 @@ def test_result_of_an_uninterrupted_run(whole):
 @pytest.mark.slow
 def test_same_losses_on_one_device_and_on_four(whole):
     """Losses of the whole loop agree between one device and a 2 x 2 mesh within 1e-5."""
-    one, four = ([row["loss"] for row in whole(n)[0].history] for n in (1, 4))
+    one, four = ([row["loss"] for row in tiny.rows(whole(n)[0])] for n in (1, 4))
     np.testing.assert_allclose(one, four, rtol=0, atol=1e-5)
 
 
@@ -112,10 +113,10 @@ def test_finished_run_is_not_trained_again(whole, tmp_path):
         job, resume_from=tuple(committed), checkpoint_directory=str(tmp_path / "unused")
     )
     got = train(again, devices=jax.devices()[:1])
-    assert got.history == want.history
+    assert tiny.rows(got) == tiny.rows(want)
     assert got.checkpoint == want.checkpoint
     assert got.compilations == 0
-    assert not (tmp_path / "unused").exists()
+    assert [path.name for path in (tmp_path / "unused").iterdir()] == ["metrics.0"]
 
 
 @pytest.mark.slow
@@ -132,8 +133,9 @@ def test_sigterm_saves_and_the_next_run_goes_on(whole, tmp_path):
 
     stopped = train(
         job,
-        on_progress=on_progress,
-        on_commit=lambda step, path: committed.append((step, path)),
+        RunContext(
+            on_progress=on_progress, on_commit=lambda step, path: committed.append((step, path))
+        ),
         devices=jax.devices()[:1],
     )
     assert stopped.preempted
@@ -142,7 +144,7 @@ def test_sigterm_saves_and_the_next_run_goes_on(whole, tmp_path):
     job = dataclasses.replace(job, resume_from=tuple(committed), attempt="1")
     got = train(job, devices=jax.devices()[:1])
     assert not got.preempted
-    assert tiny.learned(got.history) == tiny.learned(want.history)
+    assert tiny.learned(tiny.rows(got)) == tiny.learned(tiny.rows(want))
     assert tiny.equal(model_of(got), model_of(want))
 
 
@@ -154,26 +156,30 @@ def test_damaged_newest_checkpoint_falls_back_loudly(whole, tmp_path):
     for step, path in committed[:3]:
         shutil.copytree(path, tmp_path / str(step))
         copies.append((step, str(tmp_path / str(step))))
+    logs = os.path.basename(job.metrics_directory)  # which the copies refer to beside them
+    shutil.copytree(job.metrics_directory, tmp_path / logs)
     os.unlink(tmp_path / "3" / "arrays" / "step" / "c")
     events, dropped = [], []
     got = train(
         dataclasses.replace(
             job, resume_from=tuple(copies), checkpoint_directory=str(tmp_path / "new")
         ),
-        on_event=lambda kind, fields: events.append((kind, fields.get("step"))),
-        on_drop=lambda *found: dropped.append(found),
+        RunContext(
+            on_event=lambda kind, fields: events.append((kind, fields.get("step"))),
+            on_drop=lambda *found: dropped.append(found),
+        ),
         devices=jax.devices()[:1],
     )
     assert events[:2] == [("damaged_checkpoint", 3), ("resumed", 2)]
     assert dropped[0] == copies[2], "its record would stand in the way of publishing"
-    assert tiny.learned(got.history) == tiny.learned(want.history)
+    assert tiny.learned(tiny.rows(got)) == tiny.learned(tiny.rows(want))
     assert tiny.equal(model_of(got), model_of(want))
 
 
 def test_no_sound_checkpoint_stops_the_run(whole, tmp_path):
     """With records of checkpoints that are all gone, training does not begin again."""
     _, _, job = whole(1)
-    job = dataclasses.replace(job, resume_from=((1, str(tmp_path / "gone")),))
+    job = dataclasses.replace(job, resume_from=((1, str(tmp_path / "gone")),), attempt="1")
     with pytest.raises(CorruptOutput, match="none of 1"):
         train(job, devices=jax.devices()[:1])
 
@@ -204,14 +210,14 @@ def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(data, tmp_p
     job = tiny.make_job(data, optimizer=optimizer, train=config, checkpoint_directory=str(tmp_path))
     with pytest.raises(InputError, match="not finite"):
         train(job, devices=jax.devices()[:1])
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.0"], "no checkpoint"
 
 
 @pytest.mark.slow
 def test_no_validation_split_means_no_evaluation(data, tmp_path):
     """Without held-out sets the run trains and its evaluations are empty."""
     job = tiny.make_job(data, held_out=(), checkpoint_directory=str(tmp_path))
-    assert train(job, devices=jax.devices()[:1]).evaluations == []
+    assert tiny.rows(train(job, devices=jax.devices()[:1]), "evaluations") == []
 
 
 @pytest.mark.slow
@@ -240,18 +246,20 @@ def test_sigterm_does_not_wait_for_an_evaluation(
     def on_commit(step, path):
         committed.append((step, path))
 
-    stopped = train(job, on_commit=on_commit, devices=jax.devices()[:1])
+    stopped = train(job, RunContext(on_commit=on_commit), devices=jax.devices()[:1])
     assert stopped.preempted
-    assert stopped.events[-1]["kind"] == "preempted"
-    assert [row["step"] for row in stopped.evaluations] == [0, 4, 6][: evaluation_number - 1]
+    assert len(tiny.entries(job, "preempted")) == 1
+    assert [row["step"] for row in tiny.rows(stopped, "evaluations")] == [0, 4, 6][
+        : evaluation_number - 1
+    ]
     assert committed == ([(at, stopped.checkpoint)] if at else [])
     job = dataclasses.replace(job, resume_from=tuple(committed), attempt="1")
-    got = train(job, on_commit=on_commit, devices=jax.devices()[:1])
+    got = train(job, RunContext(on_commit=on_commit), devices=jax.devices()[:1])
     assert (got.preempted, got.steps) == (False, 6)
     assert got.compilations == (0 if at == 6 else 1)
-    assert got.evaluations == want.evaluations
+    assert tiny.rows(got, "evaluations") == tiny.rows(want, "evaluations")
     assert committed[-1] == (6, got.checkpoint)
-    assert tiny.learned(got.history) == tiny.learned(want.history)
+    assert tiny.learned(tiny.rows(got)) == tiny.learned(tiny.rows(want))
     assert tiny.equal(model_of(got), model_of(want))
 
 
@@ -263,12 +271,12 @@ def test_an_error_waits_for_the_checkpoint_under_way_and_is_the_one_raised(
     write = files._write_local
 
     def slow(url, parts):
-        if url.endswith("history.json"):
+        if url.endswith("progress.json"):
             while "checkpoint" not in phases:
                 time.sleep(0.01)
         return write(url, parts)
 
-    class Watched(trainer.Watchdog):
+    class Watched(run_context.Watchdog):
         def phase(self, name):
             if diverged:
                 phases.append(name)
@@ -282,14 +290,15 @@ def test_an_error_waits_for_the_checkpoint_under_way_and_is_the_one_raised(
             raise InputError("diverged")
 
     monkeypatch.setattr(files, "_write_local", slow)
-    monkeypatch.setattr(trainer, "Watchdog", Watched)
+    monkeypatch.setattr(run_context, "Watchdog", Watched)
     config = dataclasses.replace(tiny.TRAIN, checkpoint_every=3, evaluate_every=1000)
     job = tiny.make_job(data, train=config, checkpoint_directory=str(tmp_path))
     with pytest.raises(InputError, match="diverged"):
         train(
             job,
-            on_progress=on_progress,
-            on_commit=lambda step, path: committed.append(step),
+            RunContext(
+                on_progress=on_progress, on_commit=lambda step, path: committed.append(step)
+            ),
             devices=jax.devices()[:1],
         )
     assert committed == [3]
@@ -300,12 +309,12 @@ def test_writing_a_profile_is_not_a_step_to_the_watchdog(data, tmp_path, monkeyp
     """It may take longer than any step."""
     phases = []
 
-    class Watched(trainer.Watchdog):
+    class Watched(run_context.Watchdog):
         def phase(self, name):
             phases.append(name)
             return super().phase(name)
 
-    monkeypatch.setattr(trainer, "Watchdog", Watched)
+    monkeypatch.setattr(run_context, "Watchdog", Watched)
     config = dataclasses.replace(tiny.TRAIN, profile=(2, 1), evaluate_every=1000)
     job = tiny.make_job(
         data,
@@ -333,7 +342,9 @@ def test_a_tracker_that_is_off_is_told_of(data, tmp_path, monkeypatch):
     told = []
     result = train(
         job,
-        on_event=lambda kind, fields: told.append(fields) if kind == "tracker" else None,
+        RunContext(
+            on_event=lambda kind, fields: told.append(fields) if kind == "tracker" else None
+        ),
         devices=jax.devices()[:1],
     )
     assert result.steps == config.steps

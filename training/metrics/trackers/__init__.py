@@ -1,1 +1,1 @@
-"""Metrics for files and services, none of which may hold up the run."""
+"""Metrics for services, none of which may hold up the run."""

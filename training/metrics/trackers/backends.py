@@ -1,13 +1,14 @@
 """TensorBoard, Weights & Biases and trackio, each behind `write(entry)` and `close()`.
 
 Their libraries are extras and are imported when a tracker is opened, in the child process of
-`training.metrics.trackers.child_process`. Where they send things and who they are is set in the
+`training.metrics.trackers.follow`. Where they send things and who they are is set in the
 environment, as their own manuals have it: WANDB_API_KEY, WANDB_ENTITY, WANDB_PROJECT, WANDB_MODE,
 TRACKIO_DIR, TRACKIO_PROJECT, TRACKIO_SPACE_ID.
 """
 
 from __future__ import annotations
 
+import html
 import importlib
 import os
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 
 from pipeline.errors import InputError
 from pipeline.store import storage
-from training.metrics.trackers.files import Spool
+from training.metrics.spool import Spool
 
 Entry = dict[str, Any]
 PROJECT = "ponente"
@@ -23,7 +24,7 @@ _NOT_METRICS = ("kind", "time", "step", "set")
 
 
 class Backend(Protocol):
-    """A tracker inside its own process: it may block and raise as it likes."""
+    """A tracker inside its own process: it may block and raise."""
 
     def write(self, entry: Entry) -> None:
         """Take one entry."""
@@ -35,7 +36,7 @@ class Backend(Protocol):
 
 
 def open_backend(name: str, context: Mapping[str, Any]) -> Backend:
-    """The tracker of that name for a `TrackerContext` as a mapping.
+    """The tracker of that name; `context` as `training.metrics.trackers.children.Trackers` has it.
 
     Raises:
         InputError: its library is not installed.
@@ -93,8 +94,7 @@ class WeightsAndBiases:
     def __init__(self, context: Mapping[str, Any]) -> None:
         self._wandb = wandb = _library("wandb", "wandb")
         directory = context["directory"]
-        # Neither the code nor the remote of its repository (which may hold a token) nor what the
-        # process prints is anybody's business.
+        # The remote of a repository may hold a token; code and output are not for a service.
         quiet = wandb.Settings(
             console="off", disable_git=True, disable_code=True, disable_job_creation=True
         )
@@ -114,8 +114,9 @@ class WeightsAndBiases:
         """Take one entry."""
         values: dict[str, Any] = scalars(entry)
         if entry["kind"] == "sample":
-            text = self._wandb.Html(f"<pre>{_escaped(entry['prompt'] + entry['completion'])}</pre>")
-            values[f"samples/{_identifier(entry['prompt'][:60])}"] = text
+            text = html.escape(entry["prompt"] + entry["completion"])
+            name = f"samples/{_identifier(entry['prompt'][:60])}"
+            values[name] = self._wandb.Html(f"<pre>{text}</pre>")
         if values:
             self._run.log({"step": entry.get("step", 0), **values})
 
@@ -156,9 +157,3 @@ def _run_id(context: Mapping[str, Any]) -> str:
 def _identifier(run: str) -> str:
     """A name that services take as an id: letters, digits, `_.-`."""
     return "".join(c if c.isascii() and (c.isalnum() or c in "_.-") else "-" for c in run)[-64:]
-
-
-def _escaped(text: str) -> str:
-    import html
-
-    return html.escape(text)

@@ -1,10 +1,10 @@
 """A run under observation: everything is written, and it is the run that nobody looked at."""
 
+import contextlib
 import dataclasses
 import json
 import sys
 import threading
-import time
 from unittest import mock
 
 import jax
@@ -14,13 +14,13 @@ from tests.training import tiny
 from training.checkpoint.restore import load_model
 from training.evaluate.evaluator import Evaluator
 from training.metrics.goodput import account
+from training.metrics.history import plain, read_log
 from training.metrics.journal import read_journals
-from training.metrics.observer import Observer
-from training.metrics.stopwatch import BUCKETS, Stopwatch
-from training.metrics.trackers import outlets
+from training.metrics.metrics_log import MetricsLog
+from training.metrics.stopwatch import BUCKETS
 from training.metrics.trackers.backends import open_backend
-from training.metrics.trackers.files import join_attempts, read_lines
-from training.metrics.trackers.outlets import Outlet
+from training.metrics.trackers.children import Trackers
+from training.trainer.run_context import RunContext, tracker_context
 from training.trainer.trainer import train
 
 
@@ -49,19 +49,14 @@ def run(work):
     committed = []
     result = train(
         work,
-        on_commit=lambda step, path: committed.append((step, path)),
+        RunContext(on_commit=lambda step, path: committed.append((step, path))),
         devices=jax.devices()[:1],
     )
     return result, committed
 
 
 def lines(home, attempt, kind):
-    entries = read_lines(f"{home}/runs/{attempt}/metrics.jsonl")
-    return [each for each in entries if each["kind"] == kind]
-
-
-def plain(row):
-    return {name: value for name, value in row.items() if name not in ("kind", "time")}
+    return [each for each in read_log(f"{home}/runs/{attempt}") if each["kind"] == kind]
 
 
 @pytest.mark.slow
@@ -70,8 +65,10 @@ def test_two_attempts_leave_one_account_and_one_history(root, tmp_path):
     first, committed = run(job(root, tmp_path, "a"))
     second, _ = run(job(root, tmp_path, "b", resume_from=tuple(committed[:2])))
     assert [step for step, _ in committed] == [2, 4, 6]
-    rows = join_attempts([(0, lines(tmp_path, "a", "step")), (4, lines(tmp_path, "b", "step"))])
-    assert [plain(row) for row in rows] == second.history
+    rows = [*lines(tmp_path, "a", "step")[:4], *lines(tmp_path, "b", "step")]
+    assert [plain(row) for row in rows] == tiny.rows(second)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in lines(tmp_path, "a", "step")] == [1, 2, 3, 4, 5, 6]
     assert [each["step"] for each in lines(tmp_path, "a", "evaluation")] == [0, 4, 6]
     assert lines(tmp_path, "a", "config")[0]["train"]["steps"] == 6
     journals = read_journals(f"{tmp_path}/journal")
@@ -83,7 +80,7 @@ def test_two_attempts_leave_one_account_and_one_history(root, tmp_path):
     for journal, result in zip(journals, (first, second), strict=True):
         assert set(result.seconds) == {*BUCKETS, "total"}
         assert 0 <= journal.seconds - result.seconds["total"] < 5
-        waited = sum(row["data_wait"] for row in result.history[journal.first_step :])
+        waited = sum(row["data_wait"] for row in tiny.rows(result)[journal.first_step :])
         assert journal.buckets["data_wait"] == pytest.approx(waited, abs=1e-6)
         for bucket in ("init", "step", "evaluation", "checkpoint"):
             assert journal.buckets[bucket] > 0, bucket
@@ -92,24 +89,13 @@ def test_two_attempts_leave_one_account_and_one_history(root, tmp_path):
     assert sum(found.parts.values()) == pytest.approx(found.total)
 
 
-class Breaks:
-    """A tracker that fails at once, and at the end."""
-
-    def write(self, entries):
-        raise RuntimeError("quota")
-
-    def close(self):
-        raise RuntimeError("quota")
-
-    def abandon(self):
-        raise RuntimeError("quota")
+FAILS = (sys.executable, "-c", "import sys; sys.exit('quota')")
 
 
 @pytest.mark.slow
 def test_observation_changes_no_bit(root, tmp_path, monkeypatch):
     """With a broken tracker, a profile and a journal the parameters are those of a run without."""
-    monkeypatch.setattr(outlets, "ChildTracker", lambda name, context: Breaks())
-    monkeypatch.setattr(Outlet.__init__, "__defaults__", (10_000, 0.005))
+    monkeypatch.setattr(Trackers.__init__, "__defaults__", (FAILS,))
     watched, _ = run(job(root, tmp_path, "a", train={"trackers": ("wandb",), "profile": (3, 2)}))
     bare = tiny.make_job(
         root,
@@ -117,7 +103,7 @@ def test_observation_changes_no_bit(root, tmp_path, monkeypatch):
         checkpoint_directory=f"{tmp_path}/bare",
     )
     unwatched, _ = run(bare)
-    assert tiny.learned(watched.history) == tiny.learned(unwatched.history)
+    assert tiny.learned(tiny.rows(watched)) == tiny.learned(tiny.rows(unwatched))
     both = [load_model(result.checkpoint, tiny.MODEL) for result in (watched, unwatched)]
     assert tiny.equal(*both)
     traces = list((tmp_path / "runs" / "a" / "traces" / "step-00000003").rglob("*.xplane.pb"))
@@ -125,71 +111,88 @@ def test_observation_changes_no_bit(root, tmp_path, monkeypatch):
     assert watched.seconds["other"] > unwatched.seconds["other"]
 
 
-class Closes(Breaks):
-    """Takes everything, and fails at the end."""
-
-    def write(self, entries):
-        pass
-
-
-class Quiet(Closes):
-    """Takes everything, and ends."""
-
-    def close(self):
-        pass
-
-
-@pytest.mark.parametrize("tracker", [Breaks, Closes])
 @pytest.mark.parametrize("deaf", [False, True])
-def test_a_tracker_that_fails_is_told_once_and_in_the_thread_of_the_loop(
-    root, tmp_path, monkeypatch, tracker, deaf
+def test_a_tracker_that_fails_is_reported_once_and_in_the_thread_of_the_loop(
+    root, tmp_path, monkeypatch, deaf
 ):
-    """While rows come or at the end; whoever is told may fail as well."""
+    """Whoever hears of it may fail as well; the metrics log has every row."""
     told = []
 
-    def warn(line):
-        told.append((line, threading.current_thread()))
+    def on_event(kind, fields):
+        told.append((kind, fields["reason"], threading.current_thread()))
         if deaf:
             raise RuntimeError("nobody listens")
 
-    monkeypatch.setattr(outlets, "ChildTracker", lambda name, context: tracker())
-    monkeypatch.setattr(Outlet.__init__, "__defaults__", (10_000, 0.005))
-    work = job(root, tmp_path, "a", train={"trackers": ("wandb",)})
-    observer = Observer(work, Stopwatch(), warn=warn)
-    observer.began(0)
-    if tracker is Breaks:
-        while not observer._trackers.failures:
-            time.sleep(0.001)
-        assert told == [], "not from the tracker's thread"
-    for step in (1, 2, 3):
-        observer.row({"step": step, "loss": 1.0})
-        assert len(told) == (tracker is Breaks)
-    observer.close("finished")
-    line = "tracker wandb is off, the run continues without it: RuntimeError: quota"
-    assert told == [(line, threading.current_thread())]
+    monkeypatch.setattr(Trackers.__init__, "__defaults__", (FAILS,))
+    context = RunContext(on_event=on_event)
+    with context.open(job(root, tmp_path, "a", train={"trackers": ("wandb",)})):
+        context.began(0)
+        context._trackers._children["wandb"].wait(20)
+        assert told == []
+        for step in (1, 2, 3):
+            context.row({"step": step, "loss": 1.0})
+            assert len(told) == 1
+        context.end(preempted=False)
+    line = "tracker wandb is off, the run continues without it: quota"
+    assert told == [("tracker", line, threading.current_thread())]
     assert [row["step"] for row in lines(tmp_path, "a", "step")] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(("library", "keyword"), [("wandb", "id"), ("trackio", "name")])
 def test_a_run_built_anew_is_another_run_to_services(root, tmp_path, monkeypatch, library, keyword):
-    """Attempts at one build go on with its run; they never add to the run that it replaces."""
+    """Attempts at one build continue its run; they never add to the run that it replaces."""
     module = mock.MagicMock()
     monkeypatch.setitem(sys.modules, library, module)
-    contexts = []
-    monkeypatch.setattr(
-        outlets, "ChildTracker", lambda _, context: contexts.append(context) or Quiet()
-    )
-    monkeypatch.setattr(Outlet.__init__, "__defaults__", (10_000, 0.005))
-    for build, attempt in (("0a1b", "a"), ("0a1b", "b"), ("2c3d", "a"), ("", "a")):
+    for number, (build, attempt) in enumerate(
+        (("0a1b", "a"), ("0a1b", "b"), ("2c3d", "a"), ("", "a"))
+    ):
         work = dataclasses.replace(
-            job(root, tmp_path, attempt, train={"trackers": (library,)}),
+            job(root, tmp_path / str(number), attempt),
             name="train-1234",
             journal_directory=build and f"{tmp_path}/journal/{build}",
         )
-        Observer(work, Stopwatch()).close("finished")
-        open_backend(library, dataclasses.asdict(contexts[-1]))
+        open_backend(library, tracker_context(work, "metrics.jsonl"))
     found = [call.kwargs[keyword] for call in module.init.call_args_list]
     assert found == ["train-1234-0a1b", "train-1234-0a1b", "train-1234-2c3d", "train-1234"]
+
+
+@pytest.mark.parametrize("error", [OSError("503"), None])
+def test_a_checkpoint_is_recorded_after_its_metrics_are_stored(root, tmp_path, monkeypatch, error):
+    """And not at all where the store refuses them: a later run would lack rows."""
+    recorded = []
+    flush = MetricsLog.flush
+
+    def flush_or_fail(log):
+        if error:
+            raise error
+        flush(log)
+
+    monkeypatch.setattr(MetricsLog, "flush", flush_or_fail)
+    context = RunContext(on_commit=lambda *found: recorded.append((found, steps())))
+
+    def steps():
+        return [row["step"] for row in lines(tmp_path, "a", "step")]
+
+    with context.open(job(root, tmp_path, "a")):
+        context.row({"step": 1})
+        with contextlib.suppress(OSError):
+            context.commit(1, "path")
+    assert recorded == ([] if error else [((1, "path"), [1])])
+
+
+def test_secrets_of_the_environment_are_written_nowhere(root, tmp_path, monkeypatch):
+    """A canary in the variables that keys are read from is in none of the files."""
+    for name in ("WANDB_API_KEY", "HF_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS"):
+        monkeypatch.setenv(name, "canary-1234")
+    context = RunContext()
+    work = job(root, tmp_path, "a", train={"trackers": ("tensorboard", "wandb", "trackio")})
+    with context.open(work):
+        context.row({"step": 1, "loss": 2.0})
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert tmp_path / "runs" / "a" / "metrics.jsonl" in files
+    assert not any(b"canary" in path.read_bytes() for path in files)
+    (config,) = lines(tmp_path, "a", "config")
+    assert config["optimizer"]["learning_rate"] == tiny.OPTIMIZER.learning_rate
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Entries as lines of JSON, and files that grow here and are kept in an object store.
+"""Files of other libraries that grow on this machine and are kept in an object store.
 
 A local directory is written to as it is. An object store has no append, so there a file grows in a
 temporary directory and is uploaded whole: every half minute at first, and never for more than a
@@ -8,24 +8,19 @@ it is asked a few times. A kill loses what was not uploaded.
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
 
 from pipeline.store import storage
 
 logger = logging.getLogger(__name__)
 
-Entry = dict[str, Any]
-NAME = "metrics.jsonl"
 UPLOAD_SECONDS = 30.0
 UPLOAD_SHARE = 0.05
-MOST_BACKLOG_BYTES = 16 << 20
 CLOSING_TRIES = 3
 CLOSING_WAIT_SECONDS = 1.0
 
@@ -103,81 +98,3 @@ class Spool:
                 name = path.relative_to(self.path).as_posix()
                 storage.write_atomic(storage.join(self._url, name), data)
                 self._sizes[path] = len(data)
-
-
-class JsonLines:
-    """`metrics.jsonl` in a directory; see `training.metrics.trackers.context.Tracker`.
-
-    Numbers that are not finite are written as Python's `json` writes them (NaN, Infinity).
-    """
-
-    def __init__(self, directory: str) -> None:
-        self._spool = Spool(directory)
-        # Unbuffered, so that what a full disk did not take is known.
-        self._file: IO[bytes] = open(self._spool.path / NAME, "ab", buffering=0)  # noqa: SIM115
-        self._backlog = b""
-        self._failing = False
-
-    def write(self, entries: Sequence[Entry]) -> None:
-        """Append; a reader sees whole lines but for the last.
-
-        What the disk does not take is appended later.
-        """
-        self._backlog += as_lines(entries)
-        try:
-            self._append()
-            self._failing = False
-        except OSError as error:
-            if len(self._backlog) > MOST_BACKLOG_BYTES:
-                raise
-            if not self._failing:
-                logger.warning("%s: not written, tried again later: %s", self._file.name, error)
-            self._failing = True
-        self._spool.sync()
-
-    def close(self) -> None:
-        """Write and upload what is left."""
-        try:
-            self._append()
-        finally:
-            self._file.close()
-            self._spool.close()
-
-    def _append(self) -> None:
-        while self._backlog:
-            self._backlog = self._backlog[self._file.write(self._backlog) :]
-
-    def abandon(self) -> None:
-        """Nothing to let go of."""
-
-
-def as_lines(entries: Sequence[Any]) -> bytes:
-    """A line of JSON each; what JSON has no word for is written as its text."""
-    return "".join(json.dumps(each, default=str) + "\n" for each in entries).encode()
-
-
-def read_lines(url: str) -> list[Entry]:
-    """The entries of a file of lines; none when it is not there.
-
-    A torn last line, which a kill leaves behind, is passed over. Raises `ValueError` for another.
-    """
-    try:
-        lines = storage.read_bytes(url).split(b"\n")
-    except FileNotFoundError:
-        return []
-    # What follows the last line's end is empty, or torn.
-    return [json.loads(line) for line in lines[:-1]]
-
-
-def join_attempts(attempts: Iterable[tuple[int, Sequence[Entry]]]) -> list[Entry]:
-    """One run's entries from those of its attempts, in order: what was done again counts once.
-
-    Args:
-        attempts: (steps done when it began, entries with a `step`) of each, first to last.
-    """
-    joined: list[Entry] = []
-    for begins, entries in attempts:
-        # An attempt that resumed from a checkpoint does not repeat what belongs to its step.
-        joined = [each for each in joined if each["step"] <= begins and (begins or each["step"])]
-        joined += entries
-    return joined

@@ -1,0 +1,256 @@
+"""The one history: written once, cut where a checkpoint says, whole after a store failed."""
+
+import errno
+import json
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import CorruptOutput, InputError, StoreUnavailable
+from pipeline.store import storage
+from training.metrics import metrics_log
+from training.metrics.history import (
+    MEASURED,
+    NAME,
+    check_history,
+    content_of,
+    from_relative,
+    plain,
+    read_history,
+    read_log,
+    tables,
+    to_relative,
+    write_history,
+)
+from training.metrics.metrics_log import MetricsLog
+
+
+def new_log(directory, **changes):
+    """A log whose thread does nothing by itself."""
+    return MetricsLog(str(directory), every=1e6, **changes)
+
+
+def steps(directory, end=None):
+    return [each["step"] for each in read_log(str(directory), end)]
+
+
+def test_entries_are_in_the_file_in_order_with_their_fields_as_they_were(tmp_path):
+    """Written by the thread alone; a field that changes later is not seen."""
+    log, fields = MetricsLog(str(tmp_path), every=0.002), {"step": 0, "path": Path("x")}
+    for fields["step"] in range(500):
+        log.write("step", fields)
+    log.close(10)
+    assert steps(tmp_path) == list(range(500))
+    assert next(read_log(str(tmp_path)))["path"] == "x"
+
+
+attempts_at_a_run = st.lists(
+    st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=5
+)
+
+
+@given(attempts_at_a_run, st.sampled_from(["", "memory://log"]))
+def test_the_history_after_any_interruptions_is_that_of_a_dictionary(attempts, store):
+    """Each attempt resumes from some checkpoint before the end; steps done again count once."""
+    metrics_log.PART_BYTES, part_bytes = 100, metrics_log.PART_BYTES
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            root = f"{store}{folder}"
+            checkpoints, want, wanted = {0: ()}, {}, {}
+            for index, (back, ahead) in enumerate(attempts):
+                begins = sorted(checkpoints)[max(-len(checkpoints), -1 - back)]
+                log = new_log(f"{root}/{index}/keep")
+                log.resume(checkpoints[begins])
+                want = dict(wanted.get(begins, {}))
+                for step in range(begins + 1, begins + ahead + 1):
+                    log.write("step", {"step": step, "by": index})
+                    log.write("preempted", {"step": step})
+                    want[step] = index
+                    base = f"{root}/{index}/checkpoints/{step}"
+                    stored = json.loads(json.dumps(to_relative(log.history, base)))
+                    log.flush()
+                    checkpoints[step] = from_relative(stored, base)
+                    wanted[step] = dict(want)
+                log.write("step", {"step": step + 1, "by": index})  # after the last checkpoint
+                log.close(10)
+                check_history(checkpoints[step])
+                rows = tables(read_history(checkpoints[step]))["history"]
+                assert {row["step"]: row["by"] for row in rows} == want
+                assert [row["step"] for row in rows] == sorted(want)
+    finally:
+        metrics_log.PART_BYTES = part_bytes
+
+
+def test_what_a_checkpoint_holds_does_not_grow_with_the_steps(tmp_path):
+    """A hundred thousand rows are one directory and one number."""
+    log, sizes = new_log(tmp_path / "keep"), []
+    for step in range(1, 100_001):
+        log.write("step", {"step": step})
+        if step in (10_000, 100_000):
+            sizes.append(len(json.dumps(to_relative(log.history, f"{tmp_path}/checkpoints/1"))))
+    log.close(30)
+    assert sizes[1] - sizes[0] <= 1  # a digit more of the number of bytes
+    assert sizes[1] < 50
+
+
+def test_a_run_that_moved_with_its_logs_has_its_history(tmp_path):
+    """References are relative to the checkpoint, also to another attempt's log."""
+    log = new_log(tmp_path / "a" / "attempts" / "1" / "keep")
+    log.write("step", {"step": 1})
+    log.flush()
+    base = tmp_path / "a" / "attempts" / "2" / "checkpoints" / "5"
+    stored = to_relative(log.history, str(base))
+    log.close(10)
+    (tmp_path / "a").rename(tmp_path / "b")
+    moved = from_relative(stored, str(base).replace("/a/", "/b/"))
+    assert [each["step"] for each in read_history(moved)] == [1]
+
+
+def test_a_log_that_lost_its_end_is_refused(tmp_path):
+    """By its size at once, and by whoever reads it."""
+    log = new_log(tmp_path)
+    log.write("step", {"step": 1})
+    log.flush()
+    log.close(10)
+    (tmp_path / NAME).write_bytes((tmp_path / NAME).read_bytes()[:-1])
+    for reads in (check_history, lambda history: list(read_history(history))):
+        with pytest.raises(CorruptOutput, match="put the file back"):
+            reads(log.history)
+
+
+def test_an_attempt_has_a_log_of_its_own(tmp_path):
+    """Nothing is appended to what another one wrote."""
+    new_log(tmp_path).close(10)
+    with pytest.raises(InputError, match="its own attempt"):
+        new_log(tmp_path)
+
+
+def test_only_the_end_of_a_log_is_uploaded_again(tmp_path, monkeypatch):
+    """Of an object store: full objects are written once, and bytes are those of the entries."""
+    monkeypatch.setattr(metrics_log, "PART_BYTES", 1000)
+    written, write = [], storage.write_atomic
+
+    def counted(url, data):
+        written.append((url, len(data)))
+        write(url, data)
+
+    monkeypatch.setattr(storage, "write_atomic", counted)
+    log = new_log("memory://parts/run")
+    for step in range(200):
+        log.write("step", {"step": step})
+        log.flush()
+    full = [url for url, size in written if size == 1000]
+    assert len(full) == len(set(full)) > 5
+    assert max(size for _, size in written) == 1000
+    assert steps("memory://parts/run") == list(range(200))
+    log.close(10)
+    assert not Path(log.path).exists()
+
+
+def test_a_store_that_fails_for_a_while_gets_everything_when_it_is_back(monkeypatch, caplog):
+    """`flush` raises, so the checkpoint is not recorded; the entries are kept for the next."""
+    failing, write = threading.Event(), storage.write_atomic
+
+    def write_or_fail(url, data):
+        if failing.is_set():
+            raise StoreUnavailable("503")
+        write(url, data)
+
+    monkeypatch.setattr(storage, "write_atomic", write_or_fail)
+    log = MetricsLog("memory://fails/run", every=0.002, upload_every=0.0)
+    for step in range(6):
+        (failing.set if step in (2, 3) else failing.clear)()
+        log.write("step", {"step": step})
+        if failing.is_set():
+            with pytest.raises(OSError, match="503"):
+                log.flush()
+            time.sleep(0.05)
+        else:
+            log.flush()
+            assert steps("memory://fails/run") == list(range(step + 1))
+    log.close(10)
+    assert caplog.text.count("tried again later: 503") == 1
+
+
+class Full:
+    """A file on a disk with room for so many bytes more."""
+
+    def __init__(self, file, room):
+        self.file, self.room = file, room
+
+    def write(self, data):
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        done = self.file.write(data[: self.room])
+        self.room -= done
+        return done
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=12))
+def test_what_a_full_disk_did_not_take_is_written_when_there_is_room(rooms):
+    """Whole lines in order, however the room comes and goes."""
+    with tempfile.TemporaryDirectory() as directory:
+        log = new_log(directory)
+        log._file = disk = Full(log._file, 0)
+        for step, disk.room in enumerate(rooms):
+            log.write("step", {"step": step})
+            try:
+                log.flush()
+            except OSError:
+                assert disk.room == 0
+        disk.room = 10**6
+        log.close(10)
+        assert steps(directory) == list(range(len(rooms)))
+
+
+def test_a_torn_last_line_is_passed_over(tmp_path):
+    """A kill in the middle of a line loses that line; damage elsewhere is an error."""
+    text = b'{"step": 1}\n{"step": 2}\n'
+    file = tmp_path / NAME
+    for end in range(len(text)):
+        file.write_bytes(text[:end])
+        assert steps(tmp_path) == [1, 2][: text[:end].count(b"\n")]
+    file.write_bytes(b'{"st\n' + text)
+    with pytest.raises(ValueError, match="line 1"):
+        steps(tmp_path)
+    assert steps(tmp_path / "absent") == []
+
+
+def test_the_record_of_a_run_is_its_history_and_its_digest_knows_no_clock(tmp_path):
+    """Two runs that differ in what a clock filled, and in attempts, have the same content."""
+    found = []
+    for name, cuts, seconds in (("whole", [4], 1.0), ("two", [2, 4], 2.0)):
+        history, begins = (), 0
+        for cut in cuts:
+            log = new_log(tmp_path / name / str(cut))
+            log.resume(history)
+            for step in range(begins + 1, cut + 1):
+                log.write(
+                    "step", {"step": step, "loss": 1 / step, **dict.fromkeys(MEASURED, seconds)}
+                )
+            log.flush()
+            history, begins = log.history, cut
+            log.write("step", {"step": cut + 1, "loss": 0.0})
+            log.close(10)
+        record = tmp_path / f"{name}-record"
+        write_history(str(record), history)
+        rows = tables(read_log(str(record)))
+        assert rows["history"] == [plain(each) for each in read_history(history)]
+        found.append((content_of(history), [row["loss"] for row in rows["history"]]))
+    assert found[0] == found[1]
+    log = new_log(tmp_path / "other")
+    log.copy(history)
+    log.flush()
+    assert content_of(log.history) == found[0][0]
+    log.write("step", {"step": 5, "loss": 1.0})
+    log.flush()
+    assert content_of(log.history) != found[0][0]
+    log.close(10)

@@ -1,0 +1,159 @@
+"""No tracker can hold up or end a run, whatever it does; what it shows is what the file has."""
+
+import json
+import sys
+import time
+
+import pytest
+
+from pipeline.errors import InputError
+from training.metrics.trackers import backends
+from training.metrics.trackers.children import Trackers
+from training.metrics.trackers.follow import follow
+
+CHILD = """
+import json, sys
+from training.metrics.trackers import backends, follow
+
+class Library:
+    def __init__(self, context):
+        self.file = open(context["directory"] + "/child", "w")
+        self.file.write(context["config"]["title"] + chr(10))
+    def write(self, entry):
+        self.file.write(str(entry["step"]) + chr(10))
+        self.file.flush()
+        if entry.get("loss") == "bad":
+            sys.exit("bad loss, said the library")
+    def close(self):
+        self.file.write("done")
+        self.file.close()
+
+follow.open_backend = lambda name, context: Library(context)
+follow.LOOK_SECONDS = 0.01
+follow.main()
+"""
+HANGS = "import time; time.sleep(1000)"
+
+
+@pytest.fixture
+def entries(tmp_path):
+    """The file that a run writes."""
+    return (tmp_path / "metrics.jsonl").open("ab", buffering=0)
+
+
+def write(file, *entries):
+    for entry in entries:
+        file.write(json.dumps(entry).encode() + b"\n")
+
+
+def trackers(tmp_path, *codes):
+    names = ("wandb", "trackio", "tensorboard")[: len(codes)]
+    context = {
+        "path": str(tmp_path / "metrics.jsonl"),
+        "directory": str(tmp_path),
+        "run": "run",
+        "build": "",
+        "config": {"title": "a run"},
+    }
+    found = Trackers((), context)
+    for name, code in zip(names, codes, strict=True):
+        found._children[name] = found._start(name, context, (sys.executable, "-c", code))
+    return found
+
+
+def until(found):
+    """What the trackers report when one has ended."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if failures := found.failures():
+            return failures
+        time.sleep(0.01)
+    raise AssertionError("no tracker ended")
+
+
+def test_a_child_shows_all_that_the_file_has_and_finishes(tmp_path, entries):
+    """Also what was written before it began, and at the very end."""
+    write(entries, {"step": 1})
+    found = trackers(tmp_path, CHILD)
+    write(entries, *({"step": step} for step in range(2, 1000)))
+    assert found.close(20) == []
+    shown = (tmp_path / "child").read_text().split("\n")
+    assert shown == ["a run", *map(str, range(1, 1000)), "done"]
+
+
+def test_a_child_that_dies_says_why_once(tmp_path, entries):
+    """Its last words, while the run goes on and not again at its end."""
+    found = trackers(tmp_path, CHILD)
+    write(entries, {"step": 1, "loss": "bad"})
+    line = "tracker wandb is off, the run continues without it: bad loss, said the library"
+    assert until(found) == [line]
+    write(entries, {"step": 2})
+    assert found.failures() == found.close(5) == []
+
+
+def test_a_child_that_fails_at_the_end_is_reported(tmp_path, entries):
+    """By `close`, which waits for it."""
+    found = trackers(tmp_path, "import sys; sys.stdin.readline(); sys.stdin.read(); sys.exit(3)")
+    assert found.failures() == []
+    (line,) = found.close(20)
+    assert line.endswith("its process ended with status 3")
+
+
+def test_a_child_that_hangs_is_killed_and_holds_up_no_other(tmp_path, entries, caplog):
+    """It never reads; closing ends in time, and the other one has everything."""
+    found = trackers(tmp_path, HANGS, CHILD)
+    write(entries, *({"step": step, "text": "x" * 100} for step in range(5000)))
+    while not (tmp_path / "child").exists():
+        time.sleep(0.01)
+    began = time.monotonic()
+    found.close(3)
+    assert time.monotonic() - began < 15
+    assert found._children["wandb"].returncode != 0
+    assert "tracker wandb: not done in time" in caplog.text
+    assert (tmp_path / "child").read_text().endswith("4999\ndone")
+
+
+def test_a_run_that_was_killed_leaves_a_child_that_finishes(tmp_path, entries):
+    """The kernel closes the run's end of the pipe."""
+    write(entries, {"step": 1})
+    found = trackers(tmp_path, CHILD)
+    found._children["wandb"].stdin.close()
+    assert found._children["wandb"].wait(20) == 0
+    assert (tmp_path / "child").read_text() == "a run\n1\ndone"
+
+
+def test_an_unfinished_line_is_read_when_it_is_finished(tmp_path, entries):
+    """The file may be read in the middle of a write; a line that stays torn is left out."""
+    parts = [b'{"step": 1}\n{"st', b'ep": 2}', b'\n{"step"']
+
+    def ended():
+        if parts:
+            entries.write(parts.pop(0))
+        return not parts
+
+    assert list(follow(entries.name, ended)) == [{"step": 1}, {"step": 2}]
+
+
+def test_a_name_that_is_no_tracker_is_refused():
+    """The error lists those there are."""
+    with pytest.raises(InputError, match="tensorboard, wandb, trackio"):
+        Trackers(["mlflow"], {})
+    with pytest.raises(InputError, match="each once"):
+        Trackers(["wandb", "wandb"], {})
+
+
+def test_a_library_that_is_not_installed_says_how_to_install_it(monkeypatch, tmp_path):
+    """The extra's name is in the error."""
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(InputError, match=r"pip install 'ponente\[wandb\]'"):
+        backends.open_backend("wandb", {"directory": str(tmp_path), "run": "r", "config": {}})
+
+
+def test_names_of_numbers():
+    """Training rows, evaluations by their set, nothing of texts and configurations."""
+    step = {"kind": "step", "time": 1.0, "step": 3, "loss": 2.0, "skipped": 0}
+    assert backends.scalars(step) == {"train/loss": 2.0, "train/skipped": 0.0}
+    scores = {"kind": "evaluation", "step": 3, "loss": 1.5}
+    assert backends.scalars(scores) == {"validation/loss": 1.5}
+    assert backends.scalars({**scores, "set": "code"}) == {"code/loss": 1.5}
+    assert backends.scalars({"kind": "config", "steps": 4}) == {}

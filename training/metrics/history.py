@@ -1,0 +1,156 @@
+"""Reading the history of a run from the metrics logs of its attempts.
+
+The history is `metrics.jsonl` of every attempt up to the checkpoint that the next one resumed from:
+see `training.metrics.metrics_log`, which writes them. Everything here reads a line at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pipeline.errors import CorruptOutput
+from pipeline.identity.fingerprint import digest
+from pipeline.store import storage
+
+Entry = dict[str, Any]
+Segment = tuple[str, int]
+"""A directory with a metrics log, and how many of its bytes count."""
+
+NAME = "metrics.jsonl"
+TABLES = {"history": "step", "evaluations": "evaluation", "samples": "sample"}
+"""Tables of a run, and the kind of entry of their rows."""
+MEASURED = frozenset(
+    {
+        *("seconds", "data_wait", "tokens_per_second", "tokens_per_second_average"),
+        *("useful_tokens_per_second", "mfu", "mfu_full", "hfu", "memory_bytes"),
+    }
+)
+"""Columns that depend on the machine and its clock; the others are the same in every repetition."""
+_FILES = re.compile(r"metrics(\.[0-9]{15})?\.jsonl")
+_READ_BYTES = 1 << 20
+
+
+def log_files(directory: str) -> list[str]:
+    """Names of the files of the metrics log in a directory, in order."""
+    return [name for name in storage.list_names(directory) if _FILES.fullmatch(name)]
+
+
+def read_log(directory: str, end: int | None = None) -> Iterator[Entry]:
+    """The entries of one attempt's metrics log; none where there is no log.
+
+    A torn last line, which a kill leaves behind, is passed over.
+
+    Args:
+        directory: URL.
+        end: number of bytes to read; None for all there are.
+
+    Raises:
+        CorruptOutput: there are fewer than `end` bytes.
+        ValueError: a line is not JSON.
+    """
+    torn, found = b"", 0
+    for data in _read(directory):
+        data = data if end is None else data[: end - found]
+        found += len(data)
+        *lines, torn = (torn + data).split(b"\n")
+        yield from map(json.loads, lines)
+        if found == end:
+            return
+    if end is not None:
+        _check_size(directory, found, end)
+
+
+def _check_size(directory: str, found: int, expected: int) -> None:
+    if found < expected:
+        raise CorruptOutput(
+            f"{storage.join(directory, NAME)}: expected {expected:,} bytes of the run's history, "
+            f"found {found:,}; put the file back"
+        )
+
+
+def _read(directory: str) -> Iterator[bytes]:
+    for name in log_files(directory):
+        with storage.open_read(storage.join(directory, name)) as file:
+            while data := file.read(_READ_BYTES):
+                yield data
+
+
+def read_history(
+    history: Sequence[Segment], kinds: Collection[str] = frozenset(TABLES.values())
+) -> Iterator[Entry]:
+    """The entries of a run's history, attempt by attempt, as an uninterrupted run has them.
+
+    Raises:
+        CorruptOutput: a log is shorter than it was.
+    """
+    for directory, end in history:
+        yield from (entry for entry in read_log(directory, end) if entry["kind"] in kinds)
+
+
+def check_history(history: Sequence[Segment]) -> None:
+    """Raise `CorruptOutput` where a log is shorter than it was; reads no entries."""
+    for directory, end in history:
+        sizes = [storage.size(storage.join(directory, name)) for name in log_files(directory)]
+        _check_size(directory, sum(size or 0 for size in sizes), end)
+
+
+def plain(entry: Mapping[str, Any]) -> Entry:
+    """The fields of an entry as its writer gave them: without `kind` and `time`."""
+    return {name: value for name, value in entry.items() if name not in ("kind", "time")}
+
+
+def tables(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
+    """The rows of a run by table: "history" (one a step), "evaluations" and "samples"."""
+    found: dict[str, list[Entry]] = {name: [] for name in TABLES}
+    names = {kind: name for name, kind in TABLES.items()}
+    for entry in entries:
+        if entry["kind"] in names:
+            found[names[entry["kind"]]].append(plain(entry))
+    return found
+
+
+def write_history(directory: str, history: Sequence[Segment]) -> None:
+    """Write the history of a whole run as one metrics log."""
+    with storage.open_write(storage.join(directory, NAME)) as file:
+        for entry in read_history(history):
+            file.write(json.dumps(entry).encode() + b"\n")
+
+
+def content_of(history: Sequence[Segment]) -> str:
+    """Hex SHA-256 of a run's history without the columns that a clock filled."""
+    found = {kind: hashlib.sha256() for kind in TABLES.values()}
+    for entry in read_history(history):
+        row = {name: value for name, value in plain(entry).items() if name not in MEASURED}
+        found[entry["kind"]].update(json.dumps(row, sort_keys=True).encode() + b"\n")
+    return digest([each.hexdigest() for each in found.values()])
+
+
+def to_relative(history: Sequence[Segment], base: str) -> list[list[Any]]:
+    """A history for a file in the directory `base`, which may move together with the logs."""
+    return [[_relative(directory, base), end] for directory, end in history]
+
+
+def from_relative(history: Sequence[Sequence[Any]], base: str) -> tuple[Segment, ...]:
+    """The inverse of `to_relative`."""
+    found = []
+    for reference, end in history:
+        parts = reference.split("/")
+        up, here = parts.count(".."), _parts(base)
+        found.append(("/".join([*here[: len(here) - up], *parts[up:]]), int(end)))
+    return tuple(found)
+
+
+def _relative(directory: str, base: str) -> str:
+    here, there = _parts(base), _parts(directory)
+    common = 0
+    while common < min(len(here), len(there)) and here[common] == there[common]:
+        common += 1
+    return "/".join([*[".."] * (len(here) - common), *there[common:]])
+
+
+def _parts(url: str) -> list[str]:
+    return storage.normalise(url).split("/")

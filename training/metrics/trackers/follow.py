@@ -1,0 +1,53 @@
+"""The child process of a tracker: passes the entries of a growing file to its library.
+
+python -m training.metrics.trackers.follow     reads a line with the context from standard input,
+                                               whose end means that the file will not grow further
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+from collections.abc import Callable, Iterator
+
+from training.metrics.trackers.backends import Entry, open_backend
+
+LOOK_SECONDS = 1.0
+
+
+def follow(path: str, ended: Callable[[], bool]) -> Iterator[Entry]:
+    """The entries of a file, as they come.
+
+    Args:
+        path: of the file; its last line may be unfinished.
+        ended: called where there is no more; waits a while, and says whether there will be none.
+    """
+    with open(path, "rb") as file:
+        last = False
+        while True:
+            line = file.readline()
+            if line.endswith(b"\n"):
+                yield json.loads(line)
+                continue
+            file.seek(-len(line), 1)
+            if last:
+                return
+            last = ended()
+
+
+def main() -> None:
+    """Follow the file that the context names until the run has ended."""
+    context = json.loads(sys.stdin.buffer.readline())
+    backend = open_backend(context["kind"], context)
+    for entry in follow(context["path"], _run_ended):
+        backend.write(entry)
+    backend.close()
+
+
+def _run_ended() -> bool:
+    return bool(select.select([sys.stdin.buffer], [], [], LOOK_SECONDS)[0])
+
+
+if __name__ == "__main__":
+    main()
