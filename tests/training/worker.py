@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from typing import Any
 
 
 def main() -> None:
@@ -15,6 +16,7 @@ def main() -> None:
     root, output, count, index, port, parallel = sys.argv[1:]
     from tests.training import tiny
     from training.config import Parallelism
+    from training.config.job import MetricsRow
     from training.sharding.distributed import Coordinator
     from training.trainer.run_context import RunContext
     from training.trainer.trainer import train
@@ -28,16 +30,28 @@ def main() -> None:
         train=config,
         checkpoint_directory=f"{root}/checkpoints-{count}",
     )
-    result = train(
-        job,
-        RunContext(
-            coordinator=coordinator if int(count) > 1 else None,
-            on_commit=lambda step, path: committed.append((step, path)),
-        ),
+
+    class Seen(RunContext):
+        """Every process sees the same numbers, and process 0 writes them."""
+
+        def row(self, row: MetricsRow) -> None:
+            seen["rows"].append(row)
+            super().row(row)
+
+        def event(self, kind: str, **fields: Any) -> None:
+            if kind == "evaluation":
+                seen["evaluations"].append(fields)
+            super().event(kind, **fields)
+
+    seen: dict[str, list[MetricsRow]] = {"rows": [], "evaluations": []}
+    context = Seen(
+        coordinator=coordinator if int(count) > 1 else None,
+        on_commit=lambda step, path: committed.append((step, path)),
     )
+    result = train(job, context)
     report = {
-        "rows": tiny.learned(tiny.rows(result)),
-        "evaluations": tiny.rows(result, "evaluations"),
+        "rows": tiny.learned(seen["rows"]),
+        "evaluations": seen["evaluations"],
         "committed": committed,
         "steps": result.steps,
         "compilations": result.compilations,

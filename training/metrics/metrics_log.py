@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 PART_BYTES = 256 << 10
 EVERY_SECONDS = 1.0
 UPLOAD_SECONDS = 30.0
-_COPY_BYTES = 1 << 20
+_COPY_LINES = 10_000
 
 
 class MetricsLog:
@@ -65,7 +65,7 @@ class MetricsLog:
         # Unbuffered: what a full disk did not take must be known, to be written again.
         self._file = open(self.path, "xb", buffering=0)  # noqa: SIM115 - closed by the thread
         self._lock, self._writing = threading.Lock(), threading.Lock()
-        self._pending = b""  # encoded, not yet in the file
+        self._pending: list[bytes] = []  # lines that are not yet in the file
         self._bytes = 0  # encoded in all
         self._uploaded = 0
         self._next_upload = time.monotonic() + upload_every
@@ -80,7 +80,7 @@ class MetricsLog:
         entry = {"kind": kind, "time": round(time.time(), 3), **fields}
         line = json.dumps(entry, default=str).encode() + b"\n"
         with self._lock:
-            self._pending += line
+            self._pending.append(line)
             self._bytes += len(line)
 
     def resume(self, history: Sequence[Segment]) -> None:
@@ -91,7 +91,7 @@ class MetricsLog:
         """Begin with the history of another run, whose files this one will not depend on."""
         for entry in read_history(history):
             self.write(entry.pop("kind"), entry)
-            if len(self._pending) > _COPY_BYTES:
+            if len(self._pending) > _COPY_LINES:
                 self.flush()
 
     @property
@@ -142,7 +142,7 @@ class MetricsLog:
 
     def _append(self) -> None:
         with self._lock:
-            data, self._pending = self._pending, b""
+            data, self._pending = b"".join(self._pending), []
         done = 0
         try:
             while done < len(data):
@@ -150,7 +150,7 @@ class MetricsLog:
         finally:
             if done < len(data):
                 with self._lock:
-                    self._pending = data[done:] + self._pending
+                    self._pending.insert(0, data[done:])
 
     def _upload(self) -> None:
         self._next_upload = time.monotonic() + self._upload_every

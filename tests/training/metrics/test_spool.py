@@ -54,20 +54,30 @@ class Store:
         self.write(url, data)
 
 
-@pytest.mark.parametrize("error", [StoreUnavailable("503"), InputError("not permitted")])
-def test_a_store_that_fails_for_good_is_given_up_at_the_end(monkeypatch, error):
-    """The copy on this machine is left, with everything; what is not permitted ends it at once."""
-    store, clock = Store(monkeypatch, error), Ticks()
-    spool = Spool("memory://gone/run", clock, pause=lambda seconds: None)
+def test_a_store_that_fails_is_tried_again_and_given_up_at_the_end(monkeypatch, caplog):
+    """An upload that failed is made up for by the next; at the end the local copy is left."""
+    store, clock = Store(monkeypatch), Ticks()
+    spool = Spool("memory://gone/run", clock)
     (spool.path / NAME).write_text("1\n")
-    store.failures = 10**6
-    clock.now += 31
-    if isinstance(error, InputError):
-        with pytest.raises(InputError):
-            spool.sync()
-    else:
+    for store.failures in (1, 0):
+        clock.now += 31
         spool.sync()
-    with pytest.raises(type(error)):
+    assert storage.read_bytes(f"memory://gone/run/{NAME}") == b"1\n"
+    assert caplog.text.count("tried again later") == 1
+    (spool.path / NAME).write_text("1\n2\n")
+    store.failures = 1
+    with pytest.raises(StoreUnavailable):
         spool.close()
-    assert (spool.path / NAME).read_text() == "1\n"
+    assert (spool.path / NAME).read_text() == "1\n2\n"
+    shutil.rmtree(spool.path)
+
+
+def test_what_is_not_permitted_ends_it_at_once(monkeypatch):
+    """No later try can do better."""
+    store, clock = Store(monkeypatch, InputError("not permitted")), Ticks()
+    spool = Spool("memory://refused/run", clock)
+    (spool.path / NAME).write_text("1\n")
+    clock.now, store.failures = 31, 1
+    with pytest.raises(InputError):
+        spool.sync()
     shutil.rmtree(spool.path)

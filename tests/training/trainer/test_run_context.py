@@ -18,7 +18,7 @@ from training.metrics.history import plain, read_log
 from training.metrics.journal import read_journals
 from training.metrics.metrics_log import MetricsLog
 from training.metrics.stopwatch import BUCKETS
-from training.metrics.trackers.backends import open_backend
+from training.metrics.trackers.backends import BACKENDS
 from training.metrics.trackers.children import Trackers
 from training.trainer.run_context import RunContext, tracker_context
 from training.trainer.trainer import train
@@ -151,7 +151,7 @@ def test_a_run_built_anew_is_another_run_to_services(root, tmp_path, monkeypatch
             name="train-1234",
             journal_directory=build and f"{tmp_path}/journal/{build}",
         )
-        open_backend(library, tracker_context(work, "metrics.jsonl"))
+        BACKENDS[library](tracker_context(work, "metrics.jsonl"), [])
     found = [call.kwargs[keyword] for call in module.init.call_args_list]
     assert found == ["train-1234-0a1b", "train-1234-0a1b", "train-1234-2c3d", "train-1234"]
 

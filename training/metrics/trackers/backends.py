@@ -1,9 +1,9 @@
-"""TensorBoard, Weights & Biases and trackio, each behind `write(entry)` and `close()`.
+"""TensorBoard, Weights & Biases and trackio: a function each that shows the entries of a run.
 
-Their libraries are extras and are imported when a tracker is opened, in the child process of
-`training.metrics.trackers.follow`. Where they send things and who they are is set in the
-environment, as their own manuals have it: WANDB_API_KEY, WANDB_ENTITY, WANDB_PROJECT, WANDB_MODE,
-TRACKIO_DIR, TRACKIO_PROJECT, TRACKIO_SPACE_ID.
+Their libraries are extras, imported in the child process of `training.metrics.trackers.follow`;
+`context` is as `training.metrics.trackers.children.Trackers` has it. Where they send things and who
+they are is set in the environment, as their own manuals have it: WANDB_API_KEY, WANDB_ENTITY,
+WANDB_PROJECT, WANDB_MODE, TRACKIO_DIR, TRACKIO_PROJECT, TRACKIO_SPACE_ID.
 """
 
 from __future__ import annotations
@@ -11,39 +11,17 @@ from __future__ import annotations
 import html
 import importlib
 import os
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from pipeline.errors import InputError
 from pipeline.store import storage
 from training.metrics.spool import Spool
 
 Entry = dict[str, Any]
+Entries = Iterable[Entry]
 PROJECT = "ponente"
 _NOT_METRICS = ("kind", "time", "step", "set")
-
-
-class Backend(Protocol):
-    """A tracker inside its own process: it may block and raise."""
-
-    def write(self, entry: Entry) -> None:
-        """Take one entry."""
-        ...
-
-    def close(self) -> None:
-        """Finish."""
-        ...
-
-
-def open_backend(name: str, context: Mapping[str, Any]) -> Backend:
-    """The tracker of that name; `context` as `training.metrics.trackers.children.Trackers` has it.
-
-    Raises:
-        InputError: its library is not installed.
-    """
-    return {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "trackio": Trackio}[name](
-        context
-    )
 
 
 def scalars(entry: Entry) -> dict[str, float]:
@@ -64,88 +42,68 @@ def _library(module: str, extra: str) -> Any:
         raise InputError(f"{error}; install it with: pip install 'ponente[{extra}]'") from error
 
 
-class TensorBoard:
+def tensorboard(context: Mapping[str, Any], entries: Entries) -> None:
     """Event files in `<directory>/tensorboard`: scalars, and samples as text."""
-
-    def __init__(self, context: Mapping[str, Any]) -> None:
-        writer = _library("tensorboardX", "tensorboard").SummaryWriter
-        self._spool = Spool(storage.join(context["directory"], "tensorboard"))
-        self._writer = writer(logdir=str(self._spool.path), flush_secs=10)
-
-    def write(self, entry: Entry) -> None:
-        """Take one entry."""
+    writer_of = _library("tensorboardX", "tensorboard").SummaryWriter
+    spool = Spool(storage.join(context["directory"], "tensorboard"))
+    writer = writer_of(logdir=str(spool.path), flush_secs=10)
+    for entry in entries:
         step, when = entry.get("step", 0), entry["time"]
         for name, value in scalars(entry).items():
-            self._writer.add_scalar(name, value, step, walltime=when)
+            writer.add_scalar(name, value, step, walltime=when)
         if entry["kind"] == "sample":
             name = f"samples/{entry['prompt'][:60]}"
-            self._writer.add_text(name, entry["completion"], step, walltime=when)
-        self._spool.sync()
-
-    def close(self) -> None:
-        """Finish."""
-        self._writer.close()
-        self._spool.close()
+            writer.add_text(name, entry["completion"], step, walltime=when)
+        spool.sync()
+    writer.close()
+    spool.close()
 
 
-class WeightsAndBiases:
+def wandb(context: Mapping[str, Any], entries: Entries) -> None:
     """One W&B run for all attempts; the step is a column, so that redone steps are no error."""
-
-    def __init__(self, context: Mapping[str, Any]) -> None:
-        self._wandb = wandb = _library("wandb", "wandb")
-        directory = context["directory"]
+    library = _library("wandb", "wandb")
+    directory = context["directory"]
+    run = library.init(
+        project=os.environ.get("WANDB_PROJECT", PROJECT),
+        id=_run_id(context),
+        name=context["run"],
+        resume="allow",
+        config=dict(context["config"]),
+        dir=storage.local_path(directory) if storage.is_local(directory) else None,
         # The remote of a repository may hold a token; code and output are not for a service.
-        quiet = wandb.Settings(
+        settings=library.Settings(
             console="off", disable_git=True, disable_code=True, disable_job_creation=True
-        )
-        self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT),
-            id=_run_id(context),
-            name=context["run"],
-            resume="allow",
-            config=dict(context["config"]),
-            dir=storage.local_path(directory) if storage.is_local(directory) else None,
-            settings=quiet,
-        )
-        self._run.define_metric("step")
-        self._run.define_metric("*", step_metric="step")
-
-    def write(self, entry: Entry) -> None:
-        """Take one entry."""
+        ),
+    )
+    run.define_metric("step")
+    run.define_metric("*", step_metric="step")
+    for entry in entries:
         values: dict[str, Any] = scalars(entry)
         if entry["kind"] == "sample":
             text = html.escape(entry["prompt"] + entry["completion"])
             name = f"samples/{_identifier(entry['prompt'][:60])}"
-            values[name] = self._wandb.Html(f"<pre>{text}</pre>")
+            values[name] = library.Html(f"<pre>{text}</pre>")
         if values:
-            self._run.log({"step": entry.get("step", 0), **values})
-
-    def close(self) -> None:
-        """Finish."""
-        self._run.finish()
+            run.log({"step": entry.get("step", 0), **values})
+    run.finish()
 
 
-class Trackio:
+def trackio(context: Mapping[str, Any], entries: Entries) -> None:
     """A trackio run: a local database, or a Hugging Face space that TRACKIO_SPACE_ID names."""
-
-    def __init__(self, context: Mapping[str, Any]) -> None:
-        trackio = _library("trackio", "trackio")
-        self._run = trackio.init(
-            project=os.environ.get("TRACKIO_PROJECT", PROJECT),
-            name=_run_id(context),
-            config=dict(context["config"]),
-            resume="allow",
-            embed=False,
-        )
-
-    def write(self, entry: Entry) -> None:
-        """Take one entry."""
+    run = _library("trackio", "trackio").init(
+        project=os.environ.get("TRACKIO_PROJECT", PROJECT),
+        name=_run_id(context),
+        config=dict(context["config"]),
+        resume="allow",
+        embed=False,
+    )
+    for entry in entries:
         if values := scalars(entry):
-            self._run.log(values, step=entry.get("step", 0))
+            run.log(values, step=entry.get("step", 0))
+    run.finish()
 
-    def close(self) -> None:
-        """Finish."""
-        self._run.finish()
+
+BACKENDS = {"tensorboard": tensorboard, "wandb": wandb, "trackio": trackio}
 
 
 def _run_id(context: Mapping[str, Any]) -> str:

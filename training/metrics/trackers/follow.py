@@ -11,7 +11,7 @@ import select
 import sys
 from collections.abc import Callable, Iterator
 
-from training.metrics.trackers.backends import Entry, open_backend
+from training.metrics.trackers.backends import BACKENDS, Entry
 
 LOOK_SECONDS = 1.0
 
@@ -39,10 +39,7 @@ def follow(path: str, ended: Callable[[], bool]) -> Iterator[Entry]:
 def main() -> None:
     """Follow the file that the context names until the run has ended."""
     context = json.loads(sys.stdin.buffer.readline())
-    backend = open_backend(context["kind"], context)
-    for entry in follow(context["path"], _run_ended):
-        backend.write(entry)
-    backend.close()
+    BACKENDS[context["kind"]](context, follow(context["path"], _run_ended))
 
 
 def _run_ended() -> bool:
