@@ -35,6 +35,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--split", type=int, default=1, help="devices the state is split over")
     parser.add_argument("--watchdog", type=float, default=120.0)
     parser.add_argument("--stuck-at", type=int, default=0, help="step after which to do nothing")
+    parser.add_argument("--profile", action="store_true", help="trace a step in the middle")
+    parser.add_argument("--slow", type=float, default=0.0, help="seconds more of long phases")
     return parser.parse_args()
 
 
@@ -79,6 +81,7 @@ def main() -> None:
         keep_checkpoints=asked.keep,
         evaluate_every=max(asked.every, 10),
         watchdog_seconds=asked.watchdog,
+        profile=(asked.steps // 2, 1) if asked.profile else None,
         parallel=tiny.split(asked.split) if asked.split > 1 else tiny.TRAIN.parallel,
     )
     job = tiny.make_job(
@@ -87,10 +90,13 @@ def main() -> None:
         checkpoint_directory=str(run / "checkpoints"),
         attempt=attempt,
         resume_from=recorded(run),
+        run_directory=str(run / "attempts" / attempt),
     )
     where = distributed.Coordinator(f"127.0.0.1:{asked.port}", asked.processes, asked.index)
     if asked.stuck_at:
         _get_stuck(asked.stuck_at)
+    if asked.slow:
+        _be_slow(asked.slow)
     result = train(
         job,
         RunContext(
@@ -126,6 +132,27 @@ def _get_stuck(step: int) -> None:
             time.sleep(3600)
 
     Watchdog.beat = stuck  # pyrefly: ignore
+
+
+def _be_slow(seconds: float) -> None:
+    """Copying the state for a checkpoint, an evaluation and a profile take so much longer."""
+    from training.checkpoint.device_to_host import HostCopies
+    from training.evaluate.evaluator import Evaluator
+    from training.metrics.profiler import Profiler
+
+    def slow(kind: Any, name: str) -> None:
+        method = getattr(kind, name)
+
+        def slowed(*arguments: Any) -> Any:
+            print(f"slow {kind.__name__}", flush=True)  # noqa: T201
+            time.sleep(seconds)
+            return method(*arguments)
+
+        setattr(kind, name, slowed)
+
+    slow(HostCopies, "take")
+    slow(Evaluator, "__call__")
+    slow(Profiler, "before")
 
 
 def digest(checkpoint: str) -> str:

@@ -1,4 +1,4 @@
-"""Trainers that are killed, preempted and stuck: faults 5, 7, 8 and 10.
+"""Trainers that are killed, preempted and stuck: faults 5, 7, 8, 10 and 53.
 
 The final parameters, moments, losses and evaluations of a disturbed run are those of an undisturbed
 one, bit for bit; what a signal or a stuck process costs is bounded.
@@ -22,6 +22,7 @@ RUN = ("--steps", str(STEPS), "--every", "4", "--pause", "0.02")
 LONG = ("--steps", "100000", "--every", "100000")
 GRACE_SECONDS = 10.0
 WATCHDOG_SECONDS = 8.0
+SLOW_SECONDS = 8.0
 
 
 def _folder(workspace: Path) -> Path:
@@ -138,9 +139,33 @@ def stuck(seed: int, count: int, workspace: Path) -> dict[str, Any]:
     return {"trials": done, "slowest_after_deadline": round(max(seconds) - WATCHDOG_SECONDS, 1)}
 
 
+def slow(seed: int, count: int, workspace: Path) -> dict[str, Any]:
+    """One of two processes is slow to save, evaluate and profile: the watchdog ends neither."""
+    folder, lived = _folder(workspace), []
+
+    def trial(number: int) -> None:
+        run, lazy = workspace / f"trial-{number}", number % 2
+        arguments = ("--steps", "36", "--every", "16", "--profile", "--split", "2")
+        more = {lazy: ("--slow", str(SLOW_SECONDS))}
+        gang: dict[str, Any] = {"processes": 2, "devices": 1, "more": more}
+        watched = ("--watchdog", str(SLOW_SECONDS / 4), "--pause", "0.02")
+        with Trainers(folder, run, *arguments, *watched, **gang) as trainers:
+            statuses, log = trainers.ends(300), trainers.log()
+            phases = {line for line in list(trainers.lines.queue) if line.startswith("slow ")}
+            assert statuses == [0, 0], f"exit {statuses}\n{log[-3000:]}"
+            assert trainers.report(0)["steps"] == 36
+        assert "watchdog:" not in log
+        assert {"slow HostCopies", "slow Evaluator"} <= phases
+        assert ("slow Profiler" in phases) == (lazy == 0), "process 0 alone takes profiles"
+        lived.append(number)
+
+    return {"trials": trials(seed, count, trial), "lived": len(lived)}
+
+
 FAULTS = {
     5: [Fault("SIGKILL of the trainer at any moment", 1, 20, killed)],
     7: [Fault("SIGTERM to one of two trainer processes", 1, 20, preempted)],
     8: [Fault("SIGTERM twice, or SIGKILL while saving", 1, 10, terminated_twice)],
     10: [Fault("one trainer process lives and does nothing", 1, 5, stuck)],
+    53: [Fault("one trainer process is slow in long phases", 1, 4, slow)],
 }
