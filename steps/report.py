@@ -68,6 +68,7 @@ def render(
         curves=training_charts(record, account),
         times=time_charts(account),
         attempts=attempts_table(account),
+        startups=startup_table(account),
         completions=text.result["completions"] if text else [],
         samples=samples,
         drawing=draw([_box(ancestor) for ancestor in ancestors]),
@@ -169,6 +170,27 @@ def attempts_table(account: Account | None) -> list[list[str]]:
                 readable.duration(lost) if lost >= 0.05 else "nothing",
                 f"{len(attempt.marks):,}",
                 "killed (no exit record)" if running else attempt.outcome,
+            ]
+        )
+    return rows
+
+
+def startup_table(account: Account | None) -> list[list[str]]:
+    """A row per attempt that had its state: seconds to its first step, by part."""
+    from training.metrics.startup import PARTS
+
+    rows: list[list[str]] = [["attempt", "step's program", *PARTS, "start to first step"]]
+    for span in account.spans if account else ():
+        attempt = span.attempt
+        if not attempt.startup or attempt.first_step is None:
+            continue
+        parts = [attempt.startup.get(part) for part in PARTS]
+        rows.append(
+            [
+                attempt.attempt,
+                "kept" if attempt.loaded else "compiled",
+                *("" if seconds is None else f"{seconds:.1f} s" for seconds in parts),
+                f"{sum(attempt.startup.values()):.1f} s" if parts[-1] is not None else "",
             ]
         )
     return rows

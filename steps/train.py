@@ -7,17 +7,18 @@ does; a new attempt, on this hardware or another, resumes from the newest sound 
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 from models.config import TransformerConfig
 from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepContext, local, step
-from pipeline.errors import Preempted
+from pipeline.errors import CorruptOutput, Preempted, StorageError
 from pipeline.graph.step_context import Emit
 from pipeline.identity.fingerprint import plain_identity
-from pipeline.store import storage
+from pipeline.store import integrity, storage
 from pipeline.store.ledger import Ledger
-from pipeline.store.manifest import File, wrong_sizes
+from pipeline.store.manifest import File, Shard, wrong_sizes
 from steps.artifacts import TRAIN, Checkpoint, Sequences
 from steps.budget import check_budget, resolved
 from steps.checkpoints.find import describe, tokenizer_of
@@ -25,6 +26,10 @@ from steps.coordinator import FLAGS, coordinator_of
 from steps.declared import check_training
 from training.checkpoint.retention import kept_for_good
 from training.config import OptimizerConfig, TrainConfig
+
+# Compiled steps in the ledger, to restart with. Before "checkpoint" in the order of names, of which
+# `plan` shows what the last says.
+PROGRAMS = "binary/"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,11 +140,15 @@ def run_training(run: StepContext, request: TrainRequest) -> dict[str, Any]:
         name=run.root.rpartition("/")[2],
         run_directory=run.keep,
         journal_directory=storage.join(run.root, "journal", run.ledger.generation),
+        programs=earlier_programs(run),
+        program_directory=storage.join(run.directory, "programs"),
     )
     describe(run, sequences, model, train)
     trained = run.gang(request.hardware, train_process, Assignment(job, run.ledger))
     _declare_checkpoints(run, trained["checkpoints"])
     history = trained["history"]
+    for name in _claim_programs(run):  # nothing restarts what is finished
+        run.drop(name)
     with run.shard("record", {"content": content_of(history)}) as directory:
         write_history(directory, history)
         journals = [each.to_json() + b"\n" for each in read_journals(job.journal_directory)]
@@ -181,9 +190,14 @@ def _prompts(sequences: Sequences, prompts: tuple[str, ...]) -> Any:
 
 def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
     """One process of the gang: the training loop, with checkpoints recorded in the ledger."""
+    entered, began = time.time(), time.perf_counter()
     emit({"event": "phase", "phase": "importing"})
     from training.trainer.run_context import RunContext
     from training.trainer.trainer import train as train_loop
+
+    # By the clocks of two machines where the engine's is another; never less than nothing.
+    starting = max(0.0, entered - process.started)
+    before = {"starting": starting, "importing": time.perf_counter() - began}
 
     emit({"event": "phase", "phase": "restoring and compiling"})
     job, ledger = assignment.job, assignment.ledger
@@ -193,6 +207,9 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
 
     def on_drop(step: int, path: str) -> None:
         drop_checkpoint(ledger, step, path, job.attempt)
+
+    def on_program(kept: Any) -> None:
+        record_program(ledger, kept)
 
     def on_progress(step: int, steps: int, row: dict[str, Any]) -> None:
         emit(
@@ -217,6 +234,8 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
         on_drop=on_drop,
         on_progress=on_progress,
         on_event=on_event,
+        on_program=on_program,
+        before=before,
     )
     result = train_loop(job, context)
     if result.preempted:
@@ -249,6 +268,40 @@ def record_checkpoint(
         "progress": f"{progress} saved",
     }
     ledger.replace(name, path, result, files)
+
+
+def record_program(ledger: Ledger, kept: Any) -> None:
+    """Record a `KeptProgram`; that of an older attempt at the same program gives way."""
+    directory, _, name = kept.path.rpartition("/")
+    file = integrity.measure(directory, name)
+    if (file.size, file.sha256) != (kept.size, kept.sha256):
+        raise StorageError(f"{kept.path}: what was written does not read back")
+    result = {"made_for": dict(kept.made_for), "progress": "step compiled"}
+    ledger.replace(f"{PROGRAMS}{kept.made_for['program'][:16]}", directory, result, [file])
+
+
+def _claim_programs(run: StepContext) -> dict[str, Shard]:
+    try:
+        return run.claim(PROGRAMS)
+    except CorruptOutput as error:  # no reason to withhold the checkpoints
+        run.warn(f"kept programs ignored: {error}")
+        return {}
+
+
+def earlier_programs(run: StepContext) -> tuple[Any, ...]:
+    """Compiled steps of earlier attempts; this attempt owns them now."""
+    from training.config.job import KeptProgram
+
+    return tuple(
+        KeptProgram(
+            path=storage.join(run.root, shard.root, file.path),
+            size=file.size,
+            sha256=file.sha256,
+            made_for=shard.result["made_for"],
+        )
+        for shard in _claim_programs(run).values()
+        for file in shard.files
+    )
 
 
 def drop_checkpoint(ledger: Ledger, step: int, path: str, attempt: str) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pipeline.errors import InputError, WorkerLost
@@ -107,11 +108,14 @@ class GangProcess:
     Attributes:
         index, count: rank and size of the gang.
         coordinator: "host:port" that process 0 listens on; None in a gang of one.
+        started: Unix time at which the engine began to start the gang, on hardware that was there;
+            by the clock of its own machine.
     """
 
     index: int = 0
     count: int = 1
     coordinator: str | None = None
+    started: float = field(default_factory=time.time)
 
 
 class StepContext:

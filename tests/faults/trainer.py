@@ -49,14 +49,16 @@ def recorded(run: Path) -> tuple[tuple[int, str], ...]:
 def main() -> None:
     """Train, or go on training, and report."""
     asked = options()
-    run = Path(asked.run)
+    run, began = Path(asked.run), time.time()
     (run / "records").mkdir(parents=True, exist_ok=True)
     from tests.training import tiny
+    from training.config.job import KeptProgram
     from training.sharding import distributed
     from training.trainer.run_context import RunContext
     from training.trainer.trainer import train
 
     attempt = os.environ.get("ATTEMPT") or uuid.uuid4().hex[:8]
+    before = {"starting": began - process_started(), "importing": time.time() - began}
 
     def on_commit(step: int, path: str) -> None:
         name = run / "records" / f"{Path(path).name}.json"
@@ -66,6 +68,10 @@ def main() -> None:
 
     def on_drop(step: int, path: str) -> None:
         (run / "records" / f"{Path(path).name}.json").unlink()
+
+    def on_program(kept: KeptProgram) -> None:
+        (run / "programs" / "newest.json").write_text(json.dumps(dataclasses.asdict(kept)))
+        print("program kept", flush=True)  # noqa: T201
 
     def on_progress(step: int, steps: int, row: dict[str, float]) -> None:
         print(f"step {step}", flush=True)  # noqa: T201 - what the parent reads
@@ -91,6 +97,11 @@ def main() -> None:
         attempt=attempt,
         resume_from=recorded(run),
         run_directory=str(run / "attempts" / attempt),
+        journal_directory=str(run / "journal"),
+        programs=tuple(
+            KeptProgram(**json.loads(path.read_text())) for path in run.glob("programs/*.json")
+        ),
+        program_directory=str(run / "programs" / attempt),
     )
     where = distributed.Coordinator(f"127.0.0.1:{asked.port}", asked.processes, asked.index)
     if asked.stuck_at:
@@ -105,6 +116,8 @@ def main() -> None:
             on_drop=on_drop,
             on_progress=on_progress,
             on_event=on_event,
+            on_program=on_program,
+            before=before,
         ),
     )
     report = {
@@ -153,6 +166,13 @@ def _be_slow(seconds: float) -> None:
     slow(HostCopies, "take")
     slow(Evaluator, "__call__")
     slow(Profiler, "before")
+
+
+def process_started() -> float:
+    """Unix time at which this process began."""
+    import psutil
+
+    return psutil.Process().create_time()
 
 
 def digest(checkpoint: str) -> str:

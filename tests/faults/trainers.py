@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class Trainers:
         processes: of the gang.
         devices: virtual ones of each process.
         more: options of single processes, by index.
+        environment: variables of every process, beside this one's.
         arguments: options of every process.
     """
 
@@ -47,14 +48,16 @@ class Trainers:
         processes: int = 1,
         devices: int = 1,
         more: dict[int, Sequence[str]] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         run.mkdir(parents=True, exist_ok=True)
         self.run = run
-        environment = {
+        variables = {
             **os.environ,
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": xla_flags(devices),
             "ATTEMPT": os.urandom(4).hex(),
+            **(environment or {}),
         }
         port = str(free_port())
         command = [sys.executable, "-m", "tests.faults.trainer", str(folder), "--run", str(run)]
@@ -66,7 +69,7 @@ class Trainers:
             extra = (more or {}).get(index, ())
             process = subprocess.Popen(
                 [*command, "--index", str(index), *extra],
-                env=environment,
+                env=variables,
                 stdout=subprocess.PIPE,
                 stderr=log.open("w"),
                 text=True,

@@ -1,5 +1,6 @@
 """Charts and pages from made-up runs: what there is to see is there, and nothing else."""
 
+import dataclasses
 import importlib
 import json
 import math
@@ -175,6 +176,22 @@ def test_the_table_of_attempts():
     assert first[-1] == "killed (no exit record)"
     assert second[5] == "nothing"
     assert second[-1] == "finished"
+
+
+def test_the_table_of_starts():
+    """Seconds to the first step by part; an attempt without a first step has no total."""
+    spent = {"starting": 1.0, "importing": 2.5, "restoring": 4.0}
+    whole = dataclasses.replace(
+        JOURNALS[1], startup={**spent, "compiling": 0.5, "first step": 0.25}, loaded=True
+    )
+    found = account([dataclasses.replace(JOURNALS[0], startup=spent), whole])
+    head, first, second = report.startup_table(found)
+    assert len(head) == len(first) == len(second)
+    assert first[:4] == ["a", "compiled", "1.0 s", "2.5 s"]
+    assert first[-1] == ""
+    assert second[:4] == ["b", "kept", "1.0 s", "2.5 s"]
+    assert second[-1] == "8.2 s"
+    assert len(report.startup_table(account(JOURNALS))) == 1
 
 
 @pytest.mark.slow

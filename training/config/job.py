@@ -6,6 +6,7 @@ path, so whoever builds it decides where things are and which of them exist.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,23 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeptProgram:
+    """A compiled step in the store.
+
+    Attributes:
+        path: URL of its one file, in a directory of its own.
+        size: bytes.
+        sha256: of the file, in hex.
+        made_for: what it was compiled from and for: program, versions, devices, flags.
+    """
+
+    path: str
+    size: int
+    sha256: str
+    made_for: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainJob:
     """One training run.
 
@@ -69,6 +87,8 @@ class TrainJob:
         run_directory: of this attempt, for `metrics.jsonl`, traces and trackers' files; empty for
             a directory beside the checkpoints, and neither traces nor trackers.
         journal_directory: of all attempts' accounts of their time; empty for none.
+        programs: compiled steps of earlier attempts, oldest first.
+        program_directory: of this attempt, for its compiled steps; empty to keep and load none.
     """
 
     model: TransformerConfig
@@ -86,6 +106,8 @@ class TrainJob:
     name: str = ""
     run_directory: str = ""
     journal_directory: str = ""
+    programs: tuple[KeptProgram, ...] = ()
+    program_directory: str = ""
 
     @property
     def metrics_directory(self) -> str:
@@ -112,7 +134,7 @@ class TrainResult:
         notes: what the program chose and why, and shapes that waste the chip, one sentence each.
         seconds: wall time of this run by part; "total" is all of it.
         compilations: of the train step: one for each phase of the schedules of batch and length
-            that had steps to do, so 1 for most runs.
+            that had steps to do, so 1 for most runs; none where an earlier attempt's was loaded.
     """
 
     steps: int

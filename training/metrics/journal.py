@@ -16,9 +16,10 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from pipeline.store import storage
+from training.metrics.startup import Startup
 from training.metrics.stopwatch import Stopwatch
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,9 @@ class Attempt:
         outcome: "running" also of one that was killed.
         marks: the checkpoints, by step; the newest 2,000.
         device: kind of device, `devices` of them, over `processes` processes.
+        startup: seconds from the gang's start to the end of the first step, by
+            `training.metrics.startup.PARTS`; of the parts that ended.
+        loaded: whether its compiled step was an earlier attempt's.
     """
 
     attempt: str
@@ -71,6 +75,8 @@ class Attempt:
     device: str = ""
     devices: int = 0
     processes: int = 1
+    startup: Mapping[str, float] = field(default_factory=dict)
+    loaded: bool = False
 
     @property
     def seconds(self) -> float:
@@ -102,6 +108,7 @@ class Journal:
         directory: shared by all attempts at the run.
         attempt: name of this one.
         watch: whose buckets are written down.
+        startup: whose parts are written down.
         device, devices, processes: what it runs on.
         interval: seconds between two writes, at most.
         write: puts bytes at a URL, whole or not at all.
@@ -113,6 +120,7 @@ class Journal:
         directory: str,
         attempt: str,
         watch: Stopwatch,
+        startup: Startup | None = None,
         *,
         device: str = "",
         devices: int = 0,
@@ -123,6 +131,7 @@ class Journal:
     ) -> None:
         self._url = storage.join(directory, f"{attempt}.json")
         self._watch = watch
+        self._startup = startup or Startup()
         self._interval = interval
         self._write = write or _write
         self._fixed = {
@@ -133,6 +142,7 @@ class Journal:
             "processes": processes,
         }
         self._first: int | None = None
+        self._loaded = False
         self._last = 0
         self._outcome = "running"
         # Replaced and never changed: the thread reads it at any moment.
@@ -142,9 +152,10 @@ class Journal:
         self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
         self._thread.start()
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, *, loaded: bool = False) -> None:
         """The run resumes from the checkpoint of `step`, or begins at 0."""
         self._first = self._last = step
+        self._loaded = loaded
 
     def step(self, step: int) -> None:
         """So many steps are done."""
@@ -183,6 +194,8 @@ class Journal:
             last_step=self._last,
             outcome=self._outcome,
             marks=self._marks,
+            startup=self._startup.seconds(),
+            loaded=self._loaded,
         )
 
     def _work(self) -> None:

@@ -1,4 +1,4 @@
-"""The beginning of a run: its state is made or read while its first step is compiled.
+"""The beginning of a run: its state is made or read while its first step is compiled or loaded.
 
 Compiling needs no arrays and reading them needs little of the processor, so the longer of the two
 is what a run waits for. SIGTERM meanwhile ends both: a compilation may take minutes, and a spot
@@ -21,6 +21,7 @@ from training.fault.preemption import StopSignal
 from training.metrics.throughput import Throughput
 from training.step.program import Program
 from training.trainer.initial_state import InitialState, restore_or_init
+from training.trainer.kept_program import KeptPrograms
 from training.trainer.run_context import RunContext
 
 logger = logging.getLogger(__name__)
@@ -37,28 +38,38 @@ class CompiledPhase:
 
 
 class PhaseCompiler:
-    """Compiles the steps of batch phases.
+    """Compiles the steps of batch phases, or loads them.
 
     Args:
         job: the run.
         batch_phases: all of the run's, with their programs.
+        kept: what earlier attempts compiled.
 
     Attributes:
-        count: compilations so far.
+        count: compilations so far, those not counted that were loaded.
+        loaded: steps that were loaded.
     """
 
-    def __init__(self, job: TrainJob, batch_phases: Sequence[tuple[BatchPhase, Program]]) -> None:
+    def __init__(
+        self,
+        job: TrainJob,
+        batch_phases: Sequence[tuple[BatchPhase, Program]],
+        kept: KeptPrograms,
+    ) -> None:
         self._job = job
         self._programs = dict(batch_phases)
-        self.count = 0
+        self._kept = kept
+        self.count = self.loaded = 0
 
     def __call__(self, phase: BatchPhase) -> CompiledPhase:
         """Compile one; any thread."""
-        self.count += 1
         program = self._programs[phase]
         traced = program.step.trace(program.abstract, *program.abstract_batch())
         throughput = self._throughput(program, traced)
-        return CompiledPhase(traced.lower().compile(), throughput)
+        compiled, loaded = self._kept.compile(program, traced.lower())
+        self.loaded += loaded
+        self.count += not loaded
+        return CompiledPhase(compiled, throughput)
 
     def _throughput(self, program: Program, traced: Any) -> Throughput:
         layout, train = program.layout, program.train
@@ -93,13 +104,16 @@ def restore_and_compile(
         compiling = thread.submit(compiler, early) if early is not None else None
         with run.watchdog.phase("restore or init"):
             start = restore_or_init(job, program, run)
+        run.startup.ended("restoring")
         phase = next((phase for phase, _ in batch_phases if phase.end > start.step), None)
         if phase is None:
             return start, None
         if compiling is None or phase is not early:
             compiling = thread.submit(compiler, phase)
         with run.watchdog.phase("compile"), run.watch.during("compile"):
-            return start, _unless_stopped(compiling, run.stop)
+            compiled = _unless_stopped(compiling, run.stop)
+        run.startup.ended("compiling")
+        return start, compiled
     finally:
         thread.shutdown(wait=False)
 

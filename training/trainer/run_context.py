@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -24,9 +24,11 @@ from training.fault.watchdog import CoordinationBoard, Watchdog
 from training.metrics.journal import Journal
 from training.metrics.metrics_log import MetricsLog
 from training.metrics.profiler import Profiler
+from training.metrics.startup import Startup
 from training.metrics.stopwatch import Stopwatch
 from training.metrics.trackers.children import Trackers
 from training.sharding.distributed import Coordinator
+from training.trainer.kept_program import OnProgram
 
 logger = logging.getLogger(__name__)
 
@@ -51,12 +53,15 @@ class RunContext:
         on_drop: (step, path) of a checkpoint about to be deleted, or found damaged beside a sound
             older one; remove its record. Process 0.
         on_progress: (step, steps, row) every `log_every` steps. Process 0.
+        on_program: a compiled step is in the store; write its record. Process 0, in a thread.
+        before: seconds since the gang's start, by `training.metrics.startup.PARTS`.
         on_event: (kind, fields): "damaged_checkpoint", "failed_checkpoint", "resumed",
             "started_from", "evaluation", "sample", "tracker" and "preempted" in process 0,
             "watchdog" in any.
 
     Attributes:
         watch: stopwatch of the attempt, running.
+        startup: parts of the time to the first step.
         stop: whether to stop; after `open`, as the following.
         watchdog: what ends a process that makes no progress.
         log: the metrics log; None in processes other than 0.
@@ -74,13 +79,17 @@ class RunContext:
         on_drop: Commit = _ignore,
         on_progress: Progress = _ignore,
         on_event: Event = _ignore,
+        on_program: OnProgram | None = None,
+        before: Mapping[str, float] | None = None,
     ) -> None:
         self.coordinator = coordinator
         self.on_drop = on_drop
+        self.on_program = on_program
         self._on_commit = on_commit
         self._on_progress = on_progress
         self._on_event = on_event
         self.watch = Stopwatch()
+        self.startup = Startup(before)
         self.leader = True
         self.log: MetricsLog | None = None
         self._journal: Journal | None = None
@@ -127,6 +136,7 @@ class RunContext:
                 job.journal_directory,
                 job.attempt,
                 self.watch,
+                self.startup,
                 device=device,
                 devices=devices,
                 processes=jax.process_count(),
@@ -135,15 +145,19 @@ class RunContext:
             self._trackers = Trackers(job.train.trackers, context)
             self._profiler = Profiler(job.run_directory, job.train.profile)
 
-    def began(self, step: int) -> None:
-        """The state is there: of the checkpoint of `step`, or a new one at 0."""
+    def began(self, step: int, *, loaded: bool = False) -> None:
+        """The state is there: of the checkpoint of `step`, or a new one at 0.
+
+        `loaded` says whether its compiled step is an earlier attempt's.
+        """
         if self._journal is not None:
-            self._journal.begin(step)
+            self._journal.begin(step, loaded=loaded)
         if self.log is not None:
             self.log.write("began", {"step": step})
 
     def row(self, row: MetricsRow) -> None:
         """A step's metrics are known."""
+        self.startup.ended("first step")
         step, train = int(row["step"]), self._job.train
         if self._journal is not None:
             self._journal.step(step)

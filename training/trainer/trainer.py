@@ -36,6 +36,7 @@ from training.trainer.compile_ahead import CompiledPhase, PhaseCompiler
 from training.trainer.data_offset import data_offset
 from training.trainer.data_wait import TimedBatches
 from training.trainer.initial_state import InitialState
+from training.trainer.kept_program import KeptPrograms
 from training.trainer.run_context import RunContext
 
 logger = logging.getLogger(__name__)
@@ -62,15 +63,18 @@ def train(
     distributed.initialize(run.coordinator)
     setting = {"eos_id": job.data.eos_id, "padded": job.padded}
     devices = devices or jax.devices()
+    run.startup.ended("joining")
     program = build_program(job.model, job.optimizer, job.train, devices, **setting)
     batch_phases = phase_programs(program, job.optimizer, job.train, devices, **setting)
     layout = program.layout
     kind = layout.mesh.devices.flat[0].device_kind
     with (
+        closing(KeptPrograms(job.programs, job.program_directory, run.on_program)) as kept,
         cpu_malloc.kept(layout.platform),
         run.open(job, device=kind, devices=layout.devices),
     ):
-        result = _Trainer(job, program, batch_phases, run).go()
+        compiler = PhaseCompiler(job, batch_phases, kept)
+        result = _Trainer(job, program, batch_phases, compiler, run).go()
         run.end(preempted=result.preempted)
     if run.coordinator is not None:
         distributed.shutdown()
@@ -85,6 +89,7 @@ class _Trainer:
         job: TrainJob,
         program: Program,
         batch_phases: Sequence[tuple[BatchPhase, Program]],
+        compiler: PhaseCompiler,
         run: RunContext,
     ) -> None:
         self.job = job
@@ -93,7 +98,7 @@ class _Trainer:
         self.batch_phases = batch_phases
         self.run = run
         self.watch = run.watch
-        self.compiler = PhaseCompiler(job, batch_phases)
+        self.compiler = compiler
         self.evaluated = -1
         self.history: Sequence[Segment] = ()
         if run.leader:
@@ -128,7 +133,7 @@ class _Trainer:
                 self.run.log.copy(start.history)
             else:
                 self.run.log.resume(start.history)
-        self.run.began(start.step)
+        self.run.began(start.step, loaded=self.compiler.loaded > 0)
         if start.event is not None:
             self.run.event(start.event[0], **start.event[1])
         if self.run.leader:
@@ -161,6 +166,7 @@ class _Trainer:
             if not self._evaluate(step, state):
                 self.run.event("preempted", step=step)
                 return step, True
+            self.run.startup.ended("evaluation")
             if step == self.config.steps:
                 self._save(step, state)
         for phase, program in self.batch_phases:
@@ -204,6 +210,7 @@ class _Trainer:
         self.watch.switch("step")
         self.recorder.restart_clock()
         for step, batch in zip(range(start + 1, phase.end + 1), feed, strict=False):
+            self.run.startup.ended("first batch")
             self.run.profile(step, profiling)
             tokens = layout.place(phase.cut(batch, rows), batch_size)
             state, metrics = compiled(state, tokens, mask)

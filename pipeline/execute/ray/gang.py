@@ -191,7 +191,7 @@ def _run(
     reports: Reports,
     gang: str,
 ) -> Any:
-    many = hardware.processes > 1
+    many, started = hardware.processes > 1, time.time()
     address = _address(actors[0], hardware) if many else None
     job_reference = ray.put(job)
     heartbeats = [f"{gang}/{index}" for index in range(hardware.processes)]
@@ -199,7 +199,7 @@ def _run(
         actor.run.remote(
             function,
             job_reference,
-            GangProcess(index, hardware.processes, address),
+            GangProcess(index, hardware.processes, address, started),
             reports,
             heartbeats[index],
         )
