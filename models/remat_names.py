@@ -8,6 +8,7 @@
     "dots"              JAX's own "dots with no batch dims": the outputs of products with weights
     "save:gate,up"      keep the named intermediates and the block's input, recompute the rest
     "save:gate;offload:queries,keys"    the same, and move some of them to the host's memory
+    "offload:block_input"    recompute the block, with its input in the host's memory
 
 Every choice computes the same gradients; only time and memory differ.
 """
@@ -17,7 +18,10 @@ from __future__ import annotations
 from models.config import TransformerConfig
 from pipeline.errors import InputError
 
+BLOCK_INPUT = "block_input"
+
 CHECKPOINT_NAMES: dict[str, str] = {
+    BLOCK_INPUT: "residual stream, kept on the device unless moved [embed, batch, position]",
     "attention_input": "normalised input of attention [embed, batch, position]",
     "queries": "before norm and rotation [query_features, batch, position]",
     "keys": "before norm and rotation [kv_features, batch, position]",
@@ -71,6 +75,7 @@ def widths(config: TransformerConfig) -> dict[str, int]:
     queries, keys = config.heads * config.head_size, config.kv_heads * config.head_size
     gate = config.mlp if config.mlp_kind == "swiglu" else 0
     return {
+        BLOCK_INPUT: config.embed,
         "attention_input": config.embed,
         "queries": queries,
         "keys": keys,

@@ -36,6 +36,7 @@ from models.mesh_axes import MeshAxes
 from models.mlp import Mlp
 from models.norms import Norm
 from models.remat import checkpoint_policy
+from models.remat_names import BLOCK_INPUT
 from models.rotary import rotary_angles
 from models.scan_layers import apply_layers
 from models.self_attention import Attention
@@ -100,6 +101,7 @@ class Block(eqx.Module):
         interpret: bool,
     ) -> NamedArray:
         """The residual stream's axes in either order to the same axes and dtype."""
+        x = hax.tree_checkpoint_name(x, BLOCK_INPUT)
         attention_input = hax.tree_checkpoint_name(self.attention_norm(x), "attention_input")
         x = x + self.attention(
             attention_input,

@@ -2,7 +2,8 @@
 
 Peaks are dense bfloat16. Sources: cloud.google.com/tpu/docs (system architecture of each
 generation), "How to Scale Your Model" (jax-ml.github.io/scaling-book, table of chips) for the rates
-of links, and NVIDIA's data sheets for GPUs.
+of links, NVIDIA's data sheets for GPUs, and for usable memory what libtpu 0.0.42.1 says when it
+refuses a program. Prices change and are in `pipeline.prices`.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Chip:
         bandwidth: of that memory, in bytes a second.
         link: bytes a second of one link to another chip, one way; of a GPU, of all its NVLinks.
         links: to other chips in the same slice or host.
+        ray_type: Ray's name of it, in its resource `accelerator_type:<name>`.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Chip:
     bandwidth: float
     link: float
     links: int
+    ray_type: str
     usable: float | None = None
 
 
@@ -61,11 +64,13 @@ class Tpu(Chip):
         google_name: in accelerator types such as v5litepod-16, and in Ray's labels.
         cores: of one chip; those of a slice are what the number in its name counts.
         topologies: by chips.
+        chip_config: of libtpu, under which a chip is one device: v4's two cores are two otherwise.
     """
 
     google_name: str
     cores: int
     topologies: dict[int, str] = field(repr=False)
+    chip_config: str = "default"
 
     def hosts(self, chips: int) -> int:
         """Virtual machines of a slice with so many chips."""
@@ -86,21 +91,26 @@ TPUS = {
             device_kinds=("TPU v4",),
             peak=275e12,
             memory=32 * _GIB,
+            usable=30.75 * _GIB,
             bandwidth=1228e9,
             link=45e9,
             links=6,
+            ray_type="TPU-V4",
             google_name="v4",
             cores=2,
             topologies=_CUBES,
+            chip_config="megacore",
         ),
         Tpu(
             name="v5e",
             device_kinds=("TPU v5 lite", "TPU v5e"),
             peak=197e12,
             memory=16 * _GIB,
+            usable=15.75 * _GIB,
             bandwidth=819e9,
             link=45e9,
             links=4,
+            ray_type="TPU-V5LITEPOD",
             google_name="v5litepod",
             cores=1,
             topologies=_FLAT,
@@ -109,10 +119,12 @@ TPUS = {
             name="v5p",
             device_kinds=("TPU v5", "TPU v5p"),
             peak=459e12,
-            memory=95 * _GIB,
+            memory=96 * _GIB,  # Google's 95 is rounded: libtpu gives programs more
+            usable=95.74 * _GIB,
             bandwidth=2765e9,
             link=90e9,
             links=6,
+            ray_type="TPU-V5P",
             google_name="v5p",
             cores=2,
             topologies=_CUBES,
@@ -126,6 +138,7 @@ TPUS = {
             bandwidth=1600e9,
             link=90e9,
             links=4,
+            ray_type="TPU-V6E",
             google_name="v6e",
             cores=1,
             topologies=_FLAT,
@@ -143,6 +156,7 @@ def _gpu(name: str, kind: str, peak: float, memory: float, bandwidth: float, lin
         bandwidth=bandwidth,
         link=link,
         links=1,
+        ray_type=name.upper(),
     )
 
 

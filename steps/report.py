@@ -72,6 +72,7 @@ def render(
         completions=text.result["completions"] if text else [],
         samples=samples,
         drawing=draw([_box(ancestor) for ancestor in ancestors]),
+        memory=memory_table(model.result["measured"].get("memory", {})),
         data=_data_table(model.sequences.cache.result["splits"]),
         configurations=_configurations(ancestors),
     )
@@ -258,6 +259,12 @@ def _metric(row: dict[str, Any], name: str) -> str:
     metric, comma, rest = name.partition(",")
     error = row.get(f"{metric}_stderr{comma}{rest}", math.nan)
     return f"{value:.3f} ± {error:.3f}" if math.isfinite(error) else f"{value:.3f}"
+
+
+def memory_table(parts: dict[str, float]) -> list[list[str]]:
+    """A row a part of a device's memory, as it was estimated, and their sum."""
+    rows = [*parts.items(), ("sum", sum(parts.values()))]
+    return [["part", "GiB"], *([name, f"{size / 2**30:.3f}"] for name, size in rows)]
 
 
 def _data_table(splits: dict[str, dict[str, Any]]) -> list[list[str]]:

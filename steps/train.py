@@ -348,6 +348,7 @@ def _measured(trained: dict[str, Any], hardware: Hardware) -> dict[str, Any]:
         "compilations": trained["compilations"],
         "attention": f"{trained['backend']}: {trained['backend_reason']}",
         "notes": trained["notes"],
+        "memory": trained["memory"],
     }
 
 

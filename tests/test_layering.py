@@ -80,8 +80,8 @@ def test_the_import_check_can_fail(package, line):
 
 FLOORS = {
     "pipeline": (
-        *("errors", "accelerators", "identity", "store", "graph", "plan", "execute", "sweep"),
-        *("pages", "doctor", "cli", "experiment", "__init__"),
+        *("errors", "accelerators", "identity", "store", "prices", "graph", "plan", "execute"),
+        *("sweep", "pages", "doctor", "cli", "experiment", "__init__"),
     ),
     "steps": (
         *("platforms", "artifacts", "coordinator", "declared", "budget", "checkpoints", "sampling"),

@@ -64,6 +64,8 @@ class Preflight:
         model_flops: of forward and backward pass, attention counted causally; nothing recomputed.
         model_flops_full: the same with attention over the full square.
         cost: what a step executes.
+        estimate_gib: what `training.cost.memory_estimate` expects, by what it holds; its sum is to
+            be compared with `need_gib`.
         versions: of jax and libtpu.
     """
 
@@ -78,6 +80,7 @@ class Preflight:
     model_flops: float
     model_flops_full: float
     cost: Cost
+    estimate_gib: dict[str, float]
     versions: dict[str, str | None]
 
     @property
@@ -130,6 +133,7 @@ def preflight(program: Program) -> Preflight:
         model_flops=causal,
         model_flops_full=full,
         cost=counted,
+        estimate_gib={name: size / GIB for name, size in program.estimate.parts.items()},
         versions=versions(),
     )
 

@@ -18,6 +18,9 @@ import uuid
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pipeline.accelerators import chip_of, peak_flops
+from pipeline.errors import InputError
+from pipeline.prices import price_of
 from pipeline.store import storage
 
 PYTHON = ((3, 11), (3, 13))
@@ -124,12 +127,29 @@ def judge_devices(listed: dict[str, Any], shown: str, platforms: str) -> Finding
     found = f"{listed['count']} x {listed['kind']} ({listed['platform']}), jax {listed['jax']}"
     if listed["memory"]:
         found += f", {listed['memory'] / 2**30:.1f} GiB each"
-    if listed["platform"] != "cpu" or not shown:
+    if listed["platform"] != "cpu":
+        return _judge_chip(listed["kind"], listed["count"], found)
+    if not shown:
         return Finding("devices", "ok", found)
     advice = "install jax's plugin: pip install -e '.[tpu]', or pip install 'jax[cuda13]'"
     if platforms:
         advice = f"JAX_PLATFORMS={platforms} leaves it out; unset it to use it"
     return Finding("devices", "warn", f"{found}; JAX does not see: {shown}", advice)
+
+
+def _judge_chip(kind: str, count: int, found: str) -> Finding:
+    """What the table of chips has of an accelerator."""
+    chip, peak = chip_of(kind), peak_flops(kind)
+    if chip is None or peak is None:
+        advice = "runs work; MFU is not shown and no memory is planned for. Add it to the table"
+        return Finding("devices", "warn", f"{found}; not in pipeline/accelerators.py", advice)
+    found += f", {peak / 1e12:,.0f} TFLOP/s each"
+    try:
+        price = price_of(chip.name)
+    except InputError as error:
+        return Finding("devices", "warn", found, str(error))
+    cost = price.of(count) if price is not None else ""
+    return Finding("devices", "ok", f"{found}; an hour costs {cost}" if cost else found)
 
 
 def store(prefix: str) -> Finding:

@@ -61,6 +61,8 @@ def line(options: argparse.Namespace, remat: str) -> dict[str, Any]:
         "arguments_gib": round(found.arguments_gib, 3),
         "temporaries_gib": round(found.temporaries_gib, 3),
         "host_gib": None if found.host_gib is None else round(found.host_gib, 3),
+        "estimate_gib": {name: round(size, 3) for name, size in found.estimate_gib.items()},
+        "estimated_need_gib": round(sum(found.estimate_gib.values()), 3),
         "recomputed_dots": found.cost.recomputed_dots,
         "recomputed_over_model_flops": round(found.cost.recomputed_flops / found.model_flops, 4),
         "recomputed_from": found.cost.source,

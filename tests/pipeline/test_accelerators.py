@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 from ray._private.accelerators import tpu as rays
+from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
+from ray.util import accelerators as rays_types
 
 from pipeline import InputError, pod
 from pipeline.accelerators import GPUS, TPUS, chip_of, peak_flops
@@ -21,8 +28,48 @@ def test_every_slice_is_one_that_ray_knows(tpu, name):
     assert asked.topology in rays.VALID_TPU_TOPOLOGY[tpu.google_name]
     assert asked.devices == math.prod(int(side) for side in asked.topology.split("x"))
     assert asked.devices_per_process == rays.get_chips_per_host(asked.topology, tpu.google_name)
+    assert asked.devices == asked.processes * asked.devices_per_process
     called = rays.infer_tpu_pod_type_from_topology(asked.topology, tpu.google_name)
     assert called == name.replace(tpu.name, tpu.google_name)
+
+
+def test_chips_have_the_names_that_ray_gives_them():
+    """A GPU's is what Ray makes of the name that the driver reports."""
+    for tpu in TPUS.values():
+        assert tpu.ray_type == getattr(rays_types, f"GOOGLE_TPU_{tpu.google_name.upper()}")
+    reported = ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA B200")
+    for name, gpu in zip(reported, GPUS.values(), strict=True):
+        assert chip_of(name) is gpu
+        assert NvidiaGPUAcceleratorManager._gpu_name_to_accelerator_type(name) == gpu.ray_type
+
+
+DESCRIBE = """
+import json
+from pipeline.accelerators import TPUS
+from training.cost.topology import describe
+slices = {name: describe(name) for tpu in TPUS.values() for name in tpu.names}
+print(json.dumps({name: [len(found), found[-1].process_index + 1, found[0].device_kind]
+                  for name, found in slices.items()}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
+def test_every_slice_is_one_that_the_tpu_compiler_knows():
+    """One device a chip, v4's two cores included; as many hosts; the table's name of the chip."""
+    done = subprocess.run(
+        [sys.executable, "-c", DESCRIBE],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    for tpu, name in SLICES:
+        devices, hosts, kind = found[name]
+        assert (devices, hosts) == (pod(name).devices, pod(name).processes), name
+        assert chip_of(kind) is tpu
 
 
 def test_the_number_of_a_slice_counts_cores_where_google_counts_them():
@@ -74,4 +121,4 @@ def test_chips_by_the_name_that_jax_gives_them():
     for chip in (*TPUS.values(), *GPUS.values()):
         assert all(chip_of(kind) is chip for kind in chip.device_kinds)
     assert chip_of("cpu") is None
-    assert all(c.usable is None or c.usable < c.memory for c in TPUS.values())
+    assert all(tpu.usable is not None and tpu.usable < tpu.memory for tpu in TPUS.values())

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 
+from pipeline.accelerators import TPUS
 from pipeline.errors import InputError
 from tests.training import tiny
 from training.cost import topology
@@ -120,7 +121,22 @@ def program(batch, remat):
     )
     return build_program(model, OptimizerConfig(), train, names["v6e-1"], eos_id=0)
 
+import jax
+from pipeline.accelerators import TPUS
+from training.preflight import parse_refusal
+
+def limit(tpu):
+    # From the refusal of a program that needs twice as much as there is.
+    one = jax.sharding.SingleDeviceSharding(describe(min(tpu.names, key=tpu.names.get))[0])
+    size = (int(tpu.memory) // 1024, 1024)
+    array = jax.ShapeDtypeStruct(size, "bfloat16", sharding=one)
+    try:
+        jax.jit(lambda x: (x + 1, x * 2), out_shardings=one).lower(array).compile()
+    except jax.errors.JaxRuntimeError as error:
+        return parse_refusal(str(error)).limit
+
 print(json.dumps({
+    "limits": {name: limit(tpu) for name, tpu in TPUS.items()},
     "devices": {name: len(devices) for name, devices in names.items()},
     "hosts": {name: devices[-1].process_index + 1 for name, devices in names.items()},
     "parameters": model.parameter_count,
@@ -149,6 +165,7 @@ def test_the_tpu_compiler():
     small, traced, large = found["small"], found["small_traced"], found["large"]
     assert small["fits"]
     assert small["limit_gib"] == large["limit_gib"] == 31.25
+    assert found["limits"] == {name: tpu.usable for name, tpu in TPUS.items()}
     state = 12 * found["parameters"] / GIB
     assert state < small["arguments_gib"] < 1.1 * state + 0.01
     # The peak has the program's own code in it, which for two layers is about as large.

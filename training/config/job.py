@@ -132,6 +132,7 @@ class TrainResult:
         preempted: a termination signal ended the run before its last step.
         backend: attention back end used; `backend_reason` says why that one.
         notes: what the program chose and why, and shapes that waste the chip, one sentence each.
+        memory: estimated bytes of a device at the fullest moment, by what they hold.
         seconds: wall time of this run by part; "total" is all of it.
         compilations: of the train step: one for each phase of the schedules of batch and length
             that had steps to do, so 1 for most runs; none where an earlier attempt's was loaded.
@@ -145,6 +146,7 @@ class TrainResult:
     backend: str
     backend_reason: str
     notes: list[str]
+    memory: dict[str, float]
     seconds: dict[str, float]
     compilations: int
 

@@ -9,6 +9,7 @@ from pipeline.errors import InputError
 from training.config.axis_rules import AxisRules
 
 SHARDINGS = ("auto", "replicated", "zero1", "fsdp")
+PLACES = ("auto", "device", "host")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,9 @@ class Parallelism:
         sequence: devices among which the positions of a row are split.
         tensor: devices among which heads, MLP and vocabulary are split.
         rules: which named axes these devices split.
+        optimizer_state: where it is between steps: "device", "host" (the memory of the host,
+            from which a step brings it; https://arxiv.org/abs/2101.06840) or "auto" (the device,
+            unless nothing fits).
     """
 
     sharding: str = "auto"
@@ -33,15 +37,17 @@ class Parallelism:
     sequence: int = 1
     tensor: int = 1
     rules: AxisRules = AxisRules()
+    optimizer_state: str = "auto"
 
     def __post_init__(self) -> None:
         if isinstance(self.rules, dict):  # from JSON
             object.__setattr__(self, "rules", AxisRules(**self.rules))
-        if self.sharding not in SHARDINGS:
-            raise InputError(
-                f"Parallelism.sharding: expected one of {', '.join(SHARDINGS)}, got "
-                f"{self.sharding!r}"
-            )
+        for name, known in (("sharding", SHARDINGS), ("optimizer_state", PLACES)):
+            value = getattr(self, name)
+            if value not in known:
+                raise InputError(
+                    f"Parallelism.{name}: expected one of {', '.join(known)}, got {value!r}"
+                )
         for name in ("group", "sequence", "tensor"):
             value = getattr(self, name)
             if value == "all" and name == "group":

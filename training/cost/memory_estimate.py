@@ -1,70 +1,97 @@
-"""How much memory a train step takes on one device, and the settings that make it fit.
+"""How much memory a train step takes on one device, as a table of what it holds.
 
 The estimate is arithmetic on shapes, fitted to what libtpu's compiler says of the programs that
-`training.step.program` builds: within 6 % of the eight of
-tests/training/cost/test_memory_estimate.py that it is fitted to, within 8 % of nine others. The
-compiler itself has the last word, see `training.preflight`. A device whose memory is not known is
-taken to have enough.
+`training.step.program` builds; tests/training/cost/test_memory_estimate.py has how near it is. The
+compiler itself has the last word, see `training.preflight`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from models.attention.splash_tiles import LANES, block_sizes, partial_sums_bytes
 from models.config import TransformerConfig
-from models.loss.cross_entropy import chunk_count
-from models.remat_names import PRODUCTS, saved_names, widths
+from models.remat_names import BLOCK_INPUT, PRODUCTS, saved_names, widths
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.config.optimizer import state_bytes_per_parameter
 
 GIB = 2**30
-SHARDINGS = {"replicated": 0.0, "zero1": 0.01, "fsdp": 0.1}
-"""What each costs, as a share of the forward pass, for "auto": gathering parameters once a step is
-next to nothing, gathering them layer by layer twice is worth a tenth of recomputation."""
-LOGIT_BYTES = {"cpu": 2**24}
-DEFAULT_LOGIT_BYTES = 2**29
-USABLE = 0.97
-"""Part of the memory that an estimate may fill."""
+
+BROUGHT = 1.25
+"""Moments on the device while they are updated, in units of all that come from the host: libtpu
+brings all, and keeps the new values of two arrays of eight beside them until they have gone."""
+
+Parts = Mapping[str, float]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Bytes on one device.
+    """Bytes on one device, by what they hold; `backward`, `loss` and `update` are not simultaneous.
 
     Attributes:
-        state: parameters, their average where there is one, and optimizer state.
-        copies: the parameters in the compute dtype and gradients.
-        saved: what the forward pass keeps for the backward pass, log-sum-exps included.
-        working: intermediates of one layer's backward pass.
-        logits: of one chunk, with their gradient.
+        state: what is there all the time: parameters, their average, optimizer state, the
+            parameters in the compute dtype, gradients.
+        residuals: what the forward pass keeps for the backward pass, by the names of
+            `models.remat_names`.
+        backward: intermediates of one layer's backward pass.
+        loss: of one chunk.
+        update: optimizer state that comes from the host when the residuals are gone, and goes
+            back.
+        host: what lies in the host's memory, on no device.
     """
 
-    state: float
-    copies: float
-    saved: float
-    working: float
-    logits: float
+    state: Parts
+    residuals: Parts
+    backward: Parts
+    loss: Parts
+    update: Parts = field(default_factory=dict)
+    host: Parts = field(default_factory=dict)
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Bytes by name at the moment when there are most of them; they add up to `total`."""
+        backward = {**self.residuals, **self.backward}
+        moments = (backward, {**self.residuals, **self.loss}, self.update)
+        fullest = max(moments, key=lambda parts: sum(parts.values()))
+        return {name: size for name, size in {**self.state, **fullest}.items() if size}
 
     @property
     def total(self) -> float:
-        """The most there is at a moment: the loss is done when the layers' backward pass starts."""
-        return self.state + self.copies + self.saved + max(self.working, self.logits)
+        """The most there is at a moment."""
+        return sum(self.parts.values())
 
     def __str__(self) -> str:
-        parts = ", ".join(
-            f"{field.name} {getattr(self, field.name) / GIB:.1f}"
-            for field in dataclasses.fields(self)
+        away = sum(self.host.values())
+        return f"{self.total / GIB:.1f} GiB" + (
+            f" and {away / GIB:.1f} of the host" if away else ""
         )
-        return f"{self.total / GIB:.1f} GiB ({parts})"
+
+    def table(self) -> str:
+        """A line a part in GiB, their sum, and what lies in the host's memory."""
+        rows = [*self.parts.items(), ("sum", self.total)]
+        rows += [(f"host: {name}", size) for name, size in self.host.items() if size]
+        return "\n".join(f"{name:<36}{size / GIB:>9.3f} GiB" for name, size in rows)
 
 
 def estimate(
-    model: TransformerConfig, optimizer: OptimizerConfig, train: TrainConfig, devices: int
+    model: TransformerConfig,
+    optimizer: OptimizerConfig,
+    train: TrainConfig,
+    devices: int,
+    *,
+    platform: str = "tpu",
 ) -> Estimate:
     """Memory of one step with concrete settings.
+
+    Args:
+        model: the shape.
+        optimizer: its state counts.
+        train: what is computed, with nothing "auto".
+        devices: of the run.
+        platform: "tpu", "gpu" or "cpu"; the splash kernel runs on the first alone.
 
     Raises:
         InputError: a setting is still "auto".
@@ -76,21 +103,65 @@ def estimate(
             f"{train.remat!r}, {train.loss_chunks!r} and {parallel.sharding!r}; call resolve first"
         )
     data, group, sequence, tensor = parallel.mesh_shape(devices)
-    parameters, tables = model.parameter_count / tensor, _table_parameters(model) / tensor
     width = 2 if train.compute_dtype == "bfloat16" else 4
-    tokens = train.batch_size * train.sequence_length
-    tokens /= data * group * sequence * train.microbatches
-    average = 4 if train.ema else 0
-    moments = state_bytes_per_parameter(optimizer) * (parameters - tables)
-    moments += state_bytes_per_parameter(optimizer, block_matrix=False) * tables
-    state = (parameters * (4 + average) + moments) / group
+    rows = train.batch_size / (data * group * train.microbatches)
+    tokens = rows * train.sequence_length / sequence
+    moments = _moments(model, optimizer) / tensor / group
+    on_host = parallel.optimizer_state == "host"
+    residuals, offloaded = _residuals(model, train.remat, width, tensor)
+    sums = _partial_sums(model, train, rows, platform)
+    chunk = tokens * model.vocab_size / int(train.loss_chunks) / tensor
     return Estimate(
-        state=state,
-        copies=_copies(parameters, tables, width, group, parallel.sharding, train.microbatches),
-        saved=tokens * _saved_per_token(model, train.remat, width, tensor),
-        working=tokens * _working_per_token(model, train.remat, width, parallel),
-        logits=tokens * model.vocab_size * (4 + width) / int(train.loss_chunks) / tensor,
+        state={
+            **_parameters(model, train, width, group, tensor),
+            "optimizer state": 0.0 if on_host else moments,
+        },
+        residuals=_times(tokens * model.layers, residuals),
+        backward={
+            **_times(tokens, _working(model, train.remat, width, parallel)),
+            "partial sums of attention's backward": sums,
+        },
+        loss={"logits of a chunk": 4 * chunk, "their gradient": width * chunk},
+        update={"optimizer state, from and to the host": BROUGHT * moments} if on_host else {},
+        host={
+            "optimizer state": moments if on_host else 0.0,
+            **_times(tokens * model.layers * train.microbatches, offloaded),
+        },
     )
+
+
+def _times(count: float, parts: Parts) -> dict[str, float]:
+    return {name: count * size for name, size in parts.items()}
+
+
+def _moments(model: TransformerConfig, optimizer: OptimizerConfig) -> float:
+    """Bytes of optimizer state; Muon's of tables has two moments, of block matrices one."""
+    tables = _table_parameters(model)
+    return (
+        state_bytes_per_parameter(optimizer) * (model.parameter_count - tables)
+        + state_bytes_per_parameter(optimizer, block_matrix=False) * tables
+    )
+
+
+def _parameters(
+    model: TransformerConfig, train: TrainConfig, width: int, group: int, tensor: int
+) -> dict[str, float]:
+    """Parameters and what is shaped like them: copies in the compute dtype, and gradients.
+
+    With "fsdp" only embedding and head are gathered whole. Gradients are there in the compute
+    dtype and in float32, and so is the update.
+    """
+    parameters, tables = model.parameter_count / tensor, _table_parameters(model) / tensor
+    layers = parameters - tables
+    gathered = layers / group if train.parallel.sharding == "fsdp" else layers
+    return {
+        "parameters": parameters * 4 / group,
+        "average of parameters": parameters * 4 / group if train.ema else 0.0,
+        "compute copy of layers": width * gathered,
+        "compute copy of embedding and head": width * tables,
+        "gradients and update": parameters * (width + 8) / group,
+        "accumulated gradients": parameters * 4 / group if train.microbatches > 1 else 0.0,
+    }
 
 
 def _table_parameters(model: TransformerConfig) -> int:
@@ -98,178 +169,69 @@ def _table_parameters(model: TransformerConfig) -> int:
     return model.vocab_size * model.embed * (1 if model.tied else 2)
 
 
-def _copies(
-    parameters: float, tables: float, width: int, group: int, sharding: str, microbatches: int
-) -> float:
-    """A gathered copy, gradients in the compute dtype and in float32, and the update's own.
-
-    With "fsdp" the tables alone are gathered whole.
-    """
-    blocks = parameters - tables
-    gathered = width * (tables + blocks / group if sharding == "fsdp" else parameters)
-    gradients = parameters * (width + 8) / group
-    return gathered + gradients + (parameters * 4 / group if microbatches > 1 else 0)
+_STREAMS = (BLOCK_INPUT, "attention_input", "attention_output", "mlp_input")
+"""Names with an axis [embed], which is whole under "tensor"."""
 
 
-_STREAMS = ("attention_input", "attention_output", "mlp_input")  # [embed], whole under "tensor"
-
-
-def _saved_per_token(model: TransformerConfig, remat: str, width: int, tensor: int) -> float:
-    """Bytes kept of one token over all layers: what "tensor" divides, and the residual streams."""
-    size = widths(model)
-    streams, divided = model.embed * width, 0.0
-    if remat in ("none", "dots"):  # float32 copies of norms and activations come on top
-        names = PRODUCTS
-        if remat == "none":
-            streams, divided = streams + 40 * model.embed, 8.0 * model.mlp
+def _residuals(
+    model: TransformerConfig, remat: str, width: int, tensor: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Bytes of a token and layer by name: on the device, and moved to the host."""
+    size = {name: width * count for name, count in widths(model).items()}
+    size = {name: n if name in _STREAMS else n / tensor for name, n in size.items()}
+    if remat in ("none", "dots"):
+        saved, offloaded = PRODUCTS, ()
     else:
-        names = saved_names(remat)[0]
-    streams += width * sum(size[name] for name in names if name in _STREAMS)
-    divided += width * sum(size[name] for name in names if name not in _STREAMS)
-    divided += 4 * model.heads if "attention_residuals" in names else 0
-    return model.layers * (streams + divided / tensor)
+        saved, offloaded = saved_names(remat)
+    # A block's input is kept whatever the policy, unless it is moved.
+    names = [name for name in (BLOCK_INPUT, *saved) if name not in offloaded]
+    kept = {name: size[name] for name in dict.fromkeys(names)}
+    if "attention_residuals" in kept and remat not in ("none", "dots"):
+        kept["log-sum-exp"] = 4 * model.heads / tensor
+    if remat == "none":
+        kept["float32 copies of norms and activations"] = 40 * model.embed + 8 * model.mlp / tensor
+    return kept, {name: size[name] for name in offloaded}
 
 
-def _working_per_token(
+def _working(
     model: TransformerConfig, remat: str, width: int, parallel: Parallelism
-) -> float:
-    """Bytes of one token in one layer's backward pass.
+) -> dict[str, float]:
+    """Bytes of a token in one layer's backward pass.
 
-    Queries, keys, values, output and their cotangents, the MLP's activations and cotangents, two
-    residual streams, and the kernel's log-sum-exp, which fills 128 lanes. Where a row is divided,
-    every device has keys, values and their cotangents of all of it.
+    The kernel's log-sum-exp fills 128 lanes. Where a row is divided, every device has keys, values
+    and their cotangents of all of it.
     """
-    heads = model.heads * model.head_size
-    gathered = 4 * model.kv_heads * model.head_size * (parallel.sequence - 1)
-    wide = (5 if remat in ("none", "dots", "products") else 7) * model.mlp
-    divided = width * (8 * heads + wide + gathered) + 4 * 128 * model.heads
-    return divided / parallel.tensor + width * 2 * model.embed
-
-
-def resolve(
-    model: TransformerConfig,
-    optimizer: OptimizerConfig,
-    train: TrainConfig,
-    devices: int,
-    *,
-    platform: str,
-    limit: float | None,
-) -> tuple[TrainConfig, str]:
-    """`train` without "auto", and a sentence on why.
-
-    Of the settings that are "auto" the cheapest combination is taken that fits, where recomputed
-    FLOPs and a split state cost something. Where none fits the smallest is taken, and the sentence
-    says by how much it is too large.
-
-    Args:
-        model: the shape.
-        optimizer: its state counts.
-        train: what to resolve.
-        devices: of the run.
-        platform: "tpu", "gpu" or "cpu".
-        limit: bytes of one device that a program may use, None when that is not known.
-
-    Raises:
-        InputError: the mesh does not divide the devices, or the model not the mesh.
-    """
-    candidates = []
-    for remat, sharding in itertools.product(_remats(model, train), _shardings(train)):
-        parallel = dataclasses.replace(train.parallel, sharding=sharding)
-        if not _divides(model, parallel, devices):
-            continue
-        found = dataclasses.replace(train, remat=remat, parallel=parallel)
-        found = dataclasses.replace(found, loss_chunks=_chunks(model, found, devices, platform))
-        size = estimate(model, optimizer, found, devices)
-        cost = recomputed(model, remat, train.sequence_length) + SHARDINGS[sharding]
-        candidates.append((cost, size.total, found, size))
-    if not candidates:
-        chosen, group = train.parallel.sharding, train.parallel.mesh_shape(devices)[1]
-        raise InputError(
-            f"Parallelism: sharding {chosen!r} splits TransformerConfig.embed={model.embed} over "
-            f"{group} devices, which do not divide it; choose a group that does"
-        )
-    fitting = [c for c in candidates if limit is None or c[1] <= USABLE * limit]
-    if fitting:
-        _, _, found, size = min(fitting, key=lambda c: c[:2])
-    else:
-        _, _, found, size = min(candidates, key=lambda c: c[1])
-    return found, _reason(found, size, limit, recomputed(model, found.remat, train.sequence_length))
-
-
-def recomputed(model: TransformerConfig, remat: str, sequence_length: int) -> float:
-    """Share of the blocks' forward FLOPs that the backward pass repeats, causal attention counted.
-
-    A product is repeated when its result is not kept; attention also needs queries, keys and
-    values, which are there or repeated too. Nothing is repeated where only norms and activations
-    are.
-    """
-    flops = _flops(model, sequence_length)
-    kept = PRODUCTS if remat in ("none", "dots") else sum(saved_names(remat), ())
-    again = sum(flops[name] for name in flops if name not in kept)
-    if remat == "dots":
-        again += flops["attention_residuals"]
-    return again / (sum(flops.values()) + 2 * model.embed * model.mlp)
-
-
-def _flops(model: TransformerConfig, sequence_length: int) -> dict[str, float]:
-    """Forward FLOPs of a token and layer behind each kept name; the down projection has none."""
-    size, attended = widths(model), (sequence_length + 1) / 2
-    into = {name: 2 * model.embed * size[name] for name in ("queries", "keys", "values")}
-    into |= {name: 2 * model.embed * size[name] for name in ("gate", "up") if size[name]}
-    return into | {
-        "attention_residuals": 4 * size["queries"] * attended,
-        "mlp_input": 2 * size["queries"] * model.embed,
+    heads = model.heads * model.head_size / parallel.tensor
+    gathered = 4 * model.kv_heads * model.head_size * (parallel.sequence - 1) / parallel.tensor
+    wide = 5 if remat in ("none", "dots") or _keeps_mlp(model, remat) else 7
+    return {
+        "attention, with cotangents": width * 8 * heads,
+        "keys and values of other devices": width * gathered,
+        "log-sum-exp in lanes": 4 * LANES * model.heads / parallel.tensor,
+        "MLP, with cotangents": width * wide * model.mlp / parallel.tensor,
+        "two residual streams": width * 2 * model.embed,
     }
 
 
-def _remats(model: TransformerConfig, train: TrainConfig) -> list[str]:
-    """Everything kept, every subset of the products beside attention and the middle, nothing."""
-    if train.remat != "auto":
-        return [train.remat]
-    always = ("attention_residuals", "mlp_input")
-    others = [name for name in PRODUCTS if name not in always and widths(model)[name]]
-    subsets = itertools.chain.from_iterable(
-        itertools.combinations(others, count) for count in range(1, len(others))
-    )
-    partial = ["save:" + ",".join((*always, *subset)) for subset in subsets]
-    return ["products", *partial, "save:" + ",".join(always), "save:attention_residuals", "full"]
+def _keeps_mlp(model: TransformerConfig, remat: str) -> bool:
+    """Whether nothing of the MLP's products is made again."""
+    known = sum(saved_names(remat), ())
+    return all(name in known for name in ("gate", "up") if widths(model)[name])
 
 
-def _shardings(train: TrainConfig) -> tuple[str, ...]:
-    chosen = train.parallel.sharding
-    return tuple(SHARDINGS) if chosen == "auto" else (chosen,)
-
-
-def _divides(model: TransformerConfig, parallel: Parallelism, devices: int) -> bool:
-    """Whether a split state is possible; other shardings are left to fail where they are made."""
-    group = parallel.mesh_shape(devices)[1]
-    return parallel.sharding == "replicated" or model.embed % group == 0
-
-
-def _chunks(model: TransformerConfig, train: TrainConfig, devices: int, platform: str) -> int:
-    if train.loss_chunks != "auto":
-        return int(train.loss_chunks)
-    data, group, sequence, tensor = train.parallel.mesh_shape(devices)
-    return chunk_count(
-        train.batch_size // train.microbatches,
-        train.sequence_length // sequence,
-        model.vocab_size // tensor,
-        shards=data * group,
-        budget=LOGIT_BYTES.get(platform, DEFAULT_LOGIT_BYTES),
-    )
-
-
-def _reason(train: TrainConfig, size: Estimate, limit: float | None, again: float) -> str:
-    repeats = f"repeats {again:.0%} of the blocks' forward FLOPs" if again else "no product twice"
-    chosen = (
-        f"remat {train.remat} ({repeats}), sharding {train.parallel.sharding}, "
-        f"{train.loss_chunks} loss chunks"
-    )
-    if limit is None:
-        return f"{chosen}: the memory of a device is not known"
-    if size.total <= USABLE * limit:
-        return f"{chosen}: estimated {size} of {limit / GIB:.1f} GiB"
-    return (
-        f"{chosen}: estimated {size}, more than {USABLE:.0%} of {limit / GIB:.1f} GiB; use more "
-        "microbatches or devices"
-    )
+def _partial_sums(
+    model: TransformerConfig, train: TrainConfig, rows: float, platform: str
+) -> float:
+    """Bytes that splash's fused backward kernel writes in one layer; 0 where it does not run."""
+    sequence, length = train.parallel.sequence, train.sequence_length
+    runs = platform == "tpu" and train.attention in ("auto", "splash")
+    if not runs or length % (LANES * sequence):
+        return 0.0
+    heads = math.ceil(rows * model.heads / train.parallel.tensor)
+    window = None if None in model.windows else max(filter(None, model.windows))
+    sizes = block_sizes(length, model.head_size, window, sequence, heads)
+    if not sizes.use_fused_bwd_kernel:
+        return 0.0
+    block = sizes.block_kv_dkv
+    assert block is not None
+    return heads * partial_sums_bytes(length, model.head_size, sequence, block)

@@ -39,7 +39,10 @@ def describe(slice_name: str) -> list[Any]:
     # libtpu takes a host to have 2x2 chips unless told otherwise.
     bounds = {"chips_per_host_bounds": [*sides, 1, 1][:3]} if hosts == 1 else {}
     described = topologies.get_topology_desc(
-        platform="tpu", topology_name=f"{tpu.name}:{topology}", **bounds
+        platform="tpu",
+        topology_name=f"{tpu.name}:{topology}",
+        chip_config_name=tpu.chip_config,
+        **bounds,
     )
     return list(described.devices)
 

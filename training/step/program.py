@@ -22,7 +22,8 @@ from models.remat import checkpoint_policy
 from pipeline.accelerators import chip_of
 from training.config import OptimizerConfig, TrainConfig
 from training.config.batch_schedule import BatchPhase, batch_phases
-from training.cost.memory_estimate import resolve
+from training.cost.memory_estimate import Estimate, estimate
+from training.cost.memory_plan import resolve
 from training.cost.shape_lint import lint
 from training.optimizer.build import build
 from training.optimizer.lr_schedule import schedule
@@ -44,6 +45,7 @@ class Program:
         backend: attention back end; `backend_reason` says why that one.
         notes: sentences for the log: the back end, memory settings, and shapes that waste the chip.
         abstract: shapes, dtypes and shardings of the state.
+        estimate: memory of a device by what it holds.
     """
 
     model: TransformerConfig
@@ -56,6 +58,7 @@ class Program:
     backend_reason: str
     notes: tuple[str, ...]
     abstract: TrainState
+    estimate: Estimate
 
     def init(self) -> TrainState:
         """The state at step 0."""
@@ -122,6 +125,7 @@ def build_program(
         backend_reason=backend_reason,
         notes=(backend_reason, reason, *wasteful),
         abstract=abstract_state(model, transformation, layout, train),
+        estimate=estimate(model, optimizer, train, len(devices), platform=platform),
     )
 
 
@@ -169,7 +173,7 @@ def attention_backend(model: TransformerConfig, train: TrainConfig, platform: st
 def resolved(
     model: TransformerConfig, optimizer: OptimizerConfig, train: TrainConfig, devices: Sequence[Any]
 ) -> tuple[TrainConfig, str]:
-    """`training.cost.memory_estimate.resolve` for real or described devices."""
+    """`training.cost.memory_plan.resolve` for real or described devices."""
     return resolve(
         model,
         optimizer,

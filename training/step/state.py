@@ -76,7 +76,20 @@ def abstract_state(
     """The state's shapes, dtypes and shardings, without a single array: for restore and AOT."""
     shapes = jax.eval_shape(_make(config, optimizer, train), jax.random.key(0))
     moments = layout.abstract(shapes.optimizer_state, layout.rules.optimizer_state)
+    if layout.parallel.optimizer_state == "host":
+        moments = in_host_memory(moments)
     return eqx.tree_at(lambda state: state.optimizer_state, layout.abstract(shapes), moments)
+
+
+def in_host_memory(tree: Any) -> Any:
+    """Abstract arrays as they lie in the host's memory; scalars such as counts stay."""
+
+    def move(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        if not leaf.ndim or leaf.sharding is None:
+            return leaf
+        return leaf.update(sharding=leaf.sharding.with_memory_kind("pinned_host"))
+
+    return jax.tree.map(move, tree)
 
 
 def shardings_of(state: Any) -> Any:

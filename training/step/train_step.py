@@ -11,6 +11,7 @@ is counted in `skipped`; the batch counts as seen.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -202,6 +203,9 @@ def make_train_step(
         sums, summed = loss_function.gradients(state.model, tokens, mask)
         count = jnp.maximum(sums.count, 1.0)
         gradients = jax.tree.map(lambda g: g / count, summed)
+        if layout.parallel.optimizer_state == "host":
+            brought = jax.device_put(state.optimizer_state, on_device)
+            state = dataclasses.replace(state, optimizer_state=brought)
         learning_rate = rate(state.step)
         loss = sums.nll / count
         finite = jnp.isfinite(loss + sums.z)
@@ -215,6 +219,7 @@ def make_train_step(
         return new, {name: value.astype(jnp.float32) for name, value in metrics.items()}
 
     target = shardings_of(abstract_state(model, optimizer, layout, config))
+    on_device = jax.tree.map(lambda kept: kept.with_memory_kind("device"), target.optimizer_state)
     return jax.jit(
         train_step,
         donate_argnums=0,

@@ -104,6 +104,8 @@ class _Trainer:
         if run.leader:
             for note in program.notes:
                 logger.info("%s", note)
+            if program.layout.platform != "cpu":
+                logger.info("estimated memory of a device:\n%s", program.estimate.table())
 
     def go(self) -> TrainResult:
         """Begin or resume, train, and drain the last checkpoint."""
@@ -314,6 +316,7 @@ class _Trainer:
             backend=self.program.backend,
             backend_reason=self.program.backend_reason,
             notes=list(self.program.notes),
+            memory=self.program.estimate.parts,
             seconds={**spent, "total": sum(spent.values())},
             compilations=self.compiler.count,
         )

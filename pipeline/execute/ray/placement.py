@@ -18,7 +18,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from pipeline.accelerators import TPUS
+from pipeline.accelerators import GPUS, TPUS
 from pipeline.errors import Cancelled, InputError, ResourcesUnavailable
 from pipeline.execute.ray import runtime_env
 from pipeline.execute.ray.heartbeat import Heartbeat
@@ -144,7 +144,7 @@ def _gpus(hardware: Hardware) -> dict[str, float]:
     """GPUs of one host, and a trace of the resource by which Ray knows their kind."""
     if hardware.kind != "gpu":
         return {}
-    kind = f"accelerator_type:{hardware.generation.upper()}"
+    kind = f"accelerator_type:{GPUS[hardware.generation].ray_type}"
     return {"GPU": hardware.devices_per_process, kind: 0.001}
 
 

@@ -148,7 +148,10 @@ TPU = {**CPU, "platform": "tpu", "kind": "TPU v6 lite", "count": 4, "memory": 32
     ("listed", "shown", "platforms", "status", "says"),
     [
         (CPU, "", "", "ok", "8 x cpu (cpu), jax 0.10.2"),
-        (TPU, "4 x TPU", "", "ok", "4 x TPU v6 lite (tpu), jax 0.10.2, 32.0 GiB each"),
+        (TPU, "4 x TPU", "", "ok", "4 x TPU v6 lite (tpu), jax 0.10.2, 32.0 GiB each, 918 TFLOP/s"),
+        (TPU, "4 x TPU", "", "ok", "an hour costs $10.80 on demand, $2.16 spot (us-central1"),
+        ({**TPU, "kind": "TPU v4"}, "4 x TPU", "", "ok", "275 TFLOP/s each"),
+        ({**TPU, "kind": "TPU v99"}, "4 x TPU", "", "warn", "MFU is not shown"),
         (CPU, "4 x TPU", "", "warn", "JAX does not see: 4 x TPU"),
         (CPU, "1 x NVIDIA GPU", "cpu", "warn", "JAX_PLATFORMS=cpu leaves it out"),
     ],
@@ -158,6 +161,14 @@ def test_an_accelerator_that_jax_does_not_see_is_a_warning(listed, shown, platfo
     finding = checks.judge_devices(listed, shown, platforms)
     assert finding.status == status
     assert says in f"{finding.found} {finding.advice}"
+
+
+def test_prices_that_cannot_be_read_are_a_warning(monkeypatch):
+    """The devices are there all the same."""
+    monkeypatch.setenv("PONENTE_PRICES", "/nowhere/prices.toml")
+    finding = checks.judge_devices(TPU, "4 x TPU", "")
+    assert finding.status == "warn"
+    assert finding.advice.startswith("PONENTE_PRICES=/nowhere/prices.toml: expected a table")
 
 
 def test_jax_lists_its_devices_in_a_process_of_its_own(monkeypatch):

@@ -7,12 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models import presets
+from models.remat_names import PRODUCTS
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, Parallelism, TrainConfig
-from training.cost.memory_estimate import GIB, USABLE, estimate, recomputed, resolve
+from training.cost.memory_estimate import GIB, estimate
+from training.cost.memory_plan import OFFLOADED, recomputed, resolve
 
 ADAMW = OptimizerConfig()
 V6E = 31.25 * GIB
+COPIED = Parallelism(sharding="replicated")
 
 
 def config(batch, position, **changes):
@@ -38,10 +41,10 @@ COMPILED = [
 
 @pytest.mark.parametrize(("name", "devices", "batch", "remat", "sharding", "gib"), COMPILED)
 def test_the_estimate_is_near_the_compilers(name, devices, batch, remat, sharding, gib):
-    """Within 6 % at 8,192 positions, for all that was compiled."""
+    """Within 5 % at 8,192 positions, for all that was compiled."""
     train = config(batch, 8192, remat=remat, parallel=Parallelism(sharding=sharding), loss_chunks=4)
     found = estimate(getattr(presets, name), ADAMW, train, devices)
-    assert found.total / GIB == pytest.approx(gib, rel=0.06)
+    assert found.total / GIB == pytest.approx(gib, rel=0.05)
 
 
 # The same of shapes that were not used to fit it, chunks of the loss as "auto" chooses them.
@@ -68,7 +71,7 @@ def test_the_estimate_holds_for_other_shapes(name, changes, devices, batch, rema
     """Large vocabularies, Muon, long rows, divided heads and positions: within 5 %, 8 % at 128k."""
     model = dataclasses.replace(getattr(presets, name), **changes)
     optimizer = OptimizerConfig(kind="muon" if layout == {"sharding": "replicated"} else "adamw")
-    asked = config(*batch, remat=remat, parallel=Parallelism(**layout))
+    asked = config(*batch, remat=remat, parallel=Parallelism(**layout, optimizer_state="device"))
     train, _ = resolve(model, optimizer, asked, devices, platform="tpu", limit=V6E)
     found = estimate(model, optimizer, train, devices)
     assert found.total / GIB == pytest.approx(gib, rel=0.08 if batch[1] > 100_000 else 0.05)
@@ -90,8 +93,78 @@ def test_a_state_is_split_before_products_are_repeated():
 def test_what_does_not_fit_says_so():
     """The smallest setting is taken, and the sentence has both sizes and what to do."""
     found, why = chosen(presets.tomat_1b, 1, config(256, 8192))
-    assert found.remat == "full"
-    assert "more than 97% of 31.2 GiB; use more microbatches or devices" in why
+    assert (found.remat, found.parallel.optimizer_state) == (OFFLOADED, "host")
+    assert "more than 31.2 GiB; use more microbatches or devices" in why
+
+
+PARTS = {
+    *("parameters", "compute copy of layers", "compute copy of embedding and head"),
+    *("gradients and update", "optimizer state", "block_input", "log-sum-exp", *PRODUCTS),
+    *("attention, with cotangents", "log-sum-exp in lanes", "MLP, with cotangents"),
+    *("two residual streams", "partial sums of attention's backward"),
+}
+
+
+def test_the_table_names_every_part_and_its_lines_add_up():
+    """Of the 200M step, whose parts can be counted by hand."""
+    train = config(128, 8192, remat="products", parallel=COPIED, loss_chunks=4)
+    found = estimate(presets.tomat_200m, ADAMW, train, 16)
+    assert found.parts.keys() == PARTS
+    tokens = 128 * 8192 / 16
+    assert found.parts["gate"] == tokens * 12 * 4096 * 2
+    assert found.parts["optimizer state"] == presets.tomat_200m.parameter_count * 8
+    # 16 heads of 8 rows; four blocks of keys; 8,192 queries; 64 wide, padded to 128 lanes; bf16.
+    assert found.parts["partial sums of attention's backward"] == 16 * 8 * 4 * 8192 * 128 * 2
+    *lines, total = [float(line[36:].split()[0]) for line in found.table().splitlines()]
+    assert sum(lines) == pytest.approx(total, abs=0.01)
+    assert total * GIB == pytest.approx(found.total, rel=1e-4)
+
+
+@pytest.mark.parametrize("changes", [{"platform": "gpu"}, {"attention": "blockwise"}])
+def test_partial_sums_are_those_of_the_splash_kernel(changes):
+    """Other kernels, and other platforms, write none."""
+    platform = changes.pop("platform", "tpu")
+    train = config(128, 8192, remat="full", parallel=COPIED, loss_chunks=4, **changes)
+    found = estimate(presets.tomat_200m, ADAMW, train, 16, platform=platform)
+    assert "partial sums of attention's backward" not in found.parts
+
+
+def test_what_is_moved_to_the_host_is_on_no_device():
+    """Block inputs of all layers; moments, which come back when the residuals are gone."""
+    model = presets.tomat_1b
+    train = config(32, 8192, remat="full", parallel=COPIED, loss_chunks=4)
+    away = dataclasses.replace(
+        train, remat=OFFLOADED, parallel=Parallelism(sharding="replicated", optimizer_state="host")
+    )
+    kept, moved_ = estimate(model, ADAMW, train, 32), estimate(model, ADAMW, away, 32)
+    assert moved_.host["optimizer state"] == kept.state["optimizer state"]
+    assert moved_.host["block_input"] == kept.residuals["block_input"] == 8192 * 20 * 2048 * 2
+    assert "block_input" not in moved_.residuals
+    assert moved_.parts["optimizer state, from and to the host"] == 10 * model.parameter_count
+    assert "MLP, with cotangents" not in moved_.parts
+
+
+def test_the_host_is_used_where_nothing_fits_without():
+    """The optimizer state first, then residuals, then both; the sentence says so."""
+    model, train = presets.tomat_1b, config(64, 8192, parallel=COPIED)
+    least = {
+        (remat, place): resolve_total(model, train, remat, place)
+        for remat in ("full", OFFLOADED)
+        for place in ("device", "host")
+    }
+    assert least["full", "device"] > least["full", "host"]
+    found, why = chosen(model, 32, train, limit=least["full", "device"])
+    assert (moved(found), "host" in why) == (0, False)
+    found, why = chosen(model, 32, train, limit=least["full", "device"] - GIB / 100)
+    assert moved(found) == 1
+    assert "optimizer state in the host's memory" in why
+
+
+def resolve_total(model, train, remat, place):
+    parallel = dataclasses.replace(train.parallel, optimizer_state=place)
+    train = dataclasses.replace(train, remat=remat, parallel=parallel)
+    found, _ = chosen(model, 32, train)
+    return estimate(model, ADAMW, found, 32).total
 
 
 def test_an_unknown_memory_is_enough():
@@ -101,12 +174,18 @@ def test_an_unknown_memory_is_enough():
     assert "not known" in why
 
 
+GIVEN = Parallelism(sharding="fsdp", group=4, optimizer_state="device")
+
+
 def test_what_is_given_stays():
     """Only "auto" is chosen."""
-    given_ = config(
-        128, 8192, remat="full", parallel=Parallelism(sharding="fsdp", group=4), loss_chunks=64
-    )
+    given_ = config(128, 8192, remat="full", parallel=GIVEN, loss_chunks=64)
     assert chosen(presets.tomat_200m, 16, given_)[0] == given_
+
+
+def moved(train):
+    """Rank of what "auto" put into the host's memory: nothing, optimizer state, residuals, both."""
+    return 2 * (train.remat == OFFLOADED) + (train.parallel.optimizer_state == "host")
 
 
 @given(
@@ -115,16 +194,20 @@ def test_what_is_given_stays():
     gib=st.floats(3, 400),
 )
 def test_the_choice_fits_or_nothing_does(batch, position, gib):
-    """With more memory no more is repeated, and what is chosen is within the limit if it can be."""
+    """With more memory no more is moved or repeated, and what is chosen fits if it can."""
     model, train = presets.tomat_200m, config(batch, position)
     found, why = chosen(model, 16, train, limit=gib * GIB)
-    fits = estimate(model, ADAMW, found, 16).total <= USABLE * gib * GIB
-    smallest = dataclasses.replace(found, remat="full", parallel=Parallelism(sharding="fsdp"))
+    fits = estimate(model, ADAMW, found, 16).total <= gib * GIB
+    least = Parallelism(sharding="fsdp", optimizer_state="host")
+    smallest = dataclasses.replace(found, remat=OFFLOADED, parallel=least)
     assert fits == ("more than" not in why)
     if not fits:
-        assert estimate(model, ADAMW, smallest, 16).total > USABLE * gib * GIB
+        assert estimate(model, ADAMW, smallest, 16).total > gib * GIB
     richer, _ = chosen(model, 16, train, limit=2 * gib * GIB)
-    assert recomputed(model, richer.remat, position) <= recomputed(model, found.remat, position)
+    assert moved(richer) <= moved(found)
+    if moved(richer) == moved(found):
+        repeated = recomputed(model, richer.remat, position)
+        assert repeated <= recomputed(model, found.remat, position)
 
 
 def test_an_embed_that_cannot_be_split_is_copied():

@@ -213,3 +213,19 @@ def test_learning_rate_metric_follows_the_step():
     _, rows = run(tiny.program(), [tiny.random_tokens(i) for i in range(3)])
     np.testing.assert_allclose([row["learning_rate"] for row in rows[:2]], [5e-3, 1e-2], rtol=1e-6)
     assert rows[2]["learning_rate"] < 1e-2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_optimizer_state_in_the_hosts_memory_changes_nothing(devices):
+    """Bit for bit the same parameters and moments, which are in pinned memory between steps."""
+    ends = {}
+    for place in ("device", "host"):
+        parallel = Parallelism(sharding="zero1", optimizer_state=place)
+        program = tiny.program(devices, parallel=parallel)
+        state, _ = run(program, [tiny.random_tokens(seed) for seed in range(3)])
+        kinds = {x.sharding.memory_kind for x in jax.tree.leaves(state.optimizer_state) if x.ndim}
+        assert kinds == {"device" if place == "device" else "pinned_host"}
+        assert {x.sharding.memory_kind for x in jax.tree.leaves(state.model)} == {"device"}
+        ends[place] = jax.tree.map(np.asarray, (state.model, state.optimizer_state))
+    jax.tree.map(np.testing.assert_array_equal, ends["device"], ends["host"])

@@ -14,6 +14,7 @@ from tests.training import tiny
 from training.config.job import KeptProgram
 from training.trainer import kept_program
 from training.trainer.kept_program import KeptPrograms
+from training.trainer.run_context import RunContext
 from training.trainer.trainer import train
 
 JOB = dataclasses.replace(tiny.TRAIN, steps=3, evaluate_every=3, checkpoint_every=3)
@@ -55,7 +56,7 @@ def run(data, directory, *programs):
     )
     jax.monitoring.register_event_listener(listen)
     try:
-        result = train(job, on_program=kept.append, devices=jax.devices()[:1])
+        result = train(job, RunContext(on_program=kept.append), devices=jax.devices()[:1])
     finally:
         jax.monitoring.unregister_event_listener(listen)
     return result, kept, len(hits)
@@ -94,7 +95,7 @@ def test_a_second_run_loads_the_step_of_the_first(data, tmp_path, no_shared_cach
     assert (cold.compilations, hits) == (1, 0)
     warm, again, hits = run(data, tmp_path / "warm", kept)
     assert (warm.compilations, hits, again) == (0, 1, [])
-    assert tiny.learned(warm.history) == tiny.learned(cold.history)
+    assert tiny.learned(tiny.rows(warm)) == tiny.learned(tiny.rows(cold))
     assert "ignored" not in caplog.text
 
 

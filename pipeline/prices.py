@@ -1,0 +1,101 @@
+"""What an hour of a chip costs: dated list prices, and a file with one's own in their place.
+
+Prices differ by region, contract and month, so each has its date and source, and one that is not
+known is None. `PONENTE_PRICES` names a TOML file whose tables replace those here:
+
+    [v6e]
+    on_demand = 2.97
+    spot = 1.19
+    date = "2026-11-01"
+    source = "europe-west4, price list"
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipeline.accelerators import GPUS, TPUS
+from pipeline.errors import InputError
+from pipeline.store.decode import decode
+
+VARIABLE = "PONENTE_PRICES"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """US dollars for an hour of one chip.
+
+    Attributes:
+        on_demand: for as long as it is wanted; None where it is not known.
+        spot: where it may be taken back at any time; None where it is not known.
+        date: on which the source had it, year-month-day.
+        source: who states it, and for which region.
+    """
+
+    on_demand: float | None = None
+    spot: float | None = None
+    date: str
+    source: str
+
+    def __post_init__(self) -> None:
+        datetime.date.fromisoformat(self.date)
+        for name in ("on_demand", "spot"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise ValueError(f"{name}: expected dollars an hour, found {value}")
+
+    def of(self, chip_hours: float) -> str:
+        """What so many hours cost, in words; empty where neither price is known."""
+        known = (("on demand", self.on_demand), ("spot", self.spot))
+        amounts = [f"${each * chip_hours:,.2f} {name}" for name, each in known if each is not None]
+        return f"{', '.join(amounts)} ({self.source}, {self.date})" if amounts else ""
+
+
+PRICES: Mapping[str, Price] = {
+    "v6e": Price(
+        on_demand=2.70,
+        spot=0.540137,
+        date="2026-06-04",
+        source="us-central1, price snapshot of github.com/tucan9389/nanochat-jax",
+    ),
+    "h100": Price(
+        on_demand=2.95,
+        date="2026-05-20",
+        source="median of 37 providers, aimultiple.com/gpu-index",
+    ),
+}
+"""By chip of `pipeline.accelerators`; one without an entry has no price that we could date."""
+
+
+def price_of(chip: str) -> Price | None:
+    """The price of a chip by its name in `pipeline.accelerators`; None where it is not known.
+
+    Raises:
+        InputError: the file of `PONENTE_PRICES` cannot be read.
+    """
+    path = os.environ.get(VARIABLE)
+    return {**PRICES, **(read_prices(path) if path else {})}.get(chip)
+
+
+def read_prices(path: str) -> dict[str, Price]:
+    """Prices of a TOML file, by chip.
+
+    Raises:
+        InputError: it is missing, no TOML, or names an unknown chip or field.
+    """
+    try:
+        with open(path, "rb") as file:
+            tables = tomllib.load(file)
+        if unknown := sorted(tables.keys() - TPUS.keys() - GPUS.keys()):
+            raise ValueError(f"unknown chip {unknown[0]!r}; there are {', '.join((*TPUS, *GPUS))}")
+        unset = {"on_demand": None, "spot": None}
+        return {chip: decode(Price, {**unset, **table}) for chip, table in tables.items()}
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(
+            f"{VARIABLE}={path}: expected a table for each chip, such as [v6e], with on_demand and "
+            f"spot in dollars an hour, date and source; {error}"
+        ) from None
