@@ -52,7 +52,7 @@ class ModelAxes:
 def model_axes(config: TransformerConfig) -> ModelAxes:
     """Axes of the parameters that `config` describes."""
     return ModelAxes(
-        Vocab=Axis(VOCAB, config.vocab_size),
+        Vocab=Axis(VOCAB, config.padded_vocab_size),
         Layers=Axis(LAYERS, config.layers),
         Embed=Axis(EMBED, config.embed),
         KVHeads=Axis(KV_HEADS, config.kv_heads),

@@ -8,6 +8,7 @@ arrays), so a number shown before a run is the number of the run.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,11 +46,59 @@ class RopeScaling:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class YarnScaling:
+    """YaRN (Peng et al., 2023, arXiv:2309.00071, as transformers' `rope_type="yarn"`).
+
+    Pairs that turn more than `beta_fast` times within the original context keep their frequency,
+    those that turn fewer than `beta_slow` times have it divided by `factor`, and between the two it
+    is blended linearly by the pair's index (sections 3.2 and 3.3). Scores are multiplied by the
+    square of `attention_factor` (section 3.4).
+
+    Attributes:
+        factor: how many times longer rows become.
+        original_context: positions trained on.
+        beta_fast, beta_slow: turns within `original_context`.
+        temperature: the attention factor; None for the paper's 0.1 ln(factor) + 1.
+    """
+
+    factor: float
+    original_context: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    temperature: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("original_context", "beta_slow"):
+            _check_positive("YarnScaling", name, getattr(self, name))
+        if not 1 <= self.factor < float("inf"):
+            raise InputError(
+                f"YarnScaling.factor: expected at least 1, found {self.factor}; it stretches rows"
+            )
+        if not self.beta_fast > self.beta_slow:
+            raise InputError(
+                f"YarnScaling.beta_fast: expected more than beta_slow={self.beta_slow}, found "
+                f"{self.beta_fast}; the paper uses 32 and 1"
+            )
+        if self.temperature is not None:
+            _check_positive("YarnScaling", "temperature", self.temperature)
+
+    @property
+    def attention_factor(self) -> float:
+        """What queries and keys are multiplied by."""
+        if self.temperature is not None:
+            return self.temperature
+        return 0.1 * math.log(self.factor) + 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
     """A decoder-only transformer with pre-norm blocks and grouped-query attention.
 
     Attributes:
-        vocab_size: rows of the embedding; at least the tokenizer's number of ids.
+        vocab_size: ids, as many as the tokenizer has.
+        vocab_multiple: the embedding and the head are padded to a multiple of this many rows, for
+            the hardware's tiles and for axes that divide them. Padding has no probability and no
+            gradient; its rows are counted in all that is said of size, memory and operations.
         layers: number of blocks.
         embed: width of the residual stream.
         heads: query heads.
@@ -69,7 +118,7 @@ class TransformerConfig:
             one.
         window: positions an "S" layer sees; None with patterns of "L" alone.
         rope_base: base of the rotary frequencies.
-        rope_scaling: see `RopeScaling`; None for none.
+        rope_scaling: see `RopeScaling` (Llama 3's) and `YarnScaling`; None for none.
         norm_epsilon: added to the mean square in every norm.
         logit_soft_cap: c in c * tanh(logits / c) over the vocabulary, None for no cap.
         attention_soft_cap: the same for attention scores.
@@ -79,6 +128,7 @@ class TransformerConfig:
     """
 
     vocab_size: int
+    vocab_multiple: int = 1
     layers: int
     embed: int
     heads: int
@@ -95,7 +145,7 @@ class TransformerConfig:
     window_pattern: str = "L"
     window: int | None = None
     rope_base: float = 10_000.0
-    rope_scaling: RopeScaling | None = None
+    rope_scaling: RopeScaling | YarnScaling | None = None
     norm_epsilon: float = 1e-6
     logit_soft_cap: float | None = None
     attention_soft_cap: float | None = None
@@ -105,7 +155,10 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         owner = "TransformerConfig"
-        for name in ("vocab_size", "layers", "embed", "heads", "kv_heads", "head_size", "mlp"):
+        for name in (
+            *("vocab_size", "vocab_multiple", "layers", "embed"),
+            *("heads", "kv_heads", "head_size", "mlp"),
+        ):
             _check_count(owner, name, getattr(self, name))
         for name in ("window", "context"):
             if getattr(self, name) is not None:
@@ -162,9 +215,23 @@ class TransformerConfig:
     def from_plain(cls, fields: Mapping[str, Any]) -> TransformerConfig:
         """From what `dataclasses.asdict` gives, as it comes back from JSON."""
         scaling = fields.get("rope_scaling")
-        nested = None if scaling is None else RopeScaling(**scaling)
-        rebuilt: dict[str, Any] = {**fields, "rope_scaling": nested}
+        if scaling is not None:
+            # A plain tree has no class: its fields tell.
+            scaling = (YarnScaling if "beta_fast" in scaling else RopeScaling)(**scaling)
+        rebuilt: dict[str, Any] = {**fields, "rope_scaling": scaling}
         return cls(**rebuilt)
+
+    @property
+    def score_scale(self) -> float:
+        """What queries are multiplied by before they meet keys: of the head size, and of YaRN."""
+        scaling = self.rope_scaling
+        factor = scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
+        return self.head_size**-0.5 * factor**2
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding and of the head."""
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
 
     @property
     def q_per_kv(self) -> int:
@@ -195,7 +262,7 @@ class TransformerConfig:
         """
         attention = 2 * self.embed * self.head_size * (self.heads + self.kv_heads)
         mlp = self.mlp_matrices * self.embed * self.mlp
-        return self.layers * (attention + mlp) + self.vocab_size * self.embed
+        return self.layers * (attention + mlp) + self.padded_vocab_size * self.embed
 
     @property
     def norm_parameters(self) -> int:
@@ -214,7 +281,7 @@ class TransformerConfig:
     @property
     def parameter_count(self) -> int:
         """All learnt numbers."""
-        gathered = 0 if self.tied else self.vocab_size * self.embed
+        gathered = 0 if self.tied else self.padded_vocab_size * self.embed
         gathered += (self.context or 0) * self.embed
         return self.matmul_parameters + self.norm_parameters + self.bias_parameters + gathered
 

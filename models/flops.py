@@ -43,7 +43,7 @@ class Parameters:
 
 def parameters(config: TransformerConfig) -> Parameters:
     """The counts of one model; exact, from its shape alone."""
-    tables = config.vocab_size * (1 if config.tied else 2) + (config.context or 0)
+    tables = config.padded_vocab_size * (1 if config.tied else 2) + (config.context or 0)
     total = config.parameter_count
     return Parameters(total, config.matmul_parameters, total - tables * config.embed)
 

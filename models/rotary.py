@@ -16,11 +16,14 @@ import jax.numpy as jnp
 from haliax import Axis, NamedArray
 
 from models.axes import HEAD_SIZE
-from models.config import RopeScaling
+from models.config import RopeScaling, YarnScaling
 
 
 def rotary_angles(
-    positions: Axis | NamedArray, HeadSize: Axis, base: float, scaling: RopeScaling | None = None
+    positions: Axis | NamedArray,
+    HeadSize: Axis,
+    base: float,
+    scaling: RopeScaling | YarnScaling | None = None,
 ) -> NamedArray:
     """Angles in radians, float32 [head_size / 2, ...] with the axes of `positions`.
 
@@ -33,19 +36,36 @@ def rotary_angles(
     Half = HeadSize.resize(HeadSize.size // 2)
     exponent = hax.arange(Half, dtype=jnp.float32) * (-2.0 / HeadSize.size)
     frequency = hax.exp(exponent * jnp.log(jnp.float32(base)))
-    if scaling is not None:
-        frequency = _scaled(frequency, scaling)
+    if isinstance(scaling, RopeScaling):
+        frequency = _llama3(frequency, scaling)
+    elif scaling is not None:
+        frequency = _yarn(frequency, HeadSize.size, base, scaling)
     if isinstance(positions, Axis):
         return frequency.broadcast_to((Half, positions)) * hax.arange(positions, dtype=jnp.float32)
     return frequency.broadcast_to((Half, *positions.axes)) * positions.astype(jnp.float32)
 
 
-def _scaled(frequency: NamedArray, scaling: RopeScaling) -> NamedArray:
+def _llama3(frequency: NamedArray, scaling: RopeScaling) -> NamedArray:
     """Llama 3: turns per original context decide between the frequency and a slower one."""
     turns = frequency * (scaling.original_context / (2 * math.pi))
     span = scaling.high_frequency_factor - scaling.low_frequency_factor
     keep = hax.clip((turns - scaling.low_frequency_factor) / span, 0.0, 1.0)
     return frequency * (keep + (1.0 - keep) / scaling.factor)
+
+
+def _yarn(frequency: NamedArray, size: int, base: float, scaling: YarnScaling) -> NamedArray:
+    """YaRN: the pair's index decides, between two pairs that turn so often in the context."""
+
+    def pair(turns: float) -> float:
+        wavelength = scaling.original_context / turns
+        return size * math.log(wavelength / (2 * math.pi)) / (2 * math.log(base))
+
+    # Whole pairs, bounded as in the released code.
+    low = max(math.floor(pair(scaling.beta_fast)), 0)
+    high = min(math.ceil(pair(scaling.beta_slow)), size - 1)
+    index = hax.arange(frequency.axes[0], dtype=jnp.float32)
+    slower = hax.clip((index - low) / max(high - low, 0.001), 0.0, 1.0)
+    return frequency * (1.0 - slower + slower / scaling.factor)
 
 
 def rotate(x: NamedArray, angles: NamedArray, scale: float = 1.0) -> NamedArray:

@@ -40,6 +40,7 @@ class Attention(eqx.Module):
             as in Qwen3); None without qk_norm.
         key_norm: the same for keys.
         soft_cap: on the scores.
+        scale: of the queries.
     """
 
     query: Linear
@@ -49,6 +50,7 @@ class Attention(eqx.Module):
     query_norm: Norm | None
     key_norm: Norm | None
     soft_cap: float | None = eqx.field(static=True)
+    scale: float = eqx.field(static=True)
 
     @staticmethod
     def init(config: TransformerConfig, axes: ModelAxes, *, key: jax.Array) -> Attention:
@@ -68,6 +70,7 @@ class Attention(eqx.Module):
             query_norm=norm(),
             key_norm=norm(),
             soft_cap=config.attention_soft_cap,
+            scale=config.score_scale,
         )
 
     def __call__(
@@ -113,10 +116,9 @@ class Attention(eqx.Module):
         q, k, v = self._projections(x)
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
-        scale = q.resolve_axis(HEAD_SIZE).size ** -0.5
         if angles is None:
-            return q * scale, k, v
-        return rotate(q, angles, scale), rotate(k, angles), v
+            return q * self.scale, k, v
+        return rotate(q, angles, self.scale), rotate(k, angles), v
 
     def merge(self, out: NamedArray, x: NamedArray) -> NamedArray:
         """What attention gave for the queries of `x`, projected to the axes of `x`."""

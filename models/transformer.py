@@ -169,7 +169,7 @@ class Transformer(eqx.Module):
 
     @property
     def Vocab(self) -> Axis:
-        """The vocabulary axis."""
+        """The vocabulary axis of the tables, its padding among them."""
         return self.embedding.resolve_axis(VOCAB)
 
     @property
@@ -238,11 +238,16 @@ class Transformer(eqx.Module):
         return hax.auto_sharded(x.rearrange(order)), None
 
     def logits(self, tokens: NamedArray, **forward: Unpack[Forward]) -> NamedArray:
-        """Float32 logits [batch, position, vocab] of the next token at every position."""
+        """Float32 logits [batch, position, vocab] of the next token, without the padding's."""
         return self.logits_of(self.hidden(tokens, **forward)).rearrange((BATCH, POSITION, VOCAB))
 
     def logits_of(self, hidden: NamedArray) -> NamedArray:
-        """Float32 logits [vocab, ...] of hidden states [embed, ...], soft cap applied."""
+        """Float32 logits [vocab, ...] of hidden states [embed, ...], soft cap applied.
+
+        Vocab has the config's `vocab_size` ids: the rows that pad the head give no logits.
+        """
         logits = hax.dot(self.output_head, hidden, axis=EMBED, preferred_element_type=jnp.float32)
+        if self.config.vocab_size < self.Vocab.size:
+            logits = logits[VOCAB, : self.config.vocab_size]
         cap = self.config.logit_soft_cap
         return logits if cap is None else cap * hax.tanh(logits / cap)

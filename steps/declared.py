@@ -61,7 +61,7 @@ def check_training(arguments: Mapping[str, Any], model: TransformerConfig | None
     if model is not None and entries not in (None, model.vocab_size):
         raise InputError(
             f"TransformerConfig.vocab_size is {model.vocab_size}, the tokenizer has {entries} "
-            f"ids; set the model's vocab_size to {entries}"
+            f"ids; set the model's vocab_size to {entries} (vocab_multiple pads its tables)"
         )
     if length is not None and train.sequence_length not in (0, length):
         raise InputError(

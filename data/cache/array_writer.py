@@ -18,7 +18,7 @@ class ArrayWriter:
     time.
 
     Args:
-        directory: a local path or a `gs://` URL.
+        directory: a local path or a URL of gs:// or s3://.
         timeout_s: longest wait for one array.
     """
 

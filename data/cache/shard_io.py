@@ -1,4 +1,4 @@
-"""Reading the files of a token shard, from a local disk or from gs://.
+"""Reading the files of a token shard, from a local disk, gs:// or s3://.
 
 Local files are read with `pread` (`data/cache/chunks.py` says why), those of a bucket through
 TensorStore's key-value store, which retries, limits what is under way and joins neighbouring ranges
@@ -25,9 +25,9 @@ from pipeline.store import storage
 
 TIMEOUT_S = 600.0
 # A minute and a half of trying, as long as other requests to a bucket are tried for.
-GOOGLE_RETRIES = {"max_retries": 9, "initial_delay": "250ms", "max_delay": "16s"}
+BUCKET_RETRIES = {"max_retries": 9, "initial_delay": "250ms", "max_delay": "16s"}
 
-_GOOGLE = "gs://"
+_GOOGLE, _AMAZON = "gs://", "s3://"
 # How the message begins when the store answered, and what it holds is not what was written.
 _DAMAGE = ("NOT_FOUND", "OUT_OF_RANGE", "DATA_LOSS")
 # And when it did not answer, after its own retries: a new attempt may do better.
@@ -86,7 +86,7 @@ def open_files(directory: str, size: int | None = None, timeout_s: float = TIMEO
     """The files of the shard in `directory`.
 
     Args:
-        directory: a local path or a `gs://` URL.
+        directory: a local path, or a URL of gs:// or s3://.
         size: bytes of the tokens' data file, when ranges of it are to be read. A local file of
             another size is refused at once.
         timeout_s: longest wait for one answer of a bucket.
@@ -98,23 +98,50 @@ def open_files(directory: str, size: int | None = None, timeout_s: float = TIMEO
     """
     if storage.is_local(directory):
         return LocalFiles(directory, size)
-    if directory.startswith(_GOOGLE):
-        return StoreFiles(directory, store_spec(directory), timeout_s, store_context())
-    raise InputError(f"{directory}: token shards lie on a local path or on gs://; choose one")
+    return StoreFiles(directory, store_spec(directory), timeout_s, store_context())
 
 
 def store_spec(directory: str) -> dict[str, Any]:
-    """The key-value store, in TensorStore's terms, that has a shard's files as its keys."""
+    """The key-value store, in TensorStore's terms, that has a directory's files as its keys.
+
+    Raises:
+        InputError: we write to no such store.
+    """
     if storage.is_local(directory):
         return {"driver": "file", "path": storage.local_path(directory).rstrip("/") + "/"}
-    bucket, _, path = directory.removeprefix(_GOOGLE).partition("/")
-    return {"driver": "gcs", "bucket": bucket, "path": path.rstrip("/") + "/"}
+    scheme, _, place = directory.partition("://")
+    bucket, _, path = place.partition("/")
+    found = {"bucket": bucket, "path": path.rstrip("/") + "/"}
+    if directory.startswith(_GOOGLE):
+        return {"driver": "gcs", **found}
+    if directory.startswith(_AMAZON):
+        return {"driver": "s3", **found, **_amazon_settings()}
+    raise InputError(
+        f"{directory}: nothing is written to {scheme}://; use a local path, gs:// or s3://"
+    )
+
+
+def _amazon_settings() -> dict[str, Any]:
+    """Login, and address of a store that is not Amazon's, by the variables its clients read."""
+    found: dict[str, Any] = {}
+    if os.environ.get("AWS_ACCESS_KEY_ID"):
+        # Otherwise it looks for files first, and logs each that is not there.
+        found["aws_credentials"] = {"type": "environment"}
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if endpoint:
+        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        found |= {"endpoint": endpoint, "aws_region": region or "us-east-1"}
+    return found
 
 
 def store_context() -> ts.Context:
     """Retries of a bucket, and no cache: nothing is read or written twice."""
     return ts.Context(
-        {"gcs_request_retries": GOOGLE_RETRIES, "cache_pool": {"total_bytes_limit": 0}}
+        {
+            "gcs_request_retries": BUCKET_RETRIES,
+            "s3_request_retries": BUCKET_RETRIES,
+            "cache_pool": {"total_bytes_limit": 0},
+        }
     )
 
 

@@ -48,7 +48,7 @@ class TokenShard(NamedTuple):
     """What a `TokenArray` is made of.
 
     Attributes:
-        directory: a local path or a `gs://` URL.
+        directory: a local path or a URL of gs:// or s3://.
         tokens: how many it holds.
         check: `ShardCounts.check` of when it was written; "" when it was not kept, and then a
             sound shard in the place of another of the same size is not noticed.
@@ -94,7 +94,7 @@ def write_shard(
     TensorStore encodes and writes.
 
     Args:
-        directory: an absolute local path or a `gs://` URL with nothing in it.
+        directory: an absolute local path or a URL of gs:// or s3:// with nothing in it.
         documents: batches of (ids of all the batch's documents one after the other, number of ids
             of each document), as `TextTokenizer.encode_batch` returns them.
         vocab_size: ids are below it.

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pipeline.errors import InputError
 
 EOS = "<|endoftext|>"
+"""The name in tokenizers trained here; those of others may have any."""
 SMALLEST_VOCAB = 257  # every byte and EOS
+
+_DOCUMENT_ENDS = (EOS, "</s>", "<|end_of_text|>", "<eos>", "<|eos|>", "[EOS]")
+_TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>")
+"""Of chat models; they end a document where nothing else does."""
 
 
 def check_vocab_size(vocab_size: int) -> None:
@@ -15,3 +22,37 @@ def check_vocab_size(vocab_size: int) -> None:
             f"vocab_size={vocab_size}: expected at least {SMALLEST_VOCAB} (256 bytes and {EOS}); "
             "ask for more"
         )
+
+
+def find_eos(special: Mapping[str, int], name: str | None = None) -> int:
+    """The id that ends a document.
+
+    Args:
+        special: ids of the special tokens by their name.
+        name: of the one that does; None for the only one with a well-known name.
+
+    Raises:
+        InputError: `name` is no special token, or without it none or several could be meant.
+    """
+    if name is not None and name not in special:
+        raise InputError(
+            f"tokenizer.json: eos_token is {name!r}, which is no special token; expected one of "
+            f"{_names(special)}"
+        )
+    for known in (_DOCUMENT_ENDS, _TURN_ENDS):
+        found = [token for token in known if token in special] if name is None else [name]
+        if len(found) == 1:
+            return special[found[0]]
+        if found:
+            raise InputError(
+                f"tokenizer.json: each of {', '.join(found)} could be the special token that ends "
+                'a document; add a field "eos_token" with the name of the one that does'
+            )
+    raise InputError(
+        f"tokenizer.json: expected a special token that ends a document, such as {EOS}, found "
+        f'{_names(special)}; add a field "eos_token" with the name of the one that does'
+    )
+
+
+def _names(special: Mapping[str, int]) -> str:
+    return ", ".join(sorted(special, key=special.__getitem__)[:20]) or "none"

@@ -4,8 +4,10 @@ A tokenizer is the bytes of its `tokenizer.json`; their SHA-256 is its identity.
 so every text has ids and decodes to itself, and each id stands for a known number of UTF-8 bytes,
 which is what turns a loss per token into bits per byte.
 
-`<|endoftext|>` ends a document and nothing else does: a text that contains these characters is
-tokenised as characters, so no document can forge a boundary, and encoding adds no token of its own.
+One special token, EOS, ends a document and nothing else does: a text that contains its characters
+is tokenised as characters, so no document can forge a boundary, and encoding adds no token of its
+own. Which one it is, the file says in a field of ours, "eos_token", or its well-known name does
+(see `data.tokenizer.special_tokens`).
 
 Documents at scale go through `encode_documents`: Arrow arrays, in bounded memory, by the back end
 of `checked`.
@@ -33,10 +35,11 @@ from data.tokenizer.backends import (
     digest_of,
     fast_encoder,
 )
-from data.tokenizer.special_tokens import EOS, check_vocab_size
+from data.tokenizer.special_tokens import EOS, check_vocab_size, find_eos
 from pipeline.errors import CorruptOutput, InputError
 from pipeline.store import storage
 
+_EOS_FIELD = "eos_token"
 _KEPT = 4  # tokenizers a process keeps read
 _read: OrderedDict[str, TextTokenizer] = OrderedDict()
 _read_lock = threading.Lock()
@@ -84,25 +87,20 @@ class TextTokenizer:
             One thread costs nothing per core, so workers that each own a core pass False.
 
     Raises:
-        InputError: not a `tokenizer.json`, not byte-level, without the EOS token, or with dropout.
+        InputError: not a `tokenizer.json`, not byte-level, with dropout, or EOS cannot be known.
     """
 
     def __init__(self, content: bytes, *, parallel: bool | None = None) -> None:
         _set_parallel(parallel)
         description = _parse(content)
-        self._tokenizer = _build(content)
+        self._content = _without_eos_field(content, description)
+        self._tokenizer = _build(self._content)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
         special = {t["content"]: t["id"] for t in description["added_tokens"] if t["special"]}
-        if EOS not in special:
-            raise InputError(
-                f"tokenizer.json: expected the special token {EOS}, found "
-                f"{', '.join(special) or 'none'}; add it, or train a tokenizer here"
-            )
-        self.eos_id: int = special[EOS]
+        self.eos_id: int = find_eos(special, description.get(_EOS_FIELD))
         self.digest: str = digest_of(content)
-        self._content = content
         self._added = tuple(t["content"] for t in description["added_tokens"])
         self._oracle = OracleEncoder(self._tokenizer)
         self._fast: dict[tuple[Backend, bool], Encoder | None] = {}
@@ -227,6 +225,14 @@ def _parse(content: bytes) -> dict:
             "set it to null"
         )
     return description
+
+
+def _without_eos_field(content: bytes, description: dict) -> bytes:
+    """What the libraries read: they refuse a field they do not know."""
+    if _EOS_FIELD not in description:
+        return content
+    known = {name: value for name, value in description.items() if name != _EOS_FIELD}
+    return json.dumps(known).encode("utf-8")
 
 
 def _build(content: bytes) -> Tokenizer:

@@ -41,7 +41,7 @@ def unsupported_reason(
     if soft_cap is not None:
         return f"its kernels have no soft cap, and the scores have one of {soft_cap}"
     if segments:
-        return "its kernels do not take segment ids, by which documents share a row"
+        return "JAX's call of it gives documents that share a row wrong keys (docs/decisions)"
     if dtype not in DTYPES:
         return f"it computes in {' or '.join(DTYPES)}, not {dtype}"
     if head_size % 8 or head_size > WIDEST_HEAD:

@@ -65,7 +65,7 @@ def chunk_count(
     return next((chunks for chunks in divisors if chunks >= needed), position)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7, 8))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7, 8, 9))
 def summed_losses(
     hidden_EBP: Array,
     head_VE: Array,
@@ -76,6 +76,7 @@ def summed_losses(
     chunks: int,
     mesh_axes: MeshAxes | None,
     by_vocabulary: bool = False,
+    id_count: int | None = None,
 ) -> Sums:
     """The objective, sum of w * nll + z_loss * w * z^2, and its two parts; float32 scalars.
 
@@ -93,30 +94,39 @@ def summed_losses(
         mesh_axes: what divides the batch, positions and the head, or None on one device.
         by_vocabulary: let the differentiated pass take chunks of ids instead of positions, where
             their logits fit a CPU's cache.
+        id_count: rows of the head that stand for an id; later ones pad it, and have no probability
+            and no gradient. None: all.
 
     Raises:
         InputError: `chunks` does not divide P.
     """
     run = functools.partial(_sums, z_loss, soft_cap, chunks)
-    return _over_devices(run, mesh_axes, hidden_EBP, head_VE, targets_BP, weights_BP)[0]
+    return _over_devices(run, mesh_axes, id_count, hidden_EBP, head_VE, targets_BP, weights_BP)[0]
 
 
 def token_losses(
-    hidden_EBP: Array, head_VE: Array, targets_BP: Array, soft_cap: float | None, chunks: int
+    hidden_EBP: Array,
+    head_VE: Array,
+    targets_BP: Array,
+    soft_cap: float | None,
+    chunks: int,
+    id_count: int | None = None,
 ) -> Array:
     """Negative log-likelihood of every token, float32 [B, P]; arguments as above."""
 
+    ids = IdParts(count=id_count)
+
     def one_chunk(_: None, chunk: tuple[Array, Array]) -> tuple[None, Array]:
         hidden, targets = chunk
-        return None, _losses(_logits(hidden, head_VE, soft_cap), targets, IdParts())[0]
+        return None, _losses(_logits(hidden, head_VE, soft_cap, ids), targets, ids)[0]
 
     split = (_split(hidden_EBP, chunks), _split(targets_BP, chunks))
     return _join(jax.lax.scan(one_chunk, None, split)[1])
 
 
-def _logits(hidden: Array, head: Array, soft_cap: float | None) -> Array:
+def _logits(hidden: Array, head: Array, soft_cap: float | None, ids: IdParts) -> Array:
     logits = jnp.einsum("ve,ebp->vbp", head, hidden, preferred_element_type=jnp.float32)
-    return logits if soft_cap is None else soft_cap * jnp.tanh(logits / soft_cap)
+    return ids.mask(logits if soft_cap is None else soft_cap * jnp.tanh(logits / soft_cap))
 
 
 def _losses(logits: Array, targets: Array, ids: IdParts) -> tuple[Array, Array]:
@@ -173,7 +183,7 @@ def _sums(
 
     def one_chunk(sums: tuple[Array, Array], chunk: tuple[Array, ...]) -> tuple[Any, None]:
         hidden, targets, weights = _of_all_rows(chunk, ids)
-        losses = _losses(_logits(hidden, head, soft_cap), targets, ids)
+        losses = _losses(_logits(hidden, head, soft_cap, ids), targets, ids)
         return _add(sums, *losses, weights, z_loss), None
 
     zero = jnp.zeros((), jnp.float32)
@@ -197,7 +207,7 @@ def _sums_and_gradients(
     def one_chunk(carry: tuple[Any, Array], chunk: tuple[Array, ...]) -> tuple[Any, Array]:
         sums, head_bar = carry
         hidden, targets, weights = _of_all_rows(chunk, ids)
-        logits = _logits(hidden, head, soft_cap)
+        logits = _logits(hidden, head, soft_cap, ids)
         nll, lse = _losses(logits, targets, ids)
         is_target = ids.is_target(logits, targets)
         gradient = _logit_gradient(logits, is_target, lse, weights, z_loss, soft_cap)
@@ -226,15 +236,17 @@ def _add(
     return of_nll + jnp.sum(nll * weights), of_z + z_loss * jnp.sum(jnp.square(lse) * weights)
 
 
-def _over_devices(run: Any, mesh_axes: MeshAxes | None, *arrays: Array) -> Any:
+def _over_devices(
+    run: Any, mesh_axes: MeshAxes | None, id_count: int | None, *arrays: Array
+) -> Any:
     """`run(ids, *arrays)` on every device's rows; its sums are added over devices once."""
     head, tokens = arrays[1], () if mesh_axes is None else mesh_axes.tokens
     if mesh_axes is None or mesh_axes.shards(tokens) == 1:
         # Nothing to add. Nor can XLA's CPU compiler divide the vocabulary inside a region whose
         # own axes are all of one device.
-        return run(IdParts(), *arrays)
+        return run(IdParts(count=id_count), *arrays)
     table = mesh_axes.table_split(*head.shape)
-    ids = IdParts(table.axes if table.stays else ())
+    ids = IdParts(table.axes if table.stays else (), id_count)
     different = tuple(name for name in tokens if name not in ids.axes)
 
     def local(*arrays: Array) -> tuple[Sums, Any]:
@@ -267,6 +279,7 @@ def _forward(
     chunks: int,
     mesh_axes: MeshAxes | None,
     by_vocabulary: bool,
+    id_count: int | None,
 ) -> tuple[Sums, Gradients]:
     run = functools.partial(_sums_and_gradients, z_loss, soft_cap, chunks)
     divided = mesh_axes is not None and (mesh_axes.heads or mesh_axes.split_tables)
@@ -275,13 +288,13 @@ def _forward(
         parts = vocabulary_chunks(head.shape[0], here)
         if parts is not None:
             run = functools.partial(_by_vocabulary, z_loss, soft_cap, parts)
-    return _over_devices(run, mesh_axes, hidden, head, targets, weights)
+    return _over_devices(run, mesh_axes, id_count, hidden, head, targets, weights)
 
 
 def _by_vocabulary(
     z_loss: float, soft_cap: float | None, parts: int, ids: IdParts, *arrays: Array
 ) -> tuple[Sums, Gradients]:
-    return sums_and_gradients(z_loss, soft_cap, parts, *arrays)
+    return sums_and_gradients(z_loss, soft_cap, parts, ids.count, *arrays)
 
 
 def _backward(
@@ -290,6 +303,7 @@ def _backward(
     chunks: int,
     mesh_axes: MeshAxes | None,
     by_vocabulary: bool,
+    id_count: int | None,
     gradients: Gradients,
     cotangents: Sums,
 ) -> tuple[Array, Array, None, None]:

@@ -8,6 +8,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+_NO_PROBABILITY = -1e9  # finite: its exponential is 0, and so is 0 times the cap's derivative
+
+
+def mask_padding(logits: Array, first: Array | int, count: int | None) -> Array:
+    """Logits [vocab, ...] from id `first` on, the ones from id `count` on without probability."""
+    if count is None:
+        return logits
+    here = first + jax.lax.broadcasted_iota(jnp.int32, logits.shape, 0)
+    return jnp.where(here < count, logits, _NO_PROBABILITY)
+
 
 @dataclasses.dataclass(frozen=True)
 class IdParts:
@@ -16,9 +26,16 @@ class IdParts:
     Attributes:
         axes: mesh axes of a surrounding `shard_map` that divide the ids, in order; none where every
             device has them all. Devices along them have different rows of the batch.
+        count: how many ids there are; None where no logits are padding.
     """
 
     axes: tuple[str, ...] = ()
+    count: int | None = None
+
+    def mask(self, logits: Array) -> Array:
+        """`logits` with no probability where they are padding."""
+        part = jax.lax.axis_index(self.axes) * logits.shape[0] if self.axes else 0
+        return mask_padding(logits, part, self.count)
 
     def gather_rows(self, x: Array, axis: int) -> Array:
         """The rows of all devices that share the ids, along `axis`."""

@@ -92,6 +92,7 @@ def next_token_loss(
         _chunks(model, tokens, chunks, chunk_budget, mesh_axes),
         mesh_axes,
         by_vocabulary,
+        _ids(model),
     )
     return Loss(objective=objective, total=total, z=z, count=hax.sum(weight).array)
 
@@ -111,7 +112,7 @@ def nll_per_token(
     tokens = tokens.rearrange((BATCH, POSITION))
     chunks = _chunks(model, tokens, chunks, chunk_budget, forward.get("mesh_axes"))
     inputs = _inputs(model, tokens, forward)
-    nll = token_losses(*inputs, model.config.logit_soft_cap, chunks)
+    nll = token_losses(*inputs, model.config.logit_soft_cap, chunks, _ids(model))
     return hax.named(nll, tokens.axes) * _predicts(tokens)
 
 
@@ -122,6 +123,12 @@ def _inputs(
     hidden = model.hidden(tokens, **forward).rearrange((EMBED, BATCH, POSITION))
     head = model.output_head.rearrange((VOCAB, EMBED))
     return hidden.array, head.array, jnp.roll(tokens.array, -1, axis=1)
+
+
+def _ids(model: Transformer) -> int | None:
+    """Ids of a padded vocabulary; None where nothing is to be masked."""
+    ids = model.config.vocab_size
+    return None if ids == model.Vocab.size else ids
 
 
 def _chunks(

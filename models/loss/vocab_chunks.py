@@ -12,11 +12,14 @@ Formulas and rounding are those of `models.loss.cross_entropy`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+
+from models.loss.id_parts import mask_padding
 
 CHUNK_BYTES = 8 * 2**20
 LEAST_IDS = 256
@@ -36,6 +39,7 @@ def sums_and_gradients(
     z_loss: float,
     soft_cap: float | None,
     chunks: int,
+    ids: int | None,
     hidden_EBP: Array,
     head_VE: Array,
     targets_BP: Array,
@@ -46,13 +50,20 @@ def sums_and_gradients(
     Args:
         z_loss, soft_cap: see `models.loss.cross_entropy.summed_losses`.
         chunks: divisor of V.
+        ids: rows of the head that are no padding.
         hidden_EBP, head_VE, targets_BP, weights_BP: see there; all on this device.
     """
     embed, *rows = hidden_EBP.shape
     hidden = hidden_EBP.reshape(embed, -1)
     targets, weights = targets_BP.reshape(-1), weights_BP.reshape(-1)
     parts = head_VE.reshape(chunks, -1, embed)
-    lse = _log_sum_exp(parts, hidden, soft_cap)
+    first = jnp.arange(chunks, dtype=jnp.int32) * parts.shape[1]
+
+    def logits_of(chunk: tuple[Array, Array]) -> Array:
+        part, first = chunk
+        return mask_padding(_capped(_product(part, hidden), soft_cap), first, ids)
+
+    lse = _log_sum_exp((parts, first), logits_of, hidden.shape[1])
     target_rows = head_VE[targets]
     at_target = _capped(
         jnp.einsum("te,et->t", target_rows, hidden, preferred_element_type=jnp.float32), soft_cap
@@ -61,8 +72,8 @@ def sums_and_gradients(
     z = z_loss * jnp.sum(jnp.square(lse) * weights)
     scale = weights * (1.0 + 2.0 * z_loss * lse)
 
-    def one_chunk(hidden_bar: Array, part: Array) -> tuple[Array, Array]:
-        logits = _capped(_product(part, hidden), soft_cap)
+    def one_chunk(hidden_bar: Array, chunk: tuple[Array, Array]) -> tuple[Array, Array]:
+        part, logits = chunk[0], logits_of(chunk)
         gradient = jnp.exp(logits - lse[None]) * scale[None]
         gradient = _through_cap(gradient, logits, soft_cap).astype(hidden.dtype)
         more = jnp.einsum("ve,vt->et", part, gradient, preferred_element_type=jnp.float32)
@@ -70,7 +81,7 @@ def sums_and_gradients(
         return hidden_bar + more, of_part
 
     zero = jnp.zeros(hidden.shape, jnp.float32)
-    hidden_bar, head_bar = jax.lax.scan(one_chunk, zero, parts)
+    hidden_bar, head_bar = jax.lax.scan(one_chunk, zero, (parts, first))
     taken = _through_cap(weights, at_target, soft_cap)
     hidden_bar = hidden_bar - (target_rows.astype(jnp.float32) * taken[:, None]).T
     of_targets = (hidden.astype(jnp.float32) * taken[None]).T
@@ -79,19 +90,20 @@ def sums_and_gradients(
     return (nll + z, nll, z), gradients
 
 
-def _log_sum_exp(parts: Array, hidden: Array, soft_cap: float | None) -> Array:
+def _log_sum_exp(
+    chunks: tuple[Array, Array], logits_of: Callable[[tuple[Array, Array]], Array], tokens: int
+) -> Array:
     """float32 [tokens], the maximum kept along so that no exponential overflows."""
 
-    def one_chunk(carry: tuple[Array, Array], part: Array) -> tuple[Any, None]:
+    def one_chunk(carry: tuple[Array, Array], chunk: tuple[Array, Array]) -> tuple[Any, None]:
         largest, total = carry
-        logits = _capped(_product(part, hidden), soft_cap)
+        logits = logits_of(chunk)
         now = jnp.maximum(largest, jnp.max(logits, axis=0))
         total = total * jnp.exp(largest - now) + jnp.sum(jnp.exp(logits - now[None]), axis=0)
         return (now, total), None
 
-    tokens = hidden.shape[1]
     start = jnp.full(tokens, -jnp.inf, jnp.float32), jnp.zeros(tokens, jnp.float32)
-    (largest, total), _ = jax.lax.scan(one_chunk, start, parts)
+    (largest, total), _ = jax.lax.scan(one_chunk, start, chunks)
     return largest + jnp.log(total)
 
 

@@ -41,7 +41,7 @@ def _steps(help: str) -> dict[str, Any]:
 FLAGS: dict[str, dict[str, Any]] = {
     "preset": _flag(f"which settings; {FULL} for the defaults", metavar="NAME"),
     "prefix": _flag(
-        "store: a path or gs://bucket/dir; else PONENTE_PREFIX, else ./runs",
+        "store: a path, gs://bucket/dir or s3://bucket/dir; else PONENTE_PREFIX, else ./runs",
         metavar="URL",
         default=os.environ.get("PONENTE_PREFIX", "./runs"),
     ),

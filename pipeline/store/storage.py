@@ -1,14 +1,15 @@
 """The edge to storage: every read and write of the engine goes through fsspec, here.
 
-A location is a URL string (`./runs/x`, `/abs/x`, `gs://bucket/x`, `memory://x`). Three operations
-carry the commit protocol:
+A location is a URL string (`./runs/x`, `/abs/x`, `gs://bucket/x`, `s3://bucket/x`, `memory://x`).
+Three operations carry the commit protocol:
 
 - `create` writes an object only if none is there, and its content appears whole or not at all.
   Who wins a race is the store's decision: a hard link of a finished temporary file on a local
-  disk, a precondition (`ifGenerationMatch=0`) on GCS. There the answer to a write may be lost and
-  the write sent again, and refused because of itself; a mark in the object's metadata tells.
+  disk, a precondition (`ifGenerationMatch=0`, `If-None-Match: *`) on GCS and S3. There the answer
+  to a write may be lost and the write sent again, and refused because of itself; a mark in the
+  object's metadata tells.
 - `replace_if` replaces or deletes an object only while it is the version that was read: a
-  generation match on GCS, a comparison under a file lock on a local disk.
+  generation match on GCS, of the ETag on S3, a comparison under a file lock on a local disk.
 - `write_atomic` replaces an object; readers see the old bytes or the new, never a mixture.
 
 Nothing here renames a directory: object stores cannot.
@@ -39,6 +40,8 @@ _give_up_after: ContextVar[float | None] = ContextVar("give_up_after", default=N
 _memory_lock = threading.Lock()
 _CHUNK = 1 << 22
 _GOOGLE = ("gs://", "gcs://")
+_BUCKETS = (*_GOOGLE, "s3://")
+_STORES = ("gs", "gcs", "s3", "memory")
 _LOCAL = LocalFileSystem()
 # What means the same on every store and in every tool: nothing that a shell, a URL, a glob or
 # fsspec's chained URLs read as more than a letter, and no two names that look alike.
@@ -51,20 +54,29 @@ def filesystem(url: str, give_up_after: float | None = None) -> tuple[Any, str]:
 
     Args:
         url: see the module's text.
-        give_up_after: seconds of retrying one request to gs://; None for its usual time.
+        give_up_after: seconds of retrying one request to a bucket; None for its usual time.
     """
-    if url.startswith(_GOOGLE):
-        from pipeline.store.google_storage import GoogleStorage  # gcsfs takes a second to import
-
-        # No listings cache: gcsfs would answer from it about objects that others wrote since.
+    if url.startswith(_BUCKETS):
+        # No listings cache: it would answer about objects that others wrote since.
         limit = _give_up_after.get() if give_up_after is None else give_up_after
         options = {} if limit is None else {"give_up_after": limit}
-        fs = GoogleStorage(use_listings_cache=False, **options)
+        fs = _bucket_class(url)(use_listings_cache=False, **options)
         return fs, url.partition("://")[2].rstrip("/")
     if ":" not in url:
         return _LOCAL, os.path.abspath(os.path.expanduser(url))
     # Typed as Any: fsspec's annotations admit text where only bytes are ever read or written.
     return url_to_fs(url)
+
+
+def _bucket_class(url: str) -> Any:
+    """Imported where it is used: the clients of buckets take a second to import."""
+    if url.startswith(_GOOGLE):
+        from pipeline.store.google_storage import GoogleStorage
+
+        return GoogleStorage
+    from pipeline.store.s3_storage import S3Storage
+
+    return S3Storage
 
 
 @contextlib.contextmanager
@@ -97,7 +109,10 @@ def normalise(url: str) -> str:
     """
     wrong = _wrong_with(url)
     if wrong:
-        raise InputError(f"store {url!r}: {wrong}; expected a path or a URL such as gs://bucket/x")
+        raise InputError(
+            f"store {url!r}: {wrong}; expected a path or a URL such as gs://bucket/x or "
+            "s3://bucket/x"
+        )
     if is_local(url):
         return local_path(url)
     scheme, _, path = url.rstrip("/").partition("://")
@@ -116,10 +131,12 @@ def _wrong_with(url: str) -> str:
         known = not url.startswith("~") or os.path.expanduser(url) != url
         return "" if known else "no such user"
     scheme, _, path = url.partition("://")
+    if scheme not in _STORES:
+        return f"{scheme}:// has no conditional write that we know, which publishing needs"
     try:
         get_filesystem_class(scheme)
-    except (ValueError, ImportError) as error:
-        return str(error)
+    except ImportError as error:
+        return f"{error} (pip install 'ponente[{scheme}]')"
     names = path.rstrip("/").split("/")
     if not names[0] or any(name in ("", ".", "..") or set(name) & set("*?[]#\\") for name in names):
         return "no bucket, an empty or dotted part, or one of *?[]#\\ in it"
@@ -230,26 +247,17 @@ def create(url: str, data: bytes, *, durable: bool = True) -> bool:
                 return False
             fs.pipe_file(path, data)
             return True
-    if url.startswith(_GOOGLE):
-        return fs.create(path, data)
-    try:
-        fs.pipe_file(path, data, mode="create")
-    except FileExistsError:
-        return False
-    except NotImplementedError as error:
-        raise StorageError(
-            f"{url}: this store has no conditional create, which publishing an output needs; "
-            "use a local path or gs://"
-        ) from error
-    return True
+    _check_conditional(url)
+    return fs.create(path, data)
 
 
 def read_versioned(url: str) -> tuple[bytes, str]:
     """An object's content and the version `replace_if` compares. Raises `FileNotFoundError`."""
     fs, path = filesystem(url)
-    if url.startswith(_GOOGLE):
+    if url.startswith(_BUCKETS):
         # Asked for first: of an object replaced in between, the older version matches nothing.
-        version = str(fs.info(path)["generation"])
+        about = fs.info(path)
+        version = str(about["generation" if url.startswith(_GOOGLE) else "ETag"])
         return fs.cat_file(path), version
     data = read_bytes(url)
     return data, hashlib.sha256(data).hexdigest()
@@ -264,13 +272,9 @@ def replace_if(url: str, data: bytes | None, version: str) -> bool:
     fs, path = filesystem(url)
     if isinstance(fs, LocalFileSystem):
         return local_storage.replace_if(path, data, version)
-    if url.startswith(_GOOGLE):
-        return fs.replace_if(path, data, version)
     if fs.protocol != "memory":
-        raise StorageError(
-            f"{url}: this store has no conditional write, which replacing an output needs; "
-            "use a local path or gs://"
-        )
+        _check_conditional(url)
+        return fs.replace_if(path, data, version)
     with _memory_lock:
         if not fs.exists(path) or hashlib.sha256(fs.cat_file(path)).hexdigest() != version:
             return False
@@ -279,6 +283,14 @@ def replace_if(url: str, data: bytes | None, version: str) -> bool:
         else:
             fs.pipe_file(path, data)
         return True
+
+
+def _check_conditional(url: str) -> None:
+    if not url.startswith(_BUCKETS):
+        raise StorageError(
+            f"{url}: this store has no conditional write, which publishing an output needs; "
+            "use a local path, gs:// or s3://"
+        )
 
 
 def write_atomic(url: str, data: bytes, *, durable: bool = True) -> None:
@@ -355,7 +367,7 @@ def inventory(url: str) -> dict[str, tuple[int, float | None]]:
 
 
 def _written(info: Mapping[str, Any]) -> float | None:
-    time = info.get("mtime") or info.get("created")
+    time = info.get("mtime") or info.get("created") or info.get("LastModified")
     return time.timestamp() if isinstance(time, datetime.datetime) else None
 
 

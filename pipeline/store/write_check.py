@@ -22,13 +22,7 @@ def check_writable(prefix: str) -> None:
     if storage.is_local(url):
         local_storage.check_writable(storage.local_path(prefix), name)
         return
-    if url.startswith(("gs://", "gcs://")):
-        from pipeline.store.google_storage import GoogleStorage
-
-        fs = GoogleStorage(use_listings_cache=False, give_up_after=_CHECK_SECONDS)
-        path = url.partition("://")[2]
-    else:
-        fs, path = storage.filesystem(url)
+    fs, path = storage.filesystem(url, _CHECK_SECONDS)
     fs.pipe_file(path, b"ponente")
     found = fs.cat_file(path)
     fs.ls(path.rpartition("/")[0], detail=False)

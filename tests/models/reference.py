@@ -11,6 +11,8 @@ import math
 
 import numpy as np
 
+from models.config import YarnScaling
+
 OUTSIDE_BLOCKS = ("embedding", "position_embedding", "head", "final_norm")
 HEADS = "kv_heads q_per_kv head_size"
 
@@ -156,11 +158,13 @@ def _norm(x, w, name, config):
 
 
 def frequencies(config) -> list[float]:
-    """Radians per position of each pair, with Llama 3's scaling by wavelength."""
+    """Radians per position of each pair, scaled as Llama 3 (by wavelength) or YaRN (by index)."""
     plain = [config.rope_base ** (-2 * i / config.head_size) for i in range(config.head_size // 2)]
     scaling = config.rope_scaling
     if scaling is None:
         return plain
+    if isinstance(scaling, YarnScaling):
+        return _yarn(plain, config, scaling)
     longest = scaling.original_context / scaling.low_frequency_factor
     shortest = scaling.original_context / scaling.high_frequency_factor
 
@@ -177,13 +181,33 @@ def frequencies(config) -> list[float]:
     return [scaled(frequency) for frequency in plain]
 
 
+def _yarn(plain, config, scaling) -> list[float]:
+    """Between the last pair that turns often enough and the first that turns too seldom."""
+
+    def turns(i):
+        frequency = config.rope_base ** (-2 * i / config.head_size)
+        return scaling.original_context * frequency / (2 * math.pi)
+
+    places = range(config.head_size)
+    low = max((i for i in places if turns(i) >= scaling.beta_fast), default=0)
+    high = min((i for i in places if turns(i) <= scaling.beta_slow), default=places[-1])
+
+    def scaled(i, frequency):
+        share = min(max((i - low) / (high - low), 0.0), 1.0)
+        return (1 - share) * frequency + share * frequency / scaling.factor
+
+    return [scaled(i, frequency) for i, frequency in enumerate(plain)]
+
+
 def _rotate(x, config):
     """Each pair (i, i + half) as one complex number, times exp(i * angle)."""
     half = x.shape[1] // 2
+    scaling = config.rope_scaling
+    length = scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
     turned = np.empty_like(x)
     for position in range(len(x)):
         for i, frequency in enumerate(frequencies(config)):
-            turn = cmath.exp(1j * position * frequency)
+            turn = length * cmath.exp(1j * position * frequency)
             pair = complex(x[position, i], x[position, i + half]) * turn
             turned[position, i], turned[position, i + half] = pair.real, pair.imag
     return turned

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from models.config import RopeScaling, TransformerConfig
+from models.config import RopeScaling, TransformerConfig, YarnScaling
 from models.transformer import Transformer
 
 BASE = {
@@ -48,6 +48,10 @@ VARIANTS = {
     "biases_without_gate": {"biases": True, "mlp_kind": "relu"},
     "learned_positions": {"positions": "learned", "context": 15},
     "rope_scaling": {"rope_base": 500.0, "rope_scaling": SCALING},
+    "yarn": {
+        "rope_base": 500.0,
+        "rope_scaling": YarnScaling(factor=4.0, original_context=200, beta_fast=8.0),
+    },
     "all_short": {"window_pattern": "S", "window": 3},
     "short_long": {"window_pattern": "SL", "window": 3, "layers": 4},
     "three_short_one_long": {"window_pattern": "SSSL", "window": 4, "layers": 6},

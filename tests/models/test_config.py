@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from models import presets
-from models.config import RopeScaling, TransformerConfig
+from models.config import RopeScaling, TransformerConfig, YarnScaling
 from models.transformer import Transformer
 from pipeline.errors import InputError
 from tests.models import small
@@ -109,6 +109,21 @@ def test_impossible_scalings_are_refused(changes, words):
     """The same for the scaling of rotary frequencies."""
     with pytest.raises(InputError, match=words):
         RopeScaling(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"factor": 0.5}, "YarnScaling.factor: expected at least 1"),
+        ({"original_context": 0}, "original_context"),
+        ({"beta_fast": 1.0}, "more than beta_slow=1.0"),
+        ({"temperature": 0.0}, "temperature"),
+    ],
+)
+def test_impossible_yarn_is_refused(changes, words):
+    """And for YaRN's."""
+    with pytest.raises(InputError, match=words):
+        YarnScaling(**{"factor": 4.0, "original_context": 4096, **changes})
 
 
 def test_odd_heads_need_no_rotation():

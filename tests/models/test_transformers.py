@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from importlib.util import find_spec
 
+import haliax as hax
 import jax
 import numpy as np
 import pytest
 
-from models.config import RopeScaling, TransformerConfig
+from models.config import RopeScaling, TransformerConfig, YarnScaling
 from models.loss.next_token import next_token_loss
+from models.rotary import rotary_angles
 from tests.models import small
 
 NEEDS_ORACLE = pytest.mark.skipif(
@@ -34,15 +37,37 @@ LLAMA = {
 SCALING = RopeScaling(
     factor=4.0, low_frequency_factor=1.0, high_frequency_factor=6.0, original_context=120
 )
+YARN = YarnScaling(factor=4.0, original_context=200, beta_fast=8.0)
+"""At base 500, a head of 8 has one pair kept, one blended and two slowed."""
 LLAMAS = {
     "grouped_untied": {"tied": False},
     "rope_scaling": {"rope_scaling": SCALING},
+    "yarn": {"rope_scaling": YARN},
     "biases": {"biases": True},
 }
 QWENS = {
     "qk_norm": {},
+    "yarn_temperature": {"rope_scaling": dataclasses.replace(YARN, temperature=1.3)},
     "windows": {"window_pattern": "SSSL", "window": 5, "layers": 4},
 }
+
+
+def scaled(scaling: RopeScaling | YarnScaling) -> dict[str, object]:
+    """The same in the terms of `transformers`."""
+    common = {
+        "factor": scaling.factor,
+        "original_max_position_embeddings": scaling.original_context,
+    }
+    if isinstance(scaling, YarnScaling):
+        betas = {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
+        given = {"attention_factor": scaling.temperature} if scaling.temperature else {}
+        return {"rope_type": "yarn", **common, **betas, **given}
+    return {
+        "rope_type": "llama3",
+        **common,
+        "low_freq_factor": scaling.low_frequency_factor,
+        "high_freq_factor": scaling.high_frequency_factor,
+    }
 
 
 def llama(config: TransformerConfig, kind: str):
@@ -53,14 +78,7 @@ def llama(config: TransformerConfig, kind: str):
 
     rope = {"rope_type": "default", "rope_theta": config.rope_base}
     if config.rope_scaling is not None:
-        scaling = config.rope_scaling
-        rope |= {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_frequency_factor,
-            "high_freq_factor": scaling.high_frequency_factor,
-            "original_max_position_embeddings": scaling.original_context,
-        }
+        rope |= scaled(config.rope_scaling)
     shape = {
         "vocab_size": config.vocab_size,
         "num_hidden_layers": config.layers,
@@ -122,6 +140,24 @@ def test_llama_and_qwen3(kind, changes):
     tokens = rows()
     got = small.run(lambda m: m.logits(small.named(tokens)).array, made)
     assert_equal_logits(got, theirs(model, tokens))
+
+
+@pytest.mark.parametrize("base", [500.0, 10_000.0, 1_000_000.0])
+@pytest.mark.parametrize("factor", [1.0, 4.0, 40.0])
+def test_yarn_frequencies(base, factor):
+    """Frequencies of every pair of a head of 128, and the attention factor."""
+    import transformers
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    yarn = YarnScaling(factor=factor, original_context=4096)
+    shape = {"head_dim": 128, "hidden_size": 256, "num_attention_heads": 2}
+    rope = {"rope_theta": base, **scaled(yarn)}
+    theirs = transformers.LlamaConfig(**shape, rope_parameters=rope, max_position_embeddings=65536)
+    frequencies, attention_factor = ROPE_INIT_FUNCTIONS["yarn"](theirs, "cpu")
+    one = hax.named(np.ones(1, np.int32), "position")
+    angles = jax.jit(lambda p: rotary_angles(p, hax.Axis("head_size", 128), base, yarn))(one)
+    np.testing.assert_allclose(angles.array[:, 0], frequencies.numpy(), rtol=3e-6)
+    assert yarn.attention_factor == pytest.approx(attention_factor)
 
 
 def test_gpt2():

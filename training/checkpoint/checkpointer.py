@@ -64,7 +64,7 @@ class Checkpointer:
     On CPUs it holds one copy of this process's part of the state between saves.
 
     Args:
-        directory: where checkpoints go: a local path or a `gs://` URL.
+        directory: where checkpoints go: a local path or a URL of gs:// or s3://.
         attempt: names this run of the trainer; a path that exists already is refused.
         on_commit: called on process 0 when a checkpoint is complete, with (step, path).
         on_drop: called on process 0 before a checkpoint is deleted, with (step, path); forget it.

@@ -14,13 +14,12 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from pipeline.errors import CorruptOutput, InputError, StoreUnavailable
+from pipeline.errors import CorruptOutput, StoreUnavailable
 from pipeline.store import storage
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_GOOGLE = "gs://"
 _TRIES = 3
 _PAUSE_SECONDS = 0.1
 _NOT_THERE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
@@ -68,9 +67,7 @@ def open_files(path: str, deadline: Deadline) -> Files:
     """The files of the checkpoint at `path`. Raises `InputError` for a store we do not write to."""
     if storage.is_local(path):
         return _LocalFiles(path, deadline)
-    if path.startswith(_GOOGLE):
-        return _BucketFiles(path, deadline)
-    raise InputError(f"{path}: checkpoints lie on a local path or on gs://; choose one")
+    return _BucketFiles(path, deadline)
 
 
 def in_parallel(

@@ -161,7 +161,8 @@ def check_job(job: TrainJob) -> None:
     if job.model.vocab_size != vocab_size:
         raise InputError(
             f"TransformerConfig.vocab_size is {job.model.vocab_size}, the tokenizer has "
-            f"{vocab_size} ids; set the model's vocab_size to {vocab_size}"
+            f"{vocab_size} ids; set the model's vocab_size to {vocab_size} (vocab_multiple pads "
+            "its tables)"
         )
     if len(job.token_bytes) != vocab_size:
         raise InputError(

@@ -110,7 +110,7 @@ def estimate(
     on_host = parallel.optimizer_state == "host"
     residuals, offloaded = _residuals(model, train.remat, width, tensor)
     sums = _partial_sums(model, train, rows, platform)
-    chunk = tokens * model.vocab_size / int(train.loss_chunks) / tensor
+    chunk = tokens * model.padded_vocab_size / int(train.loss_chunks) / tensor
     return Estimate(
         state={
             **_parameters(model, train, width, group, tensor),
@@ -166,7 +166,7 @@ def _parameters(
 
 def _table_parameters(model: TransformerConfig) -> int:
     """Of the embedding and an untied head."""
-    return model.vocab_size * model.embed * (1 if model.tied else 2)
+    return model.padded_vocab_size * model.embed * (1 if model.tied else 2)
 
 
 _STREAMS = (BLOCK_INPUT, "attention_input", "attention_output", "mlp_input")

@@ -154,7 +154,7 @@ def _chunks(model: TransformerConfig, train: TrainConfig, devices: int, platform
     return chunk_count(
         train.batch_size // train.microbatches,
         train.sequence_length // sequence,
-        model.vocab_size // tensor,
+        model.padded_vocab_size // tensor,
         shards=data * group,
         budget=LOGIT_BYTES.get(platform, DEFAULT_LOGIT_BYTES),
     )

@@ -51,10 +51,11 @@ def _heads(model: TransformerConfig) -> list[str]:
 
 
 def _tiles(model: TransformerConfig, positions: int) -> list[str]:
-    sizes = {"embed": model.embed, "mlp": model.mlp, "vocab": model.vocab_size}
+    sizes = {"embed": model.embed, "mlp": model.mlp, "vocab": model.padded_vocab_size}
+    advice = {"vocab": f"; set TransformerConfig.vocab_multiple to {MATRIX_UNIT}"}
     found = [
         f"{name} {size} is not a multiple of {MATRIX_UNIT}: the last tile of each product with it "
-        f"is partly empty"
+        f"is partly empty{advice.get(name, '')}"
         for name, size in sizes.items()
         if size % MATRIX_UNIT
     ]

@@ -156,7 +156,7 @@ def _make_step(
                 gather=layout.gather_block,
             ).rearrange((BATCH, POSITION, EMBED))
             shards = layout.batch_shards
-            vocab = config.vocab_size
+            vocab = config.padded_vocab_size
             chunks = chunk_count(batch, length, vocab, shards=shards, budget=_CHUNK_BYTES)
             nll, best = _losses(whole, hidden.array, jnp.roll(tokens, -1, axis=1), chunks)
         target = jnp.arange(1, length + 1)[None]

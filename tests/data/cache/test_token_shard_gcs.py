@@ -22,7 +22,7 @@ def server(monkeypatch):
     monkeypatch.setattr(google_storage, "FIRST_WAIT_SECONDS", 0.002)
     monkeypatch.setattr(google_storage, "LONGEST_WAIT_SECONDS", 0.01)
     quick = {"max_retries": 9, "initial_delay": "1ms", "max_delay": "4ms"}
-    monkeypatch.setattr(shard_io, "GOOGLE_RETRIES", quick)
+    monkeypatch.setattr(shard_io, "BUCKET_RETRIES", quick)
     with FakeGCS() as running:
         yield running
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -157,6 +158,68 @@ def test_an_unusable_tokenizer_is_refused(content, tmp_path, change, words):
     with pytest.raises(InputError, match=words) as error:
         TextTokenizer.load(str(path))
     assert str(path) in str(error.value)
+
+
+def renamed(content: bytes, *names: str, eos_token: str | None = None) -> bytes:
+    """The tokenizer with other special tokens: the first in EOS's place, the rest at the end."""
+    description = json.loads(content)
+    first, token = names[0], description["added_tokens"][0]
+    vocabulary = description["model"]["vocab"]
+    del vocabulary[EOS]
+    vocabulary[first] = 0
+    last = max(vocabulary.values()) + 1
+    places = [0, *range(last, last + len(names) - 1)]
+    description["added_tokens"] = [
+        {**token, "content": name, "id": place} for name, place in zip(names, places, strict=True)
+    ]
+    if eos_token is not None:
+        description["eos_token"] = eos_token
+    return json.dumps(description).encode()
+
+
+@pytest.mark.parametrize("name", ["</s>", "<|end_of_text|>", "<eos>", "<|eot_id|>"])
+def test_a_well_known_name_is_eos(content, name):
+    """Whatever it is called, it ends documents, stands for no byte and cannot be forged."""
+    made = TextTokenizer(renamed(content, "<pad>", name))
+    assert made.eos_id == VOCAB == made.vocab_size - 1
+    assert made.token_bytes[made.eos_id] == 0
+    ids = made.encode_batch([f"a {name} b"])[0]
+    assert made.eos_id not in ids
+    assert made.decode(ids) == f"a {name} b"
+
+
+def test_the_end_of_a_text_is_eos_rather_than_that_of_a_turn(content):
+    """Tokenizers of chat models have both."""
+    made = TextTokenizer(renamed(content, "<|eot_id|>", "<|end_of_text|>"))
+    assert made.eos_id == VOCAB
+
+
+@pytest.mark.parametrize("backend", ["tokenizers", "auto"])
+def test_the_file_may_name_its_eos(content, backend):
+    """Any special token; the file's bytes are the identity, and the libraries read the rest."""
+    names = ("<|endoftext|>", "</s>", "<stop>")
+    made = TextTokenizer(renamed(content, *names, eos_token="<stop>"))
+    assert made.eos_id == VOCAB + 1
+    assert made.digest != TextTokenizer(renamed(content, *names, eos_token="</s>")).digest
+    texts = pa.array(["one two", "<stop>"])
+    encoder = made.checked(backend)
+    encoder.check([texts])
+    want = TextTokenizer(content).encode_batch(texts.to_pylist())
+    assert [part.tolist() for part in encoder.encode(texts)] == [part.tolist() for part in want]
+
+
+@pytest.mark.parametrize(
+    ("names", "eos_token", "words"),
+    [
+        (("<|endoftext|>", "</s>"), None, r'<\|endoftext\|>, </s> could be .* "eos_token"'),
+        (("<pad>", "<bos>"), None, "found <pad>, <bos>; add a field"),
+        (("</s>", "<pad>"), "<stop>", "'<stop>', which is no special token; .* </s>, <pad>"),
+    ],
+)
+def test_an_eos_that_cannot_be_known_is_refused(content, names, eos_token, words):
+    """The message names what there is to choose from."""
+    with pytest.raises(InputError, match=words):
+        TextTokenizer(renamed(content, *names, eos_token=eos_token))
 
 
 @pytest.mark.parametrize("bad", [b"", b"<html>", b"[1]", b"{}", b"\xff"])

@@ -92,7 +92,7 @@ CHOICES = [
     ({"platform": "gpu"}, "cudnn", "auto, 512 positions on gpu"),
     ({"platform": "gpu", "window": 100}, "cudnn", "auto"),
     ({"platform": "gpu", "soft_cap": 3.0}, "blockwise", "not cudnn: its kernels have no soft cap"),
-    ({"platform": "gpu", "segments": True}, "blockwise", "which documents"),
+    ({"platform": "gpu", "segments": True}, "blockwise", "share a row"),
     ({"platform": "gpu", "dtype": "float32"}, "blockwise", "not float32"),
     ({"platform": "gpu", "head_size": 320}, "blockwise", "320 is not a multiple of 8 up to 256"),
     ({"platform": "gpu", "sequence_shards": 2}, "blockwise", "spread over 2 devices"),

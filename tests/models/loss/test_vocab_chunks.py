@@ -15,7 +15,7 @@ from models.mesh_axes import MeshAxes
 from tests.models import small
 from tests.models.loss.test_cross_entropy import inputs, numpy_sums, ours, plain
 
-by_vocabulary = functools.partial(jax.jit, static_argnums=(0, 1, 2))(sums_and_gradients)
+by_vocabulary = functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))(sums_and_gradients)
 
 
 @pytest.mark.slow
@@ -32,7 +32,7 @@ def test_sums_and_gradients_for_any_shape(batch, position, vocab, cap, z_loss, s
     """Sums are NumPy's and gradients those of the obvious formula, for every divisor tried."""
     size, chunks = vocab
     arrays = inputs(batch, position, size, seed=seed)
-    sums, gradients = by_vocabulary(z_loss, cap, chunks, *arrays)
+    sums, gradients = by_vocabulary(z_loss, cap, chunks, None, *arrays)
     np.testing.assert_allclose(sums, numpy_sums(*arrays, z_loss, cap), rtol=1e-5, atol=1e-4)
     want = jax.grad(plain, argnums=(0, 1))(*arrays, z_loss, cap)
     for got, expected in zip(gradients, want, strict=True):
@@ -43,7 +43,7 @@ def test_large_scores_do_not_overflow():
     """Logits of some hundreds, the largest in a later chunk than the first."""
     hidden, head, targets, weights = inputs(2, 4, 8)
     head = head * 200
-    sums, gradients = by_vocabulary(0.0, None, 4, hidden, head, targets, weights)
+    sums, gradients = by_vocabulary(0.0, None, 4, None, hidden, head, targets, weights)
     want = numpy_sums(hidden, head, targets, weights, 0.0, None)
     np.testing.assert_allclose(sums, want, rtol=1e-5)
     assert all(np.isfinite(g).all() for g in gradients)
@@ -86,7 +86,8 @@ def test_narrow_inputs_round_as_the_other(monkeypatch):
     """bfloat16 hidden states and head: gradients in their dtype, near float32's."""
     arrays = inputs(2, 4, 64)
     narrow = tuple(x.astype(jnp.bfloat16) for x in arrays[:2]) + arrays[2:]
-    _, (hidden_bar, head_bar) = by_vocabulary(0.0, None, 4, *narrow)
+    _, (hidden_bar, head_bar) = by_vocabulary(0.0, None, 4, None, *narrow)
     assert (hidden_bar.dtype, head_bar.dtype) == (jnp.bfloat16, jnp.float32)
-    _, want = by_vocabulary(0.0, None, 4, *(x.astype(jnp.float32) for x in narrow[:2]), *arrays[2:])
+    wide = (x.astype(jnp.float32) for x in narrow[:2])
+    _, want = by_vocabulary(0.0, None, 4, None, *wide, *arrays[2:])
     assert small.relative((hidden_bar, head_bar), want) < 2e-2

@@ -243,7 +243,7 @@ def test_a_bucket_holds_what_a_disk_holds(new_checkpointer, tmp_path, monkeypatc
     monkeypatch.setattr(google_storage, "FIRST_WAIT_SECONDS", 0.002)
     monkeypatch.setattr(google_storage, "LONGEST_WAIT_SECONDS", 0.01)
     quick = {"max_retries": 20, "initial_delay": "1ms", "max_delay": "4ms"}
-    monkeypatch.setattr(shard_io, "GOOGLE_RETRIES", quick)
+    monkeypatch.setattr(shard_io, "BUCKET_RETRIES", quick)
     state = tiny.program(4, parallel=tiny.split(4)).init()
     with FakeGCS() as server:
         server.faults = Faults(failing, kinds=("503", "429", "reset"), seed=1)
@@ -277,5 +277,5 @@ def test_a_bucket_holds_what_a_disk_holds(new_checkpointer, tmp_path, monkeypatc
 
 def test_a_store_that_is_neither_disk_nor_bucket_is_refused():
     """Before anything is copied."""
-    with pytest.raises(InputError, match="local path or on gs://"):
+    with pytest.raises(InputError, match="use a local path, gs:// or s3://"):
         Checkpointer("memory://x", attempt="a").save(1, {"x": jnp.zeros(3)}, {})

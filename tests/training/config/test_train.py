@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from models import presets
-from models.config import TransformerConfig
+from models.config import TransformerConfig, YarnScaling
 from pipeline.errors import InputError
 from pipeline.identity.fingerprint import canonical, digest, identity_fields
 from training.config import OptimizerConfig, Parallelism, TrainConfig
@@ -186,6 +186,8 @@ def test_configs_come_back_from_json():
     )
     written = json.loads(json.dumps(dataclasses.asdict(train)))
     assert TrainConfig.from_plain(written) == train
-    for model in (presets.llama_3_2_1b, presets.tiny):
+    yarn = YarnScaling(factor=4.0, original_context=2048)
+    stretched = dataclasses.replace(presets.tiny, rope_scaling=yarn)
+    for model in (presets.llama_3_2_1b, presets.tiny, stretched):
         written = json.loads(json.dumps(dataclasses.asdict(model)))
         assert TransformerConfig.from_plain(written) == model

@@ -31,6 +31,15 @@ def test_sizes_that_do_not_tile_are_named():
     assert len(sentences) == 3
 
 
+def test_a_vocabulary_that_does_not_tile_can_be_padded():
+    """The sentence names the field, and with it there is none."""
+    model = dataclasses.replace(WIDE, vocab_size=50_257)
+    (sentence,) = found(model)
+    assert "vocab 50257" in sentence
+    assert "vocab_multiple to 256" in sentence
+    assert found(dataclasses.replace(model, vocab_multiple=256)) == []
+
+
 def test_thin_contractions_are_named():
     """2,048 features over 16 devices leave 128 to sum over, 5,632 over 16 leave 352."""
     (sentence,) = found(WIDE, Parallelism(tensor=16))
