@@ -2,13 +2,16 @@
 PYTHON ?= python3
 # `no` leaves PyTorch out, and skips what is compared with it: it has no small build for every Python.
 ORACLE ?= yes
+# `newest` installs constraints-newest.txt: the newest JAX, for Python 3.12 and 3.13.
+STACK ?=
+CONSTRAINTS := constraints$(addprefix -,$(STACK)).txt
 BIN := .venv/bin
 COMPUTING := tests/models tests/training tests/steps tests/data tests/bench
 FIRST_PARTY := pipeline steps data models training experiments
 
 # Hundreds of processes start in a run of the tests; none need compile Python's sources again.
 unexport PYTHONDONTWRITEBYTECODE
-INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt
+INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c $(CONSTRAINTS)
 
 .PHONY: demo test test-computing test-engine test-rest fast lint setup clean
 
@@ -39,7 +42,7 @@ lint: .venv/installed
 setup: .venv/installed
 
 # uv installs in a quarter of pip's time; it comes from the same registry, into the environment.
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.8
 	$(INSTALL) -e '.[dev]'

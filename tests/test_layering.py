@@ -88,7 +88,17 @@ FLOORS = {
         *("scoring", "reporting", "", "cli", "__init__"),
     ),
     "data": ("source", "read", "tokenizer", "select", "cache", "batches", "__init__"),
-    "models": ("config", "axes", "mesh_axes", "attention", "", "loss", "generate", "__init__"),
+    "models": (
+        "jax_versions",
+        "config",
+        "axes",
+        "mesh_axes",
+        "attention",
+        "",
+        "loss",
+        "generate",
+        "__init__",
+    ),
     "training": (
         *("config", "sharding", "optimizer", "cost", "step", "preflight", "checkpoint", "fault"),
         *("metrics", "evaluate", "trainer", "__init__"),

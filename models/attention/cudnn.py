@@ -19,6 +19,7 @@ from jax._src.cudnn import fused_attention_stablehlo as fused
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
+from models.jax_versions import NO_SCORE_MODIFIER, NO_SCORE_MODIFIER_ARRAYS
 from models.mesh_axes import MeshAxes
 
 RESIDUALS = "attention_residuals"
@@ -95,7 +96,7 @@ def _forward(
     window: int | None, q: Array, k: Array, v: Array
 ) -> tuple[Array, tuple[Array | None, ...]]:
     absent = jnp.zeros(0, q.dtype)
-    arrays = (q, k, v, *(absent,) * 7)
+    arrays = (q, k, v, *(absent,) * 7, *NO_SCORE_MODIFIER_ARRAYS)
     out, residuals = fused._dot_product_attention_fwd_rule(*arrays, *_settings(window))
     log_sum_exp, _ = residuals[-2:]
     out = checkpoint_name(out, RESIDUALS)
@@ -108,7 +109,7 @@ def _backward(
 ) -> tuple[Array, Array, Array]:
     q, k, v, out, log_sum_exp = residuals
     absent = jnp.zeros(0, q.dtype)
-    saved = (q, k, v, *(absent,) * 7, log_sum_exp, out)
+    saved = (q, k, v, *(absent,) * 7, *NO_SCORE_MODIFIER_ARRAYS, log_sum_exp, out)
     rule: Any = fused._dot_product_attention_bwd_rule
     q_bar, k_bar, v_bar, *_ = rule(*_settings(window), saved, out_bar)
     return q_bar, k_bar, v_bar
@@ -121,7 +122,8 @@ def _settings(window: int | None) -> tuple[Any, ...]:
     """Static arguments of JAX's rules.
 
     Scale, seed and rate of dropout, whether there is a bias and its gradient, mask, layout, window
-    with one's own position, cuDNN's version, and whether the log-sum-exp is returned too.
+    with one's own position, where JAX takes one a function of scores, cuDNN's version, and whether
+    the log-sum-exp is returned too.
     """
     return (
         1.0,
@@ -131,6 +133,7 @@ def _settings(window: int | None) -> tuple[Any, ...]:
         fused.MaskType.CAUSAL,
         fused.AttentionLayout.BTNH.value,
         window,
+        *NO_SCORE_MODIFIER,
         fused.check_cudnn_version(),
         False,
     )

@@ -164,8 +164,11 @@ def test_the_tpu_compiler():
     assert found["hosts"] == {"v6e-1": 1, "v6e-4": 1, "v6e-8": 1, "v6e-16": 4, "v6e:2x2": 1}
     small, traced, large = found["small"], found["small_traced"], found["large"]
     assert small["fits"]
-    assert small["limit_gib"] == large["limit_gib"] == 31.25
-    assert found["limits"] == {name: tpu.usable for name, tpu in TPUS.items()}
+    # The compiler says it to two decimals, and reserves a little more since libtpu 0.0.50.
+    assert small["limit_gib"] == 31.25
+    assert large["limit_gib"] == pytest.approx(31.25, abs=0.011)
+    usable = {name: tpu.usable for name, tpu in TPUS.items()}
+    assert found["limits"] == pytest.approx(usable, abs=0.011)
     state = 12 * found["parameters"] / GIB
     assert state < small["arguments_gib"] < 1.1 * state + 0.01
     # The peak has the program's own code in it, which for two layers is about as large.

@@ -82,7 +82,8 @@ def test_turns_without_the_compilers_annotation(start, length, step):
         return jax.lax.while_loop(more, turn, (jnp.int32(start), x))[1]
 
     # Of a loop over fewer numbers the CPU makes a call, out of sight of its start.
-    text = jax.jit(function).lower(jnp.ones((256, 1024))).compile().as_text()
+    numbers = jax.ShapeDtypeStruct((2**17, 1024), jnp.float32)
+    text = jax.jit(function).lower(numbers).compile().as_text()
     module = parse(text.replace("known_trip_count", "forgotten"))
     loops = [visit for visit in walk(module) if visit.instruction.opcode == "while"]
     assert [turns(module, each.computation, each.instruction) for each in loops] == [length]
