@@ -55,8 +55,8 @@ def _stack(state: dict[str, np.ndarray], layers: int, name: str) -> list[np.ndar
     return [state[name.format(i)] for i in range(layers)]
 
 
-def from_llama(config: TransformerConfig, state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Arrays for `ours` of a LlamaForCausalLM or Qwen3ForCausalLM state dict."""
+def _llama_names(config: TransformerConfig) -> dict[str, str]:
+    """Names in LlamaForCausalLM or Qwen3ForCausalLM by our path, of what a layer has."""
     names = {
         "attention_norm.weight": "input_layernorm.weight",
         "mlp_norm.weight": "post_attention_layernorm.weight",
@@ -77,16 +77,44 @@ def from_llama(config: TransformerConfig, state: dict[str, np.ndarray]) -> dict[
     if config.qk_norm:
         names["attention.query_norm.weight"] = "self_attn.q_norm.weight"
         names["attention.key_norm.weight"] = "self_attn.k_norm.weight"
+    return names
+
+
+def from_llama(config: TransformerConfig, state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Arrays for `ours` of a LlamaForCausalLM or Qwen3ForCausalLM state dict."""
     arrays = {
         "embedding": state["model.embed_tokens.weight"],
         "final_norm.weight": state["model.norm.weight"],
     }
     if not config.tied:
         arrays["head"] = state["lm_head.weight"]
-    for path, name in names.items():
+    for path, name in _llama_names(config).items():
         layers = _stack(state, config.layers, "model.layers.{}." + name)
         arrays[f"blocks.{path}"] = np.stack([x.T if x.ndim == 2 else x for x in layers])
     return arrays
+
+
+def fill_llama(theirs: torch.nn.Module, model: Transformer) -> None:
+    """Give a LlamaForCausalLM or Qwen3ForCausalLM the parameters of `model`."""
+    found = {
+        ".".join(key.name for key in path if key.name != "stacked"): np.asarray(leaf.array)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(
+            model, is_leaf=lambda x: isinstance(x, hax.NamedArray)
+        )
+    }
+    wanted = {"model.embed_tokens.weight": "embedding", "model.norm.weight": "final_norm.weight"}
+    wanted |= {} if model.config.tied else {"lm_head.weight": "head"}
+    arrays = {name: found[path] for name, path in wanted.items()}
+    for path, name in _llama_names(model.config).items():
+        for layer, array in enumerate(found[f"blocks.{path}"]):
+            arrays[f"model.layers.{layer}.{name}"] = array
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            array = arrays.pop(name)
+            if parameter.ndim == 2 and name not in wanted:  # theirs is [out, in]
+                array = array.reshape(parameter.shape[1], parameter.shape[0]).T
+            parameter.copy_(torch.from_numpy(np.array(array)))
+    assert not arrays, f"nothing takes {sorted(arrays)}"
 
 
 def from_gpt2(config: TransformerConfig, state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

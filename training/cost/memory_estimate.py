@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from models.attention.context_parallel import Way, choose_way
 from models.attention.splash_tiles import LANES, block_sizes, partial_sums_bytes
 from models.config import TransformerConfig
 from models.remat_names import BLOCK_INPUT, PRODUCTS, saved_names, widths
@@ -198,11 +199,13 @@ def _working(
 ) -> dict[str, float]:
     """Bytes of a token in one layer's backward pass.
 
-    The kernel's log-sum-exp fills 128 lanes. Where a row is divided, every device has keys, values
-    and their cotangents of all of it.
+    The kernel's log-sum-exp fills 128 lanes. Where a row is divided and its devices do not exchange
+    positions for heads, every device has keys, values and their cotangents of all of it.
     """
     heads = model.heads * model.head_size / parallel.tensor
     gathered = 4 * model.kv_heads * model.head_size * (parallel.sequence - 1) / parallel.tensor
+    if _way(model, parallel) == "heads":
+        gathered = 0.0
     wide = 5 if remat in ("none", "dots") or _keeps_mlp(model, remat) else 7
     return {
         "attention, with cotangents": width * 8 * heads,
@@ -211,6 +214,11 @@ def _working(
         "MLP, with cotangents": width * wide * model.mlp / parallel.tensor,
         "two residual streams": width * 2 * model.embed,
     }
+
+
+def _way(model: TransformerConfig, parallel: Parallelism) -> Way:
+    """How devices that share a row divide attention, where its length is a multiple of enough."""
+    return choose_way(model.kv_heads // parallel.tensor, True, None, parallel.sequence)
 
 
 def _keeps_mlp(model: TransformerConfig, remat: str) -> bool:
@@ -229,6 +237,8 @@ def _partial_sums(
         return 0.0
     heads = math.ceil(rows * model.heads / train.parallel.tensor)
     window = None if None in model.windows else max(filter(None, model.windows))
+    if _way(model, train.parallel) == "heads":
+        heads, sequence = math.ceil(heads / sequence), 1
     sizes = block_sizes(length, model.head_size, window, sequence, heads)
     if not sizes.use_fused_bwd_kernel:
         return 0.0

@@ -7,9 +7,11 @@ import uuid
 import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
 
+from pipeline.store import storage
+
 
 class FakeStore(MemoryFileSystem):
-    """An object store in memory, with conditional create as fsspec's own `open(..., "xb")`."""
+    """A bucket in memory, with the conditional create of the project's own stores."""
 
     protocol = "fakestore"
     store: dict = {}  # noqa: RUF012 - fsspec's memory stores are shared like this
@@ -20,6 +22,14 @@ class FakeStore(MemoryFileSystem):
     def _strip_protocol(cls, path):
         return "/" + path.removeprefix(f"{cls.protocol}://").strip("/")
 
+    def create(self, path, data):
+        """Write an object if none is there, and say whether it was written."""
+        try:
+            self.pipe_file(path, data, mode="create")
+        except FileExistsError:
+            return False
+        return True
+
 
 class Overwrites(FakeStore):
     """Ignores the condition of a create."""
@@ -28,17 +38,6 @@ class Overwrites(FakeStore):
 
     def pipe_file(self, path, value, mode="overwrite", **kwargs):
         super().pipe_file(path, value, mode="overwrite")
-
-
-class Refuses(FakeStore):
-    """Has no conditional create and says so."""
-
-    protocol = "refuses"
-
-    def pipe_file(self, path, value, mode="overwrite", **kwargs):
-        if mode == "create":
-            raise NotImplementedError
-        super().pipe_file(path, value)
 
 
 class ListsLate(FakeStore):
@@ -78,11 +77,22 @@ class Denies(FakeStore):
         raise PermissionError("403 for https://me:hunter2hunter2@store/x\nline 2")
 
 
-for kind in FakeStore.__subclasses__():
-    fsspec.register_implementation(kind.protocol, kind, clobber=True)
+KINDS = {kind.protocol: kind for kind in FakeStore.__subclasses__()} | {"fakestore": FakeStore}
+for protocol, kind in KINDS.items():
+    fsspec.register_implementation(protocol, kind, clobber=True)
 
 
-fsspec.register_implementation("fakestore", FakeStore, clobber=True)
+def add_to_buckets(monkeypatch) -> None:
+    """Let storage take these for buckets of its own."""
+    usual = storage._bucket_class
+
+    def bucket_class(url):
+        return KINDS.get(url.partition("://")[0]) or usual(url)
+
+    monkeypatch.setattr(storage, "_bucket_class", bucket_class)
+    monkeypatch.setattr(storage, "_STORES", (*storage._STORES, *KINDS))
+    buckets = (*storage._BUCKETS, *(f"{protocol}://" for protocol in KINDS))
+    monkeypatch.setattr(storage, "_BUCKETS", buckets)
 
 
 def new(protocol: str) -> str:

@@ -14,12 +14,13 @@ import pytest
 
 from pipeline.doctor import CHECKS, Finding, checks, clean, examine, main_lines
 from pipeline.store import storage
-from tests.pipeline.doctor.fake_stores import new
+from tests.pipeline.doctor.fake_stores import add_to_buckets, new
 
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch):
-    """No setting of the machine reaches a check."""
+    """No setting of the machine reaches a check, and the stores that imitate others are known."""
+    add_to_buckets(monkeypatch)
     for name in list(os.environ):
         if name.startswith(("RAY_", "HF_", "TRANSFORMERS_")) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
@@ -209,7 +210,7 @@ def test_a_good_store_passes_and_is_left_as_it_was(kind, tmp_path):
     ("protocol", "says"),
     [
         ("overwrites", "second create"),
-        ("refuses", "no conditional create"),
+        ("sftp", "no conditional write"),
         ("listslate", "listing lacks"),
         ("keepsold", "overwritten object"),
         ("neverdeletes", "still shows deleted"),

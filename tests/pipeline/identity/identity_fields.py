@@ -23,13 +23,14 @@ from models.config import TransformerConfig
 from pipeline import Artifact, Hardware, InputError, Runtime, local, pod, step
 from pipeline.graph.node import Node, as_node
 from pipeline.graph.step import StepSpec
+from training.config.axis_rules import Rules
 
 SMOKE = experiment.presets["smoke"]
 # Words that validated text fields accept; a field takes the first that differs and is accepted.
 _WORDS = (
     *("constant", "float32", "bfloat16", "lion", "reference", "none", "train"),
     *("relu2", "layer", "learned", "rotary", "mup", "LS", "fsdp"),
-    *("tensorboard", "something else"),
+    *("tensorboard", "host", "something else"),
 )
 # Fields that must agree with another one: what that one then is. The example of a model has both
 # set, so that they change alone wherever that is possible.
@@ -187,7 +188,9 @@ def _same(a: Any, b: Any) -> bool:
 
 def candidates(kind: Any, value: Any) -> Iterator[Any]:
     """Other values that a field of the type may take, likely ones first."""
-    if typing.get_origin(kind) is Literal:
+    if kind == Rules:
+        yield (("embed", ("data",)),)
+    elif typing.get_origin(kind) is Literal:
         yield from typing.get_args(kind)
     elif typing.get_origin(kind) in (typing.Union, types.UnionType):
         for option in typing.get_args(kind):

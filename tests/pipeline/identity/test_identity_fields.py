@@ -45,7 +45,10 @@ def test_every_step_and_every_configuration_was_found(record_property):
     for owner, config in (("model", SMOKE.model), ("optimizer", SMOKE.optimizer)):
         assert {f"train.{owner}.{f.name}" for f in dataclasses.fields(config)} <= paths
     own = {f"train.train.{f.name}" for f in dataclasses.fields(SMOKE.training)}
-    nested = {f"train.train.parallel.{f.name}" for f in dataclasses.fields(SMOKE.training.parallel)}
+    parallel = SMOKE.training.parallel
+    nested = {f"train.train.parallel.{f.name}" for f in dataclasses.fields(parallel)}
+    nested -= {"train.train.parallel.rules"}
+    nested |= {f"train.train.parallel.rules.{f.name}" for f in dataclasses.fields(parallel.rules)}
     assert own - {"train.train.parallel"} | nested <= paths
     runtime = [leaf for leaf in LEAVES if leaf.runtime]
     assert len(LEAVES) >= 70, f"{len(LEAVES)} fields, {len(runtime)} of them Runtime"
