@@ -14,7 +14,7 @@ from steps.train import train
 from tests.pipeline.helpers import bring_up
 from tests.steps.synthetic import VOCAB, synthetic
 from tests.training import tiny
-from training.trainer import trainer
+from training.fault.watchdog import Watchdog
 
 pytestmark = pytest.mark.slow  # the first of them trains
 
@@ -108,7 +108,7 @@ def test_a_damaged_checkpoint_that_is_not_the_last_is_left_out_of_what_is_publis
     tmp_path, monkeypatch
 ):
     """With a warning; the last one and the curves are as sound as without."""
-    beat, config = trainer.Watchdog.beat, dataclasses.replace(FOUR, milestones=(1,))
+    beat, config = Watchdog.beat, dataclasses.replace(FOUR, milestones=(1,))
 
     def damage(watchdog, step):
         beat(watchdog, step)
@@ -116,7 +116,7 @@ def test_a_damaged_checkpoint_that_is_not_the_last_is_left_out_of_what_is_publis
             (first,) = tmp_path.glob("train-*/attempts/*/checkpoints/00000001.*")
             os.truncate(first / "arrays" / "step" / "c", 1)
 
-    monkeypatch.setattr(trainer.Watchdog, "beat", damage)
+    monkeypatch.setattr(Watchdog, "beat", damage)
     run = built(str(tmp_path), trained(config))
     assert list(run.steps) == [2, 4]
     assert run.result["last"]["step"] == 4
@@ -124,14 +124,14 @@ def test_a_damaged_checkpoint_that_is_not_the_last_is_left_out_of_what_is_publis
 
 def test_a_run_that_passed_a_damaged_checkpoint_over_is_published(tmp_path, monkeypatch):
     """And what it leaves names no damaged file."""
-    beat = trainer.Watchdog.beat
+    beat = Watchdog.beat
 
     def fail(watchdog, step):
         beat(watchdog, step)
         if step == 6:
             raise RuntimeError("the machine burned down")
 
-    monkeypatch.setattr(trainer.Watchdog, "beat", fail)
+    monkeypatch.setattr(Watchdog, "beat", fail)
     with pytest.raises(StepFailed, match="burned down"):
         bring_up(str(tmp_path), trained(EIGHT))
     monkeypatch.undo()

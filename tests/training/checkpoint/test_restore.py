@@ -166,7 +166,7 @@ def test_a_checkpoint_of_another_format_is_no_damage(copies):
     program, paths = copies
     index = pathlib.Path(paths[1][1], "index.json")
     index.write_bytes(with_digest({**read_index(paths[1][1]), "format": 1}))
-    with pytest.raises(InputError, match="expected format 2, found 1"):
+    with pytest.raises(InputError, match="expected format 3, found 1"):
         newest_sound(paths, program.abstract)
 
 

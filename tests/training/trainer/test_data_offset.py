@@ -20,9 +20,10 @@ def stopped(tmp_path_factory):
     return root, job, train(job, devices=jax.devices()[:1]).checkpoint
 
 
-def _more(job, checkpoint, **changes):
+def _more(job, checkpoint, attempt, **changes):
     config = dataclasses.replace(job.train, steps=4, **changes)
-    return dataclasses.replace(job, train=config, resume_from=((2, checkpoint),))
+    resume_from = ((2, checkpoint),)
+    return dataclasses.replace(job, train=config, resume_from=resume_from, attempt=attempt)
 
 
 @pytest.mark.slow
@@ -37,7 +38,7 @@ def test_another_batch_is_refused_naming_both(stopped, changes, words):
     """The data offset of the checkpoint's step would be another."""
     _, job, checkpoint = stopped
     with pytest.raises(InputError, match=words):
-        train(_more(job, checkpoint, **changes), devices=jax.devices()[:1])
+        train(_more(job, checkpoint, min(changes), **changes), devices=jax.devices()[:1])
 
 
 @pytest.mark.slow
@@ -47,7 +48,7 @@ def test_other_data_is_refused_and_moved_data_is_not(stopped, tmp_path):
     source = job.data.sources[0]
     for change in ({"seed": 8}, {"shards": source.shards[:1]}, {"io_block_size": 2}):
         data = dataclasses.replace(job.data, sources=(dataclasses.replace(source, **change),))
-        changed = dataclasses.replace(_more(job, checkpoint), data=data)
+        changed = dataclasses.replace(_more(job, checkpoint, min(change)), data=data)
         with pytest.raises(
             InputError, match=r"data order .* this run would continue with data order"
         ):
