@@ -27,9 +27,9 @@ class Parallelism:
         sequence: devices among which the positions of a row are split.
         tensor: devices among which heads, MLP and vocabulary are split.
         rules: which named axes these devices split.
-        optimizer_state: where it is between steps: "device", "host" (the memory of the host,
-            from which a step brings it; https://arxiv.org/abs/2101.06840) or "auto" (the device,
-            unless nothing fits).
+        optimizer_memory: where optimizer state is between steps: "device", "host" (the memory of
+            the host, from which a step brings it; https://arxiv.org/abs/2101.06840) or "auto" (the
+            device, unless nothing fits).
     """
 
     sharding: str = "auto"
@@ -37,12 +37,12 @@ class Parallelism:
     sequence: int = 1
     tensor: int = 1
     rules: AxisRules = AxisRules()
-    optimizer_state: str = "auto"
+    optimizer_memory: str = "auto"
 
     def __post_init__(self) -> None:
         if isinstance(self.rules, dict):  # from JSON
             object.__setattr__(self, "rules", AxisRules(**self.rules))
-        for name, known in (("sharding", SHARDINGS), ("optimizer_state", PLACES)):
+        for name, known in (("sharding", SHARDINGS), ("optimizer_memory", PLACES)):
             value = getattr(self, name)
             if value not in known:
                 raise InputError(

@@ -108,7 +108,7 @@ def estimate(
     rows = train.batch_size / (data * group * train.microbatches)
     tokens = rows * train.sequence_length / sequence
     moments = _moments(model, optimizer) / tensor / group
-    on_host = parallel.optimizer_state == "host"
+    on_host = parallel.optimizer_memory == "host"
     residuals, offloaded = _residuals(model, train.remat, width, tensor)
     sums = _partial_sums(model, train, rows, platform)
     chunk = tokens * model.padded_vocab_size / int(train.loss_chunks) / tensor
@@ -155,11 +155,12 @@ def _parameters(
     parameters, tables = model.parameter_count / tensor, _table_parameters(model) / tensor
     layers = parameters - tables
     gathered = layers / group if train.parallel.sharding == "fsdp" else layers
+    stays = train.parallel.rules.splits_tables and tensor == 1
     return {
         "parameters": parameters * 4 / group,
         "average of parameters": parameters * 4 / group if train.ema else 0.0,
         "compute copy of layers": width * gathered,
-        "compute copy of embedding and head": width * tables,
+        "compute copy of embedding and head": width * tables / (group if stays else 1),
         "gradients and update": parameters * (width + 8) / group,
         "accumulated gradients": parameters * 4 / group if train.microbatches > 1 else 0.0,
     }

@@ -59,7 +59,7 @@ def resolve(
     for remat, sharding, place in itertools.product(
         _remats(model, train), _shardings(train), _places(train)
     ):
-        parallel = dataclasses.replace(train.parallel, sharding=sharding, optimizer_state=place)
+        parallel = dataclasses.replace(train.parallel, sharding=sharding, optimizer_memory=place)
         if not _divides(model, parallel, devices):
             continue
         found = dataclasses.replace(train, remat=remat, parallel=parallel)
@@ -137,7 +137,7 @@ def _shardings(train: TrainConfig) -> tuple[str, ...]:
 
 
 def _places(train: TrainConfig) -> tuple[str, ...]:
-    chosen = train.parallel.optimizer_state
+    chosen = train.parallel.optimizer_memory
     return ("device", "host") if chosen == "auto" else (chosen,)
 
 
@@ -166,7 +166,7 @@ def _reason(train: TrainConfig, size: Estimate, limit: float | None, again: floa
         f"remat {train.remat} ({repeats}), sharding {train.parallel.sharding}, "
         f"{train.loss_chunks} loss chunks"
     )
-    if train.parallel.optimizer_state == "host":
+    if train.parallel.optimizer_memory == "host":
         chosen += ", optimizer state in the host's memory"
     if limit is None:
         return f"{chosen}: the memory of a device is not known"

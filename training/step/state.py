@@ -76,7 +76,7 @@ def abstract_state(
     """The state's shapes, dtypes and shardings, without a single array: for restore and AOT."""
     shapes = jax.eval_shape(_make(config, optimizer, train), jax.random.key(0))
     moments = layout.abstract(shapes.optimizer_state, layout.rules.optimizer_state)
-    if layout.parallel.optimizer_state == "host":
+    if layout.parallel.optimizer_memory == "host":
         moments = in_host_memory(moments)
     return eqx.tree_at(lambda state: state.optimizer_state, layout.abstract(shapes), moments)
 

@@ -203,7 +203,7 @@ def make_train_step(
         sums, summed = loss_function.gradients(state.model, tokens, mask)
         count = jnp.maximum(sums.count, 1.0)
         gradients = jax.tree.map(lambda g: g / count, summed)
-        if layout.parallel.optimizer_state == "host":
+        if layout.parallel.optimizer_memory == "host":
             brought = jax.device_put(state.optimizer_state, on_device)
             state = dataclasses.replace(state, optimizer_state=brought)
         learning_rate = rate(state.step)

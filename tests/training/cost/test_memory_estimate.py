@@ -71,7 +71,7 @@ def test_the_estimate_holds_for_other_shapes(name, changes, devices, batch, rema
     """Large vocabularies, Muon, long rows, divided heads and positions: within 5 %, 8 % at 128k."""
     model = dataclasses.replace(getattr(presets, name), **changes)
     optimizer = OptimizerConfig(kind="muon" if layout == {"sharding": "replicated"} else "adamw")
-    asked = config(*batch, remat=remat, parallel=Parallelism(**layout, optimizer_state="device"))
+    asked = config(*batch, remat=remat, parallel=Parallelism(**layout, optimizer_memory="device"))
     train, _ = resolve(model, optimizer, asked, devices, platform="tpu", limit=V6E)
     found = estimate(model, optimizer, train, devices)
     assert found.total / GIB == pytest.approx(gib, rel=0.08 if batch[1] > 100_000 else 0.05)
@@ -93,7 +93,7 @@ def test_a_state_is_split_before_products_are_repeated():
 def test_what_does_not_fit_says_so():
     """The smallest setting is taken, and the sentence has both sizes and what to do."""
     found, why = chosen(presets.tomat_1b, 1, config(256, 8192))
-    assert (found.remat, found.parallel.optimizer_state) == (OFFLOADED, "host")
+    assert (found.remat, found.parallel.optimizer_memory) == (OFFLOADED, "host")
     assert "more than 31.2 GiB; use more microbatches or devices" in why
 
 
@@ -134,7 +134,7 @@ def test_what_is_moved_to_the_host_is_on_no_device():
     model = presets.tomat_1b
     train = config(32, 8192, remat="full", parallel=COPIED, loss_chunks=4)
     away = dataclasses.replace(
-        train, remat=OFFLOADED, parallel=Parallelism(sharding="replicated", optimizer_state="host")
+        train, remat=OFFLOADED, parallel=Parallelism(sharding="replicated", optimizer_memory="host")
     )
     kept, moved_ = estimate(model, ADAMW, train, 32), estimate(model, ADAMW, away, 32)
     assert moved_.host["optimizer state"] == kept.state["optimizer state"]
@@ -161,7 +161,7 @@ def test_the_host_is_used_where_nothing_fits_without():
 
 
 def resolve_total(model, train, remat, place):
-    parallel = dataclasses.replace(train.parallel, optimizer_state=place)
+    parallel = dataclasses.replace(train.parallel, optimizer_memory=place)
     train = dataclasses.replace(train, remat=remat, parallel=parallel)
     found, _ = chosen(model, 32, train)
     return estimate(model, ADAMW, found, 32).total
@@ -174,7 +174,7 @@ def test_an_unknown_memory_is_enough():
     assert "not known" in why
 
 
-GIVEN = Parallelism(sharding="fsdp", group=4, optimizer_state="device")
+GIVEN = Parallelism(sharding="fsdp", group=4, optimizer_memory="device")
 
 
 def test_what_is_given_stays():
@@ -185,7 +185,7 @@ def test_what_is_given_stays():
 
 def moved(train):
     """Rank of what "auto" put into the host's memory: nothing, optimizer state, residuals, both."""
-    return 2 * (train.remat == OFFLOADED) + (train.parallel.optimizer_state == "host")
+    return 2 * (train.remat == OFFLOADED) + (train.parallel.optimizer_memory == "host")
 
 
 @given(
@@ -198,7 +198,7 @@ def test_the_choice_fits_or_nothing_does(batch, position, gib):
     model, train = presets.tomat_200m, config(batch, position)
     found, why = chosen(model, 16, train, limit=gib * GIB)
     fits = estimate(model, ADAMW, found, 16).total <= gib * GIB
-    least = Parallelism(sharding="fsdp", optimizer_state="host")
+    least = Parallelism(sharding="fsdp", optimizer_memory="host")
     smallest = dataclasses.replace(found, remat=OFFLOADED, parallel=least)
     assert fits == ("more than" not in why)
     if not fits:

@@ -221,7 +221,7 @@ def test_optimizer_state_in_the_hosts_memory_changes_nothing(devices):
     """Bit for bit the same parameters and moments, which are in pinned memory between steps."""
     ends = {}
     for place in ("device", "host"):
-        parallel = Parallelism(sharding="zero1", optimizer_state=place)
+        parallel = Parallelism(sharding="zero1", optimizer_memory=place)
         program = tiny.program(devices, parallel=parallel)
         state, _ = run(program, [tiny.random_tokens(seed) for seed in range(3)])
         kinds = {x.sharding.memory_kind for x in jax.tree.leaves(state.optimizer_state) if x.ndim}
