@@ -17,7 +17,6 @@ A message says what was expected, what was found, where, and what to do about it
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -67,6 +66,8 @@ class StepFailed(PonenteError):
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """A message about a name that does not exist, with the nearest that does."""
+    import difflib  # only for messages: it is 5 % of what importing the engine costs
+
     known = list(known)
     near = difflib.get_close_matches(name, known, 1, 0.6)
     hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}"

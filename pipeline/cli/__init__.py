@@ -9,7 +9,6 @@ Every field of the experiment's settings is a flag by its dotted name (`--train.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import sys
 import time
@@ -86,6 +85,8 @@ def _command(
         _usage(more, error=not verb)
         return 0 if verb else 2
     if verb == "--version":
+        import importlib.metadata
+
         say(f"ponente {importlib.metadata.version('ponente')}")
         return 0
     if verb in more:

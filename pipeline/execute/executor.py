@@ -216,18 +216,19 @@ class Execution:
         self._candidates[state.node.key] = state
 
     def _start(self, backend: Backend) -> None:
-        candidates, self._candidates = self._candidates, {}
         unsettled, now = self._unsettled(), self._clock()
-        for state in candidates.values():
+        slots = min(self._choice.jobs or backend.slots, backend.slots)
+        running = self._states.among("running")
+        for state in list(self._candidates.values()):
+            if len(running) >= slots:
+                break
             node = state.node
-            if state.phase != "waiting":
-                continue  # an output found on the way made it a candidate twice
-            running = len(self._states.among("running"))
-            full = running >= min(self._choice.jobs or backend.slots, backend.slots)
-            late = state.not_before > now
-            if full or late or not self._ready(node, unsettled):
-                if full or late or unsettled:
-                    self._candidates[node.key] = state
+            waits = state.phase == "waiting"  # an output found on the way starts a follower twice
+            ready = waits and self._ready(node, unsettled)
+            if waits and (state.not_before > now or (unsettled and not ready)):
+                continue
+            self._candidates.pop(node.key, None)
+            if not ready:
                 continue
             held = contents(node, self.published, self._listings)
             fresh = state.forced or state.replaces
