@@ -85,7 +85,7 @@ FLOORS = {
     ),
     "steps": (
         *("platforms", "artifacts", "coordinator", "declared", "budget", "checkpoints", "sampling"),
-        *("scoring", "reporting", "", "cli", "__init__"),
+        *("scoring", "reporting", "export", "", "cli", "__init__"),
     ),
     "data": ("source", "read", "tokenizer", "select", "cache", "batches", "__init__"),
     "models": (

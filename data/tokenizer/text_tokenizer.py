@@ -86,6 +86,9 @@ class TextTokenizer:
         parallel: sets TOKENIZERS_PARALLELISM for this process; None leaves the environment alone.
             One thread costs nothing per core, so workers that each own a core pass False.
 
+    Attributes:
+        content: the same tokenizer as other libraries read it, without our "eos_token".
+
     Raises:
         InputError: not a `tokenizer.json`, not byte-level, with dropout, or EOS cannot be known.
     """
@@ -93,8 +96,8 @@ class TextTokenizer:
     def __init__(self, content: bytes, *, parallel: bool | None = None) -> None:
         _set_parallel(parallel)
         description = _parse(content)
-        self._content = _without_eos_field(content, description)
-        self._tokenizer = _build(self._content)
+        self.content: bytes = _without_eos_field(content, description)
+        self._tokenizer = _build(self.content)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
@@ -171,7 +174,7 @@ class TextTokenizer:
         """
         choice = (backend, parallel)
         if choice not in self._fast:
-            self._fast[choice] = fast_encoder(self._content, backend, parallel=parallel)
+            self._fast[choice] = fast_encoder(self.content, backend, parallel=parallel)
         return CheckedEncoder(self._oracle, self._fast[choice], added=self._added)
 
     def encode_documents(self, texts: Sequence[pa.Array], encoder: Encoder) -> Iterator[Ids]:

@@ -56,7 +56,7 @@ def ids_of_bytes(data: bytes) -> list[int]:
     printing = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [byte for byte in range(256) if byte not in printing]
     letters = {b: chr(b) for b in printing} | {b: chr(256 + n) for n, b in enumerate(rest)}
-    vocabulary = json.loads(tokenizer()._content)["model"]["vocab"]
+    vocabulary = json.loads(tokenizer().content)["model"]["vocab"]
     return [vocabulary[letters[byte]] for byte in data]
 
 
