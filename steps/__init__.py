@@ -27,6 +27,7 @@ _FILES = {
     "evaluate": ("evaluate",),
     "follow": ("follow",),
     "generate": ("generate",),
+    "load": ("load",),
     "mix": ("Phase", "mix"),
     "pack": ("pack",),
     "report": ("report",),

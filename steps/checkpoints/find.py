@@ -24,10 +24,12 @@ from steps.artifacts import Checkpoint, Sequences, TokenCache, Tokenizer
 from training.config import TrainConfig
 
 if TYPE_CHECKING:
+    from data.tokenizer.text_tokenizer import TextTokenizer
     from models.transformer import Transformer
 
 ABOUT = "about"
 _CHECKPOINTS = "checkpoint/"
+_TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,38 @@ def open_model(path: str, config: TransformerConfig, dtype: str) -> Transformer:
 
     narrow = "float32" if jax.default_backend() == "cpu" else dtype
     return cast(load_model(path, config), jnp.dtype(narrow))
+
+
+def open_tokenizer(trained: Trained, file: str | None = None) -> TextTokenizer:
+    """The tokenizer of a checkpoint, ready to encode and decode.
+
+    Args:
+        trained: the checkpoint.
+        file: URL of a tokenizer.json, or of a directory with one, instead of that of training.
+
+    Raises:
+        InputError: it is no tokenizer, or one with more or fewer ids than the model.
+        CorruptOutput: something between the checkpoint and the tokenizer is gone.
+    """
+    tokenizer = _tokenizer_in(file) if file else trained.tokenizer().load()
+    if tokenizer.vocab_size != trained.model.vocab_size:
+        raise InputError(
+            f"{file or trained.path}: the tokenizer has {tokenizer.vocab_size} ids and the model "
+            f"{trained.model.vocab_size}; give the tokenizer it was trained with"
+        )
+    return tokenizer
+
+
+def _tokenizer_in(file: str) -> TextTokenizer:
+    from data.tokenizer.text_tokenizer import TextTokenizer
+
+    inside = storage.join(file, _TOKENIZER)
+    if storage.exists(inside):
+        return TextTokenizer.load(inside)
+    try:
+        return TextTokenizer.load(file)
+    except IsADirectoryError as error:
+        raise InputError(f"{file}: found a directory without a {_TOKENIZER}; give one") from error
 
 
 def find(url: str) -> Trained:

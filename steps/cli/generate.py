@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING
 
 from pipeline import InputError
 from pipeline.cli.context import say
-from pipeline.store import storage
-from steps.checkpoints.find import Trained, find, open_model
+from steps.checkpoints.find import Trained, find, open_model, open_tokenizer
 
 if TYPE_CHECKING:
     from data.tokenizer.text_tokenizer import TextTokenizer
     from models.transformer import Transformer
 
-_TOKENIZER = "tokenizer.json"
 _TOKENS = 128
 
 
@@ -35,7 +33,7 @@ def run(arguments: list[str]) -> int:
     trained = find(options.checkpoint)
     state = "finished" if trained.finished else "not finished"
     say(f"checkpoint of step {trained.step:,}, training {state}: {trained.path}", error=True)
-    tokenizer = _tokenizer(trained, options.tokenizer)
+    tokenizer = open_tokenizer(trained, options.tokenizer)
     writer = Writer(trained, tokenizer, options)
     if options.prompt:
         writer.write(options.prompt)
@@ -96,29 +94,6 @@ def _lines() -> Iterator[str]:
             f"standard input: expected {error.encoding} text, found the byte 0x{found.hex()} "
             f"({error.reason}); convert it first"
         ) from error
-
-
-def _tokenizer(trained: Trained, file: str | None) -> TextTokenizer:
-    tokenizer = _load(file) if file else trained.tokenizer().load()
-    if tokenizer.vocab_size != trained.model.vocab_size:
-        raise InputError(
-            f"{file or trained.path}: the tokenizer has {tokenizer.vocab_size} ids and the model "
-            f"{trained.model.vocab_size}; give the tokenizer it was trained with"
-        )
-    return tokenizer
-
-
-def _load(file: str) -> TextTokenizer:
-    """The tokenizer in a file, or in a directory's tokenizer.json."""
-    from data.tokenizer.text_tokenizer import TextTokenizer
-
-    inside = storage.join(file, _TOKENIZER)
-    if storage.exists(inside):
-        return TextTokenizer.load(inside)
-    try:
-        return TextTokenizer.load(file)
-    except IsADirectoryError as error:
-        raise InputError(f"{file}: found a directory without a {_TOKENIZER}; give one") from error
 
 
 class Writer:

@@ -25,7 +25,6 @@ from steps.checkpoints.find import find, open_model
 from steps.cli import command
 from tests.pipeline.helpers import bring_up
 from tests.steps.mini import MINI
-from tests.steps.mini import run as run_experiment
 
 pytestmark = pytest.mark.slow  # whichever test comes first trains the model
 
@@ -33,15 +32,6 @@ ROOT = Path(__file__).parents[2]
 PROMPTS = ("Return the", "This module", "")
 TOKENS = 20
 HOT = ("--temperature", "1.5", "--top-k", "0", "--top-p", "0.9", "--seed", "3")
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """The directory of a train step in a store."""
-    store = str(tmp_path_factory.mktemp("store"))
-    assert run_experiment(store, "run", "--until", "train") == 0
-    (name,) = (name for name in storage.list_names(store) if name.startswith("train-"))
-    return storage.join(store, name)
 
 
 @pytest.fixture

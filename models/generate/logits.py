@@ -1,0 +1,46 @@
+"""Logits of whole rows, by few programs."""
+
+from __future__ import annotations
+
+import haliax as hax
+import jax
+import numpy as np
+from jax import Array
+
+from models.axes import BATCH, POSITION
+from models.generate.generate import backend_for, pad_prompts
+from models.transformer import Transformer
+from pipeline.errors import InputError
+
+
+def next_token_logits(model: Transformer, rows: np.ndarray) -> np.ndarray:
+    """Float32 logits [batch, position, vocab] of rows of ids [batch, position].
+
+    Rows are padded at the end to a rounded length (see `models.generate.generate.bucket_length`),
+    which no position before it sees, so that few lengths are compiled for.
+
+    Raises:
+        InputError: an id that is not in the vocabulary, or rows longer than the learned positions.
+    """
+    vocab, context = model.config.vocab_size, model.config.context
+    if not 0 <= rows.min() <= rows.max() < vocab:
+        raise InputError(
+            f"tokens: expected ids in [0, {vocab}), found {rows.min()} to {rows.max()}; encode "
+            "the text with the model's tokenizer"
+        )
+    if context is not None and rows.shape[1] > context:
+        raise InputError(
+            f"tokens: expected rows of at most {context} ids, the length of the learned "
+            f"positions, found {rows.shape[1]}; shorten the rows"
+        )
+    tokens, _ = pad_prompts(model.config, rows.tolist())
+    backend = backend_for(model.config, model.embedding.array, tokens.shape[1])
+    logits = _logits(model, tokens, backend=backend)
+    return np.asarray(logits)[:, : rows.shape[1]]
+
+
+def _forward(model: Transformer, tokens: Array, *, backend: str) -> Array:
+    return model.logits(hax.named(tokens, (BATCH, POSITION)), backend=backend).array
+
+
+_logits = jax.jit(_forward, static_argnames="backend")

@@ -1,0 +1,119 @@
+"""A trained model in three lines of Python, on whatever device there is.
+
+model = load("runs/train-0123456789")
+print(model.generate("The three laws of"))
+logits = model(model.tokenizer.encode_batch(["The three"])[0])
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from pipeline import InputError
+from steps.artifacts import Checkpoint
+from steps.checkpoints.find import Trained, find, open_model, open_tokenizer
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from data.tokenizer.text_tokenizer import TextTokenizer
+    from models.transformer import Transformer
+
+
+class LanguageModel:
+    """A trained model and its tokenizer.
+
+    Attributes:
+        trained: which checkpoint it is, its shape and the length of training's rows.
+        tokenizer: turns text into ids and back.
+        network: the parameters, on the first device; float32 on a CPU, else as in training.
+    """
+
+    def __init__(self, trained: Trained, tokenizer: TextTokenizer, network: Transformer) -> None:
+        self.trained = trained
+        self.tokenizer = tokenizer
+        self.network = network
+
+    def __call__(self, tokens: Any) -> np.ndarray:
+        """Logits of the token that follows each position, which sees those before it and itself.
+
+        Args:
+            tokens: ids [position], or [batch, position] of rows of one length.
+
+        Returns:
+            float32 [position, vocab], or [batch, position, vocab].
+
+        Raises:
+            InputError: no token, an id that is not in the vocabulary, or more tokens than the
+                model has learned positions.
+        """
+        import numpy as np
+
+        from models.generate.logits import next_token_logits
+
+        given = np.asarray(tokens)
+        if given.ndim not in (1, 2) or given.dtype.kind not in "iu" or not given.size:
+            raise InputError(
+                "model(tokens): expected at least one whole number, as [position] or [batch, "
+                f"position], found {given.dtype} of shape {given.shape}; "
+                "model.tokenizer.encode_batch([text])[0] gives the ids of a text"
+            )
+        rows = given.reshape(-1, given.shape[-1])
+        return next_token_logits(self.network, rows).reshape(*given.shape, -1)
+
+    def generate(
+        self,
+        text: str,
+        *,
+        new_tokens: int = 128,
+        temperature: float = 0.8,
+        top_k: int | None = 40,
+        top_p: float | None = None,
+        seed: int = 0,
+    ) -> str:
+        """What the model writes after `text`, up to the end of the document.
+
+        Args:
+            text: to continue; an empty one begins a document.
+            new_tokens: most tokens to write.
+            temperature, top_k, top_p, seed: see `models.generate.sampling_config.Sampling`;
+                a temperature of 0 is greedy.
+
+        Raises:
+            InputError: an argument is out of its range, or the text is too long for the model's
+                learned positions.
+        """
+        from data.tokenizer.streaming_decode import prompt_ids
+        from models.generate.generate import generate
+        from models.generate.sampling_config import Sampling
+
+        eos = self.tokenizer.eos_id
+        (ids,) = generate(
+            self.network,
+            [prompt_ids(self.tokenizer, text)],
+            new_tokens=new_tokens,
+            sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
+            eos_id=eos,
+        )
+        return self.tokenizer.decode([token for token in ids if token != eos])
+
+
+def load(
+    model: str | os.PathLike[str] | Checkpoint, *, tokenizer: str | None = None
+) -> LanguageModel:
+    """A trained model, ready to be asked.
+
+    Args:
+        model: the directory of a train step, finished or not, or of a checkpoint in it, as a path
+            or URL; or what a step that trains returned.
+        tokenizer: URL of a tokenizer.json or of its directory, instead of the one of training.
+
+    Raises:
+        InputError: there is no model, or its tokenizer cannot be known.
+        CorruptOutput: files are missing or changed.
+    """
+    trained = find(model.path if isinstance(model, Checkpoint) else os.fspath(model))
+    opened = open_tokenizer(trained, tokenizer)
+    network = open_model(trained.path, trained.model, trained.compute_dtype)
+    return LanguageModel(trained, opened, network)
