@@ -17,14 +17,15 @@ use_cpu_alone()  # before anything imports jax
 
 _FILES = {
     "artifacts": (
-        *("Checkpoint", "Completions", "Documents", "Report", "Scores", "Sequences"),
-        *("TokenCache", "Tokenizer"),
+        *("Checkpoint", "Completions", "Documents", "GgufModel", "HuggingFaceModel", "Report"),
+        *("Scores", "Sequences", "TokenCache", "Tokenizer"),
     ),
     "block_shuffle": ("block_shuffle",),
     "compare": ("compare",),
     "continue_training": ("extend", "warm_start"),
     "downstream": ("lm_evaluation", "multiple_choice"),
     "evaluate": ("evaluate",),
+    "export_gguf": ("export_gguf",),
     "follow": ("follow",),
     "generate": ("generate",),
     "load": ("load",),

@@ -3,6 +3,8 @@
 from steps.artifacts import Checkpoint as Checkpoint
 from steps.artifacts import Completions as Completions
 from steps.artifacts import Documents as Documents
+from steps.artifacts import GgufModel as GgufModel
+from steps.artifacts import HuggingFaceModel as HuggingFaceModel
 from steps.artifacts import Report as Report
 from steps.artifacts import Scores as Scores
 from steps.artifacts import Sequences as Sequences
@@ -15,6 +17,7 @@ from steps.continue_training import warm_start as warm_start
 from steps.downstream import lm_evaluation as lm_evaluation
 from steps.downstream import multiple_choice as multiple_choice
 from steps.evaluate import evaluate as evaluate
+from steps.export_gguf import export_gguf as export_gguf
 from steps.follow import follow as follow
 from steps.generate import generate as generate
 from steps.load import load as load

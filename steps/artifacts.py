@@ -259,6 +259,24 @@ class Checkpoint(Artifact):
         return [json.loads(line) for line in data.decode().splitlines()]
 
 
+class HuggingFaceModel(Artifact):
+    """A model as `transformers` and what reads its files load it."""
+
+    @property
+    def folder(self) -> str:
+        """URL of the directory with config.json, safetensors and tokenizer.json."""
+        return self.shard("model")
+
+
+class GgufModel(Artifact):
+    """A model as a GGUF file, which llama.cpp and what is built on it load."""
+
+    @property
+    def file(self) -> str:
+        """URL of the file."""
+        return storage.join(self.shard("gguf"), self.result["file"])
+
+
 class Scores(Artifact):
     """What a model, or every checkpoint of its training, scores; the numbers are the result."""
 

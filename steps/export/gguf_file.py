@@ -1,0 +1,152 @@
+"""A Hugging Face folder as one GGUF file, which llama.cpp and what is built on it read.
+
+The folder has a config.json, a tokenizer.json and safetensors, ours or of `transformers`. Names of
+tensors and of metadata are those of the `gguf` package. One tensor at a time is in memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from gguf import (
+    GGML_QUANT_VERSION,
+    MODEL_ARCH_NAMES,
+    GGMLQuantizationType,
+    GGUFWriter,
+    LlamaFileType,
+    get_tensor_name_map,
+)
+from gguf.quants import quant_shape_to_byte_shape, quantize
+
+from pipeline.errors import InputError
+from steps.export.gguf_architecture import Architecture, architecture, interleaved
+from steps.export.gguf_types import TYPES
+from steps.export.gguf_vocabulary import Vocabulary, read_vocabulary
+from steps.export.hf_files import Tensors, read_file, read_json
+
+_F32, _F16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16
+_BLOCK = 32  # numbers that share a scale in q8_0
+
+
+def write_gguf(folder: str, path: str, dtype: str, name: str) -> dict[str, Any]:
+    """Write the model in `folder` as the GGUF file `path`.
+
+    Matrices are stored as `dtype`, vectors and learned positions as float32; rows of a matrix that
+    q8_0 cannot divide into blocks of 32 are float16.
+
+    Args:
+        folder: path of the Hugging Face folder.
+        path: of the file.
+        dtype: one of `TYPES`.
+        name: of the model, which programs show.
+
+    Returns:
+        architecture, pre_tokenizer, composes (see `Vocabulary`), vocab_size, tensors, parameters
+        and bytes.
+
+    Raises:
+        InputError: the folder is not complete, or llama.cpp would compute something else.
+    """
+    config = read_json(folder, "config.json")
+    model = architecture(config)
+    tensors = Tensors(folder, config)
+    tensors.check(model.shapes)
+    vocabulary = _vocabulary(folder, config, model.rows)
+    writer = GGUFWriter(path, MODEL_ARCH_NAMES[model.arch])
+    writer.add_name(name)
+    writer.add_file_type(_FILE_TYPES[dtype])
+    writer.add_quantization_version(GGML_QUANT_VERSION)
+    writer.add_block_count(model.layers)
+    model.describe(writer)
+    _add_vocabulary(writer, vocabulary)
+    try:
+        parameters = _write(writer, _plan(model, tensors, GGMLQuantizationType[dtype.upper()]))
+    finally:
+        writer.close()
+    return {
+        "architecture": MODEL_ARCH_NAMES[model.arch],
+        "pre_tokenizer": vocabulary.pre,
+        "composes": vocabulary.composes,
+        "vocab_size": model.rows,
+        "tensors": len(model.shapes) + len(model.made),
+        "parameters": parameters,
+        "bytes": os.path.getsize(path),
+    }
+
+
+_FILE_TYPES = {
+    "f32": LlamaFileType.ALL_F32,
+    "f16": LlamaFileType.MOSTLY_F16,
+    "bf16": LlamaFileType.MOSTLY_BF16,
+    "q8_0": LlamaFileType.MOSTLY_Q8_0,
+}
+assert set(_FILE_TYPES) == set(TYPES)
+
+_Planned = tuple[str, tuple[int, ...], GGMLQuantizationType, Callable[[], np.ndarray]]
+"""Name in GGUF, shape, type and values of a tensor."""
+
+
+def _plan(
+    model: Architecture, tensors: Tensors, matrices: GGMLQuantizationType
+) -> Iterator[_Planned]:
+    names = get_tensor_name_map(model.arch, model.layers)
+    for name, shape in model.shapes.items():
+        known = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert known is not None, name
+
+        def read(name: str = name) -> np.ndarray:
+            values = tensors.read(name)
+            if name in model.transposed:
+                return values.T
+            heads = model.reordered.get(name)
+            return values if heads is None else interleaved(values, heads)
+
+        shape = shape[::-1] if name in model.transposed else shape
+        kind = _F32 if len(shape) < 2 or known.startswith("position_embd") else matrices
+        if kind is GGMLQuantizationType.Q8_0 and shape[-1] % _BLOCK:
+            kind = _F16
+        yield known, shape, kind, read
+    for known, values in model.made.items():
+        yield known, values.shape, _F32, lambda values=values: values
+
+
+def _write(writer: GGUFWriter, planned: Iterator[_Planned]) -> int:
+    """Everything in the file, in one pass; how many numbers the tensors have."""
+    reads, count = [], 0
+    for name, shape, kind, read in planned:
+        size = int(np.prod(quant_shape_to_byte_shape(shape, kind)))
+        writer.add_tensor_info(name, shape, np.dtype(np.float32), size, raw_dtype=kind)
+        reads.append((name, kind, read))
+        count += int(np.prod(shape))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for name, kind, read in reads:
+        values = np.ascontiguousarray(read(), np.float32)
+        if kind is _F16 and np.abs(values).max(initial=0.0) > np.finfo(np.float16).max:
+            raise InputError(f"{name}: has numbers beyond float16's 65,504; export as bf16")
+        writer.write_tensor_data(quantize(values, kind))
+    return count
+
+
+def _vocabulary(folder: str, config: Mapping[str, Any], rows: int) -> Vocabulary:
+    named = {k: v for k, v in config.items() if k.endswith("_token_id")}
+    if os.path.exists(os.path.join(folder, "tokenizer_config.json")):
+        named |= read_json(folder, "tokenizer_config.json")
+    return read_vocabulary(read_file(folder, "tokenizer.json"), named, rows)
+
+
+def _add_vocabulary(writer: GGUFWriter, vocabulary: Vocabulary) -> None:
+    writer.add_tokenizer_model("gpt2")  # llama.cpp's word for byte-level BPE
+    writer.add_tokenizer_pre(vocabulary.pre)
+    writer.add_token_list(vocabulary.tokens)
+    writer.add_token_types(vocabulary.types)
+    writer.add_token_merges(vocabulary.merges)
+    writer.add_bos_token_id(vocabulary.bos)
+    writer.add_eos_token_id(vocabulary.eos)
+    if vocabulary.pad is not None:
+        writer.add_pad_token_id(vocabulary.pad)
+    writer.add_add_bos_token(vocabulary.add_bos)

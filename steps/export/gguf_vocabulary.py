@@ -1,0 +1,198 @@
+"""A tokenizer.json as the vocabulary of a GGUF file.
+
+llama.cpp splits text by expressions of its own; a file only names one, its "pre-tokenizer type"
+(`llama_vocab::impl::load` and `llm_tokenizer_bpe` in its llama-vocab.cpp). Its converter finds that
+name by a table of hashes of published tokenizers, so it refuses every other one. Here it follows
+from the tokenizer's own expression: what llama.cpp would split differently is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gguf import TokenType
+from tokenizers import Tokenizer
+
+from pipeline.errors import InputError
+from steps.export.tokenizer_files import inserted
+
+_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_TIKTOKEN_GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_WORDS}|\p{{N}}{{1,3}}|{_TAIL}"
+_QWEN2 = rf"{_WORDS}|\p{{N}}|{_TAIL}"
+
+# By the expression, and whether a word that is in the vocabulary is taken whole (ignore_merges).
+_PRE_TYPES = {
+    (_GPT2, False): "gpt-2",
+    (_TIKTOKEN_GPT2, False): "gpt-2",
+    (_LLAMA3, True): "llama-bpe",
+    (_LLAMA3, False): "dbrx",
+    (_QWEN2, False): "qwen2",
+}
+_PLAIN_MODEL = {
+    "type": ("BPE",),
+    "dropout": (None, 0.0),
+    "unk_token": (None,),
+    "continuing_subword_prefix": (None, ""),
+    "end_of_word_suffix": (None, ""),
+    "byte_fallback": (None, False),
+}
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a GGUF file says of its tokenizer.
+
+    Attributes:
+        pre: llama.cpp's name of the expression that divides text into words.
+        tokens: text of every id, in the byte-level alphabet; unused ones fill up the rows.
+        types: `gguf.TokenType` of every id.
+        merges: "left right", the first ones first.
+        bos, eos, pad: ids; `pad` is None where there is none.
+        add_bos: whether a text begins with BOS.
+        composes: whether training composed characters (NFC), which llama.cpp does not.
+    """
+
+    pre: str
+    tokens: list[str]
+    types: list[int]
+    merges: list[str]
+    bos: int
+    eos: int
+    pad: int | None
+    add_bos: bool
+    composes: bool
+
+
+def read_vocabulary(content: bytes, special: Mapping[str, Any], rows: int) -> Vocabulary:
+    """The vocabulary of a model.
+
+    Args:
+        content: of tokenizer.json.
+        special: bos_token, eos_token and pad_token by name, as in tokenizer_config.json, or
+            their ids (`..._id`), as in config.json.
+        rows: of the embedding.
+
+    Raises:
+        InputError: llama.cpp would give a text other ids.
+    """
+    try:
+        description = json.loads(content)
+        tokenizer = Tokenizer.from_str(content.decode())
+    except Exception as error:  # the library raises nothing more specific
+        raise InputError(f"tokenizer.json: not readable: {error}; export it again") from error
+    pre = _pre_type(description)
+    merges = [m if isinstance(m, str) else " ".join(m) for m in description["model"]["merges"]]
+    if not merges:
+        raise InputError("tokenizer.json: no merges, without which llama.cpp loads no tokenizer")
+    tokens, types = _tokens(description, rows)
+    ids = {token: index for index, token in enumerate(tokens)}
+    eos = _special(special, "eos_token", ids)
+    if eos is None:
+        raise InputError(
+            "tokenizer_config.json: expected an eos_token, found none, without which llama.cpp "
+            "takes id 11; name the one that ends a document"
+        )
+    bos = _special(special, "bos_token", ids)
+    bos = eos if bos is None else bos
+    before, after = inserted(tokenizer)
+    if before not in ([], [bos]) or after:
+        raise InputError(
+            f"tokenizer.json: encoding puts {before} before a text and {after} after it; "
+            f"llama.cpp puts the BOS ({bos}) before it or nothing"
+        )
+    return Vocabulary(
+        pre=pre,
+        tokens=tokens,
+        types=types,
+        merges=merges,
+        bos=bos,
+        eos=eos,
+        pad=_special(special, "pad_token", ids),
+        add_bos=before == [bos],
+        composes=description.get("normalizer") is not None,
+    )
+
+
+def _pre_type(description: Mapping[str, Any]) -> str:
+    model = description["model"]
+    for name, allowed in _PLAIN_MODEL.items():
+        if model.get(name) not in allowed:
+            raise InputError(
+                f"tokenizer.json: model.{name} is {model[name]!r}, which llama.cpp's byte-level "
+                f"BPE has no word for; expected {allowed[0]!r}"
+            )
+    whole = bool(model.get("ignore_merges"))
+    expression = _expression(description.get("pre_tokenizer") or {})
+    found = _PRE_TYPES.get((expression or "", whole))
+    shown = expression or description.get("pre_tokenizer")
+    normalizer = (description.get("normalizer") or {}).get("type")
+    # llama.cpp reads Qwen's tokenizers without their NFC, which text in use has already.
+    if found is None or normalizer not in ((None, "NFC") if found == "qwen2" else (None,)):
+        raise InputError(
+            f"tokenizer.json: no pre-tokenizer type of llama.cpp divides text like {shown!r:.200} "
+            f"with normalizer {normalizer} and ignore_merges {whole}; known are the expressions of "
+            "GPT-2, Llama 3 and Qwen2"
+        )
+    return found
+
+
+def _expression(split: Mapping[str, Any]) -> str | None:
+    """The expression of a byte-level pre-tokenizer; None for one of any other form."""
+    *parts, last = split["pretokenizers"] if split.get("type") == "Sequence" else [split]
+    if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
+        return None
+    if not parts:
+        return _GPT2 if last.get("use_regex", True) else None
+    (first, *more), uses = parts, last.get("use_regex", True)
+    plain = first.get("behavior") == "Isolated" and not first.get("invert")
+    if more or uses or first.get("type") != "Split" or not plain:
+        return None
+    return first["pattern"].get("Regex")
+
+
+def _tokens(description: Mapping[str, Any], rows: int) -> tuple[list[str], list[int]]:
+    """Text and type of the ids 0 to `rows`."""
+    texts = {index: token for token, index in description["model"]["vocab"].items()}
+    types = dict.fromkeys(texts, TokenType.NORMAL)
+    for token in description["added_tokens"]:
+        texts[token["id"]] = token["content"]
+        types[token["id"]] = TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED
+        flags = [name for name in ("lstrip", "rstrip", "single_word") if token.get(name)]
+        if flags and not token["special"]:
+            raise InputError(
+                f"tokenizer.json: the token {token['content']!r} has {', '.join(flags)}, which "
+                "llama.cpp does not do; leave it out"
+            )
+    if max(texts) >= rows:
+        raise InputError(
+            f"tokenizer.json: {max(texts) + 1} ids, more than the model's {rows}; export with the "
+            "tokenizer it was trained with"
+        )
+    taken = set(texts.values())
+    for index in set(range(rows)) - texts.keys():
+        text = f"[PAD{index}]"
+        while text in taken:  # llama.cpp ends the process where two ids have one text
+            text += "_"
+        texts[index], types[index] = text, TokenType.UNUSED
+    return [texts[i] for i in range(rows)], [int(types[i]) for i in range(rows)]
+
+
+def _special(named: Mapping[str, Any], name: str, ids: Mapping[str, int]) -> int | None:
+    """The id of a special token, by its name or by its id."""
+    token = named.get(name)
+    if isinstance(token, dict):
+        token = token.get("content")
+    if token is not None:
+        if token not in ids:
+            raise InputError(f"tokenizer_config.json: {name} is {token!r}, which is no token")
+        return ids[token]
+    index = named.get(f"{name}_id")
+    if isinstance(index, list):  # of several that end a text, the first
+        index = index[0] if index else None
+    return index
