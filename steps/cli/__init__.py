@@ -6,6 +6,8 @@ here by name, and what one needs is imported when it is called.
 
 from __future__ import annotations
 
+import importlib
+
 from pipeline import cli
 
 
@@ -15,15 +17,22 @@ def command() -> None:
         {
             "generate": ("write with a trained model", _generate),
             "compare": ("training runs side by side on a page", _compare),
+            "export": ("a model in another project's format", _export),
         }
     )
 
 
 def _generate(arguments: list[str]) -> int:
-    try:
-        from steps.cli.generate import run
+    return _until_interrupted("steps.cli.generate", arguments)
 
-        return run(arguments)
+
+def _export(arguments: list[str]) -> int:
+    return _until_interrupted("steps.cli.export", arguments)
+
+
+def _until_interrupted(module: str, arguments: list[str]) -> int:
+    try:
+        return importlib.import_module(module).run(arguments)
     except KeyboardInterrupt:
         # The engine's message speaks of steps to resume; here there are none.
         return 130

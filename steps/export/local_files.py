@@ -30,14 +30,21 @@ def read_locally(folder: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def write_locally(url: str) -> Iterator[str]:
-    """A path to write the file `url` at; in a bucket it is stored on leaving without an error."""
-    if storage.is_local(url):
-        path = storage.local_path(url)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        yield path
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, url.rpartition("/")[2])
-        yield path
-        with open(path, "rb") as source, storage.open_write(url) as to:
+    """A path to write the file `url` at; it gets its name, or its place in a bucket, on leaving.
+
+    An error leaves nothing behind.
+    """
+    with contextlib.ExitStack() as stack:
+        local = storage.is_local(url)
+        path = storage.local_path(url) if local else url
+        above, _, name = path.rpartition("/")
+        if local:
+            os.makedirs(above, exist_ok=True)
+        folder = stack.enter_context(tempfile.TemporaryDirectory(dir=above if local else None))
+        written = os.path.join(folder, name)
+        yield written
+        if local:
+            os.replace(written, path)
+            return
+        with open(written, "rb") as source, storage.open_write(url) as to:
             shutil.copyfileobj(source, to, _PIECE)

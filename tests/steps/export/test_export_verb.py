@@ -1,0 +1,60 @@
+"""`ponente export`: what it writes, what it prints, what it refuses."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from steps.cli import command
+from steps.export.gguf_file import write_gguf
+from tests.steps.export.hf_folders import NEEDS_ORACLE, folder, model
+
+pytestmark = [pytest.mark.slow, NEEDS_ORACLE]
+
+
+@pytest.fixture
+def export(capsys, monkeypatch, tmp_path):
+    """Runs the verb in an empty directory: (exit status, output, last line of errors)."""
+    monkeypatch.chdir(tmp_path)
+
+    def called(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ponente", "export", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            command()
+        captured = capsys.readouterr()
+        return int(stop.value.code or 0), captured.out, captured.err.strip().rpartition("\n")[2]
+
+    return called
+
+
+def test_a_hugging_face_folder_becomes_a_gguf_file(export, tmp_path):
+    """In the current directory and named after the folder, or where one says."""
+    source = folder("llama")
+    status, out, _ = export(source, "--to", "gguf")
+    made = tmp_path / f"{source.name}-f16.gguf"
+    wanted = tmp_path / "wanted.gguf"
+    write_gguf(str(source), str(wanted), "f16", source.name)
+    assert made.read_bytes() == wanted.read_bytes()
+    assert status == 0
+    assert f"llama, {model('llama').num_parameters():,} parameters, tokenizer llama-bpe" in out
+    given = tmp_path / "new" / "mine.gguf"
+    assert export(source, "--to", "gguf", "--dtype", "q8_0", "--out", given)[0] == 0
+    assert 0 < given.stat().st_size < made.stat().st_size
+    assert {path.name for path in tmp_path.iterdir()} == {made.name, "wanted.gguf", "new"}
+
+
+def test_refusals(export, tmp_path):
+    """A line each, and no file left behind."""
+    status, _, line = export(tmp_path, "--to", "gguf")
+    assert status == 1
+    assert "found no config.json" in line
+    (tmp_path / "there.gguf").write_text("")
+    status, _, line = export(folder("llama"), "--to", "gguf", "--out", "there.gguf")
+    assert status == 1
+    assert "there.gguf: exists already" in line
+    (tmp_path / "config.json").write_text('{"architectures": ["NanoChatForCausalLM"]}')
+    status, _, line = export(tmp_path, "--to", "gguf", "--out", "new.gguf")
+    assert status == 1
+    assert "NanoChatForCausalLM has no counterpart in llama.cpp" in line
+    assert {path.name for path in tmp_path.iterdir()} == {"there.gguf", "config.json"}
