@@ -35,6 +35,16 @@ class LanguageModel:
         self.tokenizer = tokenizer
         self.network = network
 
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, with nothing added; of an empty one the id that begins a document.
+
+        Raises:
+            InputError: the text has a lone surrogate, which UTF-8 cannot express.
+        """
+        from data.tokenizer.streaming_decode import prompt_ids
+
+        return prompt_ids(self.tokenizer, text)
+
     def __call__(self, tokens: Any) -> np.ndarray:
         """Logits of the token that follows each position, which sees those before it and itself.
 
@@ -56,8 +66,8 @@ class LanguageModel:
         if given.ndim not in (1, 2) or given.dtype.kind not in "iu" or not given.size:
             raise InputError(
                 "model(tokens): expected at least one whole number, as [position] or [batch, "
-                f"position], found {given.dtype} of shape {given.shape}; "
-                "model.tokenizer.encode_batch([text])[0] gives the ids of a text"
+                f"position], found {given.dtype} of shape {given.shape}; model.encode(text) gives "
+                "the ids of a text"
             )
         rows = given.reshape(-1, given.shape[-1])
         return next_token_logits(self.network, rows).reshape(*given.shape, -1)
@@ -84,14 +94,13 @@ class LanguageModel:
             InputError: an argument is out of its range, or the text is too long for the model's
                 learned positions.
         """
-        from data.tokenizer.streaming_decode import prompt_ids
         from models.generate.generate import generate
         from models.generate.sampling_config import Sampling
 
         eos = self.tokenizer.eos_id
         (ids,) = generate(
             self.network,
-            [prompt_ids(self.tokenizer, text)],
+            [self.encode(text)],
             new_tokens=new_tokens,
             sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
             eos_id=eos,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
 
 import haliax as hax
 import jax.numpy as jnp
@@ -42,6 +45,18 @@ def test_logits_are_the_models(model, trained):
     assert both.shape == (2, len(ids), 512)
     np.testing.assert_allclose(both[0], logits, atol=2e-5)
     assert np.abs(both[1] - logits).max() > 0.01
+
+
+def test_the_three_lines_of_the_docs(trained, model, capsys):
+    """As they stand there, with a directory that exists."""
+    page = (Path(__file__).parents[2] / "docs" / "use_in_python.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(block.splitlines()) == 5  # the import, an empty one, and three
+    found: dict[str, Any] = {}
+    exec(block.replace("runs/train-0123456789", trained), found)
+    text = "The three laws of"
+    assert capsys.readouterr().out == model.generate(text) + "\n"
+    np.testing.assert_array_equal(found["logits"], model(model.encode(text)))
 
 
 def test_text_is_that_of_the_verb(model, trained):
