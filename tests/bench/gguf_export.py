@@ -62,6 +62,7 @@ class Reference:
         import torch
         from transformers import AutoModelForCausalLM
 
+        torch.set_num_threads(1)  # its threads wait actively, which a busy machine punishes
         self._torch = torch
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 

@@ -8,8 +8,9 @@ object a line: task, metric, both values. Needs the extras lm-eval and oracle. T
 here of the CPython corpus: questions (which of four passages follows?) and perplexity of documents.
 Nothing is downloaded.
 
-Documents began with the end-of-document id in training, so the harness is asked to put it first
-(`add_bos_token=True`): it is the exported tokenizer's BOS. Without it scores are lower.
+Documents began with the end-of-document id in training, so the harness is asked to put it, the
+exported tokenizer's BOS, before questions (`add_bos_token=True`). Before documents it does so by
+itself; asked to as well, it would score a second one.
 """
 
 from __future__ import annotations
@@ -106,8 +107,12 @@ def folder_scores(folder: Path, asked: list[dict[str, Any]]) -> dict[str, dict[s
     """By the harness's back end for `transformers`."""
     from lm_eval.models.huggingface import HFLM  # pyrefly: ignore[missing-import]
 
-    lm = HFLM(str(folder), device="cpu", dtype="float32", batch_size=8, add_bos_token=True)
-    return run_tasks(lm, asked, bootstrap_iters=0)
+    found: dict[str, dict[str, Any]] = {}
+    for task in asked:
+        first = task["output_type"] == "multiple_choice"
+        lm = HFLM(str(folder), device="cpu", dtype="float32", batch_size=8, add_bos_token=first)
+        found |= run_tasks(lm, [task], bootstrap_iters=0)
+    return found
 
 
 def main() -> None:
