@@ -33,6 +33,7 @@ _FILES = {
     "sample": ("sample",),
     "scoring.job": ("Also",),
     "tokenize_documents": ("tokenize",),
+    "tokenizer": ("tokenizer",),
     "train": ("train",),
     "train_tokenizer": ("train_tokenizer",),
 }
