@@ -17,6 +17,7 @@ of `checked`.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -42,6 +43,8 @@ from data.tokenizer.special_tokens import EOS, check_vocab_size
 from pipeline.errors import CorruptOutput, InputError
 from pipeline.store import storage
 
+_PIECE, _LAST = 1 << 16, 1 << 10  # characters of a piece, and of its end in which it may be cut
+_BETWEEN = re.compile("(?<=[A-Za-z])(?= [A-Za-z])")
 _CONTEXT = 8  # ids before a continuation that are decoded with it
 _KEPT = 4  # tokenizers a process keeps read
 _read: OrderedDict[str, TextTokenizer] = OrderedDict()
@@ -71,7 +74,7 @@ def train(texts: Iterable[list[str]], vocab_size: int) -> bytes:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(iter(texts), trainer=trainer)
+    tokenizer.train_from_iterator(map(_in_pieces, texts), trainer=trainer)
     found = tokenizer.get_vocab_size()
     if found < vocab_size:
         raise InputError(
@@ -79,6 +82,29 @@ def train(texts: Iterable[list[str]], vocab_size: int) -> bytes:
             f"train on more text, or ask for {found} or fewer"
         )
     return tokenizer.to_str().encode("utf-8")
+
+
+def _in_pieces(texts: list[str]) -> list[str]:
+    """Texts to learn from, a long one in pieces: the trainer holds all words of a text at once.
+
+    A piece ends before a space between letters, where this pre-tokeniser splits; a text without
+    such a place is cut where the piece is full, since a word of megabytes teaches nothing.
+    """
+    if max(map(len, texts), default=0) <= _PIECE:
+        return texts
+    return [piece for text in texts for piece in _pieces(text)]
+
+
+def _pieces(text: str) -> Iterator[str]:
+    begin = 0
+    while len(text) - begin > _PIECE:
+        places = [
+            m.start() for m in _BETWEEN.finditer(text, begin + _PIECE - _LAST, begin + _PIECE)
+        ]
+        end = places[-1] if places else begin + _PIECE
+        yield text[begin:end]
+        begin = end
+    yield text[begin:]
 
 
 class TextTokenizer:
