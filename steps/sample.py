@@ -203,6 +203,7 @@ def _probe_units(ask: _Ask, units: list[Unit]) -> TokenRatio | None:
     names = [f"{u.file.rpartition('/')[2]}\0{index + u.begin}" for u, index in groups]
     places = document_hash(names, ask.chosen.seed)
     order = sorted(range(len(groups)), key=lambda index: (places[index], index))
+    tokenizer = ask.tokenizer.file, ask.tokenizer.digest
     size = sum(unit.text_bytes for unit in units)
     most = max(_PROBE_LEAST, min(_PROBE_MOST, size // _PROBE_SHARE) // _PROBE_GROUPS)
     found: dict[str, Shard] = {}
@@ -210,7 +211,7 @@ def _probe_units(ask: _Ask, units: list[Unit]) -> TokenRatio | None:
     for start in range(0, len(order), _PROBE_GROUPS):
         part = order[start : start + _PROBE_GROUPS]
         items = {
-            f"probe/{start + n:06d}": ProbeItem(groups[i], ask.chosen, ask.tokenizer.file, most)
+            f"probe/{start + n:06d}": ProbeItem(groups[i], ask.chosen, tokenizer, most)
             for n, i in enumerate(part)
         }
         found |= ask.run.map(probe_shard, items)
@@ -257,10 +258,11 @@ def _probe_walk(ask: _Ask, walk: RowGroupOrder) -> TokenRatio | None:
         return None
     blocks = walk.next_blocks(_PROBE_FILES)
     most = _PROBE_MOST // _PROBE_PARTS
+    tokenizer = ask.tokenizer.file, ask.tokenizer.digest
     parts = -(-_PROBE_PARTS // len(blocks))
     items = {
         f"probe/{index:06d}-{part}": ProbeItem(
-            block, ask.chosen, ask.tokenizer.file, most, part=part, parts=parts
+            block, ask.chosen, tokenizer, most, part=part, parts=parts
         )
         for index, block in enumerate(blocks)
         for part in range(parts)

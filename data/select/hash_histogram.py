@@ -61,7 +61,6 @@ def survey(units: Sequence[Unit], seed: int, min_score: float | None = None) -> 
             np.add.at(tokens, bins, counts)
             np.add.at(documents, bins, 1)
             lengths.append(Lengths.of(counts))
-        lengths = [Lengths.merged(lengths)]
     return HashHistogram(
         seen=seen,
         documents=int(documents.sum()),
@@ -69,7 +68,7 @@ def survey(units: Sequence[Unit], seed: int, min_score: float | None = None) -> 
         text_bytes=sum(unit.text_bytes for unit in units),
         tokens_by_bin=tokens,
         documents_by_bin=documents,
-        lengths=lengths[0],
+        lengths=Lengths.merged(lengths),
     )
 
 

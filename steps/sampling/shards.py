@@ -61,13 +61,13 @@ class BlockItem(NamedTuple):
 class ProbeItem(NamedTuple):
     """Where to look for documents to tokenise: a row group of a unit, or row groups of a block.
 
-    Of a block's row groups the part is every `parts`-th, from number `part`. `most_bytes` of text
-    are tokenised, one document if it is longer.
+    Of a block's row groups the part is every `parts`-th, from number `part`. `tokenizer` is the
+    URL and digest of one; `most_bytes` of text are tokenised, one document if it is longer.
     """
 
     where: tuple[Unit, int] | RowGroupBlock
     chosen: Filter
-    tokenizer_file: str
+    tokenizer: tuple[str, str]
     most_bytes: int
     part: int = 0
     parts: int = 1
@@ -138,7 +138,7 @@ def probe_shard(directory: str, item: ProbeItem) -> Mapping[str, Any]:
         units = block_units(item.where, item.chosen.seed)[0]
     else:
         units = [only_group(*item.where)]
-    tokenizer = TextTokenizer.load(item.tokenizer_file)
+    tokenizer = TextTokenizer.load_once(*item.tokenizer)
     units = units[item.part :: item.parts]
     chosen = item.chosen
     return asdict(probe(units, tokenizer, chosen.seed, chosen.min_score, item.most_bytes))
