@@ -1,8 +1,11 @@
 """Where documents come from, as one URL string.
 
-A source is a path or a pattern of Parquet files, or the text inside this Python:
+A source is a file, a folder or a pattern of files, or the text inside this Python. Files are
+Parquet, JSON lines (`.jsonl`, `.ndjson`, `.json`; plain, `.gz`, `.zst`), Arrow (`.arrow`, as the
+caches of `datasets` are) or text, one document a file. Of a folder, with all below it, and of a
+pattern that ends in `*`, those files are read whose names say that they are such.
 
-- `./docs/*.parquet`, `/data/*/x.parquet`: on a disk that every worker sees.
+- `./docs`, `./docs/*.jsonl.zst`, `/data/*/x.parquet`: on a disk that every worker sees.
 - `gs://bucket/docs/*.parquet`: on Google Cloud Storage.
 - `hf://datasets/owner/name@<commit>/data/*.parquet`: on the Hugging Face hub. HF_TOKEN opens what
   is private or gated; HF_ENDPOINT names a mirror. Without `@<commit>` the branch `main` is read.

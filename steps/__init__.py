@@ -35,6 +35,7 @@ _FILES = {
     "sample": ("sample",),
     "scoring.job": ("Also",),
     "tokenize_documents": ("tokenize",),
+    "tokenizer": ("tokenizer",),
     "train": ("train",),
     "train_tokenizer": ("train_tokenizer",),
 }

@@ -56,6 +56,11 @@ class Tokenizer(Artifact):
         """URL of tokenizer.json."""
         return storage.join(self.shard("tokenizer"), "tokenizer.json")
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the file, in hexadecimal."""
+        return self.result.get("digest") or self.load().digest
+
     def load(self) -> TextTokenizer:
         """The tokenizer, ready to encode and decode."""
         from data.tokenizer.text_tokenizer import TextTokenizer

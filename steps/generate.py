@@ -137,4 +137,7 @@ def _write(request: Request, emit: Emit) -> list[str]:
             row += part
         done = max(map(len, written))
         emit({"event": "progress", "done": done, "total": new, "unit": "tokens"})
-    return [tokenizer.decode([i for i in ids if i != eos]) for ids in written]
+    return [
+        tokenizer.decode([i for i in ids if i != eos], after)
+        for after, ids in zip(encoded, written, strict=True)
+    ]

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from data.read.listing import absolute, list_source
+from data.read.unit import Fields
 from data.select.token_budget import ALL_THAT_IS_LEFT, Budget
 from pipeline import External, InputError, Result, Runtime, StepContext, step
 from pipeline.store import storage
@@ -47,6 +48,8 @@ _SURVEY_UNITS = 16  # of one file, counted by one task
 _PROBE_GROUPS = 16
 _PROBE_FILES = 4  # of a walk, which fetches little more than it samples
 _PROBE_PARTS = 8  # of these files together
+_PROBE_SHARE = 16  # of the text is tokenised at most, but for what a few documents have,
+_PROBE_MOST, _PROBE_LEAST = 8 << 20, 32 << 10  # in all; in one place
 _BLOCKS_AT_ONCE = 64
 
 
@@ -60,6 +63,7 @@ class _Ask:
     budget: Budget
     chosen: Filter
     verify: bool
+    fields: Fields
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
@@ -81,12 +85,16 @@ def sample(
     unit: Literal["document", "row_group"] = "document",
     drop_duplicates: bool = False,
     verify_files: Annotated[bool, Runtime] = False,
+    text: str = "text",
+    id: str | None = None,
+    score: str = "score",
+    skip_nulls: bool = False,
 ) -> Result:
     """Documents of `source` up to a budget of tokens per split.
 
     Args:
         run: the attempt.
-        source: Parquet glob or embedded text (see `data/source.py`).
+        source: files, folders or embedded text (see `data/source.py`).
         tokenizer: count the budget in this tokenizer's tokens, EOS included (predicted from a
             probe), rather than in the source's own `token_count`.
         tokens: training tokens asked for; -1 for all that the other splits leave.
@@ -99,13 +107,18 @@ def sample(
         drop_duplicates: of documents with equal text keep one. Budgets are met before.
         verify_files: check each file that is read against its published SHA-256 first, which reads
             all of it.
+        text, score: the columns or keys of the text and of the score.
+        id: the column or key of the id; None for "id" where there is one, and otherwise an id made
+            of the text.
+        skip_nulls: leave out rows with a null, and count them, rather than refuse them.
 
     Raises:
         InputError: the source cannot be read, or holds less than was asked.
     """
     chosen = Filter(seed, min_score, drop_duplicates)
     budget = Budget(train=tokens, held_out=splits)
-    ask = _Ask(run, source, tokenizer, budget, chosen, verify_files)
+    fields = Fields(text, id, score, skip_nulls)
+    ask = _Ask(run, source, tokenizer, budget, chosen, verify_files, fields)
     choice = _choose_documents(ask) if unit == "document" else _choose_row_groups(ask)
     items = {f"sample/{index:06d}": item for index, item in enumerate(choice.items)}
     written = run.map(sample_shard, items)
@@ -119,19 +132,22 @@ def sample(
 
 def _choose_documents(ask: _Ask) -> Chosen:
     """Count the whole source, and let each of its units be sampled by ranges of the hash."""
+    from data.read.small_files import small_together
     from data.read.work_units import list_units
     from data.select.hash_histogram import merge
     from data.select.hash_ranges import boundary_bins, thresholds
 
     units = list_units(
-        ask.source, progress=lambda done, total: ask.run.progress(done, total, "footers")
+        ask.source,
+        ask.fields,
+        progress=lambda done, total: ask.run.progress(done, total, "files looked at"),
     )
     opened: set[str] = set()
     items: dict[str, SurveyItem] = {}
-    for index, group in enumerate(_of_one_file(units)):
-        first = group[0].file not in opened
-        opened.add(group[0].file)
-        items[f"survey/{index:06d}"] = SurveyItem(group, ask.chosen, ask.verify and first)
+    for index, group in enumerate(_to_count(units)):
+        new = tuple(dict.fromkeys(u.file for u in group if u.file not in opened))
+        opened.update(new)
+        items[f"survey/{index:06d}"] = SurveyItem(group, ask.chosen, new if ask.verify else ())
     surveyed = ask.run.map(survey_shard, items)
     survey = merge(load_survey(ask.run, shard) for shard in surveyed.values())
     if not survey.documents:
@@ -154,21 +170,24 @@ def _choose_documents(ask: _Ask) -> Chosen:
     except InputError as error:
         raise InputError(f"{ask.source}: {error}") from None
     return Chosen(
-        items=[SampleItem(unit, ranges, ask.chosen) for unit in units],
+        items=[SampleItem(group, ranges, ask.chosen) for group in small_together(units)],
         rate=rate,
         counted=survey,
     )
 
 
-def _of_one_file(units: list[Unit]) -> Iterator[tuple[Unit, ...]]:
-    """Neighbouring units of one file, some at a time; one, where counting reads the text."""
+def _to_count(units: list[Unit]) -> Iterator[tuple[Unit, ...]]:
+    """Neighbouring units for one task: some of one file whose text is not read, small ones."""
+    from data.read.small_files import small_together
+
     found: list[Unit] = []
-    for unit in units:
-        limit = _SURVEY_UNITS if unit.counted else 1
-        if found and (found[0].file != unit.file or len(found) >= limit):
+    for group in small_together(units):
+        limit = _SURVEY_UNITS if group[0].counted else 1
+        alone = len(group) == 1 and len(found) < limit
+        if found and not (alone and found[0].file == group[0].file):
             yield tuple(found)
             found = []
-        found.append(unit)
+        found += group
     if found:
         yield tuple(found)
 
@@ -181,15 +200,18 @@ def _probe_units(ask: _Ask, units: list[Unit]) -> TokenRatio | None:
     if ask.tokenizer is None:
         return None
     groups = [(unit, index) for unit in units for index in unit.row_groups]
-    names = [f"{unit.file.rpartition('/')[2]}\0{index}" for unit, index in groups]
+    names = [f"{u.file.rpartition('/')[2]}\0{index + u.begin}" for u, index in groups]
     places = document_hash(names, ask.chosen.seed)
     order = sorted(range(len(groups)), key=lambda index: (places[index], index))
+    tokenizer = ask.tokenizer.file, ask.tokenizer.digest
+    size = sum(unit.text_bytes for unit in units)
+    most = max(_PROBE_LEAST, min(_PROBE_MOST, size // _PROBE_SHARE) // _PROBE_GROUPS)
     found: dict[str, Shard] = {}
     # A high `min_score` can leave row groups without a document.
     for start in range(0, len(order), _PROBE_GROUPS):
         part = order[start : start + _PROBE_GROUPS]
         items = {
-            f"probe/{start + n:06d}": ProbeItem(groups[i], ask.chosen, ask.tokenizer.file)
+            f"probe/{start + n:06d}": ProbeItem(groups[i], ask.chosen, tokenizer, most)
             for n, i in enumerate(part)
         }
         found |= ask.run.map(probe_shard, items)
@@ -204,13 +226,15 @@ def _choose_row_groups(ask: _Ask) -> Chosen:
     from data.select.row_groups import RowGroupOrder, join_units
 
     files, seed = [url for url, _ in list_files(ask.source)], ask.chosen.seed
-    rate = _probe_walk(ask, RowGroupOrder(files, seed, backwards=False))
-    held_out = _walked(ask, RowGroupOrder(files, seed, backwards=True), "walk-back")
+    rate = _probe_walk(ask, RowGroupOrder(files, seed, backwards=False, fields=ask.fields))
+    held_out = _walked(
+        ask, RowGroupOrder(files, seed, backwards=True, fields=ask.fields), "walk-back"
+    )
     taken: dict[str, list[Group]] = {}
     for name in ask.budget.names[1:]:
         taken[name] = _take(ask, held_out, name, rate, taken)
     others = {group.key for groups in taken.values() for group in groups}
-    forward = _walked(ask, RowGroupOrder(files, seed, backwards=False), "walk")
+    forward = _walked(ask, RowGroupOrder(files, seed, backwards=False, fields=ask.fields), "walk")
     train = (group for group in forward if group.key not in others)
     taken[ask.budget.names[0]] = _take(ask, train, ask.budget.names[0], rate, taken)
     items = []
@@ -220,7 +244,7 @@ def _choose_row_groups(ask: _Ask) -> Chosen:
         fetched += sum(group.compressed_bytes for group in used)
         passed_over += sum(group.unit.rows for group in taken[name] if not group.documents)
         units = join_units(group.unit for group in used)
-        items += [SampleItem(unit, name, ask.chosen) for unit in units]
+        items += [SampleItem((unit,), name, ask.chosen) for unit in units]
     return Chosen(
         items=items, rate=rate, passed_over=passed_over, files=len(files), fetched=fetched
     )
@@ -233,10 +257,12 @@ def _probe_walk(ask: _Ask, walk: RowGroupOrder) -> TokenRatio | None:
     if ask.tokenizer is None:
         return None
     blocks = walk.next_blocks(_PROBE_FILES)
+    most = _PROBE_MOST // _PROBE_PARTS
+    tokenizer = ask.tokenizer.file, ask.tokenizer.digest
     parts = -(-_PROBE_PARTS // len(blocks))
     items = {
         f"probe/{index:06d}-{part}": ProbeItem(
-            block, ask.chosen, ask.tokenizer.file, part=part, parts=parts
+            block, ask.chosen, tokenizer, most, part=part, parts=parts
         )
         for index, block in enumerate(blocks)
         for part in range(parts)

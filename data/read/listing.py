@@ -21,6 +21,7 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from data.read.byte_ranges import WEB, FileState, file_state, info, protocol, state_of
+from data.read.formats import READ, is_document_file
 from data.read.local_digest import digest_files
 from data.read.retry import redact, run_with_timeout, with_retries
 from data.source import PYTHON_DOCS, check_embedded, is_embedded
@@ -139,7 +140,8 @@ def _remote_file(fs: Any, name: str, match: _Match, seconds: float) -> ListedFil
 
 
 def _find(source: str, seconds: float | None) -> tuple[Any, str, list[_Match], list[str]]:
-    """(filesystem, path in it, matching files by name, names of matching folders) of a source."""
+    """(filesystem, path in it, matching files by name, names of what matches and is not read) of a
+    source."""
     if re.match(r"https?://[^/]*@", source):
         raise InputError(
             f"source {redact(source)!r}: the address holds a login, and would stand in records and "
@@ -155,9 +157,10 @@ def _find(source: str, seconds: float | None) -> tuple[Any, str, list[_Match], l
         None if end is None else max(end - time.monotonic(), 1.0),
     )
     if not files:
-        found = f", but {len(folders)} folders do" if folders else ""
+        found = f", but {len(folders)} folders or other files do" if folders else ""
         raise InputError(
-            f"source {redact(source)!r}: no file matches{found}; check the address and the pattern"
+            f"source {redact(source)!r}: no file matches{found}; check the address and the pattern "
+            f"(a folder or a pattern that ends in * reads {READ} by name)"
         )
     return fs, path, sorted(files, key=lambda match: match[0]), sorted(folders)
 
@@ -175,13 +178,27 @@ def _matches(fs: Any, path: str, left: float) -> tuple[list[_Match], list[str]]:
     if not _is_pattern(fs, path):
         about = _unless_missing(lambda: info(fs, path, left))
         if about is not None and about.get("type") == "directory":
-            raise InputError(f"source {path!r}: a directory; give a pattern such as /*.parquet")
+            found = fs.find(path, detail=True)
+            return _readable(path, list(found.items()), [])
         return ([] if about is None else [(path, about)]), []
     if protocol(fs) in WEB:
         return [(name, None) for name in _web_glob(fs, path)], []
     found = _unless_missing(lambda: fs.glob(path, detail=True)) or {}
     folders = [name for name, about in found.items() if about.get("type") == "directory"]
-    return [(name, about) for name, about in found.items() if name not in set(folders)], folders
+    files = [(name, about) for name, about in found.items() if name not in set(folders)]
+    if not path.endswith("*"):
+        return files, folders
+    inside = {name.rpartition("/")[0] for name, _ in files}
+    folders = [name for name in folders if "**" not in path or name not in inside]
+    return _readable(_root(fs, path), files, folders)
+
+
+def _readable(root: str, files: list[_Match], skipped: list[str]) -> tuple[list[_Match], list[str]]:
+    """(files that hold documents by their name, the others and what is skipped already)."""
+    prefix = f"{root.rstrip('/')}/"
+    wanted = [match for match in files if is_document_file(match[0].removeprefix(prefix))]
+    read = {name for name, _ in wanted}
+    return wanted, [*skipped, *(name for name, _ in files if name not in read)]
 
 
 def _unless_missing(ask: Callable[[], Any]) -> Any:
@@ -216,7 +233,9 @@ def _magic(fs: Any) -> str:
 
 
 def _root(fs: Any, path: str) -> str:
-    """The part of a path, up to a slash, that all its matches begin with."""
+    """The part of a path, up to a slash, that all its matches begin with; of a folder, itself."""
+    if not _is_pattern(fs, path) and protocol(fs) not in WEB and fs.isdir(path):
+        return f"{path.rstrip('/')}/"
     fixed = re.split(f"[{re.escape(_magic(fs))}]", path, maxsplit=1)[0]
     return fixed[: fixed.rfind("/") + 1]
 

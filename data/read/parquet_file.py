@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
@@ -21,9 +21,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from data.read.arrow_file import arrow_file
+from data.read.arrow_strings import is_text
 from data.read.byte_ranges import FileState, open_ranges
 from data.read.parquet_table import is_damage, one_line
 from data.read.retry import redact
+from data.read.unit import Fields
 from pipeline.errors import InputError
 
 _FOOTERS_KEPT = 8
@@ -43,9 +45,9 @@ _footers_lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Columns:
-    """What a file calls its columns; None where it has no such numeric column."""
+    """What a file calls its columns; None where it has no such column."""
 
-    id: str
+    id: str | None
     text: str
     token_count: str | None
     score: str | None
@@ -202,21 +204,25 @@ def _keep_footer(url: str, state: FileState, footer: pq.FileMetaData) -> None:
                 _footers.popitem(last=False)
 
 
-def check_schema(url: str, schema: pa.Schema, text: str, id: str, score: str) -> Columns:
+def check_schema(url: str, schema: pa.Schema, fields: Fields) -> Columns:
     """Refuse a file without usable text and id columns; returns its names.
 
     Raises:
-        InputError: text, id or `token_count` is missing, there twice, or of another type.
+        InputError: text, an id that is named or `token_count` is missing, there twice, or of
+            another type.
     """
+    text, score = fields.text, fields.score
+    id = fields.id or ("id" if "id" in schema.names else None)
     for argument, name in (("text", text), ("id", id)):
+        if name is None:
+            continue
         if schema.names.count(name) != 1:
             raise InputError(
                 f"{redact(url)}: expected one column {name!r} for the {argument}, found columns "
                 f"{', '.join(schema.names)}; pass {argument}=<name of the column>"
             )
         kind = schema.field(name).type
-        is_string = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-        if not (is_string or (argument == "id" and pa.types.is_integer(kind))):
+        if not (is_text(kind) or (argument == "id" and pa.types.is_integer(kind))):
             raise InputError(
                 f"{redact(url)}: column {name!r} has type {kind}, expected a string; "
                 f"pass {argument}=<name of a string column>"
@@ -237,7 +243,11 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def check_values(
-    batch: pa.RecordBatch, where: str, first_row: int, most_tokens: int
+    batch: pa.RecordBatch,
+    where: str,
+    first_row: int,
+    most_tokens: int,
+    may_be_null: Collection[str] = (),
 ) -> pa.RecordBatch:
     """The batch, when every value is there, every text is UTF-8, and every count is possible.
 
@@ -246,16 +256,17 @@ def check_values(
         where: names file and row group.
         first_row: of the batch in its row group.
         most_tokens: that one document can have.
+        may_be_null: columns.
 
     Raises:
         InputError: names the row and the column.
     """
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if column.null_count:
+        if column.null_count and name not in may_be_null:
             row = first_row + pc.index(column.is_null(), True).as_py()
             raise InputError(
                 f"{where}, row {row}: expected a value in {name!r}, found null; "
-                "drop such rows from the source"
+                "drop such rows from the source, or leave them out with skip_nulls=True"
             )
         if pa.types.is_string(column.type):
             _check_utf8(column, name, where, first_row)
@@ -265,8 +276,8 @@ def check_values(
         if len(wrong):
             raise InputError(
                 f"{where}, row {first_row + wrong[0]}: expected a 'token_count' of 0 to "
-                f"{most_tokens:,}, found {counts[wrong[0]]:,}; correct it, or leave the column out "
-                "of the source"
+                f"{most_tokens:,}, found {counts[wrong[0]]:,}; correct it, or leave it out of "
+                "the source"
             )
     return batch
 

@@ -1,76 +1,51 @@
-"""Parquet sources: cutting them into units of work, and reading a unit with its schema checked.
+"""Sources of documents: cutting them into units of work, and reading a unit, each value checked.
 
-The unit of fan-out is a range of row groups of one file, holding about `target_bytes` of text by
-the file's footer; the embedded documentation is cut the same way. Reading is by row group with
-column projection, so a survey that wants ids and token counts never fetches the text. A huge
-source can be taken file by file: `list_files` reads no footer, `file_units` and `row_groups` one.
+The unit of fan-out is a part of one file that holds about `target_bytes` of text: a range of row
+groups of Parquet, lines of JSON; a compressed, Arrow or text file is one. `data.read.formats` says
+which file is what. Reading Parquet is by row group with column projection, so a survey that wants
+ids and token counts never fetches the text. A huge source can be taken file by file: `list_files`
+reads no file, `file_units` and `row_groups` one.
 
-A unit reads as columns `id`, `text`, `token_count`, `score` whatever the file calls them. A row
-without an id or text, text that is not UTF-8, a missing column, a damaged file and a file that
-changed since it was listed are an `InputError` with its address; no row is ever skipped here.
+A unit reads as columns `id`, `text`, `token_count`, `score` whatever the file calls them; a
+document without an id has one made of its text. A row with a null, text that is not UTF-8, a
+missing column, a damaged file and a file that changed since it was listed are an `InputError` with
+its address; no row is skipped here but those with a null, counted, where that was asked for.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data.read import parquet_file, python_docs
+from data.read import arrow_table, json_lines, parquet_file, python_docs, text_file
+from data.read.arrow_strings import count_by_length, made_ids
 from data.read.byte_ranges import FileState, file_state
+from data.read.formats import compression, kind_of
 from data.read.listing import find_files
 from data.read.parquet_file import Columns, check_schema, check_values, open_parquet
 from data.read.retry import redact
+from data.read.unit import BATCH_BYTES, BATCH_ROWS, UNKNOWN, Fields, Unit
 from data.source import check_embedded, is_embedded
 from pipeline.errors import InputError
 
-BYTES_PER_TOKEN = 4  # of English text, where a file has no `token_count`
 EMBEDDED_ROW_GROUPS = 8
 FOOTERS_AT_ONCE = 16
+TARGET_BYTES = 64 << 20
+_MOST_PACKED = 1000  # bytes that one compressed byte can stand for, about
 
-_BATCH_ROWS = 1024
 _TYPES = {
     "id": pa.string(),
     "text": pa.string(),
     "token_count": pa.int64(),
     "score": pa.float64(),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unit:
-    """A row-group range of one source file, the piece of work that one task does.
-
-    Attributes:
-        file: URL of the Parquet file, or of the embedded documentation.
-        row_groups: indices of the row groups, ascending and adjacent.
-        rows: documents in them.
-        text_bytes: uncompressed bytes of the text column by the footer (a few bytes per document
-            more than the text itself).
-        id: the file's name for the id column.
-        text: the file's name for the text column.
-        counted: whether the file has a `token_count` column.
-        score: the file's name for the score, a column of numbers; None when it has none.
-        size: bytes of the file when it was cut into units; 0 where that is not known.
-        version: what its store called its content then, see `data.read.byte_ranges.FileState`.
-    """
-
-    file: str
-    row_groups: tuple[int, ...]
-    rows: int
-    text_bytes: int
-    id: str = "id"
-    text: str = "text"
-    counted: bool = True
-    score: str | None = None
-    size: int = 0
-    version: str = ""
+_CUTS = {"lines": json_lines.cut, "text": text_file.cut, "arrow": arrow_table.cut}
 
 
 class RowGroup(NamedTuple):
@@ -104,26 +79,22 @@ def list_files(source: str) -> list[tuple[str, int]]:
 
 def list_units(
     source: str,
+    fields: Fields = Fields(),
     *,
-    text: str = "text",
-    id: str = "id",
-    score: str = "score",
-    target_bytes: int = 64 << 20,
+    target_bytes: int = TARGET_BYTES,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Unit]:
-    """The units of a source, in the order of file names and row groups.
+    """The units of a source, in the order of file names and of what is in a file.
 
     Args:
         source: see `data.source`.
-        text: name of the text column, a string type.
-        id: name of the column that identifies a document, a string or integer type.
-        score: name of a column of numbers that may be read as `score`, where a file has it.
-        target_bytes: a unit ends with the row group that reaches this many bytes of text.
-        progress: called with (footers read, files) after each file.
+        fields: what the source calls what is read.
+        target_bytes: a unit ends with the row group or line that reaches this many bytes of text.
+        progress: called with (files looked at, files) after each file.
 
     Raises:
-        InputError: no file matches, a file is not readable Parquet, a column is missing or of
-            another type, or there are no rows at all.
+        InputError: no file matches, a file cannot be read, a column is missing or of another type,
+            or there are no rows at all.
         StorageError: the store could not be listed or read.
     """
     if is_embedded(source):
@@ -132,7 +103,7 @@ def list_units(
     files = _found(source)
     units: list[Unit] = []
     with ThreadPoolExecutor(max_workers=min(FOOTERS_AT_ONCE, len(files))) as pool:
-        found = pool.map(lambda f: _cut(f[0], f[1], text, id, score, target_bytes), files)
+        found = pool.map(lambda f: _cut(f[0], f[1], fields, target_bytes), files)
         try:
             for done, cut in enumerate(found, 1):
                 units += cut
@@ -143,19 +114,14 @@ def list_units(
             raise
     if not units:
         raise InputError(
-            f"source {redact(source)!r}: {len(files)} Parquet files match, with 0 rows in all; "
+            f"source {redact(source)!r}: {len(files)} files match, with 0 rows in all; "
             "give a source with documents"
         )
     return units
 
 
 def file_units(
-    url: str,
-    *,
-    text: str = "text",
-    id: str = "id",
-    score: str = "score",
-    target_bytes: int = 64 << 20,
+    url: str, fields: Fields = Fields(), *, target_bytes: int = TARGET_BYTES
 ) -> list[Unit]:
     """The units of one file, as `list_units` would cut it; none when it has no rows.
 
@@ -167,30 +133,43 @@ def file_units(
     """
     if is_embedded(url):
         return list_units(url)
-    return _cut(url, file_state(url), text, id, score, target_bytes)
+    return _cut(url, file_state(url), fields, target_bytes)
 
 
-def row_groups(
-    url: str, *, text: str = "text", id: str = "id", score: str = "score"
-) -> list[RowGroup]:
-    """The row groups of one file, from its footer alone; arguments and errors as `file_units`."""
+def row_groups(url: str, fields: Fields = Fields()) -> list[RowGroup]:
+    """The row groups of one Parquet file, from its footer; arguments and errors as `file_units`."""
     if is_embedded(url):
         return [RowGroup(u.rows, u.text_bytes, u.text_bytes) for u in list_units(url)]
-    return _groups(url, file_state(url), text, id, score)[1]
+    state = file_state(url)
+    if (kind := kind_of(url, state)) != "parquet":
+        raise InputError(
+            f"{redact(url)}: expected a Parquet file, which has row groups, found {kind}; sample "
+            'with unit="document"'
+        )
+    return _groups(url, state, fields)[1]
 
 
-def read_unit(unit: Unit, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def fields_of(unit: Unit) -> Fields:
+    """What a unit's file calls what is read."""
+    return Fields(unit.text, unit.id, unit.score or "score", unit.skip_nulls)
+
+
+def read_unit(
+    unit: Unit, columns: Sequence[str], tally: Counter[str] | None = None
+) -> Iterator[pa.RecordBatch]:
     """The unit's rows in source order, as record batches of at most 1,024 rows.
 
     Args:
         unit: from `list_units` or `file_units`.
         columns: any of `id` (string), `text` (string), `token_count` (int64) and `score` (float64,
             NaN as it is). Where the file has no `token_count` the text is read and
-            ceil(UTF-8 bytes / 4) stands in.
+            ceil(UTF-8 bytes / 4) stands in; where it has no id, the id is made of the text.
+        tally: counts all `rows`, and of them those left out for a `null`. A null text alone, of a
+            document with an id of the source, is not left out: it may not have been read.
 
     Raises:
-        InputError: a null, a text that is not UTF-8 or a negative count (file, row group and row
-            are named), damage, a file that changed, or a score asked of a file that has none.
+        InputError: a null, a text that is not UTF-8 or an impossible count (file, row group and
+            row are named), damage, a file that changed, or a score asked of a file without one.
         StorageError: the store does not answer.
     """
     if "score" in columns and unit.score is None:
@@ -199,17 +178,47 @@ def read_unit(unit: Unit, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
             "score=<name of the column>, or do not select by score"
         )
     # A token is at least a byte, and one that begins or ends each document may be added.
-    most_tokens = 2 * unit.text_bytes + 2
+    most = (2 * unit.text_bytes + 2) * (_MOST_PACKED if compression(unit.file) else 1)
     current, row, rows = -1, 0, 0
     for group, batch in _batches(unit, columns):
         row = row if group == current else 0
-        yield check_values(batch, f"{redact(unit.file)}: row group {group}", row, most_tokens)
+        where = f"{redact(unit.file)}: " + _where(unit, group)
         current, row, rows = group, row + batch.num_rows, rows + batch.num_rows
-    if rows != unit.rows:
+        kept = _without_nulls(unit, batch) if unit.skip_nulls else batch
+        if tally is not None:
+            tally.update(rows=batch.num_rows, null=batch.num_rows - kept.num_rows)
+        nulls = [*(["id"] if unit.id is None else []), *(["text"] if unit.skip_nulls else [])]
+        checked = check_values(kept, where, row - batch.num_rows, most, nulls)
+        yield _with_ids(unit, checked).select(list(columns))
+    if unit.rows != UNKNOWN and rows != unit.rows:
         raise InputError(
             f"{redact(unit.file)}: row groups {unit.row_groups[0]} to {unit.row_groups[-1]}: "
             f"expected {unit.rows:,} rows, found {rows:,}; the file is damaged: fetch it again"
         )
+
+
+def _where(unit: Unit, group: int) -> str:
+    if unit.kind == "parquet":
+        return f"row group {group}"
+    return f"documents from byte {unit.begin:,} on" if unit.begin else "documents"
+
+
+def _without_nulls(unit: Unit, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows with a value in all columns, but that the text of one with an id may be null."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        made = name == "id" and unit.id is None
+        if not column.null_count or made or (name == "text" and unit.id is not None):
+            continue
+        batch = batch.filter(batch.column(name).is_valid())
+    return batch
+
+
+def _with_ids(unit: Unit, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch, with ids made of the texts where the file has none."""
+    if unit.id is not None or "id" not in batch.schema.names or is_embedded(unit.file):
+        return batch
+    place = batch.schema.get_field_index("id")
+    return batch.set_column(place, "id", made_ids(batch.column("text")))
 
 
 def _found(source: str) -> list[tuple[str, FileState]]:
@@ -219,10 +228,11 @@ def _found(source: str) -> list[tuple[str, FileState]]:
         return [(url, state) for (url, _), state in zip(files, states, strict=True)]
 
 
-def _cut(
-    file: str, state: FileState, text: str, id: str, score: str, target_bytes: int
-) -> list[Unit]:
-    names, found = _groups(file, state, text, id, score)
+def _cut(file: str, state: FileState, fields: Fields, target_bytes: int) -> list[Unit]:
+    kind = kind_of(file, state)
+    if kind != "parquet":
+        return _CUTS[kind](file, state, fields, target_bytes)
+    names, found = _groups(file, state, fields)
     units: list[Unit] = []
     groups: list[int] = []
     rows = size = 0
@@ -238,63 +248,83 @@ def _cut(
                         row_groups=tuple(groups),
                         rows=rows,
                         text_bytes=size,
-                        id=id,
-                        text=text,
+                        id=names.id,
+                        text=fields.text,
                         counted=names.token_count is not None,
                         score=names.score,
                         size=state.size,
                         version=state.version,
+                        skip_nulls=fields.skip_nulls,
                     )
                 )
             groups, rows, size = [], 0, 0
     return units
 
 
-def _groups(
-    file: str, state: FileState, text: str, id: str, score: str
-) -> tuple[Columns, list[RowGroup]]:
+def _groups(file: str, state: FileState, fields: Fields) -> tuple[Columns, list[RowGroup]]:
     with open_parquet(file, state) as parquet:
         metadata, schema = parquet.metadata, parquet.schema_arrow
-    names = check_schema(file, schema, text, id, score)
-    wanted = {name for name in (id, text, names.token_count, names.score) if name is not None}
-    found = parquet_file.row_groups(file, state.size, metadata, text, wanted)
+    names = check_schema(file, schema, fields)
+    used = (names.id, fields.text, names.token_count, names.score)
+    wanted = {name for name in used if name is not None}
+    found = parquet_file.row_groups(file, state.size, metadata, fields.text, wanted)
     return names, [RowGroup(*group) for group in found]
 
 
 def _batches(unit: Unit, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """(row group, record batch with the columns asked for) of a unit, unchecked."""
+    """(row group, record batch) of a unit, unchecked: the columns asked for, and the text where
+    an id is to be made of it."""
     if is_embedded(unit.file):
         check_embedded(unit.file)
         table = python_docs.documents().select(list(columns))
         for group in unit.row_groups:
             rows = _embedded_rows(table.num_rows)[group]
-            for batch in table.slice(rows.start, len(rows)).to_batches(_BATCH_ROWS):
+            for batch in table.slice(rows.start, len(rows)).to_batches(BATCH_ROWS):
                 yield group, batch
-        return
+    elif unit.kind in ("lines", "text"):
+        reader = json_lines if unit.kind == "lines" else text_file
+        for batch in reader.read(unit, columns):
+            yield 0, batch
+    else:
+        yield from _columnar(unit, columns)
+
+
+def _columnar(unit: Unit, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """As `_batches`, of a file with columns."""
     names = {"id": unit.id, "text": unit.text, "token_count": "token_count", "score": unit.score}
-    wanted = {name for name in columns if name != "token_count" or unit.counted}
-    count_by_length = "token_count" in columns and not unit.counted
-    wanted |= {"text"} if count_by_length else set()
+    length = "token_count" in columns and not unit.counted
+    making = "id" in columns and unit.id is None
+    kept = [*columns, *(["text"] if making and "text" not in columns else [])]
+    wanted = {name for name in kept if name != "token_count" or unit.counted}
+    wanted = {name for name in wanted | ({"text"} if length else set()) if names[name] is not None}
     in_file = sorted({str(names[name]) for name in wanted})
+    for group, batch in _raw(unit, in_file):
+        # A score may be an integer that no double holds; its last digit selects nothing.
+        found = {
+            name: batch.column(names[name]).cast(_TYPES[name], safe=name != "score")
+            for name in wanted
+        }
+        if "score" in found and unit.skip_nulls:
+            found["score"] = pc.fill_null(found["score"], float("nan"))
+        if length:
+            found["token_count"] = count_by_length(found["text"])
+        if making:
+            found["id"] = pa.nulls(batch.num_rows, pa.string())
+        yield group, pa.RecordBatch.from_pydict({name: found[name] for name in kept})
+
+
+def _raw(unit: Unit, columns: list[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    if unit.kind == "arrow":
+        for batch in arrow_table.read(unit, columns):
+            yield 0, batch
+        return
+    rows = max(1, min(BATCH_ROWS, BATCH_BYTES * unit.rows // max(unit.text_bytes, 1)))
     state = FileState(unit.size, unit.version) if unit.size else None
     with open_parquet(unit.file, state) as parquet:
         for group in unit.row_groups:
             # One row group at a time: a read of many would hold all of them in memory.
-            for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=[group], columns=in_file):
-                # A score may be an integer that no double holds; its last digit selects nothing.
-                found = {
-                    name: batch.column(names[name]).cast(_TYPES[name], safe=name != "score")
-                    for name in wanted
-                }
-                if count_by_length:
-                    found["token_count"] = _count_by_length(found["text"])
-                yield group, pa.RecordBatch.from_pydict({name: found[name] for name in columns})
-
-
-def _count_by_length(text: pa.Array) -> pa.Array:
-    filled = pc.call_function("binary_length", [pc.fill_null(text, "")])
-    counts = -(-filled.to_numpy(zero_copy_only=False).astype(np.int64) // BYTES_PER_TOKEN)
-    return pa.array(counts, pa.int64())
+            for batch in parquet.iter_batches(rows, row_groups=[group], columns=columns):
+                yield group, batch
 
 
 def _embedded_rows(rows: int) -> list[range]:

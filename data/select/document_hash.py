@@ -7,11 +7,11 @@ Python string is made.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
 
+from data.read.arrow_strings import utf8_slices
 from pipeline.errors import InputError
 
 _CONTENT_BYTES = 16
@@ -65,17 +65,3 @@ def rows_digest(ids: pa.Array, text_hashes: list[bytes]) -> int:
 def digest_hex(digest: int) -> str:
     """A sum of `rows_digest` as 32 hexadecimal digits."""
     return f"{digest % (1 << 128):032x}"
-
-
-def utf8_slices(array: pa.Array) -> Iterator[bytes]:
-    """The UTF-8 bytes of each value of a string array without nulls."""
-    if not len(array):
-        return
-    _, offsets, data = array.buffers()
-    edges = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
-    # Bytes are cut out faster than views are made; an array may be a slice of a larger buffer.
-    start, base = 0, int(edges[0])
-    found = data.slice(base, int(edges[-1]) - base).to_pybytes() if data is not None else b""
-    for end in (edges[1:] - base).tolist():
-        yield found[start:end]
-        start = end

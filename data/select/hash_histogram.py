@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -60,7 +61,6 @@ def survey(units: Sequence[Unit], seed: int, min_score: float | None = None) -> 
             np.add.at(tokens, bins, counts)
             np.add.at(documents, bins, 1)
             lengths.append(Lengths.of(counts))
-        lengths = [Lengths.merged(lengths)]
     return HashHistogram(
         seen=seen,
         documents=int(documents.sum()),
@@ -68,7 +68,7 @@ def survey(units: Sequence[Unit], seed: int, min_score: float | None = None) -> 
         text_bytes=sum(unit.text_bytes for unit in units),
         tokens_by_bin=tokens,
         documents_by_bin=documents,
-        lengths=lengths[0],
+        lengths=Lengths.merged(lengths),
     )
 
 
@@ -112,17 +112,20 @@ def merge(surveys: Iterable[HashHistogram]) -> HashHistogram:
 
 
 def above_score(
-    unit: Unit, columns: Sequence[str], min_score: float | None
+    unit: Unit,
+    columns: Sequence[str],
+    min_score: float | None,
+    tally: Counter[str] | None = None,
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """(rows seen, those of them that score `min_score` or more) of each batch of a unit.
 
-    A score that is not a number is below every minimum.
+    A score that is not a number is below every minimum; `tally` as of `read_unit`.
     """
     if min_score is None:
-        for batch in read_unit(unit, columns):
+        for batch in read_unit(unit, columns, tally):
             yield batch.num_rows, batch
         return
-    for batch in read_unit(unit, (*columns, "score")):
+    for batch in read_unit(unit, (*columns, "score"), tally):
         enough = np.flatnonzero(batch.column("score").to_numpy() >= min_score)
         yield batch.num_rows, batch.select(list(columns)).take(pa.array(enough))
 

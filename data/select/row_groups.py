@@ -19,7 +19,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from data.read.work_units import Unit, file_units, row_groups
+from data.read.unit import Fields, Unit
+from data.read.work_units import fields_of, file_units, row_groups
 from data.select.document_hash import document_hash
 from data.select.hash_histogram import above_score
 
@@ -35,12 +36,14 @@ class RowGroupBlock:
         name: of the file, without the directories that all files of the source share.
         round: how many blocks of the file come before.
         backwards: whether the walk is the one from the other end.
+        fields: what the file calls what is read.
     """
 
     file: str
     name: str
     round: int
     backwards: bool
+    fields: Fields = Fields()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,13 +86,16 @@ class RowGroupOrder:
     (`set_row_group_count`), which is when the next round asks for it.
     """
 
-    def __init__(self, files: Sequence[str], seed: int, *, backwards: bool) -> None:
+    def __init__(
+        self, files: Sequence[str], seed: int, *, backwards: bool, fields: Fields = Fields()
+    ) -> None:
         names = _relative_names(files)
         self._files = sorted(files, key=lambda file: (_hash(seed, names[file]), names[file]))
         if backwards:
             self._files.reverse()
         self._names = names
         self._backwards = backwards
+        self._fields = fields
         self._counts: dict[str, int] = {}
         self._round = 0
         self._queue = list(self._files)
@@ -103,7 +109,13 @@ class RowGroupOrder:
             ]
         given, self._queue = self._queue[:limit], self._queue[limit:]
         return [
-            RowGroupBlock(file=f, name=self._names[f], round=self._round, backwards=self._backwards)
+            RowGroupBlock(
+                file=f,
+                name=self._names[f],
+                round=self._round,
+                backwards=self._backwards,
+                fields=self._fields,
+            )
             for f in given
         ]
 
@@ -114,7 +126,7 @@ class RowGroupOrder:
 
 def block_units(block: RowGroupBlock, seed: int) -> tuple[list[Unit], int]:
     """(the row groups of a block in the order of the walk, row groups of the whole file)."""
-    units = file_units(block.file, target_bytes=1)
+    units = file_units(block.file, Fields(*block.fields), target_bytes=1)
     hashes = [_hash(seed, f"{block.name}\0{unit.row_groups[0]}") for unit in units]
     order = sorted(range(len(units)), key=lambda index: (hashes[index], index))
     if block.backwards:
@@ -131,7 +143,7 @@ def survey_block(
     Where the file has no `token_count` the text is all there is to count, and it is read.
     """
     units, count = block_units(block, seed)
-    sizes = [group.compressed_bytes for group in row_groups(block.file)]
+    sizes = [g.compressed_bytes for g in row_groups(block.file, Fields(*block.fields))]
     groups = []
     for unit in units:
         documents = tokens = 0
@@ -145,7 +157,9 @@ def survey_block(
 
 def only_group(unit: Unit, index: int) -> Unit:
     """One of a unit's row groups as a unit."""
-    group = row_groups(unit.file, text=unit.text, id=unit.id)[index]
+    if unit.kind != "parquet":
+        return unit
+    group = row_groups(unit.file, fields_of(unit))[index]
     return replace(unit, row_groups=(index,), rows=group.rows, text_bytes=group.text_bytes)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import ArrayLike
 
 from data.read.work_units import Unit
@@ -83,19 +84,23 @@ class TokenRatio:
 
 
 def probe(
-    units: Iterable[Unit], tokenizer: TextTokenizer, seed: int, min_score: float | None = None
+    units: Iterable[Unit],
+    tokenizer: TextTokenizer,
+    seed: int,
+    min_score: float | None = None,
+    most_bytes: int = 1 << 20,
 ) -> Cluster:
     """Tokenise up to 200 documents of the first of `units` that have any.
 
     Among the rows read, those with the smallest document hash are chosen, so where a document
-    stands in its file has no influence.
+    stands in its file has no influence; the first ones of about `most_bytes`, one at the least.
     """
     found: list[pa.RecordBatch] = []
     rows = 0
     for unit in units:
         for _, batch in above_score(unit, ("id", "text", "token_count"), min_score):
-            found.append(batch)
-            rows += batch.num_rows
+            found.append(batch.filter(batch.column("text").is_valid()))
+            rows += found[-1].num_rows
             if rows >= DOCUMENTS:
                 break
         if rows >= DOCUMENTS:
@@ -104,8 +109,11 @@ def probe(
         return Cluster(documents=0, counted=0, tokens=0, squares=(0, 0, 0))
     table = pa.Table.from_batches(found)
     hashes = document_hash(table.column("id").combine_chunks(), seed)
-    chosen = table.take(pa.array(np.sort(np.argsort(hashes, kind="stable")[:DOCUMENTS])))
-    _, lengths = tokenizer.encode_batch(chosen.column("text").to_pylist())
+    order = np.argsort(hashes, kind="stable")[:DOCUMENTS]
+    sizes = pc.call_function("binary_length", [table.column("text")]).to_numpy()[order]
+    few = max(1, int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), most_bytes, side="right")))
+    chosen = table.take(pa.array(np.sort(order[:few])))
+    lengths = _lengths(chosen.column("text").chunks, tokenizer)
     counts = chosen.column("token_count").to_numpy()
     return Cluster(
         documents=len(counts),
@@ -113,6 +121,13 @@ def probe(
         tokens=int(lengths.sum()),
         squares=(int(counts @ counts), int(counts @ lengths), int(lengths @ lengths)),
     )
+
+
+def _lengths(texts: list[pa.Array], tokenizer: TextTokenizer) -> np.ndarray:
+    """int64: ids of each text, by the back end and in the pieces that tokenising has."""
+    encoder = tokenizer.checked()
+    encoder.check(texts)
+    return np.concatenate([lengths for _, lengths in tokenizer.encode_documents(texts, encoder)])
 
 
 def estimate(clusters: Sequence[Cluster]) -> TokenRatio:

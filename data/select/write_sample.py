@@ -1,4 +1,4 @@
-"""Writing the sampled documents of a unit: a Parquet file per split, and what is in it.
+"""Writing the sampled documents of some units: a Parquet file per split, and what is in it.
 
 Beside `<split>.parquet` (id, text, token_count) lies `<split>.lengths.npy`, the documents by length
 (int64 [2, distinct]: lengths, documents), and where duplicates are looked for `<split>.hashes.npy`
@@ -7,7 +7,8 @@ Beside `<split>.parquet` (id, text, token_count) lies `<split>.lengths.npy`, the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -18,7 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data.read.parquet_table import TableWriter, read_table
-from data.read.work_units import Unit, row_groups
+from data.read.unit import UNKNOWN, Unit
+from data.read.work_units import fields_of, row_groups
 from data.select.document_hash import digest_hex, document_hash, rows_digest, text_hash
 from data.select.hash_histogram import above_score
 from data.select.hash_ranges import Ranges, select
@@ -26,6 +28,7 @@ from data.select.length_histogram import Lengths
 from pipeline.store import storage
 
 EMPTY_TEXT = "empty text"
+NULL = "null"
 OUTSIDE = "outside the ranges"
 DUPLICATE = "duplicate text"
 
@@ -110,8 +113,8 @@ class _Splits:
         return {split: writer.finish() for split, writer in self._writers.items()}
 
 
-def sample_unit(
-    unit: Unit,
+def sample_units(
+    units: Iterable[Unit],
     splits: Ranges | str,
     directory: str,
     *,
@@ -119,12 +122,12 @@ def sample_unit(
     min_score: float | None = None,
     keep_hashes: bool = False,
 ) -> dict[str, Any]:
-    """Write the unit's sampled documents to `<directory>/<split>.parquet`, in source order.
+    """Write the sampled documents of some units to `<directory>/<split>.parquet`, in their order.
 
     A document of white space alone is dropped. One row group is in memory at a time.
 
     Args:
-        unit: of the source.
+        units: of the source.
         splits: which documents go where, or the one split that gets them all.
         directory: where to write.
         seed: of the document hash.
@@ -142,23 +145,30 @@ def sample_unit(
         dropped[OUTSIDE] = 0
     if min_score is not None:
         dropped[below(min_score)] = 0
-    seen = unit.rows
-    unit = _with_sampled(unit, splits, seed, min_score, dropped)
+    seen = groups = size = 0
     with ExitStack() as stack:
         out = _Splits(directory, keep_hashes, stack)
-        for rows, batch in above_score(unit, SCHEMA.names, min_score):
-            if min_score is not None:
-                dropped[below(min_score)] += rows - batch.num_rows
-            places = document_hash(batch.column("id"), seed)
-            for name, kept in _by_split(batch, places, splits, dropped):
-                out.write(name, batch.take(pa.array(kept)).select(SCHEMA.names), places[kept])
+        for whole in units:
+            unit = _with_sampled(whole, splits, seed, min_score, dropped)
+            tally = Counter[str]()
+            for rows, batch in above_score(unit, SCHEMA.names, min_score, tally):
+                if min_score is not None:
+                    dropped[below(min_score)] += rows - batch.num_rows
+                places = document_hash(batch.column("id"), seed)
+                for name, kept in _by_split(batch, places, splits, dropped):
+                    out.write(name, batch.take(pa.array(kept)).select(SCHEMA.names), places[kept])
+            seen += tally["rows"] if whole.rows == UNKNOWN else whole.rows
+            if tally["null"]:
+                dropped[NULL] = dropped.get(NULL, 0) + tally["null"]
+            groups += len(unit.row_groups)
+            size += unit.text_bytes
         counts = out.finish()
     return {
         "splits": counts,
         "seen": seen,
         "dropped": dropped,
-        "row_groups_read": len(unit.row_groups),
-        "text_bytes_read": unit.text_bytes,
+        "row_groups_read": groups,
+        "text_bytes_read": size,
     }
 
 
@@ -166,12 +176,12 @@ def drop_rows(source: str, lost: dict[str, np.ndarray], directory: str) -> dict[
     """Write a sampled unit again without some of its rows.
 
     Args:
-        source: directory that `sample_unit` wrote.
+        source: directory that `sample_units` wrote.
         lost: rows to leave out (int64, ascending) of every split the unit has, none for some.
         directory: where to write.
 
     Returns:
-        `splits` as of `sample_unit`, `dropped` with the documents left out, and `dropped_splits`:
+        `splits` as of `sample_units`, `dropped` with the documents left out, and `dropped_splits`:
         `documents` and `tokens` left out by split.
     """
     gone: dict[str, dict[str, int]] = {}
@@ -216,7 +226,12 @@ def _by_split(
         dropped[OUTSIDE] += int((where < 0).sum())
     else:
         names, where = (splits,), np.zeros(batch.num_rows, np.int16)
-    empty = _is_empty(batch.column("text")) & (where >= 0)
+    texts = batch.column("text")
+    if texts.null_count:
+        null = texts.is_null().to_numpy(zero_copy_only=False) & (where >= 0)
+        dropped[NULL] = dropped.get(NULL, 0) + int(null.sum())
+        where[null] = -1
+    empty = _is_empty(pc.fill_null(texts, "")) & (where >= 0)
     dropped[EMPTY_TEXT] += int(empty.sum())
     where[empty] = -1
     for index, name in enumerate(names):
@@ -238,9 +253,11 @@ def _with_sampled(
 
     What is known of their documents without their text goes into `dropped`.
     """
-    if isinstance(splits, str) or splits.share * unit.rows >= _SPARSE * len(unit.row_groups):
+    if unit.kind != "parquet" or unit.skip_nulls or unit.id is None or isinstance(splits, str):
         return unit
-    groups = row_groups(unit.file, text=unit.text, id=unit.id)
+    if splits.share * unit.rows >= _SPARSE * len(unit.row_groups):
+        return unit
+    groups = row_groups(unit.file, fields_of(unit))
     ids = above_score(unit, ("id",), min_score)
     wanted: list[int] = []
     for index in unit.row_groups:

@@ -62,13 +62,22 @@ class Encoder(Protocol):
 
 
 class OracleEncoder:
-    """The `tokenizers` library, set to read special tokens in a text as text."""
+    """The `tokenizers` library, set to read special tokens in a text as text.
+
+    Args:
+        tokenizer: so set.
+        guard: what encodes texts that hold one of `names`; None where `tokenizer` can.
+        names: special tokens that the model of `tokenizer` itself would find in a text.
+    """
 
     name = "tokenizers"
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, guard: Tokenizer | None = None, names: Sequence[str] = ()
+    ) -> None:
         self.version = version("tokenizers")
         self._tokenizer = tokenizer
+        self._guard, self._names = guard, tuple(names)
 
     def encode(self, texts: pa.Array) -> Ids:
         """Ids of every text; on several threads unless TOKENIZERS_PARALLELISM says no."""
@@ -76,7 +85,11 @@ class OracleEncoder:
 
     def encode_strings(self, texts: list[str]) -> Ids:
         """Ids of every text of a list."""
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        encodings = _encoded(self._tokenizer, texts)
+        if self._guard is not None:
+            for place, text in enumerate(texts):
+                if any(name in text for name in self._names):
+                    encodings[place] = _encoded(self._guard, [text])[0]
         # array() reads a list of ids twice as fast as numpy does.
         return _flat([array.array("I", encoding.ids) for encoding in encodings])
 
@@ -132,7 +145,7 @@ def fast_encoder(content: bytes, backend: Backend, *, parallel: bool = False) ->
             ) from error
         return None
     except BaseException as error:
-        _raise_unless_native(error)
+        raise_unless_native(error)
         if backend == "fastokens":
             raise InputError(
                 f"backend='fastokens': it cannot read this tokenizer: {error}; take backend='auto'"
@@ -225,7 +238,7 @@ class CheckedEncoder:
         except InputError:
             raise
         except BaseException as error:  # noqa: BLE001 - a panic in Rust is no Exception
-            _raise_unless_native(error)
+            raise_unless_native(error)
             self.difference = f"{self._fast.name} failed: {type(error).__name__}: {error}"
             return None
 
@@ -320,6 +333,19 @@ def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def _encoded(tokenizer: Tokenizer, texts: list[str]) -> list[Any]:
+    try:
+        return tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    except (TypeError, UnicodeError):
+        raise  # a text that is none
+    except BaseException as error:  # noqa: BLE001 - a panic in Rust is no Exception
+        raise_unless_native(error)
+        raise InputError(
+            f"the tokenizers library fails on a text: {error}; simplify the regular expression of "
+            "the tokenizer's pre-tokenizer, or leave the document out"
+        ) from None
+
+
 def _flat(parts: Sequence[Any]) -> Ids:
     """Ids of texts from buffers of 4-byte ids, one buffer a text."""
     ids = np.frombuffer(b"".join(parts), "<u4")
@@ -358,7 +384,7 @@ def _interleave(where: np.ndarray, these: Ids, others: Ids) -> Ids:
     return np.concatenate([np.empty(0, np.uint32), *parts]), lengths
 
 
-def _raise_unless_native(error: BaseException) -> None:
-    """Raise `error` again unless a library raised it; a panic in Rust is no `Exception`."""
+def raise_unless_native(error: BaseException) -> None:
+    """Raise `error`, which was caught, unless a library raised it; a panic is no `Exception`."""
     if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
         raise error

@@ -46,11 +46,11 @@ def find_eos(special: Mapping[str, int], name: str | None = None) -> int:
         if found:
             raise InputError(
                 f"tokenizer.json: each of {', '.join(found)} could be the special token that ends "
-                'a document; add a field "eos_token" with the name of the one that does'
+                "a document; pass eos=<name of the one that does> to steps.tokenizer"
             )
     raise InputError(
         f"tokenizer.json: expected a special token that ends a document, such as {EOS}, found "
-        f'{_names(special)}; add a field "eos_token" with the name of the one that does'
+        f"{_names(special)}; pass eos=<name of the one that does> to steps.tokenizer"
     )
 
 

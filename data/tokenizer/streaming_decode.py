@@ -24,10 +24,15 @@ class TextStream:
 
     A character may be spread over several tokens. It is yielded when its last byte has come, so
     that no piece ends within one; what turns out to be no character is yielded as U+FFFD.
+
+    Args:
+        tokenizer: of the ids.
+        after: ids of the prompt that they continue.
     """
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
+    def __init__(self, tokenizer: TextTokenizer, after: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
+        self._before = list(after)
         self._held: list[int] = []
         self._said = 0  # characters of what is held
 
@@ -36,18 +41,21 @@ class TextStream:
         if not ids:
             return ""
         self._held += ids
-        text = self._tokenizer.decode(self._held)
+        text = self._tokenizer.decode(self._held, self._before)
         if text.endswith(_UNKNOWN):
-            # Bytes to come can change nothing but the last sequence, which reads as one character.
-            piece = text[self._said : -1]
+            # Bytes to come can change nothing but the last sequence, which reads as one character;
+            # of a tokenizer that has a piece for each byte, as one for each.
+            end = len(text) - 1 if self._tokenizer.byte_level else len(text.rstrip(_UNKNOWN))
+            piece = text[self._said : end]
             self._said += len(piece)
             return piece
         piece = text[self._said :]
-        self._held, self._said = [], 0
+        self._before, self._held, self._said = self._held, [], 0
         return piece
 
     def finish(self) -> str:
         """What was held back; nothing more will come."""
-        piece = self._tokenizer.decode(self._held)[self._said :] if self._held else ""
+        held = self._held
+        piece = self._tokenizer.decode(held, self._before)[self._said :] if held else ""
         self._held, self._said = [], 0
         return piece

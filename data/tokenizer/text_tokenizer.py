@@ -1,8 +1,9 @@
-"""Byte-level BPE: training one, and turning text into ids and back.
+"""Tokenizers: training byte-level BPE, and turning text into ids and back.
 
-A tokenizer is the bytes of its `tokenizer.json`; their SHA-256 is its identity. It is byte-level,
-so every text has ids and decodes to itself, and each id stands for a known number of UTF-8 bytes,
-which is what turns a loss per token into bits per byte.
+A tokenizer is the bytes of its `tokenizer.json`; their SHA-256 is its identity. One that is trained
+here is byte-level: every text has ids and decodes to itself, and each id stands for a known number
+of UTF-8 bytes, which is what turns a loss per token into bits per byte. One made elsewhere is held
+to the same, but for what `data.tokenizer.tokenizer_file` names.
 
 One special token, EOS, ends a document and nothing else does: a text that contains its characters
 is tokenised as characters, so no document can forge a boundary, and encoding adds no token of its
@@ -15,17 +16,18 @@ of `checked`.
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from data.tokenizer import long_documents
+from data.tokenizer import long_documents, tokenizer_file
 from data.tokenizer.backends import (
     Backend,
     CheckedEncoder,
@@ -34,12 +36,16 @@ from data.tokenizer.backends import (
     OracleEncoder,
     digest_of,
     fast_encoder,
+    raise_unless_native,
 )
-from data.tokenizer.special_tokens import EOS, check_vocab_size, find_eos
+from data.tokenizer.round_trip import check_round_trip
+from data.tokenizer.special_tokens import EOS, check_vocab_size
 from pipeline.errors import CorruptOutput, InputError
 from pipeline.store import storage
 
-_EOS_FIELD = "eos_token"
+_PIECE, _LAST = 1 << 16, 1 << 10  # characters of a piece, and of its end in which it may be cut
+_BETWEEN = re.compile("(?<=[A-Za-z])(?= [A-Za-z])")
+_CONTEXT = 8  # ids before a continuation that are decoded with it
 _KEPT = 4  # tokenizers a process keeps read
 _read: OrderedDict[str, TextTokenizer] = OrderedDict()
 _read_lock = threading.Lock()
@@ -68,7 +74,7 @@ def train(texts: Iterable[list[str]], vocab_size: int) -> bytes:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(iter(texts), trainer=trainer)
+    tokenizer.train_from_iterator(map(_in_pieces, texts), trainer=trainer)
     found = tokenizer.get_vocab_size()
     if found < vocab_size:
         raise InputError(
@@ -78,8 +84,33 @@ def train(texts: Iterable[list[str]], vocab_size: int) -> bytes:
     return tokenizer.to_str().encode("utf-8")
 
 
+def _in_pieces(texts: list[str]) -> list[str]:
+    """Texts to learn from, a long one in pieces: the trainer holds all words of a text at once.
+
+    A piece ends before a space between letters, where this pre-tokeniser splits; a text without
+    such a place is cut where the piece is full, since a word of megabytes teaches nothing.
+    """
+    if max(map(len, texts), default=0) <= _PIECE:
+        return texts
+    return [piece for text in texts for piece in _pieces(text)]
+
+
+def _pieces(text: str) -> Iterator[str]:
+    begin = 0
+    while len(text) - begin > _PIECE:
+        places = [
+            m.start() for m in _BETWEEN.finditer(text, begin + _PIECE - _LAST, begin + _PIECE)
+        ]
+        end = places[-1] if places else begin + _PIECE
+        yield text[begin:end]
+        begin = end
+    yield text[begin:]
+
+
 class TextTokenizer:
-    """A byte-level tokenizer with an EOS token, from the bytes of its `tokenizer.json`.
+    """A tokenizer with an EOS token, from the bytes of its `tokenizer.json`.
+
+    It is tried out when it is loaded; see `data.tokenizer.tokenizer_file` for what is accepted.
 
     Args:
         content: the file's bytes.
@@ -90,24 +121,32 @@ class TextTokenizer:
         content: the same tokenizer as other libraries read it, without our "eos_token".
 
     Raises:
-        InputError: not a `tokenizer.json`, not byte-level, with dropout, or EOS cannot be known.
+        InputError: not a `tokenizer.json`, with dropout, one that changes or loses text, or one
+            whose EOS cannot be known or can stand in a text.
     """
 
     def __init__(self, content: bytes, *, parallel: bool | None = None) -> None:
         _set_parallel(parallel)
-        description = _parse(content)
-        self.content: bytes = _without_eos_field(content, description)
+        description = tokenizer_file.parse(content)
+        self.lossy: bool = bool(description.get(tokenizer_file.LOSSY_FIELD))
+        if not self.lossy and (found := tokenizer_file.what_changes(description)):
+            raise InputError(
+                f"tokenizer.json: {found}; take a tokenizer that keeps text, or accept what it "
+                "loses with lossy=True"
+            )
+        self.content: bytes = tokenizer_file.for_library(content, description)
         self._tokenizer = _build(self.content)
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self._tokenizer.encode_special_tokens = True
-        special = {t["content"]: t["id"] for t in description["added_tokens"] if t["special"]}
-        self.eos_id: int = find_eos(special, description.get(_EOS_FIELD))
+        _check_added(self._tokenizer, description["added_tokens"])
+        self.eos_id: int = tokenizer_file.eos_of(description)
         self.digest: str = digest_of(content)
+        self.byte_level: bool = tokenizer_file.is_byte_level(description)
         self._added = tuple(t["content"] for t in description["added_tokens"])
-        self._oracle = OracleEncoder(self._tokenizer)
+        hidden = tokenizer_file.special_pieces(description)
+        guard = _build(tokenizer_file.without_scores(self.content, hidden)) if hidden else None
+        check_round_trip(guard or self._tokenizer, description, self.eos_id, lossy=self.lossy)
+        self._oracle = OracleEncoder(self._tokenizer, guard, hidden)
         self._fast: dict[tuple[Backend, bool], Encoder | None] = {}
-        self.token_bytes: np.ndarray = _token_bytes(self._tokenizer, description["added_tokens"])
+        self.token_bytes: np.ndarray = tokenizer_file.token_bytes(description)
 
     @classmethod
     def load(cls, url: str, *, parallel: bool | None = None) -> TextTokenizer:
@@ -186,9 +225,21 @@ class TextTokenizer:
         """
         return long_documents.encode_documents(texts, encoder, self._tokenizer)
 
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of `ids`; EOS reads as its name, bytes that are not UTF-8 as U+FFFD."""
-        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
+    def decode(self, ids: Sequence[int] | np.ndarray, after: Sequence[int] = ()) -> str:
+        """The text of `ids`; EOS reads as its name, bytes that are not UTF-8 as U+FFFD.
+
+        Args:
+            ids: what to decode.
+            after: what stands before them. A SentencePiece-like tokenizer drops the space that
+                begins a text, so the text of a continuation depends on there being something.
+        """
+        before = [] if self.byte_level else [int(i) for i in after][-_CONTEXT:]
+        known = [i for i in before if i != self.eos_id]
+        text = self._decode([*known, *(int(i) for i in ids)])
+        return text[len(self._decode(known)) :] if known else text
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def _set_parallel(parallel: bool | None) -> None:
@@ -206,53 +257,27 @@ def _refuse_surrogates(text: str) -> None:
         ) from error
 
 
-def _parse(content: bytes) -> dict:
-    try:
-        description = json.loads(content.decode("utf-8"))
-        decoder = (description["decoder"] or {}).get("type")
-        dropout = description["model"].get("dropout")
-        description["added_tokens"], description["model"]["vocab"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"tokenizer.json: expected the JSON of a tokenizer, found {content[:40]!r}; "
-            "give the tokenizer.json of the tokenizers library"
-        ) from error
-    if decoder != "ByteLevel":
-        raise InputError(
-            f"tokenizer.json: expected a ByteLevel decoder, found {decoder}; only byte-level "
-            "tokenizers have the exact bytes per token that bits per byte needs"
-        )
-    if dropout:
-        raise InputError(
-            f"tokenizer.json: found dropout {dropout}, with which a text has other ids each time; "
-            "set it to null"
-        )
-    return description
-
-
-def _without_eos_field(content: bytes, description: dict) -> bytes:
-    """What the libraries read: they refuse a field they do not know."""
-    if _EOS_FIELD not in description:
-        return content
-    known = {name: value for name, value in description.items() if name != _EOS_FIELD}
-    return json.dumps(known).encode("utf-8")
+def _check_added(tokenizer: Tokenizer, added: list[dict[str, Any]]) -> None:
+    for token in added:
+        found = tokenizer.token_to_id(token["content"])
+        if found != token["id"]:
+            raise InputError(
+                f"tokenizer.json: the added token {token['content']!r} has the id {token['id']} in "
+                f"the file and {found} in the tokenizers library; export the tokenizer again"
+            )
 
 
 def _build(content: bytes) -> Tokenizer:
+    """The library's tokenizer, which encodes all of a text, reads special tokens as text and adds
+    none."""
     try:
-        return Tokenizer.from_str(content.decode("utf-8"))
-    except Exception as error:  # the library raises nothing more specific
+        tokenizer = Tokenizer.from_str(content.decode("utf-8"))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode_special_tokens = True
+        return tokenizer
+    except BaseException as error:  # noqa: BLE001 - a panic in Rust is no Exception
+        raise_unless_native(error)  # the library raises nothing more specific, or panics
         raise InputError(
             f"tokenizer.json: the tokenizers library refuses it: {error}; export it again"
-        ) from error
-
-
-def _token_bytes(tokenizer: Tokenizer, added_tokens: list[dict]) -> np.ndarray:
-    """int32[vocab]: the UTF-8 bytes that each id decodes to, 0 for special tokens and holes."""
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    sizes = np.zeros(max(vocabulary.values()) + 1, np.int32)
-    for token, index in vocabulary.items():
-        sizes[index] = len(token)  # the byte-level alphabet has one character per byte
-    for token in added_tokens:
-        sizes[token["id"]] = 0 if token["special"] else len(token["content"].encode("utf-8"))
-    return sizes
+        ) from None

@@ -128,7 +128,7 @@ class Writer:
         check(self._trained.model, encoded, new_tokens)
         self._warn(longest + new_tokens)
         page = _Page(prompts)
-        texts = [TextStream(self._tokenizer) for _ in prompts]
+        texts = [TextStream(self._tokenizer, ids) for ids in encoded]
         eos = self._tokenizer.eos_id
         counts = [0] * len(prompts)
         for parts in stream(

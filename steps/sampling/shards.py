@@ -35,15 +35,15 @@ class Filter(NamedTuple):
 
 
 class SurveyItem(NamedTuple):
-    """Units of one file to count; `verify` checks the file's bytes first."""
+    """Units to count; the bytes of the files in `verify` are checked first."""
 
     units: tuple[Unit, ...]
     chosen: Filter
-    verify: bool
+    verify: tuple[str, ...]
 
 
 class EdgeItem(NamedTuple):
-    """Units of one file and the bins whose documents are wanted."""
+    """Units and the bins whose documents are wanted."""
 
     units: tuple[Unit, ...]
     chosen: Filter
@@ -61,20 +61,22 @@ class BlockItem(NamedTuple):
 class ProbeItem(NamedTuple):
     """Where to look for documents to tokenise: a row group of a unit, or row groups of a block.
 
-    Of a block's row groups the part is every `parts`-th, from number `part`.
+    Of a block's row groups the part is every `parts`-th, from number `part`. `tokenizer` is the
+    URL and digest of one; `most_bytes` of text are tokenised, one document if it is longer.
     """
 
     where: tuple[Unit, int] | RowGroupBlock
     chosen: Filter
-    tokenizer_file: str
+    tokenizer: tuple[str, str]
+    most_bytes: int
     part: int = 0
     parts: int = 1
 
 
 class SampleItem(NamedTuple):
-    """A unit to sample: by ranges of the hash, or all of it for one split."""
+    """Units to sample: by ranges of the hash, or all of them for one split."""
 
-    unit: Unit
+    units: tuple[Unit, ...]
     splits: Ranges | str
     chosen: Filter
 
@@ -92,8 +94,8 @@ def survey_shard(directory: str, item: SurveyItem) -> Mapping[str, Any]:
 
     from data.select.hash_histogram import survey
 
-    if item.verify:
-        verify(item.units[0].file)
+    for file in item.verify:
+        verify(file)
     found = survey(item.units, item.chosen.seed, item.chosen.min_score)
     _save(directory, "bins.npy", np.stack([found.tokens_by_bin, found.documents_by_bin]))
     _save(directory, "lengths.npy", np.stack([found.lengths.values, found.lengths.counts]))
@@ -136,17 +138,18 @@ def probe_shard(directory: str, item: ProbeItem) -> Mapping[str, Any]:
         units = block_units(item.where, item.chosen.seed)[0]
     else:
         units = [only_group(*item.where)]
-    tokenizer = TextTokenizer.load(item.tokenizer_file)
+    tokenizer = TextTokenizer.load_once(*item.tokenizer)
     units = units[item.part :: item.parts]
-    return asdict(probe(units, tokenizer, item.chosen.seed, item.chosen.min_score))
+    chosen = item.chosen
+    return asdict(probe(units, tokenizer, chosen.seed, chosen.min_score, item.most_bytes))
 
 
 def sample_shard(directory: str, item: SampleItem) -> Mapping[str, Any]:
-    """Shard writer: one unit's documents, a Parquet file per split."""
-    from data.select.write_sample import sample_unit
+    """Shard writer: the documents of some units, a Parquet file per split."""
+    from data.select.write_sample import sample_units
 
-    return sample_unit(
-        item.unit,
+    return sample_units(
+        item.units,
         item.splits,
         directory,
         seed=item.chosen.seed,

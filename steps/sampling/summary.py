@@ -54,7 +54,7 @@ def summary(
     Of a split: `tokens_asked`; `tokens_counted` by the source; `tokens_predicted` of the tokenizer,
     and the standard error of that; how far it is from what was asked.
     """
-    counted = all(item.unit.counted for item in chosen.items)
+    counted = all(unit.counted for item in chosen.items for unit in item.units)
     number = {name: name.rpartition("/")[2] for name in written}
     final = [unique.get(f"unique/{number[name]}", shard) for name, shard in written.items()]
     splits = {name: _split(run, name, budget, chosen.rate, final) for name in budget.names}

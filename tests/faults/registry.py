@@ -33,6 +33,7 @@ _MODULES = (
     "checkpoint_full",
     "checkpoint_kill",
     "checkpoint_mismatch",
+    "hostile_tokenizers",
     "hub",
     "source_changes",
     "source_files",

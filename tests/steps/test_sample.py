@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from data.read import small_files
 from data.read.parquet_table import read_table
 from data.select.document_hash import document_hash
 from pipeline.errors import StepFailed
@@ -208,7 +209,7 @@ def test_no_text_is_twice_in_a_sample_without_duplicates(source, tmp_path):
     [
         ("data.select.hash_histogram", "survey"),
         ("data.select.hash_histogram", "documents_in"),
-        ("data.select.write_sample", "sample_unit"),
+        ("data.select.write_sample", "sample_units"),
         ("data.select.write_sample", "drop_rows"),
     ],
 )
@@ -220,6 +221,7 @@ def test_a_sample_that_was_interrupted_goes_on(source, tmp_path, monkeypatch, pl
     whole = published(tmp_path / "whole", node)
     module = importlib.import_module(place)
     real = getattr(module, function)
+    monkeypatch.setattr(small_files, "TOGETHER", 1)
     calls, fails_at = [], [2]
 
     def interrupted(*arguments, **options):

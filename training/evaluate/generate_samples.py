@@ -120,10 +120,11 @@ class SampleGenerator:
     ) -> None:
         self._prompts = prompts.prompts
         self._tokenizer = TextTokenizer.load(prompts.tokenizer)
+        self._encoded = [prompt_ids(self._tokenizer, text) for text in prompts.prompts]
         self._sampler = Sampler(
             config,
             layout,
-            [prompt_ids(self._tokenizer, text) for text in prompts.prompts],
+            self._encoded,
             new_tokens=prompts.new_tokens,
             compute_dtype=compute_dtype,
             sampling=Sampling(
@@ -141,8 +142,9 @@ class SampleGenerator:
         Args:
             model: float32 parameters on the layout.
         """
-        eos = self._tokenizer.eos_id
+        eos, decode = self._tokenizer.eos_id, self._tokenizer.decode
+        written = zip(self._prompts, self._encoded, self._sampler(model), strict=True)
         return [
-            {"prompt": prompt, "completion": self._tokenizer.decode([i for i in ids if i != eos])}
-            for prompt, ids in zip(self._prompts, self._sampler(model), strict=True)
+            {"prompt": prompt, "completion": decode([i for i in ids if i != eos], after)}
+            for prompt, after, ids in written
         ]

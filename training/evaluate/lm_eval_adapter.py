@@ -95,7 +95,7 @@ def adapter(
             prompt = self.tok_encode(context)[-(longest - most) :]
             eos = tokenizer.eos_id
             (ids,) = generate(model, [prompt], new_tokens=most, eos_id=eos)
-            text = tokenizer.decode([token for token in ids if token != eos])
+            text = tokenizer.decode([token for token in ids if token != eos], prompt)
             until = settings.get("until") or ()
             ends = [text.find(end) for end in ([until] if isinstance(until, str) else until) if end]
             return text[: min([end for end in ends if end >= 0], default=len(text))]

@@ -145,8 +145,8 @@ def test_a_folder_that_the_pattern_matches_is_reported(tmp_path):
 
 @pytest.mark.parametrize("source", ["nothing/*.parquet", "nothing.parquet", "."])
 def test_a_source_without_files_is_refused(tmp_path, source):
-    """No match, no such file, a folder."""
-    with pytest.raises(InputError, match=r"no file matches|a directory"):
+    """No match, no such file, a folder without any."""
+    with pytest.raises(InputError, match="no file matches"):
         listed(tmp_path / source)
 
 

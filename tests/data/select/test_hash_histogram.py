@@ -12,7 +12,7 @@ from data.select.document_hash import document_hash
 from data.select.hash_histogram import BINS, documents_in, merge, survey
 from data.select.hash_ranges import Ranges
 from data.select.token_budget import Budget
-from data.select.write_sample import below, drop_rows, read_hashes, read_lengths, sample_unit
+from data.select.write_sample import below, drop_rows, read_hashes, read_lengths, sample_units
 from pipeline.errors import InputError
 
 SCHEMA = ("id", "text", "token_count")
@@ -115,7 +115,9 @@ def test_sampled_files_are_the_selected_documents(units, tmp_path, train, min_sc
     written = 0
     for index, unit in enumerate(units):
         out = tmp_path / "out" / str(index)
-        found = sample_unit(unit, ranges, str(out), seed=7, min_score=min_score, keep_hashes=True)
+        found = sample_units(
+            [unit], ranges, str(out), seed=7, min_score=min_score, keep_hashes=True
+        )
         places = {}
         for row, where in expected_of(unit, ranges, 7, min_score):
             places.setdefault(where, []).append({name: row[name] for name in SCHEMA})
@@ -144,7 +146,7 @@ def test_row_groups_without_a_sampled_document_are_not_read(units, tmp_path):
     places = document_hash(ids, 0)
     chosen = int(np.argmin(places))
     ranges = Ranges(splits=(("train", 0, int(places[chosen])),))
-    found = [sample_unit(u, ranges, f"{tmp_path}/{i}", seed=0) for i, u in enumerate(units)]
+    found = [sample_units([u], ranges, f"{tmp_path}/{i}", seed=0) for i, u in enumerate(units)]
     assert sum(part["row_groups_read"] for part in found) == 1
     assert sum(part["seen"] for part in found) == 2000
     assert sum(sum(part["dropped"].values()) for part in found) + 1 == 2000 or chosen % 10 == 0
@@ -155,7 +157,7 @@ def test_the_digest_is_that_of_the_documents_and_of_no_cut(units, tmp_path):
 
     def digest(units, name):
         parts = [
-            sample_unit(unit, "all", f"{tmp_path}/{name}/{i}", seed=0)["splits"]["all"]
+            sample_units([unit], "all", f"{tmp_path}/{name}/{i}", seed=0)["splits"]["all"]
             for i, unit in enumerate(units)
         ]
         return sum(int(part["digest"], 16) for part in parts) % (1 << 128)
@@ -181,13 +183,13 @@ def test_empty_is_what_python_calls_white_space(tmp_path, character):
     """Text is dropped when `str.strip` leaves nothing of it."""
     pq.write_table(pa.table({"id": ["a", "b"], "text": [character * 3, ""]}), tmp_path / "x")
     unit = list_units(f"{tmp_path}/x")[0]
-    found = sample_unit(unit, "all", f"{tmp_path}/out", seed=0)
+    found = sample_units([unit], "all", f"{tmp_path}/out", seed=0)
     assert found["dropped"]["empty text"] == 1 + (not (character * 3).strip())
 
 
 def test_rows_dropped_later_leave_the_others_as_they_were(units, tmp_path):
     """A unit written again without some rows has the counts and the digest of what is left."""
-    first = sample_unit(units[0], "all", f"{tmp_path}/a", seed=0)
+    first = sample_units(units[:1], "all", f"{tmp_path}/a", seed=0)
     rows = np.arange(0, first["splits"]["all"]["documents"], 3)
     found = drop_rows(f"{tmp_path}/a", {"all": rows}, f"{tmp_path}/b")
     before = pa.Table.from_batches(read_table(f"{tmp_path}/a/all.parquet")).to_pylist()

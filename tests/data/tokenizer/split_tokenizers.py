@@ -54,9 +54,12 @@ def _trained(split: Any, normalizer: Any = None, count: int = 100, **model: Any)
     tokenizer.train_from_iterator(documents(count), trainer=trainer)
     description = json.loads(tokenizer.to_str())
     description["model"].update(model)
+    if isinstance(normalizer, _CHANGING):
+        description["lossy"] = True
     return json.dumps(description).encode()
 
 
+_CHANGING = (normalizers.Lowercase, normalizers.NFKC, normalizers.Strip, normalizers.Prepend)
 _MAKE: dict[str, Callable[[], bytes]] = {
     "gpt2": lambda: _trained(_bytes(use_regex=True)),
     "gpt2 split": lambda: _trained(_split(_GPT2)),

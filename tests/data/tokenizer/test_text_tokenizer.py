@@ -145,7 +145,7 @@ def no_decoder(description):
     [
         (without_eos, "special token"),
         (plain_eos, "special token"),
-        (word_piece, "WordPiece"),
+        (word_piece, "decoder WordPiece"),
         (no_decoder, "ByteLevel"),
     ],
 )
@@ -211,8 +211,8 @@ def test_the_file_may_name_its_eos(content, backend):
 @pytest.mark.parametrize(
     ("names", "eos_token", "words"),
     [
-        (("<|endoftext|>", "</s>"), None, r'<\|endoftext\|>, </s> could be .* "eos_token"'),
-        (("<pad>", "<bos>"), None, "found <pad>, <bos>; add a field"),
+        (("<|endoftext|>", "</s>"), None, r"<\|endoftext\|>, </s> could be .* pass eos="),
+        (("<pad>", "<bos>"), None, "found <pad>, <bos>; pass eos="),
         (("</s>", "<pad>"), "<stop>", "'<stop>', which is no special token; .* </s>, <pad>"),
     ],
 )

@@ -1,0 +1,76 @@
+"""Arrow files as documents: streams, as the caches of `datasets` are, and files with a footer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from data.read.arrow_file import arrow_file
+from data.read.byte_ranges import FileState, open_ranges
+from data.read.parquet_file import check_schema
+from data.read.parquet_table import is_damage, one_line
+from data.read.retry import redact
+from data.read.unit import BATCH_ROWS, UNKNOWN, Fields, Unit
+from pipeline.errors import InputError
+
+_MAGIC = b"ARROW1"
+
+
+def cut(url: str, state: FileState, fields: Fields, target_bytes: int) -> list[Unit]:
+    """The unit of a file; there is one."""
+    del target_bytes
+    with _open(url, state) as reader:
+        names = check_schema(url, reader.schema, fields)
+    return [
+        Unit(
+            file=url,
+            row_groups=(0,),
+            rows=UNKNOWN,
+            text_bytes=state.size,
+            id=names.id,
+            text=fields.text,
+            counted=names.token_count is not None,
+            score=names.score,
+            size=state.size,
+            version=state.version,
+            kind="arrow",
+            skip_nulls=fields.skip_nulls,
+        )
+    ]
+
+
+def read(unit: Unit, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Batches of a unit with columns of the file by its own names."""
+    with _open(unit.file, FileState(unit.size, unit.version)) as reader:
+        for batch in _all(reader):
+            batch = batch.select(list(columns))
+            for begin in range(0, batch.num_rows, BATCH_ROWS):
+                yield batch.slice(begin, BATCH_ROWS)
+
+
+def _all(reader: Any) -> Iterator[pa.RecordBatch]:
+    if isinstance(reader, pa.ipc.RecordBatchFileReader):
+        yield from (reader.get_batch(i) for i in range(reader.num_record_batches))
+    else:
+        yield from reader
+
+
+@contextmanager
+def _open(url: str, state: FileState) -> Iterator[Any]:
+    try:
+        with open_ranges(url, state) as handle:
+            head = handle.read(len(_MAGIC))
+            handle.seek(0)
+            with arrow_file(handle) as source:
+                opened = pa.ipc.open_file if head == _MAGIC else pa.ipc.open_stream
+                yield opened(source)
+    except (pa.ArrowException, OSError) as error:
+        if not is_damage(error):
+            raise
+        raise InputError(
+            f"{redact(url)}: expected a whole Arrow file or stream, found {one_line(error)}; "
+            "fetch the file again or leave it out of the source"
+        ) from error

@@ -1,0 +1,126 @@
+"""What kind of file holds documents: by the end of its name, or by how it begins.
+
+Only the standard library and the store are needed here; planning imports it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Literal, TypeAlias
+
+from data.read.byte_ranges import FileState, open_ranges
+from data.read.retry import redact
+from pipeline.errors import InputError
+
+Kind: TypeAlias = Literal["parquet", "lines", "arrow", "text"]
+
+_KINDS: dict[str, Kind] = {
+    "parquet": "parquet",
+    "jsonl": "lines",
+    "ndjson": "lines",
+    "arrow": "arrow",
+    "txt": "text",
+    "text": "text",
+    "md": "text",
+    "rst": "text",
+}
+_BY_NAME_ONLY: dict[str, Kind] = {"json": "lines"}  # of a folder it is seldom documents
+_COMPRESSED = {"gz": "gzip", "zst": "zstd"}
+_REFUSED = {
+    *("csv", "tsv", "xlsx", "xls", "pdf", "doc", "docx", "epub", "zip", "tar", "tgz", "rar", "7z"),
+    *("bz2", "xz", "lz4", "npy", "npz", "bin", "pkl", "pickle", "pt", "safetensors", "db"),
+}
+READ = "Parquet, JSON lines (.jsonl, .ndjson, .json), Arrow, and text"
+
+
+def is_document_file(name: str) -> bool:
+    """Whether a file in a folder is read: its name says so, and no part of it is hidden."""
+    if any(part.startswith((".", "_")) for part in name.split("/")):
+        return False
+    return _endings(name)[0] in _KINDS
+
+
+def compression(url: str) -> str:
+    """Name of the compression of a file of lines or text; empty for none."""
+    return _COMPRESSED.get(_endings(url)[1], "")
+
+
+def kind_of(url: str, state: FileState) -> Kind:
+    """What the file is; one with an unknown ending is text, unless it begins like another kind.
+
+    Raises:
+        InputError: a kind that is not read.
+        StorageError: the store does not answer.
+    """
+    ending, packed = _endings(url)
+    if ending in _REFUSED:
+        raise InputError(
+            f"{redact(url)}: expected {READ}, plain or with .gz or .zst, found a .{ending} file; "
+            "convert it, or leave it out of the source"
+        )
+    kind = _KINDS.get(ending) or _BY_NAME_ONLY.get(ending)
+    if packed and kind in ("parquet", "arrow"):
+        raise InputError(
+            f"{redact(url)}: expected lines or text under .{packed}, found {ending}, which packs "
+            "its own columns; unpack the file"
+        )
+    if kind is not None or packed:
+        return kind or "text"
+    with open_ranges(url, state) as file:
+        head = file.read(6)
+    # An empty file or another beginning is left to the reader of Parquet, which says what it is.
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    return "arrow" if head.startswith(b"ARROW1") else "text"
+
+
+@contextmanager
+def open_stream(url: str, state: FileState, begin: int = 0) -> Iterator[IO[bytes]]:
+    """The bytes of a file from `begin` on, decompressed.
+
+    Raises:
+        InputError: it is not there, changed, or is no whole compressed file (also when read).
+        StorageError: the store does not answer (also when read).
+    """
+    packed = compression(url)
+    with open_ranges(url, state) as raw:
+        if not packed:
+            raw.seek(begin)
+            yield raw
+            return
+        import pyarrow as pa
+
+        from data.read.arrow_file import arrow_file
+
+        with arrow_file(raw) as source:
+            yield _Unpacked(url, pa.CompressedInputStream(source, packed))  # type: ignore[misc]
+
+
+class _Unpacked(io.RawIOBase):
+    """A compressed stream whose damage is an `InputError`."""
+
+    def __init__(self, url: str, stream: IO[bytes]) -> None:
+        self._url, self._stream = url, stream
+
+    def read(self, size: int = -1) -> bytes:
+        import pyarrow as pa
+
+        try:
+            return self._stream.read(size) if size >= 0 else self._stream.read()
+        except (OSError, pa.ArrowException) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise InputError(
+                f"{redact(self._url)}: expected a whole compressed file, found {error}; fetch the "
+                "file again or leave it out of the source"
+            ) from error
+
+
+def _endings(url: str) -> tuple[str, str]:
+    """(the end of the name that says the kind, that of its compression), in lower case."""
+    name = url.partition("?")[0].rpartition("/")[2].lower()
+    parts = name.split(".")[1:]
+    packed = parts.pop() if parts and parts[-1] in _COMPRESSED else ""
+    return (parts[-1] if parts else ""), packed

@@ -1,0 +1,58 @@
+"""A text file as one document, plain or compressed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from data.read.arrow_strings import count_by_length
+from data.read.byte_ranges import FileState
+from data.read.formats import READ, compression, open_stream
+from data.read.retry import redact
+from data.read.unit import Fields, Unit
+from pipeline.errors import InputError
+
+_PACKED = 4  # bytes of text that a compressed byte stands for, about
+_MOST = (1 << 31) - 1  # bytes of a string in Arrow's arrays of strings
+
+
+def cut(url: str, state: FileState, fields: Fields, target_bytes: int) -> list[Unit]:
+    """The unit of a file; there is one."""
+    del target_bytes
+    return [
+        Unit(
+            file=url,
+            row_groups=(0,),
+            rows=1,
+            text_bytes=state.size * (_PACKED if compression(url) else 1),
+            id=None,
+            counted=False,
+            size=state.size,
+            version=state.version,
+            kind="text",
+            skip_nulls=fields.skip_nulls,
+        )
+    ]
+
+
+def read(unit: Unit, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The document, with `columns`; its text always, which its id is made of.
+
+    Raises:
+        InputError: it is not UTF-8, or 2 GiB or longer.
+    """
+    with open_stream(unit.file, FileState(unit.size, unit.version)) as stream:
+        content = stream.read(_MOST + 1)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{redact(unit.file)}: expected {READ}, found bytes that are not UTF-8 (byte "
+            f"{error.start:,}); convert the file, or leave it out of the source"
+        ) from None
+    if len(content) > _MOST:
+        raise InputError(f"{redact(unit.file)}: 2 GiB or more of one text; cut the file")
+    texts = pa.array([text], pa.string())
+    found = {"text": texts, "id": pa.nulls(1, pa.string()), "token_count": count_by_length(texts)}
+    yield pa.RecordBatch.from_pydict({n: found[n] for n in dict.fromkeys((*columns, "text"))})

@@ -1,0 +1,104 @@
+"""Trying a tokenizer on texts that are hard for one: all must come back, and none may hold EOS.
+
+It costs some milliseconds of every load. What a rare text alone would show can pass; what a file
+says about itself is checked by `data.tokenizer.tokenizer_file`.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from data.tokenizer.backends import raise_unless_native
+from data.tokenizer.tokenizer_file import SPACE, adds_space, composes, is_byte_level
+from pipeline.errors import InputError
+
+_TRIED = 32  # added tokens
+_LONG = 512  # characters, which a regular expression that tries every way of reading never ends
+
+_TEXTS = (
+    "The Quick brown FOX's 12,345.67 jumps; doesn't it? (yes) [no] {maybe} <b> & \"c\" -- #1 @x",
+    "def f(x):\n    return x ** 2  # \ttab\n\n\n\tif a != b:\r\n        pass   \n",
+    "Straße naïve Ærøskøbing İstanbul ŁÓDŹ ﬁne ½ Ⅳ ² ™ … “quoted” — dash",
+    "Καλημέρα Здравствуйте שלום مرحبا नमस्ते สวัสดี 안녕하세요",
+    "你好\uff0c世界。 日本語のテキスト \uff46\uff55ll\u3000\uff57idth",
+    "👩\u200d👩\u200d👧 🏳\ufe0f\u200d🌈 👍🏽 \U0010ffff \ue000 \u200b\u200e\u202e\ufeff",
+    " a  b   c    d     e\t\tf \n g",
+    "  two spaces before and after  ",
+    "\x00\x01\x7f\x85\u2028\u180e\u00a0end",
+    "a" * _LONG + "!",
+    " " * _LONG + ".",
+    "ab" * (_LONG // 2) + "\n",
+    "1" * _LONG,
+)
+_COMBINING = ("e\u0301 A\u030a n\u0303 o\u0308", "\u212b \u2126 \u1e9b\u0323 \uac00 \u1100\u1161")
+
+
+def check_round_trip(
+    tokenizer: Tokenizer, description: dict[str, Any], eos_id: int, *, lossy: bool
+) -> None:
+    """Encode texts and decode them again.
+
+    Args:
+        tokenizer: set to read special tokens as text.
+        description: its `tokenizer.json`.
+        eos_id: that no text may have.
+        lossy: accept texts that come back as others.
+
+    Raises:
+        InputError: a text came back as another, has EOS in it, or ended the library.
+    """
+    added = description["added_tokens"]
+    names = [token["content"] for token in added if not token["special"]][:_TRIED]
+    eos = next((token["content"] for token in added if token["id"] == eos_id), "")
+    held = [f"one {name} two{name}  {name}" for name in (*names, eos)]
+    texts = [*_TEXTS, *_COMBINING, *held]
+    encodings = _encoded(tokenizer, texts)
+    for text, ids in zip(texts, encodings, strict=True):
+        if eos_id in ids:
+            raise InputError(
+                f"tokenizer.json: the text {text[:40]!r} has the id {eos_id} in it, which ends a "
+                "document; name another token that does, in eos="
+            )
+        if lossy:
+            continue
+        found = tokenizer.decode(ids, skip_special_tokens=False)
+        if not _same(text, found, description):
+            raise InputError(
+                f"tokenizer.json: it changes text: {_differing(text, found)}; take a tokenizer "
+                "that keeps text, or accept what it loses with lossy=True"
+            )
+
+
+def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    try:
+        found = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+    except BaseException as error:  # noqa: BLE001 - a panic in Rust is no Exception
+        raise_unless_native(error)
+        raise InputError(
+            f"tokenizer.json: the tokenizers library fails on a short text: {error}; simplify the "
+            "regular expression of its pre-tokenizer, or export it again"
+        ) from None
+    return [encoding.ids for encoding in found]
+
+
+def _same(text: str, found: str, description: dict[str, Any]) -> bool:
+    """Whether the texts are one up to the changes that are accepted."""
+    if composes(description):
+        text = unicodedata.normalize("NFC", text)
+    if not is_byte_level(description):
+        text = text.replace(SPACE, " ")
+    if text == found or not adds_space(description):
+        return text == found
+    return text.lstrip(" ") == found.lstrip(" ") and abs(len(text) - len(found)) == 1
+
+
+def _differing(text: str, found: str) -> str:
+    """Both texts from a little before where they part."""
+    pairs = enumerate(zip(text, found, strict=False))
+    place = next((i for i, (a, b) in pairs if a != b), min(len(text), len(found)))
+    begin = max(0, place - 8)
+    return f"{text[begin : begin + 24]!r} comes back as {found[begin : begin + 24]!r}"

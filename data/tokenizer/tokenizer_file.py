@@ -1,0 +1,277 @@
+"""A `tokenizer.json` as data: reading one, and what in it would change or lose text.
+
+`TextTokenizer` refuses a file that says it changes text; `data.tokenizer.round_trip` then tries
+out what no field says. Three changes are accepted, since published tokenizers make them:
+
+- Unicode's composed form (NFC), as Qwen's has it;
+- of a SentencePiece-like one, U+2581, which reads as a space;
+- and one space at the beginning of a document, which it adds or takes away.
+
+A file may hold fields of ours, which the libraries do not read: "eos_token" names the special token
+that ends a document, "lossy": true accepts every other change of text, and "vocab_size" is the size
+of a vocabulary that is larger than its entries.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from tokenizers import pre_tokenizers
+
+from data.tokenizer.special_tokens import find_eos
+from pipeline.errors import InputError
+
+EOS_FIELD, LOSSY_FIELD, SIZE_FIELD = "eos_token", "lossy", "vocab_size"
+_FIELDS = (EOS_FIELD, LOSSY_FIELD, SIZE_FIELD)
+SPACE = "\u2581"
+"""What SentencePiece writes for a space."""
+LARGEST_ID = (1 << 24) - 1
+"""Far above any vocabulary; arrays of one entry an id are made of it."""
+
+_DROPPING = {
+    *("BertPreTokenizer", "CharDelimiterSplit", "Whitespace", "WhitespaceSplit"),
+    *("UnicodeScripts",),
+}
+_BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(256))
+_MEMBERS = ("normalizers", "pretokenizers", "decoders")
+
+
+def parse(content: bytes) -> dict[str, Any]:
+    """The description in the bytes of a `tokenizer.json`.
+
+    Raises:
+        InputError: it is none, has dropout, or ids that no vocabulary has.
+    """
+    try:
+        description = json.loads(content.decode("utf-8"))
+        model = description["model"]
+        if not isinstance(vocabulary := model["vocab"], dict | list) or not vocabulary:
+            raise ValueError
+        added = {token["content"]: token["id"] for token in description["added_tokens"]}
+        if any(not isinstance(token["special"], bool) for token in description["added_tokens"]):
+            raise ValueError
+        pieces = ids_of(description)
+        dropout = model.get("dropout")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(
+            f"tokenizer.json: expected the JSON of a tokenizer, found {content[:40]!r}; "
+            "give the tokenizer.json of the tokenizers library"
+        ) from error
+    if dropout:
+        raise InputError(
+            f"tokenizer.json: found dropout {dropout}, with which a text has other ids each time; "
+            "set it to null"
+        )
+    _check_ids({**pieces, **added}, description.get(SIZE_FIELD, 0))
+    return description
+
+
+def ids_of(description: Mapping[str, Any]) -> dict[str, int]:
+    """Ids of the model's entries, added tokens left out; of Unigram an entry's place is its id."""
+    vocabulary = description["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        return vocabulary
+    return {piece: index for index, (piece, _) in enumerate(vocabulary)}
+
+
+def for_library(content: bytes, description: Mapping[str, Any]) -> bytes:
+    """What the libraries read.
+
+    They refuse a field they do not know, and give an added token that lies between the ids of the
+    model, and is no entry of it, another id than the file does.
+    """
+    pieces = ids_of(description)
+    last = max(pieces.values())
+    between = {
+        token["content"]: token["id"]
+        for token in description["added_tokens"]
+        if token["id"] < last and token["content"] not in pieces
+    }
+    if not between and not description.keys() & set(_FIELDS):
+        return content
+    known = {name: value for name, value in description.items() if name not in _FIELDS}
+    if between and isinstance(description["model"]["vocab"], dict):
+        known["model"] = {**description["model"], "vocab": {**pieces, **between}}
+    return json.dumps(known).encode("utf-8")
+
+
+def with_fields(
+    content: bytes, *, eos_token: str | None, vocab_size: int | None, lossy: bool
+) -> bytes:
+    """The file with our fields set, and with the token named EOS made a special one.
+
+    A token that is no added token becomes one, under the id it has.
+
+    Raises:
+        InputError: `eos_token` is not in the vocabulary, which has more than `vocab_size` ids.
+    """
+    if eos_token is None and vocab_size is None and not lossy:
+        return content
+    description = parse(content)
+    if vocab_size is not None:
+        if vocab_size < (found := entries(description)):
+            raise InputError(
+                f"tokenizer.json: vocab_size={vocab_size:,}: expected at least the {found:,} ids "
+                "that the tokenizer has; leave it out, or give the size that it is padded to"
+            )
+        description[SIZE_FIELD] = vocab_size
+    if lossy:
+        description[LOSSY_FIELD] = True
+    if eos_token is not None:
+        description[EOS_FIELD] = eos_token
+        _make_special(description, eos_token)
+    return json.dumps(description, ensure_ascii=False).encode("utf-8")
+
+
+def entries(description: Mapping[str, Any]) -> int:
+    """One more than the largest id that stands for something."""
+    ids = [*ids_of(description).values(), *(t["id"] for t in description["added_tokens"])]
+    return max(ids) + 1
+
+
+def eos_of(description: Mapping[str, Any]) -> int:
+    """The id that ends a document; see `find_eos`."""
+    special = {t["content"]: t["id"] for t in description["added_tokens"] if t["special"]}
+    return find_eos(special, description.get(EOS_FIELD))
+
+
+def is_byte_level(description: Mapping[str, Any]) -> bool:
+    """Whether an entry is bytes written in the alphabet of ByteLevel, one character a byte."""
+    return any(part["type"] == "ByteLevel" for part in parts(description.get("decoder")))
+
+
+def composes(description: Mapping[str, Any]) -> bool:
+    """Whether texts are brought to NFC."""
+    return any(part["type"] == "NFC" for part in parts(description.get("normalizer")))
+
+
+def adds_space(description: Mapping[str, Any]) -> bool:
+    """Whether a document may gain or lose a space at its beginning."""
+    if not is_byte_level(description):
+        return True
+    return any(part.get("add_prefix_space") for part in parts(description.get("pre_tokenizer")))
+
+
+def what_changes(description: Mapping[str, Any]) -> str:
+    """What in the file changes or loses text beyond what is accepted; empty when nothing is."""
+    for part in parts(description.get("normalizer")):
+        if part["type"] != "NFC" and not _writes_spaces(part):
+            return f"the normalizer {json.dumps(part)[:80]} changes text"
+    for part in parts(description.get("pre_tokenizer")):
+        if part["type"] in _DROPPING or "Removed" in str(part.get("behavior", "")):
+            return f"the pre-tokenizer {part['type']} drops characters"
+    pieces = ids_of(description)
+    byte_level = is_byte_level(description)
+    needed = sorted(pre_tokenizers.ByteLevel.alphabet()) if byte_level else _BYTE_PIECES
+    if not byte_level and not description["model"].get("byte_fallback"):
+        kinds = ", ".join(part["type"] for part in parts(description.get("decoder"))) or "none"
+        return (
+            "expected a ByteLevel decoder or a model with byte_fallback, found the decoder "
+            f"{kinds} and a model that loses characters outside of its vocabulary"
+        )
+    missing = [piece for piece in needed if piece not in pieces]
+    if missing:
+        return f"{len(missing)} of 256 bytes have no id, {missing[0]!r} among them"
+    return ""
+
+
+def token_bytes(description: Mapping[str, Any]) -> np.ndarray:
+    """int32[vocab]: the UTF-8 bytes that each id stands for, 0 for special tokens and holes.
+
+    Of a byte-level tokenizer, exactly. A SentencePiece-like one counts the space that it adds to
+    the beginning of a document; of a lossy one it is the length of the entry, which is near it.
+    """
+    pieces = ids_of(description)
+    added = description["added_tokens"]
+    sizes = np.zeros(max(entries(description), description.get(SIZE_FIELD, 0)), np.int32)
+    size = len if is_byte_level(description) else _size_of(description)
+    for piece, index in pieces.items():
+        sizes[index] = size(piece)
+    for token in added:
+        sizes[token["id"]] = 0 if token["special"] else len(token["content"].encode("utf-8"))
+    return sizes
+
+
+def special_pieces(description: Mapping[str, Any]) -> tuple[str, ...]:
+    """Special tokens that a Unigram model would also find in a text, whose words they are."""
+    if description["model"].get("type") != "Unigram":
+        return ()
+    pieces = ids_of(description)
+    return tuple(t["content"] for t in description["added_tokens"] if t["content"] in pieces)
+
+
+def without_scores(content: bytes, names: tuple[str, ...]) -> bytes:
+    """A Unigram model that finds these entries in no text that can be written otherwise."""
+    description = json.loads(content)
+    entries = description["model"]["vocab"]
+    description["model"]["vocab"] = [[p, -1e6 if p in names else score] for p, score in entries]
+    return json.dumps(description).encode("utf-8")
+
+
+def parts(tree: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+    """The members of a normalizer, pre-tokenizer or decoder, sequences taken apart."""
+    waiting = [] if tree is None else [tree]
+    while waiting:
+        part = waiting.pop(0)
+        inner = [part[name] for name in _MEMBERS if name in part]
+        if not inner:
+            yield part
+        waiting[:0] = inner[0] if inner else []
+
+
+def _check_ids(pieces: Mapping[str, int], size: int) -> None:
+    ids = [*pieces.values(), size]
+    wrong = [i for i in ids if not isinstance(i, int) or not 0 <= i <= LARGEST_ID]
+    if wrong:
+        raise InputError(
+            f"tokenizer.json: expected ids of 0 to {LARGEST_ID:,}, found {wrong[0]!r}; "
+            "export the tokenizer again"
+        )
+    if len(set(pieces.values())) < len(pieces):
+        raise InputError(
+            "tokenizer.json: two entries have one id, so ids do not say which text they are; "
+            "export the tokenizer again"
+        )
+
+
+def _make_special(description: dict[str, Any], name: str) -> None:
+    for token in description["added_tokens"]:
+        if token["content"] == name:
+            token["special"] = True
+            return
+    index = ids_of(description).get(name)
+    if index is None:
+        raise InputError(
+            f"tokenizer.json: eos={name!r} is not in the vocabulary; expected one of "
+            + (", ".join(repr(t["content"]) for t in description["added_tokens"][:20]) or "its own")
+        )
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    description["added_tokens"].append({"id": index, "content": name, **flags, "special": True})
+    description["added_tokens"].sort(key=lambda token: token["id"])
+
+
+def _writes_spaces(part: Mapping[str, Any]) -> bool:
+    """Whether a normalizer does no more than write SentencePiece's character for spaces."""
+    if part["type"] == "Prepend":
+        return part.get("prepend") == SPACE
+    if part["type"] != "Replace":
+        return False
+    return part.get("pattern") == {"String": " "} and part.get("content") == SPACE
+
+
+def _size_of(description: Mapping[str, Any]) -> Any:
+    fallback = bool(description["model"].get("byte_fallback"))
+    prefix = description["model"].get("continuing_subword_prefix") or ""
+
+    def size(piece: str) -> int:
+        if fallback and piece in _BYTE_PIECES:
+            return 1
+        if description["model"].get("type") == "WordPiece" and prefix:
+            inside = piece.startswith(prefix)
+            return len(piece.removeprefix(prefix).encode("utf-8")) + (not inside)
+        return len(piece.replace(SPACE, " ").encode("utf-8"))
+
+    return size

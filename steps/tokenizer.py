@@ -1,0 +1,87 @@
+"""A tokenizer that exists already: from a tokenizer.json on a disk, in a bucket or on the hub."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from data.read.listing import absolute, list_source
+from pipeline import External, InputError, Result, StepContext, step
+from pipeline.store import storage
+from steps.artifacts import Tokenizer
+
+_FILE = "tokenizer.json"
+_MOST_BYTES = 256 << 20
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+
+
+def _place(source: Any) -> Any:
+    """URL of the tokenizer.json that `source` names."""
+    if not isinstance(source, str) or not source:
+        return source
+    if storage.is_local(source):
+        path = storage.local_path(source)
+        if not os.path.lexists(path) and _HUB_ID.fullmatch(source) and source[0] != ".":
+            source = f"hf://{source}"
+        else:
+            return os.path.join(path, _FILE) if os.path.isdir(path) else absolute(source)
+    return source if source.endswith(".json") else f"{source.rstrip('/')}/{_FILE}"
+
+
+def _check(arguments: Mapping[str, Any]) -> None:
+    size = arguments["vocab_size"]
+    if size is not None and size < 1:
+        raise InputError(f"tokenizer: vocab_size={size}: expected at least 1; leave it out")
+
+
+@step(output=Tokenizer, version=1, cpus=0, check=_check)
+def tokenizer(
+    run: StepContext,
+    source: Annotated[str, External(list_source, _place)],
+    *,
+    eos: str | None = None,
+    vocab_size: int | None = None,
+    lossy: bool = False,
+) -> Result:
+    """A tokenizer.json as it is, after it was tried out on texts that are hard to keep.
+
+    Args:
+        run: the attempt.
+        source: a file, or a folder with a tokenizer.json: local, `gs://`, `https://`, or
+            `hf://owner/name@<commit>`; a hub id `owner/name` where there is no such file. What it
+            holds is part of identity, not where it lies.
+        eos: name of the token that ends a document; None for the one with a well-known name.
+        vocab_size: of a vocabulary that is padded to more ids than have an entry.
+        lossy: accept a tokenizer that changes or loses text, such as WordPiece. Bits per byte are
+            then approximate.
+
+    Raises:
+        InputError: no tokenizer.json, one that changes or loses text, or whose EOS is not known.
+    """
+    from data.read.byte_ranges import file_state, open_ranges
+    from data.tokenizer.text_tokenizer import TextTokenizer
+    from data.tokenizer.tokenizer_file import with_fields
+
+    state = file_state(source)
+    if state.size > _MOST_BYTES:
+        raise InputError(f"{source}: expected a tokenizer.json, found {state.size:,} bytes")
+    with open_ranges(source, state) as file:
+        content = file.read()
+    try:
+        content = with_fields(content, eos_token=eos, vocab_size=vocab_size, lossy=lossy)
+        loaded = TextTokenizer(content)
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from None
+    with run.shard("tokenizer") as directory:
+        storage.write_atomic(storage.join(directory, _FILE), content)
+    return {
+        "vocab_size": loaded.vocab_size,
+        "digest": loaded.digest,
+        "eos_id": loaded.eos_id,
+        "headline": [
+            f"{loaded.vocab_size:,} ids, {loaded.decode([loaded.eos_id])!r} ({loaded.eos_id}) ends "
+            "a document"
+        ],
+    }

@@ -1,0 +1,132 @@
+"""Tokenizers in the shape of published ones: the library's ids, and all of the text comes back."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from data.tokenizer import tokenizer_file
+from data.tokenizer.streaming_decode import TextStream
+from data.tokenizer.text_tokenizer import TextTokenizer
+from pipeline.errors import InputError
+from tests.data.tokenizer.published_shapes import EOS_NAMES, KEEPING, shape
+from tests.data.tokenizer.split_tokenizers import documents
+
+_LOADED: dict[str, TextTokenizer] = {}
+
+
+def loaded(name):
+    if name not in _LOADED:
+        _LOADED[name] = TextTokenizer(shape(name))
+    return _LOADED[name]
+
+
+def plain(name):
+    """The library alone."""
+    return Tokenizer.from_str(shape(name).decode())
+
+
+def added_space(name):
+    return name in ("llama2", "unigram")
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_ids_are_the_librarys_and_eos_is_found(name):
+    """Of whole documents, with nothing added and nothing left out."""
+    made, library = loaded(name), plain(name)
+    texts = documents(20)
+    ids, lengths = made.encode_batch(texts)
+    expected = [e.ids for e in library.encode_batch(texts, add_special_tokens=False)]
+    assert [p.tolist() for p in np.split(ids, np.cumsum(lengths)[:-1])] == expected
+    assert made.eos_id == library.token_to_id(EOS_NAMES[name])
+    description = json.loads(shape(name))
+    added = {token["id"] for token in description["added_tokens"]}
+    assert made.vocab_size == len({*tokenizer_file.ids_of(description).values(), *added})
+    found = list(made.encode_documents([pa.array(texts)], made.checked()))
+    assert np.concatenate([part for part, _ in found]).tolist() == ids.tolist()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
+@pytest.mark.parametrize("name", KEEPING)
+def test_texts_come_back_and_their_bytes_add_up(name, text):
+    """But for what is accepted: NFC, U+2581, and the space before a document."""
+    made = loaded(name)
+    text = text.replace("\u2581", "").lstrip(" ")
+    if name == "qwen":
+        text = made.decode(made.encode_batch([text])[0])  # composed
+    ids = made.encode_batch([text])[0]
+    assert made.decode(ids) == text
+    size = len(text.encode()) + (added_space(name) and bool(text))
+    assert made.token_bytes[ids].sum() == size
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_no_text_holds_a_special_token(name):
+    """Each name written in a text stays text, also where it is an entry of a Unigram model."""
+    made, description = loaded(name), json.loads(shape(name))
+    for token in description["added_tokens"]:
+        text = f"a {token['content']} b{token['content']}"
+        ids = made.encode_batch([text, "x"])[0]
+        assert made.decode(ids[:-1]).startswith(text[:5])
+        assert not token["special"] or token["id"] not in ids
+
+
+@pytest.mark.parametrize("name", KEEPING)
+@pytest.mark.parametrize("text", ["one  two\n three 中文👩 x", "\ttab é"])
+def test_a_stream_is_the_text_after_its_prompt(name, text):
+    """Token by token, the space that begins a continuation included."""
+    made = loaded(name)
+    prompt = made.encode_batch(["Once upon"])[0].tolist()
+    ids = made.encode_batch([f"Once upon {text}"])[0].tolist()[len(prompt) :]
+    stream = TextStream(made, prompt)
+    pieces = [stream.push([index]) for index in ids] + [stream.finish()]
+    assert "".join(pieces) == f" {text}" == made.decode(ids, prompt)
+
+
+def test_a_tokenizer_that_loses_text_must_be_accepted_by_name():
+    """WordPiece has ids for lower case alone; accepted, its ids are the library's."""
+    with pytest.raises(InputError, match=r"changes text; .* accept what it loses with lossy=True"):
+        TextTokenizer(shape("wordpiece"))
+    content = tokenizer_file.with_fields(
+        shape("wordpiece"), eos_token="[SEP]", vocab_size=None, lossy=True
+    )
+    made, library = TextTokenizer(content), plain("wordpiece")
+    text = documents(1)[0]
+    ids = made.encode_batch([text])[0]
+    assert ids.tolist() == library.encode(text, add_special_tokens=False).ids
+    assert made.eos_id == library.token_to_id("[SEP]")
+    assert made.token_bytes[ids].sum() == pytest.approx(len(text.encode()), rel=0.2)
+
+
+def test_a_padded_vocabulary_has_ids_that_stand_for_nothing():
+    """And no fewer ids than entries."""
+    content = shape("qwen")
+    entries = TextTokenizer(content).vocab_size
+    padded = tokenizer_file.with_fields(content, eos_token=None, vocab_size=2048, lossy=False)
+    made = TextTokenizer(padded)
+    assert (made.vocab_size, made.token_bytes[entries:].sum()) == (2048, 0)
+    assert (
+        made.encode_batch(["a b"])[0].tolist() == loaded("qwen").encode_batch(["a b"])[0].tolist()
+    )
+    with pytest.raises(InputError, match=f"vocab_size=10: expected at least the {entries:,}"):
+        tokenizer_file.with_fields(content, eos_token=None, vocab_size=10, lossy=False)
+
+
+def test_any_token_may_be_named_eos():
+    """One that was plain becomes special, so no text holds it."""
+    content = tokenizer_file.with_fields(
+        shape("qwen"), eos_token="<tool_call>", vocab_size=None, lossy=False
+    )
+    made = TextTokenizer(content)
+    assert made.eos_id not in made.encode_batch(["a <tool_call> b"])[0]
+    ids = loaded("qwen").encode_batch(["a <tool_call> b"])[0]
+    assert ids.tolist().count(made.eos_id) == 1
+    assert loaded("qwen").decode(ids) == "a <tool_call> b"
+    assert loaded("qwen").token_bytes[ids].sum() == len("a <tool_call> b")
+    with pytest.raises(InputError, match="eos='<no>' is not in the vocabulary"):
+        tokenizer_file.with_fields(shape("qwen"), eos_token="<no>", vocab_size=None, lossy=False)
