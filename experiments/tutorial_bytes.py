@@ -33,8 +33,8 @@ def tutorial_bytes(
     prompts: tuple[str, ...] = ("Return the ", "The Zen of Python"),
     seed: int = 0,
     hardware: str = "local",
-) -> tuple[steps.Report, steps.Completions]:
-    """A report of the training, and completions of the prompts by the trained model."""
+) -> tuple[steps.Report, steps.Checkpoint]:
+    """A page with curves and completions, and the trained model."""
     alphabet = steps.byte_tokenizer()
     splits, on = (("validation", validation_bytes),), pod(hardware)
     book = steps.sample(source, alphabet, tokens=-1, splits=splits, seed=seed)  # -1: all the rest
@@ -44,7 +44,7 @@ def tutorial_bytes(
     )
     scores = steps.evaluate(trained, hardware=on)
     text = steps.generate(trained, prompts=prompts, seed=seed, hardware=on)
-    return steps.report(trained, scores, text), text
+    return steps.report(trained, scores, text), trained
 
 
 experiment = Experiment(
