@@ -1,8 +1,11 @@
 """Hostile programs stay in the sandbox, and where there can be none, nothing is run."""
 
+import contextlib
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -68,6 +71,27 @@ def test_without_namespaces_nothing_runs(tmp_path, layers):
     assert done.returncode == 1
     assert "InputError: sandbox: this kernel does not let a user" in done.stderr
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_sandbox_that_is_killed_has_not_passed(layers):
+    """As the kernel does when memory runs out: the command that was running has no exit status."""
+    found = []
+
+    def kill() -> None:
+        while not found:
+            for process in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    if process.cmdline() == ["/bin/sleep", "50"]:
+                        found.append(process.parent())
+                        found[0].kill()
+            time.sleep(0.02)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    outcome = sandbox.run({}, [["/bin/true"], ["/bin/sleep", "50"]], sandbox.Limits(seconds=20))
+    found.append(None)
+    killer.join()
+    assert outcome.ended == ["exit 0", "killed"]
 
 
 def test_limits_that_leave_no_room_are_refused(layers):

@@ -11,6 +11,7 @@ that somebody may have trained to attack on a virtual machine of their own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -67,7 +68,7 @@ class Outcome:
 
     Attributes:
         ended: for each command that was run "exit N", the name of a signal, "time", or, where that
-            ended everything, "memory" or "output".
+            ended everything, "memory", "output", or "killed" (by the kernel, out of memory).
         output: what the commands printed, up to the limit.
         seconds: wall time of each command; fewer than `ended` where all was ended.
         layers: what kept the program in.
@@ -151,8 +152,9 @@ def _watch(
     """Give the job and read what comes back, until the end or a limit that is only seen here."""
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(json.dumps(job).encode())
-    process.stdin.close()
+    with contextlib.suppress(BrokenPipeError):  # it did not start, and says why
+        process.stdin.write(json.dumps(job).encode())
+        process.stdin.close()
     deadline = time.monotonic() + limits.seconds * len(job["commands"]) + _MARGIN
     output, report = bytearray(), bytearray()
     stopped = None
@@ -171,7 +173,11 @@ def _watch(
                 stopped = "time"
             elif _resident(process.pid) > limits.memory:
                 stopped = "memory"
-    return _outcome(bytes(output[: limits.output]), bytes(report), stopped)
+    found = _outcome(bytes(output[: limits.output]), bytes(report))
+    missing = set(found.ended) <= {"exit 0"} and len(found.ended) < len(job["commands"])
+    if stopped or missing:
+        found.ended.append(stopped or "killed")
+    return found
 
 
 def _resident(pid: int) -> int:
@@ -189,7 +195,7 @@ def _resident(pid: int) -> int:
     return total
 
 
-def _outcome(output: bytes, report: bytes, stopped: str | None) -> Outcome:
+def _outcome(output: bytes, report: bytes) -> Outcome:
     found = Outcome(output=output.decode("utf-8", "replace"))
     for line in report.splitlines():
         message = json.loads(line)
@@ -208,6 +214,4 @@ def _outcome(output: bytes, report: bytes, stopped: str | None) -> Outcome:
             found.seconds.append(message["seconds"])
     if not found.layers:
         raise InputError(f"sandbox: it did not start: {found.output[-300:]!r}")
-    if stopped is not None:
-        found.ended.append(stopped)
     return found
