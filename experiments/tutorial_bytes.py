@@ -36,7 +36,7 @@ def tutorial_bytes(
 ) -> tuple[steps.Report, steps.Checkpoint]:
     """A page with curves and completions, and the trained model."""
     alphabet = steps.byte_tokenizer()
-    splits, on = (("validation", validation_bytes // 4),), pod(hardware)  # it counts 4 as a token
+    splits, on = (("validation", validation_bytes // 4),), pod(hardware)  # a token there is 4 bytes
     book = steps.sample(source, tokens=-1, splits=splits, seed=seed)  # -1: all the rest
     sequences = steps.block_shuffle(steps.tokenize(book, alphabet), length, seed=seed)
     trained = steps.train(

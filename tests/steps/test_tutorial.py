@@ -99,11 +99,12 @@ def test_programs_of_the_model_are_judged(notebook, monkeypatch):
 
 
 def test_the_page_quotes_the_experiment():
-    """Line by line, in order, and all of the function."""
+    """Line by line, in order, and all of the function; the formatter takes the indentation."""
     source = (ROOT / "experiments" / "tutorial_bytes.py").read_text()
     function = source[source.index("def tutorial_bytes(") : source.index("experiment = ")]
     quoted = "".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
-    assert [x for x in quoted.splitlines() if x] == [x for x in function.splitlines() if x]
+    lines = [[line.strip() for line in text.splitlines()] for text in (quoted, function)]
+    assert [x for x in lines[0] if x] == [x for x in lines[1] if x]
 
 
 COMMANDS = re.findall(r"ponente (?:run|plan) experiments/tutorial_bytes\.py(.*)", PAGE)
