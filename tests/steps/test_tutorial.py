@@ -69,7 +69,7 @@ def of_model() -> steps.Scores:
     return steps.code_evaluation(trained, problems="problems.jsonl", new_tokens=80)
 
 
-def of_nobody() -> steps.Scores:
+def of_the_problems() -> steps.Scores:
     """The answers that the problems bring."""
     return steps.code_evaluation(problems="problems.jsonl")
 
@@ -85,7 +85,7 @@ def test_programs_of_the_model_are_judged(notebook, monkeypatch):
     Path("problems.jsonl").write_text("".join(json.dumps(each) + "\n" for each in asked))
     given, written = (
         Experiment(function).run(prefix=str(store), executor="inline")
-        for function in (of_nobody, of_model)
+        for function in (of_the_problems, of_model)
     )
     assert isinstance(written, Scores)
     assert given.tasks[0] == {

@@ -96,7 +96,7 @@ def _c(argument: Any) -> Any:
 
 
 def _enter(job: dict[str, Any], proc: int) -> None:
-    """Leave the machine: namespaces, a file system of our own, and a user who owns nothing."""
+    """Enter new namespaces, with a root of our own and a user that owns no file of the machine."""
     separate = _NEWUSER | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS
     if os.geteuid() == 0:
         # Root is not counted by the limit of processes, so a user of this sandbox's own is.

@@ -1,11 +1,11 @@
-"""Run programs that nobody has read, on Linux, without root.
+"""Run untrusted programs on Linux, without root.
 
 A program gets a process, network and user namespace of its own, a file system that shows it the
 machine's programs and libraries read-only and one small folder in memory, and limits on time,
 memory, processes, files and output. Where libseccomp is installed, it refuses system calls that
 such programs do not need. `inside.py` is the code that does so; here it is started and watched.
 
-What this is not: a defence against a fault in the kernel, which the program shares. Evaluate models
+It is no defence against a fault in the kernel, which the program shares. Evaluate models
 that somebody may have trained to attack on a virtual machine of their own.
 """
 
