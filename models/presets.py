@@ -99,7 +99,7 @@ tomat_1b = TransformerConfig(
 """1,057,053,696 parameters, 1,056,964,608 in matmuls: tomat's 1B, with a vocabulary as above."""
 
 bytes_tiny = TransformerConfig(
-    vocab_size=128,
+    vocab_size=257,
     layers=4,
     embed=32,
     heads=4,
@@ -115,8 +115,8 @@ bytes_tiny = TransformerConfig(
     tied=False,
     norm_epsilon=1e-5,
 )
-"""46,528 parameters, 36,864 in matmuls: bitesizedGPT's shape, a model of ASCII bytes for tutorials.
+"""54,784 parameters, 40,992 in matmuls: bitesizedGPT's shape, a model of bytes for the tutorial.
 
-The published one has 42,048: no output projection after attention, no biases in attention but one
-in the head, and every block adds its own input twice.
+The published one has 42,048: 128 ids (ASCII) where this has all bytes and EOS, no output projection
+after attention, no biases in attention but one in the head; every block adds its own input twice.
 """

@@ -21,6 +21,8 @@ _FILES = {
         *("Scores", "Sequences", "TokenCache", "Tokenizer"),
     ),
     "block_shuffle": ("block_shuffle",),
+    "byte_tokenizer": ("byte_tokenizer",),
+    "code_evaluation": ("code_evaluation",),
     "compare": ("compare",),
     "continue_training": ("extend", "warm_start"),
     "downstream": ("lm_evaluation", "multiple_choice"),

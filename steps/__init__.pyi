@@ -11,6 +11,8 @@ from steps.artifacts import Sequences as Sequences
 from steps.artifacts import TokenCache as TokenCache
 from steps.artifacts import Tokenizer as Tokenizer
 from steps.block_shuffle import block_shuffle as block_shuffle
+from steps.byte_tokenizer import byte_tokenizer as byte_tokenizer
+from steps.code_evaluation import code_evaluation as code_evaluation
 from steps.compare import compare as compare
 from steps.continue_training import extend as extend
 from steps.continue_training import warm_start as warm_start

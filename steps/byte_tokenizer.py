@@ -1,0 +1,20 @@
+"""The tokenizer of models that read bytes."""
+
+from __future__ import annotations
+
+from pipeline import Result, StepContext, step
+from pipeline.store import storage
+from steps.artifacts import Tokenizer
+
+
+@step(output=Tokenizer, version=1)
+def byte_tokenizer(run: StepContext) -> Result:
+    """257 ids: every UTF-8 byte is its own, and 256 is EOS. Nothing is trained."""
+    from data.tokenizer.byte_vocabulary import byte_tokenizer_json
+    from data.tokenizer.text_tokenizer import TextTokenizer
+
+    content = byte_tokenizer_json()
+    with run.shard("tokenizer") as directory:
+        storage.write_atomic(storage.join(directory, "tokenizer.json"), content)
+    tokenizer = TextTokenizer(content)
+    return {"vocab_size": tokenizer.vocab_size, "digest": tokenizer.digest}

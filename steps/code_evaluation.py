@@ -1,0 +1,110 @@
+"""Programs that a model writes, or that are given: compiled and run in a sandbox, and counted."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+from data.read.listing import absolute, list_source
+from models.generate.sampling_config import Sampling
+from pipeline import External, Hardware, InputError, Result, Runtime, StepContext, local, step
+from pipeline.store import storage
+from steps.artifacts import Checkpoint, Scores, Tokenizer
+from steps.checkpoints.find import tokenizer_of
+from steps.coordinator import FLAGS
+from steps.generate import Request, write_process
+from training.config.validation import at_least
+from training.evaluate.programs.sandbox import Limits
+
+if TYPE_CHECKING:
+    from training.evaluate.programs.problems import Problem
+
+
+def _check(arguments: Mapping[str, Any]) -> None:
+    at_least(
+        "code_evaluation",
+        attempts=(arguments["attempts"], 1),
+        new_tokens=(arguments["new_tokens"], 1),
+    )
+
+
+@step(output=Scores, version=1, check=_check, environment=FLAGS)
+def code_evaluation(
+    run: StepContext,
+    model: Checkpoint | None = None,
+    tokenizer: Tokenizer | None = None,
+    *,
+    problems: Annotated[str, External(list_source, absolute)],
+    attempts: int = 1,
+    new_tokens: int = 256,
+    sampling: Sampling = Sampling(temperature=0.2, top_k=None, top_p=0.95),
+    limits: Limits = Limits(),
+    hardware: Annotated[Hardware, Runtime] = local(),
+) -> Result:
+    """How many programming problems a model solves; every answer is run in a sandbox, or none is.
+
+    Args:
+        run: the attempt.
+        model: writes the answers; None where the problems have a `completion` each.
+        tokenizer: by default the one of its training.
+        problems: URL of JSON lines, see `training.evaluate.programs.problems.Problem`.
+        attempts: answers of the model to each problem.
+        new_tokens: most tokens of an answer.
+        sampling: how an answer is drawn; HumanEval's for one answer, more need a temperature of
+            about 0.8.
+        limits: on each command of a program.
+        hardware: where the model writes. Programs run on the machine of this step.
+
+    Raises:
+        InputError: this machine cannot run programs safely (nothing is generated then), has no
+            compiler for a language, or the problems are not to be read.
+    """
+    from training.evaluate.programs.problems import judge, parse_problems, rates, tool
+    from training.evaluate.programs.sandbox import check
+
+    found = parse_problems(storage.read_bytes(problems), problems)
+    layers = check(limits)
+    for language in {problem.language for problem in found}:
+        tool(language)
+    if model is None:
+        answers = [(problem, _given(problem, problems)) for problem in found]
+    else:
+        asked = [problem for problem in found for _ in range(attempts)]
+        request = Request(
+            checkpoint=model.final,
+            model=model.model,
+            dtype=model.train.compute_dtype,
+            sequence_length=model.train.sequence_length,
+            tokenizer=(tokenizer or tokenizer_of(model.sequences)).file,
+            prompts=tuple(problem.prompt for problem in asked),
+            new_tokens=new_tokens,
+            sampling=sampling,
+        )
+        answers = list(zip(asked, run.gang(hardware, write_process, request), strict=True))
+    judged = []
+    for index, (problem, completion) in enumerate(answers):
+        judged.append(judge(problem, completion, limits))
+        run.progress(index + 1, len(answers), "programs")
+    with run.shard("programs") as directory:
+        lines = "".join(json.dumps(dataclasses.asdict(one)) + "\n" for one in judged)
+        storage.write_atomic(storage.join(directory, "programs.jsonl"), lines.encode())
+    tasks = rates(judged)
+    total = tasks["all"]
+    return {
+        "tasks": tasks,
+        "measured": {"sandbox": list(layers)},
+        "headline": [
+            f"{total['pass@1']:.1%} of {len(judged)} programs pass their tests, "
+            f"{total['compiled']:.1%} compile"
+        ],
+    }
+
+
+def _given(problem: Problem, source: str) -> str:
+    if problem.completion is None:
+        raise InputError(
+            f"{source}: problem {problem.name!r} has no completion; give one, or a model"
+        )
+    return problem.completion

@@ -1,0 +1,1 @@
+"""Programs that a model writes: run in a sandbox and counted."""

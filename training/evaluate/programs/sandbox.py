@@ -1,0 +1,217 @@
+"""Run untrusted programs on Linux, without root.
+
+A program gets a process, network and user namespace of its own, a file system that shows it the
+machine's programs and libraries read-only and one small folder in memory, and limits on time,
+memory, processes, files and output. Where libseccomp is installed, it refuses system calls that
+such programs do not need. `inside.py` is the code that does so; here it is started and watched.
+
+It is no defence against a fault in the kernel, which the program shares. Evaluate models
+that somebody may have trained to attack on a virtual machine of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pipeline.errors import InputError
+
+FOLDER = "/box"
+_SYSTEM = (
+    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64"),
+    *("/etc/alternatives", "/etc/ld.so.cache"),
+)
+_INSIDE = Path(__file__).with_name("inside.py")
+_POLL = 0.1  # seconds
+_MARGIN = 30.0  # seconds to start and end, on a busy machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a program may use.
+
+    Attributes:
+        seconds: of wall time, for each command; as much processor time for each process.
+        memory: bytes, of address space for each process and of resident memory for all together.
+        processes: at once, threads included.
+        files: bytes in the folder it can write to, which is memory too.
+        output: bytes of standard output and error together.
+    """
+
+    seconds: float = 10.0
+    memory: int = 1 << 30
+    processes: int = 32
+    files: int = 64 << 20
+    output: int = 64 << 10
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not value > 0:
+                raise InputError(f"Limits.{name}: expected more than 0, found {value!r}")
+
+
+@dataclass
+class Outcome:
+    """What became of a program.
+
+    Attributes:
+        ended: for each command that was run "exit N", the name of a signal, "time", or, where that
+            ended everything, "memory", "output", or "killed" (by the kernel, out of memory).
+        output: what the commands printed, up to the limit.
+        seconds: wall time of each command; fewer than `ended` where all was ended.
+        layers: what kept the program in.
+    """
+
+    ended: list[str] = field(default_factory=list)
+    output: str = ""
+    seconds: list[float] = field(default_factory=list)
+    layers: tuple[str, ...] = ()
+
+
+def run(files: Mapping[str, str], commands: Sequence[Sequence[str]], limits: Limits) -> Outcome:
+    """Run commands one after the other until one does not exit with 0.
+
+    Args:
+        files: text of each file in the folder the commands start in, by name.
+        commands: absolute path of a program, and its arguments.
+        limits: on each command.
+
+    Raises:
+        InputError: this machine cannot run a program safely. Nothing was run.
+    """
+    if not sys.platform.startswith("linux"):
+        raise InputError(
+            f"sandbox: expected Linux, whose namespaces it is made of, found {sys.platform}; "
+            "evaluate code on a Linux machine"
+        )
+    with tempfile.TemporaryDirectory(prefix="sandbox-") as root:
+        job = {
+            "root": root,
+            "folder": FOLDER,
+            "visible": visible(),
+            "files": files,
+            "commands": [{"program": list(c), "seconds": limits.seconds} for c in commands],
+            "limits": asdict(limits),
+        }
+        reading, writing = os.pipe()
+        with subprocess.Popen(
+            [os.path.realpath(sys.executable), "-I", "-S", str(_INSIDE), str(writing)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(writing,),
+            env={},
+        ) as process:
+            os.close(writing)
+            try:
+                return _watch(process, reading, job, limits)
+            finally:
+                process.kill()  # and with it everything inside
+                os.close(reading)
+
+
+def check(limits: Limits) -> tuple[str, ...]:
+    """What keeps programs in on this machine: "namespaces", "system call filter".
+
+    Raises:
+        InputError: it cannot run a program safely, or `limits` leave no room for one.
+    """
+    shell = ["/bin/sh", "-c", "/bin/true & wait $! && echo ready"]
+    found = run({}, [shell], limits)
+    if found.output != "ready\n" or found.ended != ["exit 0"]:
+        raise InputError(
+            f"sandbox: expected a shell to start a program under {limits}, found "
+            f"{found.ended} {found.output[:200]!r}; raise the limits (before Linux 5.14 the limit "
+            "on processes counts all of this user's)"
+        )
+    return found.layers
+
+
+def visible() -> list[str]:
+    """Paths of the machine that programs see: its programs, its libraries and this Python."""
+    python = os.path.realpath(sys.base_prefix)
+    found = [path for path in _SYSTEM if os.path.lexists(path)]
+    return found if python.startswith("/usr") else [*found, python]
+
+
+def _watch(
+    process: subprocess.Popen[bytes], reading: int, job: dict[str, Any], limits: Limits
+) -> Outcome:
+    """Give the job and read what comes back, until the end or a limit that is only seen here."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with contextlib.suppress(BrokenPipeError):  # it did not start, and says why
+        process.stdin.write(json.dumps(job).encode())
+        process.stdin.close()
+    deadline = time.monotonic() + limits.seconds * len(job["commands"]) + _MARGIN
+    output, report = bytearray(), bytearray()
+    stopped = None
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(process.stdout.fileno(), selectors.EVENT_READ, output)
+        waiting.register(reading, selectors.EVENT_READ, report)
+        while waiting.get_map() and stopped is None:
+            for ready, _ in waiting.select(_POLL):
+                data = os.read(ready.fd, 1 << 16)
+                ready.data.extend(data)
+                if not data:
+                    waiting.unregister(ready.fd)
+            if len(output) > limits.output:
+                stopped = "output"
+            elif time.monotonic() > deadline:
+                stopped = "time"
+            elif _resident(process.pid) > limits.memory:
+                stopped = "memory"
+    found = _outcome(bytes(output[: limits.output]), bytes(report))
+    missing = set(found.ended) <= {"exit 0"} and len(found.ended) < len(job["commands"])
+    if stopped or missing:
+        found.ended.append(stopped or "killed")
+    return found
+
+
+def _resident(pid: int) -> int:
+    """Bytes of memory of the processes that `pid` started; its own are not the program's."""
+    total = 0
+    try:
+        started = psutil.Process(pid).children(recursive=True)[1:]
+    except psutil.Error:
+        return 0
+    for each in started:
+        try:
+            total += each.memory_info().rss
+        except psutil.Error:
+            continue  # it has ended
+    return total
+
+
+def _outcome(output: bytes, report: bytes) -> Outcome:
+    found = Outcome(output=output.decode("utf-8", "replace"))
+    for line in report.splitlines():
+        message = json.loads(line)
+        if "refused" in message:
+            raise InputError(
+                f"sandbox: this kernel does not let a user without root make one "
+                f"({message['refused']}); allow user namespaces (sysctl "
+                "kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns="
+                "0, or a container run with --security-opt seccomp=unconfined), on Linux 5.12 or "
+                "newer"
+            )
+        if "layers" in message:
+            found.layers = tuple(message["layers"])
+        else:
+            found.ended.append(message["ended"])
+            found.seconds.append(message["seconds"])
+    if not found.layers:
+        raise InputError(f"sandbox: it did not start: {found.output[-300:]!r}")
+    return found
