@@ -27,6 +27,7 @@ _FILES = {
     "evaluate": ("evaluate",),
     "follow": ("follow",),
     "generate": ("generate",),
+    "integer_rows": ("integer_rows",),
     "mix": ("Phase", "mix"),
     "pack": ("pack",),
     "report": ("report",),

@@ -17,6 +17,7 @@ from steps.downstream import multiple_choice as multiple_choice
 from steps.evaluate import evaluate as evaluate
 from steps.follow import follow as follow
 from steps.generate import generate as generate
+from steps.integer_rows import integer_rows as integer_rows
 from steps.mix import Phase as Phase
 from steps.mix import mix as mix
 from steps.pack import pack as pack
