@@ -31,6 +31,7 @@ _FILES = {
     "follow": ("follow",),
     "generate": ("generate",),
     "load": ("load",),
+    "integer_rows": ("integer_rows",),
     "mix": ("Phase", "mix"),
     "pack": ("pack",),
     "report": ("report",),

@@ -22,6 +22,7 @@ from steps.evaluate import evaluate as evaluate
 from steps.export_gguf import export_gguf as export_gguf
 from steps.follow import follow as follow
 from steps.generate import generate as generate
+from steps.integer_rows import integer_rows as integer_rows
 from steps.load import load as load
 from steps.mix import Phase as Phase
 from steps.mix import mix as mix
@@ -30,5 +31,6 @@ from steps.report import report as report
 from steps.sample import sample as sample
 from steps.scoring.job import Also as Also
 from steps.tokenize_documents import tokenize as tokenize
+from steps.tokenizer import tokenizer as tokenizer
 from steps.train import train as train
 from steps.train_tokenizer import train_tokenizer as train_tokenizer

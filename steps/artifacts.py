@@ -81,6 +81,11 @@ class TokenCache(Artifact):
         """Whether training shards hold whole rows of `result["sequence_length"]`, padded."""
         return "tokens" in self.input_paths
 
+    @property
+    def masked(self) -> bool:
+        """Whether ids are stored with a loss mask, see `training.step.document_mask`."""
+        return self.result.get("masked", False)
+
     def _of(self, split: str) -> TokenCache:
         """The cache that holds a split."""
         return self if split == TRAIN or not self.packed else self._unpacked
@@ -196,6 +201,7 @@ class Sequences(Artifact):
             eos_id=cache["eos_id"],
             tokenizer=cache["tokenizer"],
             seed=self.result["seed"],
+            masked=self.cache.masked,
         )
 
 

@@ -70,6 +70,7 @@ def render(records: Sequence[RunRecord]) -> str:
     """
     from steps.reporting import page
     from steps.reporting.charts import bars_chart, overlaid
+    from steps.reporting.sweep_charts import final_losses
 
     names = [record.name for record in records]
     _check_names(names)
@@ -80,7 +81,7 @@ def render(records: Sequence[RunRecord]) -> str:
         names=names,
         figures=figures(records),
         differences=differences(records),
-        curves=overlaid(records),
+        curves=[*final_losses(records), *overlaid(records)],
         times=[("Wall time by what it went to", bars_chart(known))] if known else [],
     )
 

@@ -14,6 +14,8 @@ from steps.coordinator import FLAGS, coordinator_of
 from steps.declared import check_splits
 from steps.scoring.job import NOTHING_ELSE, Also, check_questions, score_job
 
+_FIGURES = ("loss", "bits_per_byte", "tokens", "bytes")
+
 
 def _check(arguments: Mapping[str, Any]) -> None:
     check_questions(arguments)
@@ -65,7 +67,7 @@ def evaluate(
     first = rows[0]
     return {
         "split": first["set"],
-        **{name: first[name] for name in ("loss", "bits_per_byte", "tokens", "bytes")},
+        **{name: first[name] for name in _FIGURES if name in first},
         **{name: scored[name] for name in ("samples", "tasks")},
         "rows": rows,
     }

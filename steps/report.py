@@ -219,12 +219,15 @@ def cards(
 
 def _scores_card(scores: Scores) -> list[tuple[str, str]]:
     """Of the last checkpoint on the first set; none where only questions were asked."""
-    if "bits_per_byte" not in scores.result:
+    if "tokens" not in scores.result:
         return []
     part = plain(scores.manifest.config).get("sequences") is not None
     read = f"{scores.result['tokens']:,} tokens of {scores.rows[0]['set']}"
     what = read if part else "whole held-out split"
-    return [(f"{scores.result['bits_per_byte']:.3f}", f"bits per byte, {what}")]
+    for name, unit in (("bits_per_byte", "bits per byte"), ("loss", "nats per token")):
+        if name in scores.result:
+            return [(f"{scores.result[name]:.3f}", f"{unit}, {what}")]
+    return []
 
 
 def sets_table(scores: Scores) -> list[list[str]]:
@@ -233,7 +236,8 @@ def sets_table(scores: Scores) -> list[list[str]]:
     for row in scores.rows:
         if row["step"] == scores.rows[-1]["step"]:
             sizes = (f"{row[name]:,}" for name in ("tokens", "bytes"))
-            losses = (f"{row[name]:.4f}" for name in ("loss", "bits_per_byte"))
+            found = (row.get(name) for name in ("loss", "bits_per_byte"))
+            losses = ("-" if value is None else f"{value:.4f}" for value in found)
             rows.append([row["set"], f"{row['step']:,}", *losses, *sizes])
     return rows
 
@@ -268,6 +272,12 @@ def memory_table(parts: dict[str, float]) -> list[list[str]]:
 
 
 def _data_table(splits: dict[str, dict[str, Any]]) -> list[list[str]]:
+    if any("rows" in split for split in splits.values()):  # integers, which no one sampled
+        names = ("rows", "tokens", "predicted")
+        return [
+            ["split", *names],
+            *([name, *(f"{split[n]:,}" for n in names)] for name, split in splits.items()),
+        ]
     rows = [["split", "documents", "tokens asked", "tokens got", "bytes per token"]]
     for name, split in splits.items():
         asked = split["tokens_asked"]

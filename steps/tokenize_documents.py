@@ -15,6 +15,7 @@ from pipeline.store.manifest import Shard
 from steps.artifacts import Documents, TokenCache, Tokenizer
 
 _REQUESTS = 16  # small files read at once
+OCCURRENCES = "occurrences.npz"
 _NAMED = 3  # shards a warning is given for
 
 
@@ -111,7 +112,7 @@ def tokenize_shard(directory: str, item: RowGroup) -> Mapping[str, Any]:
         eos_id=tokenizer.eos_id,
         tokenizer_digest=tokenizer.digest,
     )
-    with storage.open_write(storage.join(directory, "occurrences.npz")) as out:
+    with storage.open_write(storage.join(directory, OCCURRENCES)) as out:
         np.savez_compressed(out, occurrences=written.counts)
     return {
         "tokens": written.tokens,
@@ -192,16 +193,16 @@ def _summary(run: StepContext, parts: Sequence[Shard], asked: int) -> dict[str, 
         "tokens_asked": asked,
         "error": tokens / asked - 1 if asked > 0 else None,
         "tokens_per_byte": tokens / size if size else None,
-        "unigram_entropy": unigram_entropy(_occurrences(run, parts)),
+        "unigram_entropy": unigram_entropy(occurrences(run, parts)),
     }
 
 
-def _occurrences(run: StepContext, parts: Sequence[Shard]) -> Any:
+def occurrences(run: StepContext, parts: Sequence[Shard]) -> Any:
     """int64[vocab]: how often each id occurs in these shards."""
     import numpy as np
 
     def load(shard: Shard) -> Any:
-        with storage.open_read(storage.join(run.root, shard.root, "occurrences.npz")) as file:
+        with storage.open_read(storage.join(run.root, shard.root, OCCURRENCES)) as file:
             return np.load(file, allow_pickle=False)["occurrences"]
 
     with ThreadPoolExecutor(_REQUESTS) as pool:

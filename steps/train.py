@@ -357,6 +357,8 @@ def _summary(checkpoint: str, rows: list[dict[str, Any]], entropy: float) -> dic
     name = next(row["set"] for row in rows if row["step"] == rows[-1]["step"])
     of_it = [row for row in rows if row["set"] == name]
     first, last = of_it[0], of_it[-1]
+    per_byte = last.get("bits_per_byte")
+    bits = "" if per_byte is None else f"; {per_byte:.3f} bits per byte"
     return {
         "checkpoint": checkpoint,
         "unigram_entropy": entropy,
@@ -365,7 +367,6 @@ def _summary(checkpoint: str, rows: list[dict[str, Any]], entropy: float) -> dic
         "held_out": [row for row in rows if row["step"] == last["step"]],
         "headline": [
             f"{name} loss {first['loss']:.3f} -> {last['loss']:.3f} nats per token over "
-            f"{last['step']:,} steps (unigram entropy {entropy:.3f}; "
-            f"{last['bits_per_byte']:.3f} bits per byte)"
+            f"{last['step']:,} steps (unigram entropy {entropy:.3f}{bits})"
         ],
     }

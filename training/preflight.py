@@ -140,7 +140,7 @@ def preflight(program: Program) -> Preflight:
 
 def trace(program: Program) -> Cost:
     """Cost of one step on one device without the compiler, see `training.cost.jaxpr_cost`."""
-    traced = program.step.trace(program.abstract, *program.abstract_batch())
+    traced = program.step.trace(program.abstract, program.abstract_batch())
     return traced_cost(traced.jaxpr, program.layout.devices)
 
 

@@ -53,6 +53,8 @@ class DatasetSpec:
         eos_id: the id that ends a document.
         tokenizer: SHA-256 of that tokenizer, checked against every shard; "" checks nothing.
         seed: of the mixture.
+        masked: whether ids are stored with a loss mask: those of `vocab_size` and more stand for
+            the id that is so much smaller, of a token whose prediction does not count.
     """
 
     sources: tuple[Source, ...]
@@ -62,6 +64,12 @@ class DatasetSpec:
     eos_id: int
     tokenizer: str = ""
     seed: int = 0
+    masked: bool = False
+
+    @property
+    def stored_ids(self) -> int:
+        """What every stored id is below."""
+        return self.vocab_size * (1 + self.masked)
 
 
 class Dataset:
@@ -87,7 +95,7 @@ class Dataset:
         self.sequence_length = spec.sequence_length
         shards = [shard for source in spec.sources for shard in source.shards]
         self.is_local = all(storage.is_local(shard.directory) for shard in shards)
-        self._tokens = TokenArray(shards, spec.vocab_size, tokenizer_digest=spec.tokenizer)
+        self._tokens = TokenArray(shards, spec.stored_ids, tokenizer_digest=spec.tokenizer)
         self._rows = SequenceReader(
             self._tokens, spec.sequence_length, [len(source.shards) for source in spec.sources]
         )

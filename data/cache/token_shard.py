@@ -65,7 +65,7 @@ class ShardCounts:
 
     Attributes:
         tokens: ids in the shard, EOS included.
-        documents: documents, each ended by one EOS.
+        documents: documents.
         bytes_on_disk: bytes of the shard's files.
         digest: `content_digest` of the shard.
         check: hex SHA-256 of the shard's checksums, by which readers tell it from any other.
@@ -85,7 +85,7 @@ def write_shard(
     documents: Iterable[tuple[np.ndarray, np.ndarray]],
     *,
     vocab_size: int,
-    eos_id: int,
+    eos_id: int | None,
     tokenizer_digest: str = "",
 ) -> ShardCounts:
     """Write one shard and read it back.
@@ -98,7 +98,8 @@ def write_shard(
         documents: batches of (ids of all the batch's documents one after the other, number of ids
             of each document), as `TextTokenizer.encode_batch` returns them.
         vocab_size: ids are below it.
-        eos_id: the id that ends a document and occurs nowhere else.
+        eos_id: the id that ends a document and occurs nowhere else; None for documents that
+            nothing ends.
         tokenizer_digest: SHA-256 of the tokenizer, kept in the shard's attributes.
 
     Raises:
@@ -114,11 +115,13 @@ def write_shard(
     counts = np.zeros(vocab_size, np.int64)
     for ids, batch_lengths in documents:
         _check_ids(ids, vocab_size, eos_id, directory)
-        block = _with_eos(ids.astype(dtype, copy=False), batch_lengths, eos_id)
+        block = ids.astype(dtype, copy=False)
+        if eos_id is not None:
+            block = _with_eos(block, batch_lengths, eos_id)
         counts += np.bincount(block, minlength=vocab_size)
         blocks.append(block)
         digest.update(_little(block).data)
-        lengths.append(np.asarray(batch_lengths, np.int64) + 1)
+        lengths.append(np.asarray(batch_lengths, np.int64) + (eos_id is not None))
     offsets = np.cumsum(np.concatenate(lengths))
     attributes = {"vocab_size": vocab_size, "eos_id": eos_id, "tokenizer": tokenizer_digest}
     tokens = _whole_chunks(blocks, int(offsets[-1]), dtype)
@@ -187,13 +190,13 @@ def unigram_entropy(counts: np.ndarray) -> float:
     return float(-(seen * np.log(seen)).sum())
 
 
-def _check_ids(ids: np.ndarray, vocab_size: int, eos_id: int, directory: str) -> None:
+def _check_ids(ids: np.ndarray, vocab_size: int, eos_id: int | None, directory: str) -> None:
     if ids.size and int(ids.max()) >= vocab_size:
         raise InputError(
             f"{directory}: found id {int(ids.max())}, expected ids below vocab_size={vocab_size}; "
             "use the tokenizer that the vocabulary size belongs to"
         )
-    if (ids == eos_id).any():
+    if eos_id is not None and (ids == eos_id).any():
         raise InputError(
             f"{directory}: found EOS (id {eos_id}) inside a document, where it would forge a "
             "boundary; encode with TextTokenizer, which keeps it text"

@@ -225,10 +225,9 @@ class Execution:
             node = state.node
             waits = state.phase == "waiting"  # an output found on the way starts a follower twice
             ready = waits and self._ready(node, unsettled)
-            if waits and (state.not_before > now or (unsettled and not ready)):
-                continue
-            self._candidates.pop(node.key, None)
-            if not ready:
+            if not (waits and (state.not_before > now or (unsettled and not ready))):
+                self._candidates.pop(node.key, None)
+            if not ready or state.not_before > now:
                 continue
             held = contents(node, self.published, self._listings)
             fresh = state.forced or state.replaces

@@ -122,4 +122,5 @@ def score_job(
         tokenizer=tokens.result["tokenizer"],
         prompts=writing,
         passages=passages,
+        masked=tokens.masked,
     )

@@ -208,12 +208,11 @@ def real(root: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     )
     program = build_program(model, tiny.OPTIMIZER, train, jax.devices()[:1], eos_id=0)
     compiled, state = program.compile(), program.init()
-    mask = program.layout.place(_ones(options.batch), options.batch)
 
     def run(batch: Any) -> dict[str, Any]:
         nonlocal state
         tokens = program.layout.place(batch, options.batch)
-        state, metrics = compiled(state, tokens, mask)
+        state, metrics = compiled(state, tokens)
         return metrics
 
     found: dict[str, list[tuple[float, float]]] = {}
@@ -237,12 +236,6 @@ def real(root: str, options: argparse.Namespace) -> list[dict[str, Any]]:
                     found.setdefault(name, []).append(spent)
     shares = [_over(found, name) for name in ("everything", "nothing_again")]
     return [_line(name, spent, options) for name, spent in found.items()] + shares
-
-
-def _ones(batch: int) -> Any:
-    import numpy as np
-
-    return np.ones((batch, LENGTH), np.float32)
 
 
 def _line(name: str, spent: list[tuple[float, float]], options: Any) -> dict[str, Any]:

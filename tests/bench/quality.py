@@ -62,10 +62,8 @@ def ours(
     program = build_program(model, optimizer, train, jax.devices()[:1], eos_id=0)
     state, losses = program.init(), []
     initial = jax.tree.map(np.asarray, state.model)
-    ones = np.ones(rows.shape[1:], np.float32)
     for batch in rows:
-        placed = (program.layout.place(x, len(batch)) for x in (batch, ones))
-        state, metrics = program.step(state, *placed)
+        state, metrics = program.step(state, program.layout.place(batch, len(batch)))
         losses.append(float(metrics["loss"]))
     lengths = np.full(len(held), held.shape[1], np.int32)
     sizes = np.ones(model.vocab_size, np.int32)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 import steps
 from data.read.parquet_table import read_table
 from data.tokenizer import text_tokenizer as tokenizer_training
-from experiments import learning_rate, run_200m
+from experiments import learning_rate, run_200m, tomat_200m
 from pipeline import Experiment
 from pipeline.graph.node import topological
 from pipeline.graph.step import StepSpec
@@ -91,3 +93,30 @@ def test_the_library_has_every_step_and_artifact_by_name():
     assert all(getattr(steps, name) is not None for name in named)
     for name in ("train", "evaluate", "report", "compare", "sample", "mix"):
         assert isinstance(getattr(steps, name), StepSpec)
+
+
+@pytest.mark.slow
+def test_integers_that_are_not_text_train_and_extend(tmp_path):
+    """tomat's smoke preset: its loss is over the predicted ids, and there are no bits per byte."""
+    report = tomat_200m.experiment.run("smoke", prefix=str(tmp_path), executor="inline")
+    trained = Checkpoint(report.input_paths["checkpoint"], load(report.input_paths["checkpoint"]))
+    table = pq.read_table(tomat_200m.TOY).to_pydict()
+    masks = [mask[1:] for mask in table["loss_mask"]]
+    split = trained.sequences.cache.result["splits"]
+    assert split["train"]["rows"] == 512 - 64
+    assert sum(part["predicted"] for part in split.values()) == sum(map(sum, masks))
+    scores = Scores(report.input_paths["scores"], load(report.input_paths["scores"]))
+    assert "bits_per_byte" not in scores.result
+    assert scores.result["tokens"] == split["validation"]["predicted"]
+    assert trained.result["last"]["step"] == 12
+    assert trained.result["last"]["loss"] < trained.result["first"]["loss"]
+    text = read_bytes(report.page).decode()
+    assert "nats per token, whole held-out split" in text
+
+
+@pytest.mark.parametrize("name", ["tpuchat_130m", "nanopt_1b", "nanochat_16k", "tomat_1b"])
+def test_every_preset_declares_a_graph(name):
+    """Steps are checked against each other: vocabularies, lengths, splits, hardware."""
+    experiment = importlib.import_module(f"experiments.{name}").experiment
+    assert "smoke" in experiment.presets
+    assert all(experiment.graph(preset) for preset in experiment.presets)

@@ -50,11 +50,20 @@ def split(group: int, sharding: str = "fsdp") -> Parallelism:
 
 
 @functools.cache
-def program(devices: int = 1, padded: bool = False, **changes: Any) -> Program:
+def program(
+    devices: int = 1, padded: bool = False, masked: bool = False, **changes: Any
+) -> Program:
     """The tiny run's program on the first `devices` devices; one object per set of changes."""
     train = dataclasses.replace(TRAIN, **changes)
     found = jax.devices()[:devices]
-    return build_program(MODEL, OPTIMIZER, train, found, eos_id=EOS, padded=padded)
+    return build_program(MODEL, OPTIMIZER, train, found, eos_id=EOS, padded=padded, masked=masked)
+
+
+def stored(tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Ids as a cache with a loss mask has them: `mask` says which predictions count."""
+    ids = np.array(tokens)
+    ids[:, 1:] += MODEL.vocab_size * (np.asarray(mask)[:, :-1] == 0)
+    return ids
 
 
 def random_tokens(seed: int, rows: int = BATCH) -> np.ndarray:

@@ -125,8 +125,8 @@ class TrainResult:
         history: where the run's rows are: (directory, bytes) of every metrics log that they are
             in, for `training.metrics.history.read_history`. Of kind "step" one a step, those
             before a resume included (see `training.metrics.recorder`); "evaluation" one a held-out
-            set with step, set, loss (nats per token), bits_per_byte, tokens, bytes; "sample" with
-            step, prompt, completion.
+            set with step, set, loss (nats per token), bits_per_byte (of text), tokens, bytes;
+            "sample" with step, prompt, completion.
         checkpoint: path of the newest committed checkpoint; empty when preempted before the first.
         checkpoints: (step, path) of every committed checkpoint that was kept, oldest first.
         preempted: a termination signal ended the run before its last step.

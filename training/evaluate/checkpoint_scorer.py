@@ -65,6 +65,7 @@ class ScoreJob:
         tokenizer: digest of the tokenizer that wrote the shards.
         prompts: what to write after; None for no samples.
         passages: a multiple-choice task; None for none.
+        masked: whether ids are stored with a loss mask, see `training.step.document_mask`.
 
     Raises:
         InputError: `sequences` is below 1; here, before machines are asked for.
@@ -80,6 +81,7 @@ class ScoreJob:
     tokenizer: str = ""
     prompts: Prompts | None = None
     passages: Passages | None = None
+    masked: bool = False
 
     def __post_init__(self) -> None:
         check_sequences(self.sequences)
@@ -114,7 +116,12 @@ class Scorer:
         train, self._layout = _placed(job.model, job.train, devices)
         self._job, self._train = job, train
         backend = attention_backend(job.model, train, self._layout.platform).backend
-        boundaries = Boundaries(eos_id=job.eos_id, separate=train.separate_documents)
+        ids = job.model.vocab_size
+        boundaries = Boundaries(
+            eos_id=job.eos_id,
+            separate=train.separate_documents,
+            masked_from=ids if job.masked else None,
+        )
         batch_size = job.batch_size or train.evaluate_batch_size or train.batch_size
         self._evaluator = Evaluator(
             make_evaluation_step(train, self._layout, backend, boundaries),
@@ -122,6 +129,7 @@ class Scorer:
             job.held_out,
             job.token_bytes,
             tokenizer=job.tokenizer,
+            stored_ids=ids * (1 + job.masked),
             sequence_length=train.sequence_length,
             batch_size=batch_size,
             sequences=job.sequences,

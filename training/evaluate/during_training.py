@@ -78,6 +78,7 @@ def _evaluator(job: TrainJob, program: Program) -> Evaluator:
         job.held_out,
         job.token_bytes,
         tokenizer=job.data.tokenizer,
+        stored_ids=job.data.stored_ids,
         sequence_length=train.sequence_length,
         batch_size=train.evaluate_batch_size or train.batch_size,
         sequences=train.evaluate_sequences,

@@ -101,7 +101,7 @@ def evaluate(
 ) -> MetricsRow:
     """Mean loss in nats per token, bits_per_byte, and the tokens and bytes they are over.
 
-    bits_per_byte is NaN when the predicted tokens have no bytes at all.
+    There is no bits_per_byte where the predicted tokens have no bytes at all.
     """
     sums: list[tuple[jax.Array, jax.Array, jax.Array]] = []
     for batch in batches:
@@ -115,7 +115,7 @@ def evaluate(
     )
     return {
         "loss": nll / tokens,
-        "bits_per_byte": nll / math.log(2) / size if size else math.nan,
+        **({"bits_per_byte": nll / math.log(2) / size} if size else {}),
         "tokens": tokens,
         "bytes": size,
     }
@@ -143,6 +143,7 @@ class Evaluator:
         held_out: name and shards of each set.
         token_bytes: UTF-8 bytes of every id.
         tokenizer: digest of the tokenizer that wrote the shards; "" for any.
+        stored_ids: what ids in the shards are below; None for the number of `token_bytes`.
         sequence_length: of a row.
         batch_size: rows at once, over all processes.
         sequences: rows of a set that are read, spread over it; None for all.
@@ -160,6 +161,7 @@ class Evaluator:
         token_bytes: Sequence[int],
         *,
         tokenizer: str = "",
+        stored_ids: int | None = None,
         sequence_length: int,
         batch_size: int,
         sequences: int | None = None,
@@ -175,7 +177,7 @@ class Evaluator:
         self._files = ExitStack()
         self._sets: list[tuple[str, SequenceSpans, TokenArray]] = []
         for name, shards in held_out:
-            array = TokenArray(shards, len(token_bytes), tokenizer_digest=tokenizer)
+            array = TokenArray(shards, stored_ids or len(token_bytes), tokenizer_digest=tokenizer)
             rows = plan_sequences(len(array), sequence_length, sequences)
             if not len(rows.starts):
                 raise InputError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import haliax as hax
@@ -28,9 +29,13 @@ def make_evaluation_step(
     Negative log-likelihoods are in nats, float32; the counts are int32.
     """
 
+    # Held-out sets have no padding, and one empty document after another is predicted.
+    unpadded = dataclasses.replace(boundaries, padded=False)
+
     def evaluation_step(
-        model: Transformer, tokens: jax.Array, lengths: jax.Array, token_bytes: jax.Array
+        model: Transformer, stored: jax.Array, lengths: jax.Array, token_bytes: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        tokens = boundaries.tokens(stored)
         with layout.activations():
             compute_params = cast(model, jnp.dtype(config.compute_dtype))
             nll = nll_per_token(
@@ -46,6 +51,8 @@ def make_evaluation_step(
             ).array
         # Position i predicts token i + 1, which must be a real one.
         counted = jnp.arange(1, tokens.shape[1])[None] < lengths[:, None]
+        if (asked := unpadded.counted(stored)) is not None:
+            counted = counted & asked.array[:, :-1]
         target_bytes = jnp.where(counted, token_bytes[tokens[:, 1:]], 0)
         return (
             jnp.sum(jnp.where(counted, nll[:, :-1], 0.0), axis=1),

@@ -64,13 +64,10 @@ class Program:
         """The state at step 0."""
         return init_state(self.model, self.optimizer, self.layout, self.train)
 
-    def abstract_batch(self) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-        """Tokens int32 and mask float32 [batch, position] as the step takes them."""
+    def abstract_batch(self) -> jax.ShapeDtypeStruct:
+        """Tokens int32 [batch, position] as the step takes them."""
         shape = (self.train.batch_size, self.train.sequence_length)
-        return (
-            jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self.layout.batch),
-            jax.ShapeDtypeStruct(shape, jnp.float32, sharding=self.layout.batch),
-        )
+        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self.layout.batch)
 
     def compile(self) -> Any:
         """The compiled train step; calling it with anything but those shapes is an error."""
@@ -78,7 +75,7 @@ class Program:
 
     def lower(self) -> Any:
         """The train step lowered for its devices; `.compile()` needs their compiler only."""
-        return self.step.lower(self.abstract, *self.abstract_batch())
+        return self.step.lower(self.abstract, self.abstract_batch())
 
 
 def build_program(
@@ -89,6 +86,7 @@ def build_program(
     *,
     eos_id: int,
     padded: bool = False,
+    masked: bool = False,
 ) -> Program:
     """The program of a run on `devices`; nothing is compiled yet.
 
@@ -99,6 +97,7 @@ def build_program(
         devices: real ones, or a topology's.
         eos_id: the id that ends a document.
         padded: whether rows may end in padding.
+        masked: whether ids are stored with a loss mask, see `training.step.document_mask`.
 
     Raises:
         InputError: when batch, fsdp, schedule, remat or attention do not fit model or devices.
@@ -113,7 +112,12 @@ def build_program(
     wasteful = lint(model, parallel, platform=platform, sequence_length=length)
     transformation = build(optimizer)
     rate = schedule(optimizer, train.steps)
-    boundaries = Boundaries(eos_id=eos_id, separate=train.separate_documents, padded=padded)
+    boundaries = Boundaries(
+        eos_id=eos_id,
+        separate=train.separate_documents,
+        padded=padded,
+        masked_from=model.vocab_size if masked else None,
+    )
     return Program(
         model=model,
         train=train,

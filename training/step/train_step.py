@@ -66,20 +66,20 @@ class LossFunction:
     boundaries: Boundaries
 
     def __call__(
-        self, compute_params: Transformer, tokens: jax.Array, mask: jax.Array
+        self, compute_params: Transformer, stored: jax.Array
     ) -> tuple[jax.Array, LossSums]:
         """Summed objective (nll + z) and its parts.
 
         Args:
             compute_params: the model in the compute dtype, gathered.
-            tokens: int32 [batch, position].
-            mask: float32 [batch, position].
+            stored: int32 [batch, position], ids as they are stored.
         """
+        tokens = self.boundaries.tokens(stored)
         with self.layout.activations():
             loss = next_token_loss(
                 compute_params,
                 hax.named(tokens, ("batch", "position")),
-                loss_mask=hax.named(self.boundaries.counted(tokens, mask), ("batch", "position")),
+                loss_mask=self.boundaries.counted(stored),
                 segment_ids=self.boundaries.segments(tokens),
                 z_loss=self.config.z_loss,
                 chunks=self.config.loss_chunks,
@@ -93,9 +93,7 @@ class LossFunction:
             )
         return loss.objective, LossSums(loss.total, loss.z, loss.count)
 
-    def gradients(
-        self, model: Transformer, tokens: jax.Array, mask: jax.Array
-    ) -> tuple[LossSums, Transformer]:
+    def gradients(self, model: Transformer, tokens: jax.Array) -> tuple[LossSums, Transformer]:
         """Summed losses and summed float32 gradients of a global batch [batch, position].
 
         The compute-dtype copy of the parameters is made once, whatever the number of microbatches;
@@ -104,22 +102,22 @@ class LossFunction:
         compute_params = self.layout.gather_model(cast(model, jnp.dtype(self.config.compute_dtype)))
         value_and_grad = jax.grad(self, has_aux=True)
 
-        def microbatch_grads(tokens: jax.Array, mask: jax.Array) -> tuple[LossSums, Transformer]:
-            gradient, sums = value_and_grad(compute_params, tokens, mask)
+        def microbatch_grads(tokens: jax.Array) -> tuple[LossSums, Transformer]:
+            gradient, sums = value_and_grad(compute_params, tokens)
             gradient = jax.lax.with_sharding_constraint(gradient, self.layout.shardings(gradient))
             return sums, jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradient)
 
         count = self.config.microbatches
         if count == 1:
-            return microbatch_grads(tokens, mask)
+            return microbatch_grads(tokens)
 
-        def add(total: Any, batch: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, total, microbatch_grads(*batch)), None
+        def add(total: Any, batch: jax.Array) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, microbatch_grads(batch)), None
 
-        parts = self._split_microbatches(tokens), self._split_microbatches(mask)
+        parts = self._split_microbatches(tokens)
         zero = jax.tree.map(
             lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
-            jax.eval_shape(microbatch_grads, *_microbatch_shape(parts)),
+            jax.eval_shape(microbatch_grads, jax.ShapeDtypeStruct(parts.shape[1:], parts.dtype)),
         )
         return jax.lax.scan(add, zero, parts)[0]
 
@@ -131,10 +129,6 @@ class LossFunction:
         count = self.config.microbatches
         parts = rows.reshape(rows.shape[0] // count, count, *rows.shape[1:]).swapaxes(0, 1)
         return jax.lax.with_sharding_constraint(parts, self.layout.microbatch)
-
-
-def _microbatch_shape(tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), tree)
 
 
 def _select(keep: jax.Array, new: Any, old: Any) -> Any:
@@ -186,21 +180,19 @@ def make_train_step(
     backend: str,
     boundaries: Boundaries,
 ) -> TrainStep:
-    """The jitted step (state, tokens, mask) -> (state, metrics); the state is donated.
+    """The jitted step (state, tokens) -> (state, metrics); the state is donated.
 
-    Tokens are int32 and the mask float32, both [batch, position] split by `layout.batch`; a masked
-    position makes no prediction that counts. Metrics are float32 scalars: `loss` (mean nll in nats
-    per counted token), `grad_norm` and `parameter_norm` (global 2-norms), `learning_rate`, `tokens`
-    (counted in the loss) and `skipped` (steps not applied so far).
+    Tokens are ids as they are stored, int32 [batch, position] split by `layout.batch`. Metrics are
+    float32 scalars: `loss` (mean nll in nats per counted token), `grad_norm` and `parameter_norm`
+    (global 2-norms), `learning_rate`, `tokens` (counted in the loss) and `skipped` (steps not
+    applied so far).
 
     No device is needed to make it, nor to lower it for a described topology.
     """
     loss_function = LossFunction(config, layout, backend, boundaries)
 
-    def train_step(
-        state: TrainState, tokens: jax.Array, mask: jax.Array
-    ) -> tuple[TrainState, Metrics]:
-        sums, summed = loss_function.gradients(state.model, tokens, mask)
+    def train_step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, Metrics]:
+        sums, summed = loss_function.gradients(state.model, tokens)
         count = jnp.maximum(sums.count, 1.0)
         gradients = jax.tree.map(lambda g: g / count, summed)
         if layout.parallel.optimizer_memory == "host":
@@ -224,6 +216,6 @@ def make_train_step(
         train_step,
         donate_argnums=0,
         compiler_options=compiler_options(layout.platform),
-        in_shardings=(target, layout.batch, layout.batch),
+        in_shardings=(target, layout.batch),
         out_shardings=(target, layout.replicated),
     )

@@ -64,7 +64,7 @@ class PhaseCompiler:
     def __call__(self, phase: BatchPhase) -> CompiledPhase:
         """Compile one; any thread."""
         program = self._programs[phase]
-        traced = program.step.trace(program.abstract, *program.abstract_batch())
+        traced = program.step.trace(program.abstract, program.abstract_batch())
         throughput = self._throughput(program, traced)
         compiled, loaded = self._kept.compile(program, traced.lower())
         self.loaded += loaded

@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any
 
 import jax
-import numpy as np
 
 from data.batches.dataset import Dataset
 from data.batches.loader import Loader
@@ -61,7 +60,8 @@ def train(
     check_job(job)
     cpu_malloc.share_one_heap()
     distributed.initialize(run.coordinator)
-    setting = {"eos_id": job.data.eos_id, "padded": job.padded}
+    data = job.data
+    setting = {"eos_id": data.eos_id, "padded": job.padded, "masked": data.masked}
     devices = devices or jax.devices()
     run.startup.ended("joining")
     program = build_program(job.model, job.optimizer, job.train, devices, **setting)
@@ -203,9 +203,6 @@ class _Trainer:
     ) -> tuple[TrainState, int, bool]:
         config, layout, batch_size = self.config, program.layout, program.train.batch_size
         rows = layout.process_rows(batch_size)
-        mask = layout.place(
-            np.ones((len(rows), program.train.sequence_length), np.float32), batch_size
-        )
         feed, step, stopping = TimedBatches(loader, self.watch), start, False
         # Writing a trace may take minutes. It begins after the wait for a batch of its own.
         profiling = functools.partial(self._pause, "profile", feed)
@@ -215,7 +212,7 @@ class _Trainer:
             self.run.startup.ended("first batch")
             self.run.profile(step, profiling)
             tokens = layout.place(phase.cut(batch, rows), batch_size)
-            state, metrics = compiled(state, tokens, mask)
+            state, metrics = compiled(state, tokens)
             feed.set_inflight(metrics["loss"])
             self.recorder.push(step, metrics, feed.pop_data_wait())
             self.run.watchdog.beat(step)

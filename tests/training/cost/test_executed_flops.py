@@ -22,7 +22,7 @@ def counted(function, *shapes, model=MODEL, length=tiny.LENGTH, devices=1):
 
 def traced(**changes):
     program = tiny.program(**changes)
-    closed = program.step.trace(program.abstract, *program.abstract_batch()).jaxpr
+    closed = program.step.trace(program.abstract, program.abstract_batch()).jaxpr
     return executed_flops(closed, MODEL, tiny.LENGTH, program.layout.devices)[0]
 
 

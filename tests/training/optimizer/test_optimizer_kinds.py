@@ -40,9 +40,7 @@ def run(program, state, steps):
     losses = []
     for step in steps:
         tokens = tiny.random_tokens(step % 2)
-        mask = np.ones(tokens.shape, np.float32)
-        place = functools.partial(program.layout.place, batch_size=tiny.BATCH)
-        state, metrics = program.step(state, place(tokens), place(mask))
+        state, metrics = program.step(state, program.layout.place(tokens, tiny.BATCH))
         losses.append(float(metrics["loss"]))
     return state, losses
 

@@ -51,7 +51,7 @@ def test_the_residual_stream_is_divided_as_the_layout_says(name):
     stream = (train.batch_size, train.sequence_length, program.model.embed)
     sequence = "sequence" if layout.mesh.shape["sequence"] > 1 else None
     wanted = PartitionSpec(("data", "fsdp"), sequence, None)
-    step = jax.make_jaxpr(program.step)(program.abstract, *program.abstract_batch())
+    step = jax.make_jaxpr(program.step)(program.abstract, program.abstract_batch())
     specs = [spec for shape, spec in constraints(step.jaxpr, []) if shape == stream]
     # Of the embedding, and forward and backward of attention and MLP in the scanned layer.
     assert len(specs) >= 6

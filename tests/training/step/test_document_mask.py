@@ -34,17 +34,32 @@ def test_segments_begin_at_every_eos(row):
 @given(ROWS)
 def test_padding_is_eos_after_eos_and_does_not_count(row):
     """A prediction counts unless it is of an EOS made at an EOS; without padding all count."""
-    tokens, ones = jnp.asarray([row], jnp.int32), jnp.ones((1, len(row)))
-    found = Boundaries(eos_id=EOS, padded=True).counted(tokens, ones)[0, :-1].tolist()
-    assert found == [not (a == b == EOS) for a, b in itertools.pairwise(row)]
-    assert Boundaries(eos_id=EOS).counted(tokens, ones).all()
+    tokens = jnp.asarray([row], jnp.int32)
+    found = Boundaries(eos_id=EOS, padded=True).counted(tokens)
+    assert found is not None
+    expected = [not (a == b == EOS) for a, b in itertools.pairwise(row)]
+    assert found.array[0, :-1].tolist() == expected
+    assert Boundaries(eos_id=EOS).counted(tokens) is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(ROWS)
+def test_ids_beyond_the_vocabulary_are_read_and_not_predicted(row):
+    """Of a vocabulary of 2, ids 2 and 3 are 0 and 1; both rules of what counts hold together."""
+    stored = jnp.asarray([row], jnp.int32)
+    boundaries = Boundaries(eos_id=EOS, padded=True, masked_from=2)
+    assert boundaries.tokens(stored)[0].tolist() == [i % 2 for i in row]
+    found = boundaries.counted(stored)
+    assert found is not None
+    expected = [b < 2 and not (a == b == EOS) for a, b in itertools.pairwise(row)]
+    assert found.array[0, :-1].tolist() == expected
 
 
 def loss_of(tokens, *, separate=False, padded=False):
     """Summed nll and count of int32 [batch, position] under the tiny model."""
     boundaries = Boundaries(eos_id=EOS, separate=separate, padded=padded)
     function = LossFunction(tiny.TRAIN, tiny.program().layout, "reference", boundaries)
-    _, sums = jax.jit(function)(tiny.program().init().model, tokens, jnp.ones(tokens.shape))
+    _, sums = jax.jit(function)(tiny.program().init().model, tokens)
     return float(sums.nll), float(sums.count)
 
 
@@ -99,14 +114,13 @@ def test_the_switch_reaches_the_compiled_step():
     """`separate_documents` changes the loss of a step on rows with several documents."""
     tokens = tiny.random_tokens(5)
     tokens[:, 11::7] = EOS
-    mask = np.ones(tokens.shape, np.float32)
     losses = {}
     for separate in (False, True):
         program = tiny.program(separate_documents=separate)
-        placed = (program.layout.place(x, tiny.BATCH) for x in (tokens, mask))
-        losses[separate] = float(program.step(program.init(), *placed)[1]["loss"])
+        placed = program.layout.place(tokens, tiny.BATCH)
+        losses[separate] = float(program.step(program.init(), placed)[1]["loss"])
     assert losses[True] == pytest.approx(
-        loss_of(jnp.asarray(tokens), separate=True)[0] / mask[:, :-1].sum(), rel=1e-5
+        loss_of(jnp.asarray(tokens), separate=True)[0] / tokens[:, 1:].size, rel=1e-5
     )
     assert losses[True] != pytest.approx(losses[False], rel=1e-4)
     assert dataclasses.replace(tiny.TRAIN, separate_documents=True) != tiny.TRAIN

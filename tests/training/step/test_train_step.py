@@ -13,15 +13,13 @@ from training.config import SPLIT_TABLES, AxisRules, Parallelism
 
 SPLIT = Parallelism(sharding="fsdp", group=2, sequence=2, rules=SPLIT_TABLES)
 ONLY_MOMENTS = AxisRules(params=(), optimizer_state=(("embed", ("fsdp",)),))
-ONES = np.ones((tiny.BATCH, tiny.LENGTH), np.float32)
 
 
-def run(program, batches, mask=ONES):
+def run(program, batches):
     """Final state and the metrics of every step, from a new state."""
     state, rows = program.init(), []
     for batch in batches:
-        placed = (program.layout.place(x, tiny.BATCH) for x in (batch, mask))
-        state, metrics = program.step(state, *placed)
+        state, metrics = program.step(state, program.layout.place(batch, tiny.BATCH))
         rows.append({name: float(value) for name, value in metrics.items()})
     return state, rows
 
@@ -29,7 +27,7 @@ def run(program, batches, mask=ONES):
 @pytest.mark.slow
 def test_losses_and_gradient_norm_are_those_of_the_mean_loss():
     """Loss and gradient norm equal autodiff of the plain mean over the counted predictions."""
-    program = tiny.program()
+    program = tiny.program(masked=True)
     tokens = tiny.random_tokens(0)
     mask = (np.random.default_rng(1).random(tokens.shape) < 0.6).astype(np.float32)
     model = program.init().model
@@ -42,7 +40,7 @@ def test_losses_and_gradient_norm_are_those_of_the_mean_loss():
 
     loss, gradient = jax.jit(jax.value_and_grad(mean))(model)
     norm = np.sqrt(sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(gradient)))
-    _, rows = run(program, [tokens], mask)
+    _, rows = run(program, [tiny.stored(tokens, mask)])
     assert rows[0]["loss"] == pytest.approx(float(loss), rel=1e-5)
     assert rows[0]["grad_norm"] == pytest.approx(norm, rel=1e-4)
     assert rows[0]["tokens"] == mask[:, :-1].sum()
@@ -51,16 +49,16 @@ def test_losses_and_gradient_norm_are_those_of_the_mean_loss():
 @pytest.mark.slow
 def test_accumulation_is_exact_under_unequal_masks():
     """Four microbatches that count unequal tokens give the gradient of one batch to 1e-6."""
-    tokens = jnp.asarray(tiny.random_tokens(3))
+    tokens = tiny.random_tokens(3)
     # Row r goes to microbatch r % 4; the microbatches count about 1, 10, 20 and 31 tokens a row.
     keep = np.array([1, 10, 20, 31])[np.arange(tiny.BATCH) % 4]
-    mask = jnp.asarray((np.arange(tiny.LENGTH) < keep[:, None]).astype(np.float32))
+    tokens = jnp.asarray(tiny.stored(tokens, np.arange(tiny.LENGTH) < keep[:, None]))
     model = tiny.program().init().model
     results = []
     for count in (1, 4):
         config = dataclasses.replace(tiny.TRAIN, microbatches=count, z_loss=1e-2)
         loss = _loss_function(config)
-        results.append(jax.jit(loss.gradients)(model, tokens, mask))
+        results.append(jax.jit(loss.gradients)(model, tokens))
     (one, one_gradient), (four, four_gradient) = results
     assert float(one.count) == float(four.count) == 2 * (1 + 10 + 20 + 31)
     assert float(four.nll) == pytest.approx(float(one.nll), rel=1e-6)
@@ -74,7 +72,12 @@ def _loss_function(config):
     from training.step.document_mask import Boundaries
     from training.step.train_step import LossFunction
 
-    return LossFunction(config, tiny.program().layout, "reference", Boundaries(eos_id=0))
+    return LossFunction(
+        config,
+        tiny.program().layout,
+        "reference",
+        Boundaries(eos_id=0, masked_from=tiny.MODEL.vocab_size),
+    )
 
 
 @pytest.mark.slow
@@ -83,7 +86,7 @@ def test_z_loss_is_in_the_gradient():
     config = dataclasses.replace(tiny.TRAIN, z_loss=1e-2)
     loss, tokens = _loss_function(config), jnp.asarray(tiny.random_tokens(5))
     model = tiny.program().init().model
-    sums, gradient = jax.jit(loss.gradients)(model, tokens, jnp.asarray(ONES))
+    sums, gradient = jax.jit(loss.gradients)(model, tokens)
 
     @jax.jit
     @jax.grad
@@ -176,16 +179,14 @@ def test_non_finite_step_changes_nothing_but_the_counts():
     good = tiny.random_tokens(0)
     state, _ = run(program, [good])
     before = jax.tree.map(np.array, state)
-    bad_mask = ONES.copy()
-    bad_mask[3, 5] = np.nan
-    placed = (program.layout.place(x, tiny.BATCH) for x in (good, bad_mask))
-    state, metrics = program.step(state, *placed)
+    spoiled = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), state.model)
+    tokens = program.layout.place(good, tiny.BATCH)
+    state, metrics = program.step(dataclasses.replace(state, model=spoiled), tokens)
     assert np.isnan(metrics["loss"])
     assert (int(state.step), int(state.skipped), float(metrics["skipped"])) == (2, 1, 1.0)
-    assert tiny.equal(before.model, state.model)
     assert tiny.equal(before.optimizer_state, state.optimizer_state)
-    placed = (program.layout.place(x, tiny.BATCH) for x in (good, ONES))
-    state, metrics = program.step(state, *placed)
+    model = jax.device_put(before.model, jax.tree.map(lambda x: x.sharding, state.model))
+    state, metrics = program.step(dataclasses.replace(state, model=model), tokens)
     assert np.isfinite(metrics["loss"])
     assert not tiny.equal(before.model, state.model)
     assert (int(state.step), int(state.skipped)) == (3, 1)
@@ -201,8 +202,8 @@ def test_infinite_update_is_not_applied():
     optimizer_state = (state.optimizer_state[0], adam, state.optimizer_state[2])
     state = dataclasses.replace(state, optimizer_state=optimizer_state)
     before = jax.tree.map(np.array, state.model)
-    placed = (program.layout.place(x, tiny.BATCH) for x in (tiny.random_tokens(0), ONES))
-    state, metrics = program.step(state, *placed)
+    tokens = program.layout.place(tiny.random_tokens(0), tiny.BATCH)
+    state, metrics = program.step(state, tokens)
     assert np.isfinite(metrics["grad_norm"])
     assert int(state.skipped) == 1
     assert tiny.equal(before, state.model)

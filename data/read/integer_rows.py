@@ -1,0 +1,209 @@
+"""Rows of integers in Parquet files: one list of ids a row, and which of them are to be predicted.
+
+For tokens that no tokenizer of text made (lattice sites, densities, codes of images), laid out by
+whoever made them. Nothing is inferred: what is not a list of integers in range is an `InputError`
+with file, row group and row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from data.read.byte_ranges import file_state
+from data.read.parquet_file import open_parquet
+from data.read.retry import redact
+from data.read.work_units import FOOTERS_AT_ONCE, list_files
+from pipeline.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSpan:
+    """Rows of one row group.
+
+    Attributes:
+        file: URL of the Parquet file.
+        row_group: its index.
+        begin, end: rows of it.
+    """
+
+    file: str
+    row_group: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """What a row holds.
+
+    Attributes:
+        column: of the ids, a list of integers a row.
+        mask_column: of booleans or integers, as many as ids: 0 where a token is not predicted; None
+            for none.
+        length: most ids in a row.
+        vocab_size: ids are below it.
+        padding: an id that is never predicted; None for none.
+    """
+
+    column: str
+    mask_column: str | None
+    length: int
+    vocab_size: int
+    padding: int | None
+
+    @property
+    def columns(self) -> list[str]:
+        """Those to read."""
+        return [self.column] if self.mask_column is None else [self.column, self.mask_column]
+
+
+def list_spans(source: str, layout: Layout) -> list[RowSpan]:
+    """Every row group of a source, in the order of file names; footers are read, rows are not.
+
+    Raises:
+        InputError: no file matches, or a file has no such columns of lists of integers.
+        StorageError: the store does not answer.
+    """
+    files = [url for url, _ in list_files(source)]
+    with ThreadPoolExecutor(min(FOOTERS_AT_ONCE, len(files))) as pool:
+        found = pool.map(lambda url: _spans(url, layout), files)
+        return [span for spans in found for span in spans]
+
+
+def _spans(url: str, layout: Layout) -> list[RowSpan]:
+    with open_parquet(url, file_state(url)) as file:
+        schema = file.schema_arrow
+        for name in layout.columns:
+            kind = schema.field(name).type if name in schema.names else None
+            if kind is None or not _holds_integers(kind):
+                raise InputError(
+                    f"{redact(url)}: expected a column {name!r} of lists of integers, found "
+                    f"{kind or 'none'}; there are {', '.join(schema.names)}"
+                )
+        rows = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+    return [
+        RowSpan(file=url, row_group=i, begin=0, end=count) for i, count in enumerate(rows) if count
+    ]
+
+
+def _holds_integers(kind: pa.DataType) -> bool:
+    if not (
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    ):
+        return False
+    return pa.types.is_integer(kind.value_type) or pa.types.is_boolean(kind.value_type)
+
+
+def read_rows(span: RowSpan, layout: Layout) -> Iterator[np.ndarray]:
+    """Batches of rows, int64 [row, layout.length], ids as they are stored.
+
+    An id that is not predicted (the first of a row, of the mask, of the padding, beyond the end of
+    a short row) is stored as itself plus `vocab_size`.
+
+    Raises:
+        InputError: a null, a row that is longer than `length`, an id outside the vocabulary, or a
+            mask of another length than its row.
+        StorageError: the store does not answer.
+    """
+    at = 0
+    with open_parquet(span.file, file_state(span.file)) as file:
+        for batch in file.iter_batches(row_groups=[span.row_group], columns=layout.columns):
+            first, at = at, at + batch.num_rows
+            begin, end = max(span.begin, first), min(span.end, at)
+            if begin < end:
+                part = batch.slice(begin - first, end - begin)
+                where = f"{redact(span.file)}: row group {span.row_group}"
+                yield _stored(part, layout, where, begin)
+
+
+def _stored(batch: pa.RecordBatch, layout: Layout, where: str, first: int) -> np.ndarray:
+    values, sizes = _flat(batch.column(layout.column), layout.column, where, first)
+    if (long := np.flatnonzero(sizes > layout.length)).size:
+        row = long[0]
+        raise InputError(
+            f"{where}, row {first + row}: expected at most sequence_length={layout.length} ids, "
+            f"found {sizes[row]}; give a longer sequence_length or cut the rows"
+        )
+    if (wrong := np.flatnonzero((values < 0) | (values >= layout.vocab_size))).size:
+        row = np.searchsorted(np.cumsum(sizes), wrong[0], side="right")
+        raise InputError(
+            f"{where}, row {first + row}: expected ids from 0 to vocab_size - 1 = "
+            f"{layout.vocab_size - 1}, found {values[wrong[0]]}"
+        )
+    predicted = np.ones(len(values), bool)
+    if layout.mask_column is not None:
+        name = layout.mask_column
+        mask, of_mask = _flat(batch.column(name), name, where, first)
+        if (other := np.flatnonzero(of_mask != sizes)).size:
+            row = other[0]
+            raise InputError(
+                f"{where}, row {first + row}: expected {sizes[row]} entries in {name!r}, as many "
+                f"as ids, found {of_mask[row]}"
+            )
+        predicted &= mask != 0
+    if layout.padding is not None:
+        predicted &= values != layout.padding
+    rows = np.full((len(sizes), layout.length), layout.vocab_size, np.int64)
+    inside = np.arange(layout.length) < sizes[:, None]
+    rows[inside] = np.where(predicted, values, values + layout.vocab_size)
+    first_ids = rows[:, 0]  # nothing stands before them that could predict them
+    first_ids += layout.vocab_size * (first_ids < layout.vocab_size)
+    return rows
+
+
+def _flat(column: pa.Array, name: str, where: str, first: int) -> tuple[np.ndarray, np.ndarray]:
+    """All values of a column of lists one after the other, int64, and how many each row has."""
+    nulls = column.is_null().to_numpy(zero_copy_only=False)
+    if column.null_count or column.flatten().null_count:
+        row = f", row {first + np.flatnonzero(nulls)[0]}" if nulls.any() else ""
+        raise InputError(f"{where}{row}: found a null in {name!r}; mend or leave out the row")
+    sizes = column.value_lengths().to_numpy(zero_copy_only=False)
+    return column.flatten().cast(pa.int64()).to_numpy(zero_copy_only=False), sizes
+
+
+def divide(
+    spans: Sequence[RowSpan], order: Sequence[int], held_out: Sequence[tuple[str, int]]
+) -> dict[str, list[RowSpan]]:
+    """Spans of each split: held-out ones take whole row groups in `order`, cut where they are full.
+
+    What neighbouring rows have in common stays on one side, but for one row group a split.
+
+    Args:
+        spans: of the source.
+        order: a permutation of their indices.
+        held_out: (split, rows) in turn; the rest is "train".
+
+    Raises:
+        InputError: there are not more rows than held out.
+    """
+    there, asked = sum(s.end - s.begin for s in spans), sum(rows for _, rows in held_out)
+    if asked >= there:
+        raise InputError(
+            f"splits: expected fewer held-out rows than the source's {there:,}, got {asked:,}"
+        )
+    left, found = list(order), {}
+    rest: dict[int, RowSpan] = dict(enumerate(spans))
+    for split, rows in held_out:
+        taken = []
+        while rows:
+            index = left[0]
+            span = rest[index]
+            cut = min(span.end, span.begin + rows)
+            taken.append(
+                RowSpan(file=span.file, row_group=span.row_group, begin=span.begin, end=cut)
+            )
+            rows -= cut - span.begin
+            if cut == span.end:
+                del rest[index]
+                left.pop(0)
+            else:
+                rest[index] = RowSpan(
+                    file=span.file, row_group=span.row_group, begin=cut, end=span.end
+                )
+        found[split] = taken
+    return {"train": list(rest.values()), **found}

@@ -1,0 +1,73 @@
+"""nanoPT: Llama 3.2 1B's architecture on 20 billion tokens of FineWeb-edu, on eight chips.
+
+ponente plan experiments/nanopt_1b.py              sizes, memory and time
+ponente run experiments/nanopt_1b.py --smoke       the same graph on a laptop's CPU
+"""
+
+from dataclasses import replace
+
+import steps
+from data.source import fineweb_edu, python_documentation
+from models.config import TransformerConfig
+from models.presets import llama_3_2_1b
+from pipeline import Experiment, pod
+from training.config import OptimizerConfig, TrainConfig
+
+
+def nanopt_1b(
+    source: str = fineweb_edu("sample-100BT"),
+    train_tokens: int = 20_000_000_000,
+    validation_tokens: int = 100_000_000,
+    test_tokens: int = 100_000_000,
+    tokenizer_tokens: int | None = 200_000_000,  # about 1 GB of text, which a host's memory holds
+    model: TransformerConfig = llama_3_2_1b,
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4, warmup=1_000),
+    training: TrainConfig = TrainConfig(
+        batch_size=256,  # 1,048,576 tokens a step
+        separate_documents=True,  # as one document a row was, without its padding
+        keep_every=1_000,
+    ),
+    length: int = 4096,
+    prompts: tuple[str, ...] = ("The history of science", "To solve this equation"),
+    hardware: str = "v6e-8",
+    evaluation_hardware: str = "v6e-1",
+) -> tuple[steps.Report, steps.Scores]:
+    """Sampled, tokenized, trained, and scored by a second job while it trains."""
+    splits = (("validation", validation_tokens), ("test", test_tokens))
+    on, beside = pod(hardware), pod(evaluation_hardware)
+    documents = steps.sample(source, tokens=train_tokens, splits=splits)
+    tokenizer = steps.train_tokenizer(
+        documents, vocab_size=model.vocab_size, tokens=tokenizer_tokens
+    )
+    tokens = steps.tokenize(documents, tokenizer)
+    sequences = steps.block_shuffle(tokens, length)
+    trained = steps.train(sequences, model, optimizer, training, epochs=1, hardware=on)
+    followed = steps.follow(trained, tokens, sequences=100, hardware=beside)
+    final = steps.evaluate(trained, splits=("test",), hardware=on)
+    text = steps.generate(trained, prompts=prompts, hardware=on)
+    return steps.report(trained, followed, text), final
+
+
+experiment = Experiment(
+    nanopt_1b,
+    smoke={
+        "source": python_documentation(),
+        "train_tokens": 40_000,
+        "validation_tokens": 8_000,
+        "test_tokens": 8_000,
+        "tokenizer_tokens": 40_000,
+        "model": replace(
+            llama_3_2_1b, vocab_size=512, layers=2, embed=32, heads=4, kv_heads=2, mlp=48
+        ),
+        "optimizer": OptimizerConfig(learning_rate=3e-3, warmup=2),
+        "training": TrainConfig(
+            batch_size=8, separate_documents=True, compute_dtype="float32", keep_every=20
+        ),
+        "length": 64,
+        "prompts": ("Return the",),
+        **{"hardware": "local", "evaluation_hardware": "local"},
+    },
+)
+
+if __name__ == "__main__":
+    experiment.main()
