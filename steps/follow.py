@@ -124,8 +124,8 @@ def _trained_as(run: StepContext, live: Live[Checkpoint]) -> tuple[TransformerCo
     """
     arguments = live.source.arguments
     shape, train = arguments.get("model"), arguments.get("train")
-    whole = isinstance(train, TrainConfig) and train.steps and train.sequence_length
-    if isinstance(shape, TransformerConfig) and whole:  # else they follow from the sequences
+    declared = isinstance(shape, TransformerConfig) and isinstance(train, TrainConfig)
+    if declared and train.steps and train.sequence_length:  # else they follow from the sequences
         return shape, train
     while (published := live.published()) is None and live.find(ABOUT) is None:
         if run.stopping:

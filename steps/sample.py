@@ -72,7 +72,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
     Budget(train=arguments["tokens"], held_out=arguments["splits"])
 
 
-@step(output=Documents, version=2, cpus=0, check=_check)
+@step(output=Documents, version=3, cpus=0, check=_check)
 def sample(
     run: StepContext,
     source: Annotated[str, External(list_source, absolute)],

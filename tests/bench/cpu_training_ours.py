@@ -42,7 +42,8 @@ def run(options: Options) -> None:
     def on_progress(step: int, steps: int, row: dict[str, float]) -> None:
         clock.step(row["loss"])
         if step == steps:
-            emit(clock.record("ponente", "jax", "haliax"))
+            haliax = "haliax" if sys.version_info < (3, 12) else "marin-haliax"
+            emit(clock.record("ponente", "jax", haliax))
 
     result = train(_job(options), RunContext(on_progress=on_progress))
     assert result.compilations == 1

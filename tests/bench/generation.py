@@ -19,6 +19,7 @@ import importlib.util
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -150,7 +151,7 @@ def _cached(model: Transformer, prompts: list[list[int]], new: int) -> System:
     def first() -> list[list[int]]:
         return next(iter(stream(model, prompts, new_tokens=new)))
 
-    return System("ponente", write, first, _versions("jax", "haliax"))
+    return System("ponente", write, first, _versions("jax", HALIAX))
 
 
 @jax.jit
@@ -173,7 +174,7 @@ def _uncached(model: Transformer, prompts: list[list[int]], new: int) -> System:
         rows[:, :length] = prompts
         return np.asarray(_whole_window(model, rows, jnp.int32(length)))[:, length:].tolist()
 
-    return System("uncached", write, lambda: write(1), _versions("jax", "haliax"))
+    return System("uncached", write, lambda: write(1), _versions("jax", HALIAX))
 
 
 def _transformers(model: Any, prompts: list[list[int]], new: int) -> System:
@@ -225,6 +226,9 @@ def _both(config: TransformerConfig) -> tuple[Any, Transformer]:
 
 def _random(config: TransformerConfig) -> Transformer:
     return jax.jit(lambda key: Transformer.init(config, key=key))(jax.random.key(0))
+
+
+HALIAX = "haliax" if sys.version_info < (3, 12) else "marin-haliax"  # see pyproject.toml
 
 
 def _versions(*names: str) -> dict[str, str]:

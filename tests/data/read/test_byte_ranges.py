@@ -234,7 +234,6 @@ def test_find_lists_files_with_size_and_version(hub, tmp_path):
         "hf://datasets/owner/name@other/*.parquet",
         "hf://datasets/owner/name@main/nothing/*.parquet",
         "hf://datasets/name",
-        "hf://datasets/owner/name@main/data",
     ],
 )
 def test_an_address_that_is_none_is_refused_at_once(hub, source):
