@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from models.config import TransformerConfig
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class Tensor:
 
     def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         """The tensor of its parts' values, each reshaped to `Part.shape` first."""
+        import numpy as np
+
         whole = [v.reshape(p.shape) for v, p in zip(parts, self.parts, strict=True)]
         joined = whole[0] if len(whole) == 1 else np.concatenate(whole, axis=-1)
         joined = self._signed(joined)
@@ -63,6 +67,8 @@ class Tensor:
 
     def split(self, values: np.ndarray) -> list[np.ndarray]:
         """The values of its parts, each of `Part.shape`; the inverse of `join`."""
+        import numpy as np
+
         joined = self._signed(values.T if self.transposed else values)
         ends = np.cumsum([part.shape[-1] for part in self.parts])[:-1]
         return np.split(joined, ends, axis=-1)
@@ -71,7 +77,7 @@ class Tensor:
         if not self.mirrored:
             return joined
         heads = joined.reshape(*joined.shape[:-1], -1, 2, self.mirrored // 2).copy()
-        np.negative(heads[..., 1, :], out=heads[..., 1, :])
+        heads[..., 1, :] *= -1
         return heads.reshape(joined.shape)
 
 
