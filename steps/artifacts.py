@@ -262,7 +262,13 @@ class Checkpoint(Artifact):
         return self.tables()[name]
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """The rows of the whole run by table, from its `metrics.jsonl`."""
+        """The rows of the whole run by table, from its `metrics.jsonl`.
+
+        Raises:
+            InputError: it was imported, so no run of ours trained it.
+        """
+        if self.imported:
+            raise InputError(f"{self.path}: it was imported and has no record of its training")
         from training.metrics.history import read_log, tables
 
         return tables(read_log(self.shard("record")))
