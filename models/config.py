@@ -109,9 +109,12 @@ class TransformerConfig:
             (up and down only).
         norm: "rms" (learnt weight), "plain_rms" (none) or "layer" (LayerNorm, weight and bias).
         biases: add a learnt bias to every projection of the blocks.
+        qkv_biases: add one to queries, keys and values alone (Qwen2).
         positions: "rotary", or "learned" (one added vector per position, up to `context`).
         context: rows of the learned positions; None with rotary ones.
         qk_norm: normalise queries and keys per head, before rotation.
+        embedding_norm: divide each embedded token by its root mean square before the first block
+            (nanochat); no weights.
         tied: the embedding is also the output head.
         window_pattern: one letter a layer, repeated: "L" sees the whole row, "S" only the last
             `window` positions, its own among them. The last layer is "L" wherever the pattern has
@@ -138,9 +141,11 @@ class TransformerConfig:
     mlp_kind: str = "swiglu"
     norm: str = "rms"
     biases: bool = False
+    qkv_biases: bool = False
     positions: str = "rotary"
     context: int | None = None
     qk_norm: bool = True
+    embedding_norm: bool = False
     tied: bool = True
     window_pattern: str = "L"
     window: int | None = None
@@ -274,9 +279,10 @@ class TransformerConfig:
     @property
     def bias_parameters(self) -> int:
         """Biases of the blocks' projections."""
-        attention = self.head_size * (self.heads + 2 * self.kv_heads) + self.embed
-        mlp = (self.mlp_matrices - 1) * self.mlp + self.embed
-        return self.layers * (attention + mlp) if self.biases else 0
+        qkv = self.head_size * (self.heads + 2 * self.kv_heads)
+        others = 2 * self.embed + (self.mlp_matrices - 1) * self.mlp
+        with_qkv = self.biases or self.qkv_biases
+        return self.layers * ((qkv if with_qkv else 0) + (others if self.biases else 0))
 
     @property
     def parameter_count(self) -> int:

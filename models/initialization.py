@@ -31,11 +31,13 @@ def truncated(key: jax.Array, axes: Axes, std: float) -> NamedArray:
     return hax.random.truncated_normal(key, axes, -CUT, CUT, dtype=jnp.float32) * std
 
 
-def linear(key: jax.Array, In: Axes, Out: Axes, config: TransformerConfig) -> Linear:
-    """A matrix from `In` to `Out` at init_scale / sqrt(fan_in)."""
+def linear(
+    key: jax.Array, In: Axes, Out: Axes, config: TransformerConfig, *, bias: bool = False
+) -> Linear:
+    """A matrix from `In` to `Out` at init_scale / sqrt(fan_in), with a bias where all or it has."""
     fan_in = math.prod(axis.size for axis in In)
     matrix = truncated(key, (*In, *Out), config.init_scale / math.sqrt(fan_in))
-    return Linear(matrix, zeros_of(Out) if config.biases else None)
+    return Linear(matrix, zeros_of(Out) if config.biases or bias else None)
 
 
 def residual_linear(key: jax.Array, In: Axes, Out: Axes, config: TransformerConfig) -> Linear:

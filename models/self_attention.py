@@ -62,10 +62,11 @@ class Attention(eqx.Module):
         def norm() -> Norm | None:
             return Norm.init(axes.HeadSize, config) if config.qk_norm else None
 
+        bias = config.qkv_biases
         return Attention(
-            query=linear(keys[0], (axes.Embed,), heads, config),
-            key=linear(keys[1], (axes.Embed,), kv, config),
-            value=linear(keys[2], (axes.Embed,), kv, config),
+            query=linear(keys[0], (axes.Embed,), heads, config, bias=bias),
+            key=linear(keys[1], (axes.Embed,), kv, config, bias=bias),
+            value=linear(keys[2], (axes.Embed,), kv, config, bias=bias),
             output=residual_linear(keys[3], heads, (axes.Embed,), config),
             query_norm=norm(),
             key_norm=norm(),

@@ -224,6 +224,7 @@ class Transformer(eqx.Module):
         table = self.embedding.rearrange((VOCAB, EMBED))
         rows = look_up(table.array, tokens.array, mesh_axes)
         x = hax.named(rows, (*tokens.axes, table.resolve_axis(EMBED)))
+        x = self.normalised(x)
         if self.position_embedding is None:
             config, axes = self.config, model_axes(self.config)
             angles = rotary_angles(Position, axes.HeadSize, config.rope_base, config.rope_scaling)
@@ -236,6 +237,12 @@ class Transformer(eqx.Module):
             )
         x = x + self.position_embedding[POSITION, : Position.size]
         return hax.auto_sharded(x.rearrange(order)), None
+
+    def normalised(self, embedded: NamedArray) -> NamedArray:
+        """Embedded tokens as the first block gets them, see `TransformerConfig.embedding_norm`."""
+        if not self.config.embedding_norm:
+            return embedded
+        return Norm(None, None, EMBED, False, self.config.norm_epsilon)(embedded)
 
     def logits(self, tokens: NamedArray, **forward: Unpack[Forward]) -> NamedArray:
         """Float32 logits [batch, position, vocab] of the next token, without the padding's."""

@@ -206,13 +206,28 @@ class Sequences(Artifact):
 
 
 class Checkpoint(Artifact):
-    """A trained model and the record of its training."""
+    """A trained model and the record of its training, or a model that was imported."""
 
     opens = ("sequences",)
 
     @property
+    def imported(self) -> bool:
+        """Whether it came from another project, with a tokenizer and without a training."""
+        return "imported" in self.result
+
+    @property
+    def own_tokenizer(self) -> Tokenizer:
+        """The tokenizer that an imported model came with."""
+        return Tokenizer(self.path, self.manifest)
+
+    @property
     def sequences(self) -> Sequences:
-        """What it was trained on."""
+        """What it was trained on. Raises `InputError` for a model that was imported."""
+        if self.imported:
+            raise InputError(
+                f"{self.path}: it was imported and has no sequences of its own; give "
+                "evaluate tokens, train on with warm_start"
+            )
         return self.input("sequences", Sequences)
 
     @property
@@ -258,7 +273,13 @@ class Checkpoint(Artifact):
         return self.tables()[name]
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """The rows of the whole run by table, from its `metrics.jsonl`."""
+        """The rows of the whole run by table, from its `metrics.jsonl`.
+
+        Raises:
+            InputError: it was imported, so no run of ours trained it.
+        """
+        if self.imported:
+            raise InputError(f"{self.path}: it was imported and has no record of its training")
         from training.metrics.history import read_log, tables
 
         return tables(read_log(self.shard("record")))

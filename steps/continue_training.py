@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from pipeline import Hardware, InputError, Result, Runtime, StepContext, local, step
 from steps.artifacts import Checkpoint, Sequences
 from steps.budget import resolved
+from steps.checkpoints.find import tokenizer_of
 from steps.coordinator import FLAGS
 from steps.declared import asked, check_training
 from steps.train import TrainRequest, run_training
@@ -116,8 +117,13 @@ def warm_start(
         splits, sample_prompts: as for `train`.
         hardware: where; any.
     """
-    mine, theirs = (s.cache.result["tokenizer"] for s in (sequences, checkpoint.sequences))
-    if mine != theirs:
+    if checkpoint.imported and take == "moments":
+        raise InputError(
+            f'warm_start: {checkpoint.path} was imported and has no moments; take="model"'
+        )
+    mine = sequences.cache.result["tokenizer"]
+    theirs = _tokenizer_digest(checkpoint)
+    if mine != theirs and not _same_ids(sequences, checkpoint):
         raise InputError(
             f"warm_start: the model's tokenizer has digest {theirs[:12]}, that of the tokens "
             f"{mine[:12]}; tokenize the documents with the model's tokenizer"
@@ -132,6 +138,19 @@ def warm_start(
         **_begin(checkpoint, take, at),
     )
     return run_training(run, request)
+
+
+def _tokenizer_digest(checkpoint: Checkpoint) -> str:
+    if checkpoint.imported:
+        return checkpoint.result["digest"]
+    return checkpoint.sequences.cache.result["tokenizer"]
+
+
+def _same_ids(sequences: Sequences, checkpoint: Checkpoint) -> bool:
+    """Whether the tokenizer of an imported model, written by another program, is that of tokens."""
+    if not checkpoint.imported:
+        return False
+    return checkpoint.own_tokenizer.load().gives_ids_of(tokenizer_of(sequences).load())
 
 
 def _begin(checkpoint: Checkpoint, take: str, at: int | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from pipeline import Result, StepContext, step
+from pipeline import InputError, Result, StepContext, step
 from pipeline.identity.fingerprint import plain
 from pipeline.pages import readable
 from pipeline.pages.graph import Box, draw
@@ -31,6 +31,8 @@ def report(
 ) -> Result:
     """The HTML report of a training run, with scores and generated text where they are given."""
     model = checkpoint
+    if model.imported:
+        raise InputError(f"report: {model.path} was imported and has no record of its training")
     given = [each for each in (model, scores, text) if each is not None]
     with run.shard("page") as directory:
         rendered = render(model, scores, text, lineage([each.path for each in given]), directory)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from models.config import TransformerConfig
+from models.hf import architectures
 from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepContext, local, step
 from pipeline.errors import CorruptOutput, Preempted, StorageError
 from pipeline.graph.step_context import Emit
@@ -45,6 +46,10 @@ def _check(arguments: Mapping[str, Any]) -> None:
     check_training(arguments, arguments["model"])
 
 
+def _describe(settings: Mapping[str, Any]) -> list[str]:
+    return [architectures.describe(settings["model"])]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainRequest:
     """What every step that trains asks for.
@@ -68,7 +73,7 @@ class TrainRequest:
     start: Any = None
 
 
-@step(output=Checkpoint, version=4, cpus=0, check=_check, environment=FLAGS)
+@step(output=Checkpoint, version=4, cpus=0, check=_check, describe=_describe, environment=FLAGS)
 def train(
     run: StepContext,
     sequences: Sequences,

@@ -180,6 +180,10 @@ class TextTokenizer:
             _read.move_to_end(digest)
             return _read[digest]
 
+    def gives_ids_of(self, other: TextTokenizer) -> bool:
+        """Whether a text has the same ids with both, whoever wrote their files."""
+        return self.eos_id == other.eos_id and _of_ids(self.content) == _of_ids(other.content)
+
     @property
     def vocab_size(self) -> int:
         """One more than the largest id."""
@@ -240,6 +244,13 @@ class TextTokenizer:
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def _of_ids(content: bytes) -> dict:
+    """The parts of a tokenizer.json that ids depend on, without defaults."""
+    parts = ("model", "normalizer", "pre_tokenizer", "added_tokens")
+    written = json.loads(Tokenizer.from_str(content.decode("utf-8")).to_str())
+    return {name: written[name] for name in parts}
 
 
 def _set_parallel(parallel: bool | None) -> None:

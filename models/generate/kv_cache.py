@@ -211,7 +211,7 @@ def _embed_at(
 ) -> tuple[NamedArray, NamedArray | None]:
     """The first residual stream [batch, embed] of tokens where they stand, and their angles."""
     Batch = Axis(BATCH, tokens.shape[0])
-    x = model.embedding.take(VOCAB, hax.named(tokens, Batch))
+    x = model.normalised(model.embedding.take(VOCAB, hax.named(tokens, Batch)))
     here = hax.named(positions, Batch)
     if model.position_embedding is not None:
         x = x + model.position_embedding.take(POSITION, here)

@@ -54,6 +54,7 @@ def _plain(entry: Planned, label: str) -> dict[str, Any]:
         "changes": entry.lines,
         "nearest": entry.nearest,
         "warnings": [*entry.warnings, *entry.notes, *node.advice()],
+        "description": node.description(),
         "step": node.step.name,
         "key": node.key,
         "path": entry.path,
@@ -84,6 +85,9 @@ def _say_plan(context: Context, found: list[Planned], labels: dict[str, str]) ->
         beside = f" (follows {', '.join(entry.beside)} while it runs)" if entry.beside else ""
         label = f"{labels[entry.node.key]:<{width}}"
         say(f"{_action(entry):<6} {label} {entry.status:<8} {entry.reason}{beside}")
+    for entry in found:
+        for line in entry.node.description():
+            say(f"{labels[entry.node.key]}: {line}")
     for entry in found:
         for warning in (*entry.warnings, *entry.notes):
             say(f"warning: {warning}")

@@ -74,6 +74,8 @@ class StepSpec(Generic[P, A]):
             from; so it runs again when that changed, though their contents did not.
         advise: what `plan` says about its configuration before anything runs, such as a setting
             that will be slow; what cannot work is refused, not advised against.
+        describe: what else `plan` says about its configuration, such as what the result can be
+            used for; no warning.
         check: raises `InputError` for arguments, by name, that cannot work whatever the inputs will
             hold; when the step is called, so before anything runs.
         environment: variables that its result may depend on; their values are recorded.
@@ -86,6 +88,7 @@ class StepSpec(Generic[P, A]):
     resources: Resources = Resources()
     reads_lineage: bool = False
     advise: Advise | None = None
+    describe: Advise | None = None
     check: Check | None = None
     environment: tuple[str, ...] = ()
 
@@ -225,7 +228,7 @@ def step(
             changes; it is part of the key.
         name: stable name, part of the key; by default the function's name, without its module.
         cpus, memory, custom, tries: see `Resources`.
-        more: reads_lineage, advise, check and environment, see `StepSpec`.
+        more: reads_lineage, advise, describe, check and environment, see `StepSpec`.
     """
     resources = Resources(cpus, memory, custom or {}, tries)
 

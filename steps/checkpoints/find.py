@@ -43,7 +43,8 @@ class Trained:
         model: shape of the model.
         sequence_length: tokens of a row in training.
         compute_dtype: dtype of products in training.
-        sequences: URL of the directory of what it was trained on.
+        sequences: URL of the directory of what it was trained on; None for an imported model.
+        root: URL of its step's directory.
     """
 
     path: str
@@ -52,7 +53,8 @@ class Trained:
     model: TransformerConfig
     sequence_length: int
     compute_dtype: str
-    sequences: str
+    sequences: str | None
+    root: str
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the text it was trained on.
@@ -61,6 +63,8 @@ class Trained:
             InputError: the token cache says nothing of a tokenizer.
             CorruptOutput: something between the checkpoint and the tokenizer is gone.
         """
+        if self.sequences is None:
+            return Tokenizer(self.root, _published(self.root))
         return tokenizer_of(Sequences(self.sequences, _published(self.sequences)))
 
 
@@ -81,6 +85,13 @@ def tokenizer_of(sequences: Sequences) -> Tokenizer:
         cache = cache.input("tokens", TokenCache)
     path = cache.input_paths["tokenizer"]
     return Tokenizer(path, _published(path))
+
+
+def tokenizer_for(checkpoint: Checkpoint) -> Tokenizer:
+    """The tokenizer of a model: that of its tokens, or the one it was imported with."""
+    if checkpoint.imported:
+        return checkpoint.own_tokenizer
+    return tokenizer_of(checkpoint.sequences)
 
 
 def is_run(published: Manifest) -> bool:
@@ -215,7 +226,7 @@ class _Candidate:
         """With what its step says of it."""
         if self.manifest is not None:
             about: Mapping[str, Any] = self.manifest.result
-            sequences = Checkpoint(self.root, self.manifest).input_paths["sequences"]
+            sequences = Checkpoint(self.root, self.manifest).input_paths.get("sequences")
         else:
             assert self.ledger is not None
             about = about_of(self.ledger)
@@ -228,6 +239,7 @@ class _Candidate:
             sequence_length=about["train"]["sequence_length"],
             compute_dtype=about["train"]["compute_dtype"],
             sequences=sequences,
+            root=self.root,
         )
 
 
@@ -245,7 +257,7 @@ def _one(url: str, found: list[_Candidate]) -> _Candidate:
 def _of_manifest(root: str, published: Manifest) -> list[_Candidate]:
     """Checkpoints of a published step, the one it ends with last."""
     result, artifact = published.result, Checkpoint(root, published)
-    if not is_run(published) or "sequences" not in artifact.input_paths:
+    if not is_run(published) or not (artifact.imported or "sequences" in artifact.input_paths):
         raise InputError(
             f"{root}: expected the output of a train step, found one of {published.label} "
             f"({published.step}); give the directory of the step that trained"

@@ -85,6 +85,11 @@ class Tensors:
                             f"it is {shapes[name]}; export the model again"
                         )
 
+    def dtype(self, name: str) -> str:
+        """The dtype that a tensor is stored in, such as "BF16"."""
+        with self._open(self._files[name]) as opened:
+            return opened.get_slice(name).get_dtype()
+
     def read(self, name: str) -> np.ndarray:
         """The values of a tensor in the dtype they are stored in."""
         with self._open(self._files[name]) as opened:

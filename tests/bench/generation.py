@@ -221,7 +221,7 @@ def _both(config: TransformerConfig) -> tuple[Any, Transformer]:
     )
     model = weights.randomized(transformers.Qwen3ForCausalLM(made))
     state = weights.numpy_state(model.state_dict())
-    return model, weights.ours(config, weights.from_llama(config, state))
+    return model, weights.ours(config, state)
 
 
 def _random(config: TransformerConfig) -> Transformer:

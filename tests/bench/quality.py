@@ -84,7 +84,7 @@ def theirs(
     import torch
     import transformers
 
-    from tests.models.transformers_weights import fill_llama
+    from tests.models.transformers_weights import fill
     from training.optimizer.lr_schedule import schedule
 
     net = transformers.Qwen3ForCausalLM(
@@ -101,7 +101,7 @@ def theirs(
             tie_word_embeddings=model.tied,
         )
     ).float()
-    fill_llama(net, initial)
+    fill(net, initial)
     decayed = {name for name, p in net.named_parameters() if p.ndim == 2 and "embed" not in name}
     groups = [
         {

@@ -1,21 +1,24 @@
 """Models of `transformers` with random weights, and the same weights as a `Transformer` of ours.
 
-The state dicts are read by the names that `transformers` gives them; matrices of its Linear are
-[out, in], those of GPT-2's Conv1D are [in, out] with queries, keys and values side by side.
+The names and layouts are those of `models.hf`; that they are right is what the comparisons show.
 """
 
 from __future__ import annotations
+
+import json
 
 import haliax as hax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+import transformers
 
 from models.config import TransformerConfig
+from models.hf.architectures import architecture_of, to_json
+from models.hf.tensors import Part
 from models.transformer import Transformer
-
-HEADS = ("kv_heads", "q_per_kv", "head_size")
+from training.sharding.layout import is_named
 
 
 def randomized(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
@@ -33,119 +36,65 @@ def randomized(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
     return model.float().eval()
 
 
-def ours(config: TransformerConfig, arrays: dict[str, np.ndarray]) -> Transformer:
-    """A Transformer of `arrays` by our path, such as "blocks.attention.query.matrix" [layers, ...].
+def random_model(config: TransformerConfig, positions: int) -> torch.nn.Module:
+    """The model of `transformers` that computes what `config` does, with random weights."""
+    content = json.loads(json.dumps(to_json(config, positions)))
+    kind = type(transformers.AutoConfig.for_model(content["model_type"]))
+    special = {"bos_token_id": 0, "eos_token_id": None, "pad_token_id": None}
+    made = kind.from_dict({**content, **special}, attn_implementation="eager")
+    return randomized(getattr(transformers, content["architectures"][0])(made))
 
-    Every parameter must be given in its own shape up to merged axes, and nothing else.
+
+def ours(config: TransformerConfig, state: dict[str, np.ndarray]) -> Transformer:
+    """A Transformer with the arrays of a state dict.
+
+    Every parameter must be given, and nothing else.
     """
-    shapes = jax.eval_shape(lambda: Transformer.init(config, key=jax.random.key(0)))
-    rest = dict(arrays)
-
-    def fill(path, leaf: hax.NamedArray) -> hax.NamedArray:
-        name = ".".join(key.name for key in path if key.name != "stacked")
-        array = np.asarray(rest.pop(name), np.float32)
-        return hax.named(jnp.asarray(array.reshape(leaf.array.shape)), leaf.axes)
-
-    made = jax.tree.map_with_path(fill, shapes, is_leaf=lambda x: isinstance(x, hax.NamedArray))
+    rest = dict(state)
+    if config.tied:
+        rest.pop("lm_head.weight", None)
+    arrays: dict[str, list[np.ndarray]] = {}
+    for tensor in architecture_of(config).tensors(config):
+        value = np.asarray(rest.pop(tensor.name), np.float32)
+        assert value.shape == tensor.shape, tensor.name
+        for part, array in zip(tensor.parts, tensor.split(value), strict=True):
+            arrays.setdefault(part.path, []).append(array)
     assert not rest, f"nothing takes {sorted(rest)}"
+    shapes = jax.eval_shape(lambda: Transformer.init(config, key=jax.random.key(0)))
+
+    def fill(path: tuple, leaf: hax.NamedArray) -> hax.NamedArray:
+        values = np.stack(arrays.pop(_name(path)))
+        return hax.named(jnp.asarray(values.reshape(leaf.array.shape)), leaf.axes)
+
+    made = jax.tree.map_with_path(fill, shapes, is_leaf=is_named)
+    assert not arrays, f"nothing takes {sorted(arrays)}"
     return made
 
 
-def _stack(state: dict[str, np.ndarray], layers: int, name: str) -> list[np.ndarray]:
-    return [state[name.format(i)] for i in range(layers)]
+def state_of(model: Transformer) -> dict[str, np.ndarray]:
+    """The state dict of a model of ours; a tied head is left out."""
+    leaves = jax.tree_util.tree_leaves_with_path(model, is_leaf=is_named)
+    arrays = {_name(path): np.asarray(leaf.array) for path, leaf in leaves}
+
+    def value(part: Part) -> np.ndarray:
+        array = arrays[part.path]
+        return array if part.layer is None else array[part.layer]
+
+    tensors = architecture_of(model.config).tensors(model.config)
+    return {t.name: np.array(t.join([value(part) for part in t.parts])) for t in tensors}
 
 
-def _llama_names(config: TransformerConfig) -> dict[str, str]:
-    """Names in LlamaForCausalLM or Qwen3ForCausalLM by our path, of what a layer has."""
-    names = {
-        "attention_norm.weight": "input_layernorm.weight",
-        "mlp_norm.weight": "post_attention_layernorm.weight",
-        "attention.query.matrix": "self_attn.q_proj.weight",
-        "attention.key.matrix": "self_attn.k_proj.weight",
-        "attention.value.matrix": "self_attn.v_proj.weight",
-        "attention.output.matrix": "self_attn.o_proj.weight",
-        "mlp.gate.matrix": "mlp.gate_proj.weight",
-        "mlp.up.matrix": "mlp.up_proj.weight",
-        "mlp.down.matrix": "mlp.down_proj.weight",
-    }
-    if config.biases:
-        names |= {
-            path.replace("matrix", "bias"): name.replace("weight", "bias")
-            for path, name in names.items()
-            if path.endswith("matrix")
-        }
-    if config.qk_norm:
-        names["attention.query_norm.weight"] = "self_attn.q_norm.weight"
-        names["attention.key_norm.weight"] = "self_attn.k_norm.weight"
-    return names
-
-
-def from_llama(config: TransformerConfig, state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Arrays for `ours` of a LlamaForCausalLM or Qwen3ForCausalLM state dict."""
-    arrays = {
-        "embedding": state["model.embed_tokens.weight"],
-        "final_norm.weight": state["model.norm.weight"],
-    }
-    if not config.tied:
-        arrays["head"] = state["lm_head.weight"]
-    for path, name in _llama_names(config).items():
-        layers = _stack(state, config.layers, "model.layers.{}." + name)
-        arrays[f"blocks.{path}"] = np.stack([x.T if x.ndim == 2 else x for x in layers])
-    return arrays
-
-
-def fill_llama(theirs: torch.nn.Module, model: Transformer) -> None:
-    """Give a LlamaForCausalLM or Qwen3ForCausalLM the parameters of `model`."""
-    found = {
-        ".".join(key.name for key in path if key.name != "stacked"): np.asarray(leaf.array)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(
-            model, is_leaf=lambda x: isinstance(x, hax.NamedArray)
-        )
-    }
-    wanted = {"model.embed_tokens.weight": "embedding", "model.norm.weight": "final_norm.weight"}
-    wanted |= {} if model.config.tied else {"lm_head.weight": "head"}
-    arrays = {name: found[path] for name, path in wanted.items()}
-    for path, name in _llama_names(model.config).items():
-        for layer, array in enumerate(found[f"blocks.{path}"]):
-            arrays[f"model.layers.{layer}.{name}"] = array
+def fill(theirs: torch.nn.Module, model: Transformer) -> None:
+    """Give a model of `transformers` the parameters of `model`."""
+    state = state_of(model)
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
-            array = arrays.pop(name)
-            if parameter.ndim == 2 and name not in wanted:  # theirs is [out, in]
-                array = array.reshape(parameter.shape[1], parameter.shape[0]).T
-            parameter.copy_(torch.from_numpy(np.array(array)))
-    assert not arrays, f"nothing takes {sorted(arrays)}"
+            parameter.copy_(torch.from_numpy(state.pop(name)))
+    assert not state, f"nothing takes {sorted(state)}"
 
 
-def from_gpt2(config: TransformerConfig, state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Arrays for `ours` of a GPT2LMHeadModel state dict."""
-    names = {
-        "attention_norm": "ln_1",
-        "mlp_norm": "ln_2",
-        "attention.output": "attn.c_proj",
-        "mlp.up": "mlp.c_fc",
-        "mlp.down": "mlp.c_proj",
-    }
-    arrays = {
-        "embedding": state["transformer.wte.weight"],
-        "position_embedding": state["transformer.wpe.weight"],
-        "final_norm.weight": state["transformer.ln_f.weight"],
-        "final_norm.bias": state["transformer.ln_f.bias"],
-    }
-
-    def stacked(name: str) -> np.ndarray:
-        return np.stack(_stack(state, config.layers, "transformer.h.{}." + name))
-
-    for path, name in names.items():
-        weight = "weight" if path.endswith("norm") else "matrix"
-        arrays[f"blocks.{path}.{weight}"] = stacked(f"{name}.weight")
-        arrays[f"blocks.{path}.bias"] = stacked(f"{name}.bias")
-    matrices = np.split(stacked("attn.c_attn.weight"), 3, axis=2)
-    biases = np.split(stacked("attn.c_attn.bias"), 3, axis=1)
-    for name, matrix, bias in zip(("query", "key", "value"), matrices, biases, strict=True):
-        arrays[f"blocks.attention.{name}.matrix"] = matrix
-        arrays[f"blocks.attention.{name}.bias"] = bias
-    return arrays
+def _name(path: tuple) -> str:
+    return ".".join(key.name for key in path)
 
 
 def numpy_state(tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:

@@ -144,6 +144,30 @@ def read_arrays(
     return arrays
 
 
+def read_box(path: str, files: Files, name: str, entry: Mapping[str, Any], box: Box) -> np.ndarray:
+    """The values of one box of an array, in host memory.
+
+    Args:
+        path: of the checkpoint, for errors.
+        files: of the checkpoint.
+        name: of the array.
+        entry: of the index.
+        box: what to read.
+
+    Raises:
+        CorruptOutput: a chunk is missing or changed.
+        StorageError: the store failed.
+    """
+    grid = _grid(entry)
+    part = _Part(box, np.empty(shape_of(box), entry["dtype"]), [])
+    in_parallel(
+        lambda index: _fill(path, files, name, entry["crc32c"], grid, index, [part]),
+        grid.overlapping(box),
+        files.threads,
+    )
+    return part.values
+
+
 def _fill(
     path: str,
     files: Files,

@@ -30,7 +30,7 @@ RESTORE_TIMEOUT_SECONDS = 1800.0
 # Mildest first; a kind stands after those it derives from.
 _VERDICTS = (StorageError, StoreUnavailable, InputError, CorruptOutput)
 _DESCRIBED = ("axes", "shape", "dtype")
-_AVERAGE = "average."
+AVERAGE, MODEL = "average.", "model."
 logger = logging.getLogger(__name__)
 
 
@@ -93,10 +93,8 @@ def load_model_onto(layout: Layout, checkpoint_path: str, config: TransformerCon
     """The same on the devices of a mesh, in every one of its processes."""
     shapes = jax.eval_shape(lambda key: Transformer.init(config, key=key), jax.random.key(0))
     arrays = fail_together(lambda: read_index(checkpoint_path))["leaves"]
-    averaged = any(name.startswith(_AVERAGE) for name in arrays)
-    return restore(
-        checkpoint_path, layout.abstract(shapes), part=_AVERAGE if averaged else "model."
-    )
+    averaged = any(name.startswith(AVERAGE) for name in arrays)
+    return restore(checkpoint_path, layout.abstract(shapes), part=AVERAGE if averaged else MODEL)
 
 
 def newest_sound(

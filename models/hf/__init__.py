@@ -1,0 +1,1 @@
+"""Models of this project as architectures of Hugging Face `transformers`, and back."""

@@ -1,0 +1,256 @@
+"""The architectures of `transformers` that compute what a `Transformer` of some shape does.
+
+A shape has at most one of them: each asks for values of fields that no other allows together. What
+has none is refused with the fields that prevent it, in `plan` already: a model that loads elsewhere
+and computes something else is the worst outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from models.config import TransformerConfig, YarnScaling
+from models.hf import read_config, write_config
+from models.hf.keys import Keys
+from models.hf.tensors import Tensor, gpt2_tensors, rotary_tensors
+from pipeline.errors import InputError
+
+_ROTARY = {
+    "mlp_kind": "swiglu",
+    "norm": "rms",
+    "positions": "rotary",
+    "attention_soft_cap": None,
+    "logit_soft_cap": None,
+    "embedding_norm": False,
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A class of `transformers` for causal language models.
+
+    Attributes:
+        name: of the class, as in config.json's "architectures".
+        model_type: as in config.json.
+        fields: values that a `TransformerConfig` must have.
+        also: fields that prevent it though they have those values, as "field=value ...".
+        write: config.json of a shape, for rows of so many positions; without what all have.
+        read: the shape of a config.json, and the longest rows that it names.
+        tensors: of a shape, in the order of the files.
+    """
+
+    name: str
+    model_type: str
+    fields: Mapping[str, Any]
+    also: Callable[[TransformerConfig], Iterable[str]]
+    write: Callable[[TransformerConfig, int], dict[str, Any]]
+    read: Callable[[Keys], tuple[TransformerConfig, int]]
+    tensors: Callable[[TransformerConfig], Iterable[Tensor]]
+
+    def obstacles(self, config: TransformerConfig) -> tuple[str, ...]:
+        """What prevents a shape from being one of these, field by field."""
+        found = [
+            f"{name}={getattr(config, name)!r}"
+            for name, wanted in self.fields.items()
+            if getattr(config, name) != wanted
+        ]
+        return (*found, *self.also(config))
+
+
+def architecture_of(config: TransformerConfig) -> Architecture:
+    """The architecture of a shape.
+
+    Raises:
+        InputError: there is none; names the fields that the nearest ones do not allow.
+    """
+    obstacles = {known.name: known.obstacles(config) for known in ARCHITECTURES}
+    for known in ARCHITECTURES:
+        if not obstacles[known.name]:
+            return known
+    fewest = min(map(len, obstacles.values()))
+    near = [f"{n} but for {', '.join(o)}" for n, o in obstacles.items() if len(o) == fewest]
+    raise InputError(
+        f"no architecture of transformers has this shape; it would be {'; '.join(near)}"
+    )
+
+
+def describe(config: TransformerConfig) -> str:
+    """One line for `plan`: the architecture, or what prevents one."""
+    try:
+        return f"exports to Hugging Face as {architecture_of(config).name}"
+    except InputError as error:
+        return f"does not export to Hugging Face: {error}"
+
+
+def to_json(config: TransformerConfig, positions: int) -> dict[str, Any]:
+    """config.json of a shape, without what is known of its tokenizer and files.
+
+    Args:
+        config: the shape.
+        positions: longest rows of training.
+
+    Raises:
+        InputError: no architecture has the shape.
+    """
+    found = architecture_of(config)
+    return {
+        "architectures": [found.name],
+        "model_type": found.model_type,
+        "vocab_size": config.vocab_size,
+        "tie_word_embeddings": config.tied,
+        "initializer_range": config.embedding_std,
+        **found.write(config, positions),
+    }
+
+
+def from_json(
+    content: Mapping[str, Any], ignore_keys: Collection[str] = ()
+) -> tuple[Architecture, TransformerConfig, int]:
+    """Architecture, shape and longest rows of a config.json.
+
+    Args:
+        content: the JSON.
+        ignore_keys: keys not known here that the caller knows to change nothing.
+
+    Raises:
+        InputError: an unknown architecture or key, or a setting that cannot be computed here.
+    """
+    name = next(iter(content.get("architectures") or ()), None)
+    for known in ARCHITECTURES:
+        if name == known.name or (name is None and content.get("model_type") == known.model_type):
+            keys = Keys(content, ignore_keys)
+            config, positions = known.read(keys)
+            keys.finish()
+            return known, config, positions
+    raise InputError(
+        f"config.json: architecture {name or content.get('model_type')} cannot be computed here; "
+        f"known are {', '.join(known.name for known in ARCHITECTURES)}"
+    )
+
+
+def _prevents(*found: tuple[bool, str]) -> list[str]:
+    return [text for prevented, text in found if prevented]
+
+
+def _window(config: TransformerConfig) -> bool:
+    return any(window is not None for window in config.windows)
+
+
+def _pattern(config: TransformerConfig) -> str:
+    return f"window_pattern={config.window_pattern!r}"
+
+
+def _llama_also(config: TransformerConfig) -> list[str]:
+    return _prevents(
+        (_window(config), _pattern(config)),
+        (bool(config.embed % config.heads), f"embed={config.embed} (no multiple of heads)"),
+    )
+
+
+def _gpt2_also(config: TransformerConfig) -> list[str]:
+    return _prevents(
+        (_window(config), _pattern(config)),
+        (config.kv_heads != config.heads, f"kv_heads={config.kv_heads} (not heads)"),
+        (
+            config.heads * config.head_size != config.embed,
+            f"head_size={config.head_size} (not embed / heads)",
+        ),
+    )
+
+
+def _nanochat_also(config: TransformerConfig) -> list[str]:
+    yarn = isinstance(config.rope_scaling, YarnScaling)
+    return _prevents((_window(config), _pattern(config)), (yarn, "rope_scaling=YarnScaling(...)"))
+
+
+def _mistral_also(config: TransformerConfig) -> list[str]:
+    whole = any(window is None for window in config.windows)
+    return _prevents((whole, _pattern(config)))
+
+
+def _nothing(config: TransformerConfig) -> list[str]:
+    del config
+    return []
+
+
+def _nanochat_tensors(config: TransformerConfig) -> Iterable[Tensor]:
+    return rotary_tensors(config, nanochat=True)
+
+
+ARCHITECTURES = (
+    Architecture(
+        name="Qwen3ForCausalLM",
+        model_type="qwen3",
+        fields={**_ROTARY, "qk_norm": True, "biases": False, "qkv_biases": False},
+        also=_nothing,
+        write=write_config.qwen,
+        read=read_config.qwen3,
+        tensors=rotary_tensors,
+    ),
+    Architecture(
+        name="LlamaForCausalLM",
+        model_type="llama",
+        fields={**_ROTARY, "qk_norm": False, "qkv_biases": False},
+        also=_llama_also,
+        write=write_config.llama,
+        read=read_config.llama,
+        tensors=rotary_tensors,
+    ),
+    Architecture(
+        name="MistralForCausalLM",
+        model_type="mistral",
+        fields={**_ROTARY, "qk_norm": False, "biases": False, "qkv_biases": False},
+        also=_mistral_also,
+        write=write_config.mistral,
+        read=read_config.mistral,
+        tensors=rotary_tensors,
+    ),
+    Architecture(
+        name="Qwen2ForCausalLM",
+        model_type="qwen2",
+        fields={**_ROTARY, "qk_norm": False, "biases": False, "qkv_biases": True},
+        also=_nothing,
+        write=write_config.qwen2,
+        read=read_config.qwen2,
+        tensors=rotary_tensors,
+    ),
+    Architecture(
+        name="GPT2LMHeadModel",
+        model_type="gpt2",
+        fields={
+            "mlp_kind": "gelu",
+            "norm": "layer",
+            "biases": True,
+            "qkv_biases": False,
+            "positions": "learned",
+            "qk_norm": False,
+            "attention_soft_cap": None,
+            "logit_soft_cap": None,
+            "embedding_norm": False,
+        },
+        also=_gpt2_also,
+        write=write_config.gpt2,
+        read=read_config.gpt2,
+        tensors=gpt2_tensors,
+    ),
+    Architecture(
+        name="NanoChatForCausalLM",
+        model_type="nanochat",
+        fields={
+            "mlp_kind": "relu2",
+            "norm": "plain_rms",
+            "positions": "rotary",
+            "qk_norm": True,
+            "biases": False,
+            "qkv_biases": False,
+            "attention_soft_cap": None,
+            "embedding_norm": True,
+        },
+        also=_nanochat_also,
+        write=write_config.nanochat,
+        read=read_config.nanochat,
+        tensors=_nanochat_tensors,
+    ),
+)

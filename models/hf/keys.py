@@ -1,0 +1,81 @@
+"""A config.json that is read key by key, so that no key that changes the model is passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from pipeline.errors import InputError
+
+# What says how to train, generate, store or show a model, or which file it was.
+_HARMLESS = frozenset(
+    (
+        *("_name_or_path", "_attn_implementation", "architectures", "model_type"),
+        *("transformers_version", "torch_dtype", "dtype", "use_cache", "return_dict"),
+        *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id"),
+        *("attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout"),
+        *("pretraining_tp", "reorder_and_upcast_attn", "output_attentions", "id2label"),
+        *("output_hidden_states", "label2id", "num_labels", "problem_type", "torchscript"),
+        *("summary_type", "summary_use_proj", "summary_activation", "summary_first_dropout"),
+        *("summary_proj_to_labels", "task_specific_params", "chunk_size_feed_forward"),
+        *("gradient_checkpointing", "is_encoder_decoder", "is_decoder", "n_ctx"),
+        *("finetuning_task", "tokenizer_class", "prefix", "max_window_layers"),
+        *("use_sliding_window", "tie_encoder_decoder", "do_sample", "temperature", "top_k"),
+        *("top_p", "max_length", "min_length", "num_beams", "repetition_penalty"),
+    )
+)
+
+
+class Keys:
+    """The keys of a config.json; each that is read is known.
+
+    Args:
+        content: the JSON.
+        ignored: keys that the caller knows to change nothing.
+    """
+
+    def __init__(self, content: Mapping[str, Any], ignored: Collection[str] = ()) -> None:
+        self._content = content
+        self._unread = set(content) - _HARMLESS - set(ignored)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A key's value; the default where it is absent or null."""
+        self._unread.discard(name)
+        value = self._content.get(name)
+        return default if value is None else value
+
+    def has(self, name: str) -> bool:
+        """Whether a key is there, if only as null."""
+        return name in self._content
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """A positive integer. Raises `InputError` for anything else, and where there is none."""
+        value = self.get(name, default)
+        if type(value) is not int or value < 1:
+            raise InputError(f"config.json: {name}: expected a positive integer, found {value!r}")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A number. Raises `InputError` for anything else, and where there is none."""
+        value = self.get(name, default)
+        if type(value) not in (int, float):
+            raise InputError(f"config.json: {name}: expected a number, found {value!r}")
+        return float(value)
+
+    def expect(self, name: str, *allowed: Any, default: Any = None) -> None:
+        """Raise `InputError` unless a key has one of these values; absent, it has the default."""
+        value = self.get(name, allowed[0] if default is None else default)
+        if value not in allowed or type(value) not in map(type, allowed):
+            wanted = " or ".join(map(repr, allowed))
+            raise InputError(
+                f"config.json: {name} is {value!r}; only {wanted} can be computed here"
+            )
+
+    def finish(self) -> None:
+        """Raise `InputError` for a key that was not read and is not known to change nothing."""
+        if unread := [n for n in sorted(self._unread) if self._content[n] not in (None, False)]:
+            raise InputError(
+                f"config.json: unknown key {unread[0]!r} = {self._content[unread[0]]!r} (of "
+                f"{len(unread)} such keys), which may change what the model computes; if it does "
+                "not, name it in ignore_keys"
+            )

@@ -1,0 +1,171 @@
+"""The shape that a config.json means, one function an architecture.
+
+Absent keys have the defaults of `transformers`; a value that we cannot compute is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from models.config import TransformerConfig
+from models.hf import rope
+from models.hf.keys import Keys
+from pipeline.errors import InputError
+
+Read = tuple[TransformerConfig, int]
+"""A shape, and the longest rows that the config.json names."""
+
+
+def _common(keys: Keys, tied: bool) -> dict[str, Any]:
+    keys.expect("quantization_config", None)
+    found = keys.get("tie_word_embeddings", tied)
+    std = keys.number("initializer_range", 0.02)
+    shape = {"vocab_size": keys.count("vocab_size"), "tied": bool(found)}
+    return {**shape, **({"embedding_std": std} if std > 0 else {})}
+
+
+def rotary(keys: Keys, **more: Any) -> dict[str, Any]:
+    """Fields that Llama and those with its names have in common, and those of `more`."""
+    base, scaling = rope.read(keys)
+    embed, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
+    return {
+        **_common(keys, tied=False),
+        "layers": keys.count("num_hidden_layers"),
+        "embed": embed,
+        "heads": heads,
+        "kv_heads": keys.count("num_key_value_heads", heads),
+        "head_size": keys.count("head_dim", embed // heads),
+        "mlp": keys.count("intermediate_size"),
+        "norm_epsilon": keys.number("rms_norm_eps", 1e-6),
+        "rope_base": base,
+        "rope_scaling": scaling,
+        "qk_norm": False,
+        **more,
+    }
+
+
+def _positions(keys: Keys, default: int) -> int:
+    return keys.count("max_position_embeddings", default)
+
+
+def llama(keys: Keys) -> Read:
+    """LlamaConfig."""
+    keys.expect("hidden_act", "silu")
+    biases = keys.get("attention_bias", False)
+    keys.expect("mlp_bias", bool(biases), default=False)
+    shape = rotary(keys, biases=bool(biases))
+    return TransformerConfig(**shape), _positions(keys, 2048)
+
+
+def mistral(keys: Keys) -> Read:
+    """MistralConfig; without a window where it is null."""
+    keys.expect("hidden_act", "silu")
+    keys.expect("attention_bias", False)
+    # Absent, it is 4096; null, there is none.
+    window = keys.get("sliding_window") if keys.has("sliding_window") else 4096
+    windows = {} if window is None else {"window_pattern": "S", "window": window}
+    return TransformerConfig(**rotary(keys, **windows)), _positions(keys, 131_072)
+
+
+def qwen(keys: Keys, **more: Any) -> Read:
+    """Qwen2Config or Qwen3Config, which differ in `more`."""
+    keys.expect("hidden_act", "silu")
+    keys.expect("attention_bias", False)
+    shape = rotary(keys, **more)
+    used = keys.get("use_sliding_window", False)
+    window = keys.get("sliding_window", 4096) if used else None
+    keys.get("sliding_window")
+    kinds = keys.get("layer_types")
+    first_short = keys.get("max_window_layers", 28)
+    if kinds is None:
+        short = [window is not None and layer >= first_short for layer in range(shape["layers"])]
+    else:
+        short = _short_layers(kinds, shape["layers"])
+    if any(short):
+        if window is None:
+            raise InputError(
+                "config.json: layer_types has sliding_attention and no sliding_window is in use"
+            )
+        shape |= {"window": window, "window_pattern": _pattern_of(short)}
+    return TransformerConfig(**shape), _positions(keys, 32_768)
+
+
+def _short_layers(kinds: Any, layers: int) -> list[bool]:
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise InputError(f"config.json: layer_types: expected {layers} of them, found {kinds!r}")
+    if unknown := set(kinds) - {"full_attention", "sliding_attention"}:
+        raise InputError(
+            f"config.json: layer_types has {min(unknown)!r}; only full_attention and "
+            "sliding_attention can be computed here"
+        )
+    return [kind == "sliding_attention" for kind in kinds]
+
+
+def _pattern_of(short: list[bool]) -> str:
+    """The shortest repeated pattern that gives these layers; the last one is never short in it."""
+    letters = "".join("S" if one else "L" for one in short)
+    if "L" in letters and letters[-1] == "S":
+        raise InputError(
+            "config.json: the last layer has sliding attention and others have not; only patterns "
+            "that end with full attention can be computed here"
+        )
+    for length in range(1, len(letters) + 1):
+        repeated = (letters[:length] * len(letters))[: len(letters)]
+        if "L" in letters[:length]:
+            repeated = repeated[:-1] + "L"
+        if repeated == letters:
+            return letters[:length]
+    raise AssertionError("unreachable")
+
+
+def qwen2(keys: Keys) -> Read:
+    """Qwen2Config."""
+    return qwen(keys, qkv_biases=True)
+
+
+def qwen3(keys: Keys) -> Read:
+    """Qwen3Config."""
+    # Its head size does not follow from the width.
+    return qwen(keys, qk_norm=True, head_size=keys.count("head_dim", 128))
+
+
+def nanochat(keys: Keys) -> Read:
+    """NanoChatConfig."""
+    keys.expect("hidden_act", "relu2")
+    keys.expect("attention_bias", False)
+    cap = keys.get("final_logit_softcapping") if keys.has("final_logit_softcapping") else 15.0
+    shape = rotary(keys) | {"qk_norm": True}
+    shape |= {"mlp_kind": "relu2", "norm": "plain_rms", "embedding_norm": True}
+    return TransformerConfig(**shape, logit_soft_cap=cap), _positions(keys, 2048)
+
+
+def gpt2(keys: Keys) -> Read:
+    """GPT2Config."""
+    keys.expect("activation_function", "gelu_new", "gelu_pytorch_tanh")
+    keys.expect("scale_attn_weights", True)
+    keys.expect("scale_attn_by_inverse_layer_idx", False)
+    keys.expect("add_cross_attention", False)
+    embed, heads, positions = (
+        keys.count("n_embd", 768),
+        keys.count("n_head", 12),
+        keys.count("n_positions", 1024),
+    )
+    if embed % heads:
+        raise InputError(f"config.json: n_embd {embed} is no multiple of n_head {heads}")
+    config = TransformerConfig(
+        **_common(keys, tied=True),
+        layers=keys.count("n_layer", 12),
+        embed=embed,
+        heads=heads,
+        kv_heads=heads,
+        head_size=embed // heads,
+        mlp=keys.count("n_inner", 4 * embed),
+        mlp_kind="gelu",
+        norm="layer",
+        norm_epsilon=keys.number("layer_norm_epsilon", 1e-5),
+        biases=True,
+        positions="learned",
+        context=positions,
+        qk_norm=False,
+    )
+    return config, positions

@@ -1,0 +1,84 @@
+"""config.json of a shape, one function an architecture.
+
+Every key is written: defaults differ between architectures and between versions of `transformers`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from models.config import TransformerConfig
+from models.hf import rope
+
+
+def rotary(config: TransformerConfig, positions: int) -> dict[str, Any]:
+    """What Llama and those with its names have in common."""
+    return {
+        "hidden_size": config.embed,
+        "intermediate_size": config.mlp,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_size,
+        "hidden_act": "silu",
+        "max_position_embeddings": positions,
+        "rms_norm_eps": config.norm_epsilon,
+        "attention_bias": config.biases,
+        "attention_dropout": 0.0,
+        **rope.write(config),
+    }
+
+
+def llama(config: TransformerConfig, positions: int) -> dict[str, Any]:
+    """LlamaConfig."""
+    return {**rotary(config, positions), "mlp_bias": config.biases}
+
+
+def mistral(config: TransformerConfig, positions: int) -> dict[str, Any]:
+    """MistralConfig; every layer has the window."""
+    written = rotary(config, positions)
+    del written["attention_bias"]
+    return {**written, "sliding_window": config.window}
+
+
+def qwen(config: TransformerConfig, positions: int) -> dict[str, Any]:
+    """Qwen3Config."""
+    windows = config.windows
+    sliding = {
+        "use_sliding_window": any(windows),
+        "sliding_window": config.window if any(windows) else None,
+        "max_window_layers": config.layers,
+        "layer_types": ["full_attention" if w is None else "sliding_attention" for w in windows],
+    }
+    return {**rotary(config, positions), **sliding}
+
+
+def qwen2(config: TransformerConfig, positions: int) -> dict[str, Any]:
+    """Qwen2Config, whose biases are not a setting."""
+    written = qwen(config, positions)
+    del written["attention_bias"]
+    return written
+
+
+def nanochat(config: TransformerConfig, positions: int) -> dict[str, Any]:
+    """NanoChatConfig."""
+    changed = {"hidden_act": "relu2", "final_logit_softcapping": config.logit_soft_cap}
+    return {**rotary(config, positions), **changed}
+
+
+def gpt2(config: TransformerConfig, positions: int) -> dict[str, Any]:
+    """GPT2Config; its rows are as long as its learned positions."""
+    del positions
+    return {
+        "n_positions": config.context,
+        "n_embd": config.embed,
+        "n_layer": config.layers,
+        "n_head": config.heads,
+        "n_inner": config.mlp,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": config.norm_epsilon,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    }

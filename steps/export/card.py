@@ -1,0 +1,179 @@
+"""README.md of an exported model, its card on the hub, and DATA.md, what it was trained on.
+
+Every number is one of the run's own records; what was not recorded is left out, never guessed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from models.flops import training_flops_per_token
+from pipeline.graph.hardware import pod
+from pipeline.pages import readable
+from pipeline.plan.lineage import Ancestor, lineage
+from pipeline.prices import price_of
+from pipeline.store import storage
+from steps.artifacts import Checkpoint
+from steps.reporting.run_record import RunRecord, of_checkpoint
+from training.config.batch_schedule import batch_phases
+
+_HOUR = 3600.0
+_TABLE = ["| | |", "|---|---|"]
+
+
+def write_cards(
+    folder: str,
+    model: Checkpoint,
+    written: Mapping[str, Any],
+    name: str,
+    license: str,
+    source_licenses: Sequence[str],
+) -> None:
+    """Write README.md and DATA.md.
+
+    Args:
+        folder: URL of the exported model's directory.
+        model: what was exported.
+        written: what `write_hf_folder` returned.
+        name, license: of the model.
+        source_licenses: of what it was trained on.
+    """
+    ancestors = lineage([model.path])
+    card = [*_front(license), f"# {name}", "", *_model(model, written), *_use(model)]
+    if not model.imported:
+        record = of_checkpoint(model, name, ancestors)
+        card += [*_training(model, record), *_evaluation(record)]
+    card += _lineage(ancestors)
+    _write(folder, "README.md", card)
+    data = [f"# Data of {name}", "", *_data(model, ancestors), *_licenses(source_licenses)]
+    _write(folder, "DATA.md", data)
+
+
+def _write(folder: str, name: str, lines: Sequence[str]) -> None:
+    text = "\n".join(lines).rstrip() + "\n"
+    storage.write_atomic(storage.join(folder, name), text.encode())
+
+
+def _front(license: str) -> list[str]:
+    # JSON is YAML, and quotes what YAML would read as something else.
+    known = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    if license:
+        known["license"] = license
+    return ["---", *(f"{key}: {json.dumps(value)}" for key, value in known.items()), "---", ""]
+
+
+def _rows(facts: Sequence[tuple[str, str]]) -> list[str]:
+    return [*_TABLE, *(f"| {what} | {value} |" for what, value in facts if value), ""]
+
+
+def _model(model: Checkpoint, written: Mapping[str, Any]) -> list[str]:
+    config = model.model
+    facts = [
+        ("architecture", str(written["architecture"])),
+        ("parameters", f"{config.parameter_count:,}"),
+        ("layers, width, MLP", f"{config.layers}, {config.embed}, {config.mlp}"),
+        ("heads, of keys and values", f"{config.heads}, {config.kv_heads} of {config.head_size}"),
+        ("vocabulary", f"{config.vocab_size:,}"),
+        ("stored as", f"{written['dtype']}, {written['parameters']} parameters"),
+    ]
+    return ["## Model", "", *_rows(facts)]
+
+
+def _use(model: Checkpoint) -> list[str]:
+    length = model.train.sequence_length
+    return [
+        "## Use",
+        "",
+        "A base model: it continues text. In training every document followed an end-of-document",
+        "token, which is BOS and EOS here and is not inserted by the tokenizer: begin a text with",
+        f"it. Rows of training had {length:,} tokens.",
+        "",
+    ]
+
+
+def _training(model: Checkpoint, record: RunRecord) -> list[str]:
+    config, train, result = model.model, model.train, model.result
+    steps = result["last"]["step"]
+    tokens = _tokens(train, steps)
+    flops = tokens * training_flops_per_token(config, train.sequence_length, causal=True)
+    name = str(result["measured"]["hardware"])
+    account = record.account()
+    seconds = account.total if account else result["measured"]["seconds"]["total"]
+    facts = [
+        ("steps", f"{steps:,}"),
+        ("tokens", f"{tokens:,}"),
+        ("FLOPs", f"{flops:.3g} (causal attention, without recomputation)"),
+        ("hardware", name),
+        ("wall time", readable.duration(seconds)),
+        ("cost", _cost(name, seconds)),
+        ("continues a model of", "; ".join(_origins(model))),
+    ]
+    return ["## Training", "", *_rows(facts)]
+
+
+def _tokens(train: Any, steps: int) -> int:
+    """Tokens read in so many steps."""
+    phases = batch_phases(train)
+    ends = [*(phase.first for phase in phases[1:]), steps]
+    return sum(
+        max(0, min(end, steps) - phase.first) * phase.rows * train.sequence_length
+        for phase, end in zip(phases, ends, strict=True)
+    )
+
+
+def _cost(hardware: str, seconds: float) -> str:
+    """At list prices; empty where the chip has none."""
+    where = pod(hardware)
+    price = price_of(where.generation) if where.generation else None
+    return price.of(where.devices * seconds / _HOUR) if price else ""
+
+
+def _origins(model: Checkpoint) -> list[str]:
+    return [
+        path.rpartition("/")[2] for name, path in model.input_paths.items() if name == "checkpoint"
+    ]
+
+
+def _evaluation(record: RunRecord) -> list[str]:
+    last = [record.scores(name)[-1] for name in record.sets]
+    lines = ["## Evaluation", "", "| set | nats per token | bits per byte |", "|---|---|---|"]
+    for name, row in zip(record.sets, last, strict=True):
+        lines.append(f"| {name} | {row['loss']:.4f} | {row['bits_per_byte']:.4f} |")
+    return [*lines, ""]
+
+
+def _lineage(ancestors: Sequence[Ancestor]) -> list[str]:
+    lines = ["## Lineage", "", "| step | key | commit |", "|---|---|---|"]
+    for ancestor in ancestors:
+        manifest = ancestor.manifest
+        commit = (manifest.provenance.get("git") or {}).get("commit") or ""
+        lines.append(f"| {manifest.label} | {manifest.key[:20]} | {commit[:12]} |")
+    return [*lines, ""]
+
+
+def _data(model: Checkpoint, ancestors: Sequence[Ancestor]) -> list[str]:
+    lines = ["## Sources", ""]
+    sources = {
+        str(summary) for ancestor in ancestors for summary in ancestor.manifest.sources.values()
+    }
+    lines += [f"- {_escaped(source)}" for source in sorted(sources)] or ["None was recorded."]
+    lines.append("")
+    if model.imported:
+        return lines
+    splits = model.sequences.cache.result["splits"]
+    lines += ["## Splits", "", "| split | documents | tokens | bytes |", "|---|---|---|---|"]
+    for name, split in splits.items():
+        numbers = [f"{split[field]:,}" for field in ("documents", "tokens", "bytes")]
+        lines.append(f"| {name} | {' | '.join(numbers)} |")
+    return [*lines, ""]
+
+
+def _licenses(given: Sequence[str]) -> list[str]:
+    lines = [f"- {_escaped(text)}" for text in given] or ["Not stated by who exported the model."]
+    return ["## Licences of the sources", "", *lines, ""]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\n", " ").replace("|", "\\|")

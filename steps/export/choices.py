@@ -1,0 +1,17 @@
+"""What a model can be exported as, read without numpy."""
+
+from __future__ import annotations
+
+from pipeline.errors import InputError
+
+DTYPES = ("bfloat16", "float32")
+PARAMETERS = ("average", "last")
+
+
+def check_choices(owner: str, dtype: str, parameters: str) -> None:
+    """Raise `InputError` for a dtype or parameters that nothing can be exported as."""
+    for name, value, known in (("dtype", dtype, DTYPES), ("parameters", parameters, PARAMETERS)):
+        if value not in known:
+            raise InputError(
+                f"{owner}.{name}: expected {' or '.join(known)}, found {value!r}; give one of them"
+            )

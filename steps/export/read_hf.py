@@ -1,0 +1,157 @@
+"""A folder of Hugging Face as a checkpoint of ours, tensor by tensor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from data.read.byte_ranges import open_ranges
+from data.read.listing import find_files, list_folder, list_source
+from data.tokenizer.text_tokenizer import TextTokenizer
+from models.config import TransformerConfig
+from models.hf.architectures import from_json
+from models.hf.tensors import Tensor
+from pipeline.errors import InputError
+from pipeline.identity.listing import Listing
+from pipeline.store import storage
+from steps.export.hf_files import Tensors, read_file, read_json
+from training.checkpoint.model_arrays import ModelWriter
+
+_HUB = "hf://"
+_DTYPES = ("BF16", "F16", "F32")
+_PIECE = 1 << 24  # bytes copied at once
+
+
+def list_model(source: str, seconds: float) -> Listing:
+    """The files of a folder on a disk or of a repository of the hub, as they are now."""
+    if source.startswith(_HUB):
+        return list_source(f"{source.rstrip('/')}/*", seconds)
+    return list_folder(storage.local_path(source), seconds)
+
+
+@contextlib.contextmanager
+def opened(source: str) -> Iterator[str]:
+    """A local path with the files of a source; those of the hub are copied and deleted again."""
+    if not source.startswith(_HUB):
+        yield storage.local_path(source)
+        return
+    with tempfile.TemporaryDirectory() as copy:
+        for url, state in find_files(f"{source.rstrip('/')}/*"):
+            name = url.rpartition("/")[2]
+            if name.endswith((".json", ".safetensors")):
+                with open_ranges(url, state) as remote, open(os.path.join(copy, name), "wb") as to:
+                    shutil.copyfileobj(remote, to, _PIECE)
+        yield copy
+
+
+@dataclass(frozen=True, kw_only=True)
+class HfModel:
+    """A model in a local folder that was checked, but for the values of its tensors.
+
+    Attributes:
+        folder: path.
+        architecture: its class in `transformers`.
+        config: the shape; ids that the tokenizer lacks are rows of padding.
+        positions: longest rows that its config.json names.
+        tokenizer: the folder's.
+        tensors: of the files, in order.
+        content: of the files.
+    """
+
+    folder: str
+    architecture: str
+    config: TransformerConfig
+    positions: int
+    tokenizer: TextTokenizer
+    tensors: list[Tensor]
+    content: Tensors
+
+
+def open_hf(folder: str, ignore_keys: Collection[str] = ()) -> HfModel:
+    """The model in a folder; everything but the values of its tensors is checked here.
+
+    Args:
+        folder: path.
+        ignore_keys: keys of config.json that the caller knows to change nothing.
+
+    Raises:
+        InputError: a file is missing or not readable, config.json asks for what cannot be computed
+            here, tensors are missing, left over or of another shape or dtype, or the tokenizer has
+            more ids than the model.
+    """
+    architecture, read, positions = from_json(read_json(folder, "config.json"), ignore_keys)
+    tokenizer = _tokenizer(folder)
+    rows = read.vocab_size
+    if tokenizer.vocab_size > rows:
+        raise InputError(
+            f"{folder}: tokenizer.json has {tokenizer.vocab_size} ids and the model's vocab_size "
+            f"is {rows}; they are not of one model"
+        )
+    tensors = list(architecture.tensors(read))
+    content = Tensors(folder, {"tie_word_embeddings": read.tied})
+    content.check({tensor.name: tensor.shape for tensor in tensors})
+    for tensor in tensors:
+        if (found := content.dtype(tensor.name)) not in _DTYPES:
+            raise InputError(
+                f"{folder}: {tensor.name} has dtype {found}; only {', '.join(_DTYPES)} are read: "
+                "a quantised model must be converted first"
+            )
+    return HfModel(
+        folder=folder,
+        architecture=architecture.name,
+        config=_padded(read, tokenizer.vocab_size),
+        positions=positions,
+        tokenizer=tokenizer,
+        tensors=tensors,
+        content=content,
+    )
+
+
+def write_checkpoint(model: HfModel, path: str) -> None:
+    """Write its tensors as a checkpoint of step 0, in float32, one tensor at a time.
+
+    Raises:
+        InputError: a value is not finite, or a file cannot be read.
+        StorageError: the store failed.
+    """
+    writer = ModelWriter(path, model.config)
+    for tensor in model.tensors:
+        values = model.content.read(tensor.name)
+        for part, array in zip(tensor.parts, tensor.split(values), strict=True):
+            first, *others = writer.shape(part.path)
+            rows = (0, first) if part.layer is None else (part.layer, part.layer + 1)
+            wide = np.ascontiguousarray(array, np.float32).reshape(-1, *others)
+            writer.write(part.path, wide, rows)
+    writer.finish()
+
+
+def _tokenizer(folder: str) -> TextTokenizer:
+    try:
+        return TextTokenizer(read_file(folder, "tokenizer.json"))
+    except InputError as error:
+        raise InputError(f"{folder}: {error}") from error
+
+
+def _padded(config: TransformerConfig, ids: int) -> TransformerConfig:
+    """The shape with so many ids in as many rows as before."""
+    rows = config.vocab_size
+    if ids == rows:
+        return config
+    multiple = next(n for n in range(rows - ids + 1, rows + 1) if rows % n == 0)
+    return replace(config, vocab_size=ids, vocab_multiple=multiple)
+
+
+def described(model: HfModel) -> dict[str, Any]:
+    """What a result says of it."""
+    return {
+        "architecture": model.architecture,
+        "parameters": model.config.parameter_count,
+        "positions": model.positions,
+    }

@@ -1,0 +1,94 @@
+"""A trained model as a folder for Hugging Face `transformers`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from models.config import TransformerConfig
+from models.hf.architectures import architecture_of
+from pipeline import InputError, Result, Runtime, StepContext, step
+from steps.artifacts import Checkpoint, HuggingFaceModel
+from steps.checkpoints.find import tokenizer_for
+from steps.declared import asked
+from training.config.validation import at_least
+
+_MEMORY = 1 << 30  # half of it for 1.24 B parameters, see tests/bench/export.py
+
+
+def _check(arguments: Mapping[str, Any]) -> None:
+    from steps.export.choices import check_choices
+
+    check_choices("export_hf", arguments["dtype"], arguments["parameters"])
+    at_least("export_hf", shard_bytes=(arguments["shard_bytes"], 1))
+    model = asked(arguments["model"], "model", Checkpoint)
+    if isinstance(model, TransformerConfig):
+        try:
+            architecture_of(model)
+        except InputError as error:
+            raise InputError(
+                f"export_hf: {error}; change these fields, or leave this step out"
+            ) from error
+
+
+@step(output=HuggingFaceModel, version=1, check=_check, memory=_MEMORY, reads_lineage=True)
+def export_hf(
+    run: StepContext,
+    model: Checkpoint,
+    *,
+    at: int | None = None,
+    dtype: str = "bfloat16",
+    parameters: str = "average",
+    name: str = "model",
+    license: str = "",
+    source_licenses: tuple[str, ...] = (),
+    shard_bytes: int = 5_000_000_000,
+    upload: Annotated[str | None, Runtime] = None,
+) -> Result:
+    """config.json, safetensors, tokenizer, generation settings, a model card and a data card.
+
+    A shape that no architecture of `transformers` computes is refused when the step is declared.
+
+    Args:
+        run: the attempt.
+        model: a trained model.
+        at: which of its checkpoints; None for the last one.
+        dtype: "bfloat16" or "float32".
+        parameters: "average", their moving average where the run kept one, or "last".
+        name: of the model in its card.
+        license: of the model, as the hub spells it, such as "apache-2.0"; empty says none.
+        source_licenses: of what it was trained on, each as people should read it.
+        shard_bytes: of a safetensors file, at most.
+        upload: `owner/name` on the hub to upload to, with HF_TOKEN; None uploads nothing.
+    """
+    from steps.export.card import write_cards
+    from steps.export.hf_folder import Export, write_hf_folder
+
+    train = model.train
+    export = Export(
+        checkpoint=model.at(at),
+        config=model.model,
+        positions=train.sequence_length,
+        tokenizer=tokenizer_for(model).load(),
+        dtype=dtype,
+        parameters=parameters,
+        shard_bytes=shard_bytes,
+    )
+    with run.shard("model") as directory:
+        written = write_hf_folder(directory, export)
+        write_cards(directory, model, written, name, license, source_licenses)
+    if upload is not None:
+        _upload(directory, upload)
+    size = f"{written['bytes'] / 1e9:,.2f} GB in {len(written['files'])} files"
+    return {**written, "headline": [f"{written['architecture']}, {dtype}, {size}"]}
+
+
+def _upload(folder: str, repository: str) -> None:
+    from huggingface_hub import HfApi
+
+    from steps.export.local_files import read_locally
+
+    api = HfApi()
+    with read_locally(folder) as path:
+        api.create_repo(repository, exist_ok=True, private=True)
+        api.upload_folder(repo_id=repository, folder_path=path)

@@ -1,0 +1,98 @@
+"""A model of Hugging Face as a checkpoint, to warm_start, evaluate, generate and export from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pipeline import External, InputError, Result, StepContext, step
+from pipeline.identity.fingerprint import plain_identity
+from pipeline.identity.listing import Listing
+from pipeline.store import storage
+from steps.artifacts import Checkpoint
+from training.config import TrainConfig
+from training.config.train import COMPUTE_DTYPES
+from training.config.validation import at_least, one_of
+
+_ROWS = 2048  # tokens of a sequence by default, at most
+_CHECKPOINT = "checkpoint/00000000"
+
+
+def _list(source: str, seconds: float) -> Listing:
+    from steps.export.read_hf import list_model
+
+    return list_model(source, seconds)
+
+
+def _absolute(source: Any) -> Any:
+    if not isinstance(source, str) or not source or not storage.is_local(source):
+        return source
+    return storage.local_path(source)
+
+
+def _check(arguments: Mapping[str, Any]) -> None:
+    source = arguments["source"]
+    if not (storage.is_local(source) or source.startswith("hf://")):
+        raise InputError(
+            f"import_hf: expected a folder or hf://owner/name@commit, found {source!r}; copy other "
+            "places to a folder first"
+        )
+    if (length := arguments["sequence_length"]) is not None:
+        at_least("import_hf", sequence_length=(length, 2))
+    one_of("import_hf", "compute_dtype", arguments["compute_dtype"], COMPUTE_DTYPES)
+
+
+@step(output=Checkpoint, version=1, check=_check)
+def import_hf(
+    run: StepContext,
+    source: Annotated[str, External(_list, _absolute)],
+    *,
+    sequence_length: int | None = None,
+    compute_dtype: str = "bfloat16",
+    ignore_keys: tuple[str, ...] = (),
+) -> Result:
+    """The parameters, shape and tokenizer of a folder with config.json and safetensors.
+
+    What cannot be computed here is refused by the name of the key. Ids that the model has and its
+    tokenizer lacks are padding: they have no probability.
+
+    Args:
+        run: the attempt.
+        source: path of a folder, or `hf://owner/name@commit` on the hub; without `@commit` the
+            branch `main`.
+        sequence_length: tokens of a sequence when it is evaluated; by default as many as the model
+            can read, up to 2,048.
+        compute_dtype: of matmuls when it is evaluated.
+        ignore_keys: keys of config.json that are unknown here and known to you to change nothing.
+    """
+    from steps.export.read_hf import described, open_hf, opened, write_checkpoint
+    from training.checkpoint.index import content_of, read_index
+
+    with opened(source) as folder:
+        model = open_hf(folder, ignore_keys)
+        about: dict[str, Any] = {"step": 0, "progress": "imported"}
+        with run.shard(_CHECKPOINT, about) as directory:
+            write_checkpoint(model, directory)
+            about["content"] = content_of(read_index(directory))
+    with run.shard("tokenizer") as directory:
+        file = storage.join(directory, "tokenizer.json")
+        storage.write_atomic(file, model.tokenizer.content)
+    config = model.config
+    if config.padded_vocab_size > config.vocab_size:
+        run.warn(
+            f"the model has {config.padded_vocab_size:,} ids and its tokenizer "
+            f"{config.vocab_size:,}: the others have no probability here"
+        )
+    length = sequence_length or min(model.positions, _ROWS)
+    train = TrainConfig(batch_size=8, sequence_length=length, compute_dtype=compute_dtype)
+    line = f"{model.architecture}, {config.parameter_count:,} parameters"
+    return {
+        "checkpoint": _CHECKPOINT,
+        "model": plain_identity(config),
+        "train": plain_identity(train),
+        "vocab_size": model.tokenizer.vocab_size,
+        "digest": model.tokenizer.digest,
+        "imported": described(model),
+        "measured": {"source": source},
+        "headline": [line],
+    }

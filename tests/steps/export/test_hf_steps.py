@@ -1,0 +1,83 @@
+"""What is refused, and said, where a graph with exports and imports is declared or planned."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from models import presets
+from pipeline import InputError
+from pipeline.graph.node import as_node
+from steps import block_shuffle, export_hf, extend, import_hf, train, warm_start
+from tests.pipeline.helpers import bring_up
+from tests.steps.export.hf_folders import NEEDS_ORACLE, folder
+from tests.steps.synthetic import synthetic
+from tests.training import tiny
+from training.config import OptimizerConfig
+
+SEQUENCES = block_shuffle(synthetic(), sequence_length=tiny.LENGTH)
+
+
+def trained(model=tiny.MODEL):
+    return train(SEQUENCES, model=model, optimizer=OptimizerConfig(), train=tiny.TRAIN)
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (
+            lambda: export_hf(trained(dataclasses.replace(tiny.MODEL, attention_soft_cap=9.0))),
+            "no architecture of transformers .* attention_soft_cap=9.0; change these fields",
+        ),
+        (lambda: export_hf(trained(), dtype="int8"), "expected bfloat16 or float32, found 'int8'"),
+        (lambda: export_hf(trained(), parameters="ema"), "expected average or last"),
+        (lambda: export_hf(trained(), shard_bytes=0), "shard_bytes"),
+        (lambda: import_hf("gs://bucket/model"), "expected a folder or hf://"),
+        (lambda: import_hf("/model", sequence_length=1), "sequence_length"),
+        (lambda: import_hf("/model", compute_dtype="int8"), "compute_dtype"),
+    ],
+)
+def test_refused_where_it_is_declared(call, line):
+    """Before a token is trained."""
+    with pytest.raises(InputError, match=line):
+        call()
+
+
+def test_plan_names_the_architecture():
+    """Or the field that prevents one; it changes no key."""
+    assert as_node(trained()).description() == ["exports to Hugging Face as Qwen3ForCausalLM"]
+    (line,) = as_node(trained(presets.nanochat_d16)).description()
+    assert "does not export to Hugging Face" in line
+    assert "embedding_norm=False" in line
+
+
+def test_what_an_upload_is_does_not_change_what_is_made():
+    """It is no part of the key."""
+    one, other = as_node(export_hf(trained())), as_node(export_hf(trained(), upload="me/model"))
+    assert one.key == other.key
+
+
+@NEEDS_ORACLE
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (
+            lambda there: extend(there, SEQUENCES, optimizer=tiny.OPTIMIZER, train=tiny.TRAIN),
+            "has no sequences of its own",
+        ),
+        (
+            lambda there: warm_start(
+                there, SEQUENCES, take="moments", optimizer=tiny.OPTIMIZER, train=tiny.TRAIN
+            ),
+            "has no moments",
+        ),
+    ],
+)
+def test_what_an_import_has_not(tmp_path, call, line):
+    """Is refused with what to do instead, before anything trains."""
+    from pipeline.errors import StepFailed
+
+    with pytest.raises(StepFailed, match=line):
+        bring_up(str(tmp_path / "store"), call(import_hf(str(folder("qwen3")))))

@@ -1,0 +1,154 @@
+"""Folders that cannot be imported, each refused in one line before anything is written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from data.tokenizer.text_tokenizer import TextTokenizer
+from models.hf.architectures import architecture_of, to_json
+from pipeline.errors import InputError
+from steps.export.read_hf import list_model, open_hf, opened, write_checkpoint
+from steps.export.tokenizer_files import write_tokenizer_files
+from tests.data.tokenizer.split_tokenizers import tokenizer_json
+from tests.faults.fake_hub import COMMIT, FakeHub
+from tests.models.hf.shapes import POSITIONS, SHAPES
+from training.checkpoint.model_arrays import StoredModel
+
+IDS, ROWS = 1000, 1024
+CONFIG = {**to_json(SHAPES["Qwen3"], POSITIONS), "vocab_size": ROWS}
+FILES = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A folder of two safetensors files, written with numpy alone."""
+    folder = tmp_path_factory.mktemp("whole")
+    from models.hf.architectures import from_json
+
+    _, config, _ = from_json(CONFIG)
+    rng = np.random.default_rng(0)
+    tensors = {
+        t.name: rng.normal(size=t.shape).astype(np.float16)
+        for t in architecture_of(config).tensors(config)
+    }
+    names = sorted(tensors)
+    weights = {name: FILES[i % 2] for i, name in enumerate(names)}
+    for file in FILES:
+        mine = {name: tensors[name] for name in names if weights[name] == file}
+        save_file(mine, folder / file, metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": weights}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    write_tokenizer_files(TextTokenizer(tokenizer_json("gpt2")), str(folder), ROWS, POSITIONS)
+    return folder
+
+
+@pytest.fixture
+def folder(whole, tmp_path):
+    """A copy to damage."""
+    return shutil.copytree(whole, tmp_path / "model")
+
+
+def rewrite(folder, change, file=FILES[0]):
+    """A safetensors file with other tensors, and the index that has them."""
+    tensors = change(load_file(folder / file))
+    save_file(tensors, folder / file, metadata={"format": "pt"})
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"] = {k: f for k, f in index["weight_map"].items() if f != file}
+    index["weight_map"] |= dict.fromkeys(tensors, file)
+    path.write_text(json.dumps(index))
+
+
+def reconfigure(folder, **keys):
+    """config.json with other keys."""
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **keys}))
+
+
+NORM = "model.norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (lambda f: (f / FILES[1]).unlink(), r"00002-of-00002.safetensors: expected a safetensors"),
+        (lambda f: (f / FILES[1]).write_bytes(b"x" * 40), "expected a safetensors file"),
+        (
+            lambda f: rewrite(f, lambda t: {k: v.astype(np.int8) for k, v in t.items()}),
+            "has dtype I8; only BF16, F16, F32 are read",
+        ),
+        (
+            lambda f: rewrite(f, lambda t: {**t, "model.layers.0.extra": np.ones(3, np.float32)}),
+            "tensor model.layers.0.extra has no place",
+        ),
+        (
+            lambda f: rewrite(f, lambda t: dict(list(t.items())[1:])),
+            "is missing in the model",
+        ),
+        (
+            lambda f: rewrite(f, lambda t: {k: v[..., :-1].copy() for k, v in t.items()}),
+            "has shape .*; by config.json it is",
+        ),
+        (
+            lambda f: reconfigure(f, rope_parameters={"rope_type": "longrope"}),
+            "rope_type 'longrope' is unknown here",
+        ),
+        (
+            lambda f: reconfigure(f, vocab_size=900),
+            "has 1000 ids and the model's vocab_size is 900",
+        ),
+        (lambda f: (f / "config.json").unlink(), "config.json: No such file"),
+        (lambda f: (f / "config.json").write_text("{"), "config.json: not JSON"),
+        (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json: No such file"),
+        (lambda f: (f / "tokenizer.json").write_text("{}"), "expected the JSON of a tokenizer"),
+    ],
+    ids=lambda value: None if callable(value) else str(value)[:24],
+)
+def test_damaged_folders_are_refused(folder, damage, line):
+    """By file, tensor or key, in one line."""
+    damage(folder)
+    with pytest.raises(InputError, match=line) as caught:
+        open_hf(str(folder))
+    assert "\n" not in str(caught.value)
+
+
+def test_values_and_ids_without_a_text(whole, tmp_path):
+    """Float16 is widened exactly; rows that the tokenizer has no id for are padding."""
+    model = open_hf(str(whole))
+    assert (model.config.vocab_size, model.config.padded_vocab_size) == (IDS, ROWS)
+    write_checkpoint(model, str(tmp_path / "checkpoint"))
+    stored = StoredModel(str(tmp_path / "checkpoint"), model.config)
+    tensors = load_file(whole / FILES[0]) | load_file(whole / FILES[1])
+    np.testing.assert_array_equal(stored.read("embedding"), tensors["model.embed_tokens.weight"])
+    name = "model.layers.2.self_attn.q_proj.weight"
+    query = stored.read("blocks.stacked.attention.query.matrix", (2, 3))
+    np.testing.assert_array_equal(query.reshape(48, 48), tensors[name].astype(np.float32).T)
+
+
+def test_values_that_are_not_finite(folder, tmp_path):
+    """Are refused by the name of the array."""
+    rewrite(folder, lambda t: {k: np.full_like(v, np.inf) for k, v in t.items()})
+    with pytest.raises(InputError, match=r"model\.\S+: expected finite values"):
+        write_checkpoint(open_hf(str(folder)), str(tmp_path / "checkpoint"))
+
+
+def test_the_hub_has_the_same_model(whole):
+    """Its commit pins it, and its files are those of the folder."""
+    files = {f"small/{path.name}": path.read_bytes() for path in whole.iterdir()}
+    source = f"hf://datasets/owner/name@{COMMIT}/small"
+    with FakeHub(files):
+        assert list_model(source, 10.0).pinned == f"commit {COMMIT}"
+        with opened(source) as copy:
+            assert open_hf(copy).config == open_hf(str(whole)).config
+
+
+def test_a_folder_is_known_by_its_files(folder, whole):
+    """Not by its place; another value in a file is another model."""
+    assert list_model(str(folder), 1.0).digest == list_model(str(whole), 1.0).digest
+    rewrite(folder, lambda t: {k: v * 2 for k, v in t.items()})
+    assert list_model(str(folder), 1.0).digest != list_model(str(whole), 1.0).digest
