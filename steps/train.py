@@ -24,6 +24,7 @@ from steps.budget import check_budget, resolved
 from steps.checkpoints.find import describe, tokenizer_of
 from steps.coordinator import FLAGS, coordinator_of
 from steps.declared import check_training
+from steps.planning.facts import training_facts
 from training.checkpoint.retention import kept_for_good
 from training.config import OptimizerConfig, TrainConfig
 
@@ -68,7 +69,14 @@ class TrainRequest:
     start: Any = None
 
 
-@step(output=Checkpoint, version=4, cpus=0, check=_check, environment=FLAGS)
+@step(
+    output=Checkpoint,
+    version=4,
+    cpus=0,
+    check=_check,
+    facts=training_facts,
+    environment=FLAGS,
+)
 def train(
     run: StepContext,
     sequences: Sequences,

@@ -82,7 +82,10 @@ FLAGS: dict[str, dict[str, Any]] = {
     "undo": _switch("remove an adopted output"),
     "yes": _switch("do not ask"),
     "source": _flag("directory of the output to adopt", metavar="DIR"),
-    "no_compile": _switch("only what is known of a step at once; start no compiler"),
+    "no_compile": {
+        **_switch("only what is known of a step at once; start no compiler; or PONENTE_NO_COMPILE"),
+        "default": bool(os.environ.get("PONENTE_NO_COMPILE")),
+    },
     "help": _switch("this text"),
     "help_settings": _switch("every setting, with its value under the preset"),
 }

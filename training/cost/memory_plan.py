@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 
 from models.config import TransformerConfig
-from models.loss.cross_entropy import chunk_count
+from models.loss.chunk_count import chunk_count
 from models.remat_names import BLOCK_INPUT, PRODUCTS, widths
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, Parallelism, TrainConfig

@@ -51,7 +51,7 @@ class Times:
     matmul: Any
     head: Any
     attention: Any
-    memory: Any
+    elementwise: Any
     update: Any
     communication: Any
     fixed: Any
@@ -63,7 +63,7 @@ class Times:
             self.matmul
             + self.head
             + self.attention
-            + self.memory
+            + self.elementwise
             + self.update
             + self.communication
             + self.fixed
@@ -76,13 +76,13 @@ def times(work: Work, chip: Chip, rates: Rates) -> Times:
     products = _larger(work.matmul_flops / speed, work.matmul_bytes / chip.bandwidth)
     head = products * (work.head_flops / work.matmul_flops)
     attention = _larger(work.scores * rates.scores * score_seconds(chip), work.score_flops / speed)
-    memory = rates.streams * (work.stream_bytes + work.logit_bytes) / chip.bandwidth
-    compute = products + attention + memory
+    elementwise = rates.streams * (work.stream_bytes + work.logit_bytes) / chip.bandwidth
+    compute = products + attention + elementwise
     return Times(
         matmul=products - head,
         head=head,
         attention=attention,
-        memory=memory,
+        elementwise=elementwise,
         update=work.update_bytes / chip.bandwidth,
         communication=_waiting(work, chip, rates, compute),
         fixed=rates.fixed,

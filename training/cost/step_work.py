@@ -142,9 +142,9 @@ def _layer_products(job: Job, chip: Chip, again: dict[str, float]) -> tuple[floa
     size = {name: width / tensor for name, width in widths(model).items()}
     into = ("queries", "keys", "values", "gate", "up")
     # (rows of the weight, its columns, forward passes); backward counts as two.
-    products = [(model.embed, size[n], 3 + again.get(n, 0.0)) for n in into if size[n]]
-    products.append((size["queries"], model.embed, 3 + again.get("mlp_input", 0.0)))
-    products.append((size["up"], model.embed, 3.0))
+    products = [(float(model.embed), size[n], 3 + again.get(n, 0.0)) for n in into if size[n]]
+    products.append((size["queries"], float(model.embed), 3 + again.get("mlp_input", 0.0)))
+    products.append((size["up"], float(model.embed), 3.0))
     flops = operands = 0.0
     tokens = job.tokens * tensor
     for rows, columns, passes in products:

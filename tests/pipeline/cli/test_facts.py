@@ -4,11 +4,20 @@ import dataclasses
 import json
 import threading
 
+import pytest
+
 from pipeline import Experiment, Result, StepContext, step
+from pipeline.cli import options
 from pipeline.graph.facts import Facts
 from tests.pipeline.toy import Numbers, numbers
 
 LOOKS = []
+
+
+@pytest.fixture(autouse=True)
+def _longer_looks(monkeypatch):
+    """The suite leaves them out by PONENTE_NO_COMPILE."""
+    monkeypatch.setitem(options.FLAGS["no_compile"], "default", False)
 
 
 def state(node, results):
