@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -126,8 +127,16 @@ def _python_path() -> str:
     return os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH", ""))))
 
 
+def _end_with(parent: int) -> None:
+    """End this process when its parent has ended and reads no answer."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
 def _main() -> None:
     """Read a request from stdin; write the answer as the last line of stdout."""
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     from training.cost.topology import describe
     from training.preflight import preflight
     from training.step.program import build_program
