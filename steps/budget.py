@@ -52,7 +52,7 @@ def resolved(
         return train
     there = sequences.result["sequences"]
     budget = int(epochs * there) if epochs is not None else (tokens or 0) // length
-    steps = _steps(budget, train)
+    steps = steps_of(budget, train)
     if not steps:
         raise InputError(
             f"train: a budget of {budget:,} sequences of {length:,} tokens is less than one batch "
@@ -61,7 +61,7 @@ def resolved(
     return dataclasses.replace(train, steps=steps)
 
 
-def _steps(budget: int, train: TrainConfig) -> int:
+def steps_of(budget: int, train: TrainConfig) -> int:
     """Optimizer steps in so many sequences, under the schedule of batch sizes."""
     phases = [(0, train.batch_size), *train.batch_schedule]
     steps = 0

@@ -15,6 +15,7 @@ from steps.budget import resolved
 from steps.checkpoints.find import tokenizer_of
 from steps.coordinator import FLAGS
 from steps.declared import asked, check_training
+from steps.planning.facts import training_facts
 from steps.train import TrainRequest, run_training
 from training.config import OptimizerConfig, TrainConfig
 
@@ -35,7 +36,14 @@ def _check_extend(arguments: Mapping[str, Any]) -> None:
     _check(arguments)
 
 
-@step(output=Checkpoint, version=3, cpus=0, check=_check_extend, environment=FLAGS)
+@step(
+    output=Checkpoint,
+    version=3,
+    cpus=0,
+    check=_check_extend,
+    facts=training_facts,
+    environment=FLAGS,
+)
 def extend(
     run: StepContext,
     checkpoint: Checkpoint,
@@ -90,7 +98,14 @@ def _check_warm_start(arguments: Mapping[str, Any]) -> None:
     _check(arguments)
 
 
-@step(output=Checkpoint, version=3, cpus=0, check=_check_warm_start, environment=FLAGS)
+@step(
+    output=Checkpoint,
+    version=3,
+    cpus=0,
+    check=_check_warm_start,
+    facts=training_facts,
+    environment=FLAGS,
+)
 def warm_start(
     run: StepContext,
     checkpoint: Checkpoint,

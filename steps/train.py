@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from models.config import TransformerConfig
-from models.hf import architectures
 from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepContext, local, step
 from pipeline.errors import CorruptOutput, Preempted, StorageError
 from pipeline.graph.step_context import Emit
@@ -25,6 +24,7 @@ from steps.budget import check_budget, resolved
 from steps.checkpoints.find import describe, tokenizer_of
 from steps.coordinator import FLAGS, coordinator_of
 from steps.declared import check_training
+from steps.planning.facts import training_facts
 from training.checkpoint.retention import kept_for_good
 from training.config import OptimizerConfig, TrainConfig
 
@@ -44,10 +44,6 @@ class Assignment:
 def _check(arguments: Mapping[str, Any]) -> None:
     check_budget(arguments)
     check_training(arguments, arguments["model"])
-
-
-def _describe(settings: Mapping[str, Any]) -> list[str]:
-    return [architectures.describe(settings["model"])]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +69,14 @@ class TrainRequest:
     start: Any = None
 
 
-@step(output=Checkpoint, version=4, cpus=0, check=_check, describe=_describe, environment=FLAGS)
+@step(
+    output=Checkpoint,
+    version=4,
+    cpus=0,
+    check=_check,
+    facts=training_facts,
+    environment=FLAGS,
+)
 def train(
     run: StepContext,
     sequences: Sequences,

@@ -84,8 +84,8 @@ FLOORS = {
         *("sweep", "pages", "doctor", "cli", "experiment", "__init__"),
     ),
     "steps": (
-        *("platforms", "artifacts", "coordinator", "declared", "budget", "checkpoints", "sampling"),
-        *("scoring", "reporting", "export", "", "cli", "__init__"),
+        *("platforms", "artifacts", "coordinator", "declared", "budget", "planning", "checkpoints"),
+        *("sampling", "scoring", "reporting", "export", "", "cli", "__init__"),
     ),
     "data": ("source", "read", "tokenizer", "select", "cache", "batches", "__init__"),
     "models": (
@@ -101,7 +101,7 @@ FLOORS = {
     ),
     "training": (
         *("config", "sharding", "optimizer", "cost", "step", "preflight", "checkpoint", "fault"),
-        *("metrics", "evaluate", "trainer", "__init__"),
+        *("metrics", "evaluate", "trainer", "compile_check", "__init__"),
     ),
 }
 """Folders, and files beside them, of a package; each imports only what stands before it.

@@ -16,6 +16,7 @@ of `checked`.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import threading

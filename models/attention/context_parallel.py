@@ -14,28 +14,11 @@ Three ways, inside `jax.shard_map` over the mesh axes that divide the positions:
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-
-Way = Literal["heads", "zigzag", "gathered"]
-
-
-def choose_way(kv_heads: int, chunk_fits: bool, window: int | None, shards: int) -> Way:
-    """How to divide attention over `shards` devices.
-
-    Args:
-        kv_heads: of one device, before the exchange.
-        chunk_fits: whether the kernel can take half of a device's positions as a chunk.
-        window: positions that one sees, or None for all.
-        shards: devices that share a row.
-    """
-    if kv_heads % shards == 0:
-        return "heads"
-    return "zigzag" if chunk_fits and window is None else "gathered"
 
 
 def zigzag_order(position: int, shards: int) -> np.ndarray:

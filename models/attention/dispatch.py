@@ -21,7 +21,7 @@ from models.attention.cudnn import unsupported_reason as cudnn_unsupported_reaso
 from models.attention.reference import reference
 from models.attention.splash import splash
 from models.attention.splash import unsupported_reason as splash_unsupported_reason
-from models.attention.splash_tiles import only_narrow_tiles
+from models.attention.tile_choice import only_narrow_tiles
 from models.axes import (
     BATCH,
     HEAD_SIZE,

@@ -27,7 +27,6 @@ On CPUs the chunks are of the vocabulary instead, see `models.loss.vocab_chunks`
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -40,29 +39,8 @@ from models.loss.vocab_chunks import sums_and_gradients, vocabulary_chunks
 from models.mesh_axes import MeshAxes, TableSplit
 from pipeline.errors import InputError
 
-LOGIT_BUDGET_BYTES = 512 * 2**20
-
 Sums = tuple[Array, Array, Array]
 Gradients = tuple[Array, Array]
-
-
-def chunk_count(
-    batch: int, position: int, vocab: int, *, shards: int = 1, budget: int = LOGIT_BUDGET_BYTES
-) -> int:
-    """Chunks of positions so that one chunk's float32 logits fit `budget` bytes on a device.
-
-    The smallest divisor of `position` that is enough, or `position` where none is.
-
-    Args:
-        batch: rows of the whole batch.
-        position: tokens per row.
-        vocab: ids.
-        shards: devices among which the batch is divided evenly.
-        budget: bytes per device.
-    """
-    needed = math.ceil(batch * position * vocab * 4 / shards / budget)
-    divisors = (chunks for chunks in range(1, position + 1) if position % chunks == 0)
-    return next((chunks for chunks in divisors if chunks >= needed), position)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7, 8, 9))

@@ -17,12 +17,8 @@ import jax.numpy as jnp
 from haliax import NamedArray
 
 from models.axes import BATCH, EMBED, POSITION, VOCAB
-from models.loss.cross_entropy import (
-    LOGIT_BUDGET_BYTES,
-    chunk_count,
-    summed_losses,
-    token_losses,
-)
+from models.loss.chunk_count import LOGIT_BUDGET_BYTES, chunk_count
+from models.loss.cross_entropy import summed_losses, token_losses
 from models.mesh_axes import MeshAxes
 from models.transformer import Forward, Transformer
 

@@ -9,8 +9,10 @@ from typing import Any
 
 from pipeline.cli.context import Context, say
 from pipeline.errors import InputError
+from pipeline.graph.facts import Facts
 from pipeline.graph.node import Node, topological, unique_labels
 from pipeline.identity.fingerprint import plain, plain_identity
+from pipeline.plan import facts as known
 from pipeline.plan.explain import explain as explained
 from pipeline.plan.lineage import lineage, users
 from pipeline.plan.plan import Planned
@@ -54,7 +56,6 @@ def _plain(entry: Planned, label: str) -> dict[str, Any]:
         "changes": entry.lines,
         "nearest": entry.nearest,
         "warnings": [*entry.warnings, *entry.notes, *node.advice()],
-        "description": node.description(),
         "step": node.step.name,
         "key": node.key,
         "path": entry.path,
@@ -68,14 +69,46 @@ def plan(context: Context) -> int:
     found = entries(context)
     labels = unique_labels([entry.node for entry in found])
     warnings = [warning for entry in found for warning in entry.warnings]
+    outputs = known.results_of({e.node.key: e.found for e in found if e.found is not None})
+    stated = known.state([entry.node for entry in found if entry.needed], outputs)
     if context.options.json:
-        steps = [_plain(entry, labels[entry.node.key]) for entry in found]
+        more = {} if context.options.no_compile else known.examine(stated, labels, _ignore)
+        stated |= {key: known.merge(stated[key], facts) for key, facts in more.items()}
+        steps = [
+            {**_plain(entry, labels[entry.node.key]), **plain_facts(stated.get(entry.node.key))}
+            for entry in found
+        ]
         say_json({"store": context.store.prefix, "preset": context.preset, "steps": steps})
     else:
         _say_plan(context, found, labels)
+        say_facts(stated, labels)
+        if not context.options.no_compile:
+            say_facts(known.examine(stated, labels, say), labels)
     if warnings and context.options.strict:
         raise InputError("--strict: outputs were built by other code; see the warnings")
     return 0
+
+
+def plain_facts(facts: Facts | None) -> dict[str, Any]:
+    """The facts of a step as JSON; nothing for a step that states none."""
+    if facts is None:
+        return {}
+    return {"facts": {**facts.data, "lines": list(facts.lines), "refusal": facts.refusal}}
+
+
+def say_facts(stated: Mapping[str, Facts], labels: Mapping[str, str]) -> None:
+    """A block of lines for each step, and why a run would refuse it."""
+    for key, facts in stated.items():
+        if facts.lines:
+            say(f"{labels[key]}:")
+        for line in facts.lines:
+            say(f"  {line}")
+        for line in facts.refusal.splitlines():
+            say(f"run would refuse {labels[key]}: {line}")
+
+
+def _ignore(line: str) -> None:
+    """Progress is not part of one JSON object."""
 
 
 def _say_plan(context: Context, found: list[Planned], labels: dict[str, str]) -> None:
@@ -85,9 +118,6 @@ def _say_plan(context: Context, found: list[Planned], labels: dict[str, str]) ->
         beside = f" (follows {', '.join(entry.beside)} while it runs)" if entry.beside else ""
         label = f"{labels[entry.node.key]:<{width}}"
         say(f"{_action(entry):<6} {label} {entry.status:<8} {entry.reason}{beside}")
-    for entry in found:
-        for line in entry.node.description():
-            say(f"{labels[entry.node.key]}: {line}")
     for entry in found:
         for warning in (*entry.warnings, *entry.notes):
             say(f"warning: {warning}")

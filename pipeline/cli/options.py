@@ -82,6 +82,10 @@ FLAGS: dict[str, dict[str, Any]] = {
     "undo": _switch("remove an adopted output"),
     "yes": _switch("do not ask"),
     "source": _flag("directory of the output to adopt", metavar="DIR"),
+    "no_compile": {
+        **_switch("only what is known of a step at once; start no compiler; or PONENTE_NO_COMPILE"),
+        "default": bool(os.environ.get("PONENTE_NO_COMPILE")),
+    },
     "help": _switch("this text"),
     "help_settings": _switch("every setting, with its value under the preset"),
 }
@@ -90,7 +94,7 @@ SPELLED = {"--from" if n == "source" else f"--{n.replace('_', '-')}": n for n in
 _SHORT = {"help": "-h"}
 _EVERY = ("preset", "prefix", "shared", "help", "help_settings")
 _CHOICE = ("only", "until", "force", "strict")
-_RUN = (*_CHOICE, "keep_going", "wait", "jobs", "executor", "cluster")
+_RUN = (*_CHOICE, "keep_going", "wait", "jobs", "executor", "cluster", "no_compile")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.cli.context import Context, retry_command, say
 from pipeline.cli.display import choose
+from pipeline.cli.inspection import say_facts
 from pipeline.cli.interrupts import INTERRUPTED, Interrupts
 from pipeline.cli.latest_pages import point_to_pages
 from pipeline.cli.streams import survive_closed_streams
@@ -18,6 +19,9 @@ from pipeline.execute.backend import InlineBackend
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.execute.small import refuse_several_hosts
+from pipeline.graph.facts import Facts
+from pipeline.graph.node import Node, unique_labels
+from pipeline.plan import facts as known
 from pipeline.plan.plan import code_warnings
 from pipeline.store.write_check import check_writable
 
@@ -65,6 +69,7 @@ def _run(context: Context, interrupts: Interrupts) -> Execution:
             say(f"warning: {note}")
         _check_code(context, execution)
         if needed:
+            _check_facts(context, execution, needed)
             _execute(context, log, execution, needed, interrupts)
         outcome = "ok"
     except (KeyboardInterrupt, Cancelled):
@@ -183,6 +188,25 @@ def _check_code(context: Context, execution: Execution) -> None:
         )
     for warning in warnings:
         say(f"warning: {warning}")
+
+
+def _check_facts(context: Context, execution: Execution, needed: list[Node]) -> None:
+    """Show what the steps that will run are; refuse before anything is reserved what cannot work.
+
+    Raises:
+        InputError: for the first kind of look that refuses a step, with every refusal of it.
+    """
+    labels = unique_labels(execution.order)
+    stated = known.state(needed, known.results_of(execution.published))
+    known.refuse(_said(stated, labels), labels)
+    if not context.options.no_compile:
+        known.refuse(_said(known.examine(stated, labels, say), labels), labels)
+
+
+def _said(stated: dict[str, Facts], labels: dict[str, str]) -> dict[str, Facts]:
+    """The same facts, printed but for refusals, which the error has."""
+    say_facts({k: dataclasses.replace(f, refusal="") for k, f in stated.items()}, labels)
+    return stated
 
 
 def _say_settings(context: Context) -> None:

@@ -57,10 +57,6 @@ class Node:
         """What its step says about this configuration before anything runs."""
         return self.step.advise({**self.config, **self.runtime}) if self.step.advise else []
 
-    def description(self) -> list[str]:
-        """What else its step says about this configuration."""
-        return self.step.describe({**self.config, **self.runtime}) if self.step.describe else []
-
     @property
     def reads_lineage(self) -> bool:
         """Whether its step reads more of its inputs than what they hold."""

@@ -26,6 +26,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from pipeline.errors import InputError
 from pipeline.graph.artifact import Artifact
 from pipeline.graph.external import External, read_externals
+from pipeline.graph.facts import StateFacts
 from pipeline.graph.module_names import by_value
 from pipeline.graph.node import Node
 from pipeline.graph.signature import Input, Signature, read_signature
@@ -74,10 +75,10 @@ class StepSpec(Generic[P, A]):
             from; so it runs again when that changed, though their contents did not.
         advise: what `plan` says about its configuration before anything runs, such as a setting
             that will be slow; what cannot work is refused, not advised against.
-        describe: what else `plan` says about its configuration, such as what the result can be
-            used for; no warning.
         check: raises `InputError` for arguments, by name, that cannot work whatever the inputs will
             hold; when the step is called, so before anything runs.
+        facts: what is known of a node before it runs, for `plan` and a run's first lines, and
+            whether it is refused, see `pipeline.graph.facts`.
         environment: variables that its result may depend on; their values are recorded.
     """
 
@@ -88,8 +89,8 @@ class StepSpec(Generic[P, A]):
     resources: Resources = Resources()
     reads_lineage: bool = False
     advise: Advise | None = None
-    describe: Advise | None = None
     check: Check | None = None
+    facts: StateFacts | None = None
     environment: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -228,7 +229,7 @@ def step(
             changes; it is part of the key.
         name: stable name, part of the key; by default the function's name, without its module.
         cpus, memory, custom, tries: see `Resources`.
-        more: reads_lineage, advise, describe, check and environment, see `StepSpec`.
+        more: reads_lineage, advise, check, facts and environment, see `StepSpec`.
     """
     resources = Resources(cpus, memory, custom or {}, tries)
 

@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from models.attention.context_parallel import Way, choose_way
-from models.attention.splash_tiles import LANES, block_sizes, partial_sums_bytes
+from models.attention.position_sharing import Way, choose_way
+from models.attention.tile_choice import LANES, choose_tiles, partial_sums_bytes
 from models.config import TransformerConfig
 from models.remat_names import BLOCK_INPUT, PRODUCTS, saved_names, widths
 from pipeline.errors import InputError
@@ -240,9 +240,8 @@ def _partial_sums(
     window = None if None in model.windows else max(filter(None, model.windows))
     if _way(model, train.parallel) == "heads":
         heads, sequence = math.ceil(heads / sequence), 1
-    sizes = block_sizes(length, model.head_size, window, sequence, heads)
+    sizes = choose_tiles(length, model.head_size, window, sequence, heads)
     if not sizes.use_fused_bwd_kernel:
         return 0.0
     block = sizes.block_kv_dkv
-    assert block is not None
     return heads * partial_sums_bytes(length, model.head_size, sequence, block)

@@ -12,11 +12,12 @@ import dataclasses
 import itertools
 
 from models.config import TransformerConfig
-from models.loss.cross_entropy import chunk_count
-from models.remat_names import BLOCK_INPUT, PRODUCTS, saved_names, widths
+from models.loss.chunk_count import chunk_count
+from models.remat_names import BLOCK_INPUT, PRODUCTS, widths
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.cost.memory_estimate import GIB, Estimate, estimate
+from training.cost.recompute import recomputed
 
 SHARDINGS = {"replicated": 0.0, "zero1": 0.01, "fsdp": 0.1}
 """What each costs, as a share of the forward pass, for "auto": gathering parameters once a step is
@@ -80,32 +81,6 @@ def resolve(
     else:
         _, _, found, size = min(candidates, key=lambda c: c[1])
     return found, _reason(found, size, limit, recomputed(model, found.remat, train.sequence_length))
-
-
-def recomputed(model: TransformerConfig, remat: str, sequence_length: int) -> float:
-    """Share of the blocks' forward FLOPs that the backward pass repeats, causal attention counted.
-
-    A product is repeated when its result is not kept; attention also needs queries, keys and
-    values, which are there or repeated too. Nothing is repeated where only norms and activations
-    are.
-    """
-    flops = _flops(model, sequence_length)
-    kept = PRODUCTS if remat in ("none", "dots") else sum(saved_names(remat), ())
-    again = sum(flops[name] for name in flops if name not in kept)
-    if remat == "dots":
-        again += flops["attention_residuals"]
-    return again / (sum(flops.values()) + 2 * model.embed * model.mlp)
-
-
-def _flops(model: TransformerConfig, sequence_length: int) -> dict[str, float]:
-    """Forward FLOPs of a token and layer behind each kept name; the down projection has none."""
-    size, attended = widths(model), (sequence_length + 1) / 2
-    into = {name: 2 * model.embed * size[name] for name in ("queries", "keys", "values")}
-    into |= {name: 2 * model.embed * size[name] for name in ("gate", "up") if size[name]}
-    return into | {
-        "attention_residuals": 4 * size["queries"] * attended,
-        "mlp_input": 2 * size["queries"] * model.embed,
-    }
 
 
 def _remats(model: TransformerConfig, train: TrainConfig) -> list[str]:

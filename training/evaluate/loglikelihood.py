@@ -18,7 +18,7 @@ import numpy as np
 
 from models.axes import BATCH, EMBED, POSITION, VOCAB
 from models.config import TransformerConfig
-from models.loss.cross_entropy import chunk_count
+from models.loss.chunk_count import chunk_count
 from models.precision import cast
 from models.transformer import Transformer
 from pipeline.errors import InputError

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
-from models.attention.context_parallel import Exchange, choose_way, zigzag_order
+from models.attention.context_parallel import Exchange, zigzag_order
+from models.attention.position_sharing import choose_way
 from tests.models import small
 
 

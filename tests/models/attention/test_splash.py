@@ -17,8 +17,8 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.interpreters import partial_eval
 
 from models.attention import splash
-from models.attention.context_parallel import choose_way
 from models.attention.dispatch import attend
+from models.attention.position_sharing import choose_way
 from models.attention.splash_tiles import SEQ_MINOR
 from models.mesh_axes import MeshAxes
 from tests.models import small

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.attention import splash_tiles
+from models.attention import tile_choice
 from models.attention.splash import Kernel, build
-from models.attention.splash_tiles import ScoreMatrix, block_sizes, only_narrow_tiles
+from models.attention.splash_tiles import block_sizes
+from models.attention.tile_choice import ScoreMatrix, only_narrow_tiles
 
 
 @given(
@@ -77,10 +78,10 @@ def test_the_partial_sums_of_a_device_fit(position, sequence_shards, heads, fuse
     sizes = block_sizes(position, 128, None, sequence_shards, heads)
     assert sizes.use_fused_bwd_kernel == fused
     assert sizes.has_backward_blocks
-    one = splash_tiles.partial_sums_bytes(position, 128, sequence_shards, sizes.block_kv_dkv)
+    one = tile_choice.partial_sums_bytes(position, 128, sequence_shards, sizes.block_kv_dkv)
     blocks = position // sizes.block_kv_dkv
     assert one == math.prod((blocks, position // sequence_shards, 128)) * 2
-    assert not fused or heads * one <= splash_tiles.MOST_PARTIAL_SUMS
+    assert not fused or heads * one <= tile_choice.MOST_PARTIAL_SUMS
 
 
 @pytest.mark.parametrize("position", [128, 2048, 4608, 128 * 17, 128 * 37])
@@ -128,7 +129,7 @@ def test_a_hidden_tile_costs_a_step_and_a_narrow_window_wants_small_tiles():
     """What the choice weighs: wasted scores against steps."""
     whole, windowed = ScoreMatrix(8192, 8192, None), ScoreMatrix(8192, 8192, 512)
     tile = (2048, 2048)
-    causal = splash_tiles._cycles(whole, tile, 64, "forward")
-    assert splash_tiles._cycles(whole, (128, 128), 64, "forward") > 3 * causal
-    small, large = (splash_tiles._cycles(windowed, (n, n), 64, "forward") for n in (512, 2048))
+    causal = tile_choice._cycles(whole, tile, 64, "forward")
+    assert tile_choice._cycles(whole, (128, 128), 64, "forward") > 3 * causal
+    small, large = (tile_choice._cycles(windowed, (n, n), 64, "forward") for n in (512, 2048))
     assert small < large / 2

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.loss.cross_entropy import chunk_count
+from models.loss.chunk_count import chunk_count
 from models.loss.next_token import next_token_loss, nll_per_token
 from models.mesh_axes import MeshAxes
 from models.precision import cast

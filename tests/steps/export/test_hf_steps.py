@@ -10,6 +10,7 @@ from models import presets
 from pipeline import InputError
 from pipeline.graph.node import as_node
 from steps import block_shuffle, export_hf, extend, import_hf, train, warm_start
+from steps.planning.facts import training_facts
 from tests.pipeline.helpers import bring_up
 from tests.steps.export.hf_folders import NEEDS_ORACLE, folder
 from tests.steps.synthetic import synthetic
@@ -46,8 +47,10 @@ def test_refused_where_it_is_declared(call, line):
 
 def test_plan_names_the_architecture():
     """Or the field that prevents one; it changes no key."""
-    assert as_node(trained()).description() == ["exports to Hugging Face as Qwen3ForCausalLM"]
-    (line,) = as_node(trained(presets.nanochat_d16)).description()
+    facts = training_facts(as_node(trained()), {})
+    assert facts.data["export"] == "exports to Hugging Face as Qwen3ForCausalLM"
+    assert any(facts.data["export"] in line for line in facts.lines)
+    line = training_facts(as_node(trained(presets.nanochat_d16)), {}).data["export"]
     assert "does not export to Hugging Face" in line
     assert "embedding_norm=False" in line
 

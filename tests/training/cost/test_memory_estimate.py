@@ -11,7 +11,8 @@ from models.remat_names import PRODUCTS
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.cost.memory_estimate import GIB, estimate
-from training.cost.memory_plan import OFFLOADED, recomputed, resolve
+from training.cost.memory_plan import OFFLOADED, resolve
+from training.cost.recompute import recomputed
 
 ADAMW = OptimizerConfig()
 V6E = 31.25 * GIB

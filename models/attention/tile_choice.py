@@ -1,0 +1,238 @@
+"""Tile sizes of the splash kernel, by row length, head size and window.
+
+Chosen by what a tile costs. The TPU compiler's schedule for v6e (tests/bench/splash_blocks.py
+counts it) is proportional to the scores in a tile within a tenth, and a tile that the mask hides
+in part costs as much as a full one: small tiles waste less on the diagonal and at a window's edge.
+Against that stands the price of a grid step, paid for hidden tiles of the grid too, which makes
+JAX's default of 128 several times slower everywhere. Imports no JAX: estimates use it too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+
+LANES = 128
+LARGEST = 2304
+MOST_COMPUTE = 768
+
+STEP_CYCLES = 600
+"""Of one grid step, about a third of a microsecond: an assumption, no schedule shows it.
+
+From 200 cycles on, tiles of 2048 cost less than those of 1024 at 8,192 positions.
+"""
+
+HBM_BYTES_PER_CYCLE = 937
+"""1.64 TB/s at 1.75 GHz."""
+
+
+MOST_PARTIAL_SUMS = 2 * 2**30
+"""Bytes of a device that the fused backward kernel may fill with partial sums, in one layer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """Cycles for 1,000 scores of a tile, by kernel."""
+
+    forward: float
+    fused: float
+    keys_values: float
+    queries: float
+
+
+COSTS = {
+    64: Costs(forward=3.0, fused=5.5, keys_values=4.4, queries=3.5),
+    128: Costs(forward=3.1, fused=5.5, keys_values=4.4, queries=3.5),
+    256: Costs(forward=3.4, fused=5.8, keys_values=4.6, queries=3.7),
+}
+"""By head size, of tiles of 1024 whose scores are made 512 keys at a time."""
+
+NARROW_COMPUTE = {128: (1.8, 1.2), 256: (1.2, 1.0)}
+"""How many times as much in the forward and in a backward kernel, by keys at a time below 384."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TileGrid:
+    """The tiles that one kernel goes through for one head.
+
+    Attributes:
+        visited: tiles of which some score is visible; the work is done there.
+        steps: with the hidden ones that the grid still has.
+        fused: whether each step writes a partial sum of the queries' gradients.
+    """
+
+    visited: int
+    steps: int
+    fused: bool
+
+    def partial_sums(self, tile: tuple[int, int], head_size: int) -> float:
+        """Cycles for memory traffic that no work hides.
+
+        The final sum reads all partial sums; those of hidden tiles are written with nothing else
+        to do.
+        """
+        if not self.fused:
+            return 0.0
+        written = self.steps * tile[0] * _lanes(head_size) * 2
+        return written * (2 - self.visited / self.steps) / HBM_BYTES_PER_CYCLE
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreMatrix:
+    """What one device computes of a row.
+
+    Attributes:
+        queries: positions of queries, the last of the row's.
+        keys: positions of keys.
+        window: positions that one sees, or None.
+    """
+
+    queries: int
+    keys: int
+    window: int | None
+
+    def grid(self, tile: tuple[int, int], kernel: str) -> TileGrid:
+        """Which tiles a kernel visits; all but the fused one narrow their grid to the mask."""
+        block_q, block_kv = tile
+        start = self.keys - self.queries
+        reach = self.keys if self.window is None else self.window
+        by_query, by_key = self.queries // block_q, self.keys // block_kv
+
+        def seen_by(first: int) -> int:
+            """Blocks of keys that the block of queries from `first` sees some of."""
+            oldest = max(0, (first - reach + 1) // block_kv)
+            return -(-(first + block_q) // block_kv) - oldest
+
+        def seeing(first: int) -> int:
+            """Blocks of queries that see some of the block of keys from `first`."""
+            earliest = max(0, (first - start) // block_q)
+            latest = -(-(first + block_kv + reach - 1 - start) // block_q)
+            return max(0, min(by_query, latest) - earliest)
+
+        rows = [seen_by(first) for first in range(start, self.keys, block_q)]
+        if kernel == "fused":
+            steps = by_query * by_key
+        elif kernel == "keys_values":
+            steps = by_key * max(seeing(first) for first in range(0, self.keys, block_kv))
+        else:
+            steps = by_query * max(rows)
+        return TileGrid(sum(rows), steps, kernel == "fused")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tiles:
+    """What the kernel's `BlockSizes` has, but for layouts."""
+
+    block_q: int
+    block_kv: int
+    block_kv_compute: int
+    block_q_dkv: int
+    block_kv_dkv: int
+    block_kv_dkv_compute: int
+    block_q_dq: int | None
+    block_kv_dq: int | None
+    use_fused_bwd_kernel: bool
+
+
+@functools.cache
+def choose_tiles(
+    position: int,
+    head_size: int,
+    window: int | None = None,
+    sequence_shards: int = 1,
+    heads: int = 1,
+) -> Tiles:
+    """Tile sizes for a row length.
+
+    Every size is a multiple of 128 that divides the positions it tiles, and all compile in the
+    96 MiB of scoped vector memory that `training.step.xla_options` allows. The backward pass is the
+    fused kernel where it costs less than the two others: it makes the scores once instead of twice,
+    and writes partial sums of the queries' gradients for every block of keys, hidden ones too. It
+    is not taken where these partial sums need more than `MOST_PARTIAL_SUMS`: they grow with the
+    square of the positions.
+
+    Args:
+        position: tokens per row.
+        head_size: width of one head.
+        window: positions that one sees, or None for all.
+        sequence_shards: devices that a row's queries are spread over; 128 times that divides
+            `position`.
+        heads: query heads of all rows that a device computes at once.
+    """
+    row = ScoreMatrix(position // sequence_shards, position, window)
+    forward = _cheapest(row, head_size, "forward")
+    fused = _cheapest(row, head_size, "fused", heads)
+    keys_values = _cheapest(row, head_size, "keys_values")
+    queries = _cheapest(row, head_size, "queries")
+    split_cycles = keys_values[0] + queries[0]
+    use_fused = fused[0] <= split_cycles
+    backward = fused[1] if use_fused else keys_values[1]
+    return Tiles(
+        block_q=forward[1][0],
+        block_kv=forward[1][1],
+        block_kv_compute=compute_block(forward[1][1]),
+        block_q_dkv=backward[0],
+        block_kv_dkv=backward[1],
+        block_kv_dkv_compute=compute_block(backward[1]),
+        block_q_dq=None if use_fused else queries[1][0],
+        block_kv_dq=None if use_fused else queries[1][1],
+        use_fused_bwd_kernel=use_fused,
+    )
+
+
+def compute_block(block_kv: int) -> int:
+    """Keys whose scores are made at a time, a divisor: about 512, and 1024 in tiles of 2048."""
+    for size in (1024, 512, 384):
+        if block_kv % size == 0 and (size < 1024 or block_kv >= 2048):
+            return size
+    return max(size for size in _divisors(block_kv) if size <= MOST_COMPUTE)
+
+
+def only_narrow_tiles(position: int, head_size: int, sequence_shards: int = 1) -> bool:
+    """Whether the row's length leaves only tiles of 128, the slowest."""
+    sizes = choose_tiles(position, head_size, None, sequence_shards)
+    return position > LANES == min(sizes.block_q, sizes.block_kv)
+
+
+def partial_sums_bytes(position: int, head_size: int, sequence_shards: int, block_kv: int) -> int:
+    """Bytes of the fused backward kernel's partial sums, bfloat16, for one query head of a row."""
+    return position // block_kv * (position // sequence_shards) * _lanes(head_size) * 2
+
+
+def _lanes(head_size: int) -> int:
+    return -(-head_size // LANES) * LANES
+
+
+def _cheapest(
+    row: ScoreMatrix, head_size: int, kernel: str, heads: int = 1
+) -> tuple[float, tuple[int, int]]:
+    """Cycles and (queries, keys) of the cheapest tile; infinitely many where none may be used."""
+    shards = row.keys // row.queries
+
+    def cycles(tile: tuple[int, int]) -> float:
+        partial = partial_sums_bytes(row.keys, head_size, shards, tile[1])
+        if kernel == "fused" and heads * partial > MOST_PARTIAL_SUMS:
+            return math.inf
+        return _cycles(row, tile, head_size, kernel)
+
+    tiles = itertools.product(_divisors(row.queries), _divisors(row.keys))
+    return min((cycles(tile), tile) for tile in tiles)
+
+
+def _cycles(row: ScoreMatrix, tile: tuple[int, int], head_size: int, kernel: str) -> float:
+    """Of one head of one row."""
+    block_q, block_kv = tile
+    grid = row.grid(tile, kernel)
+    known = min(COSTS, key=lambda known: abs(known - head_size))
+    work = getattr(COSTS[known], kernel) * block_q * block_kv / 1000
+    if kernel != "queries":
+        at_a_time = NARROW_COMPUTE.get(compute_block(block_kv), (1.0, 1.0))
+        work *= at_a_time[kernel != "forward"]
+    return grid.visited * work + grid.steps * STEP_CYCLES + grid.partial_sums(tile, head_size)
+
+
+def _divisors(positions: int) -> list[int]:
+    """Multiples of 128 that divide a number of positions and fit into vector memory."""
+    return [size for size in range(LANES, LARGEST + 1, LANES) if positions % size == 0]

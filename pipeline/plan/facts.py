@@ -1,0 +1,75 @@
+"""The facts of the steps that a run would execute, see `pipeline.graph.facts`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from pipeline.errors import InputError, PonenteError
+from pipeline.graph.facts import Facts, Results
+from pipeline.graph.node import Node
+from pipeline.store.outputs import Found
+
+AT_ONCE = 4
+"""Longer looks at the same time; each may start a process."""
+
+
+def results_of(found: Mapping[str, Found]) -> dict[str, Mapping[str, Any]]:
+    """What the outputs that are there say of themselves, by key."""
+    return {key: output.manifest.result for key, output in found.items()}
+
+
+def state(nodes: Iterable[Node], results: Results) -> dict[str, Facts]:
+    """Facts of the nodes whose steps state any, by key; an error of the project's is a refusal."""
+    stated = {}
+    for node in nodes:
+        if node.step.facts is None:
+            continue
+        try:
+            stated[node.key] = node.step.facts(node, results)
+        except PonenteError as error:
+            stated[node.key] = Facts(refusal=str(error))
+    return stated
+
+
+def examine(
+    stated: Mapping[str, Facts], labels: Mapping[str, str], show: Callable[[str], None]
+) -> dict[str, Facts]:
+    """The facts that the longer looks add, by key, several looks at a time.
+
+    Args:
+        stated: what `state` returned; what is refused already is not examined.
+        labels: of nodes, by key.
+        show: is called with lines on how far the looks are, from several threads.
+    """
+    looks = {k: f.examine for k, f in stated.items() if f.examine is not None and not f.refusal}
+    if not looks:
+        return {}
+
+    def look(key: str) -> Facts:
+        try:
+            return looks[key](lambda line: show(f"{labels[key]}: {line}"))
+        except PonenteError as error:
+            return Facts(refusal=str(error))
+
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        return dict(zip(looks, threads.map(look, looks), strict=True))
+
+
+def merge(first: Facts, second: Facts) -> Facts:
+    """Facts of one node in the order in which they were found."""
+    return dataclasses.replace(
+        second,
+        lines=(*first.lines, *second.lines),
+        data={**first.data, **second.data},
+        refusal=first.refusal or second.refusal,
+    )
+
+
+def refuse(stated: Mapping[str, Facts], labels: Mapping[str, str]) -> None:
+    """Raise `InputError` with every refusal, if there is one."""
+    refusals = [f"{labels[key]}: {facts.refusal}" for key, facts in stated.items() if facts.refusal]
+    if refusals:
+        raise InputError("\n".join(refusals))

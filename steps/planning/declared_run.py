@@ -1,0 +1,84 @@
+"""The run that a node declares, as far as its graph tells before anything is built."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from models.config import TransformerConfig
+from pipeline import Hardware
+from pipeline.graph.facts import Results
+from pipeline.graph.node import Node
+from steps.artifacts import Documents
+from steps.budget import steps_of
+from steps.declared import asked
+from training.config import OptimizerConfig, TrainConfig
+from training.config.batch_schedule import batch_phases
+
+
+@dataclass(frozen=True)
+class DeclaredRun:
+    """A step that trains.
+
+    Attributes:
+        train: the configuration of its largest batch phase, with the sequences' length.
+        steps: optimizer steps; None where they depend on outputs that are not there.
+        splits: held-out splits that are evaluated on.
+        exact: whether `steps` is exact, and not from the tokens that sampling was asked for.
+    """
+
+    model: TransformerConfig
+    optimizer: OptimizerConfig
+    train: TrainConfig
+    hardware: Hardware
+    steps: int | None
+    splits: int
+    exact: bool
+
+    @property
+    def tokens(self) -> int | None:
+        """Training tokens."""
+        if self.steps is None:
+            return None
+        return self.steps * self.train.batch_size * self.train.sequence_length
+
+
+def declared_run(node: Node, results: Results) -> DeclaredRun | None:
+    """What `node` would train; None where the graph does not tell its model or length."""
+    model = asked(node, "model")
+    sequences, train = node.inputs.get("sequences"), node.config["train"]
+    if sequences is None or not isinstance(model, TransformerConfig):
+        return None
+    result = results.get(sequences.key, {})
+    length = train.sequence_length or result.get("sequence_length")
+    length = length or asked(sequences, "sequence_length")
+    if not length:
+        return None
+    train = dataclasses.replace(train, sequence_length=length)
+    steps, exact = _steps(node, sequences, train, result)
+    largest = max(batch_phases(train), key=lambda phase: phase.rows)
+    wanted = node.config.get("splits") or asked(sequences, "splits", Documents) or ((),)
+    return DeclaredRun(
+        model=model,
+        optimizer=node.config["optimizer"],
+        train=dataclasses.replace(largest.config(train), steps=steps or train.steps),
+        hardware=node.runtime["hardware"],
+        steps=steps,
+        splits=len(wanted),
+        exact=exact,
+    )
+
+
+def _steps(node: Node, sequences: Node, train: TrainConfig, result: Any) -> tuple[int | None, bool]:
+    if train.steps:
+        return train.steps, True
+    if (tokens := node.config.get("tokens")) is not None:
+        return steps_of(tokens // train.sequence_length, train), True
+    epochs = node.config.get("epochs") or 1
+    if (there := result.get("sequences")) is not None:
+        return steps_of(int(epochs * there), train), True
+    sampled = asked(sequences, "tokens", Documents)
+    if sampled is None or sampled < 0:
+        return None, False
+    return steps_of(int(epochs * sampled) // train.sequence_length, train), False

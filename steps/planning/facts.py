@@ -1,0 +1,220 @@
+"""The facts of a step that trains, see `pipeline.graph.facts`: what `plan` shows and refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+from models.flops import parameters, training_flops_per_token
+from models.hf import architectures
+from pipeline.accelerators import Chip
+from pipeline.graph.facts import Facts, Results
+from pipeline.graph.node import Node
+from steps.planning import memory
+from steps.planning.cost import RunTime, checkpoint_bytes, money, run_time
+from steps.planning.declared_run import DeclaredRun, declared_run
+from steps.planning.memory import GIB, Fit
+from training.cost.calibration import CALIBRATION
+from training.cost.shape_lint import lint
+from training.cost.step_forecast import Forecast, forecast
+
+_ACCELERATORS = ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*")
+
+
+def training_facts(node: Node, results: Results) -> Facts:
+    """Size, memory, predicted speed, time and cost of a step that trains; how the compiler is
+    asked; and a refusal where it cannot fit."""
+    run = declared_run(node, results)
+    if run is None:
+        return Facts()
+    lines, data = _size(run)
+    chip = memory.chip_of(run.hardware)
+    if chip is None:
+        line, refusal = _on_this_machine(run)
+        return Facts((*lines, *line), data, refusal)
+    fit = memory.fit(run.model, run.optimizer, run.train, run.hardware)
+    step = forecast(run.model, run.optimizer, fit.train, chip, run.hardware.devices)
+    lines.append(f"memory      by formula {fit.line(chip.name)}")
+    data["memory"] = {
+        "source": "formula",
+        "fits": fit.fits,
+        "need_bytes": int(fit.estimate.total),
+        "limit_bytes": int(fit.limit),
+        "parts": {name: int(size) for name, size in fit.estimate.parts.items()},
+    }
+    if not fit.fits:
+        return _too_large(run, fit, lines, data)
+    lines += _speed(run, fit, step, chip, data)
+    if run.steps is not None:
+        lines += _whole_run(run, fit, step, chip, data)
+    return Facts(tuple(lines), data, examine=_examination(run))
+
+
+def _size(run: DeclaredRun) -> tuple[list[str], dict[str, Any]]:
+    """What the run is."""
+    model, train = run.model, run.train
+    count = parameters(model)
+    flops = training_flops_per_token(model, train.sequence_length, causal=True)
+    data: dict[str, Any] = {
+        "parameters": count.total,
+        "parameters_without_embeddings": count.without_embeddings,
+        "tokens": run.tokens,
+        "flops": None if run.tokens is None else flops * run.tokens,
+        "checkpoint_bytes": int(checkpoint_bytes(run)),
+        "export": architectures.describe(model),
+    }
+    size = f"{count.total:,} parameters, {count.without_embeddings:,} without embeddings"
+    lines = [f"model       {size}; a checkpoint has {checkpoint_bytes(run) / 1e9:.2f} GB"]
+    if run.tokens is None:
+        lines.append("training    steps are known once the sequences are there")
+    else:
+        about = "" if run.exact else "about "
+        lines.append(
+            f"training    {about}{run.steps:,} steps, {run.tokens:,} tokens "
+            f"({run.tokens / count.total:.1f} a parameter), {flops * run.tokens:.2e} FLOPs"
+        )
+    lines.append(f"afterwards  {architectures.describe(model)}")
+    return lines, data
+
+
+def _on_this_machine(run: DeclaredRun) -> tuple[list[str], str]:
+    """A line on memory, and a refusal of a state that is larger than this machine's."""
+    need, there = memory.host_need(run), memory.host_memory()
+    found = any(glob.glob(pattern) for pattern in _ACCELERATORS)
+    what = f"state and gradients {need / GIB:.2f} GiB, this machine has {there / GIB:.1f}"
+    if run.hardware.kind == "local" and found:
+        return [f"memory      {what}; its accelerators are not asked"], ""
+    if need <= there:
+        return [f"memory      {what}"], ""
+    return [f"memory      {what}"], (
+        f"does not fit this machine: {what} GiB. Choose a smaller model or a pod, such as "
+        'hardware "v6e-8"'
+    )
+
+
+def _too_large(run: DeclaredRun, fit: Fit, lines: list[str], data: dict[str, Any]) -> Facts:
+    """Refused at once, or left to the compiler where the formula may be wrong."""
+    others = memory.nearest(run)
+    data["fitting"] = others
+    why = _changes(f"does not fit {run.hardware.name} by formula", fit, others)
+    if fit.cannot:
+        return Facts(tuple(lines), data, why)
+    look = _examination(run)
+    if look is None:
+        lines.append("            the formula may be wrong by 21 %; the compiler was not asked")
+        lines += [f"            fits by formula: {other}" for other in others]
+    return Facts(tuple(lines), data, examine=look)
+
+
+def _changes(what: str, fit: Fit, others: list[str]) -> str:
+    need, limit = fit.estimate.total / GIB, fit.limit / GIB
+    short = f"{what}: {need:.1f} of {limit:.2f} GiB a device, short by {need - limit:.1f}"
+    if not others:
+        return f"{short}; no smaller batch and no larger slice of this kind fits by formula"
+    return "\n".join([f"{short}; these fit by formula:", *(f"  {other}" for other in others)])
+
+
+def _speed(
+    run: DeclaredRun, fit: Fit, step: Forecast, chip: Chip, data: dict[str, Any]
+) -> list[str]:
+    fast, slow = step.range
+    shares = ", ".join(f"{kind} {part:.0%}" for kind, part in step.shares.items() if part >= 0.005)
+    data["predicted"] = {
+        "step_seconds": [fast, step.seconds, slow],
+        "tokens_per_second": [step.tokens / each for each in (slow, step.seconds, fast)],
+        "mfu_causal": step.mfu,
+        "mfu_full_attention": step.mfu_full,
+        "shares": step.shares,
+        "error_median": CALIBRATION.error,
+        "error_90": CALIBRATION.error_90,
+    }
+    low, high = CALIBRATION.untuned
+    lines = [
+        f"predicted   {fast:.3g} to {slow:.3g} s a step (middle {step.seconds:.3g}), "
+        f"{step.tokens / slow:,.0f} to {step.tokens / fast:,.0f} tokens/s, MFU about "
+        f"{step.mfu:.0%} causal, {step.mfu_full:.0%} full attention",
+        f"            of its time: {shares}; remat {fit.train.remat}, "
+        f"{fit.train.parallel.sharding}",
+        f"            error on published runs, their source left out: median "
+        f"{CALIBRATION.error:.0%}, 90th percentile {CALIBRATION.error_90:.0%} "
+        f"(docs/predictions.md); untuned runs took {low:g} to {high:g} times the middle",
+    ]
+    wasted = lint(
+        run.model,
+        fit.train.parallel,
+        platform=run.hardware.kind,
+        sequence_length=run.train.sequence_length,
+    )
+    return [*lines, *(f"            {sentence}" for sentence in wasted)]
+
+
+def _whole_run(
+    run: DeclaredRun, fit: Fit, step: Forecast, chip: Chip, data: dict[str, Any]
+) -> list[str]:
+    ends = tuple(run_time(run, fit.train, step, seconds) for seconds in step.range)
+    fast, slow = ends
+    data["run"] = {"fast": dataclasses.asdict(fast), "slow": dataclasses.asdict(slow)}
+    extra = f"start {slow.start:.0f} s, checkpoints {slow.checkpoints:.0f} s, evaluations "
+    extra += f"{slow.evaluations:.0f} s, expected loss to preemption {slow.preemptions:.0f} s"
+    if fit.train.evaluate_batches == "all":
+        extra += " (evaluation of whole splits is not counted)"
+    return [
+        f"run         {_hours(fast)} to {_hours(slow)} h of {run.hardware.devices} {chip.name}: "
+        f"at the slow end {extra}",
+        *(f"cost        {line}" for line in money(run, chip, (fast, slow))),
+    ]
+
+
+def _hours(time: RunTime) -> str:
+    return f"{time.total / 3600:.2f}"
+
+
+def _examination(run: DeclaredRun) -> Callable[[Callable[[str], None]], Facts] | None:
+    """The compiler's verdict, as a longer look; None where there is none to ask."""
+    if run.hardware.kind != "tpu" or importlib.util.find_spec("libtpu") is None:
+        return None
+    return lambda show: compiled_facts(run, show)
+
+
+def compiled_facts(run: DeclaredRun, show: Callable[[str], None]) -> Facts:
+    """What the TPU compiler says of the run's largest step."""
+    from training.compile_check import check
+
+    # The schedule's length is no part of what is compiled, except as a number in it.
+    train = dataclasses.replace(run.train, steps=run.steps or 1000)
+    found = check(run.model, run.optimizer, train, run.hardware.name, show)
+    need = found["need_gib"] if found["peak_gib"] is None else found["peak_gib"]
+    limit = found["limit_gib"]
+    sizes = (
+        f"arguments {found['arguments_gib']:.2f}, temporaries {found['temporaries_gib']:.2f} GiB"
+    )
+    seconds, libtpu = found["compile_seconds"], found["versions"]["libtpu"]
+    asked = f"TPU compiler (libtpu {libtpu}, {seconds:.0f} s)"
+    data = {"compiled": {name: found[name] for name in _KEPT}}
+    if found["fits"]:
+        line = f"memory      by the {asked}: peak {need:.2f} of {limit:.2f} GiB, fits; {sizes}"
+        return Facts((line,), data)
+    over = f"needs {need:.2f} of {limit:.2f} GiB, short by {need - limit:.2f}; {sizes}"
+    estimated = sum(found["estimate_gib"].values())
+    others = memory.nearest(run, share=min(1.0, estimated / need))
+    parts = sorted(found["estimate_gib"].items(), key=lambda part: -part[1])[:5]
+    named = ", ".join(f"{part} {size:.1f}" for part, size in parts)
+    return Facts(
+        data={**data, "fitting": others},
+        refusal="\n".join(
+            [
+                f"does not fit {run.hardware.name} by the {asked}: {over}",
+                f"  largest by formula, GiB: {named}",
+                *(f"  fits by formula: {other}" for other in others),
+            ]
+        ),
+    )
+
+
+_KEPT = (
+    *("fits", "limit_gib", "need_gib", "peak_gib", "arguments_gib", "temporaries_gib"),
+    *("host_gib", "compile_seconds", "versions"),
+)

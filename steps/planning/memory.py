@@ -1,0 +1,158 @@
+"""Whether a step fits the memory of its hardware by formula, and the nearest settings that do."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from models.config import TransformerConfig
+from pipeline import Hardware, InputError, pod
+from pipeline.accelerators import GPUS, TPUS, Chip
+from steps.planning.declared_run import DeclaredRun
+from training.config import OptimizerConfig, TrainConfig
+from training.config.optimizer import state_bytes_per_parameter
+from training.cost.memory_estimate import GIB, Estimate, estimate
+from training.cost.memory_plan import resolve
+
+CERTAIN = 1.27
+"""A program may need so much less than the estimate: compiled peaks are 6 to 21 % lower."""
+GPU_SHARE = 0.75
+"""Of a GPU's memory, which JAX takes for itself."""
+SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A step's memory on one device, by formula.
+
+    Attributes:
+        train: the configuration without "auto".
+        limit: bytes that a program may use.
+    """
+
+    train: TrainConfig
+    estimate: Estimate
+    limit: float
+
+    @property
+    def fits(self) -> bool:
+        """By the estimate."""
+        return self.estimate.total <= self.limit
+
+    @property
+    def cannot(self) -> bool:
+        """Whether it would not fit even if the estimate were as wrong as it has been found."""
+        return self.estimate.total > CERTAIN * self.limit
+
+    def line(self, name: str) -> str:
+        """Need and limit, and the largest parts."""
+        need, limit = self.estimate.total / GIB, self.limit / GIB
+        verdict = "fits" if self.fits else f"short by {need - limit:.1f} GiB"
+        parts = sorted(self.estimate.parts.items(), key=lambda part: -part[1])[:4]
+        named = ", ".join(f"{part} {size / GIB:.1f}" for part, size in parts)
+        return f"{need:.1f} of {limit:.2f} GiB of each {name}: {verdict}; largest: {named}"
+
+
+def chip_of(hardware: Hardware) -> Chip | None:
+    """The kind of chip asked for; None for CPUs and for whatever this machine has."""
+    return {**TPUS, **GPUS}.get(hardware.generation)
+
+
+def limit_of(chip: Chip) -> float:
+    """Bytes of a chip that a program may use."""
+    return chip.usable if chip.usable is not None else GPU_SHARE * chip.memory
+
+
+def fit(
+    model: TransformerConfig, optimizer: OptimizerConfig, train: TrainConfig, hardware: Hardware
+) -> Fit:
+    """The memory of a step on a kind of chip.
+
+    Raises:
+        InputError: the batch or the mesh does not divide the devices.
+    """
+    chip = chip_of(hardware)
+    assert chip is not None
+    platform, limit = hardware.kind, limit_of(chip)
+    if train.batch_size % (train.microbatches * _shards(train, hardware)):
+        raise InputError(f"a batch of {train.batch_size} does not divide among the devices")
+    found, _ = resolve(model, optimizer, train, hardware.devices, platform=platform, limit=limit)
+    size = estimate(model, optimizer, found, hardware.devices, platform=platform)
+    return Fit(found, size, limit)
+
+
+def nearest(run: DeclaredRun, share: float = 1.0) -> list[str]:
+    """The nearest changes with which the step fits by formula, one a line.
+
+    Args:
+        run: what does not fit.
+        share: of the limit that may be filled, where the compiler found more than the formula did.
+    """
+    found = []
+    for text, train, hardware in _changes(run):
+        try:
+            other = fit(run.model, run.optimizer, train, hardware)
+        except InputError:
+            continue
+        if other.estimate.total <= share * other.limit:
+            need, limit = other.estimate.total / GIB, other.limit / GIB
+            found.append(f"{text}: {need:.1f} of {limit:.2f} GiB")
+        if len(found) == SHOWN:
+            break
+    return found
+
+
+def _changes(run: DeclaredRun) -> Iterator[tuple[str, TrainConfig, Hardware]]:
+    """Settings near the run's own, those that change no result first."""
+    train, hardware = run.train, run.hardware
+    shards = _shards(train, hardware)
+    auto = dataclasses.replace(train.parallel, sharding="auto", optimizer_memory="auto")
+    free = dataclasses.replace(train, remat="auto", loss_chunks="auto", parallel=auto)
+    if free != train:
+        yield 'remat, loss_chunks and sharding "auto"', free, hardware
+    for count in (2, 4, 8, 16, 32, 64):
+        if count > train.microbatches and not train.batch_size % (count * shards):
+            text = f"microbatches {count}"
+            yield text, dataclasses.replace(train, microbatches=count), hardware
+            if free != train:
+                more = dataclasses.replace(free, microbatches=count)
+                yield f'{text}, remat and sharding "auto"', more, hardware
+    for name in _larger(hardware):
+        yield f"hardware {name}", train, pod(name)
+        if free != train:
+            yield f'hardware {name}, remat and sharding "auto"', free, pod(name)
+    for factor in (2, 4, 8, 16):
+        if not train.batch_size % (factor * shards):
+            rows = train.batch_size // factor
+            yield f"batch_size {rows}", dataclasses.replace(train, batch_size=rows), hardware
+
+
+def _shards(train: TrainConfig, hardware: Hardware) -> int:
+    """Devices among which the rows of a batch are divided."""
+    return hardware.devices // (train.parallel.sequence * train.parallel.tensor)
+
+
+def _larger(hardware: Hardware) -> list[str]:
+    tpu = TPUS.get(hardware.generation)
+    if tpu is None:
+        hosts = hardware.processes
+        return [
+            f"{count}x{hardware.devices_per_process}x{hardware.generation}"
+            for count in (2 * hosts, 4 * hosts, 8 * hosts)
+        ]
+    return [name for name, chips in tpu.names.items() if chips > hardware.devices]
+
+
+def host_memory() -> int:
+    """Bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def host_need(run: DeclaredRun) -> float:
+    """Bytes that the state of a run on this machine's CPUs takes at least."""
+    copies = max(1, run.hardware.devices) if run.train.parallel.sharding == "replicated" else 1
+    # Parameters, their gradients and the optimizer's state.
+    each = 8 + state_bytes_per_parameter(run.optimizer)
+    return copies * each * run.model.parameter_count

@@ -1,0 +1,249 @@
+"""Predicted against published step times: fit the rates, report errors, write docs/predictions.md.
+
+    python -m tests.bench.predictions            print the constants of training/cost/calibration.py
+    python -m tests.bench.predictions --write    write docs/predictions.md
+
+Every row is predicted by rates that were fitted without any row of its source (leave one source
+out); rows of runs that nobody tuned are predicted too and never fitted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from pipeline.accelerators import TPUS, Chip
+from tests.bench.published_rows import Row, read
+from training.cost.step_time import Rates, times
+from training.cost.step_work import Work, work
+
+CHIPS = ("v4", "v5e", "v5p", "v6e", "a100", "h100")
+PRIOR = {
+    # Name: (expected, relative standard deviation). Attention on TPUs from kernel timings on v6e
+    # (openxla/tokamax, 0.5e12 scores a second); all others are wide.
+    "matmul_tpu": (0.75, 0.3),
+    "matmul_gpu": (0.7, 0.3),
+    "scores_tpu": (7.2, 0.15),
+    "scores_gpu": (8.0, 0.3),
+    "streams_tpu": (1.0, 0.3),
+    "streams_gpu": (1.0, 0.3),
+    "exposed": (0.1, 0.8),
+    "fixed": (0.01, 0.8),
+    # Chips against their family: the power limit of the H100 lowers its share of the peak.
+    **{f"chip_{name}": (1.0, 0.15) for name in CHIPS if name in TPUS},
+    "chip_a100": (1.185, 0.15),
+    "chip_h100": (0.887, 0.15),
+}
+NOISE = 0.12  # relative, of a published time
+FIELDS = [field.name for field in dataclasses.fields(Work)]
+
+
+class Rows:
+    """Rows as arrays, a block for each chip."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = list(rows)
+        works = [work(row.job, row.chip) for row in rows]
+        self.measured = np.array([row.job.tokens / row.measured for row in rows])
+        self.sources = np.array([row.source for row in rows])
+        self.tuned = np.array([row.tuned for row in rows])
+        self.blocks: list[tuple[Chip, np.ndarray, Any]] = []
+        names = np.array([row.chip.name for row in rows])
+        for name in CHIPS:
+            places = np.flatnonzero(names == name)
+            if places.size:
+                arrays = {f: np.array([getattr(works[i], f) for i in places]) for f in FIELDS}
+                self.blocks.append((rows[places[0]].chip, places, Work(**arrays)))
+        kinds = [
+            f"{row.source} {row.chip.name if row.chip.name not in TPUS else ''}" for row in rows
+        ]
+        counts = Counter(kinds)
+        # A source with many rows of one kind counts for less than as many sources.
+        self.weights = np.array([counts[kind] ** -0.25 for kind in kinds])
+
+    def predict(self, numbers: dict[str, float]) -> np.ndarray:
+        """Seconds of a step, row by row."""
+        found = np.zeros(len(self.rows))
+        for chip, places, counted in self.blocks:
+            found[places] = times(counted, chip, rates(numbers, chip)).total
+        return found
+
+
+def rates(numbers: dict[str, float], chip: Chip) -> Rates:
+    """The rates of a chip, from fitted numbers by name."""
+    family = "tpu" if chip.name in TPUS else "gpu"
+    return Rates(
+        matmul=numbers[f"matmul_{family}"] * numbers[f"chip_{chip.name}"],
+        scores=numbers[f"scores_{family}"],
+        streams=numbers[f"streams_{family}"],
+        exposed=numbers["exposed"],
+        fixed=numbers["fixed"],
+    )
+
+
+def fit(rows: Rows, chosen: np.ndarray) -> dict[str, float]:
+    """The numbers that the chosen rows agree with best, near those of `PRIOR`."""
+    expected = np.log([value for value, _ in PRIOR.values()])
+    spread = np.array([deviation for _, deviation in PRIOR.values()])
+
+    def numbers(logs: np.ndarray) -> dict[str, float]:
+        return dict(zip(PRIOR, np.exp(logs).tolist(), strict=True))
+
+    def residuals(logs: np.ndarray) -> np.ndarray:
+        errors = np.log(rows.predict(numbers(logs)) / rows.measured)
+        return np.concatenate([(errors * rows.weights)[chosen] / NOISE, (logs - expected) / spread])
+
+    return numbers(least_squares(residuals, expected, loss="soft_l1").x)
+
+
+def leave_one_source_out(rows: Rows) -> np.ndarray:
+    """Predicted seconds of each row, by rates fitted without its source."""
+    found = np.zeros(len(rows.rows))
+    for source in sorted(set(rows.sources)):
+        own = rows.sources == source
+        found[own] = rows.predict(fit(rows, rows.tuned & ~own))[own]
+    return found
+
+
+def summary(errors: np.ndarray) -> str:
+    """Cells of a table: rows, median and 90th percentile of |error|, median error."""
+    size = np.abs(errors)
+    return (
+        f"{errors.size} | {np.median(size):.1%} | {np.quantile(size, 0.9):.1%} | "
+        f"{np.median(errors):+.1%}"
+    )
+
+
+def page() -> str:
+    """docs/predictions.md."""
+    published, left_out = read()
+    rows = Rows(published)
+    predicted = leave_one_source_out(rows)
+    errors = predicted / rows.measured - 1
+    head = [
+        "# Predicted against published step times",
+        "",
+        "Made by `python -m tests.bench.predictions --write` from the published rows of",
+        "`tests/bench/published/rows.csv`, each with its file or thread there.",
+        "",
+        "`ponente plan` predicts a step's seconds by `training/cost/step_time.py`, a roofline by",
+        f"parts with {len(PRIOR)} fitted numbers. Here every row is predicted by numbers fitted",
+        "without any row of its source; its form was chosen with all rows in sight. An",
+        "error of +10% means predicted 10% slower. None of it was measured by this project, which",
+        "has run on no TPU and no GPU.",
+        "",
+        "| rows | number | median of the error's size | 90th percentile | median error |",
+        "|---|---|---|---|---|",
+    ]
+    groups = [("all", np.ones(len(errors), bool)), ("nobody tuned them", ~rows.tuned)]
+    groups += [(f"source {name}", rows.sources == name) for name in sorted(set(rows.sources))]
+    column = {
+        "hardware": [row.chip.name for row in published],
+        "head size": [row.job.model.head_size for row in published],
+        "embed": [_width(row.job.model.embed) for row in published],
+    }
+    for title, values in column.items():
+        groups += [(f"{title} {v}", np.array([x == v for x in values])) for v in _sorted(values)]
+    table = [f"| {name} | {summary(errors[chosen])} |" for name, chosen in groups]
+    worst = _worst(published, predicted, errors)
+    every = _rows(published, predicted, errors)
+    return "\n".join([*head, *table, *worst, *every, *_left_out(left_out)])
+
+
+def _width(embed: int) -> str:
+    return "to 1,024" if embed <= 1024 else "1,025 to 4,096" if embed <= 4096 else "above 4,096"
+
+
+def _sorted(values: list[Any]) -> list[Any]:
+    return sorted(set(values), key=lambda value: (isinstance(value, str), value))
+
+
+REASONS = {
+    "tomat": "not tuned; its profile has 47 % of the time in attention and 28 % in fusions",
+    "maxtest": "a diagnostic run without XLA flags",
+    "nanochat": "a faster stack (FlashAttention 3) than that of most H100 rows of the fit",
+    "32K": "nearly all time is attention, and no other source has such rows on this hardware",
+    "Muon": "Muon's orthogonalisation is not counted",
+    "axlearn": "recomputation is not published and taken as half of the matmuls",
+    "marin": "default settings; the time includes steps repeated after preemptions",
+    "other": "this chip's share of its peak is higher here than in the sources that are left",
+    "slower": "this chip's share of its peak is lower here than in the sources that are left",
+}
+"""Likely causes, from the notes of the rows and the parts of the predicted time."""
+
+
+def _why(row: Row, error: float) -> str:
+    for name in ("tomat", "maxtest", "nanochat", "Muon"):
+        if name in f"{row.origin} {row.label}":
+            return REASONS[name]
+    if row.job.sequence_length >= 32768:
+        return REASONS["32K"]
+    return REASONS.get(row.source, REASONS["other" if error > 0 else "slower"])
+
+
+def _worst(rows: list[Row], predicted: np.ndarray, errors: np.ndarray) -> list[str]:
+    lines = ["", "## The worst ten", "", "With the likely cause.", ""]
+    for i in np.argsort(-np.abs(errors))[:10]:
+        row = rows[i]
+        lines.append(
+            f"- {row.label} ({row.source}), {row.job.sequence_length:,} tokens: predicted "
+            f"{predicted[i]:.3g} s, published {predicted[i] / (1 + errors[i]):.3g} s "
+            f"({errors[i]:+.0%}): {_why(row, errors[i])}."
+        )
+    return lines
+
+
+def _rows(rows: list[Row], predicted: np.ndarray, errors: np.ndarray) -> list[str]:
+    lines = [
+        *("", "## Every row", ""),
+        "| source | model and hardware | length | rows a chip | remat | published s | predicted s "
+        "| error |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for i, row in enumerate(rows):
+        job = row.job
+        lines.append(
+            f"| {row.source} | {row.label} | {job.sequence_length} | {job.rows:g} | {job.remat} | "
+            f"{predicted[i] / (1 + errors[i]):.3g} | {predicted[i]:.3g} | {errors[i]:+.0%} |"
+        )
+    return lines
+
+
+def _left_out(left_out: list[tuple[str, str]]) -> list[str]:
+    lines = ["", "## Not predicted", ""]
+    for reason in sorted({reason for _, reason in left_out}):
+        names = sorted({label for label, why in left_out if why == reason})
+        lines.append(f"- {reason}: {'; '.join(names)}.")
+    return [*lines, ""]
+
+
+def constants() -> str:
+    """What training/cost/calibration.py holds."""
+    rows = Rows(read()[0])
+    numbers = fit(rows, rows.tuned)
+    ratio = rows.measured / leave_one_source_out(rows)
+    errors = np.abs(1 / ratio - 1)
+    low, high = np.quantile(ratio[rows.tuned], [0.1, 0.9])
+    lines = [f"{name} = {value:.4g}" for name, value in numbers.items()]
+    lines.append(f"fast {low:.3f}, slow {high:.3f} of the predicted time (10th, 90th percentile)")
+    lines.append(f"untuned: {', '.join(f'{x:.2f}' for x in np.sort(ratio[~rows.tuned]))}")
+    lines.append(f"error {np.median(errors):.3f}, 90th percentile {np.quantile(errors, 0.9):.3f}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    parsed = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parsed.add_argument("--write", action="store_true", help="write docs/predictions.md")
+    if parsed.parse_args().write:
+        target = Path(__file__).parents[2] / "docs" / "predictions.md"
+        target.write_text(page())
+        print(f"wrote {target}")
+    else:
+        print(constants())

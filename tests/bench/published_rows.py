@@ -1,0 +1,175 @@
+"""Published speeds as jobs of `training.cost.step_work`, and why the others are left out.
+
+`tests/bench/published/rows.csv` has a row for each measurement with its source, file or thread.
+What a row does not state is filled in by the rules here, which are those of the system it is from.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from models.config import TransformerConfig
+from models.flops import training_flops_per_token
+from pipeline.accelerators import GPUS, TPUS, Chip
+from training.cost.step_work import Job
+
+ROWS = Path(__file__).parent / "published" / "rows.csv"
+QKV = "queries,keys,values"
+# By what the column `remat` starts with.
+REMAT = {
+    "custom: layer input, qkv, out_proj": f"save:mlp_input;offload:block_input,{QKV}",
+    "custom: layer input, qkv": f"offload:block_input,{QKV}",
+    "layer input offloaded": "offload:block_input",
+    "qkv_proj_offloaded": f"offload:{QKV}",
+    "qkv and": f"save:mlp_input;offload:{QKV}",
+    "activati": f"save:mlp_input;offload:{QKV}",
+    "dots_sav": "dots",
+    "selectiv": "half",
+    "minimal": "products",
+    "none": "products",
+    "full": "full",
+    "": "half",
+}
+DEFAULTS = ("maxtest/getting_started", "tomat", "EasyDeL", "LEADERBOARD.md d24 port")
+"""Sources that ran with the defaults of their system, or say that they are not tuned."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement.
+
+    Attributes:
+        source: repository or person, by which rows are left out together.
+        label: for a table.
+        chip: the hardware.
+        job: what was run.
+        measured: tokens a second and chip.
+        tuned: whether somebody looked for the fastest settings.
+        origin: file or thread.
+        note: what the collector of the rows wrote.
+    """
+
+    source: str
+    label: str
+    chip: Chip
+    job: Job
+    measured: float
+    tuned: bool
+    origin: str
+    note: str
+
+
+def read() -> tuple[list[Row], list[tuple[str, str]]]:
+    """(rows that can be predicted, (label, reason) of the others), in the file's order."""
+    rows, left_out = [], []
+    with open(ROWS, newline="") as file:
+        for line in csv.DictReader(file):
+            label = f"{line['model']} on {line['chips']} {line['hardware']}"
+            made = _row(line, label)
+            rows.append(made) if isinstance(made, Row) else left_out.append((label, made))
+    return rows, left_out
+
+
+def _row(line: dict[str, str], label: str) -> Row | str:
+    chip = {**TPUS, **GPUS}.get(line["hardware"].lower().removesuffix("-80gb"))
+    if chip is None:
+        return f"{line['hardware']} is not in pipeline/accelerators.py"
+    if re.search(r"fp8|float8", line["precision"]):
+        return "products in 8 bits"
+    if re.search(r"MoE|Mixtral|Llama4|DeepSeek|sinks", line["model"]):
+        return "another architecture"
+    if not all(line[n] for n in ("layers", "embed", "head_dim", "mlp", "seq", "per_device_batch")):
+        return "shape or batch not published"
+    model, length = _model(line), int(line["seq"])
+    speed = _tokens_per_second(line, chip, model, length)
+    if speed is None:
+        return "no speed published"
+    return Row(
+        source=_source(line["source"]),
+        label=label,
+        chip=chip,
+        job=_job(line, model, length),
+        measured=speed,
+        tuned=not any(name in line["source"] for name in DEFAULTS),
+        origin=line["source"],
+        note=line["note"],
+    )
+
+
+def _source(origin: str) -> str:
+    name = origin.partition("@")[0].partition(":")[0]
+    return "tomat" if name.startswith("tomat") else name.rpartition("/")[2].strip()
+
+
+def _model(line: dict[str, str]) -> TransformerConfig:
+    plain = line["model"].startswith(("MPT", "GPT3"))
+    # The parameters of the two measured on v4 agree with heads of 256 and an MLP of two matrices.
+    doubtful = line["model"] in ("22B", "52B")
+    kind = "gelu" if plain or doubtful else "swiglu"
+    if line["model"].startswith("nanochat"):
+        kind = "relu2"
+    return TransformerConfig(
+        vocab_size=int(line["vocab"]),
+        layers=int(line["layers"]),
+        embed=int(line["embed"]),
+        heads=int(line["heads"]),
+        kv_heads=int(line["kv_heads"]),
+        head_size=256 if doubtful else int(line["head_dim"]),
+        mlp=int(line["mlp"]),
+        mlp_kind=kind,
+        tied=plain,
+    )
+
+
+def _tokens_per_second(
+    line: dict[str, str], chip: Chip, model: TransformerConfig, length: int
+) -> float | None:
+    if line["tok_s_chip"]:
+        return float(line["tok_s_chip"])
+    flops = training_flops_per_token(model, length, causal=False)
+    if line["tflops_chip"]:
+        return float(line["tflops_chip"]) * 1e12 / flops
+    if line["mfu_reported"]:
+        return float(line["mfu_reported"]) * chip.peak / flops
+    return None
+
+
+def _job(line: dict[str, str], model: TransformerConfig, length: int) -> Job:
+    chips, how = int(line["chips"]), line["sharding"]
+    tensor = int(found[1]) if (found := re.search(r"tensor (\d+)", how)) else 1
+    slices = max(1, chips // 256) if "v5p" not in line["hardware"] else 1
+    sharding = "fsdp" if re.search(r"fsdp|FULL_SHARD", how) else "replicated"
+    if re.search(r"SHARD_GRAD|optimizer split", how):
+        sharding = "zero1"
+    if chips == 1:
+        sharding = "replicated"
+    named = re.fullmatch(r"data .*fsdp (\d+)", how)
+    whole = int(named[1]) if named else chips // slices // tensor
+    group = whole if sharding != "replicated" else 1
+    if line["hardware"][:1] != "v":
+        slices = 1
+    count = re.search(r"microbatch (\d+) x accumulation (\d+)|micro\w* (\d+)", line["note"])
+    rows = float(line["per_device_batch"])
+    microbatches = int(count[2]) if count and count[2] else 1
+    if "two microbatches" in line["note"]:
+        rows, microbatches = 2 * rows, 2
+    if "tpuchat" in line["source"] and count and count[3]:
+        microbatches = int(rows) // int(count[3])
+    remat = next(value for name, value in REMAT.items() if line["remat"].startswith(name))
+    if re.search("per data-parallel rank", line["note"]):
+        rows /= tensor
+    return Job(
+        model=model,
+        rows=rows,
+        sequence_length=length,
+        chips=chips,
+        group=group,
+        sharding=sharding,
+        tensor=tensor,
+        slices=slices,
+        microbatches=microbatches,
+        remat=remat,
+    )

@@ -1,0 +1,101 @@
+"""Predicted step times: counts against the model's own FLOPs, errors against published runs."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.config import TransformerConfig
+from models.flops import training_flops_per_token
+from pipeline.accelerators import GPUS, TPUS
+from tests.bench import predictions
+from tests.bench.published_rows import read
+from training.cost.calibration import CALIBRATION, MATMUL, rates
+from training.cost.step_time import times
+from training.cost.step_work import BACKWARD_SCORES, Job, work
+
+SHAPE = TransformerConfig(
+    vocab_size=1024, layers=3, embed=512, heads=4, kv_heads=2, head_size=128, mlp=768
+)
+LENGTH = 256
+JOB = Job(model=SHAPE, rows=2, sequence_length=LENGTH, remat="products")
+
+
+def test_matmul_flops_are_those_of_the_model_where_tiles_are_full():
+    """Sizes that are multiples of 256; attention is counted apart."""
+    found = work(JOB, TPUS["v6e"])
+    attention = 12 * SHAPE.layers * SHAPE.heads * SHAPE.head_size * (LENGTH + 1) / 2
+    causal = training_flops_per_token(SHAPE, LENGTH, causal=True) - attention
+    assert found.matmul_flops == causal * JOB.tokens
+    pairs = np.tril(np.ones((LENGTH, LENGTH))).sum() * JOB.rows * SHAPE.heads * SHAPE.layers
+    assert found.scores == pytest.approx(pairs * (1 + BACKWARD_SCORES))
+
+
+def test_full_remat_repeats_all_but_the_down_projection():
+    """A forward pass of the blocks once more, attention too."""
+    chip = TPUS["v6e"]
+    plain, again = (work(dataclasses.replace(JOB, remat=r), chip) for r in ("products", "full"))
+    blocks = SHAPE.matmul_parameters - SHAPE.vocab_size * SHAPE.embed
+    down = SHAPE.layers * SHAPE.embed * SHAPE.mlp
+    assert again.matmul_flops - plain.matmul_flops == 2 * (blocks - down) * JOB.tokens
+    assert again.scores / plain.scores == pytest.approx(
+        (2 + BACKWARD_SCORES) / (1 + BACKWARD_SCORES)
+    )
+
+
+def test_narrow_sizes_are_padded():
+    """A width of 130 costs as much as one of 256 on v6e, whose matrix unit has that side."""
+    narrow = dataclasses.replace(SHAPE, mlp=130)
+    wide = dataclasses.replace(SHAPE, mlp=256)
+    jobs = [dataclasses.replace(JOB, model=model) for model in (narrow, wide)]
+    assert len({work(job, TPUS["v6e"]).matmul_flops for job in jobs}) == 1
+    assert len({work(job, TPUS["v5p"]).matmul_flops for job in jobs}) == 1
+    assert len({work(job, GPUS["h100"]).matmul_flops for job in jobs}) == 2
+
+
+def test_splitting_the_state_communicates_and_shrinks_the_update():
+    """By hand: two gathers of parameters and a reduce-scatter of float32 gradients."""
+    split = dataclasses.replace(JOB, chips=4, group=4, sharding="fsdp")
+    found = work(split, TPUS["v6e"])
+    assert found.gathered_bytes == pytest.approx(SHAPE.parameter_count * (2 + 2 + 4) * 3 / 4)
+    assert found.update_bytes == pytest.approx(work(JOB, TPUS["v6e"]).update_bytes / 4)
+    assert work(JOB, TPUS["v6e"]).gathered_bytes == 0
+
+
+def test_every_chip_of_the_table_has_a_prediction():
+    """More than the roofline allows is predicted for none."""
+    for chip in (*TPUS.values(), *GPUS.values()):
+        found = times(work(JOB, chip), chip, rates(chip))
+        parts = [getattr(found, field.name) for field in dataclasses.fields(found)]
+        assert min(parts) >= 0
+        assert found.total == pytest.approx(sum(parts))
+        flops = training_flops_per_token(SHAPE, LENGTH, causal=True) * JOB.tokens
+        assert found.total > flops / chip.peak
+
+
+def test_errors_on_published_runs_are_as_stated():
+    """The page, the constants and the aims: median 15 %, 90th percentile 35 %, v6e alone too."""
+    rows = predictions.Rows(read()[0])
+    numbers = predictions.fit(rows, rows.tuned)
+    for name, share in MATMUL.items():
+        family = "tpu" if name in TPUS else "gpu"
+        assert numbers[f"matmul_{family}"] * numbers[f"chip_{name}"] == pytest.approx(
+            share, rel=0.01
+        )
+    for chip in (row.chip for row in rows.rows):
+        stated, fitted = rates(chip), predictions.rates(numbers, chip)
+        for field in dataclasses.fields(stated):
+            value = getattr(fitted, field.name)
+            assert getattr(stated, field.name) == pytest.approx(value, rel=0.01), field.name
+    errors = np.abs(predictions.leave_one_source_out(rows) / rows.measured - 1)
+    v6e = np.array([row.chip.name == "v6e" for row in rows.rows])
+    for chosen in (np.ones(len(errors), bool), v6e):
+        assert np.median(errors[chosen]) <= 0.15
+        assert np.quantile(errors[chosen], 0.9) <= 0.35
+    assert np.median(errors) == pytest.approx(CALIBRATION.error, abs=0.002)
+    assert np.quantile(errors, 0.9) == pytest.approx(CALIBRATION.error_90, abs=0.002)
+    assert rows.tuned.sum() == CALIBRATION.rows
+    page = (Path(__file__).parents[3] / "docs" / "predictions.md").read_text()
+    assert f"| all | {predictions.summary(np.zeros(len(errors)))[:3].strip()} |" in page
+    assert f"{np.median(errors):.1%} | {np.quantile(errors, 0.9):.1%}" in page

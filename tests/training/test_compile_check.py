@@ -1,0 +1,58 @@
+"""The TPU compiler's verdict from a process of its own, and from disk the second time."""
+
+import dataclasses
+import importlib.util
+
+import pytest
+
+from models.config import TransformerConfig
+from pipeline import pod
+from pipeline.errors import InputError
+from steps.planning.declared_run import DeclaredRun
+from steps.planning.facts import compiled_facts
+from training import compile_check
+from training.config import OptimizerConfig, TrainConfig
+
+SMALL = TransformerConfig(
+    vocab_size=256, layers=1, embed=128, heads=1, kv_heads=1, head_size=128, mlp=128
+)
+TRAIN = TrainConfig(
+    steps=10, batch_size=1 << 17, sequence_length=128, remat="products", loss_chunks=1
+)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
+def test_the_compiler_refuses_and_its_answer_is_kept(tmp_path, monkeypatch):
+    """A step that needs more than the 31.25 GiB of a v6e; the second look starts no process."""
+    monkeypatch.setenv("PONENTE_CACHE", str(tmp_path))
+    optimizer = OptimizerConfig(learning_rate=1e-3)
+    run = DeclaredRun(SMALL, optimizer, TRAIN, pod("v6e-1"), 10, 1, True)
+    shown = []
+    first = compiled_facts(run, shown.append)
+    assert shown[0] == "compiling for v6e-1 (--no-compile skips it)"
+    compiled = first.data["compiled"]
+    assert not compiled["fits"]
+    assert compiled["limit_gib"] == pytest.approx(31.25, abs=0.011)
+    # The logits alone, float32 and their gradient in bfloat16.
+    assert compiled["temporaries_gib"] > TRAIN.batch_size * 128 * 256 * 6 / 2**30 / 2
+    assert "does not fit v6e-1 by the TPU compiler" in first.refusal
+    assert "temporaries" in first.refusal
+    assert len(first.refusal.splitlines()) == 5
+
+    def refuse(*arguments, **options):
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(compile_check.subprocess, "Popen", refuse)
+    assert compiled_facts(run, shown.append).data == first.data
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--another")
+    with pytest.raises(AssertionError, match="a process was started"):
+        compiled_facts(run, shown.append)
+
+
+def test_what_the_compiler_cannot_take_is_an_input_error(tmp_path, monkeypatch):
+    """A slice that does not exist: the last line of the process's message."""
+    monkeypatch.setenv("PONENTE_CACHE", str(tmp_path))
+    train = dataclasses.replace(TRAIN, batch_size=1)
+    with pytest.raises(InputError, match=r"compiling for v6e-3 failed: .*slice: expected"):
+        compile_check.check(SMALL, OptimizerConfig(learning_rate=1e-3), train, "v6e-3", str)

@@ -1,0 +1,160 @@
+"""The verdict of the TPU compiler on a train step, from a process of its own, kept on disk.
+
+    verdict = check(model, optimizer, train, "v6e-16", show=print)
+
+The process compiles for a described slice (`training.cost.topology`), so it needs libtpu and no
+TPU. Its answer is kept in `cache_directory()` under a digest of the configuration, the code that
+makes the program, and the versions and flags of the compiler.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from models.config import TransformerConfig
+from pipeline.errors import InputError
+from pipeline.store import storage
+from training.config import OptimizerConfig, TrainConfig
+
+_ROOT = Path(__file__).parents[1]
+_CODE = ("models", "training")  # the program is made by these and by the table of chips
+_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+_SHOW_SECONDS = 10.0
+_LONGEST_SECONDS = 1800.0
+
+
+def cache_directory() -> str:
+    """`PONENTE_CACHE`, else `ponente` in the user's cache directory."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.environ.get("PONENTE_CACHE") or os.path.join(cache, "ponente")
+
+
+def check(
+    model: TransformerConfig,
+    optimizer: OptimizerConfig,
+    train: TrainConfig,
+    slice_name: str,
+    show: Callable[[str], None],
+) -> dict[str, Any]:
+    """What the compiler says: the fields of `training.preflight.Preflight`.
+
+    Args:
+        model, optimizer, train: the run, "auto" allowed.
+        slice_name: such as "v6e-16".
+        show: is called with a line every 10 seconds while the compiler runs.
+
+    Raises:
+        InputError: the compiler failed with anything but too little memory.
+    """
+    parts = {"model": model, "optimizer": optimizer, "train": train}
+    asked = {name: dataclasses.asdict(part) for name, part in parts.items()}
+    request = json.dumps({**asked, "slice": slice_name}, sort_keys=True)
+    name = hashlib.sha256(f"{request}{_circumstances()}".encode()).hexdigest()
+    kept = os.path.join(cache_directory(), "compiled", f"{name}.json")
+    try:
+        return json.loads(storage.read_bytes(kept))
+    except (FileNotFoundError, ValueError):
+        pass
+    found = _compile(request, slice_name, show)
+    storage.write_atomic(kept, json.dumps(found).encode())
+    return found
+
+
+def _circumstances() -> str:
+    """What else the answer depends on: code, versions and flags."""
+    code = hashlib.sha256((_ROOT / "pipeline" / "accelerators.py").read_bytes())
+    for folder in _CODE:
+        for path in sorted((_ROOT / folder).rglob("*.py")):
+            code.update(path.read_bytes())
+    flags = [os.environ.get(name, "") for name in _FLAGS]
+    return json.dumps([code.hexdigest(), [_version(name) for name in ("jax", "libtpu")], flags])
+
+
+def _version(package: str) -> str | None:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _compile(request: str, slice_name: str, show: Callable[[str], None]) -> dict[str, Any]:
+    show(f"compiling for {slice_name} (--no-compile skips it)")
+    started = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "training.compile_check"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": _python_path()},
+        text=True,
+    )
+    given: str | None = request
+    try:
+        while True:
+            try:
+                out, err = process.communicate(given, timeout=_SHOW_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                given = None
+                seconds = time.monotonic() - started
+                if seconds > _LONGEST_SECONDS:
+                    raise InputError(
+                        f"the compiler has not answered for {slice_name} in {seconds:.0f} s; "
+                        "--no-compile skips it"
+                    ) from None
+                show(f"compiling for {slice_name}, {seconds:.0f} s")
+    finally:
+        process.kill()
+    if process.returncode:
+        last = err.strip().splitlines()[-1:] or ["no message"]
+        raise InputError(f"compiling for {slice_name} failed: {last[0]:.500}")
+    return json.loads(out.splitlines()[-1])
+
+
+def _python_path() -> str:
+    return os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH", ""))))
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent has ended and reads no answer."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def _main() -> None:
+    """Read a request from stdin; write the answer as the last line of stdout."""
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    from training.cost.topology import describe
+    from training.preflight import preflight
+    from training.step.program import build_program
+
+    request = json.loads(sys.stdin.read())
+    devices = describe(request["slice"])
+    program = build_program(
+        TransformerConfig.from_plain(request["model"]),
+        OptimizerConfig(**request["optimizer"]),
+        TrainConfig.from_plain(request["train"]),
+        devices,
+        eos_id=0,
+    )
+    verdict = preflight(program)
+    found = {field.name: getattr(verdict, field.name) for field in dataclasses.fields(verdict)}
+    found.pop("cost")  # thousands of operations
+    sys.stdout.write(f"{json.dumps(found)}\n")
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,36 @@
+"""What a setting of `remat` makes the backward pass compute again, by name; imports no JAX."""
+
+from __future__ import annotations
+
+from models.config import TransformerConfig
+from models.remat_names import PRODUCTS, saved_names, widths
+
+
+def recomputed(model: TransformerConfig, remat: str, sequence_length: int) -> float:
+    """Share of the blocks' forward FLOPs that the backward pass repeats, causal attention counted.
+
+    A product is repeated when its result is not kept; attention also needs queries, keys and
+    values, which are there or repeated too. Nothing is repeated where only norms and activations
+    are.
+    """
+    flops = forward_flops(model, sequence_length)
+    again = sum(flops[name] for name in repeated(model, remat))
+    return again / (sum(flops.values()) + 2 * model.embed * model.mlp)
+
+
+def repeated(model: TransformerConfig, remat: str) -> tuple[str, ...]:
+    """Names whose product, or attention, the backward pass makes again."""
+    kept = PRODUCTS if remat in ("none", "dots") else sum(saved_names(remat), ())
+    again = [name for name in forward_flops(model, 1) if name not in kept]
+    return tuple(again) if remat != "dots" else (*again, "attention_residuals")
+
+
+def forward_flops(model: TransformerConfig, sequence_length: int) -> dict[str, float]:
+    """Forward FLOPs of a token and layer behind each kept name; the down projection has none."""
+    size, attended = widths(model), (sequence_length + 1) / 2
+    into = {name: 2 * model.embed * size[name] for name in ("queries", "keys", "values")}
+    into |= {name: 2 * model.embed * size[name] for name in ("gate", "up") if size[name]}
+    return into | {
+        "attention_residuals": 4 * size["queries"] * attended,
+        "mlp_input": 2 * size["queries"] * model.embed,
+    }

@@ -1,0 +1,215 @@
+"""What one train step makes a chip do, from shapes alone: products, scores, bytes; imports no JAX.
+
+Everything here is a count without a free number. `training.cost.step_time` turns it into seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from models.config import TransformerConfig
+from models.flops import mean_attended
+from models.remat_names import saved_names, widths
+from pipeline.accelerators import TPUS, Chip
+from training.cost.recompute import repeated
+
+HOST_CHIPS = 8
+"""GPUs that NVLink joins."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A train step on a kind of chip.
+
+    Attributes:
+        model: the shape.
+        rows: sequences of a step over chips; may be a fraction where chips share one.
+        sequence_length: tokens of a sequence.
+        chips: of the run.
+        group: chips that share one copy of parameters and optimizer state.
+        sharding: "replicated", "zero1" or "fsdp", see `training.config.parallelism`.
+        sequence, tensor: chips that share a row's positions, and heads, MLP and vocabulary.
+        slices: groups of chips that only the data-centre network joins.
+        microbatches: of a step.
+        remat: see `models.remat_names`; "half" keeps the products of every second layer.
+        state_bytes: of optimizer state, a parameter.
+        on_host: optimizer state lies in the host's memory.
+    """
+
+    model: TransformerConfig
+    rows: float
+    sequence_length: int
+    chips: int = 1
+    group: int = 1
+    sharding: str = "replicated"
+    sequence: int = 1
+    tensor: int = 1
+    slices: int = 1
+    microbatches: int = 1
+    remat: str = "none"
+    state_bytes: float = 8.0
+    on_host: bool = False
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a step on one chip."""
+        return self.rows * self.sequence_length
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Of one step on one chip; operations and bytes.
+
+    Attributes:
+        matmul_flops: of products with weights, executed, at sizes padded to the matrix unit.
+        matmul_bytes: operands and results of these products.
+        head_flops: the part of `matmul_flops` of the output head.
+        scores: pairs of query and key, times heads, that kernels go through; the backward pass
+            counts as `BACKWARD_SCORES` forward passes.
+        score_flops: of attention's products at padded head sizes, over these pairs.
+        stream_bytes: what norms, activations and residual additions read and write.
+        logit_bytes: what the loss reads and writes beside its product.
+        update_bytes: parameters, gradients and optimizer state in the update.
+        host_bytes: moved between chip and host.
+        gathered_bytes: parameters and gradients of one chip's share of collectives.
+        activation_bytes: of collectives over `tensor` and `sequence`.
+        network_bytes: the part that leaves the slice, or the host with GPUs.
+    """
+
+    matmul_flops: float
+    matmul_bytes: float
+    head_flops: float
+    scores: float
+    score_flops: float
+    stream_bytes: float
+    logit_bytes: float
+    update_bytes: float
+    host_bytes: float
+    gathered_bytes: float
+    activation_bytes: float
+    network_bytes: float
+
+
+BACKWARD_SCORES = 2.3
+"""Time of attention's backward kernel in forward ones: 2.2 to 2.4 measured on tpu7x; 5 products
+for 2."""
+
+
+def work(job: Job, chip: Chip) -> Work:
+    """Counts of one step."""
+    model, tokens = job.model, job.tokens
+    again = dict.fromkeys(repeated(model, "full" if job.remat == "half" else job.remat), 1.0)
+    if job.remat == "half":
+        again = dict.fromkeys(again, 0.5)
+    flops, operands = _layer_products(job, chip, again)
+    head = 3 * tokens * 2 * _pad(model.padded_vocab_size, chip) * _pad(model.embed, chip)
+    table = model.padded_vocab_size / job.tensor
+    head_bytes = 3 * 2 * (tokens * job.tensor * (model.embed + table) + table * model.embed)
+    scores, score_flops = _attention(job, chip, again.get("attention_residuals", 0.0))
+    gathered, network = _state_traffic(job, chip)
+    return Work(
+        matmul_flops=model.layers * flops + head,
+        matmul_bytes=model.layers * operands + head_bytes,
+        head_flops=head,
+        scores=scores,
+        score_flops=score_flops,
+        stream_bytes=_streams(job, again),
+        logit_bytes=12 * tokens * model.padded_vocab_size,
+        update_bytes=_update(job),
+        host_bytes=_host(job),
+        gathered_bytes=gathered,
+        activation_bytes=_activations(job),
+        network_bytes=network,
+    )
+
+
+def _tile(chip: Chip) -> int:
+    """Side of the matrix unit's tile; of a GPU that of its usual kernels."""
+    if chip.name not in TPUS:
+        return 64
+    return 256 if chip.name == "v6e" else 128
+
+
+def _pad(size: float, chip: Chip) -> int:
+    tile = _tile(chip)
+    return tile * math.ceil(size / tile)
+
+
+def _layer_products(job: Job, chip: Chip, again: dict[str, float]) -> tuple[float, float]:
+    """(padded operations, bytes of operands and results) of one layer's products, all passes."""
+    model, tensor = job.model, job.tensor
+    size = {name: width / tensor for name, width in widths(model).items()}
+    into = ("queries", "keys", "values", "gate", "up")
+    # (rows of the weight, its columns, forward passes); backward counts as two.
+    products = [(float(model.embed), size[n], 3 + again.get(n, 0.0)) for n in into if size[n]]
+    products.append((size["queries"], float(model.embed), 3 + again.get("mlp_input", 0.0)))
+    products.append((size["up"], float(model.embed), 3.0))
+    flops = operands = 0.0
+    tokens = job.tokens * tensor
+    for rows, columns, passes in products:
+        flops += passes * 2 * tokens * _pad(rows, chip) * _pad(columns, chip)
+        weight = rows * columns * job.microbatches
+        operands += passes * 2 * (tokens * (rows + columns) + weight)
+    return flops, operands
+
+
+def _attention(job: Job, chip: Chip, again: float) -> tuple[float, float]:
+    """(scores, operations at padded head sizes) of all layers, causal and inside windows."""
+    model = job.model
+    attended = math.fsum(mean_attended([job.sequence_length], w) for w in model.windows)
+    scores = job.tokens * model.heads * attended * (1 + BACKWARD_SCORES + again)
+    lanes = 128 if chip.name in TPUS else 64
+    return scores, scores * 4 * lanes * math.ceil(model.head_size / lanes)
+
+
+def _streams(job: Job, again: dict[str, float]) -> float:
+    """Bytes of a forward pass over the residual stream and the MLP's middle, three times, and
+    once more where the block is recomputed."""
+    model = job.model
+    middle = (3 if model.mlp_kind == "swiglu" else 2) * model.mlp
+    heads = 4 * (model.heads + 2 * model.kv_heads) * model.head_size
+    width = 12 * model.embed + (2 * middle + heads) / job.tensor
+    passes = 3 + (max(again.values()) if again else 0.0)
+    return passes * job.tokens * job.tensor * width * model.layers
+
+
+def _update(job: Job) -> float:
+    """Gradients are read; parameters and optimizer state are read and written."""
+    own = job.model.parameter_count / job.tensor / job.group
+    return own * (4 + 2 * (4 + job.state_bytes)) + own * 8 * (job.microbatches - 1)
+
+
+def _host(job: Job) -> float:
+    """Residuals to the host and back, and optimizer state."""
+    model, moved = job.model, 0.0
+    if job.remat not in ("none", "dots", "half"):
+        size = widths(model)
+        moved = 2 * 2 * job.tokens * model.layers * sum(size[n] for n in saved_names(job.remat)[1])
+    own = model.parameter_count / job.tensor / job.group
+    return moved + (2 * own * job.state_bytes if job.on_host else 0.0)
+
+
+def _state_traffic(job: Job, chip: Chip) -> tuple[float, float]:
+    """(bytes inside slice or host, bytes that leave it) of parameters and gradients, by a ring."""
+    size = 2 * job.model.parameter_count / job.tensor  # in the compute dtype
+    ring = (job.group - 1) / job.group
+    gathers = {"replicated": 0, "zero1": 1, "fsdp": 2 * job.microbatches}[job.sharding]
+    sums = job.microbatches if job.sharding == "fsdp" else 1
+    inside = size * ring * (gathers + 2 * sums)  # gradients are summed in float32
+    copies = job.chips / (job.group * job.sequence * job.tensor)
+    if copies > 1:  # all-reduce of what one chip holds of the gradients
+        inside += 2 * 2 * size / job.group * (copies - 1) / copies
+    if chip.name in TPUS:
+        return inside, (4 * size / job.group if job.slices > 1 else 0.0)
+    hosts = job.chips / HOST_CHIPS
+    return inside, (inside / min(job.group, HOST_CHIPS) if hosts > 1 else 0.0)
+
+
+def _activations(job: Job) -> float:
+    """All-reduces of the residual stream over `tensor`, keys and values over `sequence`."""
+    model, tokens = job.model, job.tokens * job.tensor
+    again = 1 if job.remat not in ("none", "products", "dots") else 0
+    tensor = 2 * 2 * (2 + 2 + again) * tokens * model.embed * (job.tensor - 1) / job.tensor
+    kv = 2 * 2 * model.kv_heads * model.head_size * tokens * (job.sequence - 1) * (3 + again)
+    return model.layers * (tensor + kv)
