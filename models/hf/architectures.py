@@ -117,7 +117,10 @@ def from_json(
     Raises:
         InputError: an unknown architecture or key, or a setting that cannot be computed here.
     """
-    name = next(iter(content.get("architectures") or ()), None)
+    listed = content.get("architectures") or [None]
+    if not isinstance(listed, list):
+        raise InputError(f"config.json: architectures: expected a list, found {listed!r}")
+    name = listed[0]
     for known in ARCHITECTURES:
         if name == known.name or (name is None and content.get("model_type") == known.model_type):
             keys = Keys(content, ignore_keys)

@@ -62,6 +62,13 @@ class Keys:
             raise InputError(f"config.json: {name}: expected a number, found {value!r}")
         return float(value)
 
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false. Raises `InputError` for anything else."""
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            raise InputError(f"config.json: {name}: expected true or false, found {value!r}")
+        return value
+
     def expect(self, name: str, *allowed: Any, default: Any = None) -> None:
         """Raise `InputError` unless a key has one of these values; absent, it has the default."""
         value = self.get(name, allowed[0] if default is None else default)

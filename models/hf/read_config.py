@@ -18,9 +18,10 @@ Read = tuple[TransformerConfig, int]
 
 def _common(keys: Keys, tied: bool) -> dict[str, Any]:
     keys.expect("quantization_config", None)
-    found = keys.get("tie_word_embeddings", tied)
+    keys.expect("is_causal", True)
+    found = keys.flag("tie_word_embeddings", tied)
     std = keys.number("initializer_range", 0.02)
-    shape = {"vocab_size": keys.count("vocab_size"), "tied": bool(found)}
+    shape = {"vocab_size": keys.count("vocab_size"), "tied": found}
     return {**shape, **({"embedding_std": std} if std > 0 else {})}
 
 
@@ -51,9 +52,9 @@ def _positions(keys: Keys, default: int) -> int:
 def llama(keys: Keys) -> Read:
     """LlamaConfig."""
     keys.expect("hidden_act", "silu")
-    biases = keys.get("attention_bias", False)
-    keys.expect("mlp_bias", bool(biases), default=False)
-    shape = rotary(keys, biases=bool(biases))
+    biases = keys.flag("attention_bias", False)
+    keys.expect("mlp_bias", biases, default=False)
+    shape = rotary(keys, biases=biases)
     return TransformerConfig(**shape), _positions(keys, 2048)
 
 
@@ -72,7 +73,7 @@ def qwen(keys: Keys, **more: Any) -> Read:
     keys.expect("hidden_act", "silu")
     keys.expect("attention_bias", False)
     shape = rotary(keys, **more)
-    used = keys.get("use_sliding_window", False)
+    used = keys.flag("use_sliding_window", False)
     window = keys.get("sliding_window", 4096) if used else None
     keys.get("sliding_window")
     kinds = keys.get("layer_types")

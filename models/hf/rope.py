@@ -1,7 +1,7 @@
 """Rotary positions in a config.json, in the form of `transformers` 5 and in the older one.
 
 Version 5 has one object, `rope_parameters`; before it were `rope_theta` and `rope_scaling`. Both
-are written; the new one is read where there are both, as `transformers` does.
+are written; where both are read they must agree, since `transformers` takes the older one.
 """
 
 from __future__ import annotations
@@ -67,6 +67,10 @@ def read(keys: Keys) -> tuple[float, RopeScaling | YarnScaling | None]:
             f"config.json: rope_parameters: expected one set of settings for all layers, found "
             f"{found!r}"
         )
+    if old and new and _settings(old) != _settings(new):
+        raise InputError(
+            f"config.json: rope_scaling {old!r} and rope_parameters {new!r} disagree; leave one out"
+        )
     inner = Keys(found)
     base = inner.number("rope_theta", base)
     kind = inner.get("rope_type") or inner.get("type", "default")
@@ -82,11 +86,23 @@ def read(keys: Keys) -> tuple[float, RopeScaling | YarnScaling | None]:
         return base, None
     if kind == "yarn":
         inner.expect("truncate", True)
-    given = {ours: inner.get(theirs) for theirs, ours in names.items()}
-    given["original_context"] = given["original_context"] or original
+    there = {theirs: ours for theirs, ours in names.items() if inner.get(theirs) is not None}
+    given: dict[str, Any] = {ours: inner.number(theirs) for theirs, ours in there.items()}
+    if "original_context" in given:
+        given["original_context"] = inner.count("original_max_position_embeddings")
+    elif original is not None:
+        given["original_context"] = keys.count("original_max_position_embeddings")
     inner.finish()
-    given = {name: value for name, value in given.items() if value is not None}
     if missing := {"factor", "original_context"} - given.keys():
         theirs = next(t for t, ours in names.items() if ours in missing)
         raise InputError(f"config.json: rope_type {kind!r}: expected {theirs}, found none")
     return base, (YarnScaling if kind == "yarn" else RopeScaling)(**given)
+
+
+def _settings(found: Any) -> Any:
+    """Without the base, and with one name for the kind."""
+    if not isinstance(found, Mapping):
+        return found
+    kind = found.get("rope_type") or found.get("type", "default")
+    rest = {k: v for k, v in found.items() if k not in ("rope_theta", "rope_type", "type")}
+    return {"rope_type": kind, **rest}

@@ -123,6 +123,21 @@ GPT2 = to_json(SHAPES["GPT2"], POSITIONS)
         ({**CONTENT, "rope_parameters": {"rope_type": "longrope"}}, "rope_type 'longrope' is unkn"),
         ({**CONTENT, "rope_parameters": {"rope_type": "llama3"}}, "expected factor, found none"),
         ({**CONTENT, "rope_parameters": {"rope_type": "yarn", "mscale": 2.0}}, "key 'mscale'"),
+        (
+            {
+                **CONTENT,
+                "rope_scaling": {"type": "llama3", "factor": 8.0},
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+            },
+            "disagree; leave one out",
+        ),
+        (
+            {**CONTENT, "rope_parameters": {"rope_type": "llama3", "factor": "8"}},
+            "factor: expected a number, found '8'",
+        ),
+        ({**CONTENT, "is_causal": False}, "is_causal is False"),
+        ({**CONTENT, "tie_word_embeddings": "no"}, "expected true or false, found 'no'"),
+        ({**CONTENT, "architectures": "LlamaForCausalLM"}, "architectures: expected a list"),
         ({**CONTENT, "hidden_act": "gelu"}, "hidden_act is 'gelu'; only 'silu'"),
         ({**CONTENT, "mlp_bias": True}, "mlp_bias is True"),
         ({**CONTENT, "attention_bias": True}, "mlp_bias is False; only True"),
