@@ -1,32 +1,51 @@
 """`ponente export`: a model in another project's format, without a graph.
 
+ponente export runs/train-0123456789 --to hf            a folder for transformers and vLLM
+ponente export runs/train-0123456789 --to gguf          a file for llama.cpp
 ponente export exported/my-model --to gguf --dtype q8_0
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 from typing import Any
 
 from pipeline import InputError
 from pipeline.cli.context import say
 from pipeline.store import storage
+from steps.export.choices import DTYPES
 from steps.export.gguf_types import TYPES
 
 _CONFIG = "config.json"
+_DTYPES = {"hf": DTYPES, "gguf": TYPES}
+_DEFAULTS = {"hf": "bfloat16", "gguf": "f16"}
 
 
 def run(arguments: list[str]) -> int:
     """Read, convert, write; 0."""
     options = _parser().parse_args(arguments)
-    source = storage.normalise(options.directory)
-    if not storage.exists(storage.join(source, _CONFIG)):
-        raise InputError(f"{source}: expected a Hugging Face folder, found no {_CONFIG}")
+    source, kind = storage.normalise(options.directory), options.to
+    dtype = options.dtype or _DEFAULTS[kind]
+    if dtype not in _DTYPES[kind]:
+        known = ", ".join(_DTYPES[kind])
+        raise InputError(f"--dtype: expected one of {known} with --to {kind}, found {dtype!r}")
     name = source.rpartition("/")[2]
-    out = storage.normalise(options.out or f"./{name}-{options.dtype}.gguf")
+    ending = f"-{dtype}.gguf" if kind == "gguf" else "-hf"
+    out = storage.normalise(options.out or f"./{name}{ending}")
     if storage.exists(out):
         raise InputError(f"{out}: exists already; delete it, or give another --out")
-    say(_line(out, to_gguf(source, out, options.dtype, name)))
+    folder = storage.exists(storage.join(source, _CONFIG))
+    if kind == "hf":
+        if folder:
+            raise InputError(f"{source}: is a Hugging Face folder already; export it --to gguf")
+        say(f"{out}: {_hf_line(to_hf(source, out, dtype))}")
+    elif folder:
+        say(_line(out, to_gguf(source, out, dtype, name)))
+    else:
+        with tempfile.TemporaryDirectory() as between:
+            to_hf(source, between, "float32")
+            say(_line(out, to_gguf(between, out, dtype, name)))
     return 0
 
 
@@ -36,12 +55,37 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    types = "; ".join(f"{kind}: {', '.join(known)}" for kind, known in _DTYPES.items())
     add = parser.add_argument
-    add("directory", help="a Hugging Face folder: a path or URL")
-    add("--to", required=True, choices=("gguf",), help="the format")
-    add("--dtype", default="f16", choices=TYPES, help="of matrices (%(default)s)")
-    add("--out", metavar="PATH", help="the file to write (./NAME-DTYPE.gguf)")
+    add("directory", help="of a train step, a checkpoint in it, or a Hugging Face folder")
+    add("--to", required=True, choices=tuple(_DTYPES), help="the format")
+    add("--dtype", help=f"of matrices ({types}; f16 and bfloat16 by default)")
+    add("--out", metavar="PATH", help="what to write (./NAME-DTYPE.gguf or ./NAME-hf)")
     return parser
+
+
+def to_hf(directory: str, out: str, dtype: str) -> dict[str, Any]:
+    """Write the Hugging Face folder of a train step or checkpoint; what `write_hf_folder` returns.
+
+    The parameters are their average where the run kept one.
+    """
+    from steps.checkpoints.find import find, open_tokenizer
+    from steps.export.hf_folder import Export, write_hf_folder
+
+    trained = find(directory)
+    export = Export(
+        checkpoint=trained.path,
+        config=trained.model,
+        positions=trained.sequence_length,
+        tokenizer=open_tokenizer(trained),
+        dtype=dtype,
+    )
+    return write_hf_folder(out, export)
+
+
+def _hf_line(written: dict[str, Any]) -> str:
+    size = f"{written['bytes'] / 1e6:,.1f} MB in {len(written['files'])} files"
+    return f"{written['architecture']}, {written['parameters']} parameters, {size}"
 
 
 def to_gguf(folder: str, out: str, dtype: str, name: str) -> dict[str, Any]:

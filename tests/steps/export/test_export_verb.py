@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 
+import numpy as np
 import pytest
 
+from steps import load
 from steps.cli import command
 from steps.export.gguf_file import write_gguf
 from tests.steps.export.hf_folders import NEEDS_ORACLE, folder, model
@@ -48,7 +50,11 @@ def test_refusals(export, tmp_path):
     """A line each, and no file left behind."""
     status, _, line = export(tmp_path, "--to", "gguf")
     assert status == 1
-    assert "found no config.json" in line
+    assert "expected the directory of a train step" in line
+    status, _, line = export(folder("llama"), "--to", "hf")
+    assert "is a Hugging Face folder already" in line
+    status, _, line = export(folder("llama"), "--to", "gguf", "--dtype", "bfloat16")
+    assert "expected one of f16, bf16, q8_0, f32 with --to gguf, found 'bfloat16'" in line
     (tmp_path / "there.gguf").write_text("")
     status, _, line = export(folder("llama"), "--to", "gguf", "--out", "there.gguf")
     assert status == 1
@@ -58,3 +64,23 @@ def test_refusals(export, tmp_path):
     assert status == 1
     assert "NanoChatForCausalLM has no counterpart in llama.cpp" in line
     assert {path.name for path in tmp_path.iterdir()} == {"there.gguf", "config.json"}
+
+
+def test_a_train_step_becomes_either(export, trained, tmp_path):
+    """`transformers` gives the logits of `load`; the GGUF file is that of the folder."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    name = trained.rpartition("/")[2]
+    status, out, _ = export(trained, "--to", "hf", "--dtype", "float32", "--out", name)
+    assert status == 0
+    assert "Qwen3ForCausalLM, last parameters" in out
+    ours, theirs = load(trained), AutoModelForCausalLM.from_pretrained(tmp_path / name)
+    ids = AutoTokenizer.from_pretrained(tmp_path / name)("Return the name")["input_ids"]
+    assert ids == ours.encode("Return the name")
+    with torch.no_grad():
+        logits = theirs(torch.tensor([ids])).logits[0].numpy()
+    np.testing.assert_allclose(ours(ids), logits, atol=1e-4)
+    assert export(trained, "--to", "gguf", "--out", "one.gguf")[0] == 0
+    assert export(name, "--to", "gguf", "--out", "two.gguf")[0] == 0
+    assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "two.gguf").read_bytes()
