@@ -24,6 +24,7 @@ def nanopt_1b(
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4, warmup=1_000),
     training: TrainConfig = TrainConfig(
         batch_size=256,  # 1,048,576 tokens a step
+        microbatches=8,  # four rows a chip: no matmul is computed twice
         separate_documents=True,  # as one document a row was, without its padding
         keep_every=1_000,
     ),
