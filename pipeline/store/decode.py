@@ -9,9 +9,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import msgspec
+
+from pipeline.errors import InputError
 
 T = TypeVar("T")
 
@@ -27,6 +31,35 @@ def parse_json(data: bytes) -> Any:
         return json.loads(text, object_pairs_hook=_each_once, parse_constant=_refuse_constant)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def to_json(record: Any) -> bytes:
+    """A record as JSON that `parse_json` reads.
+
+    Raises:
+        InputError: a number in it is NaN or infinite, which would not read back.
+    """
+    tree = msgspec.to_builtins(record)
+    try:
+        return json.dumps(tree, sort_keys=True, allow_nan=False).encode()
+    except ValueError:
+        names = ", ".join(_not_finite(tree, ""))
+        raise InputError(
+            f"{names}: expected a finite number, which JSON has, found NaN or infinity; leave such "
+            "a result out, or find out why it is none"
+        ) from None
+
+
+def _not_finite(tree: Any, path: str) -> Iterator[str]:
+    if isinstance(tree, float) and not math.isfinite(tree):
+        yield path
+    parts = (
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree if isinstance(tree, list) else ())
+    )
+    for name, part in parts:
+        yield from _not_finite(part, f"{path}.{name}" if path else str(name))
 
 
 def _refuse_constant(name: str) -> float:

@@ -14,17 +14,14 @@ inputs that changed meanwhile, starts a ledger of its own, so shards of two thin
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from pipeline.errors import CorruptOutput, InputError, StorageError, WorkerLost
 from pipeline.identity import fingerprint
 from pipeline.store import integrity, storage
-from pipeline.store.decode import decode, parse_json
+from pipeline.store.decode import decode, parse_json, to_json
 from pipeline.store.manifest import File, Shard
 from pipeline.store.parallel import concurrently
 
@@ -40,7 +37,7 @@ class Record:
 
     def to_bytes(self) -> bytes:
         """JSON for `Ledger.read`."""
-        return json.dumps(msgspec.to_builtins(self), sort_keys=True).encode()
+        return to_json(self)
 
 
 @dataclass(frozen=True)

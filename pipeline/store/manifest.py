@@ -9,7 +9,6 @@ the content they had before, the best of a sweep. A torn, foreign or future mani
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ import msgspec
 from pipeline.errors import CorruptOutput, InputError, PonenteError, StoreUnavailable
 from pipeline.identity.listing import ListedFile, Listing, Summary, files_from_bytes
 from pipeline.store import storage
-from pipeline.store.decode import decode
+from pipeline.store.decode import decode, to_json
 
 SCHEMA = 4
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -179,7 +178,7 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """JSON for `load`; `ponente show` is for people."""
-        return json.dumps(msgspec.to_builtins(self), sort_keys=True).encode()
+        return to_json(self)
 
 
 def resolve_ref(path: str, directory: str) -> str:

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from pipeline.errors import CorruptOutput, StorageError
+from pipeline.errors import CorruptOutput, InputError, StorageError
 from pipeline.identity import digests
 from pipeline.store import integrity, storage
 from pipeline.store.ledger import Ledger
@@ -47,6 +47,18 @@ def test_a_manifest_comes_back_as_it_was_written(tmp_path):
     written = _publish(tmp_path)
     assert load(str(tmp_path)) == written
     assert load_verified(str(tmp_path), "k" * 64) == written
+
+
+def test_a_number_that_is_none_is_refused_before_it_is_written(tmp_path):
+    """A manifest or record with NaN would not read back, and its output would be lost."""
+    tree = {"last": {"loss": float("nan")}, "rows": [1.0, float("inf")]}
+    with pytest.raises(
+        InputError, match=r"^result\.last\.loss, result\.rows\.1: expected a finite"
+    ):
+        _publish(tmp_path, result=tree)
+    assert load(str(tmp_path)) is None
+    with pytest.raises(InputError, match=r"result\.x: expected a finite number"):
+        Ledger(str(tmp_path)).add("b", f"{tmp_path}/attempts/1/shards/a", {"x": float("inf")})
 
 
 def test_no_manifest_means_no_output(tmp_path):
