@@ -142,7 +142,7 @@ def page() -> str:
         "| rows | number | median of the error's size | 90th percentile | median error |",
         "|---|---|---|---|---|",
     ]
-    groups = [("all", np.ones(len(errors), bool)), ("nobody tuned them", ~rows.tuned)]
+    groups = [("all", np.ones(len(errors), bool)), ("not tuned", ~rows.tuned)]
     groups += [(f"source {name}", rows.sources == name) for name in sorted(set(rows.sources))]
     column = {
         "hardware": [row.chip.name for row in published],
