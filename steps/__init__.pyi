@@ -20,8 +20,10 @@ from steps.downstream import lm_evaluation as lm_evaluation
 from steps.downstream import multiple_choice as multiple_choice
 from steps.evaluate import evaluate as evaluate
 from steps.export_gguf import export_gguf as export_gguf
+from steps.export_hf import export_hf as export_hf
 from steps.follow import follow as follow
 from steps.generate import generate as generate
+from steps.import_hf import import_hf as import_hf
 from steps.integer_rows import integer_rows as integer_rows
 from steps.load import load as load
 from steps.mix import Phase as Phase

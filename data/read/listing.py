@@ -36,6 +36,7 @@ _PINNED = re.compile(r"hf://(?:[a-z]+/)?[^/@]+/[^/@]+@([0-9a-f]{40})(?:/|$)")
 _CONTENT = ("md5Hash", "crc32c", "blob_id", "ETag", "etag", "generation", "Last-Modified")
 
 _Match = tuple[str, Mapping[str, Any] | None]
+Accept = Callable[[str], bool]
 
 
 def absolute(source: Any) -> Any:
@@ -45,14 +46,20 @@ def absolute(source: Any) -> Any:
     return storage.local_path(source)
 
 
-def find_files(source: str) -> list[tuple[str, FileState | None]]:
+def find_files(
+    source: str, accept: Accept = is_document_file
+) -> list[tuple[str, FileState | None]]:
     """(URL, state) of every file of a source, by name; the state is None where a look must tell.
+
+    Args:
+        source: see `data.source`.
+        accept: whether a file in a folder, or of a pattern that ends in *, counts, by its name.
 
     Raises:
         InputError: no file matches, it is not permitted, or not an address.
         StorageError: the store could not be listed.
     """
-    fs, _, matches, _ = _find(source, None)
+    fs, _, matches, _ = _find(source, None, accept)
     if isinstance(fs, LocalFileSystem):
         return [(name, file_state(name)) for name, _ in matches]
     return [
@@ -61,12 +68,13 @@ def find_files(source: str) -> list[tuple[str, FileState | None]]:
     ]
 
 
-def list_source(source: str, seconds: float) -> Listing:
+def list_source(source: str, seconds: float, accept: Accept = is_document_file) -> Listing:
     """What a source holds now; see the module's text.
 
     Args:
         source: see `data.source`.
         seconds: for which the store is asked, at most. Digesting local files is not limited.
+        accept: as of `find_files`.
 
     Raises:
         InputError: no file matches, it is not permitted, or not an address.
@@ -82,7 +90,7 @@ def list_source(source: str, seconds: float) -> Listing:
     place = source
     if source.startswith("hf://"):
         place, branch, revision = _resolve_branch(source, seconds)
-    fs, path, matches, skipped = _find(place, seconds)
+    fs, path, matches, skipped = _find(place, seconds, accept)
     root = _root(fs, path)
     names = [name.removeprefix(root) for name, _ in matches]
     if isinstance(fs, LocalFileSystem):
@@ -139,7 +147,9 @@ def _remote_file(fs: Any, name: str, match: _Match, seconds: float) -> ListedFil
     return ListedFile(name, int(about.get("size") or 0), digest)
 
 
-def _find(source: str, seconds: float | None) -> tuple[Any, str, list[_Match], list[str]]:
+def _find(
+    source: str, seconds: float | None, accept: Accept
+) -> tuple[Any, str, list[_Match], list[str]]:
     """(filesystem, path in it, matching files by name, names of what matches and is not read) of a
     source."""
     if re.match(r"https?://[^/]*@", source):
@@ -153,7 +163,7 @@ def _find(source: str, seconds: float | None) -> tuple[Any, str, list[_Match], l
         fs.invalidate_cache()
     files, folders = with_retries(
         f"source {source!r}",
-        lambda left: run_with_timeout(left, lambda: _matches(fs, path, left)),
+        lambda left: run_with_timeout(left, lambda: _matches(fs, path, left, accept)),
         None if end is None else max(end - time.monotonic(), 1.0),
     )
     if not files:
@@ -174,12 +184,12 @@ def _filesystem(source: str, seconds: float | None) -> tuple[Any, str]:
     return with_retries(f"source {source!r}", lambda left: run_with_timeout(left, found), seconds)
 
 
-def _matches(fs: Any, path: str, left: float) -> tuple[list[_Match], list[str]]:
+def _matches(fs: Any, path: str, left: float, accept: Accept) -> tuple[list[_Match], list[str]]:
     if not _is_pattern(fs, path):
         about = _unless_missing(lambda: info(fs, path, left))
         if about is not None and about.get("type") == "directory":
             found = fs.find(path, detail=True)
-            return _readable(path, list(found.items()), [])
+            return _accepted(path, list(found.items()), [], accept)
         return ([] if about is None else [(path, about)]), []
     if protocol(fs) in WEB:
         return [(name, None) for name in _web_glob(fs, path)], []
@@ -190,13 +200,15 @@ def _matches(fs: Any, path: str, left: float) -> tuple[list[_Match], list[str]]:
         return files, folders
     inside = {name.rpartition("/")[0] for name, _ in files}
     folders = [name for name in folders if "**" not in path or name not in inside]
-    return _readable(_root(fs, path), files, folders)
+    return _accepted(_root(fs, path), files, folders, accept)
 
 
-def _readable(root: str, files: list[_Match], skipped: list[str]) -> tuple[list[_Match], list[str]]:
-    """(files that hold documents by their name, the others and what is skipped already)."""
+def _accepted(
+    root: str, files: list[_Match], skipped: list[str], accept: Accept
+) -> tuple[list[_Match], list[str]]:
+    """(files that are accepted by their name, the others and what is skipped already)."""
     prefix = f"{root.rstrip('/')}/"
-    wanted = [match for match in files if is_document_file(match[0].removeprefix(prefix))]
+    wanted = [match for match in files if accept(match[0].removeprefix(prefix))]
     read = {name for name, _ in wanted}
     return wanted, [*skipped, *(name for name, _ in files if name not in read)]
 

@@ -32,7 +32,7 @@ _PIECE = 1 << 24  # bytes copied at once
 def list_model(source: str, seconds: float) -> Listing:
     """The files of a folder on a disk or of a repository of the hub, as they are now."""
     if source.startswith(_HUB):
-        return list_source(f"{source.rstrip('/')}/*", seconds)
+        return list_source(f"{source.rstrip('/')}/*", seconds, _is_model_file)
     return list_folder(storage.local_path(source), seconds)
 
 
@@ -43,12 +43,15 @@ def opened(source: str) -> Iterator[str]:
         yield storage.local_path(source)
         return
     with tempfile.TemporaryDirectory() as copy:
-        for url, state in find_files(f"{source.rstrip('/')}/*"):
+        for url, state in find_files(f"{source.rstrip('/')}/*", _is_model_file):
             name = url.rpartition("/")[2]
-            if name.endswith((".json", ".safetensors")):
-                with open_ranges(url, state) as remote, open(os.path.join(copy, name), "wb") as to:
-                    shutil.copyfileobj(remote, to, _PIECE)
+            with open_ranges(url, state) as remote, open(os.path.join(copy, name), "wb") as to:
+                shutil.copyfileobj(remote, to, _PIECE)
         yield copy
+
+
+def _is_model_file(name: str) -> bool:
+    return name.endswith((".json", ".safetensors"))
 
 
 @dataclass(frozen=True, kw_only=True)
