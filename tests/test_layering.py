@@ -81,7 +81,7 @@ def test_the_import_check_can_fail(package, line):
 FLOORS = {
     "pipeline": (
         *("errors", "accelerators", "identity", "store", "prices", "graph", "plan", "execute"),
-        *("sweep", "pages", "doctor", "cli", "experiment", "__init__"),
+        *("sweep", "pages", "doctor", "launch", "cli", "experiment", "__init__"),
     ),
     "steps": (
         *("platforms", "artifacts", "coordinator", "declared", "budget", "planning", "checkpoints"),

@@ -146,6 +146,10 @@ def _verb(name: str) -> Callable[[Context], int]:
         from pipeline.cli.run import run
 
         return run
+    if name == "launch":
+        from pipeline.cli.launch import launch
+
+        return launch
     from pipeline.cli import inspection, logs, maintenance
 
     verbs: dict[str, Callable[[Context], int]] = {

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from pipeline.errors import UsageError, unknown
 from pipeline.graph.declaration import FULL, Declaration
+from pipeline.launch.names import LOCAL, TARGETS
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -86,6 +87,17 @@ FLAGS: dict[str, dict[str, Any]] = {
         **_switch("only what is known of a step at once; start no compiler; or PONENTE_NO_COMPILE"),
         "default": bool(os.environ.get("PONENTE_NO_COMPILE")),
     },
+    "on": _flag(
+        "sky, kuberay, gcloud (managed group), queued (queued resource), or local: this machine "
+        "claims to be the hosts",
+        choices=(*TARGETS, LOCAL),
+    ),
+    "spot": _switch("machines that may be taken away, at a third of the price"),
+    "zone": _flag("Google's zone, such as us-east5-b", default="", metavar="ZONE"),
+    "image": _flag(
+        "container image to build and push, for kuberay", default="", metavar="REGISTRY/NAME:TAG"
+    ),
+    "go": _switch("run the commands that are printed without it"),
     "help": _switch("this text"),
     "help_settings": _switch("every setting, with its value under the preset"),
 }
@@ -119,6 +131,10 @@ VERBS = {
     "status": Verb("how far steps are, and the last runs", (*_CHOICE, "json"), "[STEP ...]"),
     "graph": Verb("steps, inputs and directories", (*_CHOICE, "html")),
     "show": Verb("one output: configuration, result, lineage", ("json",), "STEP"),
+    "launch": Verb(
+        "machines for the experiment's hardware, and the run on them",
+        ("on", "spot", "zone", "image", "go"),
+    ),
     "logs": Verb("the logs of a step's last attempt", ("follow",), "STEP"),
     "verify": Verb("compare outputs with their digests", ("json",), "[STEP ...]"),
     "gc": Verb(

@@ -1,0 +1,95 @@
+"""`launch`: machines for an experiment, printed as files and commands, or made."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+
+from pipeline.cli import options
+from pipeline.cli.context import Context, say
+from pipeline.errors import InputError, UsageError
+from pipeline.graph.declaration import FULL
+from pipeline.launch.job import FOLDER, Job, Recipe, hardware_of, job_name, relative_file
+from pipeline.launch.names import LOCAL, TARGETS
+from pipeline.launch.targets import RECIPES
+
+
+def launch(context: Context) -> int:
+    """Print what would make the machines and run the experiment there; with --go, do it."""
+    chosen = context.options
+    if not chosen.on:
+        raise UsageError(f"launch: give --on, one of {', '.join((*TARGETS, LOCAL))}")
+    assert context.experiment is not None
+    name = job_name(context.experiment.name, context.preset)
+    hardware, command = hardware_of(context.targets), _run_command(context)
+    job = Job(
+        name=name,
+        hardware=hardware,
+        command=command,
+        prefix=context.store.prefix,
+        spot=chosen.spot,
+        zone=chosen.zone,
+        image=chosen.image,
+    )
+    recipe = RECIPES[chosen.on](job)
+    if not chosen.go:
+        _print(recipe)
+        return 0
+    return _go(recipe)
+
+
+def _run_command(context: Context) -> tuple[str, ...]:
+    """The command that runs the same experiment with the same settings."""
+    words = context.command[1:]
+    # The first word may be the program's own file.
+    reference = next(w for w in (*words[1:], *words) if w.endswith(".py") or ".py:" in w)
+    path, colon, variable = reference.partition(":")
+    _, rest = options.parser("launch", context.experiment).parse_known_args(words)
+    settings = rest[next((i for i, w in enumerate(rest) if w.startswith("--")), len(rest)) :]
+    preset = [] if context.preset == FULL else ["--preset", context.preset]
+    file = relative_file(path) + colon + variable
+    return ("ponente", "run", file, *preset, *settings, "--prefix", context.store.prefix)
+
+
+def _print(recipe: Recipe) -> None:
+    for name, text in recipe.files.items():
+        say(f"==> {FOLDER}/{name}")
+        say(text)
+    say("==> commands, which --go runs")
+    for line in recipe.commands:
+        say(line)
+    say("==> later")
+    for line in recipe.after:
+        say(line)
+
+
+def _go(recipe: Recipe) -> int:
+    for program in recipe.needs:
+        if shutil.which(program) is None:
+            raise InputError(f"launch: {program} is not installed here, and --go calls it")
+    os.makedirs(FOLDER, exist_ok=True)
+    for name, text in recipe.files.items():
+        with open(os.path.join(FOLDER, name), "w") as file:
+            file.write(text)
+    return _call(recipe.commands, recipe.after)
+
+
+def _call(commands: Sequence[str], after: Sequence[str]) -> int:
+    for line in commands:
+        say(f"$ {line}")
+        done = subprocess.run(["bash", "-euo", "pipefail", "-c", line])
+        if done.returncode:
+            raise InputError(
+                f"launch: {line.split(' ', 1)[0]} ended with status {done.returncode}; what was "
+                "made before is still there: " + "; ".join(_lines(after))
+            )
+    say("later:")
+    for line in after:
+        say(line)
+    return 0
+
+
+def _lines(after: Sequence[str]) -> list[str]:
+    return [line for text in after for line in text.splitlines() if not line.startswith("#")]

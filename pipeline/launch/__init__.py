@@ -1,0 +1,1 @@
+"""From an experiment's hardware to machines that run it: recipes, and joining a cluster."""

@@ -1,0 +1,58 @@
+"""Google's names of what a slice is made of, by generation.
+
+From cloud.google.com/tpu/docs (runtimes, v4, v5e, v5p, v6e) and from GKE's "Plan TPUs". The counts
+of hosts and the topologies are those of `pipeline.accelerators`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.errors import InputError
+from pipeline.graph.hardware import Hardware
+
+
+@dataclass(frozen=True)
+class Google:
+    """A generation's names.
+
+    Attributes:
+        machine: type of virtual machine, with a place for the chips of one.
+        runtime: software version of the Cloud TPU API.
+        gke: value of the node label cloud.google.com/gke-tpu-accelerator.
+        grouped: whether Compute Engine has it in managed instance groups.
+    """
+
+    machine: str
+    runtime: str
+    gke: str
+    grouped: bool
+
+    def machine_type(self, hardware: Hardware) -> str:
+        """The virtual machine of one host."""
+        return self.machine.format(hardware.devices_per_process)
+
+
+GOOGLE = {
+    "v4": Google("ct4p-hightpu-{}t", "tpu-ubuntu2204-base", "tpu-v4-podslice", False),
+    "v5e": Google("ct5lp-hightpu-{}t", "v2-alpha-tpuv5-lite", "tpu-v5-lite-podslice", False),
+    "v5p": Google("ct5p-hightpu-{}t", "v2-alpha-tpuv5", "tpu-v5p-slice", True),
+    "v6e": Google("ct6e-standard-{}t", "v2-alpha-tpuv6e", "tpu-v6e-slice", True),
+}
+
+
+def google_of(hardware: Hardware, tool: str) -> Google:
+    """Google's names of a slice. Raises `InputError` for hosts with GPUs."""
+    if hardware.kind != "tpu":
+        raise InputError(
+            f"--on {tool}: expected a TPU slice, got {hardware.name!r}; hosts with GPUs are "
+            "launched with --on sky or --on kuberay"
+        )
+    return GOOGLE[hardware.generation]
+
+
+def accelerator_type(hardware: Hardware) -> str:
+    """Google's name of a slice, such as v5litepod-8 for v5e-8."""
+    from pipeline.accelerators import TPUS
+
+    return f"{TPUS[hardware.generation].google_name}-{hardware.name.partition('-')[2]}"

@@ -1,0 +1,123 @@
+"""What is launched: an experiment's command, the hardware it asks for, and how it is bought."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from dataclasses import dataclass
+
+from pipeline.errors import InputError
+from pipeline.graph.hardware import Hardware
+from pipeline.graph.node import Node, topological
+from pipeline.store import storage
+
+FOLDER = "launch"  # where files are written, and from which commands read them
+_NAME_LENGTH = 40  # Google's names end at 63 characters, and recipes add to them
+_ZONE = re.compile(r"[a-z]+-[a-z]+\d{1,2}-[a-z]")
+_IMAGE = re.compile(r"[a-z0-9][\w./:@-]*[\w]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One launch.
+
+    Attributes:
+        name: of every resource that is made; lower case, digits and "-".
+        hardware: TPU slice or hosts with GPUs.
+        command: what the head runs once all hosts have joined: `ponente run FILE ...`.
+        prefix: the store, an object store's URL.
+        spot: whether machines that may be taken away are asked for.
+        zone: Google's, such as us-east5-b; empty for the tool's own choice.
+        image: container image, for Kubernetes alone.
+    """
+
+    name: str
+    hardware: Hardware
+    command: tuple[str, ...]
+    prefix: str
+    spot: bool = False
+    zone: str = ""
+    image: str = ""
+
+    def __post_init__(self) -> None:
+        if storage.is_local(self.prefix):
+            raise InputError(
+                f"launch: every host must reach the store, and {self.prefix} is on this machine; "
+                "give --prefix gs://bucket/dir"
+            )
+        if self.zone and not _ZONE.fullmatch(self.zone):
+            raise InputError(f"--zone: expected a zone such as us-east5-b, got {self.zone!r}")
+        if self.image and not _IMAGE.fullmatch(self.image):
+            raise InputError(
+                f"--image: expected an image such as REGISTRY/NAME:TAG, got {self.image!r}"
+            )
+
+    @property
+    def region(self) -> str:
+        """Region of the zone."""
+        return self.zone.rpartition("-")[0]
+
+    @property
+    def shell(self) -> str:
+        """The command as a shell reads it."""
+        return shlex.join(self.command)
+
+    def need_zone(self) -> str:
+        """The zone. Raises `InputError` where none was given."""
+        if not self.zone:
+            raise InputError("launch: give --zone, such as us-east5-b; capacity differs by zone")
+        return self.zone
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Files, and the shell commands that make them run.
+
+    Attributes:
+        files: text by name, in `FOLDER`.
+        commands: lines for bash, in order, run beside `FOLDER`.
+        needs: programs that the commands call.
+        after: what the user does later, such as deleting: printed and never run.
+    """
+
+    files: dict[str, str]
+    commands: tuple[str, ...]
+    needs: tuple[str, ...]
+    after: tuple[str, ...] = ()
+
+
+def job_name(experiment: str, preset: str) -> str:
+    """A name that every cloud takes, from those of an experiment and its preset."""
+    words = experiment if preset == "full" else f"{experiment}-{preset}"
+    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")[:_NAME_LENGTH].strip("-") or "run"
+
+
+def hardware_of(targets: list[Node]) -> Hardware:
+    """The one pod, or kind of host, that steps of a graph ask for.
+
+    Raises:
+        InputError: when they ask for none or for several.
+    """
+    found = {
+        value
+        for node in topological(targets)
+        for value in (*node.config.values(), *node.runtime.values())
+        if isinstance(value, Hardware) and value.kind in ("tpu", "gpu")
+    }
+    if len(found) == 1:
+        return found.pop()
+    names = ", ".join(sorted(hardware.name for hardware in found))
+    there = f"they ask for {names}" if names else "none asks for one"
+    raise InputError(
+        f"launch: expected steps on one TPU slice or kind of GPU host, {there}; set the "
+        "experiment's hardware, such as --hardware v6e-16"
+    )
+
+
+def relative_file(path: str) -> str:
+    """The experiment's file from the directory that is sent. Raises `InputError` outside of it."""
+    relative = os.path.relpath(os.path.realpath(path), os.path.realpath("."))
+    if relative.startswith(".."):
+        raise InputError(f"launch: {path} is outside of this directory, which is what hosts get")
+    return relative

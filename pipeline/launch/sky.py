@@ -1,0 +1,58 @@
+"""A SkyPilot task: one file for queued resources, spot and recovery, on VMs without Kubernetes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.accelerators import GPUS
+from pipeline.launch.google import GOOGLE, accelerator_type
+from pipeline.launch.job import FOLDER, Job, Recipe
+from pipeline.launch.setup_host import SETUP, join
+from pipeline.launch.text import to_yaml
+
+# The first address is the host that starts Ray: SkyPilot has no machine beside those of the slice.
+_HEAD = '$(echo "$SKYPILOT_NODE_IPS" | head -n 1)'
+
+
+def recipe(job: Job) -> Recipe:
+    """Task file and commands; on spot a managed job, which is started again when hosts are lost."""
+    file = f"{job.name}.sky.yaml"
+    launch = f"sky jobs launch -y -n {job.name}" if job.spot else f"sky launch -y -c {job.name}"
+    end = f"sky jobs cancel -y -n {job.name}" if job.spot else f"sky down -y {job.name}"
+    return Recipe(
+        files={file: to_yaml(job, task(job))},
+        commands=(f"{launch} {FOLDER}/{file}",),
+        needs=("sky",),
+        after=(f"# ends the machines, which else cost money:\n{end}",),
+    )
+
+
+def task(job: Job) -> dict[str, Any]:
+    """The task as SkyPilot's file has it."""
+    hardware = job.hardware
+    made: dict[str, Any] = {"name": job.name}
+    resources: dict[str, Any] = {}
+    if job.zone:
+        resources["infra"] = f"gcp/{job.region}/{job.zone}"
+    if hardware.kind == "tpu":
+        resources.setdefault("infra", "gcp")
+        resources["accelerators"] = f"tpu-{accelerator_type(hardware)}"
+        resources["accelerator_args"] = {
+            "runtime_version": GOOGLE[hardware.generation].runtime,
+            "gcp_queued_resource": True,
+        }
+        worker = ""  # read from the machine: SkyPilot's rank is not said to be the slice's
+    else:
+        kind = GPUS[hardware.generation].ray_type
+        resources["accelerators"] = f"{kind}:{hardware.devices_per_process}"
+        made["num_nodes"] = hardware.processes
+        worker = '--worker-id "$SKYPILOT_NODE_RANK"'
+    resources["use_spot"] = job.spot
+    if job.spot:
+        # An error of the experiment's own comes again: only lost machines are replaced.
+        resources["job_recovery"] = {"strategy": "FAILOVER", "max_restarts_on_errors": 0}
+    made["resources"] = resources
+    made["workdir"] = "."
+    made["setup"] = SETUP
+    made["run"] = join(job, _HEAD, *filter(None, [worker]))
+    return made
