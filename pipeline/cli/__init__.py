@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
-from pipeline.cli import options
+from pipeline.cli import join, options
 from pipeline.cli.context import Context, of_command, say
 from pipeline.cli.secret_flags import refuse_secrets
 from pipeline.errors import Cancelled, PonenteError, UsageError
@@ -80,6 +80,7 @@ def _command(
     arguments: list[str], more: Mapping[str, tuple[str, Callable[[list[str]], int]]]
 ) -> int:
     clock = time.perf_counter()
+    more = {"join": (join.HELP, join.run), **more}
     verb, *rest = arguments or [""]
     if verb in ("-h", "--help", ""):
         _usage(more, error=not verb)

@@ -1,33 +1,40 @@
-"""`launch`: machines for an experiment, printed as files and commands, or made."""
+"""`launch`: machines for an experiment, printed as files and commands, or made; or imitated."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 
 from pipeline.cli import options
 from pipeline.cli.context import Context, say
 from pipeline.errors import InputError, UsageError
 from pipeline.graph.declaration import FULL
+from pipeline.graph.hardware import Hardware
 from pipeline.launch.job import FOLDER, Job, Recipe, hardware_of, job_name, relative_file
 from pipeline.launch.names import LOCAL, TARGETS
 from pipeline.launch.targets import RECIPES
 
 
 def launch(context: Context) -> int:
-    """Print what would make the machines and run the experiment there; with --go, do it."""
+    """Print what would make the machines and run the experiment there; with --go, do it.
+
+    What `--on local` does costs nothing, and is done.
+    """
     chosen = context.options
     if not chosen.on:
         raise UsageError(f"launch: give --on, one of {', '.join((*TARGETS, LOCAL))}")
     assert context.experiment is not None
     name = job_name(context.experiment.name, context.preset)
-    hardware, command = hardware_of(context.targets), _run_command(context)
+    hardware = hardware_of(context.targets)
+    if chosen.on == LOCAL:
+        return _local(context, hardware, name)
     job = Job(
         name=name,
         hardware=hardware,
-        command=command,
+        command=_run_command(context),
         prefix=context.store.prefix,
         spot=chosen.spot,
         zone=chosen.zone,
@@ -44,13 +51,33 @@ def _run_command(context: Context) -> tuple[str, ...]:
     """The command that runs the same experiment with the same settings."""
     words = context.command[1:]
     # The first word may be the program's own file.
-    reference = next(w for w in (*words[1:], *words) if w.endswith(".py") or ".py:" in w)
+    reference = next(w for w in (*words[1:], *words) if _is_experiment(w))
     path, colon, variable = reference.partition(":")
-    _, rest = options.parser("launch", context.experiment).parse_known_args(words)
+    return ("ponente", "run", relative_file(path) + colon + variable, *_flags(context))
+
+
+def _is_experiment(word: str) -> bool:
+    return word.endswith(".py") or ".py:" in word
+
+
+def _flags(context: Context) -> list[str]:
+    """Preset, settings and store of this command, for `run`."""
+    _, rest = options.parser("launch", context.experiment).parse_known_args(context.command)
     settings = rest[next((i for i, w in enumerate(rest) if w.startswith("--")), len(rest)) :]
     preset = [] if context.preset == FULL else ["--preset", context.preset]
-    file = relative_file(path) + colon + variable
-    return ("ponente", "run", file, *preset, *settings, "--prefix", context.store.prefix)
+    return [*preset, *settings, "--prefix", context.store.prefix]
+
+
+def _local(context: Context, hardware: Hardware, name: str) -> int:
+    """Run the experiment on an imitated pod, by the program that runs this."""
+    from pipeline.launch.local import run_local
+
+    # Such as [python, -m, module, launch, FILE, ...] or [python, FILE, launch, ...].
+    typed = sys.orig_argv
+    at = typed.index("launch")
+    file = [word for word in typed[at:] if _is_experiment(word)][:1]
+    command = [sys.executable, *typed[1:at], "run", *file, *_flags(context)]
+    return run_local(hardware, name, command)
 
 
 def _print(recipe: Recipe) -> None:

@@ -151,8 +151,11 @@ FREE = ("doctor",)
 EXIT_CODES = "exit codes: 0 done, 1 refused, failed or damaged, 2 wrong usage, 130 interrupted"
 
 
-class _Parser(argparse.ArgumentParser):
+class UsageParser(argparse.ArgumentParser):
+    """A parser whose errors are a `UsageError`."""
+
     def error(self, message: str) -> NoReturn:
+        """Raise it."""
         raise UsageError(f"{self.prog}: {message}; see {self.prog} --help")
 
 
@@ -160,7 +163,7 @@ def parser(
     verb: str, experiment: Declaration[Any] | None = None, program: str = ""
 ) -> argparse.ArgumentParser:
     """The parser of one verb's engine flags."""
-    made = _Parser(
+    made = UsageParser(
         prog=program or f"ponente {verb}",
         add_help=False,
         allow_abbrev=False,

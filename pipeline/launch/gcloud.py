@@ -87,7 +87,7 @@ def queued(job: Job) -> Recipe:
 
 
 def _bundle(job: Job) -> str:
-    return f"{job.prefix}/launch/{job.name}/code.tar.gz"
+    return f"{job.folder}/code.tar.gz"
 
 
 def _send(job: Job) -> str:

@@ -54,6 +54,11 @@ class Job:
             )
 
     @property
+    def folder(self) -> str:
+        """The launch's own folder in the store."""
+        return f"{self.prefix}/launch/{self.name}"
+
+    @property
     def region(self) -> str:
         """Region of the zone."""
         return self.zone.rpartition("-")[0]

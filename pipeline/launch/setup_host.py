@@ -30,5 +30,5 @@ def join(job: Job, head: str, *flags: str, wait: str = WAIT) -> str:
         wait: for the head, or as the head for the hosts.
     """
     words = [f'.venv/bin/ponente join "{head}:{PORT}" --hardware {job.hardware.name}']
-    words += [f"--name {job.name} --wait {wait}", *flags]
+    words += [f"--name {job.name} --wait {wait}", f"--shared {job.folder}/secret", *flags]
     return f"{' '.join(words)} -- .venv/bin/{shlex.join(job.command)}\n"

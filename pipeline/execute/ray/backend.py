@@ -67,11 +67,8 @@ def _start_once(address: str | None) -> None:
     # What failed to import has no module.
     for name in outside & sys.modules.keys():
         ray.cloudpickle.register_pickle_by_value(sys.modules[name])
-    # All are read when Ray starts; a user's own setting wins. Workers at Ray's own niceness of 15
-    # take minutes to start beside any other program that computes.
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    for name, value in runtime_env.STARTING.items():
+        os.environ.setdefault(name, value)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
         # "local": without it Ray joins any cluster that was left running on this machine.

@@ -15,6 +15,13 @@ from pipeline.store import storage
 
 ROOT = Path(__file__).parents[3]
 TIMEOUT = "PONENTE_HEARTBEAT_TIMEOUT"  # read by `heartbeat.heartbeat_timeout`
+# Read when Ray starts; a user's own setting wins. Workers at Ray's own niceness of 15 take minutes
+# to start beside any other program that computes.
+STARTING = {
+    "RAY_worker_niceness": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
 _VARIABLE = "PONENTE_CODE"
 _HEAPS = "MALLOC_ARENA_MAX"  # glibc takes no notice of 0
 # Without a slash at the end, which would have Ray walk through all that is in them.

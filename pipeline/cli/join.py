@@ -1,0 +1,101 @@
+"""`ponente join`: this machine becomes a host of a cluster, whatever made the machine.
+
+The same line on every host:
+
+ponente join HEAD:6380 --hardware v6e-16 -- ponente run experiments/run_200m.py --prefix gs://bucket/runs
+
+HEAD is the name or address of one machine, which runs the command once all hosts have joined. What
+is not given is read from the environment and from the machine's metadata.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from pipeline.cli.context import say
+from pipeline.cli.options import UsageParser, seconds
+from pipeline.cli.secret_flags import refuse_secrets
+from pipeline.errors import InputError, UsageError
+
+HELP = "make this machine a host of a cluster"
+_PORT = 6380
+
+
+def run(arguments: list[str]) -> int:
+    """Join and stay until the run has ended; its exit status."""
+    refuse_secrets(arguments)
+    own, _, after = _split(arguments)
+    given = _parser().parse_args(own)
+    from pipeline.graph.hardware import pod
+    from pipeline.launch import host as hosts
+    from pipeline.launch.join import SECRET, Joining, join, shared_secret
+
+    beside = given.role == "head"
+    if beside and not given.hardware:
+        raise UsageError("join: --role head needs --hardware, whose hosts it waits for")
+    host = None if beside else hosts.find(given.hardware, given.worker_id, given.name)
+    hardware = pod(given.hardware) if host is None else host.hardware
+    if hardware.kind not in ("tpu", "gpu"):
+        raise InputError(f"join: expected a TPU slice or hosts with GPUs, got {hardware.name!r}")
+    return join(
+        Joining(
+            head=_address(given.head),
+            role=given.role,
+            hosts=hardware.processes,
+            host=host,
+            wait=given.wait,
+            imitate=given.imitate,
+            secret=shared_secret(given.shared) if given.shared else os.environ.get(SECRET, ""),
+            run=tuple(after),
+            tell=say,
+        )
+    )
+
+
+def _split(arguments: list[str]) -> tuple[list[str], str, list[str]]:
+    where = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:where], "--", arguments[where + 1 :]
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    host, port = (host, port) if colon else (port, str(_PORT))
+    if not host or not port.isdecimal() or not 0 < int(port) < 65535:
+        raise UsageError(f"join: expected HOST or HOST:PORT of the head, got {text!r}")
+    return host, int(port)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = UsageParser(
+        prog="ponente join",
+        usage="ponente join HEAD[:PORT] [flags] [-- COMMAND ...]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("head", help=f"the head's name or address; port {_PORT} and the next are used")
+    add("--hardware", default="", metavar="NAME", help="the whole slice, such as v6e-16")
+    add("--worker-id", default="", metavar="N", help="number of this host in it, from 0")
+    add("--name", default="", help="of the slice, the same on all of its hosts")
+    add(
+        "--role",
+        default="auto",
+        choices=("auto", "head", "host"),
+        help="head: beside the slice; auto: a host, which leads too if HEAD is this machine",
+    )
+    add(
+        "--wait",
+        type=seconds,
+        default=1200.0,
+        metavar="TIME",
+        help="for the head, or as the head for the hosts (20m)",
+    )
+    add(
+        "--shared",
+        default="",
+        metavar="URL",
+        help="an object only these hosts may read; the first writes the cluster's secret there",
+    )
+    add("--imitate", action="store_true", help="claim the chips without having them, on CPUs")
+    return parser

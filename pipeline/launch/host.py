@@ -1,0 +1,173 @@
+"""This host as a part of its slice: which slice, which worker, which chips; and what it runs.
+
+A fact may be given, be in the environment (GKE's variables, which Ray reads too) or in the
+machine's metadata. Sources that contradict each other are refused, for libtpu believes the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import importlib.metadata
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.errors import InputError
+from pipeline.graph.hardware import Hardware, pod
+from pipeline.launch import metadata
+from pipeline.launch.google import accelerator_type
+
+_VARIABLES = {
+    "type": "TPU_ACCELERATOR_TYPE",
+    "topology": "TPU_TOPOLOGY",
+    "worker id": "TPU_WORKER_ID",
+    "name": "TPU_NAME",
+}
+_DEVICES = {"tpu": ("accel[0-9]*", "vfio/[0-9]*"), "gpu": ("nvidia[0-9]*",)}
+_COMPUTE = ("jax", "jaxlib", "libtpu", "ray")
+CLOCK_SECONDS = 10.0  # beyond it signed requests to stores and the order of logs go wrong
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host of a slice, or of a group with GPUs.
+
+    Attributes:
+        hardware: the whole slice.
+        worker: number of this host in it, from 0.
+        name: of the slice, the same on all its hosts.
+    """
+
+    hardware: Hardware
+    worker: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"host {self.worker} of {self.hardware.processes} of {self.hardware.name}"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment by which Ray and libtpu know a slice; empty for GPUs."""
+        if self.hardware.kind != "tpu":
+            return {}
+        values = (accelerator_type(self.hardware), self.hardware.topology)
+        return dict(zip(_VARIABLES.values(), (*values, str(self.worker), self.name), strict=True))
+
+
+def find(hardware: str, worker: str, name: str) -> Host:
+    """This host, from what was given (empty where it was not), the environment and the machine.
+
+    Raises:
+        InputError: for a fact that is nowhere, or differs between two of these.
+    """
+    sources = {
+        "the environment": {k: os.environ.get(v, "") for k, v in _VARIABLES.items()},
+        "the machine's metadata": metadata.known(),
+    }
+    given = {"worker id": worker}
+    if hardware and (named := pod(hardware)).kind == "tpu":
+        given |= {"topology": named.topology, "type": accelerator_type(named)}
+    facts = {
+        k: _agreed(k, {"the command line": given, **sources}) for k in _VARIABLES if k != "name"
+    }
+    if hardware:
+        wanted = pod(hardware)
+    else:
+        if not facts["type"]:
+            raise InputError(
+                "join: which slice this host is part of is neither in TPU_ACCELERATOR_TYPE nor in "
+                "the machine's metadata; give --hardware"
+            )
+        wanted = pod(facts["type"].replace("v5litepod", "v5e"))
+    number = facts["worker id"] or ("0" if wanted.processes == 1 else "")
+    if not number.isdecimal() or int(number) >= wanted.processes:
+        found = f"found {number!r}" if number else "found none"
+        raise InputError(
+            f"join: expected a worker id from 0 to {wanted.processes - 1} on {wanted.name}, "
+            f"{found}; it is read from TPU_WORKER_ID and the machine's metadata, or give "
+            "--worker-id"
+        )
+    names = (name, *(source.get("name", "") for source in sources.values()))
+    return Host(wanted, int(number), next(filter(None, names), "slice"))
+
+
+def _agreed(fact: str, sources: Mapping[str, Mapping[str, str]]) -> str:
+    found = {source: facts[fact] for source, facts in sources.items() if facts.get(fact)}
+    if len(set(found.values())) > 1:
+        each = ", ".join(f"{value} by {source}" for source, value in found.items())
+        raise InputError(f"join: the slice's {fact} differs: {each}; correct the wrong one")
+    return next(iter(found.values()), "")
+
+
+def check_chips(host: Host, devices: str = "/dev") -> None:
+    """Raise `InputError` unless this machine shows the chips that a host of the slice has."""
+    patterns = _DEVICES[host.hardware.kind]
+    seen = max(len(glob.glob(os.path.join(devices, pattern))) for pattern in patterns)
+    if seen != host.hardware.devices_per_process:
+        raise InputError(
+            f"{host} cannot join: expected {host.hardware.devices_per_process} chips, this machine "
+            f"shows {seen} under {devices}; recreate it, or end what holds them"
+        )
+
+
+def software() -> dict[str, Any]:
+    """What runs here: Python, versions of packages by name, and the digest of the code."""
+    from pipeline.execute.ray.runtime_env import ROOT, code_digest
+
+    packages = {}
+    for name in _required():
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            packages[name] = importlib.metadata.version(name)
+    return {
+        "python": platform.python_version(),
+        "packages": packages,
+        "code": code_digest(ROOT)[:16],
+    }
+
+
+def _required() -> list[str]:
+    """Names of what the project needs to run."""
+    from packaging.requirements import Requirement
+
+    lines: list[str] = []
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        lines = importlib.metadata.requires("ponente") or []
+    needed = [
+        r for r in map(Requirement, lines) if not r.marker or r.marker.evaluate({"extra": ""})
+    ]
+    return sorted({*_COMPUTE, *(requirement.name for requirement in needed)})
+
+
+def differences(mine: Mapping[str, Any], heads: Mapping[str, Any], ahead: float) -> list[str]:
+    """What keeps this host from working with the head.
+
+    Args:
+        mine: `software()` here.
+        heads: `software()` of the head.
+        ahead: seconds that this host's clock is ahead of the head's.
+    """
+    found = []
+    if mine["python"].split(".")[:2] != heads["python"].split(".")[:2]:
+        found.append(f"Python {mine['python']}, the head has {heads['python']}")
+    found += _few(
+        f"{name} {mine['packages'].get(name, 'missing')}, the head has {version}"
+        for name, version in heads["packages"].items()
+        # A head without chips may have another libtpu, or none.
+        if name != "libtpu" and mine["packages"].get(name) != version
+    )
+    if mine["code"] != heads["code"]:
+        found.append(f"code {mine['code']}, the head has {heads['code']}")
+    if abs(ahead) > CLOCK_SECONDS:
+        where = "ahead of" if ahead > 0 else "behind"
+        found.append(f"its clock is {abs(ahead):.0f} s {where} the head's")
+    return found
+
+
+def _few(lines: Any) -> list[str]:
+    found = list(lines)
+    more = [f"and {len(found) - _SHOWN} more packages"] if len(found) > _SHOWN else []
+    return found[:_SHOWN] + more

@@ -1,0 +1,49 @@
+"""What the machine's own metadata server says of a TPU slice, as on Google's virtual machines."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import urllib.error
+import urllib.request
+
+_SECONDS = 2.0
+_UNREACHABLE: set[str] = set()
+
+
+def attribute(name: str) -> str:
+    """An attribute of this instance; empty where there is no such server or attribute."""
+    # Google's own clients read this variable too.
+    host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
+    if host in _UNREACHABLE:
+        return ""
+    url = f"http://{host}/computeMetadata/v1/instance/attributes/{name}"
+    request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
+    try:
+        with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
+            return answer.read().decode().strip()
+    except urllib.error.HTTPError as error:
+        error.close()
+        return ""
+    except OSError:
+        _UNREACHABLE.add(host)
+        return ""
+
+
+def tpu_environment() -> dict[str, str]:
+    """The attribute "tpu-env", lines of `NAME: 'value'`."""
+    return dict(re.findall(r"^\s*(\w+):\s*'?([^'\n]*?)'?\s*$", attribute("tpu-env"), re.MULTILINE))
+
+
+@functools.cache
+def known() -> dict[str, str]:
+    """What is known of this host's slice: "type", "topology", "worker id", "name"."""
+    more = tpu_environment()
+    found = {
+        "type": attribute("accelerator-type") or more.get("ACCELERATOR_TYPE", ""),
+        "topology": more.get("TOPOLOGY", ""),
+        "worker id": attribute("agent-worker-number") or more.get("WORKER_ID", ""),
+        "name": attribute("instance-id") or more.get("NODE_ID", ""),
+    }
+    return {name: value for name, value in found.items() if value}

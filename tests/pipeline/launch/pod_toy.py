@@ -1,0 +1,49 @@
+"""An experiment of one gang, which writes down where its processes ran."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import ray
+
+from pipeline import Experiment, GangProcess, Result, Runtime, StepContext, pod, step
+from pipeline.graph.hardware import Hardware
+from pipeline.graph.step_context import Emit
+from tests.pipeline.toy import Total
+
+
+def introduce(job: dict[str, Any], *, process: GangProcess, emit: Emit) -> dict[str, Any]:
+    """Write down the process, its host, its node and its devices; wait until all have."""
+    directory = Path(job["directory"])
+    node = ray.get_runtime_context().get_node_id()
+    chips = os.environ["XLA_FLAGS"].rpartition("=")[2]
+    worker = os.environ.get("TPU_WORKER_ID", "")
+    (directory / f"{process.index}").write_text(f"{process.count} {worker} {chips} {node}")
+    emit({"event": "progress", "done": 1, "total": 1, "unit": "processes"})
+    while len(list(directory.iterdir())) < process.count or job["stay"]:
+        time.sleep(0.05)
+    return {"processes": process.count}
+
+
+@step(output=Total, version=1, cpus=0)
+def gang(
+    run: StepContext,
+    *,
+    directory: Annotated[str, Runtime],
+    hardware: Annotated[Hardware, Runtime],
+    stay: Annotated[bool, Runtime] = False,
+) -> Result:
+    """One process on each host."""
+    job = {"directory": directory, "stay": stay}
+    return dict(run.gang(hardware, introduce, job))
+
+
+def on_hosts(directory: str = "", hardware: str = "v6e-16", stay: bool = False) -> Any:
+    """A gang on a pod."""
+    return gang(directory=directory, hardware=pod(hardware), stay=stay)
+
+
+experiment = Experiment(on_hosts)
