@@ -21,7 +21,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 COMMANDS = [line for block in blocks(README, "sh") for line in block.splitlines()]
 # `make demo` is its recipe up to training, which `tests/steps/test_main_job.py` has in small; `make
-# test` is the suite this test is part of; the run on a slice needs a slice, so it is planned only.
+# test` is the suite this test is part of. What hosts run once they have joined is planned only.
 REWRITTEN = {
     "make demo": "ponente run experiments/run_200m.py --smoke --until block_shuffle",
     "make test": "make --dry-run test",
@@ -37,8 +37,8 @@ def test_the_readme_has_commands():
 
 def runnable(line: str) -> str:
     """The command as this machine can run it."""
-    if "--cluster" in line:
-        line = line.replace("--prefix gs://my-bucket/runs", "")
+    if "ponente join" in line:
+        line = line.partition(" -- ")[2].replace("--prefix gs://my-bucket/runs", "")
         line = line.replace("ponente run", "ponente plan")
     return REWRITTEN.get(line, line).replace(".venv/bin/", "")
 

@@ -151,6 +151,10 @@ def _verb(name: str) -> Callable[[Context], int]:
         from pipeline.cli.launch import launch
 
         return launch
+    if name == "stop":
+        from pipeline.cli.watch import stop
+
+        return stop
     from pipeline.cli import inspection, logs, maintenance
 
     verbs: dict[str, Callable[[Context], int]] = {

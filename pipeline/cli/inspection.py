@@ -189,6 +189,10 @@ def _graph_page(context: Context) -> int:
 
 def status(context: Context) -> int:
     """How far the steps are, and what the newest runs in this store did."""
+    if context.options.watch:
+        from pipeline.cli.watch import watch
+
+        return watch(context)
     from pipeline.pages.record import STATES, read, runs
 
     found = entries(context)

@@ -15,6 +15,7 @@ from pipeline.graph.declaration import FULL
 from pipeline.graph.hardware import Hardware
 from pipeline.launch.job import FOLDER, Job, Recipe, hardware_of, job_name, relative_file
 from pipeline.launch.names import LOCAL, TARGETS
+from pipeline.launch.region import region_warning
 from pipeline.launch.targets import RECIPES
 
 
@@ -41,6 +42,8 @@ def launch(context: Context) -> int:
         image=chosen.image,
     )
     recipe = RECIPES[chosen.on](job)
+    if warning := region_warning(job.prefix, job.region):
+        say(f"warning: {warning}", error=True)
     if not chosen.go:
         _print(recipe)
         return 0

@@ -77,6 +77,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "html": _flag("write a page", metavar="FILE"),
     "delete": _switch("delete what is listed"),
     "follow": _switch("print what is written from now on too"),
+    "watch": _switch("show the newest run until it has ended"),
     "presets_only": _switch("list outputs of recorded runs too"),
     "older_than": _flag("keep what is younger", type=seconds, default=0.0, metavar="14d"),
     "keep": _flag("keep these", type=_names, default=(), metavar="STEP|DIR,..."),
@@ -128,7 +129,10 @@ VERBS = {
     "run": Verb("bring every step up to date", _RUN),
     "plan": Verb("what a run would do, and why", (*_RUN, "json")),
     "explain": Verb("why steps are not up to date", (*_CHOICE, "json"), "[STEP ...]"),
-    "status": Verb("how far steps are, and the last runs", (*_CHOICE, "json"), "[STEP ...]"),
+    "status": Verb(
+        "how far steps are, and the last runs", (*_CHOICE, "json", "watch"), "[STEP ...]"
+    ),
+    "stop": Verb("ask a run, wherever it is, to save and end", (), "[RUN]"),
     "graph": Verb("steps, inputs and directories", (*_CHOICE, "html")),
     "show": Verb("one output: configuration, result, lineage", ("json",), "STEP"),
     "launch": Verb(

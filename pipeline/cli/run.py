@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pipeline.cli.context import Context, retry_command, say
@@ -19,6 +20,7 @@ from pipeline.execute.backend import InlineBackend
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.execute.small import refuse_several_hosts
+from pipeline.execute.stop_request import stop_on_request
 from pipeline.graph.facts import Facts
 from pipeline.graph.node import Node, unique_labels
 from pipeline.plan import facts as known
@@ -108,7 +110,7 @@ def _execute(
             execution.stop()
             inline.stop()
 
-        with interrupts.stopping(stop):
+        with interrupts.stopping(stop), _stop_on_request(context, log, stop):
             execution.run(inline, needed)
         return
     cluster = context.options.cluster
@@ -124,10 +126,23 @@ def _execute(
         raise interrupts.terminated() from None
     try:
         interrupts.install()
-        with interrupts.stopping(execution.stop):
+        with (
+            interrupts.stopping(execution.stop),
+            _stop_on_request(context, log, execution.stop),
+        ):
             execution.run(backend, needed)
     finally:
         backend.close()
+
+
+def _stop_on_request(
+    context: Context, log: EventLog, stop: Callable[[], None]
+) -> contextlib.AbstractContextManager[None]:
+    def asked() -> None:
+        say("stopping, as `ponente stop` asked: what is in flight is finished first", error=True)
+        stop()
+
+    return stop_on_request(context.store.prefix, log.run_id, asked)
 
 
 def _in_process(context: Context, log: EventLog, execution: Execution, needed: list[Any]) -> bool:

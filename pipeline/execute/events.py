@@ -35,6 +35,7 @@ class EventLog:
     """
 
     def __init__(self, prefix: str, run_id: str, listeners: list[Listener]) -> None:
+        self.run_id = run_id
         self.url = storage.join(prefix, "events", f"{run_id}.jsonl")
         self._listeners = listeners
         self._file: IO[str] | None = None

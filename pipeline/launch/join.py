@@ -17,9 +17,11 @@ import psutil
 
 from pipeline.errors import InputError
 from pipeline.launch import host as hosts
+from pipeline.launch import metadata
 from pipeline.launch.host import Host
 from pipeline.launch.meeting import Head, Meeting
 from pipeline.launch.ray_node import RayNode, command, imitation
+from pipeline.launch.region import region_warning
 from pipeline.store import storage
 
 SECRET = "RAY_AUTH_TOKEN"  # the variable from which Ray takes it
@@ -53,6 +55,13 @@ class Joining:
     secret: str
     run: tuple[str, ...]
     tell: Callable[[str], None]
+
+    @property
+    def prefix(self) -> str:
+        """The store that the command names; empty for none."""
+        return next(
+            (b for a, b in zip(self.run, self.run[1:], strict=False) if a == "--prefix"), ""
+        )
 
     @property
     def meeting(self) -> tuple[str, int]:
@@ -131,6 +140,8 @@ def _follow(joining: Joining) -> int:
 def _lead(joining: Joining) -> int:
     if not joining.secret:
         joining.tell("warning: who reaches this cluster's ports can run code on it; give --shared")
+    if warning := region_warning(joining.prefix, metadata.region()):
+        joining.tell(f"warning: {warning}")
     software = hosts.software()
     meeting = Meeting(joining.meeting, software, joining.hosts, joining.tell, joining.secret)
     status = 1

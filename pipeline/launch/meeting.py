@@ -55,7 +55,7 @@ class Meeting:
         self._software, self._hosts, self._tell, self._clock = software, hosts, tell, clock
         self._lock = threading.Condition()
         self._joined: dict[int, tuple[str, float]] = {}
-        self._told: set[str] = set()
+        self._aware: set[str] = set()
         self._refused: dict[int, str] = {}
         self._state: dict[str, Any] = {"state": "waiting", "status": 0}
         meeting = self
@@ -146,7 +146,7 @@ class Meeting:
         self._refused.pop(worker, None)
         self._joined[worker] = (process, time.monotonic())
         if self._state["state"] == "ended":
-            self._told.add(process)
+            self._aware.add(process)
         return ""
 
     def wait(self, seconds: float) -> None:
@@ -172,7 +172,7 @@ class Meeting:
             self._state = {"state": "ended", "status": status}
             alive = time.monotonic() - LOST_SECONDS
             there = {process for process, since in self._joined.values() if since > alive}
-            self._lock.wait_for(lambda: there <= self._told, seconds)
+            self._lock.wait_for(lambda: there <= self._aware, seconds)
         self._server.shutdown()
         self._server.server_close()
 

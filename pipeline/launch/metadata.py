@@ -14,11 +14,20 @@ _UNREACHABLE: set[str] = set()
 
 def attribute(name: str) -> str:
     """An attribute of this instance; empty where there is no such server or attribute."""
+    return _asked(f"attributes/{name}")
+
+
+def region() -> str:
+    """Google's region of this machine, such as us-east5; empty elsewhere."""
+    return _asked("zone").rpartition("/")[2].rpartition("-")[0]
+
+
+def _asked(name: str) -> str:
     # Google's own clients read this variable too.
     host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
     if host in _UNREACHABLE:
         return ""
-    url = f"http://{host}/computeMetadata/v1/instance/attributes/{name}"
+    url = f"http://{host}/computeMetadata/v1/instance/{name}"
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
     try:
         with urllib.request.urlopen(request, timeout=_SECONDS) as answer:

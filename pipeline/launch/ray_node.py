@@ -25,7 +25,7 @@ _IMITATION_BYTES = 80 * 2**20
 
 
 def resources(host: Host) -> dict[str, float]:
-    """What Ray is told that this host has: a TPU's scheduler asks for the slice's first host."""
+    """Ray's resources of this host: what schedules onto a slice asks for that of its first one."""
     hardware = host.hardware
     if hardware.kind == "gpu":
         return {f"accelerator_type:{GPUS[hardware.generation].ray_type}": 1}

@@ -41,7 +41,7 @@ def task(job: Job) -> dict[str, Any]:
             "runtime_version": GOOGLE[hardware.generation].runtime,
             "gcp_queued_resource": True,
         }
-        worker = ""  # read from the machine: SkyPilot's rank is not said to be the slice's
+        worker = ""  # read from the machine: SkyPilot does not promise that its rank is the slice's
     else:
         kind = GPUS[hardware.generation].ray_type
         resources["accelerators"] = f"{kind}:{hardware.devices_per_process}"

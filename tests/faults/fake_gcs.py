@@ -197,15 +197,19 @@ def _carry_out(
     if found := BUCKET.match(path):
         name = unquote(found.group(1))
         store.bucket(name)
-        return Answer.json({"kind": "storage#bucket", "name": name, "id": name})
+        return Answer.json(_bucket(name))
     if path == "/storage/v1/b" and method == "POST":
         name = json.loads(body)["name"]
         store.buckets.setdefault(name, {})
-        return Answer.json({"kind": "storage#bucket", "name": name, "id": name})
+        return Answer.json(_bucket(name))
     if path == "/storage/v1/b":
-        rows = [{"kind": "storage#bucket", "name": name, "id": name} for name in store.buckets]
+        rows = [_bucket(name) for name in store.buckets]
         return Answer.json({"kind": "storage#buckets", "items": rows})
     raise Refused(501, f"not spoken here: {method} {path}")
+
+
+def _bucket(name: str) -> dict[str, str]:
+    return {"kind": "storage#bucket", "name": name, "id": name, "location": "US-CENTRAL1"}
 
 
 def _media(stored: Stored, range_: str) -> Answer:

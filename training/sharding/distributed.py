@@ -9,12 +9,16 @@ Environment variables of XLA and JAX are read when JAX starts, so the caller set
 
 from __future__ import annotations
 
+import re
+import socket
 from dataclasses import dataclass
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, ResourcesUnavailable
 
 HEARTBEAT_SECONDS = 60
 INITIALIZATION_SECONDS = 300
+# libtpu's words, and the kernel's.
+_BUSY = re.compile("already in use|resource busy", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -40,18 +44,32 @@ def initialize(
     heartbeat_seconds: int = HEARTBEAT_SECONDS,
     initialization_seconds: int = INITIALIZATION_SECONDS,
 ) -> None:
-    """Join the group; nothing to do without a coordinator (a single process)."""
-    if coordinator is None:
-        return
+    """Join the group, if there is one (a single process has no coordinator), and open the devices.
+
+    Raises:
+        ResourcesUnavailable: when another process holds this host's chips, such as one left from
+            an earlier run; the step waits and is placed again.
+    """
     import jax
 
-    jax.distributed.initialize(
-        coordinator_address=coordinator.address,
-        num_processes=coordinator.count,
-        process_id=coordinator.index,
-        initialization_timeout=initialization_seconds,
-        heartbeat_timeout_seconds=heartbeat_seconds,
-    )
+    if coordinator is not None:
+        jax.distributed.initialize(
+            coordinator_address=coordinator.address,
+            num_processes=coordinator.count,
+            process_id=coordinator.index,
+            initialization_timeout=initialization_seconds,
+            heartbeat_timeout_seconds=heartbeat_seconds,
+        )
+    try:
+        jax.local_devices()
+    except RuntimeError as error:
+        if _BUSY.search(str(error)):
+            line = " ".join(str(error).split())[:200]
+            raise ResourcesUnavailable(
+                f"host {socket.gethostname()}: another process holds its chips ({line}); end it, "
+                "or recreate the host"
+            ) from error
+        raise
 
 
 def shutdown() -> None:

@@ -24,6 +24,7 @@ from pipeline.errors import (
     InputError,
     PonenteError,
     Preempted,
+    ResourcesUnavailable,
     StoreUnavailable,
     WorkerLost,
 )
@@ -53,7 +54,9 @@ logger = logging.getLogger("ponente")
 # Kinds of error the executor distinguishes: a process's error of one of these is the step's.
 _KINDS: dict[str, type[PonenteError]] = {
     kind.__name__: kind
-    for kind in (InputError, CorruptOutput, StoreUnavailable, Preempted, WorkerLost)
+    for kind in (
+        *(InputError, CorruptOutput, StoreUnavailable, Preempted, ResourcesUnavailable, WorkerLost),
+    )
 }
 
 

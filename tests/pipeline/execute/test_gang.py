@@ -136,7 +136,8 @@ def test_an_error_that_nothing_explains_stands(collect, answer, beats, until):
 
 
 @pytest.mark.parametrize(
-    "kind", [InputError, CorruptOutput, StoreUnavailable, Preempted, WorkerLost]
+    "kind",
+    [InputError, CorruptOutput, StoreUnavailable, Preempted, ResourcesUnavailable, WorkerLost],
 )
 @pytest.mark.parametrize("at", [9.0, 11.0])
 def test_an_error_on_purpose_goes_before_what_it_did_to_others(collect, kind, at):
@@ -159,7 +160,7 @@ class NotThere(InputError):
     [
         (NotThere("x"), "InputError"),
         (StoreUnavailable("x"), "StoreUnavailable"),
-        (ResourcesUnavailable("x"), "WorkerLost"),
+        (ResourcesUnavailable("x"), "ResourcesUnavailable"),
         (Preempted("x"), "Preempted"),
         (PonenteError("x"), "PonenteError"),
         (ConnectionResetError("x"), "OSError"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, ResourcesUnavailable
 from training.sharding.distributed import Coordinator, initialize
 
 
@@ -27,3 +27,23 @@ def test_without_a_coordinator_nothing_is_initialised():
 
     initialize(None)
     assert jax.process_count() == 1
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("ABORTED: The TPU is already in use by process with pid 4242.", ResourcesUnavailable),
+        ("open(/dev/vfio/0): Device or resource busy", ResourcesUnavailable),
+        ("Unable to initialize backend 'tpu': no such device", RuntimeError),
+    ],
+)
+def test_chips_that_another_process_holds_are_waited_for(monkeypatch, message, kind):
+    """Named with the host, so that the step is placed again; another error stays what it is."""
+    import jax
+
+    def fail():
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(jax, "local_devices", fail)
+    with pytest.raises(kind, match=message.partition(".")[0].replace("(", ".").replace(")", ".")):
+        initialize(None)

@@ -1,0 +1,97 @@
+"""Following a run from elsewhere, on its store alone: `status --watch`, and `stop`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from pipeline.cli.context import Context, say
+from pipeline.errors import InputError
+from pipeline.execute.stop_request import LOOK_SECONDS, request_stop
+from pipeline.pages.record import STATES, RunRecord, StepRecord, read, runs
+
+_POLL_SECONDS = 5.0
+
+
+def watch(context: Context, seconds: float = _POLL_SECONDS) -> int:
+    """Show the experiment's newest run until it has ended; 1 if it did not end well.
+
+    On a terminal one screen that changes; elsewhere a line for every change.
+    """
+    run = _runs_of(context)[0].run
+    with _screen() as show:
+        while True:
+            record = read(context.store.prefix, run)
+            show(_lines(record))
+            if record.ending != "running":
+                return 0 if record.outcome == "ok" else 1
+            time.sleep(seconds)
+
+
+def stop(context: Context) -> int:
+    """Ask a run of the experiment that has not ended to save and end.
+
+    Raises:
+        InputError: when none runs, or several do and none is named.
+    """
+    found = [record.run for record in _runs_of(context) if record.ending == "running"]
+    wanted = [run for run in found if run in context.words] if context.words else found
+    there = f"running are {', '.join(found)}" if found else "none is running"
+    if not wanted:
+        name = " ".join(context.words) or f"a run in {context.store.prefix}"
+        raise InputError(f"stop: cannot stop {name}: {there}")
+    if len(wanted) > 1:
+        raise InputError(f"stop: expected the name of one run; {there}")
+    request_stop(context.store.prefix, wanted[0])
+    say(
+        f"run {wanted[0]} will stop: its driver looks every {LOOK_SECONDS:.0f} s, finishes what is "
+        "in flight and saves a checkpoint; `status --watch` shows it"
+    )
+    return 0
+
+
+def _runs_of(context: Context) -> list[RunRecord]:
+    """The experiment's runs in the store, newest first. Raises `InputError` when there is none."""
+    assert context.experiment is not None
+    name = context.experiment.name
+    found = [record for record in runs(context.store.prefix) if record.name == name]
+    if not found:
+        raise InputError(f"found no run of {name} in {context.store.prefix}; check --prefix")
+    return found
+
+
+def _lines(record: RunRecord) -> list[str]:
+    known = [step for step in record.steps.values() if step.state != "unneeded"]
+    width = max((len(step.label) for step in known), default=0)
+    head = f"run {record.run}: {record.ending}{f', {record.cause}' if record.cause else ''}"
+    return [head, *(f"{step.label:<{width}}  {_state(step)}" for step in known)]
+
+
+def _state(step: StepRecord) -> str:
+    detail = step.progress if step.state == "running" else step.cause
+    waits = step.reason if step.state == "waiting" and not detail else ""
+    return ", ".join(filter(None, (STATES[step.state], detail, waits)))
+
+
+@contextlib.contextmanager
+def _screen() -> Iterator[Callable[[Sequence[str]], None]]:
+    """A function that shows lines in place of those before."""
+    if not sys.stdout.isatty():
+        shown: set[str] = set()
+
+        def show(lines: Sequence[str]) -> None:
+            for line in lines:
+                if line not in shown:
+                    say(f"{time.strftime('%H:%M:%S')}  {line}")
+            shown.clear()
+            shown.update(lines)
+
+        yield show
+        return
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(auto_refresh=False) as live:
+        yield lambda lines: live.update(Text("\n".join(lines)), refresh=True)

@@ -1,0 +1,54 @@
+"""A request to stop a run, left in its store: it reaches a driver on a machine that users do not.
+
+The request is a small object beside the run's event log. The driver looks for it every few seconds
+and stops as for Ctrl-C: what is in flight is finished, and training saves a checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from pipeline.errors import PonenteError
+from pipeline.store import storage
+
+LOOK_SECONDS = 10.0  # one request of an object store each time
+
+
+def _url(prefix: str, run_id: str) -> str:
+    return storage.join(prefix, "events", f"{run_id}.stop")
+
+
+def request_stop(prefix: str, run_id: str) -> None:
+    """Ask the driver of a run to stop it; asking again changes nothing."""
+    storage.create(_url(prefix, run_id), json.dumps({"time": time.time()}).encode())
+
+
+@contextlib.contextmanager
+def stop_on_request(prefix: str, run_id: str, stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` once, from another thread, if a request appears while the block runs.
+
+    Args:
+        prefix: the store.
+        run_id: of the run.
+        stop: what ends it.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(LOOK_SECONDS):
+            # A store that does not answer is asked again at the next look.
+            with contextlib.suppress(PonenteError, OSError):
+                if storage.exists(_url(prefix, run_id)):
+                    stop()
+                    return
+
+    thread = threading.Thread(target=watch, name="stop requests", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()

@@ -1,0 +1,42 @@
+"""Whether a bucket is where the machines are: reading from another region is slow, and billed."""
+
+from __future__ import annotations
+
+import re
+
+from pipeline.errors import PonenteError
+from pipeline.store import storage
+
+_SECONDS = 5.0
+_CONTINENTS = {"us": "us-", "eu": "europe-", "asia": "asia-"}
+
+
+def region_warning(prefix: str, region: str) -> str:
+    """What to warn of when machines in `region` use the store at `prefix`; empty for nothing.
+
+    Args:
+        prefix: the store's URL; only gs:// has a location.
+        region: Google's, such as us-east5.
+    """
+    location = bucket_location(prefix) if region and prefix.startswith("gs://") else ""
+    if location in _CONTINENTS:
+        far = not region.startswith(_CONTINENTS[location])
+    else:
+        # Two-region locations such as nam4 are not compared.
+        far = bool(re.fullmatch(r"[a-z]+-[a-z]+\d+", location)) and location != region
+    if not far:
+        return ""
+    return (
+        f"the bucket of {prefix} is in {location} and the machines are in {region}: every byte "
+        f"between them is billed and slow; make a bucket in {region}"
+    )
+
+
+def bucket_location(url: str) -> str:
+    """Location of a gs:// bucket, in lower case; empty where the store does not answer that."""
+    try:
+        fs, path = storage.filesystem(url, _SECONDS)
+        about = fs.call("GET", "b/{}", path.partition("/")[0], json_out=True)
+    except (PonenteError, OSError):
+        return ""  # whoever may use objects may not read the bucket's own record
+    return str(about.get("location", "")).lower()

@@ -1,0 +1,183 @@
+"""How a host finds its place in a slice, what keeps it from joining, and how hosts meet."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+
+import pytest
+
+from pipeline import pod
+from pipeline.errors import InputError
+from pipeline.launch import host as hosts
+from pipeline.launch import meeting, metadata
+from pipeline.launch.host import Host
+from pipeline.launch.meeting import Head, Meeting
+from pipeline.launch.ray_node import labels, resources
+
+GKE = {
+    "TPU_ACCELERATOR_TYPE": "v6e-16",
+    "TPU_TOPOLOGY": "4x4",
+    "TPU_WORKER_ID": "2",
+    "TPU_NAME": "slice-0",
+}
+SOFTWARE = {"python": "3.11.7", "packages": {"jax": "0.10.2", "libtpu": "0.0.40"}, "code": "abc"}
+
+
+@pytest.fixture
+def facts(monkeypatch):
+    """Sets what the environment and the machine's metadata say, which is nothing at first."""
+
+    def say(environment=None, machine=None):
+        for name in GKE:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in (environment or {}).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(metadata, "known", lambda: machine or {})
+
+    say()
+    return say
+
+
+def test_a_host_finds_its_place_in_the_environment_or_in_the_machine(facts):
+    """GKE's variables, Google's metadata (with its own name for v5e), or what is given."""
+    facts(GKE)
+    assert hosts.find("", "", "") == Host(pod("v6e-16"), 2, "slice-0")
+    assert hosts.find("", "", "").variables == GKE
+    facts(machine={"type": "v5litepod-16", "worker id": "3", "name": "node"})
+    assert hosts.find("", "", "") == Host(pod("v5e-16"), 3, "node")
+    facts()
+    assert hosts.find("v6e-8", "0", "mine") == Host(pod("v6e-8"), 0, "mine")
+    assert hosts.find("v6e-1", "", "").worker == 0
+    assert hosts.find("2x8xh100", "1", "").variables == {}
+
+
+@pytest.mark.parametrize(
+    ("environment", "machine", "given", "message"),
+    [
+        ({}, {}, ("", "", ""), "is neither in TPU_ACCELERATOR_TYPE nor"),
+        (GKE, {"type": "v6e-8"}, ("", "", ""), "type differs: v6e-16 by the environment, v6e-8 by"),
+        (GKE, {}, ("v6e-32", "", ""), "differs: v6e-32 by the command line, v6e-16 by the envir"),
+        (GKE, {"worker id": "1"}, ("", "", ""), "worker id differs: 2 by the environment, 1 by"),
+        ({}, {}, ("v6e-16", "", ""), "expected a worker id from 0 to 3 on v6e-16, found none"),
+        ({}, {}, ("v6e-16", "4", ""), "expected a worker id from 0 to 3 on v6e-16, found '4'"),
+        ({}, {}, ("v6e-17", "0", ""), "expected one of v6e-1"),
+    ],
+)
+def test_wrong_facts_are_refused_in_one_line(facts, environment, machine, given, message):
+    """A fact that is missing, impossible or contradicted by another source."""
+    facts(environment, machine)
+    with pytest.raises(InputError, match=message) as error:
+        hosts.find(*given)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_chip_is_named(tmp_path):
+    """By the devices that the kernel shows."""
+    host = Host(pod("v6e-16"), 1, "slice")
+    for index in range(3):
+        (tmp_path / f"accel{index}").touch()
+    with pytest.raises(InputError, match=r"host 1 of 4 of v6e-16 .* 4 chips, this machine shows 3"):
+        hosts.check_chips(host, str(tmp_path))
+    (tmp_path / "accel3").touch()
+    hosts.check_chips(host, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "ahead", "message"),
+    [
+        ("python", "3.12.1", 0.0, ["Python 3.12.1, the head has 3.11.7"]),
+        ("python", "3.11.9", 0.0, []),
+        ("packages", {"jax": "0.10.1"}, 0.0, ["jax 0.10.1, the head has 0.10.2"]),
+        ("packages", {}, 0.0, ["jax missing, the head has 0.10.2"]),
+        ("packages", {"jax": "0.10.2", "libtpu": "0.0.1"}, 0.0, []),
+        ("code", "abd", 0.0, ["code abd, the head has abc"]),
+        ("code", "abc", 75.0, ["its clock is 75 s ahead of the head's"]),
+        ("code", "abc", -75.0, ["its clock is 75 s behind the head's"]),
+        ("code", "abc", 2.0, []),
+    ],
+)
+def test_what_differs_from_the_head_is_a_line(part, value, ahead, message):
+    """Another minor Python, package, code or clock; not a patch release, not the head's libtpu."""
+    mine = {**copy.deepcopy(SOFTWARE), part: value}
+    assert hosts.differences(mine, SOFTWARE, ahead) == message
+
+
+def test_what_runs_here_differs_from_nothing():
+    """The real versions and the real digest of the code, twice."""
+    mine = hosts.software()
+    assert {"jax", "ray", "tensorstore"} <= mine["packages"].keys()
+    assert hosts.differences(mine, hosts.software(), 0.0) == []
+
+
+def test_ray_sees_the_hosts_of_a_slice():
+    """The slice's first host alone has the resource by which a whole slice is asked for."""
+    first, second = (Host(pod("v6e-16"), number, "s") for number in (0, 1))
+    assert resources(first)["TPU-v6e-16-head"] == 1.0
+    assert resources(second) == {"TPU": 4.0, "s": 1.0, "accelerator_type:TPU-V6E": 1.0}
+    assert labels(second)["ray.io/tpu-worker-id"] == "1"
+    assert labels(Host(pod("2x8xh100"), 1, "s")) == {}
+
+
+@pytest.fixture
+def met():
+    """A meeting of two hosts with a secret, what it printed, and a host's way to it."""
+    lines: list[str] = []
+    head = Meeting(("127.0.0.1", 0), SOFTWARE, 2, lines.append, "secret")
+    yield head, lines, Head(("127.0.0.1", head.port), "secret")
+    head.end(0, seconds=0.0)
+
+
+def test_hosts_meet_and_learn_the_end(met, monkeypatch):
+    """Each takes what the head runs, reports, and gets the run's exit status."""
+    monkeypatch.setattr(meeting, "POLL_SECONDS", 0.02)
+    head, lines, host = met
+    found, ahead = host.facts(5.0)
+    assert {name: found[name] for name in SOFTWARE} == SOFTWARE
+    assert abs(ahead) < 2.0
+    ended: list[int] = []
+
+    def stay(worker: int) -> None:
+        ended.append(host.until_ended(worker, f"process {worker}", lambda: None))
+
+    threads = [threading.Thread(target=stay, args=(worker,)) for worker in (0, 1)]
+    for thread in threads:
+        thread.start()
+    head.wait(5.0)
+    head.end(3, seconds=5.0)
+    for thread in threads:
+        thread.join(5.0)
+    assert ended == [3, 3]
+    assert sorted(lines) == [f"host {n} of 2 joined: process {n}" for n in (0, 1)]
+
+
+def test_who_is_missing_is_named_with_the_cause(met):
+    """At the deadline: one that did not answer, or the reason it gave."""
+    head, _, host = met
+    host.report(0, "a")
+    with pytest.raises(InputError, match="1 of 2 hosts within 0 s; host 1 did not answer"):
+        head.wait(0.0)
+    host.report(1, "b", "host 1 cannot join: code abd, the head has abc")
+    with pytest.raises(InputError, match=r"1 of 2 .* code abd, the head has abc"):
+        head.wait(0.0)
+    assert host.report(2, "c")["cause"] == "worker id 2 is not one of 2"
+    assert host.report(0, "d")["cause"] == "worker id 0 is that of another host, a"
+
+
+def test_a_lost_host_is_replaced(met, monkeypatch):
+    """Another process takes its number once it has been silent for long enough."""
+    _, _, host = met
+    assert host.report(0, "old")["cause"] == ""
+    monkeypatch.setattr(meeting, "LOST_SECONDS", 0.0)
+    time.sleep(0.01)
+    assert host.report(0, "new")["cause"] == ""
+
+
+def test_without_the_secret_the_head_answers_nothing(met):
+    """And says what to give."""
+    head, _, _ = met
+    with pytest.raises(InputError, match="another secret; give all hosts the same --shared"):
+        Head(("127.0.0.1", head.port), "wrong").facts(5.0)
+    with pytest.raises(InputError, match=r"no head answers at 127.0.0.1:1 within 0 s"):
+        Head(("127.0.0.1", 1)).facts(0.0)
