@@ -103,12 +103,16 @@ def generate(
 
 
 def write_process(request: Request, *, process: GangProcess, emit: Emit) -> list[str]:
-    """One process of the gang; the first one writes, the others only join the group."""
+    """One process of the gang.
+
+    Each writes the same on a device of its own: the chips of a slice open together or not at all,
+    and a process that waited for another would wait no longer than the group's time limit.
+    """
     from training.sharding import distributed
 
     coordinator = coordinator_of(process)
     distributed.initialize(coordinator)
-    written = _write(request, emit) if process.index == 0 else []
+    written = _write(request, emit if process.index == 0 else lambda _: None)
     if coordinator is not None:
         distributed.shutdown()
     return written

@@ -18,8 +18,9 @@ from pipeline.execute.executor import Execution
 from pipeline.graph.node import as_node
 from pipeline.store import storage
 from pipeline.store.outputs import Store
-from steps.artifacts import Checkpoint, TokenCache
+from steps.artifacts import Checkpoint, Completions, TokenCache
 from steps.block_shuffle import block_shuffle
+from steps.generate import generate
 from steps.sample import sample
 from steps.tokenize_documents import tokenize
 from steps.train import train
@@ -41,7 +42,8 @@ def _graph(hardware):
     model = train(
         sequences, model=MODEL, optimizer=SMOKE.optimizer, train=CONFIG, hardware=pod(hardware)
     )
-    return tokens, model
+    text = generate(model, prompts=("The",), new_tokens=4, temperature=0, hardware=pod(hardware))
+    return tokens, model, text
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +59,7 @@ def trained(tmp_path_factory, ray_backend):
         execution.run(backend, execution.look())
         found[hardware] = {
             kind.__name__: kind(there.path, there.manifest)
-            for kind, node in zip((TokenCache, Checkpoint), nodes, strict=True)
+            for kind, node in zip((TokenCache, Checkpoint, Completions), nodes, strict=True)
             if (there := execution.published[node.key])
         }
     return found
@@ -84,6 +86,13 @@ def test_losses_on_the_pod_are_those_of_one_process(trained):
         atol=1e-5,
     )
     assert [row["step"] for row in evaluations["local"]] == [0, 3, 6]
+
+
+def test_the_pods_model_writes_what_the_laptops_does(trained):
+    """Greedily, each process on a device of its own."""
+    local, pods = (trained[h]["Completions"].result["completions"] for h in ("local", "cpu-2x2"))
+    assert pods == local
+    assert local[0]["completion"]
 
 
 def test_the_pods_processes_read_the_rows_of_one_process(trained):

@@ -80,13 +80,14 @@ def load_model(
     Args:
         checkpoint_path: as `on_commit` and `TrainResult.checkpoint` give it.
         config: shape of the model that was trained.
-        devices: to hold one copy each; default the first one.
+        devices: to hold one copy each; default the first one of this process. Every process of
+            a group calls this.
 
     Raises:
         CorruptOutput: files are missing or changed.
         InputError: the checkpoint is of another model; names the array.
     """
-    return load_model_onto(make_layout(devices or jax.devices()[:1]), checkpoint_path, config)
+    return load_model_onto(make_layout(devices or jax.local_devices()[:1]), checkpoint_path, config)
 
 
 def load_model_onto(layout: Layout, checkpoint_path: str, config: TransformerConfig) -> Transformer:

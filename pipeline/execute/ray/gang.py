@@ -256,7 +256,8 @@ def _collect(answers: list[Any], heartbeats: list[str], hardware: Hardware, coll
         except RayError as error:
             raise _lost(f"{_name(index, hardware)} died ({_line(error)})", first) from error
         if status == "error":
-            first = first or _Failure(f"{_name(index, hardware)}: {value}", time.monotonic())
+            line = value.rstrip().rpartition("\n")[2]  # the whole of it is in the process's log
+            first = first or _Failure(f"{_name(index, hardware)}: {line}", time.monotonic())
         elif status in _KINDS:
             raise _KINDS[status](value)
         elif status == "OSError":
@@ -295,8 +296,7 @@ class _Failure:
 
 
 def _lost(what: str, first: _Failure | None) -> WorkerLost:
-    reason = first.cause.rstrip().rpartition("\n")[2] if first else ""
-    return WorkerLost(f"{what}; another failed first: {reason[:200]}" if reason else what)
+    return WorkerLost(f"{what}; another failed first: {first.cause[:250]}" if first else what)
 
 
 def _name(index: int | str, hardware: Hardware) -> str:

@@ -128,10 +128,13 @@ def test_an_error_that_a_loss_explains_is_a_loss(collect, answer, beats, cause):
     ],
 )
 def test_an_error_that_nothing_explains_stands(collect, answer, beats, until):
-    """It is not tried again, and is said as soon as the others have answered or been heard."""
+    """It is not tried again, and is raised once the others have answered or sent a heartbeat.
+
+    The traceback's last line is the cause; all of it is in the process's log.
+    """
     error, ended = collect([(10.0, RESET), answer], [ALWAYS, beats])
     assert type(error) is PonenteError
-    assert str(error) == f"process 0 of 2 on cpu-2x1: {RESET[1]}"
+    assert str(error) == "process 0 of 2 on cpu-2x1: RuntimeError: Connection reset by peer"
     assert ended <= until
 
 
