@@ -98,7 +98,7 @@ class TransformerConfig:
         vocab_size: ids, as many as the tokenizer has.
         vocab_multiple: the embedding and the head are padded to a multiple of this many rows, for
             the hardware's tiles and for axes that divide them. Padding has no probability and no
-            gradient; its rows are counted in all that is said of size, memory and operations.
+            gradient; its rows count in every figure of size, memory and operations.
         layers: number of blocks.
         embed: width of the residual stream.
         heads: query heads.

@@ -68,7 +68,21 @@ def _flags(context: Context) -> list[str]:
     _, rest = options.parser("launch", context.experiment).parse_known_args(context.command)
     settings = rest[next((i for i, w in enumerate(rest) if w.startswith("--")), len(rest)) :]
     preset = [] if context.preset == FULL else ["--preset", context.preset]
-    return [*preset, *settings, "--prefix", context.store.prefix]
+    return [*preset, *settings, *_run_flags(context), "--prefix", context.store.prefix]
+
+
+def _run_flags(context: Context) -> list[str]:
+    """Flags of `run` that were given."""
+    defaults, words = options.defaults("launch"), []
+    for name in options.LAUNCHED:
+        value = getattr(context.options, name)
+        if value != getattr(defaults, name):
+            words.append(f"--{name.replace('_', '-')}")
+            if name == "wait":
+                words.append(f"{value:.0f}s")
+            elif value is not True:
+                words.append(",".join(value))
+    return words
 
 
 def _local(context: Context, hardware: Hardware, name: str) -> int:

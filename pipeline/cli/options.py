@@ -107,6 +107,7 @@ SPELLED = {"--from" if n == "source" else f"--{n.replace('_', '-')}": n for n in
 _SHORT = {"help": "-h"}
 _EVERY = ("preset", "prefix", "shared", "help", "help_settings")
 _CHOICE = ("only", "until", "force", "strict")
+LAUNCHED = (*_CHOICE, "keep_going", "wait", "no_compile")  # flags of `run` that `launch` passes on
 _RUN = (*_CHOICE, "keep_going", "wait", "jobs", "executor", "cluster", "no_compile")
 
 
@@ -137,7 +138,7 @@ VERBS = {
     "show": Verb("one output: configuration, result, lineage", ("json",), "STEP"),
     "launch": Verb(
         "machines for the experiment's hardware, and the run on them",
-        ("on", "spot", "zone", "image", "go"),
+        ("on", "spot", "zone", "image", "go", *LAUNCHED),
     ),
     "logs": Verb("the logs of a step's last attempt", ("follow",), "STEP"),
     "verify": Verb("compare outputs with their digests", ("json",), "[STEP ...]"),

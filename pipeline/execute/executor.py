@@ -267,7 +267,7 @@ class Execution:
 
     def _settle(self, state: NodeState, outcome: Outcome) -> None:
         node = state.node
-        told_to_end, state.told_to_end, state.at_work = state.told_to_end, False, False
+        ending, state.ending, state.at_work = state.ending, False, False
         self._states.move(state, "idle")
         if outcome.transient:
             state.release_lease(self._store.path(node))
@@ -276,7 +276,7 @@ class Execution:
             self._publish(node, self._found(node), outcome)
         elif ended and self._stop.is_set():
             self._tell("stopped", node, cause=outcome.cause)
-        elif ended and told_to_end:
+        elif ended and ending:
             self._follow_later(state, "the step it follows ended without an output")
         elif outcome.resources_unavailable and self._states.follows(node, self.published):
             state.late = True

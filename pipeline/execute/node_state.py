@@ -46,7 +46,7 @@ class NodeState:
         not_before: clock before which it is not started again.
         waits_since: clock since which it waits for hardware; None when it does not.
         at_work: it has what it runs on, so that others may follow it.
-        told_to_end: what it follows was lost.
+        ending: what it follows was lost.
         late: there is no hardware for it beside what it follows.
     """
 
@@ -61,7 +61,7 @@ class NodeState:
     not_before: float = 0.0
     waits_since: float | None = None
     at_work: bool = False
-    told_to_end: bool = False
+    ending: bool = False
     late: bool = False
     _pauses: Iterator[float] = field(default_factory=lambda: iter(()))
 
@@ -158,10 +158,10 @@ class States(dict[str, NodeState]):
         ending = [
             follower
             for follower in self._followers(state)
-            if follower.phase == "running" and not follower.told_to_end
+            if follower.phase == "running" and not follower.ending
         ]
         for follower in ending:
-            follower.told_to_end = True
+            follower.ending = True
         return ending
 
     def _followers(self, state: NodeState) -> Iterator[NodeState]:

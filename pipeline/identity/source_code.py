@@ -257,7 +257,7 @@ def changed(function: Callable[..., Any], recorded: Mapping[str, Any]) -> list[s
 
     Args:
         function: the step's function.
-        recorded: what `digests` said when the output was built, possibly back from JSON.
+        recorded: the `digests` of when the output was built, possibly back from JSON.
 
     Returns:
         Sorted names; empty when nothing was recorded, or the function has no source file now.

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, WorkerLost
 from pipeline.launch import host as hosts
 from pipeline.launch import metadata
 from pipeline.launch.host import Host
@@ -24,6 +24,7 @@ from pipeline.launch.ray_node import RayNode, command, imitation
 from pipeline.launch.region import region_warning
 from pipeline.store import storage
 
+LOST = 75  # exit status of a host that lost its Ray or the head: whoever supervises it tries again
 SECRET = "RAY_AUTH_TOKEN"  # the variable from which Ray takes it
 _POLL_SECONDS = 0.5
 _CONNECT_SECONDS = 1.0
@@ -111,12 +112,16 @@ def is_here(address: str) -> bool:
 
 
 def join(joining: Joining) -> int:
-    """Join, and stay until the run has ended; its exit status."""
+    """Join, and stay until the run has ended; its exit status, or `LOST`."""
     if joining.host is not None and not joining.imitate:
         hosts.check_chips(joining.host)
     leads = joining.role == "head" or (joining.role == "auto" and is_here(joining.head[0]))
     if not leads:
-        return _follow(joining)
+        try:
+            return _follow(joining)
+        except WorkerLost as error:
+            joining.tell(f"error: {error}")
+            return LOST
     # Ray's head wants the address that others reach it by.
     address = socket.gethostbyname(joining.head[0])
     return _lead(replace(joining, head=(address, joining.head[1])))

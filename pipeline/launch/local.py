@@ -1,7 +1,8 @@
 """`--on local`: this machine claims to be every host of a slice, and runs the experiment so.
 
 One `ponente join` process for the head and one for each host, with imitated chips: the way on a
-real slice, to the last line. What is computed is computed by this machine's CPU.
+real slice, to the last line. A host that is lost comes back, as in a managed group. What is
+computed is computed by this machine's CPU.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.errors import InputError
 from pipeline.graph.hardware import Hardware
-from pipeline.launch.join import SECRET
+from pipeline.launch.join import LOST, SECRET
 
 _WAIT = "300s"  # five Rays start on one machine
 _END_SECONDS = 30.0
+_POLL_SECONDS = 1.0
 _MOST_HOSTS = 16
 
 
@@ -38,36 +40,53 @@ def run_local(hardware: Hardware, name: str, command: Sequence[str]) -> int:
     join = [sys.executable, "-m", "pipeline.cli", "join", f"127.0.0.1:{_free_port()}"]
     join += ["--hardware", hardware.name, "--name", name, "--wait", _WAIT, "--imitate"]
     environment = {**os.environ, SECRET: secrets.token_hex(32)}
-    with _hosts(join, hardware.processes, environment):
+    with _hosts(join, hardware.processes, environment) as hosts:
         head = subprocess.Popen([*join, "--role", "head", "--", *command], env=environment)
         while True:
             try:
-                return head.wait()
+                return head.wait(_POLL_SECONDS)
+            except subprocess.TimeoutExpired:
+                hosts.bring_back()
             except KeyboardInterrupt:
                 continue  # the head got it too, and ends when the run has
 
 
-@contextlib.contextmanager
-def _hosts(join: list[str], count: int, environment: Mapping[str, str]) -> Iterator[None]:
-    # Each in a session of its own: Ctrl-C is for the run, which still needs its hosts to save.
-    hosts = [
-        subprocess.Popen(
-            [*join, "--role", "host", "--worker-id", str(index)],
-            env=environment,
+class _Hosts:
+    """The processes that imitate hosts."""
+
+    def __init__(self, join: list[str], count: int, environment: Mapping[str, str]) -> None:
+        self._join, self._environment = join, environment
+        self.processes = [self._start(index) for index in range(count)]
+
+    def _start(self, index: int) -> subprocess.Popen[bytes]:
+        # In a session of its own: Ctrl-C is for the run, which still needs its hosts to save.
+        return subprocess.Popen(
+            [*self._join, "--role", "host", "--worker-id", str(index)],
+            env=self._environment,
             start_new_session=True,
         )
-        for index in range(count)
-    ]
+
+    def bring_back(self) -> None:
+        """Start the hosts again that were lost or killed; others ended with the run's status."""
+        for index, process in enumerate(self.processes):
+            status = process.poll()
+            if status is not None and (status == LOST or status < 0):
+                self.processes[index] = self._start(index)
+
+
+@contextlib.contextmanager
+def _hosts(join: list[str], count: int, environment: Mapping[str, str]) -> Iterator[_Hosts]:
+    hosts = _Hosts(join, count, environment)
     try:
-        yield
-        for host in hosts:
+        yield hosts
+        for host in hosts.processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 host.wait(_END_SECONDS)
     finally:
-        for host in hosts:
+        for host in hosts.processes:
             if host.poll() is None:
                 host.send_signal(signal.SIGTERM)
-        for host in hosts:
+        for host in hosts.processes:
             try:
                 host.wait(_END_SECONDS)
             except subprocess.TimeoutExpired:

@@ -17,7 +17,7 @@ compiling in published logs."""
 SAVE_BYTES = 32e9
 """A second, from a chip to its host, for which a checkpoint stops the steps (Orbax's guide)."""
 PREEMPTIONS_A_DAY = 2.0
-"""Assumed of a spot slice; nobody publishes a rate."""
+"""Assumed of a spot slice; no one publishes a rate."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ class Calibration:
         error: median of the relative error's size, where a row's source was left out of the fit.
         error_90: its 90th percentile.
         fast, slow: 10th and 90th percentile of published over predicted time, of tuned runs.
-        untuned: published over predicted time of the two runs that nobody tuned.
+        untuned: published over predicted time of the two untuned runs.
     """
 
     date: str = "2026-11-23"

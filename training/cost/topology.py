@@ -36,7 +36,7 @@ def describe(slice_name: str) -> list[Any]:
     # Imported late: JAX reads JAX_PLATFORMS when it starts.
     from jax.experimental import topologies
 
-    # libtpu takes a host to have 2x2 chips unless told otherwise.
+    # libtpu takes a host to have 2x2 chips unless given another count.
     bounds = {"chips_per_host_bounds": [*sides, 1, 1][:3]} if hosts == 1 else {}
     described = topologies.get_topology_desc(
         platform="tpu",

@@ -48,7 +48,7 @@ def train(
 
     Args:
         job: what to train; the same in every process.
-        run: who hears of it; default nobody, in a single process.
+        run: who hears of it; default no one, in a single process.
         devices: to run on; default all.
 
     Raises:

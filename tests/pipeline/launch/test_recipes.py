@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from pipeline.errors import InputError
 from pipeline.launch import kuberay, sky
 from pipeline.launch.job import Job, job_name
 from pipeline.launch.targets import RECIPES
-from tests.pipeline.launch import tool_schemas
+from tests.pipeline.launch import pod_toy, tool_schemas
 from tests.pipeline.launch.shapes import RAY_JOB, SKY, impossible, refusal
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "launch"
@@ -143,3 +145,22 @@ def test_a_name_fits_every_cloud():
     assert job_name("run_200m", "full") == "run-200m"
     assert job_name("My_Sweep", "smoke") == "my-sweep-smoke"
     assert len(job_name("x" * 100, "full")) == 40
+
+
+def test_the_machines_run_what_was_given():
+    """Flags of `run`, settings and the store reach the command on the machines."""
+    launch = [sys.executable, "-m", "pipeline.cli", "launch", pod_toy.__file__, "--on", "sky"]
+    given = ["--only", "gang", "--keep-going", "--wait", "90s", "--no-compile", "--stay", "True"]
+    store = ["--hardware", "v6e-16", "--prefix", "gs://b/x"]
+    shown = subprocess.run([*launch, *given, *store], capture_output=True, text=True, timeout=60)
+    assert not shown.returncode, shown.stderr
+    run = next(line for line in shown.stdout.splitlines() if "ponente run" in line)
+    for words in (
+        "--only gang",
+        "--keep-going",
+        "--wait 90s",
+        "--no-compile",
+        "--stay True",
+        store[-1],
+    ):
+        assert words in run
