@@ -76,7 +76,8 @@ def _run_flags(context: Context) -> list[str]:
     defaults, words = options.defaults("launch"), []
     for name in options.LAUNCHED:
         value = getattr(context.options, name)
-        if value != getattr(defaults, name):
+        # A switch may be on by this machine's environment, which the hosts do not have.
+        if value is True or value != getattr(defaults, name):
             words.append(f"--{name.replace('_', '-')}")
             if name == "wait":
                 words.append(f"{value:.0f}s")
