@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,7 @@ from data.read.unit import Fields
 from pipeline.errors import InputError
 
 _FOOTERS_KEPT = 8
+_EXPANSION, _FRAME = 11, 64
 _BEGINNINGS = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -255,7 +256,7 @@ def check_values(
         batch: any columns; `token_count`, if there, int64.
         where: names file and row group.
         first_row: of the batch in its row group.
-        most_tokens: that one document can have.
+        most_tokens: that a document can have whose text was not read.
         may_be_null: columns.
 
     Raises:
@@ -272,14 +273,24 @@ def check_values(
             _check_utf8(column, name, where, first_row)
     if "token_count" in batch.schema.names:
         counts = batch.column("token_count").to_numpy()
-        wrong = np.flatnonzero((counts < 0) | (counts > most_tokens))
+        most = np.full(len(counts), most_tokens)
+        if "text" in batch.schema.names:
+            sizes = pc.call_function("binary_length", [batch.column("text")]).cast(pa.int64())
+            most = most_tokens_of(pc.fill_null(sizes, most_tokens).to_numpy())
+        wrong = np.flatnonzero((counts < 0) | (counts > most))
         if len(wrong):
             raise InputError(
                 f"{where}, row {first_row + wrong[0]}: expected a 'token_count' of 0 to "
-                f"{most_tokens:,}, found {counts[wrong[0]]:,}; correct it, or leave it out of "
+                f"{most[wrong[0]]:,}, found {counts[wrong[0]]:,}; correct it, or leave it out of "
                 "the source"
             )
     return batch
+
+
+def most_tokens_of(text_bytes: Any) -> Any:
+    """More tokens than so many bytes of text can have: a token is at least a byte, normalisation
+    (NFKC) makes eleven of one at most, and a template may frame a document."""
+    return _EXPANSION * text_bytes + _FRAME
 
 
 def _check_utf8(column: pa.Array, name: str, where: str, first_row: int) -> None:

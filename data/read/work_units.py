@@ -28,7 +28,13 @@ from data.read.arrow_strings import count_by_length, made_ids
 from data.read.byte_ranges import FileState, file_state
 from data.read.formats import compression, kind_of
 from data.read.listing import find_files
-from data.read.parquet_file import Columns, check_schema, check_values, open_parquet
+from data.read.parquet_file import (
+    Columns,
+    check_schema,
+    check_values,
+    most_tokens_of,
+    open_parquet,
+)
 from data.read.retry import redact
 from data.read.unit import BATCH_BYTES, BATCH_ROWS, UNKNOWN, Fields, Unit
 from data.source import check_embedded, is_embedded
@@ -177,8 +183,8 @@ def read_unit(
             f"{redact(unit.file)}: has no column of numbers to read as a score; pass "
             "score=<name of the column>, or do not select by score"
         )
-    # A token is at least a byte, and one that begins or ends each document may be added.
-    most = (2 * unit.text_bytes + 2) * (_MOST_PACKED if compression(unit.file) else 1)
+    packed = _MOST_PACKED if compression(unit.file) else 1
+    most = most_tokens_of(unit.text_bytes * packed)
     current, row, rows = -1, 0, 0
     for group, batch in _batches(unit, columns):
         row = row if group == current else 0

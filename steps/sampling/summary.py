@@ -68,6 +68,8 @@ def summary(
     if repeated_ids is not None:
         for name, part in splits.items():
             part["duplicates_dropped"] = _dropped_of(name, unique)
+    for line in filter(None, map(_far_off, splits, splits.values())):
+        run.warn(line)
     return {
         "order": list(splits),
         "splits": splits,
@@ -83,10 +85,7 @@ def summary(
             "compressed_bytes": chosen.fetched,
         },
         "content_digest": _sum_hex(part["digest"] for part in splits.values()),
-        "headline": [
-            *(_line(name, part, counted) for name, part in splits.items()),
-            *(f"warning: {line}" for line in map(_far_off, splits, splits.values()) if line),
-        ],
+        "headline": [_line(name, part, counted) for name, part in splits.items()],
     }
 
 

@@ -59,9 +59,9 @@ def source(tmp_path_factory):
     return write(tmp_path_factory.mktemp("source") / "s", documents())
 
 
-def published(store, node):
+def published(store, node, **options):
     """The documents of a sample, after bringing it up."""
-    bring_up(str(store), node)
+    bring_up(str(store), node, **options)
     path = storage.join(str(store), as_node(node).directory)
     manifest = load(path)
     assert manifest is not None
@@ -250,8 +250,7 @@ def test_lengths_are_reported_as_they_were_drawn(tmp_path):
     table = pa.table(
         {
             "id": [f"{i}" for i in range(count)],
-            # In each row group a text that has room for the largest count.
-            "text": ["x" * (1 if row % 10_000 else 100_000) for row in range(count)],
+            "text": ["x" * (int(length) // 10 + 1) for length in lengths],
             "token_count": lengths.astype(np.int64),
         }
     )
@@ -298,13 +297,15 @@ def test_whole_row_groups_are_sampled_and_no_other_file_is_opened(tmp_path):
     source = write(tmp_path / "source", table, files=20, group=50)
     asked = 2_500
     node = sample(source, tokens=asked, splits=(("validation", 10),), unit="row_group")
-    sampled = published(tmp_path / "store", node)
+    events = []
+    sampled = published(tmp_path / "store", node, events=events)
     check_report(sampled)
     said = sampled.result["splits"]["train"]
     largest = max(sum(table["token_count"].slice(i, 50).to_pylist()) for i in range(0, 4_000, 50))
     assert asked <= said["tokens_counted"] < asked + largest
     assert sampled.result["splits"]["validation"]["documents"] <= 50
-    assert any(line.startswith("warning: validation: ") for line in sampled.result["headline"])
+    _, warning = [event["message"] for event in events if event["event"] == "warning"]
+    assert warning.startswith("validation: asked 10 tokens, holds ")
     places = {name: i for i, name in enumerate(table["id"].to_pylist())}
     used = {places[name] // 200 for split in sampled.splits for name in ids(sampled, split)}
     assert len(used) < 6

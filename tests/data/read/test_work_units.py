@@ -1,6 +1,7 @@
 """Sources are cut into units without losing a row, and what is wrong is named."""
 
 import dataclasses
+import json
 import math
 import random
 
@@ -216,6 +217,25 @@ def test_an_impossible_count_is_refused(tmp_path, count):
     pq.write_table(table, tmp_path / "x.parquet")
     with pytest.raises(InputError, match=rf"row 1: .*'token_count' of 0 to .*found {count:,};"):
         read_all(work_units.list_units(str(tmp_path / "x.parquet")), ["token_count"])
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.jsonl"])
+def test_a_count_that_its_text_cannot_have_is_refused_when_the_text_is_read(tmp_path, name):
+    """However much text is around it; U+FDFA is three bytes, and 33 after NFKC."""
+    texts = ["short", "\ufdfa" * 100, "x" * 100_000, "", "y"]
+    counts = [119, 3_364, 50_000, 64, 10_000]
+    rows = [
+        {"id": str(n), "text": t, "token_count": c}
+        for n, (t, c) in enumerate(zip(texts, counts, strict=True))
+    ]
+    if name == "x.parquet":
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / name)
+    else:
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    units = work_units.list_units(str(tmp_path / name))
+    assert read_all(units, ["id", "token_count"])["token_count"].to_pylist() == counts
+    with pytest.raises(InputError, match=r"row 4: expected .* of 0 to 75, found 10,000;"):
+        read_all(units, ["text", "token_count"])
 
 
 def good_bytes():
