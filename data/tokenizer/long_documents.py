@@ -9,7 +9,8 @@ a split that depends on where counting began is not mistaken for one that is alw
 - the pre-tokenizer ends a word there, and
 - both sides encoded apart have the ids of both together.
 
-Where no candidate holds, the piece grows; a tokenizer that never splits gets the document whole.
+Where no candidate holds, the piece grows; a tokenizer that never splits gets the document whole, up
+to 16 MiB, which cost it a gigabyte of memory.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ import pyarrow as pa
 from tokenizers import Tokenizer
 
 from data.tokenizer.backends import Encoder, Ids, text_offsets
+from pipeline.errors import InputError
 
 BATCH_BYTES = 1 << 20  # of text handed to a back end at once; a longer document is cut
 PIECE_BYTES = 1 << 18
+MOST_BYTES = 1 << 24  # of a piece
 
 _SEARCH_BYTES = 1 << 14
 _CANDIDATES = 4  # of each kind, in each stretch that is searched
 _BEFORE, _AFTER = 256, 128  # bytes of text around a cut that are tried out
 _STARTS = 8
+_SHOWN = 40
 _KINDS = tuple(
     re.compile(pattern)
     for pattern in (
@@ -52,6 +56,9 @@ def encode_documents(
         texts: string or large_string arrays without nulls.
         encoder: what encodes.
         tokenizer: the same tokenizer, to find where long documents may be cut.
+
+    Raises:
+        InputError: a document has more than `MOST_BYTES` in which the tokenizer never splits.
     """
     for array in texts:
         for begin, end in _batches(text_offsets(array)):
@@ -121,6 +128,13 @@ def _encode_long(document: pa.Array, encoder: Encoder, tokenizer: Tokenizer) -> 
     data = document.buffers()[2]
     text = memoryview(data)[begin:end]
     points = np.array([0, *cut_points(text, tokenizer, PIECE_BYTES), end - begin], np.int64) + begin
+    if (longest := int(np.diff(points).max())) > MOST_BYTES:
+        raise InputError(
+            f"a document that begins with {bytes(text[:_SHOWN]).decode('utf-8', 'replace')!r} has "
+            f"{longest:,} bytes in which the tokenizer never splits, which takes gigabytes of "
+            f"memory; expected at most {MOST_BYTES:,}: break its lines, or leave it out of the "
+            "source"
+        )
     pieces = pa.LargeStringArray.from_buffers(len(points) - 1, pa.py_buffer(points), data)
     parts = [
         encoder.encode(pieces.slice(first, last - first))[0]

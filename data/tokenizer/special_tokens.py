@@ -9,6 +9,7 @@ from pipeline.errors import InputError
 EOS = "<|endoftext|>"
 """The name in tokenizers trained here; those of others may have any."""
 SMALLEST_VOCAB = 257  # every byte and EOS
+_LARGEST_VOCAB = 1 << 22  # the trainer reserves memory for all; Gemma's, a large one, has 1 << 18
 
 _DOCUMENT_ENDS = (EOS, "</s>", "<|end_of_text|>", "<eos>", "<|eos|>", "[EOS]")
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>")
@@ -16,7 +17,11 @@ _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>")
 
 
 def check_vocab_size(vocab_size: int) -> None:
-    """Raise `InputError` unless the 256 bytes and EOS have room."""
+    """Raise `InputError` unless the 256 bytes and EOS have room, and the vocabulary in memory."""
+    if vocab_size > _LARGEST_VOCAB:
+        raise InputError(
+            f"vocab_size={vocab_size}: expected at most {_LARGEST_VOCAB:,}; ask for fewer"
+        )
     if vocab_size < SMALLEST_VOCAB:
         raise InputError(
             f"vocab_size={vocab_size}: expected at least {SMALLEST_VOCAB} (256 bytes and {EOS}); "

@@ -46,6 +46,8 @@ from pipeline.store import storage
 
 _PIECE, _LAST = 1 << 16, 1 << 10  # characters of a piece, and of its end in which it may be cut
 _BETWEEN = re.compile("(?<=[A-Za-z])(?= [A-Za-z])")
+_WORD = 1 << 10  # characters of a word to learn from
+_RUNS = re.compile(r"[^\W\d_]+|\d+|\s+|[^\w\s]+|_+")  # no word of this pre-tokeniser is longer
 _CONTEXT = 8  # ids before a continuation that are decoded with it
 _KEPT = 4  # tokenizers a process keeps read
 _read: OrderedDict[str, TextTokenizer] = OrderedDict()
@@ -89,11 +91,35 @@ def _in_pieces(texts: list[str]) -> list[str]:
     """Texts to learn from, a long one in pieces: the trainer holds all words of a text at once.
 
     A piece ends before a space between letters, where this pre-tokeniser splits; a text without
-    such a place is cut where the piece is full, since a word of megabytes teaches nothing.
+    such a place is cut where the piece is full. So is a word: the trainer takes the square of its
+    length, and one of thousands of letters teaches nothing.
     """
-    if max(map(len, texts), default=0) <= _PIECE:
+    if max(map(len, texts), default=0) <= _WORD:
         return texts
-    return [piece for text in texts for piece in _pieces(text)]
+    return [part for text in texts for piece in _pieces(text) for part in _short_words(piece)]
+
+
+def _short_words(text: str) -> Iterator[str]:
+    """The text, cut inside of words longer than `_WORD`."""
+    begin = 0
+    if _may_have_long_word(text):
+        for run in _RUNS.finditer(text):
+            while run.end() - max(begin, run.start()) > _WORD:
+                end = max(begin, run.start()) + _WORD
+                yield text[begin:end]
+                begin = end
+    yield text[begin:]
+
+
+def _may_have_long_word(text: str) -> bool:
+    """Whether so many characters have no space among them, or are spaces; quick where not."""
+    begin = 0
+    while len(text) - begin > _WORD:
+        space = text.rfind(" ", begin, begin + _WORD + 1)
+        if space < 0:
+            return True
+        begin = space + 1
+    return " " * _WORD in text
 
 
 def _pieces(text: str) -> Iterator[str]:

@@ -17,6 +17,7 @@ from models.hf.keys import Keys
 from models.hf.tensors import Tensor, gpt2_tensors, rotary_tensors
 from pipeline.errors import InputError
 
+_FILE = "config.json: "
 _ROTARY = {
     "mlp_kind": "swiglu",
     "norm": "rms",
@@ -119,17 +120,20 @@ def from_json(
     """
     listed = content.get("architectures") or [None]
     if not isinstance(listed, list):
-        raise InputError(f"config.json: architectures: expected a list, found {listed!r}")
+        raise InputError(f"config.json: architectures: expected a list, found {listed!r:.80}")
     name = listed[0]
     for known in ARCHITECTURES:
         if name == known.name or (name is None and content.get("model_type") == known.model_type):
             keys = Keys(content, ignore_keys)
-            config, positions = known.read(keys)
+            try:
+                config, positions = known.read(keys)
+            except InputError as error:  # of the shape as a whole, it names no file
+                raise InputError(_FILE + str(error).removeprefix(_FILE)) from None
             keys.finish()
             return known, config, positions
     raise InputError(
-        f"config.json: architecture {name or content.get('model_type')} cannot be computed here; "
-        f"known are {', '.join(known.name for known in ARCHITECTURES)}"
+        f"config.json: architecture {name or content.get('model_type')!s:.80} cannot be computed "
+        f"here; known are {', '.join(known.name for known in ARCHITECTURES)}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -24,6 +25,8 @@ _HARMLESS = frozenset(
         *("top_p", "max_length", "min_length", "num_beams", "repetition_penalty"),
     )
 )
+
+_MOST = 2**31 - 1  # of a size, as in every program that reads a config.json
 
 
 class Keys:
@@ -48,25 +51,28 @@ class Keys:
         """Whether a key is there, if only as null."""
         return name in self._content
 
-    def count(self, name: str, default: int | None = None) -> int:
+    def count(self, name: str, default: int | None = None, most: int = _MOST) -> int:
         """A positive integer. Raises `InputError` for anything else, and where there is none."""
         value = self.get(name, default)
-        if type(value) is not int or value < 1:
-            raise InputError(f"config.json: {name}: expected a positive integer, found {value!r}")
+        if type(value) is not int or not 1 <= value <= most:
+            large = f" of at most {most:,}" if type(value) is int and value > most else ""
+            raise InputError(
+                f"config.json: {name}: expected a positive integer{large}, found {value!r:.80}"
+            )
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """A number. Raises `InputError` for anything else, and where there is none."""
         value = self.get(name, default)
-        if type(value) not in (int, float):
-            raise InputError(f"config.json: {name}: expected a number, found {value!r}")
+        if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
+            raise InputError(f"config.json: {name}: expected a number, found {value!r:.80}")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
         """True or false. Raises `InputError` for anything else."""
         value = self.get(name, default)
         if not isinstance(value, bool):
-            raise InputError(f"config.json: {name}: expected true or false, found {value!r}")
+            raise InputError(f"config.json: {name}: expected true or false, found {value!r:.80}")
         return value
 
     def expect(self, name: str, *allowed: Any, default: Any = None) -> None:
@@ -75,14 +81,15 @@ class Keys:
         if value not in allowed or type(value) not in map(type, allowed):
             wanted = " or ".join(map(repr, allowed))
             raise InputError(
-                f"config.json: {name} is {value!r}; only {wanted} can be computed here"
+                f"config.json: {name} is {value!r:.80}; only {wanted} can be computed here"
             )
 
     def finish(self) -> None:
         """Raise `InputError` for a key that was not read and is not known to change nothing."""
         if unread := [n for n in sorted(self._unread) if self._content[n] not in (None, False)]:
+            name = unread[0]
             raise InputError(
-                f"config.json: unknown key {unread[0]!r} = {self._content[unread[0]]!r} (of "
+                f"config.json: unknown key {name!r:.80} = {self._content[name]!r:.80} (of "
                 f"{len(unread)} such keys), which may change what the model computes; if it does "
                 "not, name it in ignore_keys"
             )

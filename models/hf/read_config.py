@@ -12,6 +12,8 @@ from models.hf import rope
 from models.hf.keys import Keys
 from pipeline.errors import InputError
 
+_LAYERS = 10_000
+
 Read = tuple[TransformerConfig, int]
 """A shape, and the longest rows that the config.json names."""
 
@@ -31,7 +33,7 @@ def rotary(keys: Keys, **more: Any) -> dict[str, Any]:
     embed, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
     return {
         **_common(keys, tied=False),
-        "layers": keys.count("num_hidden_layers"),
+        "layers": keys.count("num_hidden_layers", most=_LAYERS),
         "embed": embed,
         "heads": heads,
         "kv_heads": keys.count("num_key_value_heads", heads),
@@ -77,7 +79,7 @@ def qwen(keys: Keys, **more: Any) -> Read:
     window = keys.get("sliding_window", 4096) if used else None
     keys.get("sliding_window")
     kinds = keys.get("layer_types")
-    first_short = keys.get("max_window_layers", 28)
+    first_short = keys.number("max_window_layers", 28)
     if kinds is None:
         short = [window is not None and layer >= first_short for layer in range(shape["layers"])]
     else:
@@ -93,10 +95,12 @@ def qwen(keys: Keys, **more: Any) -> Read:
 
 def _short_layers(kinds: Any, layers: int) -> list[bool]:
     if not isinstance(kinds, list) or len(kinds) != layers:
-        raise InputError(f"config.json: layer_types: expected {layers} of them, found {kinds!r}")
-    if unknown := set(kinds) - {"full_attention", "sliding_attention"}:
         raise InputError(
-            f"config.json: layer_types has {min(unknown)!r}; only full_attention and "
+            f"config.json: layer_types: expected {layers} of them, found {kinds!r:.200}"
+        )
+    if unknown := [k for k in kinds if k not in ("full_attention", "sliding_attention")]:
+        raise InputError(
+            f"config.json: layer_types has {unknown[0]!r:.80}; only full_attention and "
             "sliding_attention can be computed here"
         )
     return [kind == "sliding_attention" for kind in kinds]
@@ -111,7 +115,7 @@ def _pattern_of(short: list[bool]) -> str:
             "that end with full attention can be computed here"
         )
     for length in range(1, len(letters) + 1):
-        repeated = (letters[:length] * len(letters))[: len(letters)]
+        repeated = (letters[:length] * -(-len(letters) // length))[: len(letters)]
         if "L" in letters[:length]:
             repeated = repeated[:-1] + "L"
         if repeated == letters:
@@ -134,7 +138,10 @@ def nanochat(keys: Keys) -> Read:
     """NanoChatConfig."""
     keys.expect("hidden_act", "relu2")
     keys.expect("attention_bias", False)
-    cap = keys.get("final_logit_softcapping") if keys.has("final_logit_softcapping") else 15.0
+    cap = 15.0
+    if keys.has("final_logit_softcapping"):
+        given = keys.get("final_logit_softcapping")
+        cap = None if given is None else keys.number("final_logit_softcapping")
     shape = rotary(keys) | {"qk_norm": True}
     shape |= {"mlp_kind": "relu2", "norm": "plain_rms", "embedding_norm": True}
     return TransformerConfig(**shape, logit_soft_cap=cap), _positions(keys, 2048)
@@ -155,7 +162,7 @@ def gpt2(keys: Keys) -> Read:
         raise InputError(f"config.json: n_embd {embed} is no multiple of n_head {heads}")
     config = TransformerConfig(
         **_common(keys, tied=True),
-        layers=keys.count("n_layer", 12),
+        layers=keys.count("n_layer", 12, most=_LAYERS),
         embed=embed,
         heads=heads,
         kv_heads=heads,

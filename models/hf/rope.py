@@ -65,21 +65,23 @@ def read(keys: Keys) -> tuple[float, RopeScaling | YarnScaling | None]:
     if not isinstance(found, Mapping) or any(isinstance(v, Mapping) for v in found.values()):
         raise InputError(
             f"config.json: rope_parameters: expected one set of settings for all layers, found "
-            f"{found!r}"
+            f"{found!r:.200}"
         )
     if old and new and _settings(old) != _settings(new):
         raise InputError(
-            f"config.json: rope_scaling {old!r} and rope_parameters {new!r} disagree; leave one out"
+            f"config.json: rope_scaling {old!r:.200} and rope_parameters {new!r:.200} disagree; "
+            "leave one out"
         )
     inner = Keys(found)
     base = inner.number("rope_theta", base)
     kind = inner.get("rope_type") or inner.get("type", "default")
     inner.get("type")
     inner.expect("partial_rotary_factor", 1.0, 1)
-    names = {"default": {}, "llama3": _LLAMA3, "yarn": _YARN}.get(kind)
+    names = {"default": {}, "llama3": _LLAMA3, "yarn": _YARN}.get(str(kind))
     if names is None:
         raise InputError(
-            f"config.json: rope_type {kind!r} is unknown here; known are default, llama3 and yarn"
+            f"config.json: rope_type {kind!r:.80} is unknown here; known are default, llama3 "
+            "and yarn"
         )
     if not names:
         inner.finish()

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from gguf import MODEL_ARCH, GGUFWriter, RopeScalingType
 
+from models.hf.keys import Keys
 from pipeline.errors import InputError
 
 Config = Mapping[str, Any]
@@ -53,13 +54,21 @@ def architecture(config: Config) -> Architecture:
     Raises:
         InputError: llama.cpp has none that computes the same, or a setting is missing.
     """
-    name = next(iter(config.get("architectures") or ()), None)
+    listed = config.get("architectures")
+    name = listed[0] if isinstance(listed, list) and listed else None
     make = _KNOWN.get(str(name))
     if make is None:
         raise InputError(
-            f"config.json: architecture {name} has no counterpart in llama.cpp that is known "
+            f"config.json: architecture {name!s:.80} has no counterpart in llama.cpp that is known "
             f"here; known are {', '.join(_KNOWN)}"
         )
+    keys = Keys(config)
+    for known, most in _COUNTS.items():
+        if config.get(known) is not None:
+            keys.count(known, most=most)
+    for known in _NUMBERS:
+        if config.get(known) is not None:
+            keys.number(known)
     try:
         return make(config)
     except KeyError as error:
@@ -101,10 +110,15 @@ def _llama(config: Config) -> Architecture:
 
 def _qwen3(config: Config) -> Architecture:
     _expect(config, hidden_act="silu", attention_bias=False)
-    if "sliding_attention" in (config.get("layer_types") or ()):
+    kinds = config.get("layer_types")
+    if kinds is None:
+        whole = not config.get("use_sliding_window")
+    else:
+        whole = isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)
+    if not whole:
         raise InputError(
-            "config.json: layer_types has sliding_attention; llama.cpp's Qwen3 sees the whole row "
-            "in every layer, so the file would compute something else"
+            f"config.json: layer_types is {kinds!r:.80}; llama.cpp's Qwen3 sees the whole row in "
+            "every layer, so the file would compute something else"
         )
     rope = _rope(config)
     if rope["rope_type"] == "llama3":
@@ -177,6 +191,16 @@ def _gpt2(config: Config) -> Architecture:
 
 
 _KNOWN = {"LlamaForCausalLM": _llama, "Qwen3ForCausalLM": _qwen3, "GPT2LMHeadModel": _gpt2}
+
+
+_LAYERS, _SIZES = 10_000, 2**31 - 1
+_COUNTS = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer"), _LAYERS),
+    **dict.fromkeys(("hidden_size", "intermediate_size", "num_attention_heads"), _SIZES),
+    **dict.fromkeys(("num_key_value_heads", "head_dim", "max_position_embeddings"), _SIZES),
+    **dict.fromkeys(("vocab_size", "n_embd", "n_head", "n_inner", "n_positions"), _SIZES),
+}
+_NUMBERS = ("rms_norm_eps", "layer_norm_epsilon", "rope_theta")
 
 
 def _expect(config: Config, **wanted: Any) -> None:
@@ -258,11 +282,16 @@ def _describe_yarn(writer: GGUFWriter, rope: Config) -> None:
 def _rope(config: Config) -> dict[str, Any]:
     """Rotary parameters, as transformers 5 writes them or as 4 did."""
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(given, Mapping) or any(isinstance(v, Mapping) for v in given.values()):
+        raise InputError(
+            f"config.json: rope_parameters: expected one set of settings for all layers, found "
+            f"{given!r:.200}"
+        )
     kind = given.get("rope_type") or given.get("type") or "default"
     theta = given.get("rope_theta") or config.get("rope_theta", 10_000.0)
     if kind not in ("default", "llama3", "yarn") or given.get("partial_rotary_factor", 1.0) != 1.0:
         raise InputError(
-            f"config.json: rotary positions of the type {kind!r} with {dict(given)} are not "
+            f"config.json: rotary positions of the type {kind!r:.80} with {given!r:.200} are not "
             "exported; known are default, llama3 and yarn over the whole head"
         )
     if {"mscale", "mscale_all_dim"} & given.keys() or given.get("truncate") is False:

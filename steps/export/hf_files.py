@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -11,8 +10,10 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from pipeline.errors import InputError
+from pipeline.store.decode import parse_json
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_DTYPES = ("BF16", "F16", "F32")
 _BUFFERS = (".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq")  # of old files; no parameters
 
 
@@ -30,11 +31,15 @@ def read_file(folder: str, name: str) -> bytes:
 
 
 def read_json(folder: str, name: str) -> dict[str, Any]:
-    """A file of JSON. Raises `InputError` when it cannot be read as that."""
+    """A file with a JSON object. Raises `InputError` when it cannot be read as that."""
+    path = os.path.join(folder, name)
     try:
-        return json.loads(read_file(folder, name))
+        found = parse_json(read_file(folder, name))
     except ValueError as error:
-        raise InputError(f"{os.path.join(folder, name)}: not JSON: {error}") from error
+        raise InputError(f"{path}: not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: expected a JSON object, found a {type(found).__name__}")
+    return found
 
 
 class Tensors:
@@ -48,7 +53,7 @@ class Tensors:
         self._folder = folder
         self._tied = config.get("tie_word_embeddings", True)
         if os.path.exists(os.path.join(folder, _INDEX)):
-            self._files = dict(read_json(folder, _INDEX)["weight_map"])
+            self._files = _weight_map(folder)
         else:
             with self._open(_SINGLE) as file:
                 self._files = dict.fromkeys(file.keys(), _SINGLE)
@@ -63,7 +68,8 @@ class Tensors:
             ) from error
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Refuse a tensor that is missing, of another shape, or of no use to the architecture."""
+        """Refuse a tensor that is missing, of another shape, no floating-point number, or of no use
+        to the architecture."""
         left = {name for name in self._files if not name.endswith(_BUFFERS)} - shapes.keys()
         if self._tied:
             left.discard("lm_head.weight")
@@ -78,19 +84,37 @@ class Tensors:
             with self._open(file) as opened:
                 stored = set(opened.keys())
                 for name in (name for name in shapes if self._files[name] == file):
-                    found = tuple(opened.get_slice(name).get_shape()) if name in stored else None
-                    if found != shapes[name]:
-                        raise InputError(
-                            f"{self._folder}: {name} in {file} has shape {found}; by config.json "
-                            f"it is {shapes[name]}; export the model again"
-                        )
+                    found = opened.get_slice(name) if name in stored else None
+                    self._check_one(name, found, shapes[name])
 
-    def dtype(self, name: str) -> str:
-        """The dtype that a tensor is stored in, such as "BF16"."""
-        with self._open(self._files[name]) as opened:
-            return opened.get_slice(name).get_dtype()
+    def _check_one(self, name: str, stored: Any, shape: tuple[int, ...]) -> None:
+        found = None if stored is None else tuple(stored.get_shape())
+        if found != shape:
+            raise InputError(
+                f"{self._folder}: {name} in {self._files[name]} has shape {found}; by config.json "
+                f"it is {shape}; export the model again"
+            )
+        if (dtype := stored.get_dtype()) not in _DTYPES:
+            raise InputError(
+                f"{self._folder}: {name} has dtype {dtype}; only {', '.join(_DTYPES)} are read: a "
+                "quantised model must be converted first"
+            )
 
     def read(self, name: str) -> np.ndarray:
         """The values of a tensor in the dtype they are stored in."""
         with self._open(self._files[name]) as opened:
             return opened.get_tensor(name)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def _weight_map(folder: str) -> dict[str, str]:
+    """The file of every tensor, by the index."""
+    found = read_json(folder, _INDEX).get("weight_map")
+    if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
+        raise InputError(
+            f"{os.path.join(folder, _INDEX)}: weight_map: expected a file's name for every tensor; "
+            "export the model again"
+        )
+    return found

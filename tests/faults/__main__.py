@@ -46,7 +46,10 @@ def main() -> None:
     passed = True
     for number in wanted:
         for fault in faults[number]:
-            count = options.count or (fault.ci if options.tier == 1 else fault.full)
+            usual = fault.ci if options.tier == 1 else fault.full
+            if not usual:
+                continue
+            count = options.count or usual
             with tempfile.TemporaryDirectory(prefix="ponente-fault-") as workspace:
                 row = carry_out(number, fault, seed, count, Path(workspace))
             _say(row)

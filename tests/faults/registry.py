@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 _MODULES = (
+    "absurd_models",
+    "absurd_sources",
     "crash",
     "records",
     "damaged_manifests",
@@ -49,7 +51,7 @@ class Fault:
 
     Attributes:
         title: what is done to the system, in a few words.
-        ci: trials on every commit; full: trials before a release.
+        ci: trials on every commit, 0 for none; full: trials before a release.
         run: (seed, count, empty directory) -> figures; raises AssertionError on a violation.
         slow: whether the trials of `ci` take more than about two seconds.
     """

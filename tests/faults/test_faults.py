@@ -14,6 +14,8 @@ SEED = int(os.environ.get("PONENTE_SEED", "0"))
 def _suites():
     for number, faults in gather().items():
         for index, fault in enumerate(faults):
+            if not fault.ci:
+                continue
             marks = [pytest.mark.slow] if fault.slow else []
             yield pytest.param(number, fault, id=f"{number}-{index}", marks=marks)
 

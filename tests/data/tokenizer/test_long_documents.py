@@ -14,6 +14,7 @@ from data.tokenizer.backends import OracleEncoder
 from data.tokenizer.long_documents import cut_points, encode_documents
 from data.tokenizer.special_tokens import EOS
 from data.tokenizer.text_tokenizer import TextTokenizer
+from pipeline.errors import InputError
 from tests.data.tokenizer.split_tokenizers import NAMES, documents, tokenizer_json
 
 CUTTING = [
@@ -113,6 +114,19 @@ def test_a_mebibyte_among_short_documents(monkeypatch, wide):
     assert np.array_equal(np.concatenate([part for _, part in found]), lengths)
     # Only the document that is one word of 60,000 bytes is more than a batch.
     assert sorted(given_sizes)[-2] <= 40_000
+
+
+def test_a_word_that_takes_gigabytes_is_refused(monkeypatch):
+    """By how the document begins; one with places to cut is not, however long."""
+    monkeypatch.setattr(long_documents, "BATCH_BYTES", 10_000)
+    monkeypatch.setattr(long_documents, "PIECE_BYTES", 5_000)
+    monkeypatch.setattr(long_documents, "MOST_BYTES", 40_000)
+    trained = tokenizer("gpt2")
+    prose = "\n".join(documents(60))[:100_000]
+    encoder = trained.checked("tokenizers")
+    assert len(list(trained.encode_documents([pa.array([prose])], encoder))) == 1
+    with pytest.raises(InputError, match=r"begins with 'one ACAC.* has 4\d,\d{3} bytes in which"):
+        list(trained.encode_documents([pa.array(["short", "one " + "AC" * 22_000])], encoder))
 
 
 @pytest.mark.slow

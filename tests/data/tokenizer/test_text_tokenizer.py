@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
 
 from data.read import python_docs
 from data.tokenizer import text_tokenizer
@@ -114,6 +115,21 @@ def test_token_bytes_of_eos_and_single_bytes(trained):
     assert trained.token_bytes[0] == 0
     assert (trained.token_bytes == 1).sum() == 256
     assert trained.token_bytes[1:].min() == 1
+
+
+@pytest.mark.parametrize("letters", ["ACGT", "=", " ", "\n", "7", "字", "_"])
+def test_a_word_of_thousands_of_letters_is_learnt_from_in_parts(letters):
+    """All of the text is read, no word of it is longer than 1,024, and other texts are whole."""
+    word = (letters * 20_000)[:20_000]
+    prose = "\n".join(python_docs.documents()["text"].to_pylist()[:20])
+    texts = ["short", prose, f"{prose[:3_000]}{word}{prose[3_000:9_000]}", word]
+    found = text_tokenizer._in_pieces(texts)
+    assert "".join(found) == "".join(texts)
+    assert found[:2] == ["short", prose]
+    splitter = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words = [end - begin for part in found for _, (begin, end) in splitter.pre_tokenize_str(part)]
+    assert 1_000 < max(words) <= 1_025  # one space more
+    assert len(found) < 60
 
 
 def test_too_little_text_is_refused():

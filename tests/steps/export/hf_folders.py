@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import functools
+import json
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from data.tokenizer.text_tokenizer import TextTokenizer
+from models.hf.architectures import from_json, to_json
 from steps.export.tokenizer_files import write_tokenizer_files
 from tests.data.tokenizer.split_tokenizers import tokenizer_json
+from tests.models.hf import shapes
 
 NEEDS_ORACLE = pytest.mark.skipif(
     not (find_spec("torch") and find_spec("transformers")),
@@ -101,6 +106,30 @@ def folder(name: str) -> Path:
     model(name).save_pretrained(path)
     write_tokenizer_files(tokenizer(name), str(path), ROWS, POSITIONS)
     return path
+
+
+SMALL = {**to_json(shapes.SHAPES["Qwen3"], shapes.POSITIONS), "vocab_size": ROWS}
+SMALL_FILES = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+INDEX = "model.safetensors.index.json"
+
+
+def write_small(folder: Path) -> None:
+    """A Qwen3 model with config.json `SMALL` in two safetensors files, written with numpy alone."""
+    architecture, config, _ = from_json(SMALL)
+    rng = np.random.default_rng(0)
+    tensors = {
+        tensor.name: rng.normal(size=tensor.shape).astype(np.float16)
+        for tensor in architecture.tensors(config)
+    }
+    names = sorted(tensors)
+    weights = {name: SMALL_FILES[i % 2] for i, name in enumerate(names)}
+    for file in SMALL_FILES:
+        mine = {name: tensors[name] for name in names if weights[name] == file}
+        save_file(mine, folder / file, metadata={"format": "pt"})
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weights}))
+    (folder / "config.json").write_text(json.dumps(SMALL))
+    small = TextTokenizer(tokenizer_json("gpt2"))
+    write_tokenizer_files(small, str(folder), ROWS, shapes.POSITIONS)
 
 
 _kept: list[tempfile.TemporaryDirectory[str]] = []

@@ -9,42 +9,21 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from data.tokenizer.text_tokenizer import TextTokenizer
-from models.hf.architectures import architecture_of, to_json
 from pipeline.errors import InputError
 from steps.export.read_hf import list_model, open_hf, opened, write_checkpoint
-from steps.export.tokenizer_files import write_tokenizer_files
-from tests.data.tokenizer.split_tokenizers import tokenizer_json
 from tests.faults.fake_hub import COMMIT, FakeHub
-from tests.models.hf.shapes import POSITIONS, SHAPES
+from tests.steps.export.hf_folders import INDEX, ROWS, SMALL, write_small
+from tests.steps.export.hf_folders import SMALL_FILES as FILES
 from training.checkpoint.model_arrays import StoredModel
 
-IDS, ROWS = 1000, 1024
-CONFIG = {**to_json(SHAPES["Qwen3"], POSITIONS), "vocab_size": ROWS}
-FILES = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+IDS = 1000
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A folder of two safetensors files, written with numpy alone."""
+    """A folder of two safetensors files."""
     folder = tmp_path_factory.mktemp("whole")
-    from models.hf.architectures import from_json
-
-    _, config, _ = from_json(CONFIG)
-    rng = np.random.default_rng(0)
-    tensors = {
-        t.name: rng.normal(size=t.shape).astype(np.float16)
-        for t in architecture_of(config).tensors(config)
-    }
-    names = sorted(tensors)
-    weights = {name: FILES[i % 2] for i, name in enumerate(names)}
-    for file in FILES:
-        mine = {name: tensors[name] for name in names if weights[name] == file}
-        save_file(mine, folder / file, metadata={"format": "pt"})
-    index = {"metadata": {}, "weight_map": weights}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    write_tokenizer_files(TextTokenizer(tokenizer_json("gpt2")), str(folder), ROWS, POSITIONS)
+    write_small(folder)
     return folder
 
 
@@ -58,7 +37,7 @@ def rewrite(folder, change, file=FILES[0]):
     """A safetensors file with other tensors, and the index that has them."""
     tensors = change(load_file(folder / file))
     save_file(tensors, folder / file, metadata={"format": "pt"})
-    path = folder / "model.safetensors.index.json"
+    path = folder / INDEX
     index = json.loads(path.read_text())
     index["weight_map"] = {k: f for k, f in index["weight_map"].items() if f != file}
     index["weight_map"] |= dict.fromkeys(tensors, file)
@@ -67,7 +46,7 @@ def rewrite(folder, change, file=FILES[0]):
 
 def reconfigure(folder, **keys):
     """config.json with other keys."""
-    (folder / "config.json").write_text(json.dumps({**CONFIG, **keys}))
+    (folder / "config.json").write_text(json.dumps({**SMALL, **keys}))
 
 
 NORM = "model.norm.weight"
