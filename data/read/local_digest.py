@@ -29,6 +29,7 @@ BLOCK = 16 << 10
 _PARQUET = b"PAR1"
 _LONGEST_FOOTER = 64 << 20
 _AT_ONCE = 8
+_PARTS = 64  # of many files, each digested by one thread
 _WORTH_KEEPING = 16 << 20  # bytes read
 _SETTLED_SECONDS = 2.0  # a file that changed later may change again within one tick of its clock
 _NOTICE_SECONDS = 5.0
@@ -49,14 +50,15 @@ def digest_files(paths: Iterable[str]) -> dict[str, tuple[int, str]]:
     known = _load(cache)
     found: dict[str, tuple[_Mark, str]] = {}
     read, noticed = 0, time.monotonic() + _NOTICE_SECONDS
+    step = max(1, len(paths) // _PARTS)
+    parts = [paths[first : first + step] for first in range(0, len(paths), step)]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for done, (path, mark, digest, size) in enumerate(
-            pool.map(lambda path: _digest(path, known.get(path)), paths), 1
-        ):
-            found[path], read = (mark, digest), read + size
+        for digests in pool.map(lambda part: [_digest(p, known.get(p)) for p in part], parts):
+            for path, mark, digest, size in digests:
+                found[path], read = (mark, digest), read + size
             if time.monotonic() > noticed:
                 noticed = time.monotonic() + _NOTICE_SECONDS
-                logger.warning("digests of source files: %d of %d", done, len(paths))
+                logger.warning("digests of source files: %d of %d", len(found), len(paths))
     if read > _WORTH_KEEPING:
         _save(cache, found)
     return {path: (mark[0], digest) for path, (mark, digest) in found.items()}

@@ -1,8 +1,8 @@
-"""A text file as one document, plain or compressed."""
+"""Text files as one document each, plain or compressed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -36,12 +36,22 @@ def cut(url: str, state: FileState, fields: Fields, target_bytes: int) -> list[U
     ]
 
 
-def read(unit: Unit, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The document, with `columns`; its text always, which its id is made of.
+def read(units: Sequence[Unit], columns: Sequence[str]) -> pa.RecordBatch:
+    """The documents, with `columns`; their texts always, which their ids are made of.
 
     Raises:
-        InputError: it is not UTF-8, or 2 GiB or longer.
+        InputError: one is not UTF-8, or 2 GiB or longer.
     """
+    texts = pa.array(map(_text, units), pa.string(), size=len(units))
+    found = {
+        "text": texts,
+        "id": pa.nulls(len(units), pa.string()),
+        "token_count": count_by_length(texts),
+    }
+    return pa.RecordBatch.from_pydict({n: found[n] for n in dict.fromkeys((*columns, "text"))})
+
+
+def _text(unit: Unit) -> str:
     with open_stream(unit.file, FileState(unit.size, unit.version)) as stream:
         content = stream.read(_MOST + 1)
     try:
@@ -53,6 +63,4 @@ def read(unit: Unit, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         ) from None
     if len(content) > _MOST:
         raise InputError(f"{redact(unit.file)}: 2 GiB or more of one text; cut the file")
-    texts = pa.array([text], pa.string())
-    found = {"text": texts, "id": pa.nulls(1, pa.string()), "token_count": count_by_length(texts)}
-    yield pa.RecordBatch.from_pydict({n: found[n] for n in dict.fromkeys((*columns, "text"))})
+    return text

@@ -15,9 +15,9 @@ its address; no row is skipped here but those with a null, counted, where that w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -42,6 +42,7 @@ from pipeline.errors import InputError
 
 EMBEDDED_ROW_GROUPS = 8
 FOOTERS_AT_ONCE = 16
+_PARTS = 8 * FOOTERS_AT_ONCE  # of many files, which are looked at together
 TARGET_BYTES = 64 << 20
 _MOST_PACKED = 1000  # bytes that one compressed byte can stand for, about
 
@@ -96,7 +97,7 @@ def list_units(
         source: see `data.source`.
         fields: what the source calls what is read.
         target_bytes: a unit ends with the row group or line that reaches this many bytes of text.
-        progress: called with (files looked at, files) after each file.
+        progress: called with (files looked at, files), after each file or some of many.
 
     Raises:
         InputError: no file matches, a file cannot be read, a column is missing or of another type,
@@ -108,13 +109,17 @@ def list_units(
         return _embedded_units(source)
     files = _found(source)
     units: list[Unit] = []
+    step = max(1, len(files) // _PARTS)
+    parts = [files[first : first + step] for first in range(0, len(files), step)]
     with ThreadPoolExecutor(max_workers=min(FOOTERS_AT_ONCE, len(files))) as pool:
-        found = pool.map(lambda f: _cut(f[0], f[1], fields, target_bytes), files)
+        found = pool.map(
+            lambda part: [_cut(file, state, fields, target_bytes) for file, state in part], parts
+        )
         try:
-            for done, cut in enumerate(found, 1):
-                units += cut
+            for done, cuts in enumerate(found, 1):
+                units += chain.from_iterable(cuts)
                 if progress is not None:
-                    progress(done, len(files))
+                    progress(min(done * step, len(files)), len(files))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -203,6 +208,41 @@ def read_unit(
         )
 
 
+def read_units(
+    units: Iterable[Unit], columns: Sequence[str], tally: Counter[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of units in order, as `read_unit` of each; neighbouring text files, which are a row
+    each, up to 1,024 in a batch."""
+    for together in _together(units, columns):
+        first = together[0]
+        if len(together) == 1:
+            yield from read_unit(first, columns, tally)
+            continue
+        batch = text_file.read(together, columns)
+        if tally is not None:
+            tally.update(rows=batch.num_rows)
+        yield _with_ids(first, batch).select(list(columns))
+
+
+def _together(units: Iterable[Unit], columns: Sequence[str]) -> Iterator[list[Unit]]:
+    """Text files that are read together; each other unit alone, as it comes."""
+    found: list[Unit] = []
+    size = 0
+    for unit in units:
+        joins = unit.kind == "text" and "score" not in columns
+        full = len(found) == BATCH_ROWS or size + unit.text_bytes > BATCH_BYTES
+        if found and (full or not joins):
+            yield found
+            found, size = [], 0
+        if joins:
+            found.append(unit)
+            size += unit.text_bytes
+        else:
+            yield [unit]
+    if found:
+        yield found
+
+
 def _where(unit: Unit, group: int) -> str:
     if unit.kind == "parquet":
         return f"row group {group}"
@@ -229,9 +269,10 @@ def _with_ids(unit: Unit, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _found(source: str) -> list[tuple[str, FileState]]:
     files = find_files(source)
-    with ThreadPoolExecutor(max_workers=min(FOOTERS_AT_ONCE, len(files))) as pool:
-        states = pool.map(lambda file: file[1] or file_state(file[0]), files)
-        return [(url, state) for (url, _), state in zip(files, states, strict=True)]
+    unknown = [url for url, state in files if state is None]
+    with ThreadPoolExecutor(max_workers=FOOTERS_AT_ONCE) as pool:
+        asked = dict(zip(unknown, pool.map(file_state, unknown), strict=True))
+    return [(url, asked[url] if state is None else state) for url, state in files]
 
 
 def _cut(file: str, state: FileState, fields: Fields, target_bytes: int) -> list[Unit]:
@@ -287,10 +328,11 @@ def _batches(unit: Unit, columns: Sequence[str]) -> Iterator[tuple[int, pa.Recor
             rows = _embedded_rows(table.num_rows)[group]
             for batch in table.slice(rows.start, len(rows)).to_batches(BATCH_ROWS):
                 yield group, batch
-    elif unit.kind in ("lines", "text"):
-        reader = json_lines if unit.kind == "lines" else text_file
-        for batch in reader.read(unit, columns):
+    elif unit.kind == "lines":
+        for batch in json_lines.read(unit, columns):
             yield 0, batch
+    elif unit.kind == "text":
+        yield 0, text_file.read((unit,), columns)
     else:
         yield from _columnar(unit, columns)
 

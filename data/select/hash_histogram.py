@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from data.read.work_units import Unit, read_unit
+from data.read.work_units import Unit, read_units
 from data.select.document_hash import document_hash
 from data.select.length_histogram import Lengths
 
@@ -53,14 +53,13 @@ def survey(units: Sequence[Unit], seed: int, min_score: float | None = None) -> 
     documents = np.zeros(BINS, np.int64)
     lengths = [Lengths.of(np.empty(0, np.int64))]
     seen = 0
-    for unit in units:
-        for rows, batch in above_score(unit, ("id", "token_count"), min_score):
-            seen += rows
-            bins = bins_of(document_hash(batch.column("id"), seed))
-            counts = batch.column("token_count").to_numpy()
-            np.add.at(tokens, bins, counts)
-            np.add.at(documents, bins, 1)
-            lengths.append(Lengths.of(counts))
+    for rows, batch in above_score(units, ("id", "token_count"), min_score):
+        seen += rows
+        bins = bins_of(document_hash(batch.column("id"), seed))
+        counts = batch.column("token_count").to_numpy()
+        np.add.at(tokens, bins, counts)
+        np.add.at(documents, bins, 1)
+        lengths.append(Lengths.of(counts))
     return HashHistogram(
         seen=seen,
         documents=int(documents.sum()),
@@ -79,12 +78,11 @@ def documents_in(
     wanted = np.zeros(BINS, bool)
     wanted[bins] = True
     found = [np.empty((2, 0), np.uint64)]
-    for unit in units:
-        for _, batch in above_score(unit, ("id", "token_count"), min_score):
-            hashes = document_hash(batch.column("id"), seed)
-            rows = np.flatnonzero(wanted[bins_of(hashes)])
-            counts = batch.column("token_count").to_numpy()[rows].astype(np.uint64)
-            found.append(np.stack([hashes[rows], counts]))
+    for _, batch in above_score(units, ("id", "token_count"), min_score):
+        hashes = document_hash(batch.column("id"), seed)
+        rows = np.flatnonzero(wanted[bins_of(hashes)])
+        counts = batch.column("token_count").to_numpy()[rows].astype(np.uint64)
+        found.append(np.stack([hashes[rows], counts]))
     return np.concatenate(found, axis=1)
 
 
@@ -112,20 +110,20 @@ def merge(surveys: Iterable[HashHistogram]) -> HashHistogram:
 
 
 def above_score(
-    unit: Unit,
+    units: Iterable[Unit],
     columns: Sequence[str],
     min_score: float | None,
     tally: Counter[str] | None = None,
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """(rows seen, those of them that score `min_score` or more) of each batch of a unit.
+    """(rows seen, those of them that score `min_score` or more) of each batch of some units.
 
     A score that is not a number is below every minimum; `tally` as of `read_unit`.
     """
     if min_score is None:
-        for batch in read_unit(unit, columns, tally):
+        for batch in read_units(units, columns, tally):
             yield batch.num_rows, batch
         return
-    for batch in read_unit(unit, (*columns, "score"), tally):
+    for batch in read_units(units, (*columns, "score"), tally):
         enough = np.flatnonzero(batch.column("score").to_numpy() >= min_score)
         yield batch.num_rows, batch.select(list(columns)).take(pa.array(enough))
 

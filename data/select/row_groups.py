@@ -147,7 +147,7 @@ def survey_block(
     groups = []
     for unit in units:
         documents = tokens = 0
-        for _, batch in above_score(unit, ("token_count",), min_score):
+        for _, batch in above_score((unit,), ("token_count",), min_score):
             documents += batch.num_rows
             tokens += int(batch.column("token_count").to_numpy().sum())
         size = sum(sizes[index] for index in unit.row_groups)

@@ -98,7 +98,7 @@ def probe(
     found: list[pa.RecordBatch] = []
     rows = 0
     for unit in units:
-        for _, batch in above_score(unit, ("id", "text", "token_count"), min_score):
+        for _, batch in above_score((unit,), ("id", "text", "token_count"), min_score):
             found.append(batch.filter(batch.column("text").is_valid()))
             rows += found[-1].num_rows
             if rows >= DOCUMENTS:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import groupby
 from types import TracebackType
 from typing import Any
 
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data.read.parquet_table import TableWriter, read_table
-from data.read.unit import UNKNOWN, Unit
+from data.read.unit import Unit
 from data.read.work_units import fields_of, row_groups
 from data.select.document_hash import digest_hex, document_hash, rows_digest, text_hash
 from data.select.hash_histogram import above_score
@@ -67,9 +68,16 @@ class _SplitWriter:
     ) -> None:
         self._table.__exit__(kind, error, trace)
 
-    def write(self, batch: pa.RecordBatch, places: np.ndarray | None = None) -> None:
-        """Append documents; `places` are their document hashes, where hashes are kept."""
-        self._table.write(batch)
+    def write(
+        self, batch: pa.RecordBatch, places: np.ndarray | None = None, apart: bool = False
+    ) -> None:
+        """Append documents; `places` are their document hashes, where hashes are kept.
+
+        Row groups and pages end between the rows if these are `apart`, else after the batch.
+        """
+        step = 1 if apart else max(1, batch.num_rows)
+        for row in range(0, batch.num_rows, step):
+            self._table.write(batch.slice(row, step))
         contents = text_hash(batch.column("text"))
         self._digest += rows_digest(batch.column("id"), contents)
         self._lengths.append(Lengths.of(batch.column("token_count").to_numpy()))
@@ -101,12 +109,18 @@ class _Splits:
         self._stack = stack
         self._writers: dict[str, _SplitWriter] = {}
 
-    def write(self, split: str, batch: pa.RecordBatch, places: np.ndarray | None = None) -> None:
-        """Append documents to a split."""
+    def write(
+        self,
+        split: str,
+        batch: pa.RecordBatch,
+        places: np.ndarray | None = None,
+        apart: bool = False,
+    ) -> None:
+        """Append documents to a split, see `_SplitWriter.write`."""
         if split not in self._writers:
             writer = _SplitWriter(self._directory, split, self._keep_hashes)
             self._writers[split] = self._stack.enter_context(writer)
-        self._writers[split].write(batch, places)
+        self._writers[split].write(batch, places, apart)
 
     def finish(self) -> dict[str, dict[str, Any]]:
         """The counts of every split."""
@@ -145,30 +159,35 @@ def sample_units(
         dropped[OUTSIDE] = 0
     if min_score is not None:
         dropped[below(min_score)] = 0
-    seen = groups = size = 0
+    tally = Counter[str]()
+    read: list[tuple[Unit, Unit]] = []
+
+    def sampled(some: Iterable[Unit]) -> Iterator[Unit]:
+        for whole in some:
+            read.append((whole, _with_sampled(whole, splits, seed, min_score, dropped)))
+            yield read[-1][1]
+
     with ExitStack() as stack:
         out = _Splits(directory, keep_hashes, stack)
-        for whole in units:
-            unit = _with_sampled(whole, splits, seed, min_score, dropped)
-            tally = Counter[str]()
-            for rows, batch in above_score(unit, SCHEMA.names, min_score, tally):
+        for files, some in groupby(units, lambda unit: unit.kind == "text"):
+            for rows, batch in above_score(sampled(some), SCHEMA.names, min_score, tally):
                 if min_score is not None:
                     dropped[below(min_score)] += rows - batch.num_rows
                 places = document_hash(batch.column("id"), seed)
                 for name, kept in _by_split(batch, places, splits, dropped):
-                    out.write(name, batch.take(pa.array(kept)).select(SCHEMA.names), places[kept])
-            seen += tally["rows"] if whole.rows == UNKNOWN else whole.rows
-            if tally["null"]:
-                dropped[NULL] = dropped.get(NULL, 0) + tally["null"]
-            groups += len(unit.row_groups)
-            size += unit.text_bytes
+                    found = batch.take(pa.array(kept)).select(SCHEMA.names)
+                    out.write(name, found, places[kept], apart=files)
         counts = out.finish()
+    if tally["null"]:
+        dropped[NULL] = dropped.get(NULL, 0) + tally["null"]
+    # What is not read of a unit is of a known number of rows.
+    skipped = sum(whole.rows - unit.rows for whole, unit in read)
     return {
         "splits": counts,
-        "seen": seen,
+        "seen": tally["rows"] + skipped,
         "dropped": dropped,
-        "row_groups_read": groups,
-        "text_bytes_read": size,
+        "row_groups_read": sum(len(unit.row_groups) for _, unit in read),
+        "text_bytes_read": sum(unit.text_bytes for _, unit in read),
     }
 
 
@@ -258,7 +277,7 @@ def _with_sampled(
     if splits.share * unit.rows >= _SPARSE * len(unit.row_groups):
         return unit
     groups = row_groups(unit.file, fields_of(unit))
-    ids = above_score(unit, ("id",), min_score)
+    ids = above_score((unit,), ("id",), min_score)
     wanted: list[int] = []
     for index in unit.row_groups:
         rows = low = outside = 0

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from data.read import parquet_table, text_file, work_units
 from data.read.small_files import small_together
 from data.read.unit import Fields
 from data.read.work_units import list_units, read_unit
@@ -210,3 +211,31 @@ def test_small_files_are_together_and_large_ones_alone(tmp_path):
     one = sample_units(whole, everything, str(tmp_path / "one"), seed=0)
     assert many["splits"] == one["splits"]
     assert many["seen"] == 40
+
+
+def test_text_files_that_are_read_together_are_written_as_one_by_one(tmp_path, monkeypatch):
+    """The same bytes, in the same row groups, with another kind of file and a null among them."""
+    for index, row in enumerate(rows(120)):
+        (tmp_path / f"{index:03d}.txt").write_text(row["text"] if index % 7 else " \n")
+    write(tmp_path / "050.jsonl", [{"text": "a line"}, {"text": None}, {"text": "another"}])
+    (tmp_path / "060.md.gz").write_bytes(gzip.compress("gepackt, \u5305".encode()))
+    units = list_units(str(tmp_path), Fields(skip_nulls=True))
+    ranges = Ranges(splits=(("train", 0, 2**63), ("validation", 2**63 + 1, 2**64 - 1)))
+    monkeypatch.setattr(parquet_table, "_ROW_GROUP_BYTES", 2_000)
+    read, calls = text_file.read, []
+    monkeypatch.setattr(text_file, "read", lambda *a: [calls.append(a), read(*a)][1])
+    together = sample_units(units, ranges, str(tmp_path / "together"), seed=0, keep_hashes=True)
+    assert len(calls) == 2
+    assert [len(some) for some, _ in calls] == [50, 71]
+    monkeypatch.setattr(work_units, "BATCH_ROWS", 1)
+    apart = sample_units(units, ranges, str(tmp_path / "apart"), seed=0, keep_hashes=True)
+    assert len(calls) == 2 + 121
+    assert together == apart
+    assert together["seen"] == 124
+    assert together["dropped"] == {"empty text": 18, "outside the ranges": 0, NULL: 1}
+    files = sorted(path.name for path in (tmp_path / "together").iterdir())
+    assert len(files) == 6
+    for name in files:
+        one, other = (tmp_path / place / name for place in ("together", "apart"))
+        assert one.read_bytes() == other.read_bytes(), name
+    assert pq.ParquetFile(tmp_path / "together" / "train.parquet").num_row_groups > 3
