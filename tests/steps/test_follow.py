@@ -264,9 +264,22 @@ def test_a_training_saves_at_its_interval_its_milestones_and_its_end(arguments, 
     assert _expected(train, arguments) == want
 
 
-def test_a_step_that_trains_on_is_followed_by_what_it_says_before_it_begins(trial):
-    """Its own arguments do not have the shape of the model; a follower waits until it is said."""
+BY_EPOCHS = dataclasses.replace(tiny.TRAIN, steps=0)
+BY_SEQUENCES = dataclasses.replace(tiny.TRAIN, sequence_length=0)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"model": tiny.MODEL, "train": BY_EPOCHS, "epochs": 1.0},
+        {"model": tiny.MODEL, "train": BY_SEQUENCES},
+    ],
+)
+def test_a_follower_waits_for_what_the_arguments_of_the_training_do_not_say(trial, arguments):
+    """The shape of a model that is trained on, steps by epochs or tokens, the sequences' length."""
     run = types.SimpleNamespace(stopping=True)
+    trial.live = dataclasses.replace(trial.live, source=Source("g", "", arguments))
     with pytest.raises(WorkerLost, match="before the training it follows began"):
         _trained_as(run, trial.live)
     about = {"model": dataclasses.asdict(tiny.MODEL), "train": dataclasses.asdict(tiny.TRAIN)}
