@@ -62,17 +62,28 @@ def extend(
     first step. A "wsd" run, for one, is kept for good at a step before its decay
     (`TrainConfig.milestones`) and extended from there with more steps.
 
+    An imported model has done no step here: it continues from step 0, where moments are zero, as
+    `warm_start` with take="model" does. A warning says so.
+
     Args:
         run: the attempt.
-        checkpoint: of the run to continue.
-        sequences: the very ones it was trained on.
+        checkpoint: of the run to continue, or an imported model.
+        sequences: the very ones it was trained on; of an imported model any of its tokenizer.
         optimizer: of the kind it was trained with; schedule and rates may differ.
         train: with more steps than the checkpoint has done.
         at: which of its checkpoints; None for the last one.
         splits, sample_prompts: as for `train`.
         hardware: where; any.
     """
-    if checkpoint.sequences.manifest.content != sequences.manifest.content:
+    take = "everything"
+    if checkpoint.imported:
+        _check_tokenizer("extend", checkpoint, sequences)
+        run.warn(
+            f"{checkpoint.path} was imported without moments: they are zero at step 0 of this run, "
+            'as of warm_start(..., take="model")'
+        )
+        take = "model"
+    elif checkpoint.sequences.manifest.content != sequences.manifest.content:
         raise InputError(
             f"extend: {checkpoint.path} was trained on {checkpoint.sequences.path}, these "
             f"sequences are {sequences.path}; to train on other data use warm_start"
@@ -84,7 +95,7 @@ def extend(
         splits=splits,
         prompts=sample_prompts,
         hardware=hardware,
-        **_begin(checkpoint, "everything", at),
+        **_begin(checkpoint, take, at),
     )
     return run_training(run, request)
 
@@ -136,13 +147,7 @@ def warm_start(
         raise InputError(
             f'warm_start: {checkpoint.path} was imported and has no moments; take="model"'
         )
-    mine = sequences.cache.result["tokenizer"]
-    theirs = _tokenizer_digest(checkpoint)
-    if mine != theirs and not _same_ids(sequences, checkpoint):
-        raise InputError(
-            f"warm_start: the model's tokenizer has digest {theirs[:12]}, that of the tokens "
-            f"{mine[:12]}; tokenize the documents with the model's tokenizer"
-        )
+    _check_tokenizer("warm_start", checkpoint, sequences)
     request = TrainRequest(
         sequences=sequences,
         optimizer=optimizer,
@@ -155,10 +160,19 @@ def warm_start(
     return run_training(run, request)
 
 
-def _tokenizer_digest(checkpoint: Checkpoint) -> str:
-    if checkpoint.imported:
-        return checkpoint.result["digest"]
-    return checkpoint.sequences.cache.result["tokenizer"]
+def _check_tokenizer(step: str, checkpoint: Checkpoint, sequences: Sequences) -> None:
+    """Refuse tokens of another tokenizer than the model's."""
+    mine = sequences.cache.result["tokenizer"]
+    theirs = (
+        checkpoint.result["digest"]
+        if checkpoint.imported
+        else checkpoint.sequences.cache.result["tokenizer"]
+    )
+    if mine != theirs and not _same_ids(sequences, checkpoint):
+        raise InputError(
+            f"{step}: the model's tokenizer has digest {theirs[:12]}, that of the tokens "
+            f"{mine[:12]}; tokenize the documents with the model's tokenizer"
+        )
 
 
 def _same_ids(sequences: Sequences, checkpoint: Checkpoint) -> bool:

@@ -1,4 +1,4 @@
-"""A model of Hugging Face as a checkpoint, to warm_start, evaluate, generate and export from."""
+"""A model of Hugging Face as a checkpoint, to train on, evaluate, generate and export from."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from steps.export.tokenizer_files import write_tokenizer_files
 from tests.pipeline.helpers import bring_up
 from tests.steps.export.hf_folders import NEEDS_ORACLE
 from tests.steps.mini import MINI
+from tests.training.tiny import learned
 from training.config import OptimizerConfig
 
 pytestmark = [pytest.mark.slow, NEEDS_ORACLE]
@@ -143,6 +144,14 @@ def test_an_imported_model_is_evaluated_and_trained_on(store, theirs):
     trained = built(store, warm, steps.Checkpoint)
     assert trained.result["last"]["loss"] < trained.result["first"]["loss"] - 1
     assert trained.result["first"]["loss"] == pytest.approx(scores["loss"], rel=0.02)
+
+    events = []
+    longer = steps.extend(imported, sequences, optimizer=optimizer, train=train)
+    bring_up(store, longer, events=events)
+    extended = built(store, longer, steps.Checkpoint)
+    assert learned(extended.rows("history")) == learned(trained.rows("history"))
+    (warning,) = [event["message"] for event in events if event["event"] == "warning"]
+    assert "imported without moments" in warning
 
     out = built(
         store, steps.export_hf(warm, license="mit", dtype="float32"), steps.HuggingFaceModel

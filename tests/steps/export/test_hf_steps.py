@@ -68,7 +68,7 @@ def test_what_an_upload_is_does_not_change_what_is_made():
     [
         (
             lambda there: extend(there, SEQUENCES, optimizer=tiny.OPTIMIZER, train=tiny.TRAIN),
-            "has no sequences of its own",
+            "these tokens were not made by a tokenizer's step",
         ),
         (
             lambda there: warm_start(
@@ -78,8 +78,8 @@ def test_what_an_upload_is_does_not_change_what_is_made():
         ),
     ],
 )
-def test_what_an_import_has_not(tmp_path, call, line):
-    """Is refused with what to do instead, before anything trains."""
+def test_what_an_import_cannot_be_trained_on_with(tmp_path, call, line):
+    """Moments, and tokens of another tokenizer: refused before anything trains."""
     from pipeline.errors import StepFailed
 
     with pytest.raises(StepFailed, match=line):
