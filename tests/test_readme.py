@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README, START = (ROOT / "README.md").read_text(), (ROOT / "docs" / "start.md").read_text()
+OWN_STEP = (ROOT / "docs" / "guides" / "add_a_step.md").read_text()
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -97,8 +98,9 @@ def test_snippets_of_the_readme_are_lines_of_the_experiments():
 
 @pytest.mark.slow
 def test_the_way_to_an_experiment_of_ones_own_works(tmp_path):
-    """The blocks of docs/start.md after installing, in order, in an empty folder."""
-    documents, experiment, notebook, own_step = blocks(START, "python")
+    """The blocks of docs/start.md after installing, then docs/guides/add_a_step.md's, in order."""
+    documents, experiment, notebook = blocks(START, "python")
+    own_step = blocks(OWN_STEP, "python")[0]
     store = tmp_path / "runs"
     (tmp_path / "documents.py").write_text(documents)
     run("python documents.py", tmp_path, store)
