@@ -13,7 +13,7 @@ FIRST_PARTY := pipeline steps data models training experiments
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c $(CONSTRAINTS)
 
-.PHONY: demo test test-computing test-engine test-rest fast lint setup clean
+.PHONY: demo test test-computing test-engine test-rest fast lint docs setup clean
 
 demo: .venv/installed
 	$(BIN)/ponente run experiments/run_200m.py --smoke
@@ -39,6 +39,11 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/pyrefly check $(FIRST_PARTY)
 
+# The pages of docs/ as dist/site/index.html: a warning is an error, and so is a dead link or anchor. What the
+# tool complains of docstrings does not count.
+docs: .venv/docs
+	$(BIN)/zensical build --clean --strict
+
 setup: .venv/installed
 
 # uv installs in a quarter of pip's time; it comes from the same registry, into the environment.
@@ -55,5 +60,9 @@ setup: .venv/installed
 	$(INSTALL) -e '.[dev,oracle]'
 	touch $@
 
+.venv/docs: .venv/installed
+	$(INSTALL) -e '.[docs]'
+	touch $@
+
 clean:
-	rm -rf .venv runs
+	rm -rf .venv runs dist .cache

@@ -72,7 +72,8 @@ def extend(
         optimizer: of the kind it was trained with; schedule and rates may differ.
         train: with more steps than the checkpoint has done.
         at: which of its checkpoints; None for the last one.
-        splits, sample_prompts: as for `train`.
+        splits: as for `train`.
+        sample_prompts: as for `train`.
         hardware: where; any.
     """
     take = "everything"
@@ -140,7 +141,8 @@ def warm_start(
         optimizer: its schedule begins anew.
         train: of the new run.
         at: which of the checkpoints; None for the last one.
-        splits, sample_prompts: as for `train`.
+        splits: as for `train`.
+        sample_prompts: as for `train`.
         hardware: where; any.
     """
     if checkpoint.imported and take == "moments":

@@ -79,7 +79,10 @@ def generate(
         tokenizer: by default the one of its training.
         prompts: texts to continue.
         new_tokens: most tokens after each.
-        temperature, top_k, top_p, seed: see `models.generate.sampling_config.Sampling`.
+        temperature: see `models.generate.sampling_config.Sampling`, as of the next three.
+        top_k: ids to draw among.
+        top_p: share of the probability to draw among.
+        seed: of the draws.
         hardware: where; one device of its first process computes.
     """
     trained = checkpoint.train

@@ -107,9 +107,10 @@ def sample(
         drop_duplicates: of documents with equal text keep one. Budgets are met before.
         verify_files: check each file that is read against its published SHA-256 first, which reads
             all of it.
-        text, score: the columns or keys of the text and of the score.
+        text: the column or key of the text.
         id: the column or key of the id; None for "id" where there is one, and otherwise an id made
             of the text.
+        score: the column or key of the score.
         skip_nulls: leave out rows with a null, and count them, rather than refuse them.
 
     Raises:

@@ -98,8 +98,8 @@ def train(
         model: its shape.
         optimizer: with the schedule of the learning rate.
         train: batches, cadence and, where it has `steps`, the budget.
-        epochs, tokens: the budget otherwise: passes over the sequences, or training tokens,
-            rounded down to whole batches.
+        epochs: the budget otherwise, in passes over the sequences, rounded down to whole batches.
+        tokens: the budget otherwise, in training tokens, rounded down to whole batches.
         splits: held-out splits to evaluate on meanwhile; by default all but "test", which is for
             the trained model. The first, validation where there is one, gives the loss in the
             result.

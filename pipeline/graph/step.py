@@ -228,7 +228,10 @@ def step(
         version: raise it when the code changes what comes out, or when the meaning of a default
             changes; it is part of the key.
         name: stable name, part of the key; by default the function's name, without its module.
-        cpus, memory, custom, tries: see `Resources`.
+        cpus: see `Resources`, as of the next three.
+        memory: bytes.
+        custom: Ray's resources by name.
+        tries: attempts in all.
         more: reads_lineage, advise, check, facts and environment, see `StepSpec`.
     """
     resources = Resources(cpus, memory, custom or {}, tries)

@@ -1,0 +1,1 @@
+"""The pages of docs/, checked without building the site."""
