@@ -25,12 +25,14 @@ from steps.follow import follow as follow
 from steps.generate import generate as generate
 from steps.import_hf import import_hf as import_hf
 from steps.integer_rows import integer_rows as integer_rows
+from steps.ladder import ladder as ladder
 from steps.load import load as load
 from steps.mix import Phase as Phase
 from steps.mix import mix as mix
 from steps.pack import pack as pack
 from steps.report import report as report
 from steps.sample import sample as sample
+from steps.scaling import scaling as scaling
 from steps.scoring.job import Also as Also
 from steps.tokenize_documents import tokenize as tokenize
 from steps.tokenizer import tokenizer as tokenizer

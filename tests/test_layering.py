@@ -85,7 +85,7 @@ FLOORS = {
     ),
     "steps": (
         *("platforms", "artifacts", "coordinator", "declared", "budget", "planning", "checkpoints"),
-        *("sampling", "scoring", "reporting", "export", "", "cli", "__init__"),
+        *("sampling", "scoring", "scaling_laws", "reporting", "export", "", "cli", "__init__"),
     ),
     "data": ("source", "read", "tokenizer", "select", "cache", "batches", "__init__"),
     "models": (

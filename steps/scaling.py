@@ -1,0 +1,186 @@
+"""The scaling law of several runs: fitted, drawn, and what the next budget buys by it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from pipeline import Artifact, InputError, Result, StepContext, step
+from pipeline.graph.facts import Facts, Results
+from pipeline.graph.node import Node
+from pipeline.store import storage
+from pipeline.store.manifest import load
+from steps.artifacts import Checkpoint, Report, Scores
+from steps.planning.declared_run import declared_run
+from steps.scaling_laws.points import (
+    Point,
+    check_frontier,
+    point_of,
+    same_budget,
+    why_not_two_variables,
+)
+from training.config import TrainConfig
+from training.config.validation import at_least
+
+if TYPE_CHECKING:
+    from steps.scaling_laws.forecast import ScalingLaw
+
+_MORE = (10.0, 100.0)
+"""Budgets by default, in FLOPs of the largest run."""
+_EPOCHS = 4
+"""Up to which repeated tokens count nearly as new ones (Muennighoff et al., 2023,
+arXiv:2305.16264)."""
+
+
+def _check(arguments: Mapping[str, Any]) -> None:
+    for node in arguments["runs"]:
+        trained = _training(node)
+        if not issubclass(node.output, Checkpoint | Scores) or not trained:
+            raise InputError(
+                f"scaling: expected runs of training, or their scores, found {node.label!r}"
+            )
+        if any(each.step.name == "warm_start" for each in trained):
+            raise InputError(
+                f"scaling: {node.label!r} begins with trained parameters, so its tokens are not "
+                "all that it learned from; give runs that begin with new ones"
+            )
+    at_least("scaling", runs=(len(arguments["runs"]), 3), resamples=(arguments["resamples"], 20))
+    for budget in arguments["budgets"]:
+        if not 0 < budget < math.inf:
+            raise InputError(f"scaling.budgets: expected FLOPs above 0, got {budget}")
+
+
+def _training(node: Node) -> list[Node]:
+    """The steps that train `node`'s model, or the models that it was selected from."""
+    if isinstance(node.config.get("train"), TrainConfig):
+        return [node]
+    above = [each for each in node.inputs.values() if issubclass(each.output, Checkpoint | Scores)]
+    return [found for each in above for found in _training(each)]
+
+
+def _facts(node: Node, results: Results) -> Facts:
+    """Which law the runs can determine, before they are trained."""
+    points = []
+    for each in node.inputs.values():
+        run = declared_run(_training(each)[0], results)
+        if run is None or run.steps is None:
+            return Facts()
+        points.append(point_of(each.label, run.model, run.train, math.nan))
+    reason = why_not_two_variables(points)
+    if reason:
+        try:
+            check_frontier(len(same_budget(points)))
+        except InputError as error:
+            raise InputError(f"{reason}; and {error}") from None
+    flops = math.fsum(point.flops for point in points)
+    law = f"a power law in compute ({reason})" if reason else "L(N, D)"
+    sizes = len({point.parameters for point in points})
+    line = f"law         {law} of {len(points)} runs, {sizes} sizes, {flops:.2e} FLOPs in all"
+    return Facts((line,), {"runs": len(points), "flops": flops, "two_variables": not reason})
+
+
+@step(output=Report, version=1, reads_lineage=True, check=_check, facts=_facts)
+def scaling(
+    run: StepContext,
+    runs: tuple[Artifact, ...],
+    *,
+    budgets: tuple[float, ...] = (),
+    split: str = "",
+    resamples: int = 200,
+) -> Result:
+    """L(N, D) = E + A / N^alpha + B / D^beta fitted to finished runs, as a page and as numbers.
+
+    See `steps.scaling_laws.fit` for how. Where N and D of the runs cannot determine it, a power law
+    in compute, L(C) = K / C^gamma, is fitted to the best run of each budget, and the result says
+    why.
+
+    Args:
+        run: the attempt.
+        runs: trained models, such as a `ladder`, or scores of them; each with a schedule of its
+            own length, and one tokenizer for all.
+        budgets: training FLOPs of which the result says what they buy: size, tokens, loss. By
+            default 10 and 100 times those of the largest run.
+        split: held-out split whose loss is fitted; by default that of the first run's result.
+        resamples: refits that the intervals come from.
+
+    Raises:
+        InputError: the runs determine neither law, or were not scored alike.
+    """
+    from steps.reporting import scaling_page
+    from steps.scaling_laws.forecast import CONFIDENCE, ScalingLaw
+
+    trained = [_checkpoint(each) for each in runs]
+    tokenizers = {each.sequences.cache.result["tokenizer"] for each in trained}
+    if len(tokenizers) > 1:
+        raise InputError(
+            f"scaling: expected runs of one tokenizer, found {len(tokenizers)}; losses a token of "
+            "different tokenizers cannot be compared"
+        )
+    split = split or _rows(runs[0])[0]["set"]
+    points = [_point(run, *pair, split) for pair in zip(trained, runs, strict=True)]
+    law = ScalingLaw(points, resamples)
+    if law.why_compute:
+        run.warn(f"a power law in compute, since L(N, D) is not determined: {law.why_compute}")
+    bought = [law.buy(each) for each in budgets or [more * law.largest for more in _MORE]]
+    with run.shard("page") as directory:
+        text = scaling_page.render(law, bought, split)
+        storage.write_atomic(storage.join(directory, "index.html"), text.encode())
+    return {
+        "law": scaling_page.formula(law),
+        "why_compute": law.why_compute,
+        "split": split,
+        "coefficients": {name: asdict(each) for name, each in law.coefficients().items()},
+        "confidence": CONFIDENCE,
+        "noise": law.fit.noise,
+        "runs": _residuals(law),
+        "budgets": [{**asdict(each), "extrapolation": each.flops / law.largest} for each in bought],
+        "headline": [scaling_page.formula(law), *(scaling_page.sentence(law, b) for b in bought)],
+    }
+
+
+def _residuals(law: ScalingLaw) -> list[dict[str, Any]]:
+    """The runs that the law was fitted to, with its loss of each."""
+    return [
+        {**asdict(point), "fitted": float(fitted), "residual": math.log(point.loss / fitted)}
+        for point, fitted in zip(law.points, law.fit.fitted, strict=True)
+    ]
+
+
+def _rows(scored: Artifact) -> list[dict[str, Any]]:
+    """Rows with set and loss of the finished model; the one that headlines speak of first."""
+    if "held_out" in scored.result:
+        last = scored.result["last"]
+        return [last, *(row for row in scored.result["held_out"] if row["set"] != last["set"])]
+    rows = scored.result.get("rows", [])
+    if not rows:
+        raise InputError(f"scaling: {scored.manifest.label} has no loss; give evaluate's scores")
+    return [row for row in rows if row["step"] == rows[-1]["step"]]
+
+
+def _point(run: StepContext, trained: Checkpoint, scored: Artifact, split: str) -> Point:
+    """N, D, FLOPs and loss of a run, which is `scored` itself or was scored by it."""
+    name = trained.manifest.label
+    losses = {row["set"]: row["loss"] for row in _rows(scored)}
+    if split not in losses:
+        raise InputError(f"scaling: {name} has no loss on {split!r}; it has {', '.join(losses)}")
+    point = point_of(name, trained.model, trained.train, losses[split])
+    sequences = trained.sequences.result
+    once = sequences.get("sequences", math.inf) * sequences["sequence_length"]
+    if point.tokens > _EPOCHS * once:
+        run.warn(
+            f"{name} reads its data {point.tokens / once:.1f} times; from {_EPOCHS} on that lowers "
+            "the loss less than new tokens, which the law does not know"
+        )
+    return point
+
+
+def _checkpoint(scored: Artifact) -> Checkpoint:
+    if "held_out" in scored.result:
+        return Checkpoint(scored.path, scored.manifest)
+    path = scored.input_paths["checkpoint"]
+    found = load(path)
+    if found is None:
+        raise InputError(f"scaling: {path}, which {scored.path} scored, is gone; run again")
+    return Checkpoint(path, found)
