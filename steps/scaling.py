@@ -119,7 +119,13 @@ def scaling(
             "different tokenizers cannot be compared"
         )
     split = split or _rows(runs[0])[0]["set"]
-    points = [_point(run, *pair, split) for pair in zip(trained, runs, strict=True)]
+    points = [_point(*pair, split) for pair in zip(trained, runs, strict=True)]
+    epochs = [_epochs(*pair) for pair in zip(trained, points, strict=True)]
+    if repeated := sum(each > _EPOCHS for each in epochs):
+        run.warn(
+            f"{repeated} of {len(runs)} runs read their data more than {_EPOCHS} times, up to "
+            f"{max(epochs):.1f}; that lowers the loss less than new tokens, which the law assumes"
+        )
     law = ScalingLaw(points, resamples)
     if law.why_compute:
         run.warn(f"a power law in compute, since L(N, D) is not determined: {law.why_compute}")
@@ -159,21 +165,19 @@ def _rows(scored: Artifact) -> list[dict[str, Any]]:
     return [row for row in rows if row["step"] == rows[-1]["step"]]
 
 
-def _point(run: StepContext, trained: Checkpoint, scored: Artifact, split: str) -> Point:
+def _point(trained: Checkpoint, scored: Artifact, split: str) -> Point:
     """N, D, FLOPs and loss of a run, which is `scored` itself or was scored by it."""
     name = trained.manifest.label
     losses = {row["set"]: row["loss"] for row in _rows(scored)}
     if split not in losses:
         raise InputError(f"scaling: {name} has no loss on {split!r}; it has {', '.join(losses)}")
-    point = point_of(name, trained.model, trained.train, losses[split])
+    return point_of(name, trained.model, trained.train, losses[split])
+
+
+def _epochs(trained: Checkpoint, point: Point) -> float:
+    """How often a run read its sequences; 0 for a mixture, which has no end."""
     sequences = trained.sequences.result
-    once = sequences.get("sequences", math.inf) * sequences["sequence_length"]
-    if point.tokens > _EPOCHS * once:
-        run.warn(
-            f"{name} reads its data {point.tokens / once:.1f} times; from {_EPOCHS} on that lowers "
-            "the loss less than new tokens, which the law does not know"
-        )
-    return point
+    return point.tokens / (sequences.get("sequences", math.inf) * sequences["sequence_length"])
 
 
 def _checkpoint(scored: Artifact) -> Checkpoint:

@@ -9,7 +9,7 @@ import numpy as np
 
 from steps.reporting.charts import COLOURS, FAINT, INK, figure, legend_above, readable
 from steps.scaling_laws.fit import TwoVariableLaw
-from steps.scaling_laws.forecast import Purchase, ScalingLaw
+from steps.scaling_laws.forecast import CONFIDENCE, Purchase, ScalingLaw
 from steps.scaling_laws.points import same_budget, short
 
 _DRAWN = 40  # points of a curve
@@ -23,7 +23,8 @@ def loss_by_compute(law: ScalingLaw, bought: Sequence[Purchase]) -> str:
 
     def draw(axes: Any) -> None:
         low, high = ([getattr(each.loss, end) for each in best] for end in ("low", "high"))
-        axes.fill_between(spent, low, high, color=FAINT, alpha=0.3, linewidth=0)
+        band = {"color": FAINT, "alpha": 0.3, "linewidth": 0, "label": f"{CONFIDENCE:.0%} interval"}
+        axes.fill_between(spent, low, high, **band)
         axes.plot(spent, [each.loss.value for each in best], color=INK, label="law")
         for size, colour in _sizes(law):
             own = [point for point in law.runs if point.parameters == size]

@@ -53,23 +53,19 @@ def sentence(law: ScalingLaw, bought: Purchase) -> str:
     """What a budget buys."""
     loss = bought.loss
     gain = min(point.loss for point in law.runs) - loss.value
+    more = f"{bought.flops / law.largest:.3g}"
     side = "below" if gain >= 0 else "above"
     return (
-        f"{bought.flops:.3g} FLOPs, {times(law, bought)} the largest run, buy a loss of "
+        f"{bought.flops:.3g} FLOPs, {more} times the largest run, buy a loss of "
         f"{loss.value:.3f} ({loss.low:.3f} to {loss.high:.3f}), {abs(gain):.3f} {side} the best: "
         f"{short(bought.parameters)} parameters on {short(bought.tokens)} tokens"
     )
 
 
-def times(law: ScalingLaw, bought: Purchase) -> str:
-    """How far a budget lies beyond the largest run."""
-    return f"{bought.flops / law.largest:.3g} times"
-
-
 def _budgets(law: ScalingLaw, bought: Sequence[Purchase]) -> list[list[str]]:
     rows = [
         [
-            *("FLOPs", "the largest run", "parameters", f"{WITH} interval", "tokens"),
+            *("FLOPs", "times the largest run", "parameters", f"{WITH} interval", "tokens"),
             *("tokens a parameter", "loss", f"{WITH} interval"),
         ]
     ]
@@ -78,9 +74,9 @@ def _budgets(law: ScalingLaw, bought: Sequence[Purchase]) -> list[list[str]]:
         rows.append(
             [
                 f"{each.flops:.3g}",
-                times(law, each),
+                f"{each.flops / law.largest:.3g}",
                 short(each.parameters),
-                " to ".join(between) or "the runs' line",
+                " to ".join(between) or "on the runs' line",
                 short(each.tokens),
                 f"{each.tokens / each.parameters:.3g}",
                 f"{each.loss.value:.3f}",

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+import textwrap
+from pathlib import Path
 from typing import Annotated
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import steps
 from experiments.scaling_smoke import experiment
 from models.flops import training_flops_per_token
-from models.presets import tiny
+from models.presets import llama_200m, tiny
 from pipeline import Hardware, InputError, Result, Runtime, StepContext, local, named, select, step
 from pipeline.errors import StepFailed
 from pipeline.graph.node import as_node, topological
@@ -79,8 +83,8 @@ def rungs(models=MODELS, flops=BUDGETS):
     return ladder(rung, models, flops=flops, length=LENGTH)
 
 
-def published(store, node):
-    found = bring_up(store, node).published[as_node(node).key]
+def published(store, node, **options):
+    found = bring_up(store, node, **options).published[as_node(node).key]
     return Report(found.path, found.manifest)
 
 
@@ -144,7 +148,12 @@ def test_selected_runs_and_another_split_are_fitted(tmp_path):
         for each in ladder(best, [model], flops=(120.0 * model.parameter_count**2,), length=LENGTH)
     ]
     runs[-1] = as_scored(runs[-1])
-    found = published(str(tmp_path), scaling(tuple(runs), split="code", resamples=20))
+    events = []
+    wanted = scaling(tuple(runs), split="code", resamples=20)
+    found = published(str(tmp_path), wanted, events=events)
+    repeated, law = (each["message"] for each in events if each["event"] == "warning")
+    assert "4 of 4 runs read their data more than 4 times" in repeated
+    assert law.startswith("a power law in compute, since L(N, D) is not determined: 4 runs")
     assert found.result["split"] == "code"
     assert "L(N, D) needs 6" in found.result["why_compute"]
     assert [each["extrapolation"] for each in found.result["budgets"]] == [10, 100]
@@ -153,6 +162,10 @@ def test_selected_runs_and_another_split_are_fitted(tmp_path):
     assert "a power law in compute" in text
     with pytest.raises(StepFailed, match="no loss on 'web'; it has validation, code"):
         bring_up(str(tmp_path), scaling(tuple(runs), split="web"))
+    other = block_shuffle(synthetic(tokenizer="other"), sequence_length=LENGTH)
+    runs[0] = as_trained(other, MODELS[0], OPTIMIZER, TRAIN, tokens=4_000)
+    with pytest.raises(StepFailed, match="expected runs of one tokenizer, found 2"):
+        bring_up(str(tmp_path), scaling(tuple(runs)))
 
 
 @settings(max_examples=25, deadline=None)
@@ -264,3 +277,17 @@ def test_every_preset_of_the_experiment_determines_a_law():
         nodes = topological(experiment.graph(preset))
         (node,) = (each for each in nodes if each.step.name == "scaling")
         assert "L(N, D)" in facts.state([node], {})[node.key].lines[0]
+
+
+def test_the_lines_of_the_documentation_declare_a_ladder():
+    """In an experiment with sequences, a model, an optimizer, a configuration and hardware."""
+    page = Path(__file__).parents[2] / "docs" / "scaling.md"
+    (lines,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    names = {"steps": steps, "replace": dataclasses.replace, "TransformerConfig": object}
+    body = textwrap.indent(lines, "    ")
+    exec(f"def graph(sequences, model, optimizer, training, length, on):\n{body}", names)
+    node = as_node(names["graph"](SEQUENCES, llama_200m, OPTIMIZER, TRAIN, 4096, local()))
+    results = {SEQUENCES.key: {"sequence_length": 4096}}
+    assert (
+        "L(N, D) of 12 runs, 4 sizes, 1.72e+18" in facts.state([node], results)[node.key].lines[0]
+    )
