@@ -1,7 +1,7 @@
 """The scaling law of small models on this machine's CPU: four sizes, each at three budgets.
 
 ponente run experiments/scaling_smoke.py            twelve runs, some minutes
-ponente run experiments/scaling_smoke.py --quick    a few steps of each
+ponente run experiments/scaling_smoke.py --smoke    a few steps of each
 """
 
 from dataclasses import replace
@@ -54,7 +54,7 @@ def resized(model: TransformerConfig, embed: int) -> TransformerConfig:
 
 experiment = Experiment(
     scaling_smoke,
-    quick={"widths": (8, 16, 32), "flops": (1e9, 2e9, 4e9), "validation_tokens": 8_000},
+    smoke={"widths": (8, 16, 32), "flops": (1e9, 2e9, 4e9), "validation_tokens": 8_000},
 )
 
 if __name__ == "__main__":

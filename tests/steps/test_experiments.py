@@ -114,7 +114,9 @@ def test_integers_that_are_not_text_train_and_extend(tmp_path):
     assert "nats per token, whole held-out split" in text
 
 
-@pytest.mark.parametrize("name", ["tpuchat_130m", "nanopt_1b", "nanochat_16k", "tomat_1b"])
+@pytest.mark.parametrize(
+    "name", ["tpuchat_130m", "nanopt_1b", "nanochat_16k", "tomat_1b", "scaling_smoke"]
+)
 def test_every_preset_declares_a_graph(name):
     """Steps are checked against each other: vocabularies, lengths, splits, hardware."""
     experiment = importlib.import_module(f"experiments.{name}").experiment
