@@ -17,15 +17,15 @@ SMOKE = replace(tiny, vocab_size=512)  # of run_200m's smoke preset, with less o
 
 
 def scaling_smoke(
-    widths: tuple[int, ...] = (16, 24, 40, 64),
-    flops: tuple[float, ...] = (5e10, 1.5e11, 4.5e11),  # of each run
+    widths: tuple[int, ...] = (16, 24, 32, 48),
+    flops: tuple[float, ...] = (7e10, 1.4e11, 2.8e11),  # of each run
     budgets: tuple[float, ...] = (1e12, 1e13),  # what would these buy?
     source: str = python_documentation(),  # the English text that every CPython carries, 2 MB
     validation_tokens: int = 50_000,
     model: TransformerConfig = SMOKE,
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-3, warmup=0.05),
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-3, warmup=0.05),
     training: TrainConfig = TrainConfig(
-        batch_size=4, compute_dtype="float32", evaluate_batches="all", evaluate_batch_size=32
+        batch_size=2, compute_dtype="float32", evaluate_batches="all", evaluate_batch_size=32
     ),
     length: int = 128,
     hardware: str = "local",
@@ -37,7 +37,7 @@ def scaling_smoke(
     sequences = steps.block_shuffle(steps.tokenize(documents, tokenizer), length)
 
     def rung(shape: TransformerConfig, tokens: int) -> steps.Checkpoint:
-        rate = optimizer.learning_rate * model.embed / shape.embed  # falls with the width
+        rate = optimizer.learning_rate * (model.embed / shape.embed) ** 0.5
         own = replace(optimizer, learning_rate=rate)
         return steps.train(sequences, shape, own, training, tokens=tokens, hardware=pod(hardware))
 
