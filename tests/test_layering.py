@@ -85,7 +85,8 @@ FLOORS = {
     ),
     "steps": (
         *("platforms", "artifacts", "coordinator", "declared", "budget", "planning", "checkpoints"),
-        *("sampling", "scoring", "scaling_laws", "reporting", "export", "", "cli", "__init__"),
+        *("sampling", "scoring", "scaling_laws", "tuning", "reporting", "export", "", "cli"),
+        "__init__",
     ),
     "data": ("source", "read", "tokenizer", "select", "cache", "batches", "__init__"),
     "models": (

@@ -70,8 +70,8 @@ def command(more: Mapping[str, tuple[str, Callable[[list[str]], int]]] | None = 
     """Entry point of `ponente VERB FILE ...`.
 
     Args:
-        more: verbs of other packages, which need no experiment: by name, one line of help and the
-            function that takes the arguments after the verb and returns the exit status.
+        more: verbs of other packages, which read their own arguments: by name, one line of help
+            and the function that takes what follows the verb and returns the exit status.
     """
     sys.exit(exit_with_error(lambda: _command(sys.argv[1:], more or {})))
 
@@ -80,7 +80,7 @@ def _command(
     arguments: list[str], more: Mapping[str, tuple[str, Callable[[list[str]], int]]]
 ) -> int:
     clock = time.perf_counter()
-    more = {"join": (join.HELP, join.run), **more}
+    more = {"join": (f"{join.HELP}; needs no file", join.run), **more}
     verb, *rest = arguments or [""]
     if verb in ("-h", "--help", ""):
         _usage(more, error=not verb)
@@ -116,7 +116,7 @@ def _usage(more: Mapping[str, tuple[str, Any]], *, error: bool) -> None:
     for name, about in options.VERBS.items():
         say(f"  {name:<11}{about.help}", error=error)
     for name, (help, _) in more.items():
-        say(f"  {name:<11}{help}; needs no file", error=error)
+        say(f"  {name:<11}{help}", error=error)
     say(f"  {_COMPLETION:<11}print completions for bash, zsh or tcsh", error=error)
     say("ponente VERB --help has the flags of a verb; --version", error=error)
     say(options.EXIT_CODES, error=error)

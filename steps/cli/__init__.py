@@ -1,7 +1,7 @@
 """The `ponente` command: the engine's verbs, and the verbs of this step library.
 
-A verb of the library works on what its steps made and needs no experiment file. Verbs are found
-here by name, and what one needs is imported when it is called.
+Verbs of the library are found here by name, and what one needs is imported when it is called. Most
+work on what its steps made and need no experiment's file.
 """
 
 from __future__ import annotations
@@ -15,11 +15,16 @@ def command() -> None:
     """Entry point of `ponente`."""
     cli.command(
         {
-            "generate": ("write with a trained model", _generate),
-            "compare": ("training runs side by side on a page", _compare),
-            "export": ("a model in another project's format", _export),
+            "tune": ("faster or smaller settings of a step that trains", _tune),
+            "generate": ("write with a trained model; needs no file", _generate),
+            "compare": ("training runs side by side on a page; needs no file", _compare),
+            "export": ("a model in another project's format; needs no file", _export),
         }
     )
+
+
+def _tune(arguments: list[str]) -> int:
+    return _until_interrupted("steps.cli.tune", arguments)
 
 
 def _generate(arguments: list[str]) -> int:

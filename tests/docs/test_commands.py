@@ -15,11 +15,11 @@ import pytest
 from pipeline.cli import join, options
 from pipeline.errors import PonenteError
 from pipeline.graph.declaration import Declaration, load
-from steps.cli import export, generate
+from steps.cli import export, generate, tune
 from tests.docs.pages import ROOT, Block, blocks, inline_code, pages
 
 SHELL = ("sh", "bash", "")
-LIBRARY = ("generate", "export", "compare")
+LIBRARY = ("generate", "export", "compare", "tune")
 PLACEHOLDER = "FILE"
 REAL_OVERRIDE = options.override
 
@@ -99,7 +99,11 @@ def _ponente(words: list[str]) -> None:
         if after:
             check(shlex.join(after).replace(".venv/bin/", ""))
         return
-    if verb == "compare":
+    if verb == "tune":
+        _, others = tune._parser().parse_known_args(rest)
+        file = next(word for word in others if word.endswith(".py") or word == PLACEHOLDER)
+        _verb("plan", experiment(file), [word for word in others if word != file])
+    elif verb == "compare":
         assert {w for w in rest if w.startswith("-")} <= {"--output"}
     elif verb in LIBRARY:
         {"generate": generate, "export": export}[verb]._parser().parse_args(rest)

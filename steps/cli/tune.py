@@ -1,0 +1,250 @@
+"""`ponente tune`: settings of a train step that are faster or smaller, by formula and compiler.
+
+ponente tune experiments/tomat_200m.py
+ponente tune experiments/tomat_1b.py --compile 2 --out tuned
+ponente tune experiments/tpuchat_130m.py --hardware v5e-8 --batches 32 128
+
+Searched are microbatches, recomputation, sharding over data, positions and heads, other batches
+where they are given, and heads of other sizes with as many weights. Nothing is run or rented.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline import InputError
+from pipeline.accelerators import Chip
+from pipeline.cli import options as engine
+from pipeline.cli.context import say
+from pipeline.errors import UsageError
+from pipeline.graph.declaration import Declaration, load, nodes
+from pipeline.graph.node import Node, topological, unique_labels
+from pipeline.store import storage
+from steps.planning import memory
+from steps.planning.declared_run import DeclaredRun, declared_run
+from steps.tuning.candidates import CHANGES
+from steps.tuning.choices import flags
+from steps.tuning.compiled import ask
+from steps.tuning.search import Search, search
+from steps.tuning.table import HEAD, MEANING, cells, data, rows
+from training.cost.calibration import CALIBRATION
+
+_ROWS = 5  # of each kind, on the screen
+_PLANS = 3
+_PROGRAM = "ponente tune FILE"
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What is tuned.
+
+    Attributes:
+        label: of the step.
+        words: file, preset and settings as they were given.
+        settings: of the experiment.
+    """
+
+    label: str
+    run: DeclaredRun
+    chip: Chip
+    words: list[str]
+    settings: Any
+
+    def command(self, more: list[str]) -> str:
+        """The command that runs the experiment with more flags, which replace those given."""
+        return shlex.join(["ponente", "run", *_without(self.words, more), *more])
+
+
+def run(arguments: list[str]) -> int:
+    """Search, ask the compiler, print and write; 0."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if options.help:
+        parser.print_help()
+        return 0
+    tuning = _tuning(rest, options.step)
+    compile = _plans_to_compile(options.compile, tuning)
+    found = search(
+        tuning.run,
+        tuning.chip,
+        batches=options.batches,
+        uncertain=bool(compile),
+        show=lambda line: say(line, error=True),
+    )
+    if compile:
+        found = ask(found, tuning.run, compile, lambda line: say(line, error=True))
+    if options.json:
+        say(json.dumps(_plain(tuning, found), indent=2))
+    else:
+        _print(tuning, found)
+    if options.out:
+        _write(storage.normalise(options.out), tuning, found)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = engine.UsageParser(
+        prog=_PROGRAM,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+        allow_abbrev=False,
+        usage=f"{_PROGRAM} [flags] [presets and settings, as for plan]",
+    )
+    add = parser.add_argument
+    add("-h", "--help", action="store_true")
+    add("--step", help="which of several steps that train (the first)")
+    add("--batches", type=int, nargs="+", default=(), help="batches to try too, in sequences")
+    add(
+        "--compile",
+        type=int,
+        metavar="N",
+        help=f"plans to ask the TPU compiler about, minutes each ({_PLANS} where libtpu is there)",
+    )
+    add("--out", metavar="DIR", help="write index.html, tune.json and arguments.txt there")
+    add("--json", action="store_true", help="print all of it as JSON")
+    return parser
+
+
+def _plans_to_compile(asked: int | None, tuning: Tuning) -> int:
+    there = tuning.run.hardware.kind == "tpu" and importlib.util.find_spec("libtpu") is not None
+    if asked and not there:
+        raise InputError(
+            "--compile: needs a TPU slice as hardware, and libtpu, which `make` installs"
+        )
+    if asked is not None:
+        return asked
+    return _PLANS if there and not os.environ.get("PONENTE_NO_COMPILE") else 0
+
+
+def _tuning(rest: list[str], step: str | None) -> Tuning:
+    file = next((word for word in rest if word.endswith(".py") or ".py:" in word), None)
+    if file is None:
+        raise UsageError(f"{_PROGRAM}: expected an experiment's Python file")
+    others = [word for word in rest if word != file]
+    experiment = load(file)
+    settings = _settings(experiment, others)
+    label, node = _training_step(experiment, settings, step)
+    found = declared_run(node, {})
+    if found is None:
+        raise InputError(f"{label}: its sequences' length is known once they are there; give it")
+    chip = memory.chip_of(found.hardware)
+    if chip is None:
+        raise InputError(
+            f'{label}: hardware "{found.hardware.name}" has no chip of a known kind; name a '
+            "slice, such as --hardware v6e-8"
+        )
+    return Tuning(label, found, chip, [file, *others], settings)
+
+
+def _settings(experiment: Declaration[Any], words: list[str]) -> Any:
+    """Of presets and settings among the words. Raises `UsageError` for other flags of `plan`."""
+    options, _, settings = engine.parse("plan", words, experiment, _PROGRAM)
+    usual = vars(engine.defaults("plan"))
+    given = {name for name, value in vars(options).items() if value != usual[name]}
+    if wrong := sorted(given - {"preset", "prefix", "shared"}):
+        raise UsageError(f"{_PROGRAM}: no flag --{wrong[0].replace('_', '-')}; see --help")
+    return settings
+
+
+def _training_step(
+    experiment: Declaration[Any], settings: Any, step: str | None
+) -> tuple[str, Node]:
+    order = topological(nodes(experiment.build(settings)))
+    labels = unique_labels(order)
+    trains = {labels[n.key]: n for n in order if {"optimizer", "train"} <= n.config.keys()}
+    if not trains:
+        raise InputError(f"{experiment.name} has no step that trains")
+    if step is None:
+        return next(iter(trains.items()))
+    if step not in trains:
+        raise InputError(f"--step: expected one of {', '.join(trains)}, found {step}")
+    return step, trains[step]
+
+
+def _without(words: list[str], more: list[str]) -> list[str]:
+    """The words without flags that are in `more`, and their values."""
+    kept, dropping = [], False
+    for word in words:
+        if word.startswith("--"):
+            dropping = word.partition("=")[0] in more
+        if not dropping:
+            kept.append(word)
+    return kept
+
+
+def _head(tuning: Tuning, found: Search) -> list[str]:
+    hardware = tuning.run.hardware
+    return [
+        f"{tuning.label} on {hardware.name}",
+        f"{found.tried:,} layouts, {found.fitting:,} plans fit by formula",
+        f"predicted: median error {CALIBRATION.error:.0%}, 90th percentile "
+        f"{CALIBRATION.error_90:.0%} on published runs",
+    ]
+
+
+def _print(tuning: Tuning, found: Search) -> None:
+    say("; ".join(_head(tuning, found)))
+    if found.declared is not None:
+        _say_rows("as declared", [cells(found.declared, tuning.run, tuning.settings)])
+    for kind, lines in rows(found, tuning.run, tuning.settings, _ROWS).items():
+        _say_rows(MEANING[kind], lines)
+    chosen = found.chosen()
+    if not chosen:
+        say("nothing fits: choose a smaller batch or a larger slice")
+    for kind, plan in chosen.items():
+        say(f"fastest, {MEANING[kind]}:")
+        say(f"  {tuning.command(flags(plan, tuning.run, tuning.settings))}")
+
+
+def _say_rows(title: str, lines: list[list[str]]) -> None:
+    say(f"{title}:")
+    table = [list(HEAD), *lines]
+    wide = [max(len(line[column]) for line in table) for column in range(len(HEAD) - 1)]
+    for line in table:
+        first = "  ".join(cell.rjust(width) for cell, width in zip(line, wide, strict=False))
+        say(f"  {first}  {line[-1]}")
+
+
+def _plain(tuning: Tuning, found: Search) -> dict[str, Any]:
+    def plain(plan: Any) -> dict[str, Any]:
+        return data(plan, tuning.run, tuning.settings)
+
+    return {
+        "step": tuning.label,
+        "hardware": tuning.run.hardware.name,
+        "tried": found.tried,
+        "fitting": found.fitting,
+        "declared": None if found.declared is None else plain(found.declared),
+        "fronts": {kind or "nothing": [plain(p) for p in found.fronts[kind]] for kind in CHANGES},
+        "chosen": {
+            kind or "nothing": {**plain(plan), "command": tuning.command(plain(plan)["flags"])}
+            for kind, plan in found.chosen().items()
+        },
+    }
+
+
+def _write(out: str, tuning: Tuning, found: Search) -> None:
+    from steps.reporting.tuning_page import render
+
+    commands = {
+        kind: tuning.command(flags(plan, tuning.run, tuning.settings))
+        for kind, plan in found.chosen().items()
+    }
+    table = rows(found, tuning.run, tuning.settings, 20)
+    note = "Seconds are predicted from shapes (docs/predictions.md); nothing was run."
+    text = render(tuning.label, _head(tuning, found), found, table, commands, note)
+    storage.write_atomic(storage.join(out, "index.html"), text.encode())
+    plain = json.dumps(_plain(tuning, found), indent=2)
+    storage.write_atomic(storage.join(out, "tune.json"), plain.encode())
+    best = next(iter(found.chosen().values()), None)
+    if best is not None:
+        line = shlex.join(flags(best, tuning.run, tuning.settings))
+        storage.write_atomic(storage.join(out, "arguments.txt"), f"{line}\n".encode())
+    say(f"{out}/index.html, tune.json and arguments.txt written", error=True)
