@@ -110,12 +110,12 @@ from training.step.program import build_program
 model = TransformerConfig(
     vocab_size=1024, layers=2, embed=256, heads=2, kv_heads=1, head_size=128, mlp=512
 )
-def program(batch, remat):
+def program():
     train = TrainConfig(
         steps=10,
-        batch_size=batch,
+        batch_size=8,
         sequence_length=512,
-        remat=remat,
+        remat="full",
         loss_chunks=1,
         microbatches=2,
     )
@@ -140,9 +140,8 @@ print(json.dumps({
     "devices": {name: len(devices) for name, devices in names.items()},
     "hosts": {name: devices[-1].process_index + 1 for name, devices in names.items()},
     "parameters": model.parameter_count,
-    "small": dataclasses.asdict(preflight(program(8, "full"))),
-    "small_traced": dataclasses.asdict(trace(program(8, "full"))),
-    "large": dataclasses.asdict(preflight(program(16384, "none"))),
+    "small": dataclasses.asdict(preflight(program())),
+    "small_traced": dataclasses.asdict(trace(program())),
 }))
 """
 
@@ -150,7 +149,7 @@ print(json.dumps({
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
 def test_the_tpu_compiler():
-    """One program that fits on a chip, and one whose activations are larger than its memory."""
+    """A program that fits on a chip; tests/bench/test_hbm.py has one that does not."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
@@ -162,11 +161,10 @@ def test_the_tpu_compiler():
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["devices"] == {"v6e-1": 1, "v6e-4": 4, "v6e-8": 8, "v6e-16": 16, "v6e:2x2": 4}
     assert found["hosts"] == {"v6e-1": 1, "v6e-4": 1, "v6e-8": 1, "v6e-16": 4, "v6e:2x2": 1}
-    small, traced, large = found["small"], found["small_traced"], found["large"]
+    small, traced = found["small"], found["small_traced"]
     assert small["fits"]
     # The compiler says it to two decimals, and reserves a little more since libtpu 0.0.50.
     assert small["limit_gib"] == 31.25
-    assert large["limit_gib"] == pytest.approx(31.25, abs=0.011)
     usable = {name: tpu.usable for name, tpu in TPUS.items()}
     assert found["limits"] == pytest.approx(usable, abs=0.011)
     state = 12 * found["parameters"] / GIB
@@ -179,9 +177,4 @@ def test_the_tpu_compiler():
     # Queries, keys, values, output, gate, up and the kernel, in two layers and two microbatches.
     assert small["cost"]["recomputed_dots"] == 28
     assert small["cost"]["cycles"] > 0
-    assert not large["fits"]
-    assert large["peak_gib"] is None
-    assert large["need_gib"] > 31.25
-    assert large["cost"]["source"] == "traced"
-    assert large["cost"]["recomputed_dots"] == 0
     assert small["versions"]["libtpu"] is not None

@@ -10,7 +10,7 @@ import pytest
 
 from training.trainer import cpu_malloc
 
-PAGES = 4 * 5000**2 // 4096
+PAGES = 4 * 4200**2 // 4096
 """Of one of the arrays that `SCRIPT` computes with, which is larger than a thread's own heap."""
 
 SCRIPT = """
@@ -20,7 +20,7 @@ if "shared" in sys.argv:
     share_one_heap()
 
 import jax, jax.numpy as jnp
-x = jnp.ones((5000, 5000))
+x = jnp.ones((4200, 4200))
 step = jax.jit(lambda x: (jnp.sin(x) @ x[:, :8]).sum())
 step(x).block_until_ready()
 
@@ -34,7 +34,7 @@ def resident():
     return int(open("/proc/self/statm").read().split()[1])
 
 with kept(sys.argv[1]):
-    new = min(faults(5) for _ in range(4))  # the heap has grown to its size by then
+    new = min(faults(5) for _ in range(3))  # the heap has grown to its size by then
     time.sleep(0.5)  # the last step's intermediates are freed by a thread
     before = resident()
 print(new, before - resident())

@@ -67,7 +67,6 @@ def root(tmp_path):
 
 LAYOUTS = {
     "fsdp": (2, 2, {"sharding": "fsdp", "group": 2}),
-    "tensor over hosts": (2, 1, {"sharding": "replicated", "tensor": 2}),
     "both over hosts": (4, 1, {"sharding": "zero1", "sequence": 2, "tensor": 2}),
 }
 
