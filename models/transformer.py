@@ -38,7 +38,7 @@ from models.norms import Norm
 from models.remat import checkpoint_policy
 from models.remat_names import BLOCK_INPUT
 from models.rotary import rotary_angles
-from models.scan_layers import apply_layers
+from models.scan_layers import apply_layers, cycles_of
 from models.self_attention import Attention
 from pipeline.errors import InputError
 
@@ -203,11 +203,13 @@ class Transformer(eqx.Module):
             )
 
         policy = checkpoint_policy(forward.get("remat", "full"))
-        if policy is not None:
-            # Inside a scan XLA cannot merge the recomputation with the forward pass.
-            apply = eqx.filter_checkpoint(apply, policy=policy, prevent_cse=False)
         windows = self.config.windows
         unroll = forward.get("unroll", 1)
+        if policy is not None:
+            # Inside a scan XLA cannot merge the recomputation with the forward pass. Where its body
+            # has several blocks XLA would recompute all of them before the last one needs it.
+            several = unroll > 1 or cycles_of(windows) != (1, len(windows))
+            apply = eqx.filter_checkpoint(apply, policy=policy, prevent_cse=several)
         x = apply_layers(self.blocks.stacked, x, apply, windows, unroll=unroll)
         return self.final_norm(x)
 

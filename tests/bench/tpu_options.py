@@ -55,15 +55,14 @@ def make_program(options: argparse.Namespace, **changes: Any) -> Any:
     from training.step.program import build_program
 
     model = dataclasses.replace(getattr(presets, options.model), **dict(options.set_model))
+    fields = {**dict(options.set), **changes}
+    parallel = {"sharding": options.sharding, **fields.pop("parallel", {})}
     train = TrainConfig(
         steps=1000,
         batch_size=options.batch,
         sequence_length=options.seq,
-        **{
-            "parallel": Parallelism(sharding=options.sharding),
-            **dict(options.set),
-            **changes,
-        },
+        parallel=Parallelism(**parallel),
+        **fields,
     )
     optimizer = OptimizerConfig(**dict(options.set_optimizer))
     return build_program(model, optimizer, train, devices, eos_id=0)
