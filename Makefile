@@ -6,7 +6,8 @@ ORACLE ?= yes
 STACK ?=
 CONSTRAINTS := constraints$(addprefix -,$(STACK)).txt
 BIN := .venv/bin
-COMPUTING := tests/models tests/training tests/steps tests/data tests/bench
+COMPUTING := tests/models tests/training tests/steps
+ENGINE := tests/pipeline tests/data tests/test_readme.py
 FIRST_PARTY := pipeline steps data models training experiments
 
 # Hundreds of processes start in a run of the tests; none need compile Python's sources again.
@@ -19,17 +20,17 @@ demo: .venv/installed
 	$(BIN)/ponente run experiments/run_200m.py --smoke
 
 # Three parts side by side: one computes, two start clusters, kill processes and wait a lot.
-test: $(if $(filter yes,$(ORACLE)),.venv/oracle) lint
-	$(MAKE) --jobs 3 test-computing test-engine test-rest
+test: $(if $(filter yes,$(ORACLE)),.venv/oracle)
+	$(MAKE) --jobs 4 lint test-computing test-engine test-rest
 
 test-computing:
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(COMPUTING)
 
 test-engine:
-	$(BIN)/python -m pytest tests/pipeline tests/test_readme.py
+	$(BIN)/python -m pytest $(ENGINE)
 
 test-rest:
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(COMPUTING) tests/pipeline tests/test_readme.py)
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(COMPUTING) $(ENGINE))
 
 fast: .venv/installed lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"

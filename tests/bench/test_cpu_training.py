@@ -1,6 +1,7 @@
 """The CPU training bench runs, on a model of a few numbers and without a peer."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench.cpu_training_measure import WARM_UP, Clock, Options
+from tests.compilation import xla_flags
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +34,8 @@ def test_the_bench_prints_its_lines():
     """Ours in a process of its own; the peer that was not given is said to be left out."""
     command = [sys.executable, "-m", "tests.bench.cpu_training"]
     command += ["--vocab=64", "--steps=14", "--runs=1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    one = {**os.environ, "XLA_FLAGS": xla_flags(devices=1)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=one)
     assert done.returncode == 0, done.stderr
     skipped, run, medians = (json.loads(line) for line in done.stdout.splitlines())
     assert skipped["name"] == "levanter"
