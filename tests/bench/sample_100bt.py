@@ -32,28 +32,35 @@ from data.read.unit import Unit
 from data.read.work_units import list_units, read_unit
 from data.select.document_hash import document_hash
 from data.select.hash_histogram import HashHistogram, documents_in, merge, survey
-from data.select.hash_ranges import BoundaryDocuments, boundary_bins, select, thresholds
+from data.select.hash_ranges import BoundaryDocuments, Ranges, boundary_bins, select, thresholds
 from data.select.token_budget import Budget
 
 GROUP, TEXT = 1000, 3000
-BUDGET = Budget(train=20_000_000_000, held_out=(("validation", 100_000_000), ("test", 100_000_000)))
+FILES, ROWS = 140, 695_000
 SEED = 0
 
 
 def main() -> None:
     """Write the file, serve it, choose, and print the line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--files", type=int, default=140)
-    parser.add_argument("--rows", type=int, default=695_000)
+    parser.add_argument("--files", type=int, default=FILES)
+    parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sample_100bt-") as folder:
         path = Path(folder) / "template.parquet"
         write(path, options.rows)
         with Server(path, options.files) as server:
-            line = choose(server, options.processes)
-        line |= error_of_budget(path, options.files, line.pop("ranges"))
+            budget = part_of_budget(options.files * options.rows / (FILES * ROWS))
+            line = choose(server, options.processes, budget)
+        line |= error_of_budget(path, options.files, line.pop("ranges"), budget)
     print(json.dumps({"measure": "sample_100bt", "files": options.files, **line}))
+
+
+def part_of_budget(share: float) -> Budget:
+    """Of nanoPT's: 20 billion tokens, 100 million for validation and for test."""
+    held_out = int(1e8 * share)
+    return Budget(train=int(20e9 * share), held_out=(("validation", held_out), ("test", held_out)))
 
 
 def write(path: Path, rows: int) -> None:
@@ -168,7 +175,7 @@ class Server:
         os.close(self._file)
 
 
-def choose(server: Server, processes: int) -> dict:
+def choose(server: Server, processes: int, budget: Budget) -> dict:
     """What `sample` does before it reads a text: list, count by hash, look at the edges' bins."""
     begun = time.monotonic()
     units = list_units(server.address + "*.parquet")
@@ -178,10 +185,10 @@ def choose(server: Server, processes: int) -> dict:
         counted = merge(pool.map(_survey, groups))
         seconds.append(time.monotonic() - begun)
         surveyed = server.requests
-        bins = boundary_bins(counted, BUDGET)
+        bins = boundary_bins(counted, budget)
         found = np.concatenate(list(pool.map(_edge, groups, [bins] * len(groups))), axis=1)
     edge = BoundaryDocuments.of(bins, found[0], found[1].astype(np.int64))
-    ranges = thresholds(counted, BUDGET, None, edge)
+    ranges = thresholds(counted, budget, None, edge)
     seconds.append(time.monotonic() - begun)
     return {
         "documents": counted.documents,
@@ -222,7 +229,7 @@ def _edge(units: list[Unit], bins: np.ndarray) -> np.ndarray:
     return documents_in(units, bins, SEED)
 
 
-def error_of_budget(path: Path, files: int, ranges) -> dict:
+def error_of_budget(path: Path, files: int, ranges: Ranges, budget: Budget) -> dict:
     """Tokens of each split, counted in the file itself, over what was asked."""
     table = pa.Table.from_batches(
         [b for unit in list_units(str(path)) for b in read_unit(unit, ("id", "token_count"))]
@@ -231,7 +238,7 @@ def error_of_budget(path: Path, files: int, ranges) -> dict:
     split = select(hashes, ranges)
     counts = table["token_count"].to_numpy()
     held = {name: files * int(counts[split == i].sum()) for i, name in enumerate(ranges.names)}
-    asked = {"train": BUDGET.train, **dict(BUDGET.held_out)}
+    asked = {"train": budget.train, **dict(budget.held_out)}
     return {"over_budget": {name: held[name] - asked[name] for name in held}}
 
 
