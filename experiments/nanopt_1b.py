@@ -5,6 +5,7 @@ ponente run experiments/nanopt_1b.py --smoke       the same graph on a laptop's 
 """
 
 from dataclasses import replace
+from typing import Literal
 
 import steps
 from data.source import fineweb_edu, python_documentation
@@ -19,6 +20,7 @@ def nanopt_1b(
     train_tokens: int = 20_000_000_000,
     validation_tokens: int = 100_000_000,
     test_tokens: int = 100_000_000,
+    unit: Literal["document", "row_group"] = "row_group",  # a fifth of the source is all it reads
     tokenizer_tokens: int | None = 200_000_000,  # about 1 GB of text, which a host's memory holds
     model: TransformerConfig = llama_3_2_1b,
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4, warmup=1_000),
@@ -36,7 +38,7 @@ def nanopt_1b(
     """Sampled, tokenized, trained, and scored by a second job while it trains."""
     splits = (("validation", validation_tokens), ("test", test_tokens))
     on, beside = pod(hardware), pod(evaluation_hardware)
-    documents = steps.sample(source, tokens=train_tokens, splits=splits)
+    documents = steps.sample(source, tokens=train_tokens, splits=splits, unit=unit)
     tokenizer = steps.train_tokenizer(
         documents, vocab_size=model.vocab_size, tokens=tokenizer_tokens
     )
@@ -56,6 +58,7 @@ experiment = Experiment(
         "train_tokens": 40_000,
         "validation_tokens": 8_000,
         "test_tokens": 8_000,
+        "unit": "document",
         "tokenizer_tokens": 40_000,
         "model": replace(
             llama_3_2_1b, vocab_size=512, layers=2, embed=32, heads=4, kv_heads=2, mlp=48

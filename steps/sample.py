@@ -72,7 +72,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
     Budget(train=arguments["tokens"], held_out=arguments["splits"])
 
 
-@step(output=Documents, version=3, cpus=0, check=_check)
+@step(output=Documents, version=4, cpus=0, check=_check)
 def sample(
     run: StepContext,
     source: Annotated[str, External(list_source, absolute)],
@@ -157,15 +157,13 @@ def _choose_documents(ask: _Ask) -> Chosen:
             "more; ask for a lower min_score"
         )
     rate = _probe_units(ask, units)
-    edge = None
-    if all(unit.counted for unit in units):  # else a second look would read all text again
-        bins = boundary_bins(survey, ask.budget, rate)
-        looked = {
-            name.replace("survey", "edge"): EdgeItem(item.units, ask.chosen, bins)
-            for name, item in items.items()
-            if len(bins)
-        }
-        edge = load_edge(ask.run, bins, ask.run.map(edge_shard, looked).values())
+    bins = boundary_bins(survey, ask.budget, rate)
+    looked = {
+        name.replace("survey", "edge"): EdgeItem(storage.join(ask.run.root, shard.root), bins)
+        for name, shard in surveyed.items()
+        if len(bins)
+    }
+    edge = load_edge(ask.run, bins, ask.run.map(edge_shard, looked).values())
     try:
         ranges = thresholds(survey, ask.budget, rate, edge)
     except InputError as error:

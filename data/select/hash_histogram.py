@@ -41,49 +41,46 @@ class HashHistogram:
     lengths: Lengths
 
 
-def survey(units: Sequence[Unit], seed: int, min_score: float | None = None) -> HashHistogram:
-    """Count the documents and tokens of some units by bin, reading text only where nothing counts.
+def survey(
+    units: Sequence[Unit], seed: int, min_score: float | None = None
+) -> tuple[HashHistogram, np.ndarray]:
+    """Count the documents of some units by bin, and list them; text is read where nothing counts.
 
     Args:
         units: from `data.read.work_units.list_units`.
         seed: of the document hash.
         min_score: documents that score less are seen, and not counted.
+
+    Returns:
+        The counts, and uint64 [2, documents]: hash and `token_count` of each, in their order.
     """
-    tokens = np.zeros(BINS, np.int64)
-    documents = np.zeros(BINS, np.int64)
-    lengths = [Lengths.of(np.empty(0, np.int64))]
+    found = [np.empty((2, 0), np.uint64)]
     seen = 0
     for rows, batch in above_score(units, ("id", "token_count"), min_score):
         seen += rows
-        bins = bins_of(document_hash(batch.column("id"), seed))
-        counts = batch.column("token_count").to_numpy()
-        np.add.at(tokens, bins, counts)
-        np.add.at(documents, bins, 1)
-        lengths.append(Lengths.of(counts))
-    return HashHistogram(
+        counts = batch.column("token_count").to_numpy().astype(np.uint64)
+        found.append(np.stack([document_hash(batch.column("id"), seed), counts]))
+    documents = np.concatenate(found, axis=1)
+    bins, counts = bins_of(documents[0]), documents[1].astype(np.int64)
+    tokens_by_bin = np.zeros(BINS, np.int64)
+    np.add.at(tokens_by_bin, bins, counts)
+    histogram = HashHistogram(
         seen=seen,
-        documents=int(documents.sum()),
-        tokens=int(tokens.sum()),
+        documents=documents.shape[1],
+        tokens=int(counts.sum()),
         text_bytes=sum(unit.text_bytes for unit in units),
-        tokens_by_bin=tokens,
-        documents_by_bin=documents,
-        lengths=Lengths.merged(lengths),
+        tokens_by_bin=tokens_by_bin,
+        documents_by_bin=np.bincount(bins, minlength=BINS),
+        lengths=Lengths.of(counts),
     )
+    return histogram, documents
 
 
-def documents_in(
-    units: Sequence[Unit], bins: np.ndarray, seed: int, min_score: float | None = None
-) -> np.ndarray:
-    """uint64 [2, documents]: hash and `token_count` of the documents in some bins, in any order."""
+def documents_in(documents: np.ndarray, bins: np.ndarray) -> np.ndarray:
+    """uint64 [2, documents]: those of a survey's documents that are in some bins."""
     wanted = np.zeros(BINS, bool)
     wanted[bins] = True
-    found = [np.empty((2, 0), np.uint64)]
-    for _, batch in above_score(units, ("id", "token_count"), min_score):
-        hashes = document_hash(batch.column("id"), seed)
-        rows = np.flatnonzero(wanted[bins_of(hashes)])
-        counts = batch.column("token_count").to_numpy()[rows].astype(np.uint64)
-        found.append(np.stack([hashes[rows], counts]))
-    return np.concatenate(found, axis=1)
+    return documents[:, wanted[bins_of(documents[0])]]
 
 
 def merge(surveys: Iterable[HashHistogram]) -> HashHistogram:

@@ -12,9 +12,9 @@ tokenizer, or a `min_score` that leaves fewer documents to count, needs another 
 for the same tokens. With any of these the larger range still contains the smaller one.
 
 Edges lie between two documents. A survey sums the token counts of 65,536 bins of the hash, which
-reads ids and counts and no text; a second look at the few bins in which an edge must lie
-(`boundary_bins`) finds the document, so that a split holds what was asked by less than its last
-document. Where there is no second look, edges are those of bins.
+reads ids and counts and no text; a look at the documents it listed in the few bins in which an edge
+must lie (`boundary_bins`) finds the one, so that a split holds what was asked by less than its last
+document. Without that look, edges are those of bins.
 """
 
 from __future__ import annotations
@@ -169,11 +169,6 @@ class _Cuts:
             tokens += self._tokens[index - 1]
         documents = np.arange(1, len(hashes) + 1) + (self._documents[index - 1] if index else 0)
         sums = self._rate.predict(tokens, documents)
-        if not len(sums) or sums[-1] < target:
-            raise InputError(
-                f"bin {place} of the document hash: expected the documents counted before, found "
-                f"{len(sums)} that hold too few tokens; the source changes while it is read"
-            )
         needed = int(np.searchsorted(sums, target))
         # Documents with one hash are in one split.
         needed = int(np.flatnonzero(hashes == hashes[needed])[-1])

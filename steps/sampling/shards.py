@@ -43,10 +43,9 @@ class SurveyItem(NamedTuple):
 
 
 class EdgeItem(NamedTuple):
-    """Units and the bins whose documents are wanted."""
+    """The directory of a survey's shard, and the bins whose documents are wanted."""
 
-    units: tuple[Unit, ...]
-    chosen: Filter
+    directory: str
     bins: np.ndarray
 
 
@@ -89,16 +88,17 @@ class UniqueItem(NamedTuple):
 
 
 def survey_shard(directory: str, item: SurveyItem) -> Mapping[str, Any]:
-    """Shard writer: counts of some units by hash bin, and their documents by length."""
+    """Shard writer: counts of some units by hash bin and by length, and each document's hash."""
     import numpy as np
 
     from data.select.hash_histogram import survey
 
     for file in item.verify:
         verify(file)
-    found = survey(item.units, item.chosen.seed, item.chosen.min_score)
+    found, documents = survey(item.units, item.chosen.seed, item.chosen.min_score)
     _save(directory, "bins.npy", np.stack([found.tokens_by_bin, found.documents_by_bin]))
     _save(directory, "lengths.npy", np.stack([found.lengths.values, found.lengths.counts]))
+    _save(directory, "documents.npy", documents)
     return {
         "seen": found.seen,
         "documents": found.documents,
@@ -108,10 +108,10 @@ def survey_shard(directory: str, item: SurveyItem) -> Mapping[str, Any]:
 
 
 def edge_shard(directory: str, item: EdgeItem) -> Mapping[str, Any]:
-    """Shard writer: hash and count of the documents in some bins."""
+    """Shard writer: hash and count of the documents in some bins, out of a survey's."""
     from data.select.hash_histogram import documents_in
 
-    found = documents_in(item.units, item.bins, item.chosen.seed, item.chosen.min_score)
+    found = documents_in(_load(item.directory, "documents.npy"), item.bins)
     _save(directory, "edge.npy", found)
     return {"documents": found.shape[1]}
 
@@ -170,8 +170,9 @@ def load_survey(run: StepContext, shard: Shard) -> HashHistogram:
     from data.select.hash_histogram import HashHistogram
     from data.select.length_histogram import Lengths
 
-    tokens_by_bin, documents_by_bin = _load(run, shard, "bins.npy")
-    values, counts = _load(run, shard, "lengths.npy")
+    directory = storage.join(run.root, shard.root)
+    tokens_by_bin, documents_by_bin = _load(directory, "bins.npy")
+    values, counts = _load(directory, "lengths.npy")
     return HashHistogram(
         seen=shard.result["seen"],
         documents=shard.result["documents"],
@@ -189,7 +190,11 @@ def load_edge(run: StepContext, bins: np.ndarray, shards: Iterable[Shard]) -> Bo
 
     from data.select.hash_ranges import BoundaryDocuments
 
-    parts = [_load(run, shard, "edge.npy") for shard in shards if shard.result["documents"]]
+    parts = [
+        _load(storage.join(run.root, shard.root), "edge.npy")
+        for shard in shards
+        if shard.result["documents"]
+    ]
     hashes, counts = np.concatenate([np.empty((2, 0), np.uint64), *parts], axis=1)
     return BoundaryDocuments.of(bins, hashes, counts.astype(np.int64))
 
@@ -225,8 +230,8 @@ def _save(directory: str, name: str, array: np.ndarray) -> None:
         np.save(file, array, allow_pickle=False)
 
 
-def _load(run: StepContext, shard: Shard, name: str) -> np.ndarray:
+def _load(directory: str, name: str) -> np.ndarray:
     import numpy as np
 
-    with storage.open_read(storage.join(run.root, shard.root, name)) as file:
+    with storage.open_read(storage.join(directory, name)) as file:
         return np.load(file, allow_pickle=False)

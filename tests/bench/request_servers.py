@@ -118,7 +118,11 @@ class Own(Place):
 
     def delay(self, seconds: float) -> None:
         """By a knob of the server."""
-        self._server.faults = Faults(latency_seconds=seconds)
+        self.fail(Faults(latency_seconds=seconds))
+
+    def fail(self, faults: Faults) -> None:
+        """From now on requests suffer so."""
+        self._server.faults = faults
 
     def __enter__(self) -> Self:
         self._server.__enter__()

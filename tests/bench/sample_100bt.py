@@ -1,7 +1,7 @@
 """Choosing 20 billion tokens of a source that has the metadata of FineWeb-edu's sample-100BT.
 
     python -m tests.bench.sample_100bt
-    python -m tests.bench.sample_100bt --files 14
+    python -m tests.bench.sample_100bt --unit document --files 14
 
 One JSON line: seconds, requests and bytes until every split's documents are known, and by how much
 the budget is missed. A server on this machine has 140 Parquet files of 695,000 rows, 1,000 a row
@@ -20,20 +20,24 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data.read.unit import Unit
+from data.read.unit import Fields
 from data.read.work_units import list_units, read_unit
 from data.select.document_hash import document_hash
-from data.select.hash_histogram import HashHistogram, documents_in, merge, survey
-from data.select.hash_ranges import BoundaryDocuments, Ranges, boundary_bins, select, thresholds
+from data.select.hash_ranges import Ranges, select
 from data.select.token_budget import Budget
+from pipeline.store.manifest import Shard
+from steps.sample import _Ask, _choose_documents, _choose_row_groups
+from steps.sampling.shards import Filter, SampleItem
 
 GROUP, TEXT = 1000, 3000
 FILES, ROWS = 140, 695_000
@@ -43,6 +47,7 @@ SEED = 0
 def main() -> None:
     """Write the file, serve it, choose, and print the line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--unit", choices=("document", "row_group"), default="row_group")
     parser.add_argument("--files", type=int, default=FILES)
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--processes", type=int, default=2)
@@ -50,10 +55,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="sample_100bt-") as folder:
         path = Path(folder) / "template.parquet"
         write(path, options.rows)
+        budget = part_of_budget(options.files * options.rows / (FILES * ROWS))
         with Server(path, options.files) as server:
-            budget = part_of_budget(options.files * options.rows / (FILES * ROWS))
-            line = choose(server, options.processes, budget)
-        line |= error_of_budget(path, options.files, line.pop("ranges"), budget)
+            line = choose(server, folder, options, budget)
+        line |= error_of_budget(path, line.pop("items"), options.files, budget)
     print(json.dumps({"measure": "sample_100bt", "files": options.files, **line}))
 
 
@@ -175,71 +180,80 @@ class Server:
         os.close(self._file)
 
 
-def choose(server: Server, processes: int, budget: Budget) -> dict:
-    """What `sample` does before it reads a text: list, count by hash, look at the edges' bins."""
+class Run:
+    """What `steps.sample` needs of an attempt while it chooses, with processes of this machine."""
+
+    def __init__(self, root: str, processes: int) -> None:
+        self.root = root
+        self.seconds: dict[str, float] = {}
+        self._pool = ProcessPoolExecutor(processes)
+
+    def progress(self, *_: object) -> None:
+        """Nothing."""
+
+    def map(self, function: Callable[..., Any], items: Mapping[str, Any]) -> dict[str, Shard]:
+        """Each item's shard, its files where the engine has them; seconds by kind of shard."""
+        begun = time.monotonic()
+        for name in items:
+            os.makedirs(os.path.join(self.root, name))
+        places = [os.path.join(self.root, name) for name in items]
+        results = list(self._pool.map(function, places, items.values()))
+        for kind in {name.partition("/")[0] for name in items}:
+            self.seconds[kind] = self.seconds.get(kind, 0.0) + time.monotonic() - begun
+        return {
+            name: Shard(name=name, root=name, files=(), result=dict(result))
+            for name, result in zip(items, results, strict=True)
+        }
+
+
+def choose(server: Server, folder: str, options: argparse.Namespace, budget: Budget) -> dict:
+    """What `sample` does before it reads a text."""
+    run = Run(folder, options.processes)
+    ask = _Ask(
+        run=run,  # type: ignore[arg-type]
+        source=server.address + "*.parquet",
+        tokenizer=None,
+        budget=budget,
+        chosen=Filter(SEED, None, keep_hashes=False),
+        verify=False,
+        fields=Fields("text", None, "score", False),
+    )
     begun = time.monotonic()
-    units = list_units(server.address + "*.parquet")
-    listed, seconds = server.requests, [time.monotonic() - begun]
-    groups = _by_file(units)
-    with ProcessPoolExecutor(processes) as pool:
-        counted = merge(pool.map(_survey, groups))
-        seconds.append(time.monotonic() - begun)
-        surveyed = server.requests
-        bins = boundary_bins(counted, budget)
-        found = np.concatenate(list(pool.map(_edge, groups, [bins] * len(groups))), axis=1)
-    edge = BoundaryDocuments.of(bins, found[0], found[1].astype(np.int64))
-    ranges = thresholds(counted, budget, None, edge)
-    seconds.append(time.monotonic() - begun)
+    choice = (_choose_documents if options.unit == "document" else _choose_row_groups)(ask)
     return {
-        "documents": counted.documents,
-        "tokens": counted.tokens,
-        "seconds": {
-            "list": round(seconds[0], 1),
-            "count": round(seconds[1] - seconds[0], 1),
-            "edges": round(seconds[2] - seconds[1], 1),
-            "all": round(seconds[2], 1),
-        },
-        "requests": {
-            "list": listed,
-            "count": surveyed - listed,
-            "edges": server.requests - surveyed,
-            "all": server.requests,
-        },
+        "unit": options.unit,
+        "minutes": round((time.monotonic() - begun) / 60, 2),
+        "seconds_by_part": {kind: round(seconds, 1) for kind, seconds in run.seconds.items()},
+        "requests": server.requests,
         "gigabytes": round(server.bytes / 1e9, 2),
-        "processes": processes,
-        "ranges": ranges,
+        "processes": options.processes,
+        "items": choice.items,
     }
 
 
-def _by_file(units: list[Unit]) -> list[list[Unit]]:
-    """Sixteen neighbours of one file a task, as `steps/sample.py` has it."""
-    found: list[list[Unit]] = []
-    for unit in units:
-        if not found or found[-1][0].file != unit.file or len(found[-1]) == 16:
-            found.append([])
-        found[-1].append(unit)
-    return found
-
-
-def _survey(units: list[Unit]) -> HashHistogram:
-    return survey(units, SEED)
-
-
-def _edge(units: list[Unit], bins: np.ndarray) -> np.ndarray:
-    return documents_in(units, bins, SEED)
-
-
-def error_of_budget(path: Path, files: int, ranges: Ranges, budget: Budget) -> dict:
+def error_of_budget(path: Path, items: list[SampleItem], files: int, budget: Budget) -> dict:
     """Tokens of each split, counted in the file itself, over what was asked."""
-    table = pa.Table.from_batches(
-        [b for unit in list_units(str(path)) for b in read_unit(unit, ("id", "token_count"))]
-    )
-    hashes = document_hash(table["id"].combine_chunks(), SEED)
-    split = select(hashes, ranges)
-    counts = table["token_count"].to_numpy()
-    held = {name: files * int(counts[split == i].sum()) for i, name in enumerate(ranges.names)}
+    units = list_units(str(path), target_bytes=1)
+    batches = {
+        unit.row_groups[0]: pa.Table.from_batches(read_unit(unit, ("id", "token_count")))
+        for unit in units
+    }
+    held = dict.fromkeys(("train", *dict(budget.held_out)), 0)
+    if isinstance(items[0].splits, Ranges):
+        ranges, table = items[0].splits, pa.concat_tables(batches.values())
+        split = select(document_hash(table["id"].combine_chunks(), SEED), ranges)
+        counts = table["token_count"].to_numpy()
+        for index, name in enumerate(ranges.names):
+            held[name] = files * int(counts[split == index].sum())
+    else:
+        tokens = {index: int(t["token_count"].to_numpy().sum()) for index, t in batches.items()}
+        for item in items:
+            held[str(item.splits)] += sum(tokens[i] for unit in item.units for i in unit.row_groups)
     asked = {"train": budget.train, **dict(budget.held_out)}
-    return {"over_budget": {name: held[name] - asked[name] for name in held}}
+    return {
+        "units_to_read": sum(len(unit.row_groups) for item in items for unit in item.units),
+        "over_budget": {name: held[name] - asked[name] for name in held},
+    }
 
 
 if __name__ == "__main__":

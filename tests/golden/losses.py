@@ -37,13 +37,14 @@ def current() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """Name of the processor and whether a compiler may use its widest vectors."""
+    """Name and generation of the processor, and whether a compiler may use its widest vectors."""
     described = Path("/proc/cpuinfo")
     text = described.read_text() if described.exists() else ""
     fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
     fields = {name.strip(): value.strip() for name, value in fields.items()}
     wide = "avx512f" in fields.get("flags", "").split()
-    return f"{fields.get('model name', 'unknown')}, avx512 {wide}"
+    names = ("model name", "cpu family", "model")
+    return ", ".join([*(fields.get(name, "unknown") for name in names), f"avx512 {wide}"])
 
 
 if __name__ == "__main__":

@@ -115,7 +115,8 @@ def test_integers_that_are_not_text_train_and_extend(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["tpuchat_130m", "nanopt_1b", "nanochat_16k", "tomat_1b", "scaling_smoke"]
+    "name",
+    ["tpuchat_130m", "nanopt_1b", "nanochat_16k", "recipes", "tomat_1b", "scaling_smoke"],
 )
 def test_every_preset_declares_a_graph(name):
     """Steps are checked against each other: vocabularies, lengths, splits, hardware."""

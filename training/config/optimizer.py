@@ -54,6 +54,7 @@ class OptimizerConfig:
         beta2: decay of AdamW's mean of squared gradients.
         epsilon: added to AdamW's denominator.
         weight_decay: decoupled decay of matrices; norms, biases and embeddings have none.
+        decay_tables: whether embeddings decay too, a tied one included.
         clip_norm: global gradient norm above which gradients are scaled down to it.
         moment_dtype: dtype that moments are kept in between steps, "float32" or "bfloat16" (as in
             https://arxiv.org/abs/2412.19437, section 3.3.3); they are computed in float32.
@@ -80,6 +81,7 @@ class OptimizerConfig:
     beta2: float = 0.95
     epsilon: float = 1e-8
     weight_decay: float = 0.1
+    decay_tables: bool = False
     clip_norm: float = 1.0
     moment_dtype: str = "float32"
     muon_learning_rate: float | None = None

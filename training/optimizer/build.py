@@ -8,6 +8,7 @@ is a constant factor inside the chain.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable
 from typing import Any
 
@@ -23,7 +24,7 @@ from training.sharding.layout import is_named
 __all__ = ["Schedule", "build", "decay_mask", "schedule"]
 
 
-def decay_mask(model: Any) -> Any:
+def decay_mask(model: Any, *, tables: bool = False) -> Any:
     """True where weight decay applies, one bool per named parameter of `model`.
 
     It applies to matrices: parameters with at least two axes beside "layers", but not to norms,
@@ -31,8 +32,11 @@ def decay_mask(model: Any) -> Any:
     gets a gradient of note only where the token occurs, and decay would shrink it at every step
     between. That holds for a table that is also the output head: the softmax's gradient of a row is
     as small as its token is rare. What bounds the size of logits is `TrainConfig.z_loss`.
+    `tables` has it apply to embeddings all the same.
     """
-    return jax.tree_util.tree_map_with_path(muon.is_matrix, model, is_leaf=is_named)
+    other = [word for word in muon.NOT_MATRICES if not (tables and word == "embedding")]
+    decays = functools.partial(muon.is_matrix, other=other)
+    return jax.tree_util.tree_map_with_path(decays, model, is_leaf=is_named)
 
 
 def build(config: OptimizerConfig) -> optax.GradientTransformation:
@@ -74,7 +78,8 @@ Transformations = tuple[optax.GradientTransformation, ...]
 
 
 def _decay(config: OptimizerConfig) -> optax.GradientTransformation:
-    return optax.add_decayed_weights(config.weight_decay, mask=decay_mask)
+    mask = functools.partial(decay_mask, tables=config.decay_tables)
+    return optax.add_decayed_weights(config.weight_decay, mask=mask)
 
 
 def _adamw(config: OptimizerConfig) -> Transformations:

@@ -13,6 +13,7 @@ the gradient's dtype, float32 here.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import haliax as hax
@@ -33,12 +34,13 @@ STACKED = (LAYERS,)
 NOT_MATRICES = ("embedding", "bias", "norm")
 
 
-def is_matrix(path: tuple[Any, ...], leaf: Any) -> bool:
-    """Whether a parameter is a matrix by its name and its axes: two or more beside "layers"."""
+def is_matrix(path: tuple[Any, ...], leaf: Any, other: Collection[str] = NOT_MATRICES) -> bool:
+    """Whether a parameter is a matrix by its axes, two or more beside "layers", and its name,
+    which holds none of the `other` words."""
     if not is_named(leaf):
         return False
     name = jax.tree_util.keystr(path).lower()
-    return len(_sides(leaf)) >= 2 and not any(word in name for word in NOT_MATRICES)
+    return len(_sides(leaf)) >= 2 and not any(word in name for word in other)
 
 
 def is_block_matrix(path: tuple[Any, ...], leaf: Any) -> bool:

@@ -45,8 +45,8 @@ def rows_of(units):
 def test_a_survey_is_a_count_by_hand(units, min_score):
     """Merged surveys equal one pass over all rows in Python; a score that is none is too low."""
     assert len(units) > 4
-    found = merge(survey([unit], 3, min_score) for unit in units)
-    together = survey(units, 3, min_score)
+    found = merge(survey([unit], 3, min_score)[0] for unit in units)
+    together, _ = survey(units, 3, min_score)
     tokens, documents = np.zeros(BINS, np.int64), np.zeros(BINS, np.int64)
     lengths = []
     for row in rows_of(units):
@@ -77,14 +77,15 @@ def test_a_source_without_a_score_cannot_be_asked_for_one(tmp_path):
 
 
 def test_documents_in_bins_are_those_of_the_bins(units):
-    """The second look finds every document of the bins it is asked for, and no other."""
-    bins = np.flatnonzero(survey(units, 1).documents_by_bin)[::7]
+    """A look at a survey's documents finds all of the bins it is asked for, and no other."""
+    counted, documents = survey(units, 1)
+    bins = np.flatnonzero(counted.documents_by_bin)[::7]
     expected = []
     for row in rows_of(units):
         place = int(document_hash([row["id"]], 1)[0])
         if place >> 48 in set(bins.tolist()):
             expected.append((place, row["token_count"]))
-    found = documents_in(units, bins, 1)
+    found = documents_in(documents, bins)
     assert sorted(zip(*found.tolist(), strict=True)) == sorted(expected)
     assert found.dtype == np.uint64
     assert len(expected) > 100
@@ -109,7 +110,7 @@ def expected_of(unit, ranges, seed, min_score):
 @pytest.mark.parametrize("train", [60, 4000])
 def test_sampled_files_are_the_selected_documents(units, tmp_path, train, min_score):
     """Each split has its documents in source order; every document is accounted for."""
-    counted = merge(survey([unit], 7, min_score) for unit in units)
+    counted = merge(survey([unit], 7, min_score)[0] for unit in units)
     held_out = (("validation", 800), ("extra", 400)) if train > 100 else (("validation", 30),)
     ranges = hash_ranges.thresholds(counted, Budget(train=train, held_out=held_out))
     written = 0

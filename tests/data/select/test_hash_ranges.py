@@ -127,7 +127,7 @@ PLACES = st.one_of(
     ),
 )
 def test_the_ranges_are_those_of_a_walk_over_all_documents(documents, asked, rate):
-    """With a second look at the edges each split ends with the document that meets its budget."""
+    """Each split ends with the document that meets its budget, which its bin's documents tell."""
     hashes = np.array([place for place, _ in documents], np.uint64)
     counts = np.array([count for _, count in documents], np.int64)
     survey = survey_of(hashes, counts)
@@ -159,7 +159,7 @@ def test_the_ranges_are_those_of_a_walk_over_all_documents(documents, asked, rat
     ratio=st.sampled_from([0.5, 1.0, 1.3]),
 )
 def test_every_split_holds_what_was_asked_and_less_than_a_bin_more(seed, fractions, ratio):
-    """Without a second look: asked <= predicted, without its edge bin less; none overlap."""
+    """Without that look: asked <= predicted, without its edge bin less; none overlap."""
     counts = np.random.default_rng(seed).integers(0, 1000, BINS)
     survey = survey_of(np.arange(BINS, dtype=np.uint64) << np.uint64(48), counts)
     train, validation, test = (int(f * survey.tokens * ratio) for f in fractions)
@@ -247,15 +247,6 @@ def test_an_impossible_budget_is_refused(wrong, words):
     with pytest.raises(InputError) as error:
         Budget(**wrong)
     assert words in str(error.value)
-
-
-def test_a_source_that_changed_between_two_looks_is_refused():
-    """The documents of an edge are not those that were counted."""
-    hashes = np.array([5, 9], np.uint64)
-    survey = survey_of(hashes, [10, 10])
-    edge = BoundaryDocuments.of(np.array([0]), hashes[:1], np.array([10]))
-    with pytest.raises(InputError, match="changes"):
-        hash_ranges.thresholds(survey, Budget(train=15), None, edge)
 
 
 def test_select_is_the_range_that_holds_the_place():

@@ -53,6 +53,18 @@ def test_decay_goes_by_name_and_axes(name, axes, decays):
     assert decay_mask({name: array(*axes)}) == {name: decays}
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_tables_decay_when_asked(kind):
+    """Where no gradient comes, an embedding stays as it is, or shrinks as a matrix does."""
+    table = {"embedding": array("vocab", "embed") + 2.0, "norm": array("embed") + 2.0}
+    for decays in (False, True):
+        chain = build(OptimizerConfig(kind=kind, weight_decay=0.5, decay_tables=decays))
+        zeros = jax.tree.map(jax.numpy.zeros_like, table)
+        directions, _ = chain.update(zeros, chain.init(table), table)
+        assert np.all(directions["embedding"].array == (1.0 if decays else 0.0))
+        assert np.all(directions["norm"].array == 0.0)
+
+
 def adamw(config, gradients, parameters, decayed):
     """Descent directions of a list of gradient steps, by NumPy in float64."""
     m = {name: np.zeros_like(value) for name, value in parameters.items()}
