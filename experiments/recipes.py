@@ -27,11 +27,11 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
     "lion": {"kind": "lion", "weight_decay": 0.5},
 }
 RATES: Mapping[str, tuple[float, ...]] = {
-    "adamw": (2.5e-3, 5e-3, 1e-2, 2e-2),
+    "adamw": (1.25e-3, 2.5e-3, 5e-3, 1e-2, 2e-2),
     "muon": (2.5e-3, 5e-3, 1e-2, 2e-2),
     "lion": (5e-4, 1e-3, 2e-3, 4e-3),
 }
-BEST: Mapping[str, float] = {"adamw": 1e-2, "muon": 1e-2, "lion": 1e-3}  # of the preset `rates`
+BEST: Mapping[str, float] = {"adamw": 5e-3, "muon": 1e-2, "lion": 1e-3}  # of the preset `rates`
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     **{name: {**by, "learning_rate": BEST[name]} for name, by in OPTIMIZERS.items()},
     "cosine": {"schedule": "cosine"},

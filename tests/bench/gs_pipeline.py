@@ -5,10 +5,10 @@
 
 One JSON line a run, the first of them local. Documents are two Parquet files of the text that
 CPython carries. `whole` is undisturbed and counts requests: by step, and by checkpoint of training.
-`killed` is killed with SIGKILL at two moments drawn from the length of `whole`, and run again to
-the end; at the project's server `--failing` of all requests fail, are lost or come late. What the
-runs made is compared with the local run's: content digests of every step, the final parameters.
-The run page holds times and is not compared.
+`killed` is killed with SIGKILL at two moments between a fifth and seven tenths of the length of
+`whole`, and run again to the end; at the project's server a share of all requests, `--failing`, is
+refused, lost or late. What the runs made is compared with the local run's: content digests of every
+step, the final parameters. The run page holds times and is not compared.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tests.faults.fake_gcs import Faults
 from tests.faults.kill_demo import ROOT, parameters, published
 
 STEP = re.compile(r"runs/([^/]+)-[^/-]{20}/")
-CHECKPOINT = re.compile(r"/checkpoint/(\d+)")
+CHECKPOINT = re.compile(r"/checkpoints/(\d+)")
 
 
 def main() -> None:
@@ -82,7 +82,7 @@ def at(place: Place, documents: str, flags: list[str], options: argparse.Namespa
     if isinstance(place, Own):
         place.fail(Faults(probability=options.failing, seed=options.seed))
     draw = random.Random(options.seed)
-    moments = sorted(draw.uniform(5, first["seconds"]) for _ in range(2))
+    moments = [draw.uniform(0.2, 0.7) * first["seconds"] for _ in range(2)]
     second = killed(place.name, source, place.url("killed/runs"), flags, place, moments)
     if isinstance(place, Own):
         second["failing"] = options.failing
