@@ -20,16 +20,16 @@ demo: .venv/installed
 	$(BIN)/ponente run experiments/run_200m.py --smoke
 
 # Three parts side by side: one computes, two start clusters, kill processes and wait a lot.
-test: $(if $(filter yes,$(ORACLE)),.venv/oracle)
+test: .venv/installed $(if $(filter yes,$(ORACLE)),.venv/oracle)
 	$(MAKE) --jobs 4 lint test-computing test-engine test-rest
 
-test-computing:
+test-computing: .venv/installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(COMPUTING)
 
-test-engine:
+test-engine: .venv/installed
 	$(BIN)/python -m pytest $(ENGINE)
 
-test-rest:
+test-rest: .venv/installed
 	$(BIN)/python -m pytest $(addprefix --ignore=,$(COMPUTING) $(ENGINE))
 
 fast: .venv/installed lint
