@@ -9,6 +9,7 @@ closed; the child reads the file to the end and finishes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -89,7 +90,8 @@ class Trackers:
         deadline, self._closing = time.monotonic() + seconds, True
         for child in self._children.values():
             assert child.stdin is not None
-            child.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # entries that an ended one did not take
+                child.stdin.close()
         for name, child in self._children.items():
             try:
                 child.wait(max(0.0, deadline - time.monotonic()))

@@ -1,6 +1,7 @@
 """No tracker can hold up or end a run, whatever it does; what it shows is what the file has."""
 
 import json
+import subprocess
 import sys
 import time
 
@@ -93,6 +94,20 @@ def test_a_child_that_fails_at_the_end_is_reported(tmp_path, entries):
     assert found.failures() == []
     (line,) = found.close(20)
     assert line.endswith("its process ended with status 3")
+
+
+def test_a_child_that_takes_no_context_is_reported(tmp_path, monkeypatch):
+    """It has ended when the run writes to it, and what it did not take is no error of the run."""
+    start = subprocess.Popen
+
+    def start_late(*arguments, **options):
+        child = start(*arguments, **options)
+        child.wait(20)
+        return child
+
+    monkeypatch.setattr(subprocess, "Popen", start_late)
+    (line,) = trackers(tmp_path, "raise SystemExit(4)").close(20)
+    assert line.endswith("its process ended with status 4")
 
 
 def test_a_child_that_hangs_is_killed_and_holds_up_no_other(tmp_path, entries, caplog):
