@@ -7,7 +7,7 @@ ponente run experiments/recipes.py --smoke      a few steps of each
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import steps
 from data.source import fineweb_edu, python_documentation
@@ -45,6 +45,7 @@ def recipes(
     source: str = fineweb_edu("sample-10BT"),
     train_tokens: int = 3_000_000,
     validation_tokens: int = 100_000,
+    unit: Literal["document", "row_group"] = "row_group",  # little of the source is needed
     sizes: tuple[str, ...] = tuple(SIZES),
     variants: tuple[str, ...] = tuple(VARIANTS),
     seeds: tuple[int, ...] = (0, 1, 2),
@@ -64,7 +65,7 @@ def recipes(
 ) -> tuple[steps.Report, ...]:
     """A page for each size: every run's curve, and where it ended."""
     splits, on = (("validation", validation_tokens),), pod(hardware)
-    documents = steps.sample(source, tokens=train_tokens, splits=splits, unit="document")
+    documents = steps.sample(source, tokens=train_tokens, splits=splits, unit=unit)
     tokenizer = steps.train_tokenizer(documents, vocab_size=tiny.vocab_size)
     sequences = steps.block_shuffle(steps.tokenize(documents, tokenizer), length)
 
@@ -103,6 +104,7 @@ experiment = Experiment(
         "source": python_documentation(),
         "train_tokens": 40_000,
         "validation_tokens": 8_000,
+        "unit": "document",
         "sizes": ("0.4M",),
         "variants": ("adamw", "muon"),
         "seeds": (0,),

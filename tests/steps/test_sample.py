@@ -243,6 +243,20 @@ def test_a_sample_that_was_interrupted_goes_on(source, tmp_path, monkeypatch, pl
     check_invariants(str(tmp_path / "cut"), finished=True)
 
 
+def test_splits_end_with_a_document_where_nothing_is_counted(tmp_path):
+    """Six documents of one length a bin of the hash: no split holds one more than it needs."""
+    count = 400_000
+    table = pa.table(
+        {"id": [f"{i}" for i in range(count)], "text": ["twenty bytes of text"] * count}
+    )
+    source = write(tmp_path / "source", table, files=2, group=50_000)
+    splits = (("validation", 100_000), ("test", 50_000))
+    found = published(tmp_path / "store", sample(source, tokens=300_000, splits=splits)).result
+    each = found["source"]["length"]["mean"]
+    for split in found["splits"].values():
+        assert split["tokens_counted"] == -(-split["tokens_asked"] // each) * each
+
+
 def test_lengths_are_reported_as_they_were_drawn(tmp_path):
     """Lengths drawn as nanoPT's were measured: mean 999.3 and median 616 within 1 %."""
     count = 200_000
