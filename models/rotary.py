@@ -3,8 +3,8 @@
 Feature i of the first half and feature i of the second half are one pair, turned by
 position * base^(-2i / head_size). The score of a query and a key then depends on positions only
 through their difference. Angles and the rotation are float32: bfloat16 cannot tell positions
-apart beyond 256. The angles are traced, never evaluated eagerly, so that a program can be compiled
-ahead of time for devices that are not there.
+apart beyond 256. Frequencies are constants of the program; angles are traced, so that it holds
+none that are as long as a row.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 
 import haliax as hax
 import jax.numpy as jnp
+import numpy as np
 from haliax import Axis, NamedArray
 
 from models.axes import HEAD_SIZE
@@ -34,27 +35,40 @@ def rotary_angles(
         scaling: of the frequencies.
     """
     Half = HeadSize.resize(HeadSize.size // 2)
-    exponent = hax.arange(Half, dtype=jnp.float32) * (-2.0 / HeadSize.size)
-    frequency = hax.exp(exponent * jnp.log(jnp.float32(base)))
-    if isinstance(scaling, RopeScaling):
-        frequency = _llama3(frequency, scaling)
-    elif scaling is not None:
-        frequency = _yarn(frequency, HeadSize.size, base, scaling)
+    values = frequencies(HeadSize.size, base, scaling).astype(np.float32)
+    frequency = hax.named(jnp.asarray(values), Half)
     if isinstance(positions, Axis):
         return frequency.broadcast_to((Half, positions)) * hax.arange(positions, dtype=jnp.float32)
     return frequency.broadcast_to((Half, *positions.axes)) * positions.astype(jnp.float32)
 
 
-def _llama3(frequency: NamedArray, scaling: RopeScaling) -> NamedArray:
+def frequencies(
+    size: int, base: float, scaling: RopeScaling | YarnScaling | None = None
+) -> np.ndarray:
+    """Radians a position, float64 [size / 2], so that rounding them to float32 is all their error.
+
+    Args:
+        size: of a head.
+        base: of the frequencies.
+        scaling: of the frequencies.
+    """
+    plain = base ** (-2.0 * np.arange(size // 2) / size)
+    if isinstance(scaling, RopeScaling):
+        return _llama3(plain, scaling)
+    return plain if scaling is None else _yarn(plain, base, scaling)
+
+
+def _llama3(plain: np.ndarray, scaling: RopeScaling) -> np.ndarray:
     """Llama 3: turns per original context decide between the frequency and a slower one."""
-    turns = frequency * (scaling.original_context / (2 * math.pi))
+    turns = plain * (scaling.original_context / (2 * math.pi))
     span = scaling.high_frequency_factor - scaling.low_frequency_factor
-    keep = hax.clip((turns - scaling.low_frequency_factor) / span, 0.0, 1.0)
-    return frequency * (keep + (1.0 - keep) / scaling.factor)
+    keep = np.clip((turns - scaling.low_frequency_factor) / span, 0.0, 1.0)
+    return plain * (keep + (1.0 - keep) / scaling.factor)
 
 
-def _yarn(frequency: NamedArray, size: int, base: float, scaling: YarnScaling) -> NamedArray:
+def _yarn(plain: np.ndarray, base: float, scaling: YarnScaling) -> np.ndarray:
     """YaRN: the pair's index decides, between two pairs that turn so often in the context."""
+    size = 2 * len(plain)
 
     def pair(turns: float) -> float:
         wavelength = scaling.original_context / turns
@@ -63,9 +77,8 @@ def _yarn(frequency: NamedArray, size: int, base: float, scaling: YarnScaling) -
     # Whole pairs, bounded as in the released code.
     low = max(math.floor(pair(scaling.beta_fast)), 0)
     high = min(math.ceil(pair(scaling.beta_slow)), size - 1)
-    index = hax.arange(frequency.axes[0], dtype=jnp.float32)
-    slower = hax.clip((index - low) / max(high - low, 0.001), 0.0, 1.0)
-    return frequency * (1.0 - slower + slower / scaling.factor)
+    slower = np.clip((np.arange(len(plain)) - low) / max(high - low, 0.001), 0.0, 1.0)
+    return plain * (1.0 - slower + slower / scaling.factor)
 
 
 def rotate(x: NamedArray, angles: NamedArray, scale: float = 1.0) -> NamedArray:

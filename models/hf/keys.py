@@ -1,4 +1,4 @@
-"""A config.json that is read key by key, so that no key that changes the model is passed over."""
+"""A config.json that is read key by key, so that no key that changes the model is skipped."""
 
 from __future__ import annotations
 

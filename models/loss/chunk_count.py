@@ -22,5 +22,6 @@ def chunk_count(
         budget: bytes per device.
     """
     needed = math.ceil(batch * position * vocab * 4 / shards / budget)
-    divisors = (chunks for chunks in range(1, position + 1) if position % chunks == 0)
-    return next((chunks for chunks in divisors if chunks >= needed), position)
+    small = [chunks for chunks in range(1, math.isqrt(position) + 1) if position % chunks == 0]
+    divisors = {*small, *(position // chunks for chunks in small)}
+    return min((chunks for chunks in divisors if chunks >= needed), default=position)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import equinox as eqx
 import haliax as hax
 import jax
@@ -99,6 +101,15 @@ def first_layer(model, rows, window):
     block = next(iter(model.blocks.unstacked()))
     settings = {"segment_ids": None, "backend": "reference", "mesh_axes": None, "interpret": False}
     return block(x, angles, window=window, **settings).array
+
+
+@pytest.mark.parametrize("base", [10_000.0, 500_000.0, 1_000_000.0])
+def test_frequencies_are_rounded_once(base):
+    """Of every pair of a head of 128: the nearest float32 of base^(-2i / 128)."""
+    exact = np.array([float(Decimal(base) ** (Decimal(-2 * i) / 128)) for i in range(64)])
+    one = hax.named(np.ones(1, np.int32), "position")
+    angles = jax.jit(lambda p: rotary_angles(p, hax.Axis("head_size", 128), base))(one)
+    np.testing.assert_array_equal(angles.array[:, 0], exact.astype(np.float32))
 
 
 @pytest.mark.slow
