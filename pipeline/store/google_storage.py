@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
 import json
 import os
 import re
@@ -24,7 +25,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 import aiohttp
 import google.auth
 from fsspec.asyn import sync_wrapper
-from gcsfs.core import GCSFileSystem
+from gcsfs.core import GCSFile, GCSFileSystem, UnclosableBytesIO
 from gcsfs.retry import HttpError, is_retriable
 from google.auth.exceptions import GoogleAuthError
 from requests.exceptions import RequestException
@@ -46,6 +47,30 @@ _send_once = inspect.unwrap(GCSFileSystem._request)
 _HEAD = b"--==0==\nContent-Type: application/json; charset=UTF-8\n\n"
 _BODY = b"\n--==0==\nContent-Type: application/octet-stream\n\n"
 _TAIL = b"\n--==0==--"
+
+
+class _Buffer(UnclosableBytesIO):
+    """Views of it are of its bytes, which stay when it goes."""
+
+    def getbuffer(self) -> memoryview:
+        return memoryview(self.getvalue())
+
+
+class _Upload(GCSFile):
+    """A file that is written.
+
+    gcsfs sends views of its buffer, which a failure's traceback keeps. CPython 3.12.1 crashes where
+    its collector ends such a buffer before the views, and 3.13 prints an error.
+    """
+
+    @property
+    def buffer(self) -> io.BytesIO:
+        """What is not sent yet."""
+        return self._buffer
+
+    @buffer.setter
+    def buffer(self, made: io.BytesIO) -> None:
+        self._buffer = _Buffer(made.getvalue())
 
 
 class GoogleStorage(GCSFileSystem):
@@ -102,6 +127,13 @@ class GoogleStorage(GCSFileSystem):
             except FileNotFoundError:
                 pass  # perhaps a directory
         return await super()._info(path, generation, **kwargs)
+
+    def _open(self, path: str, mode: str = "rb", *args: Any, **kwargs: Any) -> GCSFile:
+        if "r" in mode:
+            return super()._open(path, mode, *args, **kwargs)
+        settings = {"consistency": self.consistency, **kwargs}
+        settings["block_size"] = kwargs.get("block_size") or self.default_block_size
+        return _Upload(self, path, mode, *args, **settings)
 
     def create(self, path: str, data: bytes) -> bool:
         """Write an object if none is there; whether this call did."""

@@ -294,6 +294,20 @@ def test_a_missing_bucket_is_refused_input(server, name):
         OPERATIONS[name]()
 
 
+def test_a_failed_upload_leaves_no_view_of_its_buffer(server, monkeypatch):
+    """The collector of some Pythons crashes on a buffer that it ends before its views."""
+    monkeypatch.setattr(google_storage, "GIVE_UP_SECONDS", 0.05)
+    file = storage.open_write(f"{ROOT}/file")
+    file.write(bytes(6_000_000))
+    server.faults = Faults(1.0, kinds=("503",))
+    with pytest.raises(StoreUnavailable) as failure:
+        file.write(bytes(6_000_000))
+    assert failure.tb is not None, "which has the variables of gcsfs"
+    file.buffer.seek(0, 2)
+    file.buffer.write(bytes(9_000_000))  # a BufferError while a view of it lives
+    file.closed = True
+
+
 def test_a_file_being_read_fails_as_ours(server, monkeypatch):
     """The error is translated also where gcsfs's file object makes the request."""
     storage.write_atomic(f"{ROOT}/x", bytes(100))
