@@ -16,7 +16,7 @@ from pipeline.pages.readable import duration
 from pipeline.plan.state import look
 from pipeline.store import integrity, lease, storage
 from pipeline.store.garbage import Garbage, Keep, delete, find_garbage
-from pipeline.store.manifest import Manifest, load
+from pipeline.store.manifest import Manifest, load_keyed
 
 
 def verify(context: Context) -> int:
@@ -26,7 +26,7 @@ def verify(context: Context) -> int:
     for node in context.steps():
         path = context.store.path(node)
         try:
-            manifest = load(path)
+            manifest = load_keyed(path, node.key)
             problems = list(integrity.damage(path, manifest)) if manifest else []
         except StoreUnavailable:
             raise

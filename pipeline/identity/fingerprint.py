@@ -364,7 +364,7 @@ def _show(leaf: Any) -> str:
         return "(absent)" if leaf is _ABSENT else str(leaf)
     if isinstance(leaf, str) and re.fullmatch(r"-?0x[01]\.[0-9a-f]+p[+-]\d+", leaf):
         return repr(float.fromhex(leaf))
-    text = json.dumps(leaf)
+    text = json.dumps(plain(leaf))
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import zlib
 from collections.abc import Iterator
 
 from pipeline.store import storage
 from pipeline.store.manifest import File, Manifest, Shard, file_url
-from pipeline.store.parallel import concurrently
+from pipeline.store.parallel import concurrently, list_together
 
 _BLOCK = 1 << 20
 _SMALL = 4 << 20
@@ -39,13 +40,18 @@ def _blocks(url: str, size: int | None = None) -> Iterator[bytes]:
 def damage(path: str, manifest: Manifest) -> Iterator[str]:
     """One line for each thing under an output that is not as recorded, naming byte ranges.
 
-    Every byte is read. Files that are not recorded are named too: nothing reads them.
+    Every byte is read. Files that are not recorded are named too: nothing reads them. A remote
+    store is asked for one listing, whatever the number of shards.
     """
     home = manifest.home(path)
+    listed = None if storage.is_local(home) else _by_root(home, manifest.shards)
 
     def of_shard(shard: Shard) -> list[str]:
         recorded = {file.path for file in shard.files}
-        found = dict(storage.list_files(storage.join(home, shard.root)))
+        if listed is None:
+            found = dict(storage.list_files(storage.join(home, shard.root)))
+        else:
+            found = listed[shard.root]
         lines = []
         for file in shard.files:
             lines += _file_damage(file_url(home, shard, file), file, found.get(file.path))
@@ -55,6 +61,16 @@ def damage(path: str, manifest: Manifest) -> Iterator[str]:
 
     for lines in concurrently(of_shard, manifest.shards, local=storage.is_local(home)):
         yield from lines
+
+
+def _by_root(home: str, shards: tuple[Shard, ...]) -> dict[str, dict[str, int]]:
+    """Of each shard's root: sizes of all that one listing shows under it, by path below it."""
+    found: dict[str, dict[str, int]] = {shard.root: {} for shard in shards}
+    for name, size in list_together(home, found).items():
+        for slash in re.finditer("/", name):
+            if (under := found.get(name[: slash.start()])) is not None:
+                under[name[slash.end() :]] = size
+    return found
 
 
 def _file_damage(url: str, file: File, found: int | None = None) -> Iterator[str]:

@@ -9,7 +9,6 @@ the content they had before, the best of a sweep. A torn, foreign or future mani
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -20,6 +19,7 @@ from pipeline.errors import CorruptOutput, InputError, PonenteError, StoreUnavai
 from pipeline.identity.listing import ListedFile, Listing, Summary, files_from_bytes
 from pipeline.store import storage
 from pipeline.store.decode import decode, to_json
+from pipeline.store.parallel import list_together
 
 SCHEMA = 4
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -386,9 +386,7 @@ def _listed(home: str, shards: tuple[Shard, ...]) -> dict[str, int]:
     """Sizes by path below `home` where one listing takes fewer requests than asking for each."""
     if storage.is_local(home) or sum(len(shard.files) for shard in shards) < _LIST_FROM:
         return {}
-    roots = [shard.root for shard in shards]
-    top = roots[0] if len(set(roots)) == 1 else os.path.commonpath(roots)
-    return {f"{top}/{name}": size for name, size in storage.list_files(storage.join(home, top))}
+    return list_together(home, [shard.root for shard in shards])
 
 
 def file_url(home: str, shard: Shard, file: File) -> str:

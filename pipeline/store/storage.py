@@ -190,8 +190,10 @@ def modified(url: str) -> float | None:
         if isinstance(fs, LocalFileSystem):
             return os.stat(path).st_mtime
         return fs.modified(path).timestamp()
+    except FileNotFoundError:
+        return None
     # What fsspec's stores without such a time raise: no method, no field, or a field without value.
-    except (OSError, NotImplementedError, KeyError, AttributeError):
+    except (NotImplementedError, KeyError, AttributeError):
         return None
 
 

@@ -5,12 +5,15 @@ What `plan` says of the damaged one is what a run does, in one line with a remed
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pipeline import Experiment
 from pipeline.errors import CorruptOutput
 from pipeline.graph.node import as_node, topological
 from pipeline.plan.explain import explain
@@ -126,13 +129,15 @@ def beside_sound_ones(seed: int, count: int, workspace: Path) -> dict[str, Any]:
 
 
 def _questions(path: Path, cut: Any, sound: Any) -> str:
-    """What plan, run, explain, show and gc say; returns the line about the damaged output."""
+    """What plan, run, verify, explain, show and gc say; returns the line about the damaged one."""
     store, targets = Store(str(path)), [as_node(cut), as_node(sound)]
     entries = plan(targets, store)
     (bad,) = [entry for entry in entries if entry.status == DAMAGED]
     assert bad.refused
     assert {e.status for e in entries if e is not bad} == {"hit"}, "a sound step is not a hit"
     assert _refusal(path, cut, sound) == bad.reason, "plan and run disagree"
+    states = {e.path: "corrupt" if e is bad else "sound" for e in entries}
+    assert _verified(path, cut, sound) == states, "plan and verify disagree"
     for entry in entries:
         assert all("\n" not in line for line in explain(entries, entry, store))
     assert executed(str(path), sound) == []
@@ -142,6 +147,14 @@ def _questions(path: Path, cut: Any, sound: Any) -> str:
     assert {item.root for item in report.garbage} <= {bad.path}
     assert find_garbage(store, topological(targets), Keep(recorded=False)).garbage == []
     return bad.reason
+
+
+def _verified(path: Path, *wanted: Any) -> dict[str, str]:
+    """State of each output by its directory, as `verify` prints it."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        Experiment(lambda: wanted).main(["verify", "--json", "--prefix", str(path)])
+    return {each["path"]: each["state"] for each in json.loads(printed.getvalue())["outputs"]}
 
 
 def _refusal(path: Path, *wanted: Any) -> str:

@@ -161,5 +161,5 @@ def _parameters(published: manifest.Manifest) -> dict[str, list[str]]:
 
 FAULTS = {
     47: [Fault("gc beside a build", 10, 100, collected)],
-    48: [Fault("two live owners of one training", 1, 50, two_owners)],
+    48: [Fault("two live owners of one training", 2, 50, two_owners)],
 }

@@ -333,6 +333,15 @@ def test_difference_names_the_field_and_both_values():
     assert difference(old, new, "optimizer") == ["optimizer.inner.lr: 0.001 -> 0.5"]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "shown"),
+    [(0.1, 1, "0.1 -> 1"), (None, 0.5, "None -> 0.5"), ((1, 0.5), None, "[1, 0.5] -> None")],
+)
+def test_difference_shows_values_of_two_types_as_people_write_them(old, new, shown):
+    """No tag of the canonical form where a float replaces an int or None."""
+    assert difference(canonical(old), canonical(new), "epochs") == [f"epochs: {shown}"]
+
+
 def test_difference_shows_what_is_none_or_absent():
     """A line for a field that only one side has, unless it has its default there."""
     assert difference({"a": 1}, {"a": 1, "b": None}) == ["b: (absent) -> None"]

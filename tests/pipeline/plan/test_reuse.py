@@ -338,6 +338,12 @@ def test_a_sweep_builds_each_setting_once_and_selects_the_best(tmp_path):
         bring_up(store, select(totals([1, 2]), by="loss"))
 
 
+def test_a_value_that_a_sweep_has_twice_is_refused():
+    """Before anything is built, with the value; two values of one name would be one step."""
+    with pytest.raises(InputError, match="1 is given twice"):
+        sweep(lambda count: numbers(count=count), [1, 1])
+
+
 def result_values(store, wanted):
     """The total of a graph, after bringing it up."""
     bring_up(store, wanted)
