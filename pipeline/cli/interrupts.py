@@ -89,6 +89,10 @@ class Interrupts:
         if self._count > count and sys.exc_info()[0] is None:
             raise KeyboardInterrupt
 
+    def preempted(self) -> None:
+        """Count a SIGTERM that a step in this process took, as one that came here."""
+        self._handle(signal.SIGTERM, None)
+
     def terminated(self) -> KeyboardInterrupt:
         """What to raise when a library answered SIGTERM its own way."""
         self.status = 128 + signal.SIGTERM

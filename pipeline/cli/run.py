@@ -104,7 +104,7 @@ def _execute(
     if context.options.cluster is None:
         refuse_several_hosts(needed)
     if _in_process(context, log, execution, needed):
-        inline = InlineBackend(log)
+        inline = InlineBackend(log, interrupts.preempted)
 
         def stop() -> None:
             execution.stop()

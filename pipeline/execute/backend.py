@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from pipeline.execute.attempt import Outcome, Request, execute
@@ -44,20 +45,28 @@ class Backend(Protocol):
 
 
 class InlineBackend:
-    """Executes each request at once, in this process."""
+    """Executes each request at once, in this process.
+
+    Args:
+        log: where events are written.
+        on_preemption: called when a step took a SIGTERM, which is meant for the run: that is this
+            process.
+    """
 
     slots = 1
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: EventLog, on_preemption: Callable[[], None] | None = None) -> None:
         self._log = log
+        self._on_preemption = on_preemption
         self._workers = InlineWorkers()
         self._finished: list[tuple[Request, Outcome]] = []
 
     def submit(self, request: Request) -> None:
         """Execute the request."""
-        self._finished.append(
-            (request, execute(request, self._log.emit, self._workers, redirect=False))
-        )
+        outcome = execute(request, self._log.emit, self._workers, redirect=False)
+        if outcome.preempted and not self._workers.stopping and self._on_preemption is not None:
+            self._on_preemption()
+        self._finished.append((request, outcome))
 
     def poll(self) -> list[tuple[Request, Outcome]]:
         """What was executed since the last call."""

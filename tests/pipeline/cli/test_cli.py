@@ -7,7 +7,9 @@ import importlib.metadata
 import json
 import os
 import re
+import shlex
 import sys
+import time
 
 import pytest
 
@@ -41,6 +43,10 @@ def test_run_then_plan_then_run(ponente):
     assert "0 of 4 steps would run" in ponente("plan")[1]
 
 
+def _settings(record):
+    return {step.label: step.config["fields"] for step in record.steps.values()}
+
+
 def test_the_record_of_a_run_names_its_experiment_its_code_and_its_end(ponente, tmp_path):
     """From the log that a run wrote, as its page and the reports of its outputs read it."""
     ponente()
@@ -48,10 +54,15 @@ def test_the_record_of_a_run_names_its_experiment_its_code_and_its_end(ponente, 
     assert (built.name, built.outcome) == ("build", "ok")
     assert re.fullmatch("[0-9a-f]{40}", built.commit)
     assert {step.reason for step in built.steps.values()} == {"not built yet"}
-    ponente("--refuses", "True")
+    assert _settings(built)["clamp"] == {"limit": 100}
+    assert _settings(built)["numbers"]["count"] == 10
+    ponente("--refuses", "True", "--limit", "3")
     refused = runs(str(tmp_path / "store"))[0]
     assert refused.outcome == "failed"
     assert refused.name == "build"
+    assert "expected something else" in refused.cause
+    assert _settings(refused)["clamp"] == {"limit": 3}
+    assert _settings(refused)["numbers"] == _settings(built)["numbers"]
 
 
 def test_plan_gives_a_steps_advice_before_anything_runs(ponente):
@@ -81,7 +92,8 @@ def test_a_failure_is_in_plan_status_and_logs(ponente):
     status, _, err = ponente("--refuses", "True")
     assert status == 1
     assert "step refuse failed: expected something else" in err
-    assert "retry:" in err
+    retry = next(x for x in err.splitlines() if "retry:" in x).partition("retry:")[2]
+    assert os.path.abspath(shlex.split(retry)[0]) == os.path.abspath(sys.executable)
     line = next(x for x in ponente("plan", "--refuses", "True")[1].splitlines() if "refuse" in x)
     assert " failed " in line
     assert "log.txt" in line
@@ -116,6 +128,7 @@ def test_verify_finds_a_changed_byte_and_force_repairs_it(ponente, tmp_path):
     assert status == 1
     assert "4 outputs" in out
     assert "1 corrupt" in out
+    assert re.search(r"^total +sound, 0 files; result in the manifest$", out, re.MULTILINE)
     assert f"{url}: bytes 0-" in out
     ponente("--force", "numbers")
     assert ponente("verify")[0] == 0
@@ -307,3 +320,19 @@ def test_plan_says_how_far_a_step_got_and_who_runs_it(ponente, tmp_path, monkeyp
     monkeypatch.setenv("PONENTE_MARKS", str(marks))
     assert ponente(experiment=experiment)[0] == 0
     assert len(marks.read_text().split()) == 3, "two of five were finished before"
+
+
+def test_plan_says_that_an_owner_elsewhere_does_not_respond(ponente, tmp_path):
+    """A lease of another host without a sign of life for an hour: no step that is running."""
+    record = storage.join(_path(tmp_path, numbers(count=10)), "leases", "000001.json")
+    owner = {"host": "elsewhere b n", "pid": 7, "process_start": 1.0, "nonce": "0", "since": 1e9}
+    storage.create(record, json.dumps(owner).encode())
+    line = ponente("plan")[1].splitlines()[1]
+    assert " running " in line
+    assert "does not respond" not in line
+    hour_ago = time.time() - 3600
+    os.utime(record, (hour_ago, hour_ago))
+    line = ponente("plan")[1].splitlines()[1]
+    assert "owner does not respond: process 7 on elsewhere" in line
+    assert "last heartbeat 3,6" in line
+    assert " running " not in line

@@ -7,13 +7,14 @@ import signal
 import sys
 import threading
 import time
+from typing import Any
 from unittest import mock
 
 import pytest
 
-from pipeline import local
+from pipeline import Experiment, Result, StepContext, local, step
 from pipeline.cli.interrupts import Interrupts
-from pipeline.errors import Cancelled
+from pipeline.errors import Cancelled, InputError, Preempted
 from pipeline.execute.backend import InlineBackend
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
@@ -22,7 +23,7 @@ from pipeline.graph.node import as_node
 from pipeline.store import lease, storage
 from pipeline.store.outputs import Store
 from tests.pipeline.cli.terminal import Terminal
-from tests.pipeline.toy import numbers
+from tests.pipeline.toy import Numbers, numbers
 
 # Twice in a main thread that no exception gets out of; a child that ignores what it can.
 STUCK = """
@@ -100,6 +101,33 @@ def test_the_first_signal_asks_to_stop(number, status):
             time.sleep(0.01)
         assert (asked, interrupts.status) == ([1], status)
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+@step(output=Numbers, version=1)
+def preempted_numbers(run: StepContext, *, count: int) -> Result:
+    """As training does: saves when SIGTERM comes, and leaves."""
+    if "000001" not in run.attempt:
+        raise InputError(f"attempt {run.attempt}")
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    os.kill(os.getpid(), signal.SIGTERM)
+    while not heard:
+        time.sleep(0.01)
+    signal.signal(signal.SIGTERM, before)
+    raise Preempted(f"preempted after step {count}")
+
+
+def preempted(count: int = 3) -> Any:
+    """One step that is preempted."""
+    return preempted_numbers(count=count)
+
+
+def test_a_plain_kill_that_training_hears_stops_the_run(ponente):
+    """In this process, where no other would begin the next attempt."""
+    status, out, err = ponente("run", experiment=Experiment(preempted))
+    assert status == 143
+    assert err.count("stopping: ") == 1
+    assert "stopped: preempted after step 3" in out
 
 
 def test_a_signal_in_a_held_block_counts_after_it():

@@ -67,13 +67,19 @@ def test_no_secret_of_a_flag_reaches_the_store(ponente, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "status"), [("nowhere.py", 1), ("notes.md", 2), (".", 2), ("broken_syntax.py", 1)]
+    ("file", "status"),
+    [
+        *(("nowhere.py", 1), ("notes.md", 2), (".", 2)),
+        *(("broken_syntax.py", 1), ("no_experiment.py", 1)),
+    ],
 )
 def test_what_is_no_experiment_is_refused_in_one_line(file, status, tmp_path, monkeypatch, capsys):
-    """Not there, not Python, a directory, or Python that does not parse."""
+    """Not there, not Python, a directory, Python that does not parse, or without an experiment."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # to which the command adds
     (tmp_path / "notes.md").write_text("# Notes")
     (tmp_path / "broken_syntax.py").write_text("import os\ndef f(:\n")
+    (tmp_path / "no_experiment.py").write_text("steps = 8\n")
     monkeypatch.setattr(sys, "argv", ["ponente", "plan", file])
     with pytest.raises(SystemExit) as stop:
         command()
@@ -83,6 +89,8 @@ def test_what_is_no_experiment_is_refused_in_one_line(file, status, tmp_path, mo
     assert len(error.splitlines()) == 1
     if file == "broken_syntax.py":
         assert "broken_syntax.py:2: SyntaxError" in error
+    if file == "no_experiment.py":
+        assert "expected a variable with an Experiment(...), found none" in error
 
 
 def _command(monkeypatch, capsys, *words):

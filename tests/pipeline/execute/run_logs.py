@@ -104,7 +104,10 @@ def publish(prefix: str, label: str, inputs: tuple[str, ...], seconds: float) ->
             n: {"key": key(n), "directory": node(n)["directory"], "digest": ""} for n in inputs
         },
         shards=shards,
-        result={"tokens": 10_485_760, "loss": 3.21987654321, "splits": {"train": 99}},
+        result={
+            **{"tokens": 10_485_760, "loss": 3.21987654321, "splits": {"train": 99}},
+            "measured": {"hardware": "h100", "seconds": {"data_wait": 75.0, "total": 240.0}},
+        },
         content="",
         recipe="",
         attempt="000001-aaaa",

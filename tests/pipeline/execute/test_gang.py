@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Annotated, Any
 
 import pytest
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, GetTimeoutError
 
 from pipeline import GangProcess, InputError, Result, Runtime, StepContext, pod, step
 from pipeline.errors import (
@@ -221,6 +221,36 @@ def test_a_ray_that_does_not_start_is_started_again_and_then_one_line(
             ray_backend._start(None)
         assert "\n" not in str(e.value)
     assert len(tried) == starts
+
+
+def test_a_collector_that_does_not_answer_holds_up_no_driver():
+    """Events are none until it answers, asked for once; cancelling does not wait for it."""
+    called, answers = [], []
+
+    def wait(references, timeout):
+        return (references, []) if answers else ([], references)
+
+    def get(reference, timeout=None):
+        if not answers:
+            raise GetTimeoutError(reference)
+        return answers.pop()
+
+    def method(name):
+        return SimpleNamespace(remote=lambda *arguments: called.append((name, *arguments)) or name)
+
+    backend = object.__new__(ray_backend.RayBackend)
+    backend._ray = SimpleNamespace(wait=wait, get=get)
+    backend._collector = SimpleNamespace(drain=method("drain"), stop=method("stop"))
+    backend._drain, backend._ages = None, HeartbeatAges()
+    running = ray_backend._Running(SimpleNamespace(key="k"), "numbers-0", 0.0)
+    backend._running = {"reference": running}
+    assert backend.events() == backend.events() == []
+    backend.end("another")
+    backend.end("k")
+    backend.stop()
+    assert called == [("drain",), ("stop", "numbers-0"), ("stop",)]
+    answers.append(([{"event": "started"}], HeartbeatAges()))
+    assert backend.events() == [{"event": "started"}]
 
 
 def add_up(job: dict[str, str], *, process: GangProcess, emit: Emit) -> dict[str, Any]:

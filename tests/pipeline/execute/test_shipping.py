@@ -10,10 +10,14 @@ import zipfile
 
 import pytest
 
+from pipeline import GangProcess
 from pipeline.errors import InputError, StepFailed
-from pipeline.execute.ray import runtime_env
+from pipeline.execute.ray import gang, runtime_env, workers
+from pipeline.graph.step_context import ShardTask
+from pipeline.store.ledger import Ledger
 from tests.pipeline.execute import cluster as several
 from tests.pipeline.execute.cluster import ROOT, imported, run_on
+from tests.pipeline.toy import numbers, write_numbers
 
 EXPERIMENT = """
 from pipeline import Artifact, Experiment, Result, StepContext, step
@@ -140,3 +144,52 @@ def test_a_worker_that_does_not_see_the_store_refuses(tmp_path, monkeypatch):
     runtime_env.require_store("gs://bucket/not/there")
     with pytest.raises(InputError, match=r"does not see .*not there; .* --prefix gs://"):
         runtime_env.require_store(str(tmp_path / "not there"))
+
+
+@pytest.mark.slow
+def test_a_step_whose_worker_does_not_see_the_store_fails_with_one_line(
+    cluster, tmp_path, monkeypatch
+):
+    """The same path is another directory for each process, as a disk of its own is for a host."""
+    from pipeline.execute.ray.backend import RayBackend
+
+    monkeypatch.chdir(tmp_path)
+    backend = RayBackend(cluster.address)
+    try:
+        with pytest.raises(StepFailed) as refused:
+            run_on(backend, "/proc/self/cwd/store", numbers(count=2))
+    finally:
+        backend.close()
+    (line,) = [x for x in str(refused.value).splitlines() if "does not see" in x]
+    assert "/proc/self/cwd/store/numbers-" in line
+    assert "give --prefix gs://bucket/dir" in line
+
+
+@pytest.fixture
+def unseen(tmp_path, monkeypatch) -> str:
+    """A step's directory that this process, a worker with the driver's code, does not see."""
+    monkeypatch.setenv("PONENTE_CODE", runtime_env._own_digest())
+    return str(tmp_path / "store" / "numbers-0")
+
+
+def test_a_shard_whose_worker_does_not_see_the_store_is_refused_unwritten(unseen, tmp_path):
+    """Before a directory is made that only this host would see."""
+    task = ShardTask(Ledger(unseen), "000001-a", "part/000", write_numbers, (0, 1))
+    with pytest.raises(InputError, match="does not see ") as refused:
+        workers._shard_task(task, None, "h")
+    assert len(str(refused.value).splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gang_whose_worker_does_not_see_the_store_is_refused_unbegun(unseen):
+    """As refused input, in one line, and without a call of its function."""
+    called = []
+    reports = gang.Reports(None, {}, f"{unseen}/attempts/000001-a/logs")
+    process = gang._GangProcess()
+    status, line = process._call(
+        lambda job, **_: called.append(job), 1, GangProcess(), reports, "h"
+    )
+    assert status == "InputError"
+    assert f"does not see {unseen};" in line
+    assert len(line.splitlines()) == 1
+    assert called == []
