@@ -15,6 +15,7 @@ import functools
 import json
 import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -107,7 +108,7 @@ def with_retries(what: str, action: Callable[[float], _T], seconds: float | None
     attempts = retry.Retry(
         what,
         retry.Policy(limit, FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, TRIES),
-        place=what.partition(":")[0],
+        place=_place(what),
         remedy=f"; run again when the store answers, or set {PATIENCE_VARIABLE} to wait longer",
     )
     while True:
@@ -126,6 +127,12 @@ def with_retries(what: str, action: Callable[[float], _T], seconds: float | None
             raise _refusal(what, verdict)
         asked = f" (it asks to wait {verdict.wait:.0f} s)" if verdict.wait else ""
         attempts.sleep(attempts.pause(failure, verdict.reason + asked, verdict.wait or 0.0))
+
+
+def _place(what: str) -> str:
+    """Whose answers count as contact: the host of an https:// address, else the service."""
+    found = re.match(r"https?://[^/\s]+", what)
+    return found[0] if found else what.partition(":")[0]
 
 
 def run_with_timeout(seconds: float, action: Callable[[], _T]) -> _T:
@@ -188,7 +195,8 @@ def _passing_errors() -> tuple[type[Exception], ...]:
     import aiohttp
     import httpx2
 
-    return (ConnectionError, TimeoutError, aiohttp.ClientError, httpx2.TransportError)
+    ours = (ConnectionError, TimeoutError, socket.gaierror)
+    return (*ours, aiohttp.ClientError, httpx2.TransportError)
 
 
 def _asked_wait(headers: Mapping[str, str]) -> float | None:

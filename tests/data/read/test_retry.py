@@ -1,5 +1,6 @@
 """Trying again: what may pass, how long to wait, when to give up, and what a message shows."""
 
+import socket
 import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -10,7 +11,8 @@ import pytest
 from data.read import retry
 from data.read.retry import Answered, TryAgain, redact, run_with_timeout, with_retries
 from pipeline.errors import InputError, StorageError, StoreUnavailable
-from pipeline.store.retry import Retry
+from pipeline.store import retry as store_retry
+from pipeline.store.retry import UNREACHABLE_SECONDS, Retry
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,39 @@ def test_waits_grow_and_are_bounded(monkeypatch):
         with_retries("x", fail)
     plain = [min(0.25 * 2**n, 30) for n in range(11)]
     assert all(0.5 * p <= wait <= 1.5 * p for wait, p in zip(waits, plain, strict=True))
+
+
+class Clock:
+    """The time of the retries, in which only sleeping takes any."""
+
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_name_that_does_not_resolve_is_given_up_early(monkeypatch, wrapped):
+    """Tried again, for seconds and not for the default patience; the message says what to do."""
+    clock, tries = Clock(), []
+    monkeypatch.setattr(store_retry, "time", clock)
+    monkeypatch.setattr(store_retry, "_reached", set())
+    monkeypatch.delenv(retry.PATIENCE_VARIABLE, raising=False)
+
+    def fail(left):
+        tries.append(left)
+        cause = socket.gaierror(socket.EAI_NONAME, "no name")
+        if wrapped:
+            raise aiohttp.ClientConnectionError("x") from cause
+        raise cause
+
+    with pytest.raises(InputError, match=r"hf://a: cannot be reached .*check the address"):
+        with_retries("hf://a", fail)
+    assert len(tries) > 1
+    assert clock.now <= UNREACHABLE_SECONDS
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "inf", "nan"])
@@ -95,6 +130,13 @@ def test_an_action_that_does_not_end_is_left():
 def test_what_a_message_shows(text, expected):
     """One line, no login, no query, no token."""
     assert redact(text) == expected
+
+
+def test_contact_with_one_host_is_none_with_another():
+    """Answers of a host say nothing about other hosts; those of a service count for all of it."""
+    assert retry._place("https://a.org/x.parquet: bytes 0-9") == "https://a.org"
+    assert retry._place("https://b.org:8443") == "https://b.org:8443"
+    assert retry._place("hf://datasets/owner/name: listing") == "hf"
 
 
 def test_the_clients_errors_are_known():
