@@ -100,7 +100,7 @@ def head(model: Checkpoint, made: Run | None, directory: str) -> list[tuple[str,
         (f"{config.heads} heads ({config.kv_heads} for keys) of {config.head_size}", ""),
         (f"vocabulary {config.vocab_size:,}", ""),
         (f"batch {train['batch_size']} x {train['sequence_length']:,} tokens", ""),
-        (str(model.result["measured"]["hardware"]), ""),
+        (model.trained_on, ""),
         *([(f"commit {commit[:12]}", "")] if commit else []),
         (f"key {manifest.key[:20]}", ""),
     ]

@@ -7,7 +7,6 @@ mail. Links into the store are relative: a copied or moved store never points in
 from __future__ import annotations
 
 import functools
-import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -46,7 +45,7 @@ def environment(folder: Path = _TEMPLATES) -> Environment:
         "size": readable.size,
         "moment": readable.moment,
         "number": readable.number,
-        "pretty": lambda tree: json.dumps(tree, indent=1, ensure_ascii=False, default=str),
+        "flat": readable.flat,
         "urlquote": quote,
     }
     return made
@@ -106,9 +105,10 @@ def render(
     Args:
         record: what happened.
         manifests: key -> manifest, for the steps that have one; may lack any.
-        others: the runs to link to, newest first; may hold this one.
+        others: the runs to link to, newest first; may hold this one. Those without a page, which
+            built nothing, are skipped.
     """
-    others = [other for other in others if other.run != record.run]
+    others = [other for other in others if other.page and other.run != record.run]
     steps = list(record.steps.values())
     users: dict[str, list[StepRecord]] = {}
     for step in steps:
@@ -134,7 +134,7 @@ def render(
             users=users,
             explained={step.key: explanation(step, manifests.get(step.key)) for step in steps},
             config={step.key: _config(step, manifests.get(step.key)) for step in steps},
-            results={step.key: _result(step, done.get(step.key)) for step in steps},
+            results={step.key: _results(step, done.get(step.key)) for step in steps},
             pages={key: _html_files(manifest) for key, manifest in done.items()},
             relative=functools.partial(_relative, record),
         )
@@ -177,12 +177,19 @@ def _config(step: StepRecord, manifest: Manifest | None) -> dict[str, Any]:
     return plain(config)
 
 
-def _result(step: StepRecord, manifest: Manifest | None) -> dict[str, Any]:
-    """Names and values, the measured ones last."""
+def _results(step: StepRecord, manifest: Manifest | None) -> dict[str, dict[str, Any]]:
+    """Heading -> names and values; what was measured stands last, its times first."""
     tree = dict(step.result or (manifest.result if manifest is not None else {}))
     tree.pop("headline", None)
-    measured = tree.pop("measured", {})
-    return readable.flat(tree) | readable.flat(measured, "measured" if measured else "")
+    found: dict[str, dict[str, Any]] = {"Result": {}, "Where the time went": {}, "Measured": {}}
+    for name, value in readable.flat(tree).items():
+        part = name.removeprefix("measured.seconds.")
+        if part != name and isinstance(value, (int, float)):
+            found["Where the time went"][part.replace("_", " ")] = readable.duration(value)
+        else:
+            rest = name.removeprefix("measured.")
+            found["Result" if rest == name else "Measured"][rest] = value
+    return found
 
 
 def _html_files(manifest: Manifest) -> list[str]:

@@ -151,6 +151,15 @@ class RunRecord:
         """Seconds that building the reused outputs took, once, when they were built."""
         return sum(step.seconds or 0.0 for step in self.among("reused", "elsewhere"))
 
+    @property
+    def trained(self) -> StepRecord | None:
+        """The last step that ended with a loss here; what is reused does not say its result."""
+        for step in reversed(self.steps.values()):
+            last = step.result.get("last")
+            if isinstance(last, dict) and isinstance(last.get("loss"), (int, float)):
+                return step
+        return None
+
     def among(self, *states: str) -> list[StepRecord]:
         """Steps in any of these states, inputs first."""
         return [step for step in self.steps.values() if step.state in states]

@@ -92,6 +92,7 @@ def chart(
     *,
     logarithmic: bool = False,
     from_zero: bool = False,
+    reach: float = 0.0,
     restarts: Sequence[float] = (),
 ) -> str:
     """Curves over a common axis; empty when there is nothing finite to draw.
@@ -101,6 +102,7 @@ def chart(
         y_label: with the unit.
         logarithmic: the vertical axis, where values differ by a factor of ten or more.
         from_zero: whether the vertical axis begins there.
+        reach: where it ends at least, if it does, so that little does not look like much.
         restarts: where the run resumed from a checkpoint: faint vertical lines.
     """
     if not any(math.isfinite(value) for curve in curves for value in curve.y):
@@ -115,7 +117,7 @@ def chart(
         if logarithmic and _decades(curves) >= 1:
             axes.set_yscale("log")
         elif from_zero:
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, max(reach, axes.get_ylim()[1]))
         axes.locator_params("x", nbins=8, integer=True)
         axes.yaxis.set_major_formatter(lambda value, _: readable(value))
         axes.xaxis.set_major_formatter(lambda value, _: readable(value))
@@ -187,6 +189,7 @@ class Panel:
 
     Attributes:
         faint: columns drawn behind the others.
+        reach: see `chart`.
     """
 
     caption: str
@@ -197,6 +200,7 @@ class Panel:
     faint: tuple[str, ...] = ()
     logarithmic: bool = False
     from_zero: bool = True
+    reach: float = 0.0
 
     def of_run(self, run: RunRecord) -> str:
         """The columns of one run; empty when it has none of them."""
@@ -222,8 +226,13 @@ class Panel:
         return [Curve(label, x, y, colour, faint=faint, exact=self.exact)] if shown else []
 
     def _draw(self, curves: Sequence[Curve]) -> str:
-        options = {"logarithmic": self.logarithmic, "from_zero": self.from_zero}
-        return chart(curves, self.y_label, **options)
+        return chart(
+            curves,
+            self.y_label,
+            logarithmic=self.logarithmic,
+            from_zero=self.from_zero,
+            reach=self.reach,
+        )
 
 
 _LOSS = Panel("Training loss", "loss, nats per token", {"loss": ""}, exact=False, from_zero=False)
@@ -254,7 +263,14 @@ PANELS = (
         {"mfu": "MFU, causal", "mfu_full": "MFU, full attention", "hfu": "HFU"},
         scale=100.0,
     ),
-    Panel("Waiting for data", "% of the step's time", {"data_wait": ""}, scale=100.0, exact=False),
+    Panel(
+        "Waiting for data",
+        "% of the step's time",
+        {"data_wait": ""},
+        scale=100.0,
+        exact=False,
+        reach=5.0,
+    ),
     Panel("Peak memory", "GiB", {"memory_bytes": ""}, scale=2.0**-30),
 )
 

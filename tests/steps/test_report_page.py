@@ -12,7 +12,7 @@ from pipeline.errors import InputError
 from pipeline.pages.readable import duration, flat
 from pipeline.store.manifest import Manifest
 from steps.artifacts import Scores
-from steps.reporting import charts
+from steps.reporting import charts, page
 from steps.reporting.run_record import RunRecord, of_directory
 from training.metrics.goodput import account
 from training.metrics.journal import Attempt, Mark
@@ -124,6 +124,35 @@ def test_every_chart_of_a_run_says_what_it_shows():
     assert {"MFU, causal", "HFU", "MFU, full attention"} <= set(texts(captioned["Utilisation"]))
     assert "average of 50 steps" in texts(captioned["Throughput"])
     assert "GiB" in texts(captioned["Peak memory"])
+
+
+def test_little_waiting_for_data_does_not_look_like_much():
+    """The axis ends at five per cent or more."""
+    for wait, top in ((0.0002, "5"), (0.06, "30")):
+        run = record()
+        run = record(history=[{**row, "data_wait": wait} for row in run.history])
+        assert top in texts(dict(report.training_charts(run, None))["Waiting for data"])
+
+
+def test_configuration_and_samples_are_tables():
+    """A row a setting as it is written, version and key last; the newest samples, then the rest."""
+    names = "head figures sets tasks curves times attempts startups completions memory data"
+    given: dict = {name: [] for name in names.split()} | {
+        "title": "",
+        "heading": "",
+        "drawing": None,
+    }
+    rows = [{"step": step, "completion": f"at {step}"} for step in range(7, 0, -1)]
+    config = {"train": {"steps": 1_234_567, "seed": None}, "version": 3, "key": "abc"}
+    text = page.render("report", **given, samples={"A": rows}, configurations=[("train", config)])
+    said = re.findall(r'<tr><th scope="row">(.*?)</th><td class="text">(.*?)</td></tr>', text)
+    assert said == [
+        *(("train.steps", "1234567"), ("train.seed", "None"), ("version", "3"), ("key", "abc")),
+    ]
+    assert "<pre>" not in text
+    shown, rest = text.split("<summary>2 earlier</summary>")
+    assert re.findall(r"at \d", shown) == [f"at {step}" for step in (7, 6, 5, 4, 3)]
+    assert re.findall(r"at \d", rest) == ["at 2", "at 1"]
 
 
 def test_what_was_not_recorded_has_no_chart():
@@ -292,7 +321,8 @@ def test_runs_side_by_side():
     assert head == ["figure", "small rate", "large rate"]
     by_name = {name: values for name, *values in rows}
     assert by_name["loss, validation"] == ["2.1000", "3.1500"]
-    assert by_name["goodput"] == [f"{one.account().goodput:.1%}", "-"]
+    assert by_name["wall time, pauses included"] == [duration(one.account().total), "-"]
+    assert by_name["goodput, pauses included"] == [f"{one.account().goodput:.1%}", "-"]
     text = compare.render([one, two])
     assert text.count("<svg") == len(["validation", "code", "training", *charts.PANELS, "times"])
     assert "Loss on code" in text

@@ -6,6 +6,9 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
+
 from pipeline.pages import page as run_page
 from tests.pipeline.execute import run_logs
 from tests.pipeline.execute.run_logs import START, key
@@ -78,6 +81,13 @@ def boxes_of(page):
             rect = next(e for e in page.elements[i:] if e["tag"] == "rect")
             found.append((x, y, float(rect["width"]), float(rect["height"])))
     return found
+
+
+def right_end(text, size, weight):
+    """Where a text element of an SVG ends, by the font's own widths, in the units of its x."""
+    font = FontProperties(family="DejaVu Sans", weight=weight, size=size)
+    outline = TextPath((float(text["x"]), 0), text["text"], prop=font)
+    return outline.get_extents().x1
 
 
 def overlaps(boxes):

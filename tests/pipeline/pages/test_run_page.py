@@ -129,8 +129,8 @@ def test_the_details_of_a_step_say_all_that_is_known(troubled):
         "000002-bbbb published, 2 min 55 s",
         "1,024",
         "3, 5.1 MB",
-        '"learning_rate": 0.003',
-        '"name": "fineweb & more"',
+        "learning_rate0.003",
+        "source.namefineweb & more",
         "steps.train, version 3",
         "3.11.9",
         "0123456789abcdef",
@@ -140,6 +140,9 @@ def test_the_details_of_a_step_say_all_that_is_known(troubled):
         assert expected in text
     assert "gs://team/store" in page.panel("train_tokenizer")
     assert "10,485,760" in page.panel("documents")
+    times = "Where the time went data wait1 min 15 s total4 min 00 s Measured hardwareh100"
+    assert times in page.panel("documents")
+    assert "measured." not in page.panel("documents")
     assert "10,485,760" not in page.panel("report")
     summaries = [e["text"] for e in page.all("summary")]
     assert any("the run ended before it could start" in text for text in summaries)
@@ -159,13 +162,16 @@ def test_links_stay_in_the_store(troubled):
 
 
 def test_a_page_among_the_files_of_an_output_is_linked(tmp_path):
-    """From the run's page to the report that it made."""
+    """From the run's page to the report that it made, also in the panel of what it is about."""
     run_logs.clean_run(str(tmp_path), "run", START, reused=10)
     path = tmp_path / node("report")["directory"] / "manifest.json"
     path.write_text(path.read_text().replace('"path": "x"', '"path": "index.html"'))
     _, page = written(tmp_path, "run")
     links = [e["href"] for e in page.all("a") if e["text"] == "index.html"]
     assert links[0] == f"../{node('report')['directory']}/attempts/a/shards/part/0/index.html"
+    assert [e["href"] for e in page.all("a") if e["text"] == "report"].count(links[0]) == 4
+    assert "pagereport" in page.panel("train")
+    assert "pagereport" not in page.panel("documents")
 
 
 def test_the_table_of_runs(troubled):
@@ -179,6 +185,28 @@ def test_the_table_of_runs(troubled):
     ]
     assert rows[1][1].startswith("3315 min 58 s")
     assert [e["href"][:8] for e in page.all("a")] == ["20260922", "20260921", "20260920"]
+
+
+def test_the_table_of_runs_has_the_loss_of_the_last_training(tmp_path):
+    """As far as the run's own log says it; the cell's title says what it is of."""
+    log = run_logs.clean_run(str(tmp_path), "20260920-000000-run", START, reused=9)
+    log.tell("finished", "train", result={"last": {"loss": 3.21987}, "headline": ["over 8 steps"]})
+    run_logs.clean_run(str(tmp_path), "20260921-000000-same", START + 9000, reused=10)
+    page = Page(run_page.render_index(run_record.runs(str(tmp_path))))
+    losses = [e for e in page.elements if e["tag"] in ("th", "td")][6::9]
+    assert [cell["text"] for cell in losses] == ["loss", "", "3.220"]
+    assert losses[2]["title"] == "train: over 8 steps"
+
+
+def test_a_run_without_a_page_is_passed_over(tmp_path):
+    """It built nothing: previous and next lead past it."""
+    for day, name in enumerate(("first", "same", "last")):
+        run_logs.clean_run(str(tmp_path), name, START + 9000 * day, reused=9)
+        if name != "same":
+            last = written(tmp_path, name)[1]
+    first = Page((tmp_path / "reports" / "first.html").read_text())
+    assert first.all("nav")[0]["text"].split("All runs")[1].strip() == "next last →"
+    assert last.all("nav")[0]["text"].split("All runs")[1].strip() == "← previous first"
 
 
 NASTY = "</script></style><img src=x onerror=alert(1)>\"'&\u2028 <!--"
@@ -256,6 +284,28 @@ def test_boxes_do_not_overlap_and_stay_inside(tmp_path, count):
     (svg,) = page.all("svg")
     assert all(x >= 0 and x + w <= float(svg["width"]) for x, _, w, _ in boxes)
     assert all(y >= 0 and y + h <= float(svg["height"]) for _, y, _, h in boxes)
+
+
+def test_every_text_fits_in_its_box(troubled, tmp_path):
+    """Long notes below names and names above short notes, in a wide font, DejaVu Sans."""
+    Log(str(tmp_path), "begun").start(run_logs.graph())
+    for page in (troubled[1], written(tmp_path, "begun")[1]):
+        names, notes = (page.of_class(kind) for kind in ("name", "small"))
+        for box, name, note in zip(boxes_of(page), names, notes, strict=True):
+            assert pages.right_end(name, 13, "bold") <= box[2], name["text"]
+            assert pages.right_end(note, 12, "normal") <= box[2], note["text"]
+
+
+def test_measured_values_come_last(tmp_path):
+    """In a step's panel, though the step itself returned them first."""
+    log = Log(str(tmp_path), "run").start([node("train")]).began("train").at(5)
+    measured = {"seconds": {"compile": 4.5}, "rate": 7}
+    result = {"measured": measured, "loss": 3.25, "last": {"step": 8}}
+    log.tell("finished", "train", seconds=5.0, status="published", result=result)
+    _, page = written(tmp_path, "run")
+    panel = page.panel("train")
+    places = [panel.index(text) for text in ("loss3.25", "last.step8", "compile4.5", "rate7")]
+    assert places == sorted(places)
 
 
 def test_the_overlap_check_can_fail():
