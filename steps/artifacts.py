@@ -242,6 +242,12 @@ class Checkpoint(Artifact):
         return TrainConfig.from_plain({**runtime, **self.result["train"]})
 
     @property
+    def trained_on(self) -> str:
+        """The hardware that was asked for and what JAX calls it: "v6e-16: 16 x TPU v6 lite"."""
+        measured = self.result["measured"]
+        return ": ".join(measured[name] for name in ("hardware", "devices") if name in measured)
+
+    @property
     def final(self) -> str:
         """URL of the last checkpoint's directory."""
         return self.shard(self.result["checkpoint"])

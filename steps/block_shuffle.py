@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pipeline import InputError, Result, Runtime, StepContext, step
-from steps.artifacts import TRAIN, Sequences, TokenCache
+from steps.artifacts import TRAIN, Documents, Sequences, TokenCache
 from steps.declared import asked
 from training.config.validation import at_least
 
+_MOST_TOKENS = 8  # of a tokenizer here for one by a source's count, which may be bytes / 4
 _WIDEST_TOKEN = 4  # bytes; half of it where the vocabulary has at most 65,536 ids
 
 
@@ -40,6 +41,12 @@ def _check(arguments: Mapping[str, Any]) -> None:
         raise InputError(
             f"block_shuffle: sequence_length {length:,}: its tokens are packed into rows of "
             f"{packed:,}; give both steps the same length"
+        )
+    budget = asked(arguments["tokens"], "tokens", Documents)
+    if budget is not None and 0 < _MOST_TOKENS * budget < length:
+        raise InputError(
+            f"block_shuffle: sequence_length {length:,} is longer than the {budget:,} tokens that "
+            "sample is asked for; sample more tokens or shorten the sequence"
         )
     names = ("sequence_length", "io_block_size", "window_blocks")
     at_least("block_shuffle", **{name: (arguments[name], 1) for name in names})

@@ -139,8 +139,8 @@ def _figures(record: RunRecord) -> dict[str, tuple[float, str]]:
         add("skipped steps", skipped, "{:,.0f}")
     account = record.account()
     if account is not None:
-        found["wall time"] = (account.total, duration(account.total))
-        add("goodput", account.goodput, "{:.1%}")
+        found["wall time, pauses included"] = (account.total, duration(account.total))
+        add("goodput, pauses included", account.goodput, "{:.1%}")
     return found
 
 

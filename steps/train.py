@@ -352,6 +352,7 @@ def _note(row: dict[str, Any]) -> str:
 def _measured(trained: dict[str, Any], hardware: Hardware) -> dict[str, Any]:
     return {
         "hardware": hardware.name,
+        "devices": trained["devices"],
         "seconds": trained["seconds"],
         "compilations": trained["compilations"],
         "attention": f"{trained['backend']}: {trained['backend_reason']}",

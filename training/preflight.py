@@ -19,6 +19,7 @@ import jax
 
 from models.flops import training_flops_per_token
 from pipeline.accelerators import chip_of
+from training.cost.executed_flops import window_share
 from training.cost.hlo_cost import Cost, cost
 from training.cost.hlo_parser import parse
 from training.cost.jaxpr_cost import traced_cost
@@ -63,7 +64,8 @@ class Preflight:
         compile_seconds: wall time of the compiler.
         model_flops: of forward and backward pass, attention counted causally; nothing recomputed.
         model_flops_full: the same with attention over the full square.
-        cost: what a step executes.
+        window_share: of a causal mask's pairs, that the model's windows let through.
+        cost: what a step executes; its attention kernels over the pairs of a causal mask.
         estimate_gib: what `training.cost.memory_estimate` expects, by what it holds; its sum is to
             be compared with `need_gib`.
         versions: of jax and libtpu.
@@ -79,6 +81,7 @@ class Preflight:
     compile_seconds: float
     model_flops: float
     model_flops_full: float
+    window_share: float
     cost: Cost
     estimate_gib: dict[str, float]
     versions: dict[str, str | None]
@@ -90,7 +93,8 @@ class Preflight:
         Attention's backward pass makes the scores again, which the model's FLOPs leave out, so
         this is above 1 also where nothing else is recomputed.
         """
-        return (self.cost.matmul_flops + self.cost.attention_flops) / self.model_flops
+        kernels = self.cost.attention_flops * self.window_share
+        return (self.cost.matmul_flops + kernels) / self.model_flops
 
 
 def preflight(program: Program) -> Preflight:
@@ -132,6 +136,7 @@ def preflight(program: Program) -> Preflight:
         compile_seconds=seconds,
         model_flops=causal,
         model_flops_full=full,
+        window_share=window_share(program.model, train.sequence_length),
         cost=counted,
         estimate_gib={name: size / GIB for name, size in program.estimate.parts.items()},
         versions=versions(),

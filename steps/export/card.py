@@ -105,7 +105,7 @@ def _training(model: Checkpoint, record: RunRecord) -> list[str]:
         ("steps", f"{steps:,}"),
         ("tokens", f"{tokens:,}"),
         ("FLOPs", f"{flops:.3g} (causal attention, without recomputation)"),
-        ("hardware", name),
+        ("hardware", model.trained_on),
         ("wall time", readable.duration(seconds)),
         ("cost", _cost(name, seconds)),
         ("continues a model of", "; ".join(_origins(model))),

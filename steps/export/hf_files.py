@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import ml_dtypes  # noqa: F401 - tells NumPy of bfloat16, which safetensors names
 import numpy as np
 from safetensors import SafetensorError, safe_open
 

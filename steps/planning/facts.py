@@ -17,6 +17,7 @@ from steps.planning import memory
 from steps.planning.cost import RunTime, checkpoint_bytes, money, run_time
 from steps.planning.declared_run import DeclaredRun, declared_run
 from steps.planning.memory import GIB, Fit
+from training.config.validation import INSTALL, TRACKERS
 from training.cost.calibration import CALIBRATION
 from training.cost.shape_lint import lint
 from training.cost.step_forecast import Forecast, forecast
@@ -77,6 +78,11 @@ def _size(run: DeclaredRun) -> tuple[list[str], dict[str, Any]]:
             f"({run.tokens / count.total:.1f} a parameter), {flops * run.tokens:.2e} FLOPs"
         )
     lines.append(f"afterwards  {architectures.describe(model)}")
+    lines += [
+        f"tracker     {module} is not installed here; {INSTALL.format(name)}"
+        for name, module in TRACKERS.items()
+        if name in train.trackers and importlib.util.find_spec(module) is None
+    ]
     return lines, data
 
 

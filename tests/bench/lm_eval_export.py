@@ -10,7 +10,8 @@ Nothing is downloaded.
 
 Documents began with the end-of-document id in training, so the harness is asked to put it, the
 exported tokenizer's BOS, before questions (`add_bos_token=True`). Before documents it does so by
-itself; asked to as well, it would score a second one.
+itself; asked to as well, it would score a second one. Both cut documents into windows of as many
+tokens as a row of training predicts: cut one token further on, the text has other contexts.
 """
 
 from __future__ import annotations
@@ -103,14 +104,17 @@ def checkpoint_scores(directory: str, asked: list[dict[str, Any]]) -> dict[str, 
     return run_tasks(lm, asked, bootstrap_iters=0)
 
 
-def folder_scores(folder: Path, asked: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By the harness's back end for `transformers`."""
+def folder_scores(
+    folder: Path, asked: list[dict[str, Any]], longest: int
+) -> dict[str, dict[str, Any]]:
+    """By the harness's back end for `transformers`, in windows of `longest` tokens."""
     from lm_eval.models.huggingface import HFLM  # pyrefly: ignore[missing-import]
 
     found: dict[str, dict[str, Any]] = {}
     for task in asked:
         first = task["output_type"] == "multiple_choice"
-        lm = HFLM(str(folder), device="cpu", dtype="float32", batch_size=8, add_bos_token=first)
+        settings = {"batch_size": 8, "add_bos_token": first, "max_length": longest}
+        lm = HFLM(str(folder), device="cpu", dtype="float32", **settings)
         found |= run_tasks(lm, [task], bootstrap_iters=0)
     return found
 
@@ -127,7 +131,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         asked = tasks(Path(directory), options.questions)
         ours = checkpoint_scores(options.checkpoint, asked)
-        theirs = folder_scores(options.folder, asked)
+        longest = find(options.checkpoint).sequence_length - 1
+        theirs = folder_scores(options.folder, asked, longest)
     for task, metrics in ours.items():
         for name in (*CHOICES, *PERPLEXITIES):
             if name in metrics:

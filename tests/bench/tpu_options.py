@@ -37,6 +37,8 @@ def setting(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    if value in ("True", "False", "None"):
+        raise argparse.ArgumentTypeError(f"expected true, false or null, as in JSON, got {value}")
     try:
         return name, json.loads(value)
     except json.JSONDecodeError:

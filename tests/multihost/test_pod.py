@@ -69,7 +69,7 @@ def test_hardware_is_not_part_of_the_key(trained):
     """The pod's model and the laptop's are the same output."""
     keys = {artifacts["Checkpoint"].manifest.key for artifacts in trained.values()}
     assert len(keys) == 1
-    assert trained["cpu-2x2"]["Checkpoint"].result["measured"]["hardware"] == "cpu-2x2"
+    assert trained["cpu-2x2"]["Checkpoint"].trained_on == "cpu-2x2: 4 x cpu"
 
 
 def test_losses_on_the_pod_are_those_of_one_process(trained):

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import os
 import re
+from datetime import UTC, datetime
 
 import pytest
 
@@ -43,11 +44,22 @@ def ablation(rates: tuple[float, float] = (3e-3, 1e-2)) -> Report:
 
 
 def check_report(prefix: str, path: str, manifest: Manifest) -> None:
-    """A report needs neither scores nor text; its head is of the run, and its links work."""
+    """A report needs neither scores nor text; its head has the run's facts, and its links work."""
     directory = storage.join(prefix, "report-x/attempts/1/shards/page")
     text = report.render(Checkpoint(path, manifest), None, None, lineage([path]), directory)
     parameters = TransformerConfig.from_plain(manifest.result["model"]).parameter_count
-    assert f"<span>{parameters:,} parameters</span>" in text
+    model, commit = MINI.model, manifest.provenance["git"]["commit"]
+    for fact in (
+        datetime.fromtimestamp(manifest.started, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        f"{parameters:,} parameters",
+        f"{model.layers} layers of {model.embed}, MLP {model.mlp}",
+        f"{model.heads} heads ({model.kv_heads} for keys) of {model.head_size}",
+        f"batch {MINI.training.batch_size} x {MINI.length} tokens",
+        f"commit {commit[:12]}",
+    ):
+        assert f"<span>{fact}</span>" in text[: text.index("</header>")]
+    key = f'<th scope="row">key</th><td class="text">{manifest.key}</td></tr>\n</table>'
+    assert key in text
     assert manifest.key[:8] in text[text.index("<title>") : text.index("</title>")]
     links = re.findall(r'href="(\.\./[^"]*)"', text)
     assert len(links) == 2

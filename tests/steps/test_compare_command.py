@@ -108,7 +108,7 @@ def test_an_unfinished_step_is_all_its_attempts(unfinished):
     assert [each["attempt"] for each in found.journals] == ["000002-y", "000003-x", "000004-w"]
     figures = dict(row for row in compare.figures([found])[1:])
     assert figures["tokens in the loss"] == "40"
-    assert {"wall time", "goodput"} <= figures.keys()
+    assert {f"{name}, pauses included" for name in ("wall time", "goodput")} <= figures.keys()
 
 
 def test_an_evaluation_that_was_made_again_at_the_step_an_attempt_began_with_counts_once(tmp_path):

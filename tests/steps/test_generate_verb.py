@@ -123,6 +123,14 @@ def test_more_than_it_was_trained_on_is_warned_of(trained, capsys):
     assert out.startswith("Return")
 
 
+def test_without_a_number_of_tokens_it_stops_where_training_did(trained, capsys):
+    """The default of 128 would pass the 64 tokens of a row, which is no reason for a warning."""
+    out, err = said(capsys, trained, "--prompt", "Return", "--temperature", "0")
+    assert "checkpoint of step 8" in err
+    assert "warning" not in err
+    assert out.startswith("Return")
+
+
 def refused(capsys, monkeypatch, *arguments: str) -> str:
     """The one line that the command ends with."""
     monkeypatch.setattr(sys, "argv", ["ponente", "generate", *arguments])

@@ -70,8 +70,8 @@ def test_a_vocabulary_larger_than_the_text_supports(capsys, store):
 
 def test_a_sequence_longer_than_the_data(capsys, store):
     """Both lengths are in the line."""
-    line = refusal(capsys, store, dataclasses.replace(MINI, length=1 << 20))
-    assert "1,048,576" in line
+    line = refusal(capsys, store, dataclasses.replace(MINI, length=1 << 19))
+    assert "524,288" in line
     assert "longer than the data" in line
 
 

@@ -61,6 +61,7 @@ WRITER = train(LONG, train=BATCH, epochs=1, **OTHER)
         (lambda: pack(TOKENS, sequence_length=1), "sequence_length=1"),
         (lambda: block_shuffle(TOKENS, sequence_length=0), "block_shuffle.sequence_length"),
         (lambda: block_shuffle(TOKENS, sequence_length=9, window_blocks=0), "window_blocks"),
+        (lambda: block_shuffle(WORDS, sequence_length=73), "longer than the 9 tokens"),
         (lambda: mix([SEQUENCES] * 2, weights=(1.0,)), "one weight per input"),
         (lambda: mix([SEQUENCES], weights=(0.0,)), "weights"),
         (

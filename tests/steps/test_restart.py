@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import os
 import signal
 from typing import Any
@@ -67,6 +68,14 @@ def test_programs_go_through_the_ledger(tmp_path):
         record_program(ledger, dataclasses.replace(kept, size=1))
 
 
+def check_progress(events: list[dict[str, Any]]) -> None:
+    """Before the first step, and again in the second attempt, the phases that lead to it."""
+    kinds = [e["phase"] if e["event"] == "phase" else e.get("unit", "") for e in events]
+    shown = [kind for kind, _ in itertools.groupby(filter(None, kinds))]
+    begun = ["importing", "restoring and compiling", "steps"]
+    assert [kind for kind in shown if kind in begun] == 2 * begun
+
+
 @pytest.mark.slow
 def test_the_next_attempt_loads_the_step_and_nothing_of_it_is_published(tmp_path, no_shared_cache):
     """Journals say so; the finished output has no program, in files, ledger or manifest."""
@@ -83,14 +92,16 @@ def test_the_next_attempt_loads_the_step_and_nothing_of_it_is_published(tmp_path
                 for path in (tmp_path).rglob("ledger/*/binary~*.json"):
                     recorded[0].add(path.name)
 
-    node = _node()
-    execution = bring_up(str(tmp_path), node, events=Events())
+    node, events = _node(), Events()
+    execution = bring_up(str(tmp_path), node, events=events)
+    check_progress(events)
     (record,) = recorded[0]
     assert record.startswith(PROGRAMS.replace("/", "~"))
     (found,) = [
         each for each in execution.published.values() if "checkpoint" in each.manifest.result
     ]
     trained = Checkpoint(found.path, found.manifest)
+    assert trained.manifest.shard("checkpoint/00000008").result["progress"] == "step 8 of 8 saved"
     journals = storage.read_bytes(storage.join(trained.shard("record"), "journals.jsonl"))
     first, second = journals.decode().splitlines()
     assert '"loaded": false' in first

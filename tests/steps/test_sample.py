@@ -392,3 +392,5 @@ def test_a_source_that_counts_no_tokens_is_sampled_by_its_bytes(tmp_path):
         found = rows(sampled, split)
         assert said["tokens_counted"] == sum(-(-len(r["text"].encode()) // 4) for r in found)
         assert said["tokens_counted"] >= 0.99 * asked
+        line = next(x for x in sampled.result["headline"] if x.startswith(f"{split}: "))
+        assert "tokens estimated from bytes; " in line

@@ -1,5 +1,6 @@
 """What a program needs, from the compiler of its own devices."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -76,6 +77,11 @@ def test_a_program_of_the_cpu():
     assert counted.source == "traced"
     assert counted.matmul_flops == found.cost.matmul_flops
     assert counted.recomputed_dots == found.cost.recomputed_dots
+    # Kernels are counted over a causal mask's pairs, the model's FLOPs over the windows'.
+    kernels = dataclasses.replace(found.cost, attention_flops=int(found.model_flops))
+    windowed = dataclasses.replace(found, cost=kernels, window_share=0.25)
+    assert found.window_share == 1.0
+    assert windowed.executed_over_model == pytest.approx(found.executed_over_model + 0.25)
 
 
 @pytest.mark.slow

@@ -130,6 +130,7 @@ class TrainResult:
         checkpoint: path of the newest committed checkpoint; empty when preempted before the first.
         checkpoints: (step, path) of every committed checkpoint that was kept, oldest first.
         preempted: a termination signal ended the run before its last step.
+        devices: count and JAX's name of what it ran on, such as "16 x TPU v6 lite".
         backend: attention back end used; `backend_reason` says why that one.
         notes: what the program chose and why, and shapes that waste the chip, one sentence each.
         memory: estimated bytes of a device at the fullest moment, by what they hold.
@@ -143,6 +144,7 @@ class TrainResult:
     checkpoint: str
     checkpoints: list[tuple[int, str]]
     preempted: bool
+    devices: str
     backend: str
     backend_reason: str
     notes: list[str]

@@ -19,6 +19,7 @@ from training.config.parallelism import Parallelism
 from training.config.validation import (
     above_zero,
     at_least,
+    at_most,
     below_one,
     check_trackers,
     check_types,
@@ -28,6 +29,7 @@ from training.config.validation import (
 
 ATTENTION = ("auto", "reference", "blockwise", "splash", "cudnn")
 COMPUTE_DTYPES = ("bfloat16", "float32")
+LONGEST_SEQUENCE = 2**22  # tokens; tiles and batches are chosen by counting along a row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +155,7 @@ class TrainConfig:
             z_loss=(self.z_loss, 0.0),
             spike_guard=(self.spike_guard, 0.0),
         )
+        at_most(owner, sequence_length=(self.sequence_length, LONGEST_SEQUENCE))
         below_one(owner, ema=self.ema)
         above_zero(owner, watchdog_seconds=self.watchdog_seconds)
         if 0.0 < self.spike_guard <= 1.0:

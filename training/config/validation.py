@@ -13,8 +13,11 @@ from pipeline.errors import InputError
 
 _NUMBERS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
-TRACKERS = ("tensorboard", "wandb", "trackio")
-"""Names of trackers; nothing of them is imported here."""
+TRACKERS = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
+"""Names of trackers, which are those of our extras, and their modules; none is imported here."""
+
+INSTALL = "install it with: pip install -e '.[{}]' in the checkout of ponente"
+"""What to do where a tracker's module is not there, by its extra."""
 
 
 def check_types(config: Any) -> None:
@@ -50,6 +53,13 @@ def at_least(owner: str, **fields: tuple[float, float]) -> None:
     for name, (value, bound) in fields.items():
         if not value >= bound or math.isinf(value):
             raise InputError(f"{owner}.{name}: expected a number >= {bound}, got {value}")
+
+
+def at_most(owner: str, **fields: tuple[float, float]) -> None:
+    """Raise unless every (value, bound) has value <= bound."""
+    for name, (value, bound) in fields.items():
+        if not value <= bound:
+            raise InputError(f"{owner}.{name}: expected a number <= {bound}, got {value}")
 
 
 def above_zero(owner: str, **fields: float) -> None:

@@ -53,12 +53,12 @@ def executed_flops(
         return None, f"HFU is not shown: {'; '.join(unknown)}"
     cost = traced_cost(closed, devices)
     kernels = cost.attention_flops + sum(flops for flops, _ in found)
-    total = devices * (cost.matmul_flops + kernels * _seen(model, sequence_length))
+    total = devices * (cost.matmul_flops + kernels * window_share(model, sequence_length))
     again = devices * cost.recomputed_flops / total if total else 0.0
     return total, f"a step executes {total:.3g} FLOPs, {again:.0%} of them a second time"
 
 
-def _seen(model: TransformerConfig, length: int) -> float:
+def window_share(model: TransformerConfig, length: int) -> float:
     """Pairs that windows let through, as a share of a causal mask's, over all layers."""
     whole = attended_pairs(length)
     return math.fsum(attended_pairs(length, w) / whole for w in model.windows) / len(model.windows)

@@ -225,7 +225,7 @@ class Watchdog:
 def _reason(index: int, sign: _Sign, silence: float, allowed: float) -> str:
     return (
         f"process {index} made no progress for {silence:.0f} s in {sign.phase!r} after "
-        f"step {sign.step} (allowed: {allowed:.0f} s)"
+        f"step {sign.step} (allowed: {allowed:.0f} s; TrainConfig.watchdog_seconds)"
     )
 
 

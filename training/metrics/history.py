@@ -42,7 +42,7 @@ def log_files(directory: str) -> list[str]:
 def read_log(directory: str, end: int | None = None) -> Iterator[Entry]:
     """The entries of one attempt's metrics log; none where there is no log.
 
-    A torn last line, which a kill leaves behind, is passed over.
+    A torn last line, which a kill leaves behind, is skipped.
 
     Args:
         directory: URL.

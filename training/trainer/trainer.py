@@ -302,6 +302,7 @@ class _Trainer:
 
     def _result(self, steps: int, preempted: bool) -> TrainResult:
         spent = self.watch.seconds()
+        devices = self.program.layout.mesh.devices.flat
         latest = self.checkpointer.latest
         assert preempted or latest is not None, "the last step has a checkpoint"
         return TrainResult(
@@ -310,6 +311,7 @@ class _Trainer:
             checkpoint=latest[1] if latest is not None else "",
             checkpoints=self.checkpointer.committed,
             preempted=preempted,
+            devices=f"{len(devices)} x {devices[0].device_kind}",
             backend=self.program.backend,
             backend_reason=self.program.backend_reason,
             notes=list(self.program.notes),

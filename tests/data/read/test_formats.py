@@ -25,7 +25,6 @@ from tests.faults.fake_gcs import FakeGCS, Faults
 from tests.faults.hub import quick_retries
 
 COLUMNS = ("id", "text", "token_count", "score")
-zstandard = pytest.importorskip("zstandard")
 
 
 def rows(count=300):
@@ -51,6 +50,14 @@ def lines(documents):
     )
 
 
+def zstandard(data):
+    """One frame."""
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as out:
+        out.write(data)
+    return sink.getvalue().to_pybytes()
+
+
 def write(path, documents):
     """A file of the kind that its name says."""
     name, table = path.name, pa.Table.from_pylist(documents)
@@ -65,8 +72,7 @@ def write(path, documents):
         if name.endswith(".gz"):  # two members, as `cat` of two files has
             data = gzip.compress(data[:1000]) + gzip.compress(data[1000:])
         elif name.endswith(".zst"):
-            pack = zstandard.ZstdCompressor().compress
-            data = pack(data[:1000]) + pack(data[1000:])
+            data = zstandard(data[:1000]) + zstandard(data[1000:])
         path.write_bytes(data)
     return str(path)
 

@@ -4,11 +4,14 @@ import math
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from data.read.work_units import list_units
 from data.select.token_ratio import DOCUMENTS, Cluster, TokenRatio, estimate, probe
+from data.tokenizer.backends import CheckedEncoder
+from data.tokenizer.long_documents import BATCH_BYTES
 from data.tokenizer.text_tokenizer import TextTokenizer, train
 
 TEXTS = [f"the {word} of {n} stones and the sea " * 3 for n in range(60) for word in ("sum", "end")]
@@ -53,6 +56,47 @@ def test_a_probe_counts_the_documents_with_the_smallest_hashes(tmp_path, tokeniz
     assert few.documents == 200
     assert few.tokens == sum(len(tokenizer.encode_batch([text])[0]) for text in texts)
     assert probe(first, tokenizer, 5, 2.0).documents == 0
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """Bytes of text of each call of the encoder."""
+    sizes, encode = [], CheckedEncoder.encode
+
+    def counted(self, texts):
+        sizes.append(pc.call_function("sum", [pc.call_function("binary_length", [texts])]).as_py())
+        return encode(self, texts)
+
+    monkeypatch.setattr(CheckedEncoder, "encode", counted)
+    return sizes
+
+
+def units_of(path, texts):
+    """Work units of one file with these documents."""
+    ids, counts = [f"d{i}" for i in range(len(texts))], [len(text) // 4 for text in texts]
+    pq.write_table(pa.table({"id": ids, "text": texts, "token_count": counts}), path)
+    return list_units(str(path))
+
+
+@pytest.mark.parametrize("most", [1, 40_000, 200_000])
+def test_a_probe_encodes_the_bytes_it_may_and_a_document_at_the_least(
+    tmp_path, tokenizer, encoded, most
+):
+    """Of documents of 5 to 15 kB: as many as fit, and no more than one beyond."""
+    texts = [TEXTS[i % len(TEXTS)] * (50 + i % 101) for i in range(300)]
+    found = probe(units_of(tmp_path / "a.parquet", texts), tokenizer, 5, most_bytes=most)
+    longest = max(len(text.encode()) for text in texts)
+    assert most - longest < sum(encoded) <= most + longest
+    assert (found.documents == 1) == (most == 1)
+
+
+def test_a_long_document_reaches_the_encoder_in_pieces(tmp_path, tokenizer, encoded):
+    """3 MiB, of which the encoder has a mebibyte at a time, and all in the end."""
+    text = ("the sum of 7 stones and the sea\n" * (3 << 15))[: 3 << 20]
+    found = probe(units_of(tmp_path / "a.parquet", [text]), tokenizer, 5)
+    assert found.documents == 1
+    assert max(encoded) <= BATCH_BYTES
+    assert sum(encoded) == 3 << 20
 
 
 def test_the_rate_is_a_ratio_of_sums_and_eos_is_counted_once_a_document():

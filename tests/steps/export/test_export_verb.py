@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import numpy as np
@@ -84,3 +85,14 @@ def test_a_train_step_becomes_either(export, trained, tmp_path):
     assert export(trained, "--to", "gguf", "--out", "one.gguf")[0] == 0
     assert export(name, "--to", "gguf", "--out", "two.gguf")[0] == 0
     assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "two.gguf").read_bytes()
+    # In a process of its own, where nothing else has taught NumPy what bfloat16 is.
+    assert export(trained, "--to", "hf", "--out", "half")[0] == 0
+    verb = "from steps.cli import command; command()"
+    done = subprocess.run(
+        [sys.executable, "-c", verb, "export", "half", "--to", "gguf"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "half-f16.gguf").is_file()

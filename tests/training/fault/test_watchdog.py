@@ -1,6 +1,7 @@
 """The watchdog: how long is too long, who is told, and that a busy run is left alone."""
 
 import json
+import re
 import threading
 import time
 from collections import Counter
@@ -152,6 +153,7 @@ def test_silence_ends_the_process_with_every_stack(caplog):
     assert run(dog)
     assert ended == [EXIT_CODE]
     assert "process 0 made no progress" in reports[0]
+    assert re.search(r"\(allowed: \d+ s; TrainConfig\.watchdog_seconds\)", reports[0])
     assert "after step 7" in reports[0]
     assert "thread MainThread" in reports[0]
     assert "test_silence_ends_the_process" in reports[0]

@@ -1,8 +1,13 @@
 """Where the traced and compiled step keeps the activations, for every layout."""
 
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec
@@ -30,6 +35,26 @@ COLLECTIVES = {
     "split-tables": {"all-reduce", "all-gather", "reduce-scatter"},
 }
 """Kinds that a step may have; nothing is moved from device to device by permutation."""
+
+ROOT = Path(__file__).parents[3]
+COMPILED = """
+import sys
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+from tests.training import tiny
+
+program = tiny.program(8, parallel=tiny.split(4), microbatches=2, batch_size=16)
+assert dict(program.layout.mesh.shape).items() >= {"data": 2, "fsdp": 4}.items()
+program.compile()
+print("and one that has to be", file=sys.stderr, flush=True)
+before, after = (
+    NamedSharding(program.layout.mesh, PartitionSpec(*axes))
+    for axes in ((None, "data", "fsdp"), (("data", "fsdp"),))
+)
+shape = jax.ShapeDtypeStruct((16, 2, 16), jnp.float32, sharding=before)
+jax.jit(lambda x: jax.lax.with_sharding_constraint(jnp.cos(x), after)).lower(shape).compile()
+"""
 
 
 def constraints(jaxpr, found):
@@ -65,3 +90,43 @@ def test_the_residual_stream_is_divided_as_the_layout_says(name):
     shapes = {tuple(map(int, s.split(","))) for s in re.findall(r"f32\[(\d+,\d+,\d+)\]", text)}
     assert local in shapes
     assert stream not in shapes
+
+
+def lower_evaluation(program):
+    """The evaluation step lowered for a batch."""
+    counts = [
+        jax.ShapeDtypeStruct((size,), jnp.int32, sharding=program.layout.replicated)
+        for size in (program.train.batch_size, program.model.vocab_size)
+    ]
+    state = program.abstract.eval_params
+    return program.evaluation_step.lower(state, program.abstract_batch(), *counts)
+
+
+def matmul_flops(lowered):
+    """Of one device, in the compiled program."""
+    counted = cost(parse(lowered.compile().as_text()))
+    assert counted.unknown_loops == 0
+    return counted.matmul_flops
+
+
+@pytest.mark.parametrize("name", ["tensor", "sequence", "sequence4", "all"])
+def test_no_layout_has_a_device_multiply_what_another_does_too(name):
+    """Matrix products of training and of evaluation, a device: as many as with the data split."""
+    program, plain = (tiny.program(8, parallel=LAYOUTS[each]) for each in (name, "data"))
+    evaluated = matmul_flops(lower_evaluation(plain))
+    assert evaluated > 0
+    assert matmul_flops(lower_evaluation(program)) == evaluated
+    assert matmul_flops(program.lower()) == matmul_flops(plain.lower())
+
+
+@pytest.mark.slow
+def test_no_array_is_gathered_whole_to_be_divided_anew():
+    """The compiler warns of that in a control, and not in microbatches on groups of devices."""
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1"}
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)  # a program that is loaded warns of nothing
+    command = [sys.executable, "-c", COMPILED]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    step, known = done.stderr.split("and one that has to be")
+    assert "Involuntary full rematerialization" in known
+    assert "Involuntary full rematerialization" not in step

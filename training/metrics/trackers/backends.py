@@ -16,6 +16,7 @@ from typing import Any
 
 from pipeline.errors import InputError
 from pipeline.store import storage
+from training.config.validation import INSTALL, TRACKERS
 from training.metrics.spool import Spool
 
 Entry = dict[str, Any]
@@ -35,16 +36,16 @@ def scalars(entry: Entry) -> dict[str, float]:
     }
 
 
-def _library(module: str, extra: str) -> Any:
+def _library(tracker: str) -> Any:
     try:
-        return importlib.import_module(module)
+        return importlib.import_module(TRACKERS[tracker])
     except ImportError as error:
-        raise InputError(f"{error}; install it with: pip install 'ponente[{extra}]'") from error
+        raise InputError(f"{error}; {INSTALL.format(tracker)}") from error
 
 
 def tensorboard(context: Mapping[str, Any], entries: Entries) -> None:
     """Event files in `<directory>/tensorboard`: scalars, and samples as text."""
-    writer_of = _library("tensorboardX", "tensorboard").SummaryWriter
+    writer_of = _library("tensorboard").SummaryWriter
     spool = Spool(storage.join(context["directory"], "tensorboard"))
     writer = writer_of(logdir=str(spool.path), flush_secs=10)
     for entry in entries:
@@ -61,7 +62,7 @@ def tensorboard(context: Mapping[str, Any], entries: Entries) -> None:
 
 def wandb(context: Mapping[str, Any], entries: Entries) -> None:
     """One W&B run for all attempts; the step is a column, so that redone steps are no error."""
-    library = _library("wandb", "wandb")
+    library = _library("wandb")
     directory = context["directory"]
     run = library.init(
         project=os.environ.get("WANDB_PROJECT", PROJECT),
@@ -90,7 +91,7 @@ def wandb(context: Mapping[str, Any], entries: Entries) -> None:
 
 def trackio(context: Mapping[str, Any], entries: Entries) -> None:
     """A trackio run: a local database, or a Hugging Face space that TRACKIO_SPACE_ID names."""
-    run = _library("trackio", "trackio").init(
+    run = _library("trackio").init(
         project=os.environ.get("TRACKIO_PROJECT", PROJECT),
         name=_run_id(context),
         config=dict(context["config"]),

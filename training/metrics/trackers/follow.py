@@ -11,6 +11,7 @@ import select
 import sys
 from collections.abc import Callable, Iterator
 
+from pipeline.errors import InputError
 from training.metrics.trackers.backends import BACKENDS, Entry
 
 LOOK_SECONDS = 1.0
@@ -39,7 +40,10 @@ def follow(path: str, ended: Callable[[], bool]) -> Iterator[Entry]:
 def main() -> None:
     """Follow the file that the context names until the run has ended."""
     context = json.loads(sys.stdin.buffer.readline())
-    BACKENDS[context["kind"]](context, follow(context["path"], _run_ended))
+    try:
+        BACKENDS[context["kind"]](context, follow(context["path"], _run_ended))
+    except InputError as error:
+        sys.exit(str(error))
 
 
 def _run_ended() -> bool:

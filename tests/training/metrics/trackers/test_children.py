@@ -156,7 +156,7 @@ def test_a_name_that_is_no_tracker_is_refused():
 def test_a_library_that_is_not_installed_says_how_to_install_it(monkeypatch, tmp_path):
     """The extra's name is in the error."""
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(InputError, match=r"pip install 'ponente\[wandb\]'"):
+    with pytest.raises(InputError, match=r"pip install -e '\.\[wandb\]'"):
         backends.wandb({"directory": str(tmp_path), "run": "r", "config": {}}, [])
 
 

@@ -1,0 +1,55 @@
+"""Which platforms JAX is to look for, by what the machine has."""
+
+from __future__ import annotations
+
+import os
+from fnmatch import fnmatch
+
+import pytest
+
+from steps import platforms
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Linux and no variable set; called with device files and variables, gives JAX_PLATFORMS."""
+    monkeypatch.setattr(platforms.sys, "platform", "linux")
+    for name in ("JAX_PLATFORMS", "TPU_NAME", "TPU_WORKER_ID", "TPU_ACCELERATOR_TYPE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def choose(*devices, **variables):
+        def matches(pattern):
+            return [path for path in devices if fnmatch(path, pattern)]
+
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(platforms, "glob", matches)
+        platforms.use_cpu_alone()
+        return os.environ.get("JAX_PLATFORMS")
+
+    return choose
+
+
+def test_without_accelerators_jax_looks_for_none(machine):
+    """On Linux; libtpu would write its errors otherwise."""
+    assert machine("/dev/null", "/dev/dri/card0") == "cpu"
+
+
+@pytest.mark.parametrize(
+    "device", ["/dev/accel0", "/dev/vfio/0", "/dev/nvidia0", "/dev/kfd", "/dev/dri/renderD128"]
+)
+def test_with_an_accelerator_jax_chooses(machine, device):
+    """A TPU by either of its drivers, or a GPU."""
+    assert machine("/dev/null", device) is None
+
+
+@pytest.mark.parametrize("name", ["TPU_NAME", "TPU_WORKER_ID", "TPU_ACCELERATOR_TYPE"])
+def test_a_tpu_by_its_variables_needs_no_device(machine, name):
+    """As in a container that is not given its devices yet."""
+    assert machine(**{name: "0"}) is None
+
+
+@pytest.mark.parametrize("devices", [(), ("/dev/nvidia0",)])
+def test_what_the_user_has_set_stays(machine, devices):
+    """With accelerators and without."""
+    assert machine(*devices, JAX_PLATFORMS="tpu,cpu") == "tpu,cpu"
