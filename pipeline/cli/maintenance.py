@@ -55,7 +55,7 @@ def _say_verified(label: str, state: str, manifest: Manifest | None, problems: l
     say(f"{label:<16} {state}{f', {_contents(manifest)}' if manifest else ''}")
     for problem in problems:
         say(f"  {problem}")
-    if problems:
+    if manifest and problems:
         say(f"  build it again with --force {label}")
 
 

@@ -18,7 +18,7 @@ from steps.reporting.run_record import RunRecord
 if TYPE_CHECKING:
     from training.metrics.goodput import Account
 
-INK, FAINT = "#52606d", "#9aa5b1"
+INK, FAINT = "#64748b", "#7b8794"
 BLUE, ORANGE, GREEN = "#3182ce", "#dd6b20", "#38a169"
 COLOURS = (BLUE, ORANGE, GREEN, "#d53f8c", "#b7791f", "#319795", "#9f7aea", "#e53e3e")
 """Distinct on white and on dark grey, and mostly for people who see few colours."""
@@ -324,10 +324,10 @@ PARTS = {
     "data_wait": ("data wait", ORANGE),
     "evaluation": ("evaluation", BLUE),
     "checkpoint": ("checkpoint", "#319795"),
-    "samples": ("samples", "#63b3ed"),
+    "samples": ("samples", "#d53f8c"),
     "other": ("other", FAINT),
     "redone": ("lost: done again", "#e53e3e"),
-    "dead": ("lost: dead time", "#9b2c2c"),
+    "dead": ("lost: dead time", "#bf4a4a"),
     "step": ("training steps", GREEN),
 }
 """Part of an account of the wall time -> its name and colour."""

@@ -48,8 +48,10 @@ def test_curves_are_seen_on_light_and_dark_cards():
     cards = re.findall(r"--card:(#\w+)", CSS)
     assert len(cards) == 2
     words = (re.findall(rf"--{name}:(#\w+)", CSS) for name in ("ink", "soft"))
+    parts = [colour for _, colour in charts.PARTS.values()]
     for card, *texts in zip(cards, *words, strict=True):
-        assert min(contrast(colour, card) for colour in charts.COLOURS) >= 3
+        drawn = (*charts.COLOURS, charts.INK, charts.FAINT, *parts)
+        assert min(contrast(colour, card) for colour in drawn) >= 3
         assert min(contrast(text, card) for text in texts) >= 4.5
 
 

@@ -17,7 +17,7 @@ from pipeline import Experiment, InputError, Result, StepContext, step
 from pipeline.graph.node import as_node
 from pipeline.pages.record import runs
 from pipeline.store import integrity, lease, storage
-from pipeline.store.manifest import load
+from pipeline.store.manifest import NAME, load
 from tests.pipeline.cli.toy_experiment import EXPERIMENT, build
 from tests.pipeline.toy import Numbers, clamp, numbers
 
@@ -130,8 +130,14 @@ def test_verify_finds_a_changed_byte_and_force_repairs_it(ponente, tmp_path):
     assert "1 corrupt" in out
     assert re.search(r"^total +sound, 0 files; result in the manifest$", out, re.MULTILINE)
     assert f"{url}: bytes 0-" in out
+    assert out.count("build it again with --force numbers") == 1
     ponente("--force", "numbers")
     assert ponente("verify")[0] == 0
+    other = storage.join(_path(tmp_path, numbers(count=10)), NAME)
+    storage.write_atomic(other, storage.read_bytes(other).replace(b'"key"', b'"kee"', 1))
+    out = ponente("verify")[1]
+    assert "move the directory away" in out
+    assert "--force" not in out, "of another remedy than the problem's own"
 
 
 def test_gc_lists_then_deletes_what_no_experiment_reaches(ponente, tmp_path):
