@@ -189,7 +189,7 @@ BAD_LINES = {
     "surrogate": (rb'{"text": "\ud800"}', "truncated|surrogate"),
     "latin-1": (b'{"text": "caf\xe9"}', "utf-8"),
     "huge count": (b'{"text": "a", "token_count": 99999999999999999999}', "out of range|<="),
-    "deep": (b'{"text": "a", "x": ' + b"[" * 5000 + b"]" * 5000 + b"}", "recursion|depth|nest"),
+    "deep": (b'{"text": "a", "x": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", "recursion|depth|nest"),
 }
 
 
