@@ -1,7 +1,7 @@
 """tomat's 1B model: the graph of `tomat_200m` on a v6e-32 slice.
 
 ponente plan experiments/tomat_1b.py             what a run takes
-ponente run experiments/tomat_1b.py --one-token  rows of 4,608: one token a density (LMQ, P=15)
+ponente run experiments/tomat_1b.py --lmq        rows of 4,608: one token a density (LMQ, P=15)
 ponente run experiments/tomat_1b.py --smoke      the same graph on a laptop's CPU
 """
 
@@ -30,7 +30,7 @@ def tomat(
     return tomat_200m.tomat(**locals())
 
 
-experiment = Experiment(tomat, one_token={"length": 4_608}, smoke=tomat_200m.SMOKE)
+experiment = Experiment(tomat, lmq={"length": 4_608}, smoke=tomat_200m.SMOKE)
 
 if __name__ == "__main__":
     experiment.main()

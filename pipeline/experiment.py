@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from pipeline import cli
 from pipeline.cli import context, options
+from pipeline.cli.secret_flags import is_secret_name
 from pipeline.errors import InputError
 from pipeline.graph.artifact import Artifact
 from pipeline.graph.declaration import Declaration, load, loading
@@ -39,7 +40,7 @@ class Experiment(Declaration[R]):
 
     Raises:
         InputError: what `Declaration` refuses, and a setting or preset that is named like a flag of
-            the command line.
+            the command line or like a secret.
     """
 
     def __init__(self, function: Callable[..., R], **presets: Mapping[str, Any]) -> None:
@@ -49,6 +50,11 @@ class Experiment(Declaration[R]):
                 raise InputError(
                     f"{self.name}: {name!r} is a flag of the command line "
                     f"(--{name.replace('_', '-')}) and cannot be a setting or preset too; rename it"
+                )
+            if is_secret_name(name):
+                raise InputError(
+                    f"{self.name}: {name!r} reads as the name of a secret, which no command line "
+                    "may carry; rename the setting or preset"
                 )
 
     def plan(self, preset: str | None = None, **settings: Any) -> list[Planned]:

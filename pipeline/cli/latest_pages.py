@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections import Counter
 
 from pipeline.cli.context import Context
 from pipeline.errors import PonenteError
@@ -14,17 +15,21 @@ from pipeline.store import storage
 def point_to_pages(context: Context, execution: Execution) -> list[tuple[str, str]]:
     """(label, URL) of every target that has a page: `reports/EXPERIMENT[-PRESET]/LABEL.html`.
 
-    The file there leads a browser on, by a relative path where the page is in the same store. One
-    that cannot be written never fails the run; the URL is then the page's own.
+    The second of one label is LABEL-2, in the order of the targets. The file there leads a browser
+    on, by a relative path where the page is in the same store. One that cannot be written never
+    fails the run; the URL is then the page's own.
     """
     assert context.experiment is not None
     folder = context.experiment.name + (f"-{context.preset}" if context.preset != FULL else "")
     prefix, found = context.store.prefix, []
+    labels: Counter[str] = Counter()
     for node in execution.targets:
         there = execution.published[node.key]
         page = node.output(there.path, there.manifest).page
         if page:
-            url = storage.join(prefix, "reports", folder, f"{node.label}.html")
+            labels[node.label] += 1
+            again = f"-{labels[node.label]}" if labels[node.label] > 1 else ""
+            url = storage.join(prefix, "reports", folder, f"{node.label}{again}.html")
             inside = page.startswith(f"{prefix}/")
             target = html.escape(f"../../{page.removeprefix(f'{prefix}/')}" if inside else page)
             refresh = f'<meta http-equiv="refresh" content="0; url={target}">'

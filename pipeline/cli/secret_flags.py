@@ -24,10 +24,15 @@ def refuse_secrets(arguments: Iterable[str]) -> None:
     for word in arguments:
         if word.startswith("--"):
             flag = word.partition("=")[0]
-            if _NAMES & set(re.split(r"[-_.]+", flag.lower())):
+            if is_secret_name(flag):
                 _refuse(flag, "its name")
         if _VALUE.search(word):
             _refuse(flag or "an argument", "its value")
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a flag, setting or preset of that name is refused on a command line."""
+    return bool(_NAMES & set(re.split(r"[-_.]+", name.lower())))
 
 
 def _refuse(flag: str, what: str) -> None:

@@ -150,15 +150,18 @@ def needed_keys(targets: Iterable[Node], there: set[str] | dict[str, Found]) -> 
 
 
 def pick(order: list[Node], name: str) -> list[Node]:
-    """The nodes a user means: by label (see `unique_labels`), or by a directory's beginning.
+    """The nodes a user means: by label (see `unique_labels`), by the step's name, or by the
+    beginning of a directory.
 
     Raises:
         InputError: naming the steps there are.
     """
     apart = unique_labels(order)
-    chosen = [n for n in order if name in (n.label, apart[n.key])] or [
-        n for n in order if name and n.directory.startswith(name)
-    ]
+    chosen = (
+        [n for n in order if name in (n.label, apart[n.key])]
+        or [n for n in order if name == n.step.name]
+        or [n for n in order if name and n.directory.startswith(name)]
+    )
     if not chosen:
         raise InputError(unknown("step", name, apart.values()))
     return chosen

@@ -152,7 +152,7 @@ CASES = (
             apart="its own loss over densities, not cross-entropy",
         ),
     ),
-    Case(experiment="tomat_1b", preset="one_token"),
+    Case(experiment="tomat_1b", preset="lmq"),
     Case(
         experiment="tutorial_bytes",
         preset="published",

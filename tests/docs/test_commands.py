@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 
 from pipeline.cli import join, options
+from pipeline.cli.secret_flags import refuse_secrets
 from pipeline.errors import PonenteError
 from pipeline.graph.declaration import Declaration, load
+from pipeline.launch.names import TARGETS
+from pipeline.store import storage
 from steps.cli import export, generate, tune
 from tests.docs.pages import ROOT, Block, blocks, inline_code, pages
 
@@ -86,6 +89,7 @@ def _module(name: str, flags: list[str]) -> None:
 
 
 def _ponente(words: list[str]) -> None:
+    refuse_secrets(words)
     verb, *rest = words
     if verb in ("completion", "--version", "VERB"):
         return
@@ -114,7 +118,10 @@ def _ponente(words: list[str]) -> None:
 
 def _verb(verb: str, of: Declaration[Any] | None, arguments: list[str]) -> None:
     arguments = [word for word in arguments if word not in ("--help-settings", "...")]
-    options.parse(verb, arguments, None if verb in options.FREE else of, verb)
+    flags, *_ = options.parse(verb, arguments, None if verb in options.FREE else of, verb)
+    if verb == "launch" and flags.on in TARGETS:
+        assert not storage.is_local(flags.prefix), "launch: every host must reach the store"
+        assert flags.zone or flags.on == "sky", "launch: give --zone"
 
 
 def test_commands_parse(values_later):
@@ -171,6 +178,9 @@ def test_dotted_flags_in_the_text_exist():
         "ponente plan experiments/run_200m.py --training.batch 8",
         "ponente status FILE --follow",
         "ponente export runs/x --to onnx",
+        "ponente plan experiments/run_200m.py --hub-token x",
+        "ponente launch FILE --on sky",
+        "ponente launch FILE --on queued --prefix gs://bucket/runs",
         "python experiments/none.py",
         "python -m tests.bench.plans --writes",
         "make sites",

@@ -97,6 +97,7 @@ def keyless(count) -> Total:
         (lambda: Experiment(graph, count={}), "preset 'count' is named like a setting"),
         (lambda: Experiment(graph, jobs={}), "'jobs' is a flag of the command line"),
         (lambda: Experiment(lambda jobs=3: numbers(count=jobs)), r"\(--jobs\) and cannot be a"),
+        (lambda: Experiment(graph, one_token={}), "'one_token' reads as the name of a secret"),
         (lambda: Experiment(keyless), r"keyless\(count\): expected a setting with a default"),
         (lambda: Experiment(lambda names=(): names), "expected an annotation"),
         (lambda: TOY.graph("wyde"), "no preset 'wyde'; did you mean wide"),

@@ -10,11 +10,11 @@ from pipeline.errors import CorruptOutput
 from pipeline.execute.adopt import adopt, choose
 from pipeline.graph.node import as_node, topological
 from pipeline.plan.lineage import lineage
-from pipeline.plan.state import look
+from pipeline.plan.state import look, pick
 from pipeline.store import storage
 from pipeline.store.garbage import delete, find_garbage
 from pipeline.store.outputs import Found, Store
-from pipeline.sweep import select
+from pipeline.sweep import select, sweep
 from tests.pipeline.helpers import bring_up, check_invariants, executed, result
 from tests.pipeline.toy import (
     Numbers,
@@ -121,3 +121,13 @@ def test_a_winner_that_is_gone_is_named(tmp_path):
     shutil.rmtree(storage.join(store, as_node(winner).directory))
     with pytest.raises(CorruptOutput, match=r"order-.*: input candidates\[0\] .* is missing"):
         _sum(found)
+
+
+def test_a_steps_name_means_its_candidates_and_no_step_of_a_longer_name():
+    """`order` is no label here, but the step of both candidates; `ord` begins three names."""
+    first = numbers(count=1)
+    both = sweep(lambda n: order(numbers(count=n)), [2, 3])
+    nodes = topological([as_node(each) for each in (*both, orders((first,)))])
+    assert [node.label for node in pick(nodes, "order")] == ["order[2]", "order[3]"]
+    assert len(pick(nodes, "ord")) == 3
+    assert [node.step.name for node in pick(nodes, "orders")] == ["orders"]

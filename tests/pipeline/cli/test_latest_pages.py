@@ -1,0 +1,39 @@
+"""The short paths that lead to the pages of an experiment's targets."""
+
+from __future__ import annotations
+
+from pipeline import Artifact, Experiment, Result, StepContext, step
+from pipeline.store import storage
+from tests.pipeline.toy import Numbers, numbers
+
+
+class Book(Artifact):
+    """One page."""
+
+    @property
+    def page(self) -> str:
+        """It."""
+        return storage.join(self.shard("page"), "index.html")
+
+
+@step(output=Book, version=1)
+def book(run: StepContext, numbers: Numbers) -> Result:
+    """A page that names its attempt."""
+    with run.shard("page") as directory:
+        storage.write_atomic(storage.join(directory, "index.html"), b"page")
+    return {}
+
+
+def test_two_pages_of_one_label_have_a_path_each(tmp_path, ponente):
+    """In the order of the targets; a second run writes the same paths."""
+
+    def two():
+        return book(numbers(count=3)), book(numbers(count=4))
+
+    reports = tmp_path / "store" / "reports" / "two"
+    for _ in range(2):
+        out = ponente(experiment=Experiment(two))[1]
+        found = [path.read_text() for path in (reports / "book.html", reports / "book-2.html")]
+        assert len(set(found)) == 2
+        assert all(str(reports / name) in out for name in ("book.html", "book-2.html"))
+    assert len(list(reports.iterdir())) == 2
