@@ -22,7 +22,11 @@ def tomat(
     validation_rows: int = 4_096,
     model: TransformerConfig = presets.tomat_1b,
     optimizer: OptimizerConfig = OptimizerConfig(warmup=0.05, weight_decay=0.0),
-    training: TrainConfig = TrainConfig(steps=16_000, batch_size=256),
+    training: TrainConfig = TrainConfig(
+        steps=16_000,
+        batch_size=256,
+        microbatches=4,  # nothing is recomputed then: 39 % predicted, 35 % without
+    ),
     longer: int = 0,
     hardware: str = "v6e-32",
 ) -> steps.Report:

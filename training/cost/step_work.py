@@ -191,17 +191,21 @@ def _host(job: Job) -> float:
 
 
 def _state_traffic(job: Job, chip: Chip) -> tuple[float, float]:
-    """(bytes inside slice or host, bytes that leave it) of parameters and gradients, by a ring."""
+    """(bytes inside slice or host, bytes that leave it) of parameters and gradients, by a ring.
+
+    Gradients are summed over the chips after every microbatch: by the TPU compiler 111, 222 and
+    415 MB for 1, 2 and 4 microbatches of one step on v6e-16.
+    """
     size = 2 * job.model.parameter_count / job.tensor  # in the compute dtype
     ring = (job.group - 1) / job.group
     gathers = {"replicated": 0, "zero1": 1, "fsdp": 2 * job.microbatches}[job.sharding]
-    sums = job.microbatches if job.sharding == "fsdp" else 1
+    sums = job.microbatches
     inside = size * ring * (gathers + 2 * sums)  # gradients are summed in float32
     copies = job.chips / (job.group * job.sequence * job.tensor)
     if copies > 1:  # all-reduce of what one chip holds of the gradients
-        inside += 2 * 2 * size / job.group * (copies - 1) / copies
+        inside += sums * 2 * 2 * size / job.group * (copies - 1) / copies
     if chip.name in TPUS:
-        return inside, (4 * size / job.group if job.slices > 1 else 0.0)
+        return inside, (sums * 4 * size / job.group if job.slices > 1 else 0.0)
     hosts = job.chips / HOST_CHIPS
     return inside, (inside / min(job.group, HOST_CHIPS) if hosts > 1 else 0.0)
 

@@ -16,10 +16,14 @@ def compiler_options(platform: str) -> dict[str, str] | None:
     - `xla_jf_spmd_threshold_for_windowed_einsum_mib`: never turn a product with a gathered operand
       into a ring of small products. At an embed of 1024 on 16 chips those contract over 64 numbers
       at a time and fill a quarter of the matrix unit.
+    - `xla_disable_hlo_passes`: the pass that would sum gradients over the chips once, after the
+      last microbatch, moves no sum of ours, and fails in libtpu 0.0.42.1 where the tables are not
+      tied and the state is split ("zero1").
     """
     if platform != "tpu":
         return None
     return {
         "xla_tpu_scoped_vmem_limit_kib": str(SCOPED_VMEM_KIB),
         "xla_jf_spmd_threshold_for_windowed_einsum_mib": str(NO_WINDOWED_EINSUM_MIB),
+        "xla_disable_hlo_passes": "while-loop-all-reduce-code-motion",
     }

@@ -63,6 +63,17 @@ def test_splitting_the_state_communicates_and_shrinks_the_update():
     assert work(JOB, TPUS["v6e"]).gathered_bytes == 0
 
 
+@pytest.mark.parametrize(
+    ("sharding", "group", "gathered"), [("replicated", 1, 0), ("zero1", 4, 2), ("fsdp", 4, 12)]
+)
+def test_each_microbatch_sums_its_gradients(sharding, group, gathered):
+    """By hand, bytes a parameter in three microbatches: gathers, and float32 sums by a ring."""
+    job = dataclasses.replace(JOB, chips=4, group=group, sharding=sharding, microbatches=3)
+    summed = 3 * (8 if sharding == "replicated" else 4)  # an all-reduce gathers what it summed
+    found = work(job, TPUS["v6e"]).gathered_bytes
+    assert found == pytest.approx(SHAPE.parameter_count * (gathered + summed) * 3 / 4)
+
+
 def test_every_chip_of_the_table_has_a_prediction():
     """More than the roofline allows is predicted for none."""
     for chip in (*TPUS.values(), *GPUS.values()):
