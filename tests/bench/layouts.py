@@ -44,7 +44,7 @@ def line(options: Any, name: str) -> dict[str, Any]:
     if "rules" in fields:
         fields["rules"] = getattr(config, fields["rules"])
     remat = options.remat[0] if options.remat else "products"
-    program = make_program(options, remat=remat, parallel=config.Parallelism(**fields))
+    program = make_program(options, remat=remat, parallel=fields)
     found = preflight(program)
     optimizer = config.OptimizerConfig(**dict(options.set_optimizer))
     guess = estimate(program.model, optimizer, program.train, program.layout.devices)

@@ -65,7 +65,6 @@ def baseline(options: argparse.Namespace) -> Any:
     What a habit gives: nothing is gathered on purpose, and the compiler has its own defaults.
     """
     import training.step.program
-    from training.config import Parallelism
     from training.sharding.layout import Layout, make_layout
 
     class NeverGathered(Layout):
@@ -77,8 +76,8 @@ def baseline(options: argparse.Namespace) -> Any:
         return NeverGathered(layout.mesh, layout.parallel)
 
     with mock.patch.object(training.step.program, "make_layout", habitual):
-        fsdp = Parallelism(sharding="fsdp")
-        return without_options(make_program(options, remat="full", parallel=fsdp))
+        program = make_program(options, remat="full", parallel={"sharding": "fsdp"})
+        return without_options(program)
 
 
 def without_options(program: Any) -> Any:

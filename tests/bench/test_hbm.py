@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,12 @@ from tests.bench.tpu_options import parser, setting
 from tests.training import tiny
 from training.cost.hlo_cost import Cost, Operation, cost
 from training.cost.hlo_parser import parse
+
+
+def needs_libtpu(test: Any) -> Any:
+    """Slow, and skipped where libtpu is not installed."""
+    missing = importlib.util.find_spec("libtpu") is None
+    return pytest.mark.slow(pytest.mark.skipif(missing, reason="needs libtpu")(test))
 
 
 def test_settings():
@@ -50,21 +57,44 @@ def test_the_most_expensive_operations():
     assert [each["name"] for each in operations(whole, 9)] == ["a", "b"]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
-def test_a_program_that_does_not_fit():
-    """Refused in seconds, in one line; recomputation is counted from what was traced."""
-    # An untouched 200M model without recomputation is far above the limit in every version of it.
-    shape = ("--slice", "v6e-4", "--batch", "512", "--seq", "8192", "--remat", "none")
+def printed(bench: str, *arguments: str) -> list[dict[str, Any]]:
+    """The lines of a bench on four chips, run as a user does."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.bench.hbm", *shape],
+        [sys.executable, "-m", bench, "--slice", "v6e-4", *arguments],
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
         timeout=400,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    (line,) = (json.loads(line) for line in done.stdout.splitlines())
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@needs_libtpu
+def test_layouts_and_the_baseline():
+    """Each layout has its own collectives, and the baseline repeats more than our program."""
+    sizes = ("layers=2", "embed=256", "mlp=512", "heads=4", "kv_heads=2", "vocab_size=1024")
+    shape = ["--batch", "4", "--seq", "1024"]
+    for size in sizes:
+        shape += ["--set-model", size]
+    layouts = ("data", "fsdp-sequence2-tensor2")
+    chosen = [word for name in layouts for word in ("--layout", name)]
+    data, split = printed("tests.bench.layouts", *shape, *chosen)
+    assert set(data["collectives"]) == {"all-reduce"}
+    assert {"all-gather", "reduce-scatter", "all-reduce"} <= set(split["collectives"])
+    # Each repeats the scores alone, and so does the one whose devices see parts of the rows.
+    assert 1 < split["executed_over_model"] == data["executed_over_model"]
+    ours, baseline = printed("tests.bench.step_cost", *shape, "--baseline")
+    assert (ours["program"], baseline["program"]) == ("ponente", "baseline")
+    assert ours["executed_over_model"] < baseline["executed_over_model"]
+
+
+@needs_libtpu
+def test_a_program_that_does_not_fit():
+    """Refused in seconds, in one line; recomputation is counted from what was traced."""
+    # An untouched 200M model without recomputation is far above the limit in every version of it.
+    shape = ("--batch", "512", "--seq", "8192", "--remat", "none")
+    (line,) = printed("tests.bench.hbm", *shape)
     assert line["remat"] == "none"
     assert not line["fits"]
     assert line["need_gib"] > 31.25

@@ -48,7 +48,7 @@ def setting(text: str) -> tuple[str, Any]:
 def make_program(options: argparse.Namespace, **changes: Any) -> Any:
     """The program that the flags describe, with fields of TrainConfig replaced by `changes`.
 
-    A policy of `--remat` is one of `changes`.
+    A policy of `--remat` is one of `changes`; `parallel` is a mapping of its fields.
     """
     devices = describe(options.slice)
     # After `describe`, which says to JAX where it runs.

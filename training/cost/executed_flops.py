@@ -70,7 +70,8 @@ def _special(jaxpr: Any, times: int, share: int) -> Iterator[tuple[float, str]]:
         kind = equation.primitive.name
         if kind in CUDNN:
             batch, position, heads, head_size = equation.invars[0].aval.shape
-            pairs = pair_flops((batch, heads, position, head_size))
+            shape = (batch, heads, position, head_size)
+            pairs = pair_flops(shape, shape)
             yield CUDNN[kind] * pairs * times / share, ""
         elif kind == "pallas_call":
             if phase(str(equation.params["name"])) is None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from training.cost.hlo_parser import Array, Computation, Instruction, Module, Visit, walk
+from training.cost.hlo_parser import Computation, Instruction, Module, Visit, walk
 
 RECOMPUTED = "rematted_computation"
 """What `jax.checkpoint` calls the second computation of a forward pass, in names of operations."""
@@ -132,11 +132,15 @@ def phase(kernel: str) -> str | None:
     return found[1] if found else None
 
 
-def pair_flops(queries: tuple[int, ...]) -> int:
-    """FLOPs of one product over the visible pairs of queries [..., heads, position, head_size]."""
+def pair_flops(queries: tuple[int, ...], keys: tuple[int, ...]) -> int:
+    """FLOPs of one product over the visible pairs of queries [..., heads, position, head_size].
+
+    Where a device has a part of a row's queries and all of its keys [..., position, head_size], it
+    sees its equal share of the row's pairs: causal work is balanced over the devices of a row.
+    """
     *outer, first, second = queries
     position, head_size = max(first, second), min(first, second)
-    return 2 * math.prod(outer) * head_size * position * (position + 1) // 2
+    return 2 * math.prod(outer) * head_size * position * (max(keys[-2:]) + 1) // 2
 
 
 def summarise(products: Iterable[Product], source: str) -> Cost:
@@ -242,8 +246,7 @@ def _product(visit: Visit) -> Product | None:
         flops, kernel = count(each, visit.computation), ""
     elif each.target == "tpu_custom_call":
         kernel = _kernel_name(each)
-        queries = _queries(each, visit.computation) if phase(kernel) else None
-        flops = pair_flops(queries.dimensions) if queries else 0
+        flops = _kernel_flops(each, visit.computation) if phase(kernel) else 0
     else:
         return None
     names = f"{each.name} {visit.fusion.name if visit.fusion else ''}"
@@ -257,10 +260,12 @@ def _kernel_name(call: Instruction) -> str:
     return parts[-2] if len(parts) > 1 else re.sub(r"[.\d]+$", "", call.name)
 
 
-def _queries(kernel: Instruction, computation: Computation) -> Array | None:
-    """The first floating-point operand with heads, positions and features."""
+def _kernel_flops(kernel: Instruction, computation: Computation) -> int:
+    """Of one product: queries and keys are the first operands with heads, positions, features."""
     arrays = (array for arrays in computation.operands(kernel) for array in arrays)
-    return next((a for a in arrays if "f" in a.dtype and len(a.dimensions) >= 3), None)
+    found = (a.dimensions for a in arrays if "f" in a.dtype and len(a.dimensions) >= 3)
+    queries, keys = next(found, None), next(found, None)
+    return pair_flops(queries, keys) if queries and keys else 0
 
 
 def dot_flops(dot: Instruction, computation: Computation) -> int:

@@ -67,5 +67,5 @@ def _kernel_flops(equation: Any, kernel: str) -> int:
     if phase(kernel) is None:
         return 0
     arrays = (variable.aval for variable in equation.invars)
-    queries = next(a for a in arrays if a.ndim >= 3 and "float" in a.dtype.name)
-    return pair_flops(queries.shape)
+    found = (a.shape for a in arrays if a.ndim >= 3 and "float" in a.dtype.name)
+    return pair_flops(next(found), next(found))

@@ -195,7 +195,21 @@ def test_a_dkv_kernel_beside_a_dq_kernel_leaves_the_queries_to_it():
     dkv = call.replace("NAME", "splash_mha_dkv_no_residuals")
     dq = call.replace("NAME", "splash_mha_dq_no_residuals").replace("%k.2", "%k.3")
     found = cost(parse(before + dkv + dq + after))
-    assert found.attention_flops == (4 + 3) * pair_flops((2, 16, 512, 64))
+    shape = (2, 16, 512, 64)
+    assert found.attention_flops == (4 + 3) * pair_flops(shape, shape)
+
+
+def test_kernels_of_a_divided_row_share_its_pairs():
+    """A device of four has a quarter of the queries and all keys, in chunks of equal work."""
+    whole, keys = (2, 16, 512, 64), (2, 4, 512, 64)
+    assert 4 * pair_flops((2, 16, 128, 64), keys) == pair_flops(whole, keys)
+    kernel = KERNEL.replace("NAME", "splash_mha_fwd_residuals")
+    divided = kernel.replace("%q, %q)", "%k, %k)").replace(
+        "  %p =", "  %k = bf16[2,4,2048,64]{3,2,1,0:T(8,128)(2,1)} parameter(2)\n  %p ="
+    )
+    found = cost(parse(divided))
+    assert found.attention_flops == 2 * pair_flops((2, 16, 512, 64), (2, 4, 2048, 64))
+    assert found.attention_flops > 3.9 * cost(parse(kernel)).attention_flops
 
 
 def test_phases():
