@@ -246,7 +246,8 @@ def _say_outcome(context: Context, execution: Execution, looked: float | None) -
     total = len(execution.published)
     if looked is None:
         executed = len(execution.executed)
-        say(f"{executed} steps executed, {total - executed} reused")
+        steps = "step" if executed == 1 else "steps"
+        say(f"{executed} {steps} executed, {total - executed} reused")
     else:
         say(f"all {total} steps up to date; checked in {looked:.2f} s")
     for node in execution.targets:

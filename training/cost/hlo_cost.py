@@ -334,8 +334,8 @@ def _collectives(visits: list[Visit]) -> tuple[Collective, ...]:
     totals: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
     for visit in visits:
         each = visit.instruction
-        kind = each.opcode.removesuffix("-start")
-        if kind not in _COLLECTIVES:
+        kind = _collective_kind(each)
+        if kind is None:
             continue
         if visit.fusion is not None and "all-reduce-scatter" in visit.computation.name:
             kind = "reduce-scatter"
@@ -346,9 +346,19 @@ def _collectives(visits: list[Visit]) -> tuple[Collective, ...]:
     return tuple(Collective(kind, *total) for kind, total in sorted(totals.items()))
 
 
+def _collective_kind(each: Instruction) -> str | None:
+    """Its opcode, or "all-reduce between slices" where libtpu's runtime carries it over the
+    data-centre network; None for what is no collective."""
+    if each.opcode == "send":
+        found = re.search(r'_xla_megascale_transfer_type="(\w+)"', each.text)
+        return f"{found[1].lower().replace('_', '-')} between slices" if found else None
+    kind = each.opcode.removesuffix("-start")
+    return kind if kind in _COLLECTIVES else None
+
+
 def _bytes_moved(collective: Instruction, computation: Computation) -> int:
     operands = sum(a.bytes for arrays in computation.operands(collective) for a in arrays)
     results = sum(array.bytes for array in collective.arrays)
-    if collective.opcode in ("all-gather-start", "collective-permute-start"):
+    if collective.opcode in ("all-gather-start", "collective-permute-start", "send"):
         results -= operands  # these return their operands too
     return max(operands, results)

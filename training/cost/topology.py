@@ -16,8 +16,8 @@ from pipeline.accelerators import TPUS, Tpu, find_slice
 from pipeline.errors import InputError
 
 
-def describe(slice_name: str) -> list[Any]:
-    """Devices of a slice: "v6e-16", or a topology such as "v6e:4x4".
+def describe(slice_name: str, slices: int = 1) -> list[Any]:
+    """Devices of a slice: "v6e-16", or a topology such as "v6e:4x4"; or of `slices` such slices.
 
     Sets the environment variables with which libtpu compiles without looking for a TPU; one that
     is set already stays, except the slice's own type.
@@ -42,6 +42,7 @@ def describe(slice_name: str) -> list[Any]:
         platform="tpu",
         topology_name=f"{tpu.name}:{topology}",
         chip_config_name=tpu.chip_config,
+        num_slices=slices,
         **bounds,
     )
     return list(described.devices)

@@ -24,15 +24,15 @@ ENVIRONMENT = {
 
 SCRIPT = """
 import dataclasses, json, sys
-from jax.experimental import topologies
 from models.config import TransformerConfig
 from training.config import OptimizerConfig, TrainConfig
 from training.cost.hlo_parser import parse
 from training.cost.hlo_cost import cost
+from training.cost.topology import describe
 from training.config.parallelism import Parallelism
 from training.step.program import build_program
 
-devices = topologies.get_topology_desc(platform="tpu", topology_name="v6e:2x2").devices
+devices = describe("v6e-4")
 model = TransformerConfig(
     vocab_size=1024, layers=2, embed=256, heads=2, kv_heads=1, head_size=128, mlp=512
 )
@@ -51,6 +51,11 @@ memory = compiled.memory_analysis()
 untied = dataclasses.replace(model, tied=False)
 split = dataclasses.replace(train, parallel=Parallelism(sharding="zero1"))
 build_program(untied, OptimizerConfig(), split, devices, eos_id=0, padded=True).lower().compile()
+apart = dataclasses.replace(
+    split, parallel=Parallelism(sharding="zero1", group=4), batch_size=16, microbatches=1
+)
+joined = build_program(model, OptimizerConfig(), apart, describe("v6e-4", slices=2), eos_id=0)
+between = cost(parse(joined.lower().compile().as_text())).collectives
 print(json.dumps({
     "backend": program.backend,
     "parameters": model.parameter_count,
@@ -63,6 +68,8 @@ print(json.dumps({
     "aliased": memory.alias_size_in_bytes,
     "outputs": memory.output_size_in_bytes,
     "temporary": memory.temp_size_in_bytes,
+    "mesh": [[d.slice_index for d in row.flat] for row in joined.layout.mesh.devices],
+    "between_slices": {c.kind: c.bytes for c in between if "slices" in c.kind},
 }))
 """
 
@@ -95,3 +102,10 @@ def test_train_step_compiles_for_v6e():
     # Gradients are reduced layer by layer; nothing goes around in a ring.
     assert found["in_layer_loops"] > 0
     assert found["permute"] == 0
+    # Two slices are joined along the data axis: what goes between them is a chip's quarter of the
+    # gradients, in bfloat16, the tied table's once more and in float32 for the head, and few sums.
+    assert found["mesh"] == [[0] * 4, [1] * 4]
+    assert set(found["between_slices"]) == {"all-reduce between slices"}
+    table = 1024 * 256
+    quarter = (2 * found["parameters"] + 4 * table) / 4
+    assert found["between_slices"]["all-reduce between slices"] == pytest.approx(quarter, rel=0.02)
