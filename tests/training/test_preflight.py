@@ -172,7 +172,7 @@ def test_the_tpu_compiler():
     # The compiler says it to two decimals, and reserves a little more since libtpu 0.0.50.
     assert small["limit_gib"] == 31.25
     usable = {name: tpu.usable for name, tpu in TPUS.items()}
-    assert found["limits"] == pytest.approx(usable, abs=0.011)
+    assert found["limits"] == pytest.approx(usable, abs=0.011 * GIB)
     state = 12 * found["parameters"] / GIB
     assert state < small["arguments_gib"] < 1.1 * state + 0.01
     # The peak has the program's own code in it, which for two layers is about as large.

@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from tests.faults.trainers import Trainers, finish
 from tests.training import tiny
@@ -25,9 +26,11 @@ def no_shared_cache(monkeypatch):
     """The suite's own compilation cache is off, also in processes."""
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", None)
+    reset_cache()  # JAX 0.12 still reads what it has opened
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     yield
     jax.config.update("jax_compilation_cache_dir", before)
+    reset_cache()
 
 
 @pytest.fixture(scope="module")
