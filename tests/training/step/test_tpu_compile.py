@@ -56,6 +56,13 @@ apart = dataclasses.replace(
 )
 joined = build_program(model, OptimizerConfig(), apart, describe("v6e-4", slices=2), eos_id=0)
 between = cost(parse(joined.lower().compile().as_text())).collectives
+away = dataclasses.replace(
+    split,
+    remat="offload:block_input",
+    microbatches=1,
+    parallel=Parallelism(sharding="zero1", optimizer_memory="host"),
+)
+moved = build_program(model, OptimizerConfig(), away, devices, eos_id=0).lower().compile()
 print(json.dumps({
     "backend": program.backend,
     "parameters": model.parameter_count,
@@ -68,6 +75,9 @@ print(json.dumps({
     "aliased": memory.alias_size_in_bytes,
     "outputs": memory.output_size_in_bytes,
     "temporary": memory.temp_size_in_bytes,
+    "moved_arguments": moved.memory_analysis().argument_size_in_bytes,
+    "on_host": moved.memory_analysis().host_argument_size_in_bytes,
+    "inputs_on_host": moved.memory_analysis().host_temp_size_in_bytes,
     "mesh": [[d.slice_index for d in row.flat] for row in joined.layout.mesh.devices],
     "between_slices": {c.kind: c.bytes for c in between if "slices" in c.kind},
 }))
@@ -109,3 +119,7 @@ def test_train_step_compiles_for_v6e():
     table = 1024 * 256
     quarter = (2 * found["parameters"] + 4 * table) / 4
     assert found["between_slices"]["all-reduce between slices"] == pytest.approx(quarter, rel=0.02)
+    # Moved to the host: both moments, and a block's inputs of two rows in each of two layers.
+    assert found["on_host"] == pytest.approx(state * 2 / 3, rel=0.05)
+    assert found["moved_arguments"] < 0.45 * found["arguments"]
+    assert found["inputs_on_host"] == 2 * 2 * 512 * 256 * 2
