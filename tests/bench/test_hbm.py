@@ -17,11 +17,7 @@ from tests.training import tiny
 from training.cost.hlo_cost import Cost, Operation, cost
 from training.cost.hlo_parser import parse
 
-
-def needs_libtpu(test: Any) -> Any:
-    """Slow, and skipped where libtpu is not installed."""
-    missing = importlib.util.find_spec("libtpu") is None
-    return pytest.mark.slow(pytest.mark.skipif(missing, reason="needs libtpu")(test))
+needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
 
 
 def test_settings():
@@ -70,6 +66,7 @@ def printed(bench: str, *arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_layouts_and_the_baseline():
     """Each layout has its own collectives, and the baseline repeats more than our program."""
@@ -89,6 +86,7 @@ def test_layouts_and_the_baseline():
     assert ours["executed_over_model"] < baseline["executed_over_model"]
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_a_program_that_does_not_fit():
     """Refused in seconds, in one line; recomputation is counted from what was traced."""

@@ -13,15 +13,6 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu"),
 ]
 
-ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v6e-4",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_WORKER_ID": "0",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
-
 SCRIPT = """
 import dataclasses, json, sys
 from models.config import TransformerConfig
@@ -92,7 +83,7 @@ def test_train_step_compiles_for_v6e():
     """
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
-        env={**os.environ, **ENVIRONMENT},
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
         timeout=400,
