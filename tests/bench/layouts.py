@@ -28,25 +28,33 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "sequence4": {"sharding": "zero1", "sequence": 4},
     "fsdp-sequence2-tensor2": {"sharding": "fsdp", "sequence": 2, "tensor": 2},
 }
+"""Fields of `Parallelism`; the rules by the name they have in `training.config`."""
 SMALL = {
     **{"layers": 2, "embed": 2048, "heads": 16, "kv_heads": 8, "head_size": 128, "mlp": 5632},
     **{"vocab_size": 32768},
 }
 
 
+def fields(name: str) -> dict[str, Any]:
+    """What a layout passes to `Parallelism`."""
+    from training import config
+
+    found = dict(LAYOUTS[name])
+    if "rules" in found:
+        found["rules"] = getattr(config, found["rules"])
+    return found
+
+
 def line(options: Any, name: str) -> dict[str, Any]:
     """The measurement of one layout."""
-    from training import config
+    from training.config import OptimizerConfig
     from training.cost.memory_estimate import GIB, estimate
     from training.preflight import preflight
 
-    fields = dict(LAYOUTS[name])
-    if "rules" in fields:
-        fields["rules"] = getattr(config, fields["rules"])
     remat = options.remat[0] if options.remat else "products"
-    program = make_program(options, remat=remat, parallel=fields)
+    program = make_program(options, remat=remat, parallel=fields(name))
     found = preflight(program)
-    optimizer = config.OptimizerConfig(**dict(options.set_optimizer))
+    optimizer = OptimizerConfig(**dict(options.set_optimizer))
     guess = estimate(program.model, optimizer, program.train, program.layout.devices)
     compiled = found.peak_gib or found.need_gib
     return {

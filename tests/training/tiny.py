@@ -26,6 +26,8 @@ BATCH = 8
 MODEL = TransformerConfig(
     vocab_size=VOCAB, layers=2, embed=32, heads=4, kv_heads=2, head_size=8, mlp=64
 )
+FOUR_WAYS = dataclasses.replace(MODEL, heads=8, kv_heads=4)
+"""The same with heads that four devices can divide."""
 # Adam's first update is g / (|g| + epsilon): where a gradient happens to be near zero, the default
 # epsilon turns rounding into an update of full size, and losses on two meshes drift apart.
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, warmup=2, epsilon=1e-5)
@@ -51,12 +53,16 @@ def split(group: int, sharding: str = "fsdp") -> Parallelism:
 
 @functools.cache
 def program(
-    devices: int = 1, padded: bool = False, masked: bool = False, **changes: Any
+    devices: int = 1,
+    padded: bool = False,
+    masked: bool = False,
+    model: TransformerConfig = MODEL,
+    **changes: Any,
 ) -> Program:
     """The tiny run's program on the first `devices` devices; one object per set of changes."""
     train = dataclasses.replace(TRAIN, **changes)
     found = jax.devices()[:devices]
-    return build_program(MODEL, OPTIMIZER, train, found, eos_id=EOS, padded=padded, masked=masked)
+    return build_program(model, OPTIMIZER, train, found, eos_id=EOS, padded=padded, masked=masked)
 
 
 def stored(tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:
