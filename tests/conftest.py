@@ -23,8 +23,6 @@ os.environ.setdefault("PONENTE_NO_COMPILE", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Ray's workers are nice to everything else, and so to the rest of this suite, for minutes.
 os.environ.setdefault("RAY_worker_niceness", "0")
-# Tests compile much and train little: compiling is faster where each thread has a heap.
-os.environ.setdefault("MALLOC_ARENA_MAX", "0")
 os.environ.pop("PONENTE_PREFIX", None)
 os.environ.pop("RAY_ADDRESS", None)
 

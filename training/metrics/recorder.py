@@ -96,10 +96,10 @@ class Recorder:
         self._last = self._clock()
 
     def push(self, step: int, metrics: dict[str, jax.Array], data_wait: float) -> None:
-        """Keep the arrays of `step`; write the row of the step before.
+        """Keep the arrays of `step` and write the row of the step before, or both if it is over.
 
         Args:
-            step: the one that was just queued.
+            step: the one that was just queued, or on CPUs computed.
             metrics: its device arrays.
             data_wait: seconds waited for a batch since the last `push` or `drain`.
 
@@ -112,6 +112,8 @@ class Recorder:
         self._pending = (step, metrics, own, self.throughput)
         if before is not None:
             self._write(*before)
+        if all(array.is_ready() for array in metrics.values()):
+            self.drain()
 
     def drain(self, data_wait: float = 0.0) -> None:
         """Wait for the newest step and write its row; `data_wait` as for `push`."""

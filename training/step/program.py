@@ -62,7 +62,9 @@ class Program:
 
     def init(self) -> TrainState:
         """The state at step 0."""
-        return init_state(self.model, self.optimizer, self.layout, self.train)
+        return init_state(
+            self.model, self.optimizer, self.train, self.abstract, self.layout.platform
+        )
 
     def abstract_batch(self) -> jax.ShapeDtypeStruct:
         """Tokens int32 [batch, position] as the step takes them."""
@@ -118,17 +120,18 @@ def build_program(
         padded=padded,
         masked_from=model.vocab_size if masked else None,
     )
+    abstract = abstract_state(model, transformation, layout, train)
     return Program(
         model=model,
         train=train,
         layout=layout,
         optimizer=transformation,
-        step=make_train_step(model, train, transformation, rate, layout, backend, boundaries),
+        step=make_train_step(train, transformation, rate, layout, backend, boundaries, abstract),
         evaluation_step=make_evaluation_step(train, layout, backend, boundaries),
         backend=backend,
         backend_reason=backend_reason,
         notes=(backend_reason, reason, *wasteful),
-        abstract=abstract_state(model, transformation, layout, train),
+        abstract=abstract,
         estimate=estimate(model, optimizer, train, len(devices), platform=platform),
     )
 

@@ -19,6 +19,7 @@ from models.transformer import Transformer
 from training.config import TrainConfig
 from training.sharding.layout import Layout
 from training.step.loss_spike import no_losses
+from training.step.xla_options import initialization_options
 
 
 class TrainState(eqx.Module):
@@ -100,12 +101,14 @@ def shardings_of(state: Any) -> Any:
 def init_state(
     config: TransformerConfig,
     optimizer: optax.GradientTransformation,
-    layout: Layout,
     train: TrainConfig,
+    abstract: TrainState,
+    platform: str,
 ) -> TrainState:
     """A new state from `train.seed`, every array created on the devices that keep it."""
-    target = shardings_of(abstract_state(config, optimizer, layout, train))
-    # It runs once, and a CPU would take longer to optimise it than to run it.
-    quick = {"xla_backend_optimization_level": 1} if layout.platform == "cpu" else None
-    make = jax.jit(_make(config, optimizer, train), out_shardings=target, compiler_options=quick)
+    make = jax.jit(
+        _make(config, optimizer, train),
+        out_shardings=shardings_of(abstract),
+        compiler_options=initialization_options(platform),
+    )
     return make(jax.random.key(train.seed or 0))

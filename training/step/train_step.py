@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from models.config import TransformerConfig
 from models.loss.next_token import next_token_loss
 from models.precision import cast
 from models.transformer import Transformer
@@ -30,7 +29,7 @@ from training.optimizer.lr_schedule import Schedule
 from training.sharding.layout import Layout
 from training.step.document_mask import Boundaries
 from training.step.loss_spike import is_spike, remember
-from training.step.state import TrainState, abstract_state, shardings_of
+from training.step.state import TrainState, shardings_of
 from training.step.xla_options import compiler_options
 
 Metrics = dict[str, jax.Array]
@@ -172,15 +171,15 @@ def _apply(
 
 
 def make_train_step(
-    model: TransformerConfig,
     config: TrainConfig,
     optimizer: optax.GradientTransformation,
     rate: Schedule,
     layout: Layout,
     backend: str,
     boundaries: Boundaries,
+    abstract: TrainState,
 ) -> TrainStep:
-    """The jitted step (state, tokens) -> (state, metrics); the state is donated.
+    """The jitted step (state, tokens) -> (state, metrics); the state is donated, as `abstract`.
 
     Tokens are ids as they are stored, int32 [batch, position] split by `layout.batch`. Metrics are
     float32 scalars: `loss` (mean nll in nats per counted token), `grad_norm` and `parameter_norm`
@@ -210,7 +209,7 @@ def make_train_step(
         }
         return new, {name: value.astype(jnp.float32) for name, value in metrics.items()}
 
-    target = shardings_of(abstract_state(model, optimizer, layout, config))
+    target = shardings_of(abstract)
     on_device = jax.tree.map(lambda kept: kept.with_memory_kind("device"), target.optimizer_state)
     return jax.jit(
         train_step,

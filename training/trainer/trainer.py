@@ -58,7 +58,7 @@ def train(
     """
     run = run or RunContext()
     check_job(job)
-    cpu_malloc.share_one_heap()
+    cpu_malloc.compute_in_calling_thread()
     distributed.initialize(run.coordinator)
     data = job.data
     setting = {"eos_id": data.eos_id, "padded": job.padded, "masked": data.masked}

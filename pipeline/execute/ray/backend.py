@@ -140,14 +140,11 @@ class RayBackend:
         """Start the step as a task with the resources its body asked for."""
         heartbeat = f"{request.label}-{uuid.uuid4().hex}"
         wants = request.step.resources
-        # Who asks for no core leads others, or computes here on all that this machine has.
-        heaps = {} if wants.cpus else runtime_env.malloc_env(one=True)
         task = self._run_step.options(
             num_cpus=wants.cpus,
             memory=wants.memory or None,
             resources={**wants.custom, **self._machine(request)} or None,
             name=request.label,
-            runtime_env={"env_vars": heaps} if heaps else None,
             label_selector=self._watch.elsewhere,
         )
         reference = task.remote(request, self._collector, heartbeat)

@@ -109,10 +109,7 @@ class Placement:
     def actor(self, kind: Any, index: int) -> Any:
         """Start process `index`, an actor of `kind`, with the environment its devices need."""
         on_cpu = self._hardware.kind == "cpu"
-        environment = {
-            "PONENTE_GANG": self._hardware.name,
-            **runtime_env.malloc_env(one=on_cpu),
-        }
+        environment = {"PONENTE_GANG": self._hardware.name}
         if on_cpu:
             count = self._hardware.devices_per_process
             environment |= {

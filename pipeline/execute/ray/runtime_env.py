@@ -23,7 +23,6 @@ STARTING = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 _VARIABLE = "PONENTE_CODE"
-_HEAPS = "MALLOC_ARENA_MAX"  # glibc takes no notice of 0
 # Without a slash at the end, which would have Ray walk through all that is in them.
 _EXCLUDES = ["/runs", "/.venv", "/.git", "/tests", "/docs", "__pycache__"]
 
@@ -57,18 +56,6 @@ def runtime_environment(root: Path = ROOT) -> dict[str, Any]:
         "excludes": _EXCLUDES,
         "env_vars": {_VARIABLE: code_digest(root), **handed},
     }
-
-
-def malloc_env(*, one: bool) -> dict[str, str]:
-    """The environment of a worker whose threads share one heap, or have one each (glibc's habit).
-
-    A process that computes on CPUs wants one (see `training.trainer.cpu_malloc`), and as it has
-    threads before any step's code runs, it has to be set here. What is set for a task is
-    inherited by what it starts, so it is set for a gang either way. Another number than 1 is the
-    user's and stays.
-    """
-    ours = os.environ.get(_HEAPS, "1") == "1"
-    return {_HEAPS: "1" if one else "0"} if ours else {}
 
 
 def on_cluster() -> bool:

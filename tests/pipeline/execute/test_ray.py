@@ -24,7 +24,7 @@ from pipeline import (
 from pipeline.errors import StepFailed
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
-from pipeline.execute.ray import gang, runtime_env
+from pipeline.execute.ray import gang
 from pipeline.graph.node import as_node
 from pipeline.graph.step_context import Emit
 from pipeline.store.outputs import Store
@@ -45,7 +45,6 @@ def report_process(job: int, *, process: GangProcess, emit: Emit) -> dict[str, A
         "count": process.count,
         "coordinator": process.coordinator,
         "flags": os.environ.get("XLA_FLAGS"),
-        "heaps": os.environ.get("MALLOC_ARENA_MAX"),
     }
 
 
@@ -165,9 +164,8 @@ def test_a_refused_input_is_reported_once(tmp_path, backend):
     assert [e["event"] for e in events].count("retried") == 0
 
 
-def test_a_gang_of_two_processes_shares_a_coordinator(tmp_path, backend, monkeypatch):
+def test_a_gang_of_two_processes_shares_a_coordinator(tmp_path, backend):
     """cpu-2x2: two processes, two virtual devices each, one meeting point."""
-    monkeypatch.delenv("MALLOC_ARENA_MAX")
     graph = ganged(job=7, hardware="cpu-2x2")
     (said,) = [f.manifest.result for f in _run(backend, str(tmp_path), graph).published.values()]
     assert (said["job"], said["index"], said["count"]) == (7, 0, 2)
@@ -179,34 +177,6 @@ def test_a_gang_of_two_processes_shares_a_coordinator(tmp_path, backend, monkeyp
     assert ":" in said["coordinator"]
     assert said["flags"].split()[-1] == "--xla_force_host_platform_device_count=2"
     assert set(os.environ["XLA_FLAGS"].split()) < set(said["flags"].split())
-    assert said["heaps"] == "1"
-
-
-def test_a_gang_on_this_machine_shares_one_heap_among_threads(tmp_path, backend, monkeypatch):
-    """It is the step's own worker, which has threads before it knows what it will do."""
-    monkeypatch.delenv("MALLOC_ARENA_MAX")
-    graph = ganged(job=7, hardware="local")
-    (said,) = [f.manifest.result for f in _run(backend, str(tmp_path), graph).published.values()]
-    assert (said["count"], said["heaps"]) == (1, "1")
-
-
-@pytest.mark.parametrize(
-    ("found", "one", "told"),
-    [
-        (None, True, "1"),
-        (None, False, "0"),
-        ("1", False, "0"),
-        ("4", True, None),
-        ("0", True, None),
-    ],
-)
-def test_the_number_of_heaps_is_said_unless_the_user_did(monkeypatch, found, one, told):
-    """A task's setting reaches what it starts; glibc takes no notice of 0."""
-    if found is None:
-        monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
-    else:
-        monkeypatch.setenv("MALLOC_ARENA_MAX", found)
-    assert runtime_env.malloc_env(one=one).get("MALLOC_ARENA_MAX") == told
 
 
 def test_a_gang_larger_than_the_cluster_is_refused(tmp_path, backend):

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import threading
 from pathlib import Path
 
 import jax
@@ -24,6 +25,9 @@ JOB = dataclasses.replace(tiny.TRAIN, steps=3, evaluate_every=3, checkpoint_ever
 @pytest.fixture
 def no_shared_cache(monkeypatch):
     """The suite's own compilation cache is off, also in processes."""
+    for thread in threading.enumerate():  # of a run that was refused while its step compiled
+        if thread.name.startswith("compile"):
+            thread.join()
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", None)
     reset_cache()  # JAX 0.12 still reads what it has opened
