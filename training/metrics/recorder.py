@@ -43,6 +43,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -112,7 +113,8 @@ class Recorder:
         self._pending = (step, metrics, own, self.throughput)
         if before is not None:
             self._write(*before)
-        if all(array.is_ready() for array in metrics.values()):
+        arrays: Any = metrics.values()  # jax.Array's annotations lack `is_ready`
+        if all(array.is_ready() for array in arrays):
             self.drain()
 
     def drain(self, data_wait: float = 0.0) -> None:
