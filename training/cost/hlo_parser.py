@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pipeline.errors import InputError
 
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+)(?: \(.*\) -> .*)? \{$")
+_END = re.compile(r'^\}(, execution_thread="\w+")?$')
 _INSTRUCTION = re.compile(r"^  (ROOT )?%?([\w.\-]+) = (.*)$", re.DOTALL)
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<=]*)\]")
 _NAME = re.compile(r"%?([A-Za-z_][\w.\-]*)$")
@@ -164,14 +165,16 @@ def parse(text: str) -> Module:
                 current = computations.setdefault(header[2], Computation(header[2]))
                 entry = header[2] if header[1] else entry
             continue
-        # A kernel's attributes contain newlines and lines that start with "}", so only a bare
-        # brace ends a computation and only "  name = " starts an instruction.
-        if line != "}" and not _INSTRUCTION.match(line):
+        # A kernel's attributes contain newlines and lines that start with "}", so only a brace
+        # with nothing behind it but a thread ends a computation, and only "  name = " starts an
+        # instruction.
+        end = _END.match(line)
+        if not end and not _INSTRUCTION.match(line):
             pending += "\n" + line
             continue
         _add(current, pending)
         pending = line
-        if line == "}":
+        if end:
             current, pending = None, ""
     if entry is None:
         raise InputError(
@@ -241,7 +244,7 @@ def _walk(
         elif each.opcode == "fusion":
             called = str(each.attribute("calls"))
             yield from _walk(module, called, times, loops, fusion or each)
-        elif each.opcode in ("call", "async-start"):
+        elif each.opcode in ("call", "call-start", "async-start"):
             called = each.attribute("to_apply") or each.attribute("calls")
             yield from _walk(module, str(called), times, loops, fusion)
         elif each.opcode == "conditional":

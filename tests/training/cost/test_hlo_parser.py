@@ -276,6 +276,29 @@ def test_collectives_by_kind_and_loop():
     assert found.matmul_flops == again.matmul_flops == 5 * 2 * 32 * 64 * 64
 
 
+OFFLOADED = """\
+%called (p: f32[64,8], t: token[]) -> f32[4,8] {
+  %t = token[] parameter(1)
+  %p = f32[64,8]{1,0:T(8,128)} parameter(0), backend_config={"compute_type":"COMPUTE_TYPE_SCALAR"}
+  ROOT %r = f32[4,8]{1,0:T(8,128)} reduce-scatter(%p), replica_groups={{0,1,2,3}}, dimensions={0}
+}, execution_thread="sparsecore"
+
+ENTRY %main (p: f32[64,8]) -> f32[4,8] {
+  %p = f32[64,8]{1,0:T(8,128)} parameter(0)
+  %t = token[] custom-call(), custom_call_target="PrepareAsyncCallDone"
+  %s = ((f32[64,8]{1,0:T(8,128)}, token[]), f32[4,8]{1,0:T(8,128)}) call-start(%p, %t), \
+async_execution_thread="sparsecore", to_apply=%called
+  ROOT %d = f32[4,8]{1,0:T(8,128)} call-done(%s)
+}
+"""
+
+
+def test_a_collective_on_the_sparse_cores_counts():
+    """libtpu calls it on a thread of its own, whose name stands behind the computation."""
+    (found,) = cost(parse(OFFLOADED)).collectives
+    assert (found.kind, found.count, found.bytes) == ("reduce-scatter", 1, 64 * 8 * 4)
+
+
 def test_arrays():
     assert Array("bf16", (8, 128)).bytes == 2048
     assert Array("pred", ()).bytes == 1
