@@ -17,8 +17,8 @@ NO_SCORE_MODIFIER: tuple[Any, ...] = (None,) if NEWEST else ()
 NO_SCORE_MODIFIER_ARRAYS: tuple[Any, ...] = ((),) if NEWEST else ()
 """What such a function reads, after the arrays of those rules."""
 
-XLA_FLAGS_THAT_COMPILE_FAST = () if NEWEST else ("--xla_cpu_use_fusion_emitters=false",)
+WITHOUT_MLIR = {} if NEWEST else {"xla_cpu_use_fusion_emitters": False}
 """Code generation of the CPU backend by MLIR takes most of a compilation, 2.5 times less without.
 
-The newest has no other code generation, and ends the process at this flag.
+The newest has no other code generation, and ends the process at this option.
 """

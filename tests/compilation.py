@@ -11,10 +11,10 @@ import os
 import shutil
 import tempfile
 
-from models.jax_versions import XLA_FLAGS_THAT_COMPILE_FAST
+from models.jax_versions import WITHOUT_MLIR
 
 _FLAGS = (
-    *XLA_FLAGS_THAT_COMPILE_FAST,
+    *(f"--{name}={str(value).lower()}" for name, value in WITHOUT_MLIR.items()),
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from models.jax_versions import WITHOUT_MLIR
+
 SCOPED_VMEM_KIB = 98_304
 NO_WINDOWED_EINSUM_MIB = 1_000_000
 
@@ -29,7 +31,7 @@ def compiler_options(platform: str) -> dict[str, str] | None:
     }
 
 
-def initialization_options(platform: str) -> dict[str, bool | int] | None:
+def initialization_options(platform: str) -> dict[str, int] | None:
     """What `jax.jit` passes to XLA for the program that makes a new state; None for nothing.
 
     It runs once, and on a CPU takes longer to optimise than to run: 1.1 s of processor time for
@@ -38,4 +40,4 @@ def initialization_options(platform: str) -> dict[str, bool | int] | None:
     """
     if platform != "cpu":
         return None
-    return {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": False}
+    return {"xla_backend_optimization_level": 1, **WITHOUT_MLIR}
