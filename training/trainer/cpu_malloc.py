@@ -27,7 +27,8 @@ KEEP = {TRIM_THRESHOLD: 2**31 - 1, TOP_PAD: 64 * 2**20, MMAP_MAX: 0}
 def compute_in_calling_thread() -> None:
     """Have a CPU finish a step in the thread that calls it; other devices are not concerned.
 
-    Call it before JAX is asked for a device.
+    Call it before JAX is asked for a device, in the only process of a run: one of several that
+    waits in a step for another is ahead of it, as on TPUs, where it has called the step already.
     """
     jax.config.update("jax_cpu_enable_async_dispatch", False)
 
