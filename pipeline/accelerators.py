@@ -9,6 +9,7 @@ refuses a program. Prices change and are in `pipeline.prices`.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 
 _GIB = 2.0**30
@@ -207,7 +208,20 @@ def _longest(device_kind: str, kinds: dict[str, Chip] | dict[str, float]) -> str
     return max(fitting, key=len, default="")
 
 
-def find_slice(name: str) -> tuple[Tpu, int] | None:
-    """The TPU and the number of chips that a name such as v6e-16 means; None for another name."""
-    tpu = TPUS.get(name.partition("-")[0])
-    return (tpu, tpu.names[name]) if tpu is not None and name in tpu.names else None
+@dataclass(frozen=True)
+class Slices:
+    """TPU slices of one size, which the data-centre network joins where there are several."""
+
+    tpu: Tpu
+    chips: int
+    count: int = 1
+
+
+def find_slices(name: str) -> Slices | None:
+    """What a name such as v6e-16 or 2xv6e-16 means; None for another name."""
+    several = re.fullmatch(r"([2-9]|[1-9]\d{1,2})x(v.+)", name)
+    one = several[2] if several else name
+    tpu = TPUS.get(one.partition("-")[0])
+    if tpu is None or one not in tpu.names:
+        return None
+    return Slices(tpu, tpu.names[one], int(several[1]) if several else 1)

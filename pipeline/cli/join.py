@@ -34,7 +34,8 @@ def run(arguments: list[str]) -> int:
     beside = given.role == "head"
     if beside and not given.hardware:
         raise UsageError("join: --role head needs --hardware, whose hosts it waits for")
-    host = None if beside else hosts.find(given.hardware, given.worker_id, given.name)
+    found = (given.hardware, given.worker_id, given.name, given.slice_id)
+    host = None if beside else hosts.find(*found)
     hardware = pod(given.hardware) if host is None else host.hardware
     if hardware.kind not in ("tpu", "gpu"):
         raise InputError(f"join: expected a TPU slice or hosts with GPUs, got {hardware.name!r}")
@@ -75,9 +76,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("head", help=f"the head's name or address; port {_PORT} and the next are used")
-    add("--hardware", default="", metavar="NAME", help="the whole slice, such as v6e-16")
-    add("--worker-id", default="", metavar="N", help="number of this host in it, from 0")
-    add("--name", default="", help="of the slice, the same on all of its hosts")
+    add("--hardware", default="", metavar="NAME", help="all of it, such as v6e-16 or 2xv6e-16")
+    add("--worker-id", default="", metavar="N", help="number of this host in its slice, from 0")
+    add("--slice-id", default="", metavar="N", help="number of its slice, where there are several")
+    add("--name", default="", help="of the hardware, the same on all of its hosts")
     add(
         "--role",
         default="auto",

@@ -1,4 +1,4 @@
-"""What a step asks to run on: this machine, a TPU slice, hosts with GPUs, or CPU processes.
+"""What a step asks to run on: this machine, TPU slices, hosts with GPUs, or CPU processes.
 
 A choice of hardware is data. It never enters a step's key, and nothing here imports jax or ray.
 `pod("cpu-2x2")` is two CPU processes of two virtual devices each on this machine: how everyone
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from pipeline.accelerators import GPUS, TPUS, find_slice
+from pipeline.accelerators import GPUS, TPUS, find_slices
 from pipeline.errors import InputError
 
 
@@ -24,7 +24,8 @@ class Hardware:
         processes: processes in the gang, one per host.
         devices_per_process: chips per host, or virtual devices per CPU process; 0 if local.
         generation: name of the chip in `accelerators`, such as "v6e"; empty elsewhere.
-        topology: ICI topology such as "4x4"; empty elsewhere.
+        topology: ICI topology of a slice such as "4x4"; empty elsewhere.
+        slices: TPU slices, with as many processes each.
     """
 
     name: str
@@ -33,6 +34,17 @@ class Hardware:
     devices_per_process: int
     generation: str = ""
     topology: str = ""
+    slices: int = 1
+
+    @property
+    def slice_name(self) -> str:
+        """The name of one slice."""
+        return self.name.removeprefix(f"{self.slices}x")
+
+    @property
+    def hosts_per_slice(self) -> int:
+        """Processes of one slice."""
+        return self.processes // self.slices
 
     @property
     def devices(self) -> int:
@@ -49,8 +61,8 @@ def pod(name: str) -> Hardware:
     """Hardware by name.
 
     "local", a TPU slice as Google names it ("v6e-16", "v5p-8": the number counts chips, of v4 and
-    v5p the two cores of each), GPUs of one or of several hosts ("8xh100", "2x8xh100"), or
-    "cpu-<processes>x<devices per process>".
+    v5p the two cores of each), several that the data-centre network joins ("2xv6e-16"), GPUs of
+    one or of several hosts ("8xh100", "2x8xh100"), or "cpu-<processes>x<devices per process>".
 
     Raises:
         InputError: for any other name, saying which there are.
@@ -70,28 +82,29 @@ def pod(name: str) -> Hardware:
             devices_per_process=int(match[2]),
             generation=match[3],
         )
-    if (found := find_slice(name)) is not None:
-        tpu, chips = found
+    if (found := find_slices(name)) is not None:
+        tpu, chips = found.tpu, found.chips
         hosts = tpu.hosts(chips)
         return Hardware(
             name=name,
             kind="tpu",
-            processes=hosts,
+            processes=found.count * hosts,
             devices_per_process=chips // hosts,
             generation=tpu.name,
             topology=tpu.topologies[chips],
+            slices=found.count,
         )
     raise InputError(f"hardware: expected {_known(name)}; got {name!r}")
 
 
 def _known(name: str) -> str:
     """The slices of the generation that the name begins with, or hardware of each kind."""
-    tpu = TPUS.get(name.partition("-")[0])
+    tpu = TPUS.get(name.rpartition("x")[2].partition("-")[0])
     if tpu is not None:
-        return f"one of {', '.join(tpu.names)}"
+        return f"one of {', '.join(tpu.names)}, or several such as 2x{next(iter(tpu.names))}"
     tpus = ", ".join(f"{tpu.name}-{16 * tpu.cores}" for tpu in TPUS.values())
     gpus = ", ".join(f"8x{gpu}" for gpu in GPUS)
     return (
-        f"local, cpu-<processes>x<devices>, a TPU slice ({tpus}), GPUs of a host ({gpus}) or of "
-        "several (2x8xh100)"
+        f"local, cpu-<processes>x<devices>, a TPU slice ({tpus}) or several (2xv6e-16), GPUs of a "
+        f"host ({gpus}) or of several (2x8xh100)"
     )

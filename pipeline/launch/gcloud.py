@@ -8,7 +8,7 @@ the slice is the head, so that a lost slice does not take the driver with it.
 from __future__ import annotations
 
 from pipeline.errors import InputError
-from pipeline.launch.google import accelerator_type, google_of
+from pipeline.launch.google import accelerator_type, google_of, need_one_slice
 from pipeline.launch.job import FOLDER, Job, Recipe
 from pipeline.launch.setup_host import QUEUE, SETUP, join
 from pipeline.launch.text import origin
@@ -21,8 +21,9 @@ def group(job: Job) -> Recipe:
     """A managed instance group with a workload policy.
 
     Raises:
-        InputError: for a generation that Compute Engine does not have.
+        InputError: for a generation that Compute Engine does not have, or several slices.
     """
+    need_one_slice(job.hardware, "gcloud")
     hardware, google, zone = job.hardware, google_of(job.hardware, "gcloud"), job.need_zone()
     if not google.grouped:
         raise InputError(
@@ -63,11 +64,17 @@ def group(job: Job) -> Recipe:
 
 
 def queued(job: Job) -> Recipe:
-    """A queued resource of the Cloud TPU API, which waits until there are chips."""
+    """A queued resource of the Cloud TPU API, which waits until there are chips.
+
+    Of several slices each is a node, and all are there at once.
+    """
     hardware, google, zone = job.hardware, google_of(job.hardware, "queued"), job.need_zone()
     name = job.name
+    nodes = f"--node-id={name}"
+    if hardware.slices > 1:
+        nodes = f"--node-prefix={name} --node-count={hardware.slices}"
     request = (
-        f"gcloud compute tpus queued-resources create {name} --node-id={name} --zone={zone}"
+        f"gcloud compute tpus queued-resources create {name} {nodes} --zone={zone}"
         f" --accelerator-type={accelerator_type(hardware)} --runtime-version={google.runtime}"
         f" --metadata-from-file=startup-script={FOLDER}/{name}.host.sh"
         f"{' --spot' if job.spot else ''}"

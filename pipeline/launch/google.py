@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pipeline.accelerators import TPUS
 from pipeline.errors import InputError
 from pipeline.graph.hardware import Hardware
 
@@ -51,8 +52,15 @@ def google_of(hardware: Hardware, tool: str) -> Google:
     return GOOGLE[hardware.generation]
 
 
-def accelerator_type(hardware: Hardware) -> str:
-    """Google's name of a slice, such as v5litepod-8 for v5e-8."""
-    from pipeline.accelerators import TPUS
+def need_one_slice(hardware: Hardware, tool: str) -> None:
+    """Raise `InputError` for several slices, where a tool makes one."""
+    if hardware.slices > 1:
+        raise InputError(
+            f"--on {tool}: makes one slice, {hardware.name} is {hardware.slices}; use --on queued "
+            "or --on kuberay"
+        )
 
+
+def accelerator_type(hardware: Hardware) -> str:
+    """Google's name of one slice, such as v5litepod-8 for v5e-8."""
     return f"{TPUS[hardware.generation].google_name}-{hardware.name.partition('-')[2]}"

@@ -1,4 +1,4 @@
-"""This host as a part of its slice: which slice, which worker, which chips; and what it runs.
+"""This host as a part of its hardware: which slice, which worker, which chips; and what it runs.
 
 A fact may be given, be in the environment (GKE's variables, which Ray reads too) or in the
 machine's metadata. Sources that contradict each other are refused, for libtpu believes the machine.
@@ -26,6 +26,7 @@ _VARIABLES = {
     "worker id": "TPU_WORKER_ID",
     "name": "TPU_NAME",
 }
+_OF_SEVERAL = {"slices": "MEGASCALE_NUM_SLICES", "slice id": "MEGASCALE_SLICE_ID"}
 _DEVICES = {"tpu": ("accel[0-9]*", "vfio/[0-9]*"), "gpu": ("nvidia[0-9]*",)}
 _COMPUTE = ("jax", "jaxlib", "libtpu", "ray")
 CLOCK_SECONDS = 10.0  # beyond it signed requests to stores and the order of logs go wrong
@@ -34,20 +35,32 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Host:
-    """One host of a slice, or of a group with GPUs.
+    """One host of a slice, of one of several slices, or of a group with GPUs.
 
     Attributes:
-        hardware: the whole slice.
-        worker: number of this host in it, from 0.
-        name: of the slice, the same on all its hosts.
+        hardware: the whole of it.
+        worker: number of this host in its slice, from 0.
+        name: of the hardware, the same on all its hosts.
+        slice_id: number of its slice, from 0.
     """
 
     hardware: Hardware
     worker: int
     name: str
+    slice_id: int = 0
 
     def __str__(self) -> str:
-        return f"host {self.worker} of {self.hardware.processes} of {self.hardware.name}"
+        return f"host {self.index} of {self.hardware.processes} of {self.hardware.name}"
+
+    @property
+    def index(self) -> int:
+        """Number of this host in the hardware, from 0."""
+        return self.slice_id * self.hardware.hosts_per_slice + self.worker
+
+    @property
+    def slice_name(self) -> str:
+        """Name of this host's slice, the same on all hosts of it and on no other."""
+        return f"{self.name}-{self.slice_id}" if self.hardware.slices > 1 else self.name
 
     @property
     def variables(self) -> dict[str, str]:
@@ -55,24 +68,27 @@ class Host:
         if self.hardware.kind != "tpu":
             return {}
         values = (accelerator_type(self.hardware), self.hardware.topology)
-        return dict(zip(_VARIABLES.values(), (*values, str(self.worker), self.name), strict=True))
+        own = (str(self.worker), self.slice_name)
+        return dict(zip(_VARIABLES.values(), (*values, *own), strict=True))
 
 
-def find(hardware: str, worker: str, name: str) -> Host:
+def find(hardware: str, worker: str, name: str, slice_id: str = "") -> Host:
     """This host, from what was given (empty where it was not), the environment and the machine.
 
     Raises:
         InputError: for a fact that is nowhere, or differs between two of these.
     """
+    variables = {**_VARIABLES, **_OF_SEVERAL}
     sources = {
-        "the environment": {k: os.environ.get(v, "") for k, v in _VARIABLES.items()},
+        "the environment": {k: os.environ.get(v, "") for k, v in variables.items()},
         "the machine's metadata": metadata.known(),
     }
-    given = {"worker id": worker}
+    given = {"worker id": worker, "slice id": slice_id}
     if hardware and (named := pod(hardware)).kind == "tpu":
         given |= {"topology": named.topology, "type": accelerator_type(named)}
+        given |= {"slices": str(named.slices)} if named.slices > 1 else {}
     facts = {
-        k: _agreed(k, {"the command line": given, **sources}) for k in _VARIABLES if k != "name"
+        k: _agreed(k, {"the command line": given, **sources}) for k in variables if k != "name"
     }
     if hardware:
         wanted = pod(hardware)
@@ -82,17 +98,24 @@ def find(hardware: str, worker: str, name: str) -> Host:
                 "join: which slice this host is part of is neither in TPU_ACCELERATOR_TYPE nor in "
                 "the machine's metadata; give --hardware"
             )
-        wanted = pod(facts["type"].replace("v5litepod", "v5e"))
-    number = facts["worker id"] or ("0" if wanted.processes == 1 else "")
-    if not number.isdecimal() or int(number) >= wanted.processes:
-        found = f"found {number!r}" if number else "found none"
-        raise InputError(
-            f"join: expected a worker id from 0 to {wanted.processes - 1} on {wanted.name}, "
-            f"{found}; it is read from TPU_WORKER_ID and the machine's metadata, or give "
-            "--worker-id"
-        )
+        times = f"{facts['slices']}x" if facts["slices"] not in ("", "1") else ""
+        wanted = pod(times + facts["type"].replace("v5litepod", "v5e"))
+    number = _number("worker id", facts, wanted.hosts_per_slice, wanted)
+    of_slice = _number("slice id", facts, wanted.slices, wanted)
     names = (name, *(source.get("name", "") for source in sources.values()))
-    return Host(wanted, int(number), next(filter(None, names), "slice"))
+    return Host(wanted, number, next(filter(None, names), "slice"), of_slice)
+
+
+def _number(fact: str, facts: Mapping[str, str], count: int, wanted: Hardware) -> int:
+    text = facts[fact] or ("0" if count == 1 else "")
+    if text.isdecimal() and int(text) < count:
+        return int(text)
+    raise InputError(
+        f"join: expected a {fact} from 0 to {count - 1} on {wanted.name}, "
+        f"{f'found {text!r}' if text else 'found none'}; it is read from "
+        f"{ {**_VARIABLES, **_OF_SEVERAL}[fact] } and the machine's metadata, or give "
+        f"--{fact.replace(' ', '-')}"
+    )
 
 
 def _agreed(fact: str, sources: Mapping[str, Mapping[str, str]]) -> str:

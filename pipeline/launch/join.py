@@ -38,7 +38,7 @@ class Joining:
     Attributes:
         head: address and port of the head's Ray; the port after it is the meeting's.
         role: "head" (beside the slice), "host", or "auto": both where `head` is this machine.
-        hosts: how many there are in the slice.
+        hosts: how many there are.
         host: which of them this is; None for a head beside the slice.
         wait: seconds to wait for the head, or as the head for the hosts.
         imitate: claim the chips without having them.
@@ -133,13 +133,13 @@ def _follow(joining: Joining) -> int:
     facts, ahead = head.facts(joining.wait)
     if found := hosts.differences(hosts.software(), facts, ahead):
         cause = f"{host} ({joining.process}) cannot join: {'; '.join(found)}"
-        head.report(host.worker, joining.process, cause)
+        head.report(host.index, joining.process, cause)
         raise InputError(cause)
-    if cause := head.report(host.worker, joining.process)["cause"]:
+    if cause := head.report(host.index, joining.process)["cause"]:
         raise InputError(f"{host} ({joining.process}) cannot join: {cause}")
     with _terminable(), joining.node(first=False) as node:
         joining.tell(f"{host}: joined {joining.head[0]}:{joining.head[1]}")
-        return head.until_ended(host.worker, joining.process, node.check)
+        return head.until_ended(host.index, joining.process, node.check)
 
 
 def _lead(joining: Joining) -> int:
@@ -154,7 +154,7 @@ def _lead(joining: Joining) -> int:
         try:
             _wait_for_ray(joining.head, node)
             if joining.host is not None:
-                meeting.hear(joining.host.worker, joining.process, "")
+                meeting.hear(joining.host.index, joining.process, "")
             meeting.wait(joining.wait)
             joining.tell(f"all {joining.hosts} hosts joined")
             status = _run(joining)

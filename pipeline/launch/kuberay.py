@@ -55,25 +55,34 @@ def recipe(job: Job) -> Recipe:
         commands=(
             f"docker build -t {job.image} -f {FOLDER}/{docker} .",
             f"docker push {job.image}",
-            _node_pool(job),
+            *(_node_pool(job, pool) for pool in _pools(job)),
             f"kubectl apply -f {FOLDER}/{file}",
         ),
         needs=("docker", "gcloud", "kubectl"),
         after=(
             f"kubectl delete -f {FOLDER}/{file}",
             "# ends the machines, which else cost money:\n"
-            f'gcloud container node-pools delete {job.name} --cluster="$CLUSTER" --zone={job.zone}',
+            + "\n".join(
+                f'gcloud container node-pools delete {pool} --cluster="$CLUSTER" --zone={job.zone}'
+                for pool in _pools(job)
+            ),
         ),
     )
 
 
-def _node_pool(job: Job) -> str:
+def _pools(job: Job) -> list[str]:
+    """Names of the node pools: GKE has one for each slice."""
+    several = job.hardware.slices > 1
+    return [f"{job.name}-{n}" for n in range(job.hardware.slices)] if several else [job.name]
+
+
+def _node_pool(job: Job, name: str) -> str:
     """The command that makes the hosts. A pool of that name that exists is used."""
     hardware, zone = job.hardware, job.need_zone()
     words = [
-        f"gcloud container node-pools create {job.name}",
+        f"gcloud container node-pools create {name}",
         '--cluster="${CLUSTER:?set it to the name of the GKE cluster}"',
-        f"--zone={zone} --num-nodes={hardware.processes}",
+        f"--zone={zone} --num-nodes={hardware.hosts_per_slice}",
     ]
     if hardware.kind == "tpu":
         machine = GOOGLE[hardware.generation].machine_type(hardware)
@@ -92,7 +101,8 @@ def ray_job(job: Job) -> dict[str, Any]:
     hardware = job.hardware
     tpu = hardware.kind == "tpu"
     # A slice is one replica of many hosts; hosts with GPUs are replicas of their own.
-    replicas, hosts = (1, hardware.processes) if tpu else (hardware.processes, 1)
+    hosts = hardware.hosts_per_slice if tpu else 1
+    replicas = hardware.processes // hosts
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",

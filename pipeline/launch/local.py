@@ -40,7 +40,7 @@ def run_local(hardware: Hardware, name: str, command: Sequence[str]) -> int:
     join = [sys.executable, "-m", "pipeline.cli", "join", f"127.0.0.1:{_free_port()}"]
     join += ["--hardware", hardware.name, "--name", name, "--wait", _WAIT, "--imitate"]
     environment = {**os.environ, SECRET: secrets.token_hex(32)}
-    with _hosts(join, hardware.processes, environment) as hosts:
+    with _hosts(join, hardware, environment) as hosts:
         head = subprocess.Popen([*join, "--role", "head", "--", *command], env=environment)
         while True:
             try:
@@ -54,14 +54,15 @@ def run_local(hardware: Hardware, name: str, command: Sequence[str]) -> int:
 class _Hosts:
     """The processes that imitate hosts."""
 
-    def __init__(self, join: list[str], count: int, environment: Mapping[str, str]) -> None:
-        self._join, self._environment = join, environment
-        self.processes = [self._start(index) for index in range(count)]
+    def __init__(self, join: list[str], hardware: Hardware, environment: Mapping[str, str]) -> None:
+        self._join, self._hardware, self._environment = join, hardware, environment
+        self.processes = [self._start(index) for index in range(hardware.processes)]
 
     def _start(self, index: int) -> subprocess.Popen[bytes]:
         # In a session of its own: Ctrl-C is for the run, which still needs its hosts to save.
+        number, worker = divmod(index, self._hardware.hosts_per_slice)
         return subprocess.Popen(
-            [*self._join, "--role", "host", "--worker-id", str(index)],
+            [*self._join, "--role", "host", "--worker-id", str(worker), "--slice-id", str(number)],
             env=self._environment,
             start_new_session=True,
         )
@@ -75,8 +76,8 @@ class _Hosts:
 
 
 @contextlib.contextmanager
-def _hosts(join: list[str], count: int, environment: Mapping[str, str]) -> Iterator[_Hosts]:
-    hosts = _Hosts(join, count, environment)
+def _hosts(join: list[str], hardware: Hardware, environment: Mapping[str, str]) -> Iterator[_Hosts]:
+    hosts = _Hosts(join, hardware, environment)
     try:
         yield hosts
         for host in hosts.processes:

@@ -47,12 +47,15 @@ def tpu_environment() -> dict[str, str]:
 
 @functools.cache
 def known() -> dict[str, str]:
-    """What is known of this host's slice: "type", "topology", "worker id", "name"."""
+    """What is known of this host's slice: "type", "topology", "worker id", "name"; where there are
+    several, "slices" and "slice id" too."""
     more = tpu_environment()
     found = {
         "type": attribute("accelerator-type") or more.get("ACCELERATOR_TYPE", ""),
         "topology": more.get("TOPOLOGY", ""),
         "worker id": attribute("agent-worker-number") or more.get("WORKER_ID", ""),
         "name": attribute("instance-id") or more.get("NODE_ID", ""),
+        "slices": more.get("MEGASCALE_NUM_SLICES", ""),
+        "slice id": more.get("MEGASCALE_SLICE_ID", ""),
     }
     return {name: value for name, value in found.items() if value}

@@ -31,7 +31,7 @@ def resources(host: Host) -> dict[str, float]:
         return {f"accelerator_type:{GPUS[hardware.generation].ray_type}": 1}
     found = {
         "TPU": float(hardware.devices_per_process),
-        host.name: 1.0,
+        host.slice_name: 1.0,
         f"accelerator_type:{TPUS[hardware.generation].ray_type}": 1.0,
     }
     return found | ({f"TPU-{accelerator_type(hardware)}-head": 1.0} if host.worker == 0 else {})
@@ -42,7 +42,7 @@ def labels(host: Host) -> dict[str, str]:
     if host.hardware.kind != "tpu":
         return {}
     return {
-        "ray.io/tpu-slice-name": host.name,
+        "ray.io/tpu-slice-name": host.slice_name,
         "ray.io/tpu-worker-id": str(host.worker),
         "ray.io/tpu-topology": host.hardware.topology,
         "ray.io/tpu-pod-type": accelerator_type(host.hardware),

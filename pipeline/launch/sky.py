@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.accelerators import GPUS
-from pipeline.launch.google import GOOGLE, accelerator_type
+from pipeline.launch.google import GOOGLE, accelerator_type, need_one_slice
 from pipeline.launch.job import FOLDER, Job, Recipe
 from pipeline.launch.setup_host import SETUP, join
 from pipeline.launch.text import to_yaml
@@ -15,7 +15,12 @@ _HEAD = '$(echo "$SKYPILOT_NODE_IPS" | head -n 1)'
 
 
 def recipe(job: Job) -> Recipe:
-    """Task file and commands; on spot a managed job, which is started again when hosts are lost."""
+    """Task file and commands; on spot a managed job, which is started again when hosts are lost.
+
+    Raises:
+        InputError: for several slices.
+    """
+    need_one_slice(job.hardware, "sky")
     file = f"{job.name}.sky.yaml"
     launch = f"sky jobs launch -y -n {job.name}" if job.spot else f"sky launch -y -c {job.name}"
     end = f"sky jobs cancel -y -n {job.name}" if job.spot else f"sky down -y {job.name}"

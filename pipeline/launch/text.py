@@ -12,6 +12,7 @@ def origin(job: Job) -> str:
     """A comment: what a file was generated from."""
     hardware = job.hardware
     shape = f", {hardware.topology}" if hardware.topology else ""
+    shape += " a slice" if hardware.slices > 1 else ""
     version = importlib.metadata.version("ponente")
     return (
         f"# ponente {version} for {hardware.name}: {hardware.processes} hosts of "

@@ -78,7 +78,12 @@ def fit(
     platform, limit = hardware.kind, limit_of(chip)
     if train.batch_size % (train.microbatches * _shards(train, hardware)):
         raise InputError(f"a batch of {train.batch_size} does not divide among the devices")
-    found, _ = resolve(model, optimizer, train, hardware.devices, platform=platform, limit=limit)
+    found, _ = resolve(
+        *(model, optimizer, train, hardware.devices),
+        platform=platform,
+        limit=limit,
+        slices=hardware.slices,
+    )
     size = estimate(model, optimizer, found, hardware.devices, platform=platform)
     return Fit(found, size, limit)
 
@@ -142,7 +147,9 @@ def _larger(hardware: Hardware) -> list[str]:
             f"{count}x{hardware.devices_per_process}x{hardware.generation}"
             for count in (2 * hosts, 4 * hosts, 8 * hosts)
         ]
-    return [name for name, chips in tpu.names.items() if chips > hardware.devices]
+    times = f"{hardware.slices}x" if hardware.slices > 1 else ""
+    chips_of_slice = hardware.devices // hardware.slices
+    return [f"{times}{name}" for name, chips in tpu.names.items() if chips > chips_of_slice]
 
 
 def host_memory() -> int:

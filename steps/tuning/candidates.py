@@ -89,7 +89,8 @@ def _microbatches(train: TrainConfig) -> list[int]:
 def _divides(model: TransformerConfig, train: TrainConfig, hardware: Hardware) -> bool:
     """Whether devices, rows, positions and features can be split so."""
     sequence, tensor = train.parallel.sequence, train.parallel.tensor
-    rows, left = divmod(hardware.devices, sequence * tensor)
+    rows, left = divmod(hardware.devices // hardware.slices, sequence * tensor)
+    rows *= hardware.slices
     if left or not rows or train.batch_size % (train.microbatches * rows):
         return False
     if sequence > 1 and train.sequence_length % (sequence * _TILE):

@@ -154,7 +154,8 @@ def _plan(run: DeclaredRun, chip: Chip, candidate: Candidate, remat: str) -> Pla
         found = fit(candidate.model, run.optimizer, train, run.hardware)
     except InputError:
         return None
-    step = forecast(candidate.model, run.optimizer, found.train, chip, run.hardware.devices)
+    devices, slices = run.hardware.devices, run.hardware.slices
+    step = forecast(candidate.model, run.optimizer, found.train, chip, devices, slices)
     return Plan(candidate=candidate, fit=found, step=step)
 
 

@@ -1,10 +1,9 @@
 """Flags and programs of the benches that ask the TPU compiler; no TPU is needed.
 
-Flags: `--model` a name in models.presets, `--slice` such as v6e-16 or v6e:4x4, `--slices` of them
-joined by the data-centre network, `--batch`, `--seq`,
-`--remat POLICY` (again for more policies), `--sharding`, and `--set NAME=VALUE` for any other
-field of TrainConfig, `--set-model` and `--set-optimizer` for those of the model and the optimizer;
-a value is read as JSON where it is JSON. Compiling takes whole cores.
+Flags: `--model` a name in models.presets, `--slice` such as v6e-16, 2xv6e-16 or v6e:4x4, `--batch`,
+`--seq`, `--remat POLICY` (again for more policies), `--sharding`, and `--set NAME=VALUE` for any
+other field of TrainConfig, `--set-model` and `--set-optimizer` for those of the model and the
+optimizer; a value is read as JSON where it is JSON. Compiling takes whole cores.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ def parser(about: str) -> argparse.ArgumentParser:
     )
     flags.add_argument("--model", default="tomat_200m")
     flags.add_argument("--slice", default="v6e-16")
-    flags.add_argument("--slices", type=int, default=1)
     flags.add_argument("--batch", type=int, default=128)
     flags.add_argument("--seq", type=int, default=8192)
     flags.add_argument("--remat", action="append", metavar="POLICY")
@@ -52,7 +50,7 @@ def make_program(options: argparse.Namespace, **changes: Any) -> Any:
 
     A policy of `--remat` is one of `changes`; `parallel` is a mapping of its fields.
     """
-    devices = describe(options.slice, options.slices)
+    devices = describe(options.slice)
     # After `describe`, which says to JAX where it runs.
     from models import presets
     from training.config import OptimizerConfig, Parallelism, TrainConfig
@@ -83,7 +81,6 @@ def described(options: argparse.Namespace, program: Any) -> dict[str, Any]:
             **dict(options.set_optimizer),
         },
         "slice": options.slice,
-        "slices": options.slices,
         "devices": program.layout.devices,
         "batch": train.batch_size,
         "seq": train.sequence_length,

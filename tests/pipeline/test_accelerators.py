@@ -33,6 +33,17 @@ def test_every_slice_is_one_that_ray_knows(tpu, name):
     assert called == name.replace(tpu.name, tpu.google_name)
 
 
+def test_several_slices_are_as_many_times_one():
+    """Hosts and devices are counted over all of them; a slice keeps its shape and its name."""
+    one, three = pod("v5e-16"), pod("3xv5e-16")
+    assert (three.slices, three.slice_name) == (3, "v5e-16")
+    assert (three.processes, three.devices) == (3 * one.processes, 3 * one.devices)
+    assert (three.topology, three.hosts_per_slice) == (one.topology, one.processes)
+    for name in ("1xv5e-16", "0xv5e-16", "02xv5e-16", "2x3xv5e-16", "2xv5e-17", "2xv5e"):
+        with pytest.raises(InputError, match="hardware: expected"):
+            pod(name)
+
+
 def test_chips_have_the_names_that_ray_gives_them():
     """A GPU's is what Ray makes of the name that the driver reports."""
     for tpu in TPUS.values():

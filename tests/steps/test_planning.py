@@ -52,6 +52,15 @@ def test_what_the_200m_run_is():
     assert found["predicted"]["mfu_causal"] == pytest.approx(flops / middle / 918e12, rel=1e-3)
 
 
+def test_several_slices_are_planned_as_one_run():
+    """The state is split within a slice; twice the chips take a little more than half the time."""
+    one = facts(hardware="v6e-16").data
+    two = facts(hardware="2xv6e-16", training=TrainConfig(batch_size=256)).data
+    assert two["memory"]["need_bytes"] == one["memory"]["need_bytes"]
+    rates = [each["predicted"]["tokens_per_second"][1] for each in (one, two)]
+    assert 1.6 < rates[1] / rates[0] < 2
+
+
 def test_the_cost_is_hours_times_chips_times_the_dated_price():
     """Of the slow end, on demand."""
     found = facts()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pipeline.errors import InputError
@@ -23,7 +23,7 @@ class Parallelism:
             state are split and one copy in the compute dtype is gathered a step;
             https://arxiv.org/abs/1910.02054, stage 1), "fsdp" (gathered layer by layer, twice a
             step; stage 3) or "auto" (the first of these that fits the memory).
-        group: devices that share one copy of a split state, "all" for all of them.
+        group: devices that share one copy of a split state, "all" for all of a slice.
         sequence: devices among which the positions of a row are split.
         tensor: devices among which heads, MLP and vocabulary are split.
         rules: which named axes these devices split.
@@ -59,6 +59,20 @@ class Parallelism:
     def splits_state(self) -> bool:
         """Whether parameters and optimizer state are split at rest."""
         return self.sharding in ("zero1", "fsdp")
+
+    def within_slices(self, devices: int, slices: int) -> Parallelism:
+        """The same for devices of several slices, which only the data axis of the mesh joins.
+
+        Raises:
+            InputError: the devices of one slice are not divisible so.
+        """
+        if slices == 1:
+            return self
+        try:
+            _, group, _, _ = self.mesh_shape(devices // slices)
+        except InputError as error:
+            raise InputError(f"each of {slices} slices: {error}") from None
+        return replace(self, group=group) if self.splits_state else self
 
     def mesh_shape(self, devices: int) -> tuple[int, int, int, int]:
         """Sizes of the mesh axes data, fsdp, sequence and tensor.

@@ -36,6 +36,7 @@ def resolve(
     *,
     platform: str,
     limit: float | None,
+    slices: int = 1,
 ) -> tuple[TrainConfig, str]:
     """`train` without "auto", and a sentence on why.
 
@@ -52,6 +53,7 @@ def resolve(
         devices: of the run.
         platform: "tpu", "gpu" or "cpu".
         limit: bytes of one device that a program may use, None when that is not known.
+        slices: among which the devices are divided; no state is split over several.
 
     Raises:
         InputError: the mesh does not divide the devices, or the model not the mesh.
@@ -61,6 +63,7 @@ def resolve(
         _remats(model, train), _shardings(train), _places(train)
     ):
         parallel = dataclasses.replace(train.parallel, sharding=sharding, optimizer_memory=place)
+        parallel = parallel.within_slices(devices, slices)
         if not _divides(model, parallel, devices):
             continue
         found = dataclasses.replace(train, remat=remat, parallel=parallel)
@@ -70,7 +73,8 @@ def resolve(
         cost = recomputed(model, remat, train.sequence_length) + SHARDINGS[sharding]
         candidates.append(((moved, cost), size.total, found, size))
     if not candidates:
-        chosen, group = train.parallel.sharding, train.parallel.mesh_shape(devices)[1]
+        chosen = train.parallel.sharding
+        group = train.parallel.mesh_shape(devices // slices)[1]
         raise InputError(
             f"Parallelism: sharding {chosen!r} splits TransformerConfig.embed={model.embed} over "
             f"{group} devices, which do not divide it; choose a group that does"

@@ -55,10 +55,10 @@ def forecast(
     train: TrainConfig,
     chip: Chip,
     devices: int,
+    slices: int = 1,
 ) -> Forecast:
     """The prediction for a configuration without "auto" on so many chips of a kind."""
-    data, group, sequence, tensor = train.parallel.mesh_shape(devices)
-    del data
+    _, group, sequence, tensor = train.parallel.mesh_shape(devices)
     job = Job(
         model=model,
         rows=train.batch_size / devices,
@@ -68,6 +68,7 @@ def forecast(
         sharding=train.parallel.sharding,
         sequence=sequence,
         tensor=tensor,
+        slices=slices,
         microbatches=train.microbatches,
         remat=train.remat,
         state_bytes=state_bytes_per_parameter(optimizer),

@@ -12,12 +12,12 @@ import os
 import re
 from typing import Any
 
-from pipeline.accelerators import TPUS, Tpu, find_slice
+from pipeline.accelerators import TPUS, Slices, find_slices
 from pipeline.errors import InputError
 
 
-def describe(slice_name: str, slices: int = 1) -> list[Any]:
-    """Devices of a slice: "v6e-16", or a topology such as "v6e:4x4"; or of `slices` such slices.
+def describe(slice_name: str) -> list[Any]:
+    """Devices of a slice or several: "v6e-16", "2xv6e-16", or a topology such as "v6e:4x4".
 
     Sets the environment variables with which libtpu compiles without looking for a TPU; one that
     is set already stays, except the slice's own type.
@@ -25,7 +25,8 @@ def describe(slice_name: str, slices: int = 1) -> list[Any]:
     Raises:
         InputError: when the name is unknown or libtpu is not installed.
     """
-    tpu, topology, hosts = _topology(slice_name)
+    found, topology = _topology(slice_name)
+    tpu = found.tpu
     if importlib.util.find_spec("libtpu") is None:
         raise InputError(
             f"compiling for {slice_name}: expected the package libtpu, which has the TPU compiler, "
@@ -37,30 +38,30 @@ def describe(slice_name: str, slices: int = 1) -> list[Any]:
     from jax.experimental import topologies
 
     # libtpu takes a host to have 2x2 chips unless given another count.
-    bounds = {"chips_per_host_bounds": [*sides, 1, 1][:3]} if hosts == 1 else {}
+    whole = tpu.hosts(found.chips) == 1
+    bounds = {"chips_per_host_bounds": [*sides, 1, 1][:3]} if whole else {}
     described = topologies.get_topology_desc(
         platform="tpu",
         topology_name=f"{tpu.name}:{topology}",
         chip_config_name=tpu.chip_config,
-        num_slices=slices,
+        num_slices=found.count,
         **bounds,
     )
     return list(described.devices)
 
 
-def _topology(slice_name: str) -> tuple[Tpu, str, int]:
-    """Generation, topology and hosts: "v6e-16" is v6e, "4x4", 4."""
+def _topology(slice_name: str) -> tuple[Slices, str]:
+    """What a name means, and the topology of one slice: "v6e-16" has "4x4"."""
     if match := re.fullmatch(r"(v\d+[a-z]*):([1-9]\d*(?:x[1-9]\d*){1,2})", slice_name):
         tpu, chips = TPUS.get(match[1]), math.prod(int(side) for side in match[2].split("x"))
         if tpu is not None:
-            return tpu, match[2], max(chips // 4, 1)
-    elif (found := find_slice(slice_name)) is not None:
-        tpu, chips = found
-        return tpu, tpu.topologies[chips], tpu.hosts(chips)
+            return Slices(tpu, chips), match[2]
+    elif (found := find_slices(slice_name)) is not None:
+        return found, found.tpu.topologies[found.chips]
     known = ", ".join(TPUS["v6e"].names)
     raise InputError(
-        f"slice: expected one of {known}, such a slice of {', '.join(TPUS)}, or a topology such as "
-        f"v6e:4x4; got {slice_name!r}"
+        f"slice: expected one of {known}, such a slice of {', '.join(TPUS)}, several such as "
+        f"2xv6e-16, or a topology such as v6e:4x4; got {slice_name!r}"
     )
 
 

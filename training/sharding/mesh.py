@@ -43,8 +43,16 @@ def _by_process(devices: Sequence[Any], shape: Shape) -> np.ndarray:
     return ordered.reshape(shape)
 
 
+def slice_count(devices: Sequence[Any]) -> int:
+    """TPU slices that the devices are of; 1 for other devices, which JAX counts by host."""
+    if devices[0].platform != "tpu":
+        return 1
+    # Devices of a described slice have the attribute only where there are several.
+    return len({getattr(device, "slice_index", 0) for device in devices})
+
+
 def _on_torus(devices: Sequence[Any], shape: Shape) -> np.ndarray:
-    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    slices = slice_count(devices)
     if slices == 1:
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     data, *inner = shape

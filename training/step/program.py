@@ -28,6 +28,7 @@ from training.cost.shape_lint import lint
 from training.optimizer.build import build
 from training.optimizer.lr_schedule import schedule
 from training.sharding.layout import Layout, check_batch, make_layout
+from training.sharding.mesh import slice_count
 from training.step.document_mask import Boundaries
 from training.step.evaluation_step import EvaluationStep, make_evaluation_step
 from training.step.state import TrainState, abstract_state, init_state
@@ -188,6 +189,7 @@ def resolved(
         len(devices),
         platform=devices[0].platform,
         limit=memory_limit(devices[0]),
+        slices=slice_count(devices),
     )
 
 

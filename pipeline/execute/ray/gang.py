@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import socket
 import time
 import traceback
@@ -93,8 +94,10 @@ class _GangProcess:
         process: GangProcess,
         reports: Reports,
         heartbeat: str,
+        environment: Mapping[str, str],
     ) -> tuple[str, Any]:
         """Call the function; errors come back as data, so that no class needs to unpickle."""
+        os.environ.update(environment)
         log = storage.join(reports.logs, f"process-{process.index:03d}.txt")
         with capture(log, redirect=True, packages=reports.packages):
             status, value = self._call(function, job, process, reports, heartbeat)
@@ -205,6 +208,7 @@ def _run(
             GangProcess(index, hardware.processes, address, started),
             reports,
             heartbeats[index],
+            _between_slices(hardware, index, address),
         )
         for index, actor in enumerate(actors)
     ]
@@ -218,6 +222,18 @@ def _address(first: Any, hardware: Hardware) -> str:
         raise WorkerLost(
             f"{_name(0, hardware)} was lost before it began ({_line(error)})"
         ) from error
+
+
+def _between_slices(hardware: Hardware, index: int, address: str | None) -> dict[str, str]:
+    """The environment in which libtpu, which reads it when it starts, joins several slices."""
+    if hardware.slices == 1:
+        return {}
+    from ray.util.tpu import get_tpu_coordinator_env_vars
+
+    assert address is not None
+    host = address.rpartition(":")[0]
+    number = index // hardware.hosts_per_slice
+    return get_tpu_coordinator_env_vars(host, hardware.slices, number)
 
 
 def _accelerators() -> dict[str, float]:

@@ -162,7 +162,8 @@ def _reserve_slice(hardware: Hardware, waiting: Waiting) -> Any:
     while True:
         reservation = _Reservation(hardware)
         try:
-            missing = f"no free slice of topology {hardware.topology}"
+            many = f"{hardware.slices} free slices" if hardware.slices > 1 else "free slice"
+            missing = f"no {many} of topology {hardware.topology}"
             waiting.until(lambda: reservation.over(_POLL_SECONDS), missing)  # noqa: B023
         except BaseException:
             reservation.abandon()
@@ -204,14 +205,15 @@ class _Reservation:
         from ray.util.tpu import SlicePlacementGroup
 
         hardware = self._hardware
-        hosts = [{"ray.io/tpu-worker-id": str(i)} for i in range(hardware.processes)]
+        hosts = [{"ray.io/tpu-worker-id": str(i)} for i in range(hardware.hosts_per_slice)]
         try:
             reserved = SlicePlacementGroup(
                 topology=hardware.topology,
                 accelerator_version=TPUS[hardware.generation].google_name,
                 chips_per_vm=hardware.devices_per_process,
-                # Process i on host i, which is what the TPU itself calls them.
-                bundle_label_selector=hosts if hardware.processes > 1 else None,
+                num_slices=hardware.slices,
+                # Processes of a slice in the order of its hosts, as the TPU itself counts them.
+                bundle_label_selector=hosts * hardware.slices if len(hosts) > 1 else None,
                 head_reservation_timeout_s=_RESERVE_SECONDS,
             )
         except BaseException as error:  # noqa: BLE001 - raised by the thread that waits

@@ -5,7 +5,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -30,7 +32,29 @@ CORES = 5  # of the head and two nodes
 FREE = 3  # shards that do not wait for the gate
 
 
-def start() -> Cluster:
+class _Cluster(Cluster):
+    """A cluster whose nodes have a folder each.
+
+    Nodes that share one unpack the code there again while another's workers import it.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._folders: list[str] = []
+        super().__init__(**options)
+
+    def folder(self) -> str:
+        """A new one, in /tmp: names of sockets end at 107 characters."""
+        self._folders.append(tempfile.mkdtemp(prefix="ray-node-", dir="/tmp"))
+        return self._folders[-1]
+
+    def shutdown(self) -> None:
+        """End the nodes and remove their folders."""
+        super().shutdown()
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def start() -> _Cluster:
     """A head with one core; nodes are added by `add`. Import paths are the checkout's."""
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     os.environ["PYTHONPATH"] = str(ROOT)  # for `tests`, which is not sent to workers
@@ -40,15 +64,17 @@ def start() -> Cluster:
         "object_store_memory": 80 * _MEGABYTE,
         "_system_config": {"prestart_worker_first_driver": False},
     }
-    return Cluster(initialize_head=True, head_node_args=head)
+    return _Cluster(initialize_head=True, head_node_args=head)
 
 
-def add(cluster: Cluster, cpus: int = 2, **options: Any) -> Any:
+def add(cluster: _Cluster, cpus: int = 2, **options: Any) -> Any:
     """Add a node where bodies of `fanned` have room, unless other resources are given."""
-    resources = options.pop("resources", {"room": 1})
-    memory = 80 * _MEGABYTE
     return cluster.add_node(
-        num_cpus=cpus, resources=resources, object_store_memory=memory, **options
+        num_cpus=cpus,
+        resources=options.pop("resources", {"room": 1}),
+        object_store_memory=80 * _MEGABYTE,
+        temp_dir=cluster.folder(),
+        **options,
     )
 
 

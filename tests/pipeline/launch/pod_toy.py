@@ -16,12 +16,14 @@ from tests.pipeline.toy import Total
 
 
 def introduce(job: dict[str, Any], *, process: GangProcess, emit: Emit) -> dict[str, Any]:
-    """Write down the process, its host, its node and its devices; wait until all have."""
+    """Write down the process, its host, slice, devices and node; wait until all have."""
     directory = Path(job["directory"])
     node = ray.get_runtime_context().get_node_id()
     chips = os.environ["XLA_FLAGS"].rpartition("=")[2]
     worker = os.environ.get("TPU_WORKER_ID", "")
-    (directory / f"{process.index}").write_text(f"{process.count} {worker} {chips} {node}")
+    slices = [os.environ.get(f"MEGASCALE_{name}", "-") for name in ("NUM_SLICES", "SLICE_ID")]
+    words = [str(process.count), worker, *slices, chips, os.environ.get("TPU_NAME", ""), node]
+    (directory / f"{process.index}").write_text(" ".join(words))
     emit({"event": "progress", "done": 1, "total": 1, "unit": "processes"})
     while len(list(directory.iterdir())) < process.count or job["stay"]:
         time.sleep(0.05)

@@ -103,8 +103,8 @@ def refusal(tree: dict[str, Any], schema: dict[str, Any]) -> str:
     return "; ".join(error.message for error in errors)
 
 
-def impossible(tree: dict[str, Any]) -> str:
-    """Why no such slice exists, by Ray's table of topologies and by counting; empty if it does."""
+def impossible(tree: dict[str, Any], slices: int = 1) -> str:
+    """Why there are no such slices, by Ray's table and by counting; empty if there are."""
     if tree.get("kind") != "RayJob":
         name = tree["resources"]["accelerators"].removeprefix("tpu-")
         good = TPUAcceleratorManager.is_valid_tpu_accelerator_type(name)
@@ -120,6 +120,8 @@ def impossible(tree: dict[str, Any]) -> str:
     generation = accelerator.replace("v5-lite-podslice", "v5litepod").split("-")[1]
     if not TPUAcceleratorManager.is_valid_tpu_accelerator_topology(generation, topology):
         return f"{generation} has no topology {topology}"
-    if math.prod(map(int, topology.split("x"))) != chips * group["numOfHosts"] * group["replicas"]:
+    if group["replicas"] != slices or math.prod(map(int, topology.split("x"))) != (
+        chips * group["numOfHosts"]
+    ):
         return f"{group['numOfHosts']} hosts of {chips} chips are not a {topology}"
     return ""

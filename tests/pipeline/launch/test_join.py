@@ -30,7 +30,7 @@ def facts(monkeypatch):
     """Sets what the environment and the machine's metadata say, which is nothing at first."""
 
     def say(environment=None, machine=None):
-        for name in GKE:
+        for name in (*GKE, "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID"):
             monkeypatch.delenv(name, raising=False)
         for name, value in (environment or {}).items():
             monkeypatch.setenv(name, value)
@@ -53,6 +53,20 @@ def test_a_host_finds_its_place_in_the_environment_or_in_the_machine(facts):
     assert hosts.find("2x8xh100", "1", "").variables == {}
 
 
+def test_a_host_finds_which_of_several_slices_it_is_in(facts):
+    """Megascale's variables, the machine's metadata, or what is given; each slice has its name."""
+    facts(GKE | {"MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1"})
+    found = hosts.find("", "", "")
+    assert found == Host(pod("2xv6e-16"), 2, "slice-0", 1)
+    assert (found.index, found.slice_name) == (6, "slice-0-1")
+    assert str(found) == "host 6 of 8 of 2xv6e-16"
+    assert found.variables == GKE | {"TPU_NAME": "slice-0-1"}
+    facts(machine={"type": "v6e-8", "slices": "3", "slice id": "2", "name": "node"})
+    assert hosts.find("3xv6e-8", "", "mine") == Host(pod("3xv6e-8"), 0, "mine", 2)
+    facts()
+    assert hosts.find("2xv6e-16", "3", "", "0").index == 3
+
+
 @pytest.mark.parametrize(
     ("environment", "machine", "given", "message"),
     [
@@ -63,6 +77,8 @@ def test_a_host_finds_its_place_in_the_environment_or_in_the_machine(facts):
         ({}, {}, ("v6e-16", "", ""), "expected a worker id from 0 to 3 on v6e-16, found none"),
         ({}, {}, ("v6e-16", "4", ""), "expected a worker id from 0 to 3 on v6e-16, found '4'"),
         ({}, {}, ("v6e-17", "0", ""), "expected one of v6e-1"),
+        ({}, {}, ("2xv6e-16", "0", ""), "expected a slice id from 0 to 1 on 2xv6e-16, found none"),
+        ({"MEGASCALE_NUM_SLICES": "4"}, {}, ("2xv6e-16", "0", "", "1"), "slices differs: 2 by"),
     ],
 )
 def test_wrong_facts_are_refused_in_one_line(facts, environment, machine, given, message):

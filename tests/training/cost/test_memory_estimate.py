@@ -226,6 +226,16 @@ def test_a_split_that_was_asked_for_and_cannot_be_made_is_refused():
         chosen(model, 32, config(256, 8192, microbatches=4, parallel=parallel))
 
 
+def test_no_state_is_split_over_several_slices():
+    """ "all" means the devices of one slice that do not share a row; a larger group is refused."""
+    train = config(256, 8192, parallel=Parallelism(sharding="fsdp", sequence=2))
+    found, _ = resolve(presets.tomat_1b, ADAMW, train, 32, platform="tpu", limit=V6E, slices=2)
+    assert found.parallel.mesh_shape(32) == (2, 8, 2, 1)
+    wide = config(256, 8192, parallel=Parallelism(sharding="fsdp", group=32))
+    with pytest.raises(InputError, match=r"each of 2 slices: .* not divisible by a group of 32"):
+        resolve(presets.tomat_1b, ADAMW, wide, 32, platform="tpu", limit=V6E, slices=2)
+
+
 def test_recomputed_shares():
     """Products over the forward pass of a block, by hand, at one position."""
     model = presets.tomat_200m

@@ -74,6 +74,15 @@ def test_each_microbatch_sums_its_gradients(sharding, group, gathered):
     assert found == pytest.approx(SHAPE.parameter_count * (gathered + summed) * 3 / 4)
 
 
+@pytest.mark.parametrize(("sharding", "group"), [("replicated", 1), ("zero1", 4), ("fsdp", 2)])
+def test_a_chip_sends_its_share_of_the_gradients_to_other_slices(sharding, group):
+    """By hand: two slices of four chips, 8 bytes a parameter for each of two microbatches."""
+    shape = dict(chips=8, slices=2, group=group, sharding=sharding, microbatches=2)
+    job = dataclasses.replace(JOB, **shape)
+    assert work(job, TPUS["v6e"]).network_bytes == 2 * 8 * SHAPE.parameter_count / 4
+    assert work(dataclasses.replace(job, slices=1), TPUS["v6e"]).network_bytes == 0
+
+
 def test_every_chip_of_the_table_has_a_prediction():
     """More than the roofline allows is predicted for none."""
     for chip in (*TPUS.values(), *GPUS.values()):

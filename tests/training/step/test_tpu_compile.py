@@ -42,10 +42,8 @@ memory = compiled.memory_analysis()
 untied = dataclasses.replace(model, tied=False)
 split = dataclasses.replace(train, parallel=Parallelism(sharding="zero1"))
 build_program(untied, OptimizerConfig(), split, devices, eos_id=0, padded=True).lower().compile()
-apart = dataclasses.replace(
-    split, parallel=Parallelism(sharding="zero1", group=4), batch_size=16, microbatches=1
-)
-joined = build_program(model, OptimizerConfig(), apart, describe("v6e-4", slices=2), eos_id=0)
+apart = dataclasses.replace(split, batch_size=16, microbatches=1)
+joined = build_program(model, OptimizerConfig(), apart, describe("2xv6e-4"), eos_id=0)
 between = cost(parse(joined.lower().compile().as_text())).collectives
 away = dataclasses.replace(
     split,
