@@ -1,7 +1,7 @@
 """Floating-point operations of training, and what a device could do: the two sides of MFU.
 
 A token costs 2 operations per weight that multiplies it and 4 per attended position, head and
-feature (scores and their product with the values); a backward pass costs twice the forward pass.
+feature (scores and their matmul with the values); a backward pass costs twice the forward pass.
 Recomputation is never counted, nor is the embedding's gather; the output head is.
 
 Two conventions are in use and both are shown. `causal=True` counts the positions a token attends

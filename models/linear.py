@@ -1,15 +1,15 @@
 """A matrix between named axes with an optional bias.
 
-Activations come in one of two orders, and a product keeps the order it is given.
+Activations come in one of two orders, and a matmul keeps the order it is given.
 
 Features first, [features, batch, position], is for TPUs. The gradient of a matrix contracts over
-all tokens, for which the TPU wants them in the last axis; where products are written tokens first,
+all tokens, for which the TPU wants them in the last axis; where matmuls are written tokens first,
 the compiler copies every wide activation into the other layout on its way back.
 
 Tokens first, [batch, position, features], is for everything else, with a backward pass of its own:
 JAX's rule reads the cotangent across its rows to make a matrix's gradient, and on a CPU the
 compiler then fuses what makes the cotangent (SiLU's derivative, say) into a transposing copy that
-takes longer than the product. Here the narrower of activations and cotangent is read so.
+takes longer than the matmul. Here the narrower of activations and cotangent is read so.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Linear(eqx.Module):
     def flattened(self, axes: tuple[str, ...], name: str) -> Linear:
         """The same map with `axes` merged into one axis `name`, first one outermost.
 
-        A product with one wide axis is laid out densely; one with heads of 64 as its last axis
+        A matmul with one wide axis is laid out densely; one with heads of 64 as its last axis
         is padded to the TPU's 128 lanes, in memory too.
         """
 

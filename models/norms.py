@@ -3,8 +3,8 @@
 RMSNorm (Zhang and Sennrich, 2019, arXiv:1910.07467): x / sqrt(mean(x^2) + epsilon) * weight.
 LayerNorm (Ba et al., 2016, arXiv:1607.06450): the same of x - mean(x), plus a bias.
 
-Statistics and the product with the weight are float32 whatever the input's dtype; the result has
-the input's dtype.
+Statistics and the multiplication by the weight are float32 whatever the input's dtype; the result
+has the input's dtype.
 """
 
 from __future__ import annotations

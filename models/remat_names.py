@@ -1,11 +1,11 @@
 """The intermediates of a block that the backward pass may keep, by name; imports no JAX.
 
     "none"              keep everything that differentiation asks for (most memory, float32 copies)
-    "products"          keep every matrix product and attention; recompute norms, rotation and
-                        activations, which are cheap: no matrix product is done twice
-    "attention"         keep attention and its inputs, recompute the MLP's products
+    "matmuls"           keep every matmul and attention; recompute norms, rotation and
+                        activations, which are cheap: no matmul is done twice
+    "attention"         keep attention and its inputs, recompute the MLP's matmuls
     "full"              keep the block's input only, recompute the block (least memory)
-    "dots"              JAX's own "dots with no batch dims": the outputs of products with weights
+    "dots"              JAX's own "dots with no batch dims": the outputs of matmuls with weights
     "save:gate,up"      keep the named intermediates and the block's input, recompute the rest
     "save:gate;offload:queries,keys"    the same, and move some of them to the host's memory
     "offload:block_input"    recompute the block, with its input in the host's memory
@@ -34,8 +34,8 @@ CHECKPOINT_NAMES: dict[str, str] = {
 }
 
 ATTENTION = ("queries", "keys", "values", "attention_residuals", "mlp_input")
-PRODUCTS = (*ATTENTION, "gate", "up")
-NAMED_POLICIES = {"full": (), "attention": ATTENTION, "products": PRODUCTS}
+MATMULS = (*ATTENTION, "gate", "up")
+NAMED_POLICIES = {"full": (), "attention": ATTENTION, "matmuls": MATMULS}
 
 
 def saved_names(remat: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -111,8 +111,8 @@ def split_layers(stacked: Block) -> tuple[Block, ...]:
     """One block a layer, each with arrays of its own.
 
     A loop that reads a layer out of stacked arrays copies it where the compiler cannot multiply by
-    a part of an array, as on a CPU. That is nothing beside the products of a whole row, and half as
-    much again as the products of one token.
+    a part of an array, as on a CPU. That is nothing beside the matmuls of a whole row, and half as
+    much again as the matmuls of one token.
     """
     named, structure = jax.tree.flatten(stacked, is_leaf=_is_named)
     layers = named[0].resolve_axis(LAYERS).size

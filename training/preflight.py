@@ -88,7 +88,7 @@ class Preflight:
 
     @property
     def executed_over_model(self) -> float:
-        """FLOPs of matrix products and attention kernels over `model_flops`.
+        """FLOPs of matmuls and attention kernels over `model_flops`.
 
         Attention's backward pass makes the scores again, which the model's FLOPs leave out, so
         this is above 1 also where nothing else is recomputed.

@@ -5,7 +5,7 @@ softmax is corrected as key blocks come in, and the backward pass makes each blo
 from the log-sum-exp. Blocks that the mask hides entirely are never made. For devices and shapes
 that have no kernel.
 
-Scores lie as [keys, queries]. So the three products whose operand is a block of scores or of
+Scores lie as [keys, queries]. So the three matmuls whose operand is a block of scores or of
 their gradients read it along its rows, and only blocks of queries, keys and values, a head's width
 across, are ever transposed; maximum and sum run over rows, which vectorises. Suffixes of
 names: B batch, P position, G kv_heads, R q_per_kv, D head_size, K and Q positions of one block.

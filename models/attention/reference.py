@@ -24,11 +24,11 @@ def reference(
     soft_cap: float | None,
     segment_ids: NamedArray | None,
 ) -> NamedArray:
-    """Attention of scaled queries by plain matrix products.
+    """Attention of scaled queries by plain matmuls.
 
     The scores are made again in the backward pass, as in splash: keeping them for every layer
     costs more time than that on a CPU, and batch * heads * position^2 numbers. Dividing by the
-    softmax's sum comes after the product with the values, where there is less to divide.
+    softmax's sum comes after the matmul with the values, where there is less to divide.
     """
     keys = (BATCH, KV_HEADS, KEY_POSITION, HEAD_SIZE)
     k, v = (x.rename({POSITION: KEY_POSITION}).rearrange(keys) for x in (k, v))

@@ -8,7 +8,7 @@ the compiler cannot partition a kernel by itself. For positions spread over devi
 
 The differentiation rule around it is ours. The kernel's own keeps its output as [heads, position,
 head_size], which the TPU pads to 128 lanes: with heads of 64 that is twice the memory, for every
-layer. Ours keeps it as [query_features, position], as the next product reads it, and turns it back
+layer. Ours keeps it as [query_features, position], as the next matmul reads it, and turns it back
 for the backward kernels. `_splash_attention_bwd_dkv` and `_dq` are private names of JAX;
 pyproject caps jax, and a test holds their parameters.
 

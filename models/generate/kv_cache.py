@@ -43,7 +43,7 @@ from models.scan_layers import collect_layers
 from models.transformer import Block, Transformer
 
 SLOTS = (BATCH, KV_HEADS, POSITION, HEAD_SIZE)
-"""Axes of one layer's keys, and of its values, in the order that attention's products want."""
+"""Axes of one layer's keys, and of its values, in the order that attention's matmuls want."""
 
 
 class KVCache(eqx.Module):

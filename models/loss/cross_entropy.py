@@ -13,7 +13,7 @@ Per token, with logits l = cap(h W^T), z = log sum_v exp(l_v), target t and weig
     d / d l_v     = w (softmax(l)_v (1 + 2 a z) - [v = t])
 
 Logits, z and every reduction are float32; the gradient of the logits is rounded to the hidden
-states' dtype before its two matrix products, which accumulate in float32.
+states' dtype before its two matmuls, which accumulate in float32.
 
 Where devices share the rows of the batch, a device's gradient of the head is reduce-scattered over
 those that keep a part of the table each. With `MeshAxes.split_tables` no device has a whole head:

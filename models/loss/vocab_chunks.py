@@ -3,9 +3,9 @@
 A chunk of positions reads and adds to the whole head's gradient, and its logits against all ids do
 not fit a cache. Here a chunk has some ids and all positions: one scan for the log-sum-exp of every
 position, a second that makes the logits again, their gradient, and the finished gradient of these
-ids' rows of the head. That is a fourth matrix product, which costs less than the memory traffic
+ids' rows of the head. That is a fourth matmul, which costs less than the memory traffic
 it saves: on two cores, 2,048 positions, 32,768 ids and an embed of 128 take 0.21 s instead of 0.31.
-Where products are fast and memory is too, chunks of positions are better.
+Where matmuls are fast and memory is too, chunks of positions are better.
 
 Formulas and rounding are those of `models.loss.cross_entropy`.
 """
@@ -28,7 +28,7 @@ LEAST_IDS = 256
 def vocabulary_chunks(vocab: int, tokens: int) -> int | None:
     """Chunks of ids so that float32 logits of `tokens` positions fit a cache, a divisor of `vocab`.
 
-    None where a chunk would have fewer than `LEAST_IDS` ids: then products are too small.
+    None where a chunk would have fewer than `LEAST_IDS` ids: then matmuls are too small.
     """
     needed = -(-vocab * tokens * 4 // CHUNK_BYTES)
     most = vocab // LEAST_IDS

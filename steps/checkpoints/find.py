@@ -42,7 +42,7 @@ class Trained:
         finished: whether its train step is published.
         model: shape of the model.
         sequence_length: tokens of a row in training.
-        compute_dtype: dtype of products in training.
+        compute_dtype: dtype of matmuls in training.
         sequences: URL of the directory of what it was trained on; None for an imported model.
         root: URL of its step's directory.
     """
@@ -122,7 +122,7 @@ def open_model(path: str, config: TransformerConfig, dtype: str) -> Transformer:
     Args:
         path: of the checkpoint.
         config: its shape.
-        dtype: of products in training; on a CPU, which is no faster in bfloat16, they are float32.
+        dtype: of matmuls in training; on a CPU, which is no faster in bfloat16, they are float32.
 
     Raises:
         CorruptOutput: files are missing or changed.

@@ -22,7 +22,7 @@ DTYPES: dict[str, tuple[str, Any]] = {
     "bfloat16": ("BF16", ml_dtypes.bfloat16),
     "float32": ("F32", np.float32),
 }
-"""Names in a file and in numpy by that of a checkpoint's matrix products."""
+"""Names in a file and in numpy by that of a checkpoint's matmuls."""
 
 INDEX = "model.safetensors.index.json"
 _ALIGNED = 8

@@ -132,7 +132,7 @@ def search(
 
 def _recomputing(run: DeclaredRun, chip: Chip, candidate: Candidate) -> Iterator[Plan]:
     """The candidate with nothing recomputed, or what has to be; and with ever more of it."""
-    nothing = _plan(run, chip, candidate, "products")
+    nothing = _plan(run, chip, candidate, "matmuls")
     if nothing is not None:
         yield nothing
     for remat in ("attention", "full") if nothing and nothing.fits else ("auto", "full"):

@@ -1,10 +1,10 @@
 """Memory of one chip for a train step, as the TPU compiler says, for several policies of remat.
 
     python -m tests.bench.hbm --model tomat_200m --slice v6e-16 --batch 128 --seq 8192 \\
-        --remat products --remat attention --remat full
+        --remat matmuls --remat attention --remat full
 
 One JSON object a policy. `fits`; `need_gib`: arguments and temporaries; `peak_gib`: most memory at
-any moment, null where the program does not fit; `recomputed_dots`: matrix products and forward
+any moment, null where the program does not fit; `recomputed_dots`: matmuls and forward
 attention kernels that a step runs a second time on one chip, counted where `recomputed_from` says:
 in the compiled program, or in the trace of one that does not fit.
 

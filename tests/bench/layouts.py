@@ -51,7 +51,7 @@ def line(options: Any, name: str) -> dict[str, Any]:
     from training.cost.memory_estimate import GIB, estimate
     from training.preflight import preflight
 
-    remat = options.remat[0] if options.remat else "products"
+    remat = options.remat[0] if options.remat else "matmuls"
     program = make_program(options, remat=remat, parallel=fields(name))
     found = preflight(program)
     optimizer = OptimizerConfig(**dict(options.set_optimizer))

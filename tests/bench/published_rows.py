@@ -28,8 +28,8 @@ REMAT = {
     "activati": f"save:mlp_input;offload:{QKV}",
     "dots_sav": "dots",
     "selectiv": "half",
-    "minimal": "products",
-    "none": "products",
+    "minimal": "matmuls",
+    "none": "matmuls",
     "full": "full",
     "": "half",
 }
@@ -78,7 +78,7 @@ def _row(line: dict[str, str], label: str) -> Row | str:
     if chip is None:
         return f"{line['hardware']} is not in pipeline/accelerators.py"
     if re.search(r"fp8|float8", line["precision"]):
-        return "products in 8 bits"
+        return "matmuls in 8 bits"
     if re.search(r"MoE|Mixtral|Llama4|DeepSeek|sinks", line["model"]):
         return "another architecture"
     if not all(line[n] for n in ("layers", "embed", "head_dim", "mlp", "seq", "per_device_batch")):

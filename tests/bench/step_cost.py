@@ -3,9 +3,9 @@
     python -m tests.bench.step_cost --model tomat_200m --slice v6e-16 --batch 128 --seq 8192 \\
         --remat full [--baseline] [--top 30]
 
-One JSON object a policy. `executed_over_model`: FLOPs of matrix products and attention kernels over
+One JSON object a policy. `executed_over_model`: FLOPs of matmuls and attention kernels over
 those of the model (forward and backward once, attention causal, the backward pass of attention as
-two products for each one forward); `matmul_over_model` leaves attention out of both. `cycles`: the
+two matmuls for each one forward); `matmul_over_model` leaves attention out of both. `cycles`: the
 compiler's estimates added up with loops multiplied out; it has none for kernels and collectives and
 sees no overlap, so they rank programs and predict no seconds. `collectives`: by kind, executions,
 bytes on one chip, and executions inside the loop over layers.

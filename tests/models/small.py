@@ -132,5 +132,5 @@ def gradient(objective, made: Transformer) -> Transformer:
 
 
 def run(function, made: Transformer):
-    """`function(model)` compiled: Haliax compiles every product anew when called eagerly."""
+    """`function(model)` compiled: Haliax compiles every matmul anew when called eagerly."""
     return eqx.filter_jit(function)(made)

@@ -177,14 +177,14 @@ def test_windows_are_counted_by_layer(length, pattern, window, layers):
     features = config.heads * config.head_size
     letters = (pattern * layers)[: layers - 1] + ("L" if "L" in pattern else "S")
     each = [window if letter == "S" else None for letter in letters]
-    products = 2 * config.matmul_parameters * length
+    matmuls = 2 * config.matmul_parameters * length
     for causal in (True, False):
         if causal:
             pairs = sum(visible([length], one) for one in each)
         else:
             pairs = sum(length * min(length, one or length) for one in each)
         got = forward_flops_per_token(config, length, causal) * length
-        assert got == pytest.approx(products + 4 * features * pairs, rel=1e-12)
+        assert got == pytest.approx(matmuls + 4 * features * pairs, rel=1e-12)
 
 
 def test_documents_change_the_causal_count_only():
@@ -220,7 +220,7 @@ def test_impossible_documents_are_refused():
 
 
 def test_parameters_say_what_they_count():
-    """Norms and gathered tables are not in products; nothing of the tables is in the last."""
+    """Norms and gathered tables are not in matmuls; nothing of the tables is in the last."""
     shape = small.config(tied=False, positions="learned", context=10, biases=True)
     counts = parameters(shape)
     assert counts.total == shape.parameter_count

@@ -13,8 +13,8 @@ from models.remat import checkpoint_policy
 from models.remat_names import (
     BLOCK_INPUT,
     CHECKPOINT_NAMES,
+    MATMULS,
     NAMED_POLICIES,
-    PRODUCTS,
     saved_names,
     widths,
 )
@@ -22,7 +22,7 @@ from pipeline.errors import InputError
 from tests.models import small
 
 ALL = "save:" + ",".join(CHECKPOINT_NAMES)
-SETTINGS = ("full", "attention", "products", "dots", "save:gate,up", ALL)
+SETTINGS = ("full", "attention", "matmuls", "dots", "save:gate,up", ALL)
 OFFLOAD = "save:gate,up;offload:queries,attention_residuals"
 
 
@@ -93,7 +93,7 @@ def saved_bytes(remat) -> int:
 
 def test_settings_differ_in_what_they_keep():
     """Bytes kept for the backward pass grow from full over named values to none."""
-    order = ("full", "save:gate", "save:gate,up", "attention", "products", "none")
+    order = ("full", "save:gate", "save:gate,up", "attention", "matmuls", "none")
     kept = [saved_bytes(remat) for remat in order]
     assert kept == sorted(kept)
     assert len(set(kept)) == len(kept)
@@ -126,23 +126,23 @@ def test_widths_know_each_kind():
 
 
 def dots(remat) -> int:
-    """Matrix products in the traced gradient, counting a scan's body once."""
+    """Matmuls in the traced gradient, counting a scan's body once."""
     jaxpr = jax.make_jaxpr(eqx.filter_grad(squares(remat)))(small.model())
     return str(jaxpr).count("dot_general")
 
 
 def test_products_recomputes_no_projection():
-    """Under "products" no matrix product of the layer is made twice, attention's scores apart."""
-    in_scores = 2  # the reference back end makes its scores and their product again by itself
-    assert dots("products") == dots("none")
-    assert dots("full") > dots("attention") > dots("products")
-    assert dots("full") - dots("products") >= 7 - in_scores
+    """Under "matmuls" no matmul of the layer is made twice, attention's scores apart."""
+    in_scores = 2  # the reference back end makes its scores and their matmul again by itself
+    assert dots("matmuls") == dots("none")
+    assert dots("full") > dots("attention") > dots("matmuls")
+    assert dots("full") - dots("matmuls") >= 7 - in_scores
 
 
 def test_settings_are_read():
     """Named policies and lists, kept and offloaded."""
     assert saved_names("full") == ((), ())
-    assert saved_names("products") == (PRODUCTS, ())
+    assert saved_names("matmuls") == (MATMULS, ())
     assert saved_names("save:gate, up") == (("gate", "up"), ())
     assert saved_names("save:gate;offload:queries,keys") == (("gate",), ("queries", "keys"))
     assert saved_names("save:attention;offload:up") == (NAMED_POLICIES["attention"], ("up",))

@@ -41,7 +41,7 @@ def test_both_orders_of_axes_compute_the_same(name):
 
     def squares(first):
         def objective(model):
-            hidden = model.hidden(rows, features_first=first, remat="products")
+            hidden = model.hidden(rows, features_first=first, remat="matmuls")
             assert hidden.axes[0].name == ("embed" if first else "batch")
             return hax.sum(hax.square(hidden)).array
 

@@ -82,7 +82,7 @@ def test_gradients_of_the_mean_loss():
     want = weights.ours(config, weights.numpy_state(gradients))
 
     def mean(model):
-        sums = next_token_loss(model, small.named(tokens), chunks=3, remat="products")
+        sums = next_token_loss(model, small.named(tokens), chunks=3, remat="matmuls")
         return sums.objective / sums.count
 
     np.testing.assert_allclose(small.run(mean, made), loss.item(), rtol=1e-5)

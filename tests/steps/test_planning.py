@@ -18,7 +18,7 @@ from training.cost.memory_estimate import GIB
 
 BIG = dataclasses.replace(llama_200m, layers=32, embed=4096, heads=32, kv_heads=8, mlp=14336)
 FORCED = TrainConfig(
-    batch_size=128, remat="products", loss_chunks=1, parallel=Parallelism(sharding="zero1")
+    batch_size=128, remat="matmuls", loss_chunks=1, parallel=Parallelism(sharding="zero1")
 )
 
 

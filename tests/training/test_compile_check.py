@@ -17,7 +17,7 @@ SMALL = TransformerConfig(
     vocab_size=256, layers=1, embed=128, heads=1, kv_heads=1, head_size=128, mlp=128
 )
 TRAIN = TrainConfig(
-    steps=10, batch_size=1 << 17, sequence_length=128, remat="products", loss_chunks=1
+    steps=10, batch_size=1 << 17, sequence_length=128, remat="matmuls", loss_chunks=1
 )
 
 

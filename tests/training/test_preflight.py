@@ -63,7 +63,7 @@ def test_a_program_of_the_cpu():
     model, train = program.model, program.train
     tokens = train.batch_size * train.sequence_length // devices
     square = 2 * tokens * train.sequence_length * model.heads * model.head_size * model.layers
-    # Two products forward and four backward; the backward pass makes the first two again.
+    # Two matmuls forward and four backward; the backward pass makes the first two again.
     assert found.cost.matmul_flops == 6 * model.matmul_parameters * tokens + 8 * square
     assert found.cost.recomputed_flops == 2 * square
     assert found.cost.recomputed_dots == 2 * model.layers

@@ -44,7 +44,7 @@ class TrainConfig:
             `training.step.document_mask`).
         microbatches: parts a global batch is cut into to save memory; gradients are summed.
         seed: of the initial parameters; None for that of the sequences trained on.
-        compute_dtype: dtype of products; parameters are float32.
+        compute_dtype: dtype of matmuls; parameters are float32.
         z_loss: weight of the squared log-partition term in the loss; 0 for none.
         batch_schedule: (steps done, batch_size) pairs in rising order: from there on batches have
             so many rows instead of `batch_size`.
@@ -68,7 +68,7 @@ class TrainConfig:
         max_skipped: steps in a row that were not applied after which training stops with an error.
         watchdog_seconds: least time without progress after which the run is ended, once its
             steps' length is known, see `training.fault.watchdog`.
-        remat: what the backward pass keeps ("auto", "none", "products", "attention", "full",
+        remat: what the backward pass keeps ("auto", "none", "matmuls", "attention", "full",
             "dots", "save:name,...;offload:name,..."), see `models.remat_names`.
         attention: "auto", "reference", "blockwise", "splash" or "cudnn".
         parallel: what the devices share, see `training.config.parallelism`.

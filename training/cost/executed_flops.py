@@ -1,14 +1,14 @@
 """FLOPs that a train step executes: the upper side of HFU.
 
-    executed = sum over matrix products, as often as loops and recomputation repeat them, of
+    executed = sum over matmuls, as often as loops and recomputation repeat them, of
                    2 x (elements of the result) x (length of what is contracted)
-             + sum over fused attention kernels of (products the kernel makes) x
+             + sum over fused attention kernels of (matmuls the kernel makes) x
                    2 x batch x heads x head_size x pairs that the mask lets through
 
 Counted in the traced program, after what nothing needs has been dropped: the second forward pass
 that `jax.checkpoint` asks for is in it, and so are attention scores above the diagonal where a back
-end multiplies them. The compiler may drop a product that it finds to be equal to another one (2 %
-of a small model's with everything recomputed, none without). Kernels make 2 products forward and,
+end multiplies them. The compiler may drop a matmul that it finds to be equal to another one (2 %
+of a small model's with everything recomputed, none without). Kernels make 2 matmuls forward and,
 because the scores are made again, 5 backward (7 by splash attention's two separate kernels); blocks
 that a kernel only touches are counted by what the mask lets through. Elementwise work is not
 counted, as in every MFU.
@@ -79,7 +79,7 @@ def _special(jaxpr: Any, times: int, share: int) -> Iterator[tuple[float, str]]:
         elif kind in ("while", "cond"):
             if any(_multiplies(inner) for inner in called(equation)):
                 what = "a loop" if kind == "while" else "a branch"
-                yield 0.0, f"{what} with matrix products in it runs we cannot tell how often"
+                yield 0.0, f"{what} with matmuls in it runs we cannot tell how often"
         elif kind in ("ffi_call", "custom_call", "conv_general_dilated", "ragged_dot_general"):
             yield 0.0, f"{kind} is not counted"
         else:

@@ -2,7 +2,7 @@
 
 Counts are of one execution with loops multiplied out. Cycles are the TPU compiler's own estimates;
 it gives none for Pallas kernels and collectives, and knows nothing of what overlaps, so they rank
-programs and are no prediction of seconds. FLOPs of matrix products are exact; attention kernels
+programs and are no prediction of seconds. FLOPs of matmuls are exact; attention kernels
 are counted by formula over the pairs that a causal mask lets through.
 """
 
@@ -23,8 +23,8 @@ from training.cost.hlo_parser import Computation, Instruction, Module, Visit, wa
 RECOMPUTED = "rematted_computation"
 """What `jax.checkpoint` calls the second computation of a forward pass, in names of operations."""
 
-PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}
-"""Matrix products over all pairs that a kernel makes: scores and values; scores again, the scores'
+MATMULS = {"fwd": 2, "dq": 3, "dkv": 4}
+"""Matmuls over all pairs that a kernel makes: scores and values; scores again, the scores'
 gradient and the queries'; scores again and the gradients of values, scores and keys."""
 
 _COLLECTIVES = (
@@ -65,7 +65,7 @@ class Operation:
         kind: "matmul", "copy" or "other".
         cycles: over all executions in a step.
         times: executions in a step.
-        flops: of matrix products, over all executions.
+        flops: of matmuls, over all executions.
         result: its arrays, such as "bf16[8,128]".
     """
 
@@ -85,9 +85,9 @@ class Cost:
     Attributes:
         source: "compiled", or "traced" where the program did not compile: then there are no
             cycles, collectives or operations.
-        matmul_flops: of matrix products outside kernels.
+        matmul_flops: of matmuls outside kernels.
         attention_flops: of attention kernels, over the pairs of a causal mask.
-        recomputed_dots: matrix products and forward attention kernels that run a second time
+        recomputed_dots: matmuls and forward attention kernels that run a second time
             because a policy of `jax.checkpoint`, or the compiler, did not keep their result.
         recomputed_flops: of those.
         kernels: executions of every Pallas kernel by name.
@@ -112,12 +112,12 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Product:
-    """A matrix product or a kernel call as both counters see it.
+class Matmul:
+    """A matmul or a kernel call as both counters see it.
 
     Attributes:
-        kernel: the kernel's name, "" for a plain product.
-        flops: of one plain product, or of one of a kernel's products over all its pairs.
+        kernel: the kernel's name, "" for a plain matmul.
+        flops: of one plain matmul, or of one of a kernel's matmuls over all its pairs.
     """
 
     kernel: str
@@ -133,7 +133,7 @@ def phase(kernel: str) -> str | None:
 
 
 def pair_flops(queries: tuple[int, ...], keys: tuple[int, ...]) -> int:
-    """FLOPs of one product over the visible pairs of queries [..., heads, position, head_size].
+    """FLOPs of one matmul over the visible pairs of queries [..., heads, position, head_size].
 
     Where a device has a part of a row's queries and all of its keys [..., position, head_size], it
     sees its equal share of the row's pairs: causal work is balanced over the devices of a row.
@@ -143,9 +143,9 @@ def pair_flops(queries: tuple[int, ...], keys: tuple[int, ...]) -> int:
     return 2 * math.prod(outer) * head_size * position * (max(keys[-2:]) + 1) // 2
 
 
-def summarise(products: Iterable[Product], source: str) -> Cost:
-    """FLOPs and recomputation of a list of products; what only HLO knows is left empty."""
-    found = list(products)
+def summarise(matmuls: Iterable[Matmul], source: str) -> Cost:
+    """FLOPs and recomputation of a list of matmuls; what only HLO knows is left empty."""
+    found = list(matmuls)
     kernels: dict[str, int] = defaultdict(int)
     for each in found:
         if each.kernel:
@@ -153,11 +153,11 @@ def summarise(products: Iterable[Product], source: str) -> Cost:
     # The fused backward kernel makes the queries' gradient too, and has the other one's name.
     fused = not any(phase(name) == "dq" for name in kernels)
 
-    def flops(each: Product) -> int:
+    def flops(each: Matmul) -> int:
         if not each.kernel:
             return each.flops * each.times
         kind = phase(each.kernel)
-        made = 0 if kind is None else PRODUCTS[kind] + (kind == "dkv" and fused)
+        made = 0 if kind is None else MATMULS[kind] + (kind == "dkv" and fused)
         return each.flops * made * each.times
 
     again = [
@@ -178,10 +178,10 @@ def summarise(products: Iterable[Product], source: str) -> Cost:
 def cost(module: Module) -> Cost:
     """Count a compiled program."""
     visits = list(walk(module))
-    products = [(visit, _product(visit)) for visit in visits]
-    counted = summarise((each for _, each in products if each is not None), "compiled")
+    matmuls = [(visit, _matmul(visit)) for visit in visits]
+    counted = summarise((each for _, each in matmuls if each is not None), "compiled")
     flops: dict[int, int] = defaultdict(int)
-    for visit, each in products:
+    for visit, each in matmuls:
         if each is not None and not each.kernel:
             flops[id(visit.fusion or visit.instruction)] += each.flops * each.times
     contents = _fused(visits)
@@ -239,7 +239,7 @@ def _operation(each: Instruction, times: int, flops: int, opcodes: set[str]) -> 
     )
 
 
-def _product(visit: Visit) -> Product | None:
+def _matmul(visit: Visit) -> Matmul | None:
     each = visit.instruction
     if each.opcode in _MATMULS:
         count = dot_flops if each.opcode == "dot" else convolution_flops
@@ -251,7 +251,7 @@ def _product(visit: Visit) -> Product | None:
         return None
     names = f"{each.name} {visit.fusion.name if visit.fusion else ''}"
     again = RECOMPUTED in each.op_name or bool(re.search(r"\.remat", names))
-    return Product(kernel, flops, visit.times, again)
+    return Matmul(kernel, flops, visit.times, again)
 
 
 def _kernel_name(call: Instruction) -> str:
@@ -261,7 +261,7 @@ def _kernel_name(call: Instruction) -> str:
 
 
 def _kernel_flops(kernel: Instruction, computation: Computation) -> int:
-    """Of one product: queries and keys are the first operands with heads, positions, features."""
+    """Of one matmul: queries and keys are the first operands with heads, positions, features."""
     arrays = (array for arrays in computation.operands(kernel) for array in arrays)
     found = (a.dimensions for a in arrays if "f" in a.dtype and len(a.dimensions) >= 3)
     queries, keys = next(found, None), next(found, None)
@@ -276,7 +276,7 @@ def dot_flops(dot: Instruction, computation: Computation) -> int:
 
 
 def convolution_flops(convolution: Instruction, computation: Computation) -> int:
-    """Of a convolution, which is what the TPU compiler makes of every matrix product.
+    """Of a convolution, which is what the TPU compiler makes of every matmul.
 
     Several contracted, batch or head axes become windows that slide into the padding; only taps
     on real elements count.

@@ -1,8 +1,8 @@
 """The same counts as `training.cost.hlo_cost`, from a traced program that was not compiled.
 
-A program that does not fit in memory has no HLO. Its trace has the same matrix products and
+A program that does not fit in memory has no HLO. Its trace has the same matmuls and
 kernels; what nothing needs is dropped first, as the compiler would. Inside `shard_map` shapes are
-those of one device, elsewhere those of all devices together, which share the products evenly.
+those of one device, elsewhere those of all devices together, which share the matmuls evenly.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from jax.interpreters import partial_eval
 
-from training.cost.hlo_cost import RECOMPUTED, Cost, Product, pair_flops, phase, summarise
+from training.cost.hlo_cost import RECOMPUTED, Cost, Matmul, pair_flops, phase, summarise
 
 
 def traced_cost(closed: Any, devices: int) -> Cost:
@@ -22,20 +22,20 @@ def traced_cost(closed: Any, devices: int) -> Cost:
     Cycles, collectives and operations are the compiler's to say and are left empty.
     """
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
-    return summarise(_products(jaxpr, 1, devices, False), "traced")
+    return summarise(_matmuls(jaxpr, 1, devices, False), "traced")
 
 
-def _products(jaxpr: Any, times: int, share: int, again: bool) -> Iterator[Product]:
+def _matmuls(jaxpr: Any, times: int, share: int, again: bool) -> Iterator[Matmul]:
     for equation in jaxpr.eqns:
         kind = equation.primitive.name
         name = str(equation.source_info.name_stack)
         inside = again or RECOMPUTED in name
         if kind == "dot_general":
             if flops := _dot_flops(equation):
-                yield Product("", flops // share, times, inside)
+                yield Matmul("", flops // share, times, inside)
         elif kind == "pallas_call":
             kernel = str(equation.params["name"])
-            yield Product(kernel, _kernel_flops(equation, kernel) // share, times, inside)
+            yield Matmul(kernel, _kernel_flops(equation, kernel) // share, times, inside)
         else:
             turns = equation.params["length"] if kind == "scan" else 1
             local = share
@@ -43,7 +43,7 @@ def _products(jaxpr: Any, times: int, share: int, again: bool) -> Iterator[Produ
                 mesh, manual = equation.params["mesh"], equation.params["newly_manual_axes"]
                 local = max(share // math.prod(mesh.shape[axis] for axis in manual), 1)
             for inner in called(equation):
-                yield from _products(inner, times * turns, local, inside)
+                yield from _matmuls(inner, times * turns, local, inside)
 
 
 def called(equation: Any) -> Iterator[Any]:
@@ -59,7 +59,7 @@ def _dot_flops(equation: Any) -> int:
     (contracted, _), (batch, _) = equation.params["dimension_numbers"]
     left, right = (variable.aval.shape for variable in equation.invars)
     if len(contracted) + len(batch) == len(left) == len(right):
-        return 0  # sums of elementwise products, which the compiler makes no matrix product of
+        return 0  # sums of elementwise products, which the compiler makes no matmul of
     return 2 * equation.outvars[0].aval.size * math.prod(left[axis] for axis in contracted)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from models.attention.position_sharing import Way, choose_way
 from models.attention.tile_choice import LANES, choose_tiles, partial_sums_bytes
 from models.config import TransformerConfig
-from models.remat_names import BLOCK_INPUT, PRODUCTS, saved_names, widths
+from models.remat_names import BLOCK_INPUT, MATMULS, saved_names, widths
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.config.optimizer import state_bytes_per_parameter
@@ -182,7 +182,7 @@ def _residuals(
     size = {name: width * count for name, count in widths(model).items()}
     size = {name: n if name in _STREAMS else n / tensor for name, n in size.items()}
     if remat in ("none", "dots"):
-        saved, offloaded = PRODUCTS, ()
+        saved, offloaded = MATMULS, ()
     else:
         saved, offloaded = saved_names(remat)
     # A block's input is kept whatever the policy, unless it is moved.
@@ -223,7 +223,7 @@ def _way(model: TransformerConfig, parallel: Parallelism) -> Way:
 
 
 def _keeps_mlp(model: TransformerConfig, remat: str) -> bool:
-    """Whether nothing of the MLP's products is made again."""
+    """Whether nothing of the MLP's matmuls is made again."""
     known = sum(saved_names(remat), ())
     return all(name in known for name in ("gate", "up") if widths(model)[name])
 

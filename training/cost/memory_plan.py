@@ -13,7 +13,7 @@ import itertools
 
 from models.config import TransformerConfig
 from models.loss.chunk_count import chunk_count
-from models.remat_names import BLOCK_INPUT, PRODUCTS, widths
+from models.remat_names import BLOCK_INPUT, MATMULS, widths
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.cost.memory_estimate import GIB, Estimate, estimate
@@ -88,20 +88,20 @@ def resolve(
 
 
 def _remats(model: TransformerConfig, train: TrainConfig) -> list[str]:
-    """Everything kept, every subset of the products beside attention and the middle, nothing.
+    """Everything kept, every subset of the matmuls beside attention and the middle, nothing.
 
     And nothing with the blocks' inputs moved to the host.
     """
     if train.remat != "auto":
         return [train.remat]
     always = ("attention_residuals", "mlp_input")
-    others = [name for name in PRODUCTS if name not in always and widths(model)[name]]
+    others = [name for name in MATMULS if name not in always and widths(model)[name]]
     subsets = itertools.chain.from_iterable(
         itertools.combinations(others, count) for count in range(1, len(others))
     )
     partial = ["save:" + ",".join((*always, *subset)) for subset in subsets]
     return [
-        "products",
+        "matmuls",
         *partial,
         "save:" + ",".join(always),
         "save:attention_residuals",
@@ -140,7 +140,7 @@ def _chunks(model: TransformerConfig, train: TrainConfig, devices: int, platform
 
 
 def _reason(train: TrainConfig, size: Estimate, limit: float | None, again: float) -> str:
-    repeats = f"repeats {again:.0%} of the blocks' forward FLOPs" if again else "no product twice"
+    repeats = f"repeats {again:.0%} of the blocks' forward FLOPs" if again else "no matmul twice"
     chosen = (
         f"remat {train.remat} ({repeats}), sharding {train.parallel.sharding}, "
         f"{train.loss_chunks} loss chunks"

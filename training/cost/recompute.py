@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from models.config import TransformerConfig
-from models.remat_names import PRODUCTS, saved_names, widths
+from models.remat_names import MATMULS, saved_names, widths
 
 
 def recomputed(model: TransformerConfig, remat: str, sequence_length: int) -> float:
     """Share of the blocks' forward FLOPs that the backward pass repeats, causal attention counted.
 
-    A product is repeated when its result is not kept; attention also needs queries, keys and
+    A matmul is repeated when its result is not kept; attention also needs queries, keys and
     values, which are there or repeated too. Nothing is repeated where only norms and activations
     are.
     """
@@ -19,8 +19,8 @@ def recomputed(model: TransformerConfig, remat: str, sequence_length: int) -> fl
 
 
 def repeated(model: TransformerConfig, remat: str) -> tuple[str, ...]:
-    """Names whose product, or attention, the backward pass makes again."""
-    kept = PRODUCTS if remat in ("none", "dots") else sum(saved_names(remat), ())
+    """Names whose matmul, or attention, the backward pass makes again."""
+    kept = MATMULS if remat in ("none", "dots") else sum(saved_names(remat), ())
     again = [name for name in forward_flops(model, 1) if name not in kept]
     return tuple(again) if remat != "dots" else (*again, "attention_residuals")
 

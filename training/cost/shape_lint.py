@@ -45,7 +45,7 @@ def _heads(model: TransformerConfig) -> list[str]:
     better = [size for size in (256, 128) if size > model.head_size and width % size == 0]
     advice = f"; {width // better[0]} heads of {better[0]} have as many weights" if better else ""
     return [
-        f"head size {model.head_size} fills {fill:.0%} of the matrix unit in attention's products, "
+        f"head size {model.head_size} fills {fill:.0%} of the matrix unit in attention's matmuls, "
         f"in all {model.layers} layers, and time goes with the number of heads{advice}"
     ]
 
@@ -54,7 +54,7 @@ def _tiles(model: TransformerConfig, positions: int) -> list[str]:
     sizes = {"embed": model.embed, "mlp": model.mlp, "vocab": model.padded_vocab_size}
     advice = {"vocab": f"; set TransformerConfig.vocab_multiple to {MATRIX_UNIT}"}
     found = [
-        f"{name} {size} is not a multiple of {MATRIX_UNIT}: the last tile of each product with it "
+        f"{name} {size} is not a multiple of {MATRIX_UNIT}: the last tile of each matmul with it "
         f"is partly empty{advice.get(name, '')}"
         for name, size in sizes.items()
         if size % MATRIX_UNIT

@@ -1,8 +1,8 @@
 """How long a train step will take: counts of `training.cost.step_work` over a chip's rates.
 
-A roofline by parts. Products take the longer of their operations and their bytes; norms,
+A roofline by parts. Matmuls take the longer of their operations and their bytes; norms,
 activations, loss and update take their bytes; attention takes its scores, which go through the
-vector unit at a rate that hardly depends on the width of a head, or its products. Collectives run
+vector unit at a rate that hardly depends on the width of a head, or its matmuls. Collectives run
 while the chip computes, but for a share. Where two things overlap, a sum of fourth powers stands
 for the larger of them. The free numbers are in `training.cost.calibration`, with their origin.
 """
@@ -30,7 +30,7 @@ class Rates:
     """The free numbers, for one chip.
 
     Attributes:
-        matmul: share of the peak that large products reach.
+        matmul: share of the peak that large matmuls reach.
         scores: time of one attention score, forward, in units of `score_seconds`.
         streams: bytes of `Work.stream_bytes` and `logit_bytes` that reach memory, as a share.
         exposed: share of the collectives' time in which the chip waits.
@@ -73,13 +73,13 @@ class Times:
 def times(work: Work, chip: Chip, rates: Rates) -> Times:
     """Seconds of the parts of one step."""
     speed = chip.peak * rates.matmul
-    products = _larger(work.matmul_flops / speed, work.matmul_bytes / chip.bandwidth)
-    head = products * (work.head_flops / work.matmul_flops)
+    matmuls = _larger(work.matmul_flops / speed, work.matmul_bytes / chip.bandwidth)
+    head = matmuls * (work.head_flops / work.matmul_flops)
     attention = _larger(work.scores * rates.scores * score_seconds(chip), work.score_flops / speed)
     elementwise = rates.streams * (work.stream_bytes + work.logit_bytes) / chip.bandwidth
-    compute = products + attention + elementwise
+    compute = matmuls + attention + elementwise
     return Times(
-        matmul=products - head,
+        matmul=matmuls - head,
         head=head,
         attention=attention,
         elementwise=elementwise,

@@ -1,4 +1,4 @@
-"""What one train step makes a chip do, from shapes alone: products, scores, bytes; imports no JAX.
+"""What one train step makes a chip do, from shapes alone: matmuls, scores, bytes; imports no JAX.
 
 Everything here is a count without a free number. `training.cost.step_time` turns it into seconds.
 """
@@ -32,7 +32,7 @@ class Job:
         sequence, tensor: chips that share a row's positions, and heads, MLP and vocabulary.
         slices: groups of chips that only the data-centre network joins.
         microbatches: of a step.
-        remat: see `models.remat_names`; "half" keeps the products of every second layer.
+        remat: see `models.remat_names`; "half" keeps the matmuls of every second layer.
         state_bytes: of optimizer state, a parameter.
         on_host: optimizer state lies in the host's memory.
     """
@@ -62,14 +62,14 @@ class Work:
     """Of one step on one chip; operations and bytes.
 
     Attributes:
-        matmul_flops: of products with weights, executed, at sizes padded to the matrix unit.
-        matmul_bytes: operands and results of these products.
+        matmul_flops: of matmuls with weights, executed, at sizes padded to the matrix unit.
+        matmul_bytes: operands and results of these matmuls.
         head_flops: the part of `matmul_flops` of the output head.
         scores: pairs of query and key, times heads, that kernels go through; the backward pass
             counts as `BACKWARD_SCORES` forward passes.
-        score_flops: of attention's products at padded head sizes, over these pairs.
+        score_flops: of attention's matmuls at padded head sizes, over these pairs.
         stream_bytes: what norms, activations and residual additions read and write.
-        logit_bytes: what the loss reads and writes beside its product.
+        logit_bytes: what the loss reads and writes beside its matmul.
         update_bytes: parameters, gradients and optimizer state in the update.
         host_bytes: moved between chip and host.
         gathered_bytes: parameters and gradients of one chip's share of collectives.
@@ -92,7 +92,7 @@ class Work:
 
 
 BACKWARD_SCORES = 2.3
-"""Time of attention's backward kernel in forward ones: 2.2 to 2.4 measured on tpu7x; 5 products
+"""Time of attention's backward kernel in forward ones: 2.2 to 2.4 measured on tpu7x; 5 matmuls
 for 2."""
 
 
@@ -102,7 +102,7 @@ def work(job: Job, chip: Chip) -> Work:
     again = dict.fromkeys(repeated(model, "full" if job.remat == "half" else job.remat), 1.0)
     if job.remat == "half":
         again = dict.fromkeys(again, 0.5)
-    flops, operands = _layer_products(job, chip, again)
+    flops, operands = _layer_matmuls(job, chip, again)
     head = 3 * tokens * 2 * _pad(model.padded_vocab_size, chip) * _pad(model.embed, chip)
     table = model.padded_vocab_size / job.tensor
     head_bytes = 3 * 2 * (tokens * job.tensor * (model.embed + table) + table * model.embed)
@@ -136,18 +136,18 @@ def _pad(size: float, chip: Chip) -> int:
     return tile * math.ceil(size / tile)
 
 
-def _layer_products(job: Job, chip: Chip, again: dict[str, float]) -> tuple[float, float]:
-    """(padded operations, bytes of operands and results) of one layer's products, all passes."""
+def _layer_matmuls(job: Job, chip: Chip, again: dict[str, float]) -> tuple[float, float]:
+    """(padded operations, bytes of operands and results) of one layer's matmuls, all passes."""
     model, tensor = job.model, job.tensor
     size = {name: width / tensor for name, width in widths(model).items()}
     into = ("queries", "keys", "values", "gate", "up")
     # (rows of the weight, its columns, forward passes); backward counts as two.
-    products = [(float(model.embed), size[n], 3 + again.get(n, 0.0)) for n in into if size[n]]
-    products.append((size["queries"], float(model.embed), 3 + again.get("mlp_input", 0.0)))
-    products.append((size["up"], float(model.embed), 3.0))
+    matmuls = [(float(model.embed), size[n], 3 + again.get(n, 0.0)) for n in into if size[n]]
+    matmuls.append((size["queries"], float(model.embed), 3 + again.get("mlp_input", 0.0)))
+    matmuls.append((size["up"], float(model.embed), 3.0))
     flops = operands = 0.0
     tokens = job.tokens * tensor
-    for rows, columns, passes in products:
+    for rows, columns, passes in matmuls:
         flops += passes * 2 * tokens * _pad(rows, chip) * _pad(columns, chip)
         weight = rows * columns * job.microbatches
         operands += passes * 2 * (tokens * (rows + columns) + weight)
@@ -215,7 +215,7 @@ def _state_traffic(job: Job, chip: Chip) -> tuple[float, float]:
 def _activations(job: Job) -> float:
     """All-reduces of the residual stream over `tensor`, keys and values over `sequence`."""
     model, tokens = job.model, job.tokens * job.tensor
-    again = 1 if job.remat not in ("none", "products", "dots") else 0
+    again = 1 if job.remat not in ("none", "matmuls", "dots") else 0
     tensor = 2 * 2 * (2 + 2 + again) * tokens * model.embed * (job.tensor - 1) / job.tensor
     kv = 2 * 2 * model.kv_heads * model.head_size * tokens * (job.sequence - 1) * (3 + again)
     return model.layers * (tensor + kv)

@@ -37,7 +37,7 @@ class Sampler:
         layout: where its parameters are.
         prompts: at least one id each.
         new_tokens: how many to add to each at most.
-        compute_dtype: dtype of products.
+        compute_dtype: dtype of matmuls.
         sampling: how to choose; by default the likeliest token every time.
         eos_id: ends a completion, and is part of it.
 
@@ -109,7 +109,7 @@ class SampleGenerator:
         prompts: to complete, and how.
         config: shape of the model.
         layout: where its parameters are.
-        compute_dtype: dtype of products.
+        compute_dtype: dtype of matmuls.
 
     Raises:
         InputError: a prompt is too long for the model, or not Unicode.

@@ -28,7 +28,7 @@ A row is about one optimizer step:
                                 causal mask (and a window) lets through, `mfu_full` over the square
                                 (see `models.flops`)
     hfu                         FLOPs that the program executes a second over the same peak: matrix
-                                products and attention kernels as they are traced, with what the
+                                matmuls and attention kernels as they are traced, with what the
                                 backward pass computes again (see `training.cost.executed_flops`)
     memory_bytes                peak bytes in use on this process's fullest device; where devices
                                 do not say (CPUs) the process's peak resident set. Asked once a

@@ -14,9 +14,9 @@ def compiler_options(platform: str) -> dict[str, str] | None:
     For TPUs (v6e has 128 MiB of vector memory):
 
     - `xla_tpu_scoped_vmem_limit_kib`: 96 MiB instead of 32 for one operation, as MaxText and Marin
-      run on v6e; products then read their operands fewer times, and large attention tiles compile.
-    - `xla_jf_spmd_threshold_for_windowed_einsum_mib`: never turn a product with a gathered operand
-      into a ring of small products. At an embed of 1024 on 16 chips those contract over 64 numbers
+      run on v6e; matmuls then read their operands fewer times, and large attention tiles compile.
+    - `xla_jf_spmd_threshold_for_windowed_einsum_mib`: never turn a matmul with a gathered operand
+      into a ring of small matmuls. At an embed of 1024 on 16 chips those contract over 64 numbers
       at a time and fill a quarter of the matrix unit.
     - `xla_disable_hlo_passes`: the pass that would sum gradients over the chips once, after the
       last microbatch, moves no sum of ours, and fails in libtpu 0.0.42.1 where the tables are not

@@ -27,10 +27,10 @@ def traced(**changes):
 
 
 def by_hand(remat):
-    """Products of one step of the tiny model by its shapes, the reference back end's attention.
+    """Matmuls of one step of the tiny model by its shapes, the reference back end's attention.
 
-    Of a layer forward: queries, keys, values, output, gate, up, down, and two products over all
-    pairs, masked or not. Backward every product is two, and that back end makes its two again;
+    Of a layer forward: queries, keys, values, output, gate, up, down, and two matmuls over all
+    pairs, masked or not. Backward every matmul is two, and that back end makes its two again;
     `full` does all of a layer again but for the last one, whose result nobody needs.
     """
     rows, length, embed = tiny.BATCH, tiny.LENGTH, MODEL.embed
@@ -49,12 +49,12 @@ def by_hand(remat):
 
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_the_train_step_executes_what_its_shapes_say(remat):
-    """Every product of forward, backward and recomputation, and nothing else."""
+    """Every matmul of forward, backward and recomputation, and nothing else."""
     assert traced(remat=remat) == by_hand(remat)
 
 
 def test_microbatches_and_devices_change_nothing():
-    """The same products in more parts, on more devices."""
+    """The same matmuls in more parts, on more devices."""
     whole = traced(remat="none")
     assert traced(remat="none", microbatches=2) == whole
     assert traced(remat="none", devices=4, parallel=tiny.split(2)) == whole
@@ -69,7 +69,7 @@ def test_executed_is_more_than_the_model_asks_for():
 @pytest.mark.slow
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_the_compiled_program_executes_what_was_traced(remat):
-    """The compiler's own text has the same products, but for a few that it finds to be equal."""
+    """The compiler's own text has the same matmuls, but for a few that it finds to be equal."""
     program = tiny.program(remat=remat)
     compiled = cost(parse(program.compile().as_text()))
     assert compiled.unknown_loops == 0
@@ -77,7 +77,7 @@ def test_the_compiled_program_executes_what_was_traced(remat):
 
 
 def test_loops_of_known_length_are_multiplied_out():
-    """Seven turns of a product of 8 x 16 by 16 x 16."""
+    """Seven turns of a matmul of 8 x 16 by 16 x 16."""
 
     def loop(x, w):
         return jax.lax.scan(lambda x, _: (x @ w, None), x, None, length=7)[0]
@@ -116,7 +116,7 @@ def test_what_cannot_be_counted_has_no_figure():
 
 
 def test_fused_attention_on_gpus_is_counted_by_formula(monkeypatch):
-    """cuDNN's kernels: 2 products forward and 5 backward, over the pairs of a causal mask."""
+    """cuDNN's kernels: 2 matmuls forward and 5 backward, over the pairs of a causal mask."""
     from jax._src.cudnn import fused_attention_stablehlo
 
     from models.attention import cudnn
@@ -130,12 +130,12 @@ def test_fused_attention_on_gpus_is_counted_by_formula(monkeypatch):
 
     gradient = jax.grad(loss, argnums=(0, 1, 2))
     closed = jax.jit(gradient).trace(shape, shape, shape).jaxpr
-    product = 2 * batch * heads * size * position * (position + 1) // 2
+    matmul = 2 * batch * heads * size * position * (position + 1) // 2
     found, _ = executed_flops(closed, MODEL, position, 1)
-    assert found == 7 * product
+    assert found == 7 * matmul
     # Of the model's two layers one sees 64 positions: its kernels leave out pairs further apart.
     windowed = dataclasses.replace(MODEL, window=64, window_pattern="SL")
     near = sum(min(t + 1, 64) for t in range(position)) / (position * (position + 1) / 2)
     seen = (near + 1) / 2
     found, _ = executed_flops(closed, windowed, position, 1)
-    assert found == pytest.approx(7 * product * seen)
+    assert found == pytest.approx(7 * matmul * seen)

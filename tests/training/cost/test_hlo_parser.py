@@ -54,7 +54,7 @@ def test_flops_of_a_product(count, expression):
 @pytest.mark.parametrize("count", [compiled, traced])
 @pytest.mark.parametrize(("outer", "inner"), [(1, 5), (3, 5), (7, 2)])
 def test_loops_are_multiplied_out(count, outer, inner):
-    """A scan in a scan runs its product outer x inner times."""
+    """A scan in a scan runs its matmul outer x inner times."""
 
     def function(x, weights):
         def turn(x, w):
@@ -112,7 +112,7 @@ def test_a_loop_of_unknown_length_counts_once_and_is_reported():
 @settings(max_examples=15)
 @pytest.mark.slow
 def test_flops_of_a_convolution(left, kernel, stride, padding, left_dilate, dilate, groups):
-    """A convolution of ones has, at every output, the number of its real products."""
+    """A convolution of ones has, at every output, the number of its real multiplications."""
     function = functools.partial(
         jax.lax.conv_general_dilated,
         window_strides=stride,
@@ -130,7 +130,7 @@ def test_flops_of_a_convolution(left, kernel, stride, padding, left_dilate, dila
     assert convolution_flops(visit.instruction, visit.computation) == expected
 
 
-# The TPU compiler writes a product with two output axes per weight as a reversed, padded window.
+# The TPU compiler writes a matmul with two output axes per weight as a reversed, padded window.
 PADDED = """\
 ENTRY %main (a: bf16[512,1024,1], b: bf16[1024,16,64]) -> bf16[512,16,64] {
   %a = bf16[512,1024,1]{1,0,2:T(8,128)(2,1)} parameter(0)
@@ -172,7 +172,7 @@ frontend_attributes={kernel_metadata={
 
 
 @pytest.mark.parametrize(
-    ("name", "products"),
+    ("name", "matmuls"),
     [
         ("splash_mha_fwd_residuals", 2),
         ("splash_mqa_fwd_segmented_no_residuals", 2),
@@ -181,12 +181,12 @@ frontend_attributes={kernel_metadata={
         ("another_kernel", 0),
     ],
 )
-def test_attention_kernels(name, products):
+def test_attention_kernels(name, matmuls):
     """Attributes that span lines do not end the computation; only visible pairs count."""
     found = cost(parse(KERNEL.replace("NAME", name)))
     visible = np.tril(np.ones((512, 512))).sum()
     assert found.kernels == {name: 1}
-    assert found.attention_flops == products * 2 * 2 * 16 * 64 * visible
+    assert found.attention_flops == matmuls * 2 * 2 * 16 * 64 * visible
     assert len(list(walk(parse(KERNEL)))) == 4
 
 
@@ -224,12 +224,12 @@ def test_phases():
     [
         (jax.checkpoint_policies.everything_saveable, 0),
         (jax.checkpoint_policies.dots_saveable, 0),
-        # The second product's result is needed by nothing, so only the first one runs again.
+        # The second matmul's result is needed by nothing, so only the first one runs again.
         (jax.checkpoint_policies.nothing_saveable, 1),
     ],
 )
 def test_recomputed_products(count, policy, again):
-    """In a scan of six blocks of two products."""
+    """In a scan of six blocks of two matmuls."""
 
     def block(x, w):
         return jnp.tanh(x @ w[0]) @ w[1], None
@@ -342,7 +342,7 @@ for layers in (3, 6):
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
 def test_the_tpu_compilers_text():
-    """Products with several head axes become convolutions; loops carry no annotation."""
+    """Matmuls with several head axes become convolutions; loops carry no annotation."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], env=os.environ, capture_output=True, text=True, timeout=400
     )
@@ -350,7 +350,7 @@ def test_the_tpu_compilers_text():
     three, six = (json.loads(line) for line in done.stdout.splitlines()[-2:])
     one = flops_of("bpe,ehk->bphk", b=2, p=128, e=256, h=4, k=64)
     for layers, found in ((3, three), (6, six)):
-        # Two forward, four backward; tanh needs the second product again, which needs the first.
+        # Two forward, four backward; tanh needs the second matmul again, which needs the first.
         assert found["recomputed_dots"] == 2 * layers
         assert found["matmul_flops"] == 8 * layers * one
         assert found["recomputed_flops"] == 2 * layers * one

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models import presets
-from models.remat_names import PRODUCTS
+from models.remat_names import MATMULS
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.cost.memory_estimate import GIB, estimate
@@ -29,13 +29,13 @@ def chosen(model, devices, train, limit=V6E, platform="tpu"):
 
 # GiB of arguments and temporaries that libtpu 0.0.42.1 states for the program of that setting.
 COMPILED = [
-    ("tomat_200m", 16, 128, "products", "replicated", 30.8),
-    ("tomat_1b", 32, 256, "products", "replicated", 90.8),
+    ("tomat_200m", 16, 128, "matmuls", "replicated", 30.8),
+    ("tomat_1b", 32, 256, "matmuls", "replicated", 90.8),
     ("tomat_1b", 32, 256, "attention", "replicated", 64.4),
     ("tomat_1b", 32, 256, "save:attention_residuals,mlp_input", "replicated", 49.2),
-    ("tomat_1b", 32, 256, "products", "zero1", 65.8),
+    ("tomat_1b", 32, 256, "matmuls", "zero1", 65.8),
     ("tomat_1b", 32, 256, "attention", "zero1", 39.7),
-    ("tomat_1b", 32, 256, "products", "fsdp", 64.0),
+    ("tomat_1b", 32, 256, "matmuls", "fsdp", 64.0),
     ("tomat_1b", 32, 256, "attention", "fsdp", 37.8),
 ]
 
@@ -51,19 +51,19 @@ def test_the_estimate_is_near_the_compilers(name, devices, batch, remat, shardin
 # The same of shapes that were not used to fit it, chunks of the loss as "auto" chooses them.
 WIDE_HEAD = {"vocab_size": 128_256}
 UNSEEN = [
-    ("tomat_1b", WIDE_HEAD, 32, (256, 8192), "products", {"sharding": "fsdp"}, 65.07),
-    ("tomat_1b", WIDE_HEAD, 32, (256, 8192), "products", {"sharding": "zero1"}, 66.92),
-    ("tomat_1b", WIDE_HEAD, 32, (256, 8192), "products", {"sharding": "replicated"}, 89.06),
-    ("tomat_1b", {}, 32, (256, 8192), "products", {"sharding": "fsdp", "tensor": 4}, 95.53),
-    ("tomat_1b", {}, 32, (256, 8192), "products", {"sharding": "fsdp", "sequence": 4}, 69.68),
+    ("tomat_1b", WIDE_HEAD, 32, (256, 8192), "matmuls", {"sharding": "fsdp"}, 65.07),
+    ("tomat_1b", WIDE_HEAD, 32, (256, 8192), "matmuls", {"sharding": "zero1"}, 66.92),
+    ("tomat_1b", WIDE_HEAD, 32, (256, 8192), "matmuls", {"sharding": "replicated"}, 89.06),
+    ("tomat_1b", {}, 32, (256, 8192), "matmuls", {"sharding": "fsdp", "tensor": 4}, 95.53),
+    ("tomat_1b", {}, 32, (256, 8192), "matmuls", {"sharding": "fsdp", "sequence": 4}, 69.68),
     (
-        *("tomat_1b", {}, 32, (128, 16_384), "products"),
+        *("tomat_1b", {}, 32, (128, 16_384), "matmuls"),
         {"sharding": "fsdp", "sequence": 2, "tensor": 2},
         77.37,
     ),
-    ("tomat_200m", {}, 4, (64, 16_384), "products", {"sharding": "fsdp"}, 98.19),
+    ("tomat_200m", {}, 4, (64, 16_384), "matmuls", {"sharding": "fsdp"}, 98.19),
     ("tomat_200m", {}, 4, (8, 131_072), "attention", {"sharding": "fsdp"}, 54.21),
-    ("tomat_200m", {}, 16, (16, 131_072), "products", {"sharding": "fsdp", "sequence": 4}, 55.04),
+    ("tomat_200m", {}, 16, (16, 131_072), "matmuls", {"sharding": "fsdp", "sequence": 4}, 55.04),
 ]
 
 
@@ -81,14 +81,14 @@ def test_the_estimate_holds_for_other_shapes(name, changes, devices, batch, rema
 def test_tomats_200m_repeats_no_product_and_is_copied():
     """Its own batch of 128 x 8192 on 16 chips, which it trained with everything recomputed."""
     found, why = chosen(presets.tomat_200m, 16, config(128, 8192))
-    assert (found.remat, found.parallel.sharding) == ("products", "replicated")
-    assert "no product twice" in why
+    assert (found.remat, found.parallel.sharding) == ("matmuls", "replicated")
+    assert "no matmul twice" in why
 
 
 def test_a_state_is_split_before_products_are_repeated():
     """A 1B model in microbatches fits without repetition once its optimizer state is split."""
     found, _ = chosen(presets.tomat_1b, 32, config(256, 8192, microbatches=4))
-    assert (found.remat, found.parallel.sharding) == ("products", "zero1")
+    assert (found.remat, found.parallel.sharding) == ("matmuls", "zero1")
 
 
 def test_what_does_not_fit_says_so():
@@ -100,7 +100,7 @@ def test_what_does_not_fit_says_so():
 
 PARTS = {
     *("parameters", "compute copy of layers", "compute copy of embedding and head"),
-    *("gradients and update", "optimizer state", "block_input", "log-sum-exp", *PRODUCTS),
+    *("gradients and update", "optimizer state", "block_input", "log-sum-exp", *MATMULS),
     *("attention, with cotangents", "log-sum-exp in lanes", "MLP, with cotangents"),
     *("two residual streams", "partial sums of attention's backward"),
 }
@@ -108,7 +108,7 @@ PARTS = {
 
 def test_the_table_names_every_part_and_its_lines_add_up():
     """Of the 200M step, whose parts can be counted by hand."""
-    train = config(128, 8192, remat="products", parallel=COPIED, loss_chunks=4)
+    train = config(128, 8192, remat="matmuls", parallel=COPIED, loss_chunks=4)
     found = estimate(presets.tomat_200m, ADAMW, train, 16)
     assert found.parts.keys() == PARTS
     tokens = 128 * 8192 / 16
@@ -171,7 +171,7 @@ def resolve_total(model, train, remat, place):
 def test_an_unknown_memory_is_enough():
     """A CPU's memory is not asked for: nothing is repeated and nothing split."""
     found, why = chosen(presets.tomat_1b, 1, config(256, 8192), limit=None, platform="cpu")
-    assert (found.remat, found.parallel.sharding) == ("products", "replicated")
+    assert (found.remat, found.parallel.sharding) == ("matmuls", "replicated")
     assert "not known" in why
 
 
@@ -237,12 +237,12 @@ def test_no_state_is_split_over_several_slices():
 
 
 def test_recomputed_shares():
-    """Products over the forward pass of a block, by hand, at one position."""
+    """Matmuls over the forward pass of a block, by hand, at one position."""
     model = presets.tomat_200m
     e, f, h = 1024, 4096, 1024
     attention, middle = 4 * h, 2 * h * e
     forward = 2 * e * (3 * h) + attention + middle + 6 * e * f
-    assert recomputed(model, "products", 1) == 0
+    assert recomputed(model, "matmuls", 1) == 0
     assert recomputed(model, "attention", 1) == pytest.approx(4 * e * f / forward)
     assert recomputed(model, "full", 1) == pytest.approx((forward - 2 * e * f) / forward)
     assert recomputed(model, "save:gate;offload:up", 1) == pytest.approx(

@@ -19,7 +19,7 @@ SHAPE = TransformerConfig(
     vocab_size=1024, layers=3, embed=512, heads=4, kv_heads=2, head_size=128, mlp=768
 )
 LENGTH = 256
-JOB = Job(model=SHAPE, rows=2, sequence_length=LENGTH, remat="products")
+JOB = Job(model=SHAPE, rows=2, sequence_length=LENGTH, remat="matmuls")
 
 
 def test_matmul_flops_are_those_of_the_model_where_tiles_are_full():
@@ -35,7 +35,7 @@ def test_matmul_flops_are_those_of_the_model_where_tiles_are_full():
 def test_full_remat_repeats_all_but_the_down_projection():
     """A forward pass of the blocks once more, attention too."""
     chip = TPUS["v6e"]
-    plain, again = (work(dataclasses.replace(JOB, remat=r), chip) for r in ("products", "full"))
+    plain, again = (work(dataclasses.replace(JOB, remat=r), chip) for r in ("matmuls", "full"))
     blocks = SHAPE.matmul_parameters - SHAPE.vocab_size * SHAPE.embed
     down = SHAPE.layers * SHAPE.embed * SHAPE.mlp
     assert again.matmul_flops - plain.matmul_flops == 2 * (blocks - down) * JOB.tokens

@@ -104,7 +104,7 @@ def test_a_profiler_that_fails_is_logged_and_forgotten(tmp_path, caplog, when):
 
 
 def test_a_real_trace_has_what_xprof_and_perfetto_open(tmp_path):
-    """Two steps of a small product."""
+    """Two steps of a small matmul."""
     square = jax.jit(lambda x: x @ x)
     square(jnp.ones((64, 64))).block_until_ready()
     profiler = Profiler(str(tmp_path), (2, 2), poll=60)

@@ -101,7 +101,7 @@ def matmul_flops(lowered):
 
 @pytest.mark.parametrize("name", ["tensor4", "sequence2", "sequence4", "fsdp-sequence2-tensor2"])
 def test_no_layout_has_a_device_multiply_what_another_does_too(name):
-    """Matrix products of training and of evaluation, a device: as many as with the data split."""
+    """Matmuls of training and of evaluation, a device: as many as with the data split."""
     program, plain = (
         tiny.program(8, model=tiny.FOUR_WAYS, parallel=LAYOUTS[each]) for each in (name, "data")
     )

@@ -108,7 +108,7 @@ MESHES = {
     **{name: (8, {"parallel": Parallelism(**fields(name))}) for name in LAYOUTS},
     "data2-fsdp2-micro2": (4, {"parallel": tiny.split(2), "microbatches": 2}),
     "zero1-tensor2": (
-        *(4, {"parallel": Parallelism(sharding="zero1", tensor=2), "remat": "products"}),
+        *(4, {"parallel": Parallelism(sharding="zero1", tensor=2), "remat": "matmuls"}),
     ),
     "data2-fsdp2-sequence2": (
         *(8, {"parallel": Parallelism(sharding="fsdp", sequence=2, group=2), "loss_chunks": 2}),
