@@ -1,1 +1,1 @@
-"""Documents to tokens to shuffled sequences to batches; no step, model or device is known here."""
+"""From documents to tokens, shuffled sequences and batches; imports no step, model or device."""

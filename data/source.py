@@ -1,22 +1,23 @@
 """Where documents come from, as one URL string.
 
-A source is a file, a folder or a pattern of files, or the text inside this Python. Files are
-Parquet, JSON lines (`.jsonl`, `.ndjson`, `.json`; plain, `.gz`, `.zst`), Arrow (`.arrow`, as the
-caches of `datasets` are) or text, one document a file. Of a folder, with all below it, and of a
-pattern that ends in `*`, those files are read whose names say that they are such.
+A source is a file, a folder, a glob pattern, or the documentation inside this Python. Files are
+Parquet, JSON lines (`.jsonl`, `.ndjson`, `.json`; plain, `.gz`, `.zst`), Arrow (`.arrow`, the
+format of the `datasets` cache) or text with one document per file. A folder is read recursively; in
+a folder, and for a pattern that ends in `*`, only files with one of these extensions are read.
 
-- `./docs`, `./docs/*.jsonl.zst`, `/data/*/x.parquet`: on a disk that every worker sees.
+- `./docs`, `./docs/*.jsonl.zst`, `/data/*/x.parquet`: on a disk that every worker can read.
 - `gs://bucket/docs/*.parquet`: on Google Cloud Storage.
-- `hf://datasets/owner/name@<commit>/data/*.parquet`: on the Hugging Face hub. HF_TOKEN opens what
-  is private or gated; HF_ENDPOINT names a mirror. Without `@<commit>` the branch `main` is read.
+- `hf://datasets/owner/name@<commit>/data/*.parquet`: on the Hugging Face hub. HF_TOKEN gives access
+  to private and gated repositories; HF_ENDPOINT names a mirror. Without `@<commit>` the branch
+  `main` is read.
 - `https://host/docs/x.parquet`, or `https://host/docs/*.parquet` where the server lists the folder.
-  The address stands in records and logs, so it must hold no password and no signature.
-- `python-docs://3.12.4`: the documentation that every CPython carries.
+  The URL is written to records and logs, so it must hold no password and no signature.
+- `python-docs://3.12.4`: the documentation that every CPython contains.
 
-A full commit of the hub and the version of a Python name exact bytes. Whatever else a source names
-can change under its name: `data.read.listing` says what a path, a pattern or a branch stands for
-now, and a step that takes a source is stale when its output was made from something else. Only the
-standard library is imported here.
+A full hub commit and a Python version each identify exact bytes. The content of any other source
+can change under the same name: `data.read.listing` resolves a path, a pattern or a branch to its
+current files, and a step's output is stale when they differ from those it was built from. This
+module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -65,20 +66,20 @@ def fineweb_edu(subset: str = "sample-10BT", revision: str = FINEWEB_EDU_REVISIO
 
 
 def python_documentation() -> str:
-    """Source of the English text inside this Python: `data.read.python_docs` says what it holds."""
+    """Source of the English text inside this Python, which `data.read.python_docs` describes."""
     return f"{PYTHON_DOCS}{platform.python_version()}"
 
 
 def is_embedded(source: str) -> bool:
-    """Whether `source` is the documentation of a Python, which needs no file and no network."""
+    """Whether `source` is the documentation inside a Python, read without files or network."""
     return source.startswith(PYTHON_DOCS)
 
 
 def check_embedded(source: str) -> None:
-    """Raise `InputError` unless `source` is the documentation of the Python that runs now."""
+    """Raise `InputError` unless `source` is the documentation of the running Python."""
     asked, running = source.removeprefix(PYTHON_DOCS), platform.python_version()
     if asked != running:
         raise InputError(
-            f"source {source!r}: the text inside Python {asked} was asked for, but this is Python "
+            f"source {source!r}: it is the text inside Python {asked}, but this is Python "
             f"{running}; run with Python {asked}, or use python_documentation() for this one"
         )

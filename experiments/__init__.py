@@ -1,1 +1,1 @@
-"""What people run: one file per experiment, each a short graph of steps."""
+"""The experiments: one file each, with a function that declares a graph of steps."""

@@ -1,4 +1,4 @@
-"""The learning rate of a small model: a short run each, side by side, and the best one's scores.
+"""Compare learning rates of a small model in short runs, and evaluate the best one.
 
 ponente run experiments/learning_rate.py --smoke --rates 1e-3 3e-3 1e-2
 """
@@ -14,9 +14,9 @@ from training.config import OptimizerConfig, TrainConfig
 
 
 def learning_rate(
-    rates: tuple[float, ...] = (3e-4, 6e-4, 1.2e-3),  # around that of run_200m
+    rates: tuple[float, ...] = (3e-4, 6e-4, 1.2e-3),  # around the rate of run_200m
     source: str = fineweb_edu("sample-10BT"),
-    train_tokens: int = 500_000_000,  # an eighth of run_200m ranks rates for a tenth of its cost
+    train_tokens: int = 500_000_000,  # an eighth of run_200m's ranks rates at a tenth of its cost
     validation_tokens: int = 10_000_000,
     model: TransformerConfig = llama_200m,
     optimizer: OptimizerConfig = OptimizerConfig(schedule="wsd"),
@@ -24,7 +24,7 @@ def learning_rate(
     length: int = 4096,
     hardware: str = "v6e-16",
 ) -> tuple[steps.Report, steps.Scores]:
-    """A page of all runs, and the scores of the one with the lowest validation loss."""
+    """A page that compares all runs, and the scores of the run with the lowest validation loss."""
     splits, on = (("validation", validation_tokens),), pod(hardware)
     documents = steps.sample(source, tokens=train_tokens, splits=splits)
     tokenizer = steps.train_tokenizer(documents, vocab_size=model.vocab_size)

@@ -1,7 +1,7 @@
-"""nanochat of depth 16 with rows of 16,384 tokens, on a spot v6e-4: one host, four chips.
+"""nanochat of depth 16 with sequences of 16,384 tokens, on a spot v6e-4: one host, four chips.
 
 ponente plan experiments/nanochat_16k.py           sizes, memory and time
-ponente run experiments/nanochat_16k.py --v5e      rows of 1,024 on a v5e-8
+ponente run experiments/nanochat_16k.py --v5e      sequences of 1,024 on a v5e-8
 ponente run experiments/nanochat_16k.py --smoke    the same graph on a laptop's CPU
 """
 
@@ -14,7 +14,7 @@ from models.presets import nanochat_d16
 from pipeline import Experiment, pod
 from training.config import OptimizerConfig, TrainConfig
 
-BATCH = 524_288  # tokens a step, of nanochat
+BATCH = 524_288  # tokens per step, as nanochat
 
 
 def nanochat_16k(
@@ -22,22 +22,22 @@ def nanochat_16k(
     train_tokens: int = 26_214_400_000,  # 50,000 steps
     validation_tokens: int = 10_000_000,
     tokenizer_tokens: int = 200_000_000,
-    model: TransformerConfig = nanochat_d16,  # "SSSL": three layers of four see 8,192 tokens
+    model: TransformerConfig = nanochat_d16,  # "SSSL": three of four layers have a window of 8,192
     optimizer: OptimizerConfig = OptimizerConfig(
         **{"kind": "muon", "learning_rate": 3e-4, "muon_learning_rate": 2e-2, "muon_rms": None},
         **{"schedule": "wsd", "decay": 0.4, "weight_decay": 0.0},
     ),
     training: TrainConfig = TrainConfig(
         batch_size=BATCH // 16_384,
-        microbatches=2,  # nothing is recomputed then: 29 % predicted, 28 % without
-        separate_documents=True,  # a row holds many files: none reads another
-        checkpoint_every=250,  # a spot host has 30 s notice; unsaved steps are done again
+        microbatches=2,  # avoids recomputation: predicted MFU 29 %, or 28 % without microbatches
+        separate_documents=True,  # no document attends to another one of its sequence
+        checkpoint_every=250,  # a spot host has 30 s notice; unsaved steps are repeated
     ),
     length: int = 16_384,
     prompts: tuple[str, ...] = ("def fibonacci(n):\n",),
     hardware: str = "v6e-4",
 ) -> steps.Report:
-    """Rows packed to their length: a document that is longer continues in the next row."""
+    """The report of a model on packed sequences; a longer document continues in the next one."""
     splits, on = (("validation", validation_tokens),), pod(hardware)
     documents = steps.sample(source, tokens=train_tokens, splits=splits)
     tokenizer = steps.train_tokenizer(

@@ -20,14 +20,14 @@ def nanopt_1b(
     train_tokens: int = 20_000_000_000,
     validation_tokens: int = 100_000_000,
     test_tokens: int = 100_000_000,
-    unit: Literal["document", "row_group"] = "row_group",  # a fifth of the source is all it reads
-    tokenizer_tokens: int | None = 200_000_000,  # about 1 GB of text, which a host's memory holds
+    unit: Literal["document", "row_group"] = "row_group",  # reads only a fifth of the source
+    tokenizer_tokens: int | None = 200_000_000,  # about 1 GB of text, which fits a host's memory
     model: TransformerConfig = llama_3_2_1b,
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4, warmup=1_000),
     training: TrainConfig = TrainConfig(
-        batch_size=256,  # 1,048,576 tokens a step
-        microbatches=8,  # four rows a chip: no matmul is computed twice
-        separate_documents=True,  # as one document a row was, without its padding
+        batch_size=256,  # 1,048,576 tokens per step
+        microbatches=8,  # four sequences per chip: no matmul is recomputed
+        separate_documents=True,  # attention as with one document per sequence, without padding
         keep_every=1_000,
     ),
     length: int = 4096,
@@ -35,9 +35,9 @@ def nanopt_1b(
     hardware: str = "v6e-8",
     evaluation_hardware: str = "v6e-1",
 ) -> tuple[steps.Report, steps.Scores]:
-    """Sampled, tokenized, trained, and scored by a second job while it trains."""
+    """The report and the test scores of a model that a second job evaluates while it trains."""
     splits = (("validation", validation_tokens), ("test", test_tokens))
-    on, beside = pod(hardware), pod(evaluation_hardware)
+    on, evaluation_on = pod(hardware), pod(evaluation_hardware)
     documents = steps.sample(source, tokens=train_tokens, splits=splits, unit=unit)
     tokenizer = steps.train_tokenizer(
         documents, vocab_size=model.vocab_size, tokens=tokenizer_tokens
@@ -45,7 +45,7 @@ def nanopt_1b(
     tokens = steps.tokenize(documents, tokenizer)
     sequences = steps.block_shuffle(tokens, length)
     trained = steps.train(sequences, model, optimizer, training, epochs=1, hardware=on)
-    followed = steps.follow(trained, tokens, sequences=100, hardware=beside)
+    followed = steps.follow(trained, tokens, sequences=100, hardware=evaluation_on)
     final = steps.evaluate(trained, splits=("test",), hardware=on)
     text = steps.generate(trained, prompts=prompts, hardware=on)
     return steps.report(trained, followed, text), final

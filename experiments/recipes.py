@@ -1,7 +1,7 @@
-"""Which optimizer, schedule and shape train small models best, at equal tokens and over seeds.
+"""Compare optimizers, schedules and shapes of small models at equal tokens, over several seeds.
 
 ponente run experiments/recipes.py --rates      learning rates of each optimizer, one seed
-ponente run experiments/recipes.py              the variants at those rates, three seeds each
+ponente run experiments/recipes.py              the variants at the best rates, three seeds each
 ponente run experiments/recipes.py --smoke      a few steps of each
 """
 
@@ -31,7 +31,7 @@ RATES: Mapping[str, tuple[float, ...]] = {
     "muon": (2.5e-3, 5e-3, 1e-2, 2e-2),
     "lion": (5e-4, 1e-3, 2e-3, 4e-3),
 }
-BEST: Mapping[str, float] = {"adamw": 5e-3, "muon": 1e-2, "lion": 1e-3}  # of the preset `rates`
+BEST: Mapping[str, float] = {"adamw": 5e-3, "muon": 1e-2, "lion": 1e-3}  # found by preset `rates`
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     **{name: {**by, "learning_rate": BEST[name]} for name, by in OPTIMIZERS.items()},
     "cosine": {"schedule": "cosine"},
@@ -45,11 +45,11 @@ def recipes(
     source: str = fineweb_edu("sample-10BT"),
     train_tokens: int = 3_000_000,
     validation_tokens: int = 100_000,
-    unit: Literal["document", "row_group"] = "row_group",  # little of the source is needed
+    unit: Literal["document", "row_group"] = "row_group",  # reads little more than its sample
     sizes: tuple[str, ...] = tuple(SIZES),
     variants: tuple[str, ...] = tuple(VARIANTS),
     seeds: tuple[int, ...] = (0, 1, 2),
-    search: bool = False,  # rates instead of variants
+    search: bool = False,  # train the learning rates instead of the variants
     optimizer: OptimizerConfig = OptimizerConfig(
         **{"learning_rate": BEST["adamw"], "schedule": "wsd", "warmup": 0.05, "min_ratio": 0.0}
     ),
@@ -63,7 +63,7 @@ def recipes(
     length: int = 128,
     hardware: str = "local",
 ) -> tuple[steps.Report, ...]:
-    """A page for each size: every run's curve, and where it ended."""
+    """A page for each size, with the curve and the final loss of every run."""
     splits, on = (("validation", validation_tokens),), pod(hardware)
     documents = steps.sample(source, tokens=train_tokens, splits=splits, unit=unit)
     tokenizer = steps.train_tokenizer(documents, vocab_size=tiny.vocab_size)
@@ -72,7 +72,7 @@ def recipes(
     def page(size: str) -> steps.Report:
         def candidate(changes: Mapping[str, Any]) -> steps.Checkpoint:
             shape, by = changed(SIZES[size], changes), changed(optimizer, changes)
-            if "head_size" in changes:  # as many parameters
+            if "head_size" in changes:  # keep the number of parameters
                 more = tiny.head_size // shape.head_size
                 shape = replace(shape, heads=more * shape.heads, kv_heads=more * shape.kv_heads)
             own = replace(training, seed=changes["seed"])

@@ -1,6 +1,6 @@
 """Llama 200M on 4 billion tokens of FineWeb-edu, on one v6e-16 slice.
 
-ponente plan experiments/run_200m.py           what would run, on any machine
+ponente plan experiments/run_200m.py           shows what would run, on any machine
 ponente run experiments/run_200m.py --smoke    the same graph on a laptop's CPU, in minutes
 """
 
@@ -14,18 +14,18 @@ from training.config import OptimizerConfig, TrainConfig
 
 def run_200m(
     source: str = fineweb_edu("sample-10BT"),
-    train_tokens: int = 4_000_000_000,  # 20 a parameter: compute-optimal (Hoffmann et al., 2022)
-    validation_tokens: int = 10_000_000,  # standard error of the loss about 0.001 nats
-    tokenizer_tokens: int | None = 200_000_000,  # about 1 GB of text, which a host's memory holds
+    train_tokens: int = 4_000_000_000,  # 20 per parameter, compute-optimal: Hoffmann et al., 2022
+    validation_tokens: int = 10_000_000,  # for a standard error of the loss of about 0.001 nats
+    tokenizer_tokens: int | None = 200_000_000,  # about 1 GB of text, which fits a host's memory
     model: TransformerConfig = llama_200m,
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=6e-4, schedule="wsd"),  # GPT-3 small
-    training: TrainConfig = TrainConfig(batch_size=128),  # 524,288 tokens a step, as GPT-3 small
+    training: TrainConfig = TrainConfig(batch_size=128),  # 524,288 tokens per step: GPT-3 small
     length: int = 4096,
     prompts: tuple[str, ...] = ("The three laws of thermodynamics", "Photosynthesis is"),
     seed: int = 0,
     hardware: str = "v6e-16",
 ) -> steps.Report:
-    """Documents to a report: the tokenizer and the model learn from the training split alone."""
+    """The report of a model; tokenizer and model learn from the training split only."""
     splits, on = (("validation", validation_tokens),), pod(hardware)
     documents = steps.sample(source, tokens=train_tokens, splits=splits, seed=seed)
     tokenizer = steps.train_tokenizer(
@@ -33,7 +33,7 @@ def run_200m(
     )
     tokens = steps.tokenize(documents, tokenizer)
     sequences = steps.block_shuffle(tokens, length, seed=seed)
-    # Samples on the way are part of the output: unlike `prompts`, other ones train a new model.
+    # Samples during training are part of the model's key: other sample prompts train a new model.
     trained = steps.train(
         sequences, model, optimizer, training, epochs=1, sample_prompts=("The",), hardware=on
     )
@@ -45,8 +45,8 @@ def run_200m(
 experiment = Experiment(
     run_200m,
     smoke={
-        "source": python_documentation(),  # the English text that every CPython carries, 2 MB
-        "train_tokens": -1,  # all that validation leaves
+        "source": python_documentation(),  # 2 MB of English text that ships with CPython
+        "train_tokens": -1,  # everything but the validation split
         "validation_tokens": 20_000,
         "tokenizer_tokens": None,
         "model": tiny,

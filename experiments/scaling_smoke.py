@@ -1,4 +1,4 @@
-"""The scaling law of small models on this machine's CPU: four sizes, each at three budgets.
+"""Fit a scaling law of small models on this machine's CPU: four sizes, each at three budgets.
 
 ponente run experiments/scaling_smoke.py            twelve runs, some minutes
 ponente run experiments/scaling_smoke.py --smoke    a few steps of each
@@ -13,14 +13,14 @@ from models.presets import tiny
 from pipeline import Experiment, pod
 from training.config import OptimizerConfig, TrainConfig
 
-SMOKE = replace(tiny, vocab_size=512)  # of run_200m's smoke preset, with less of it in the head
+SMOKE = replace(tiny, vocab_size=512)  # run_200m's smoke model with fewer embedding parameters
 
 
 def scaling_smoke(
     widths: tuple[int, ...] = (16, 24, 32, 48),
-    flops: tuple[float, ...] = (7e10, 1.4e11, 2.8e11),  # of each run
-    budgets: tuple[float, ...] = (1e12, 1e13),  # what would these buy?
-    source: str = python_documentation(),  # the English text that every CPython carries, 2 MB
+    flops: tuple[float, ...] = (7e10, 1.4e11, 2.8e11),  # budgets of the runs
+    budgets: tuple[float, ...] = (1e12, 1e13),  # budgets to predict
+    source: str = python_documentation(),  # 2 MB of English text that ships with CPython
     validation_tokens: int = 50_000,
     model: TransformerConfig = SMOKE,
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-3, warmup=0.05),
@@ -30,7 +30,7 @@ def scaling_smoke(
     length: int = 128,
     hardware: str = "local",
 ) -> steps.Report:
-    """Documents to a law: each rung's schedule is as long as the rung."""
+    """The scaling law of a ladder of runs, each with a learning-rate schedule of its own length."""
     splits = (("validation", validation_tokens),)
     documents = steps.sample(source, tokens=-1, splits=splits)
     tokenizer = steps.train_tokenizer(documents, vocab_size=model.vocab_size)
@@ -46,7 +46,7 @@ def scaling_smoke(
 
 
 def resized(model: TransformerConfig, embed: int) -> TransformerConfig:
-    """The same depth and proportions at another width, a multiple of 8."""
+    """The model with another width, a multiple of 8, at the same depth and proportions."""
     heads = embed // 8
     mlp = model.mlp * embed // model.embed
     return replace(model, embed=embed, heads=heads, kv_heads=heads, head_size=8, mlp=mlp)

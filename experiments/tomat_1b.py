@@ -1,7 +1,7 @@
 """tomat's 1B model: the graph of `tomat_200m` on a v6e-32 slice.
 
-ponente plan experiments/tomat_1b.py             what a run takes
-ponente run experiments/tomat_1b.py --lmq        rows of 4,608: one token a density (LMQ, P=15)
+ponente plan experiments/tomat_1b.py             sizes, memory, time and cost
+ponente run experiments/tomat_1b.py --lmq        rows of 4,608: one token per density (LMQ, P=15)
 ponente run experiments/tomat_1b.py --smoke      the same graph on a laptop's CPU
 """
 
@@ -15,7 +15,7 @@ from training.config import OptimizerConfig, TrainConfig
 
 def tomat(
     source: str = tomat_200m.SOURCE,
-    vocab_size: int = 18_570,  # of the one-token codes; 6,792 of the two-token ones
+    vocab_size: int = 18_570,  # for one-token codes; 6,792 for two-token codes
     length: int = 8192,
     mask_column: str | None = None,
     padding: int | None = None,
@@ -25,12 +25,12 @@ def tomat(
     training: TrainConfig = TrainConfig(
         steps=16_000,
         batch_size=256,
-        microbatches=4,  # nothing is recomputed then: 39 % predicted, 35 % without
+        microbatches=4,  # avoids recomputation: predicted MFU 39 %, or 35 % without microbatches
     ),
     longer: int = 0,
     hardware: str = "v6e-32",
 ) -> steps.Report:
-    """As `tomat_200m.tomat`, with other defaults."""
+    """The report, as `tomat_200m.tomat` with other defaults."""
     return tomat_200m.tomat(**locals())
 
 

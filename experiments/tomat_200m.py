@@ -1,6 +1,6 @@
 """tomat's 200M model of materials: rows of integers that are not text, on a v6e-16 slice.
 
-ponente plan experiments/tomat_200m.py             what a run takes
+ponente plan experiments/tomat_200m.py             sizes, memory, time and cost
 ponente run experiments/tomat_200m.py --smoke      the same graph on a laptop's CPU
 """
 
@@ -13,7 +13,7 @@ from models.presets import tomat_200m
 from pipeline import Experiment, pod
 from training.config import OptimizerConfig, TrainConfig
 
-SOURCE = "./tokens/*.parquet"  # a list of ids a row; or gs://bucket/tokens/*.parquet
+SOURCE = "./tokens/*.parquet"  # a list of ids per row; or gs://bucket/tokens/*.parquet
 TOY = str(Path(__file__).parent / "data" / "lattices.parquet")  # 512 rows of a smooth random field
 
 
@@ -21,17 +21,21 @@ def tomat(
     source: str = SOURCE,
     vocab_size: int = 6_792,
     length: int = 8192,
-    mask_column: str | None = None,  # 0 where an id is read and not predicted
-    padding: int | None = None,  # the id that fills rows up; it is not predicted
+    mask_column: str | None = None,  # 0 where an id is input only and not predicted
+    padding: int | None = None,  # the id that pads rows; it is not predicted
     validation_rows: int = 4_096,
     model: TransformerConfig = tomat_200m,
     optimizer: OptimizerConfig = OptimizerConfig(warmup=0.05, weight_decay=0.0),
     training: TrainConfig = TrainConfig(steps=8_000, batch_size=128),
-    longer: int = 0,  # extend to so many steps in all
+    longer: int = 0,  # total steps to extend the run to; 0 for no extension
     seed: int = 0,
     hardware: str = "v6e-16",
 ) -> steps.Report:
-    """Shuffled in blocks of 64 rows and windows of 1,024 blocks: no batch is of a few materials."""
+    """The report of a model of integer rows.
+
+    Rows are shuffled in blocks of 64 and windows of 1,024 blocks, so that every batch has many
+    materials.
+    """
     model, on = replace(model, vocab_size=vocab_size, vocab_multiple=256), pod(hardware)
     tokens = steps.integer_rows(
         source,

@@ -1,6 +1,6 @@
 """tpuchat: 163.6M parameters (130.0M in matmuls) on one v6e chip, for less than $50.
 
-ponente run experiments/tpuchat_130m.py                the model, 20 tokens a parameter
+ponente run experiments/tpuchat_130m.py                the model, 20 tokens per parameter
 ponente run experiments/tpuchat_130m.py --sweep        learning rates, each on an eighth of the data
 ponente run experiments/tpuchat_130m.py --ablations    one change of model or optimizer each
 ponente run experiments/tpuchat_130m.py --smoke        all of it on a laptop's CPU
@@ -19,31 +19,31 @@ from training.config import OptimizerConfig, TrainConfig
 
 ABLATIONS: Mapping[str, Mapping[str, Any]] = {
     "as-published": {},
-    "heads-8x128": {"heads": 8, "kv_heads": 2, "head_size": 128},  # as many parameters
+    "heads-8x128": {"heads": 8, "kv_heads": 2, "head_size": 128},  # the same number of parameters
     "kv-heads-2": {"kv_heads": 2},  # grouped queries
-    "kv-heads-4": {"kv_heads": 4},  # each query head with its own keys and values
+    "kv-heads-4": {"kv_heads": 4},  # every query head has its own keys and values
     "no-soft-cap": {"logit_soft_cap": None},
     "no-qk-norm": {"qk_norm": False},
-    "relu2": {"mlp_kind": "relu2", "mlp": 4608},  # as many parameters as the gated MLP of 3,072
+    "relu2": {"mlp_kind": "relu2", "mlp": 4608},  # the parameters of the gated MLP of 3,072
     "muon": {"kind": "muon"},
     "lion": {"kind": "lion", "learning_rate": 1e-4, "weight_decay": 0.7},  # see OptimizerConfig
 }
 
 
 def changed(config: Any, changes: Mapping[str, Any]) -> Any:
-    """A model or an optimizer with those of the changes that are fields of it."""
+    """The configuration with those changes that are fields of it."""
     own = {name: value for name, value in changes.items() if hasattr(config, name)}
     return replace(config, **own)
 
 
 def tpuchat(
     source: str = fineweb_edu("sample-10BT"),
-    train_tokens: int = 2_600_468_480,  # 20 a parameter in matmuls: 19,840 steps
+    train_tokens: int = 2_600_468_480,  # 20 per parameter in matmuls: 19,840 steps
     validation_tokens: int = 10_000_000,
     tokenizer_tokens: int = 400_000_000,  # 2 billion characters, as published
     model: TransformerConfig = tpuchat_130m,
     optimizer: OptimizerConfig = OptimizerConfig(
-        learning_rate=7e-4,  # of its later sweep; the published run's 1e-4 came before it
+        learning_rate=7e-4,  # from tpuchat's later sweep; its published run used 1e-4
         **{"schedule": "wsd", "warmup": 0.02, "decay": 0.5, "min_ratio": 0.0},
         moment_dtype="bfloat16",
     ),
@@ -51,10 +51,10 @@ def tpuchat(
     length: int = 2048,
     rates: tuple[float, ...] = (),
     variants: tuple[str, ...] = (),
-    short: int = 2_500,  # steps of a run of a sweep: 328M tokens
+    short: int = 2_500,  # steps of each run of a sweep: 328M tokens
     hardware: str = "v6e-1",
 ) -> tuple[steps.Report, ...]:
-    """The model's report; of sweeps instead, where there are any, pages that compare them."""
+    """The model's report; with rates or variants, pages that compare their short runs instead."""
     splits, on = (("validation", validation_tokens),), pod(hardware)
     documents = steps.sample(source, tokens=train_tokens, splits=splits)
     tokenizer = steps.train_tokenizer(

@@ -1,9 +1,9 @@
-"""A newcomer's hour: a GPT of 55,000 parameters that reads bytes learns the book inside CPython.
+"""The tutorial: train a byte-level GPT of 55,000 parameters on the English text inside CPython.
 
 ponente run experiments/tutorial_bytes.py            on a CPU, with completions as it trains
 ponente run experiments/tutorial_bytes.py --smoke    the same graph in seconds
 
-docs/tutorial.md goes through it line by line.
+docs/tutorial.md explains it line by line.
 """
 
 from dataclasses import replace
@@ -24,20 +24,20 @@ def tutorial_bytes(
         learning_rate=1e-3, schedule="constant", beta2=0.999, weight_decay=0.0
     ),
     training: TrainConfig = TrainConfig(
-        steps=5_000,  # 12 passes over the text, minutes; bitesizedGPT makes 50,000 steps
-        batch_size=32,  # bitesizedGPT's, 4,096 bytes a step
+        steps=5_000,  # 12 epochs, in minutes; bitesizedGPT trains for 50,000 steps
+        batch_size=32,  # bitesizedGPT's, 4,096 bytes per step
         compute_dtype="float32",  # a CPU is no faster in bfloat16
-        evaluate_every=500,  # ten completions on the way
+        evaluate_every=500,  # ten completions during training
     ),
-    length: int = 128,  # bytes the model sees, two lines of text: bitesizedGPT's
+    length: int = 128,  # bytes that the model sees, two lines of text: bitesizedGPT's
     prompts: tuple[str, ...] = ("Return the ", "The Zen of Python"),
     seed: int = 0,
     hardware: str = "local",
 ) -> tuple[steps.Report, steps.Checkpoint]:
     """A page with curves and completions, and the trained model."""
     alphabet = steps.byte_tokenizer()
-    splits, on = (("validation", validation_bytes // 4),), pod(hardware)  # a token there is 4 bytes
-    book = steps.sample(source, tokens=-1, splits=splits, seed=seed)  # -1: all the rest
+    splits, on = (("validation", validation_bytes // 4),), pod(hardware)  # counts 4 bytes as 1
+    book = steps.sample(source, tokens=-1, splits=splits, seed=seed)  # -1: all other documents
     sequences = steps.block_shuffle(steps.tokenize(book, alphabet), length, seed=seed)
     trained = steps.train(
         sequences, model, optimizer, training, sample_prompts=prompts[:1], hardware=on

@@ -1,1 +1,1 @@
-"""Haliax modules with named axes: the transformer, its attention and loss, and what they cost."""
+"""The transformer in Haliax named axes: attention, loss, generation, and FLOP counts."""

@@ -1,11 +1,12 @@
-"""The glossary of axis names; every array of the project uses these and no other spelling.
+"""The axis names of all named arrays in the project.
 
-Parallelism is a mapping from these names to mesh axes, so the names are the whole interface
-between the model and whoever places it on devices.
+Parallelism is a mapping from these names to mesh axes: the names are the only interface between the
+model and its sharding.
 
 Query heads are two axes, `kv_heads` and `q_per_kv`, so that grouped-query attention contracts by
-name without repeating keys or values. `heads` is the two flattened, `kv_heads` outermost;
-`query_features` and `kv_features` are all heads' features in one axis, as projections make them.
+name without repeating keys or values. `heads` is these two flattened, `kv_heads` outermost;
+`query_features` and `kv_features` are the features of all heads in one axis, the projections'
+output.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ LAYERS = "layers"
 
 TOKENS_FIRST = (BATCH, POSITION, EMBED)
 FEATURES_FIRST = (EMBED, BATCH, POSITION)
-"""The orders of the residual stream's axes, see `models.linear`."""
+"""The two orders of the residual stream's axes, see `models.linear`."""
 
 
 @dataclasses.dataclass(frozen=True)

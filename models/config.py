@@ -1,8 +1,7 @@
-"""The shape of a transformer, and the counts that follow from it.
+"""The shape of a transformer, and its parameter counts.
 
-Everything here is arithmetic on integers: planning, pricing and fingerprints read it without JAX.
-The counts are exact for the model that `models.transformer` builds (a test compares them with the
-arrays), so a number shown before a run is the number of the run.
+Imports no JAX: planning, cost estimates and recipes use it. The counts are exact for the model that
+`models.transformer` builds (a test compares them with the arrays).
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ POSITION_KINDS = ("rotary", "learned")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """Llama 3's stretching of rotary frequencies for rows longer than those trained on.
+    """Llama 3's scaling of rotary frequencies for sequences longer than the trained context.
 
-    Wavelengths above `original_context / low_frequency_factor` are divided by `factor`, those below
-    `original_context / high_frequency_factor` stay, and between the two the frequency is blended
-    linearly (Llama Team, 2024, arXiv:2407.21783, as in the released code and transformers'
-    `rope_type="llama3"`).
+    Frequencies of wavelengths above `original_context / low_frequency_factor` are divided by
+    `factor`, those of wavelengths below `original_context / high_frequency_factor` stay, and
+    between the two the frequency is interpolated linearly (Llama Team, 2024, arXiv:2407.21783, as
+    in the released code and transformers' `rope_type="llama3"`).
     """
 
     factor: float = 8.0
@@ -49,15 +48,15 @@ class RopeScaling:
 class YarnScaling:
     """YaRN (Peng et al., 2023, arXiv:2309.00071, as transformers' `rope_type="yarn"`).
 
-    Pairs that turn more than `beta_fast` times within the original context keep their frequency,
-    those that turn fewer than `beta_slow` times have it divided by `factor`, and between the two it
-    is blended linearly by the pair's index (sections 3.2 and 3.3). Scores are multiplied by the
-    square of `attention_factor` (section 3.4).
+    Feature pairs that rotate more than `beta_fast` times within the original context keep their
+    frequency, pairs that rotate fewer than `beta_slow` times have it divided by `factor`, and
+    between the two it is interpolated linearly by the pair's index (sections 3.2 and 3.3). Scores
+    are multiplied by the square of `attention_factor` (section 3.4).
 
     Attributes:
-        factor: how many times longer rows become.
-        original_context: positions trained on.
-        beta_fast, beta_slow: turns within `original_context`.
+        factor: ratio of the extended context to the original one.
+        original_context: positions of the trained context.
+        beta_fast, beta_slow: rotations within `original_context`.
         temperature: the attention factor; None for the paper's 0.1 ln(factor) + 1.
     """
 
@@ -72,7 +71,7 @@ class YarnScaling:
             _check_positive("YarnScaling", name, getattr(self, name))
         if not 1 <= self.factor < float("inf"):
             raise InputError(
-                f"YarnScaling.factor: expected at least 1, found {self.factor}; it stretches rows"
+                f"YarnScaling.factor: expected at least 1, found {self.factor}; 1 is no scaling"
             )
         if not self.beta_fast > self.beta_slow:
             raise InputError(
@@ -84,7 +83,7 @@ class YarnScaling:
 
     @property
     def attention_factor(self) -> float:
-        """What queries and keys are multiplied by."""
+        """The factor on queries and on keys."""
         if self.temperature is not None:
             return self.temperature
         return 0.1 * math.log(self.factor) + 1.0
@@ -95,37 +94,37 @@ class TransformerConfig:
     """A decoder-only transformer with pre-norm blocks and grouped-query attention.
 
     Attributes:
-        vocab_size: ids, as many as the tokenizer has.
-        vocab_multiple: the embedding and the head are padded to a multiple of this many rows, for
-            the hardware's tiles and for axes that divide them. Padding has no probability and no
-            gradient; its rows count in every figure of size, memory and operations.
+        vocab_size: number of ids, that of the tokenizer.
+        vocab_multiple: embedding and head are padded to a multiple of this many rows, for the
+            hardware's tiles and for mesh axes that divide them. Padding has no probability and no
+            gradient; its rows count in parameters, memory and FLOPs.
         layers: number of blocks.
         embed: width of the residual stream.
         heads: query heads.
         kv_heads: key and value heads; each serves `heads / kv_heads` query heads.
-        head_size: width of one head; even with rotary positions, which turn pairs.
+        head_size: width of one head; even with rotary positions, which rotate pairs of features.
         mlp: inner width of the MLP.
         mlp_kind: "swiglu" (gate, up and down), "relu2" (ReLU squared), "relu" or "gelu" (tanh form)
             (up and down only).
         norm: "rms" (learnt weight), "plain_rms" (none) or "layer" (LayerNorm, weight and bias).
         biases: add a learnt bias to every projection of the blocks.
-        qkv_biases: add one to queries, keys and values alone (Qwen2).
+        qkv_biases: add a learnt bias to queries, keys and values only (Qwen2).
         positions: "rotary", or "learned" (one added vector per position, up to `context`).
         context: rows of the learned positions; None with rotary ones.
-        qk_norm: normalise queries and keys per head, before rotation.
+        qk_norm: normalize queries and keys per head, before rotation.
         embedding_norm: divide each embedded token by its root mean square before the first block
             (nanochat); no weights.
         tied: the embedding is also the output head.
-        window_pattern: one letter a layer, repeated: "L" sees the whole row, "S" only the last
-            `window` positions, its own among them. The last layer is "L" wherever the pattern has
-            one.
-        window: positions an "S" layer sees; None with patterns of "L" alone.
+        window_pattern: one letter per layer, repeated: "L" attends to the whole sequence, "S" only
+            to the last `window` positions, own position included. The last layer is "L" if the
+            pattern has an "L".
+        window: positions an "S" layer attends to; None with patterns of "L" only.
         rope_base: base of the rotary frequencies.
-        rope_scaling: see `RopeScaling` (Llama 3's) and `YarnScaling`; None for none.
+        rope_scaling: `RopeScaling` (Llama 3) or `YarnScaling`; None for no scaling.
         norm_epsilon: added to the mean square in every norm.
         logit_soft_cap: c in c * tanh(logits / c) over the vocabulary, None for no cap.
         attention_soft_cap: the same for attention scores.
-        init_scale: factor on the initial scale of every matrix of the blocks.
+        init_scale: factor on the initial standard deviation of every matrix of the blocks.
         embedding_std: initial standard deviation of the embedding and of an untied head.
         zero_outputs: matrices that write to the residual stream start at zero.
     """
@@ -195,7 +194,7 @@ class TransformerConfig:
         if self.positions == "rotary" and self.head_size % 2:
             raise InputError(
                 f"TransformerConfig.head_size: expected an even number, found {self.head_size}; "
-                "rotary positions turn pairs of features"
+                "rotary positions rotate pairs of features"
             )
 
     def _check_positions(self) -> None:
@@ -218,24 +217,24 @@ class TransformerConfig:
 
     @classmethod
     def from_plain(cls, fields: Mapping[str, Any]) -> TransformerConfig:
-        """From what `dataclasses.asdict` gives, as it comes back from JSON."""
+        """The config of a `dataclasses.asdict` dictionary, also after a round trip through JSON."""
         scaling = fields.get("rope_scaling")
         if scaling is not None:
-            # A plain tree has no class: its fields tell.
+            # The dictionary does not name the class; only YarnScaling has beta_fast.
             scaling = (YarnScaling if "beta_fast" in scaling else RopeScaling)(**scaling)
         rebuilt: dict[str, Any] = {**fields, "rope_scaling": scaling}
         return cls(**rebuilt)
 
     @property
     def score_scale(self) -> float:
-        """What queries are multiplied by before they meet keys: of the head size, and of YaRN."""
+        """The factor on queries: head_size^-0.5, times YaRN's attention factor squared."""
         scaling = self.rope_scaling
         factor = scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
         return self.head_size**-0.5 * factor**2
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the embedding and of the head."""
+        """Rows of the embedding and of the head, padding included."""
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
 
     @property
@@ -245,10 +244,7 @@ class TransformerConfig:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Positions every layer sees, None for the whole row.
-
-        The last layer sees all, unless every layer is short.
-        """
+        """The window of every layer, None for the whole sequence; see `window_pattern`."""
         letters = [self.window_pattern[i % len(self.window_pattern)] for i in range(self.layers)]
         if "L" in self.window_pattern:
             letters[-1] = "L"
@@ -256,14 +252,14 @@ class TransformerConfig:
 
     @property
     def mlp_matrices(self) -> int:
-        """Matrices of one MLP: 3 with a gate, else 2."""
+        """Number of matrices of one MLP: 3 with a gate, else 2."""
         return 3 if self.mlp_kind == "swiglu" else 2
 
     @property
     def matmul_parameters(self) -> int:
-        """Weights that multiply every token: the blocks' matrices and the output head.
+        """Parameters in matmuls with every token: the blocks' matrices and the output head.
 
-        The head counts once, tied or not; the embedding's gather does not.
+        The head counts once, tied or not; the embedding lookup is a gather and does not count.
         """
         attention = 2 * self.embed * self.head_size * (self.heads + self.kv_heads)
         mlp = self.mlp_matrices * self.embed * self.mlp
@@ -271,7 +267,7 @@ class TransformerConfig:
 
     @property
     def norm_parameters(self) -> int:
-        """Weights and biases of all norms: two per block, two per head width with qk_norm, one."""
+        """Weights and biases of all norms: 2 per block, 2 more with qk_norm, and the final norm."""
         per_feature = {"rms": 1, "plain_rms": 0, "layer": 2}[self.norm]
         per_block = 2 * self.embed + (2 * self.head_size if self.qk_norm else 0)
         return per_feature * (self.layers * per_block + self.embed)
@@ -286,7 +282,7 @@ class TransformerConfig:
 
     @property
     def parameter_count(self) -> int:
-        """All learnt numbers."""
+        """Number of all parameters."""
         gathered = 0 if self.tied else self.padded_vocab_size * self.embed
         gathered += (self.context or 0) * self.embed
         return self.matmul_parameters + self.norm_parameters + self.bias_parameters + gathered

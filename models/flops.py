@@ -1,13 +1,13 @@
-"""Floating-point operations of training, and what a device could do: the two sides of MFU.
+"""Floating-point operations (FLOPs) of training and parameter counts, for MFU.
 
-A token costs 2 operations per weight that multiplies it and 4 per attended position, head and
-feature (scores and their matmul with the values); a backward pass costs twice the forward pass.
-Recomputation is never counted, nor is the embedding's gather; the output head is.
+A token costs 2 FLOPs per parameter that multiplies it and 4 per attended position, head and feature
+(the matmuls of queries with keys and of weights with values); a backward pass costs twice the
+forward pass. Recomputation and the embedding's gather are not counted; the output head is.
 
-Two conventions are in use and both are shown. `causal=True` counts the positions a token attends
+Two conventions are in use and both are reported. `causal=True` counts the positions a token attends
 to: min(t + 1, window) for token t of its document, (length + 1) / 2 on average without a window.
-`causal=False` counts the full square, min(length, window) for every token, whatever the documents
-(PaLM, Chowdhery et al., 2022, appendix B, and Megatron-LM), which flatters long sequences.
+`causal=False` counts the full square, min(length, window) for every token, regardless of documents
+(PaLM, Chowdhery et al., 2022, appendix B, and Megatron-LM), which inflates MFU for long sequences.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Parameters:
-    """Counts of learnt numbers, by what is meant.
+    """Parameter counts under three conventions.
 
     Attributes:
-        total: all.
-        matmul: those that multiply every token: the blocks' matrices and the output head, tied or
-            not. Norms, biases and the gathered embedding are not among them.
-        without_embeddings: all but the embedding, an untied head and learned positions (Kaplan et
-            al., 2020, arXiv:2001.08361, section 2.1).
+        total: all parameters.
+        matmul: parameters in matmuls with every token: the blocks' matrices and the output head,
+            tied or not. Norms, biases and the gathered embedding are excluded.
+        without_embeddings: all parameters except the embedding, an untied head and learned
+            positions (Kaplan et al., 2020, arXiv:2001.08361, section 2.1).
     """
 
     total: int
@@ -42,24 +42,25 @@ class Parameters:
 
 
 def parameters(config: TransformerConfig) -> Parameters:
-    """The counts of one model; exact, from its shape alone."""
+    """The exact parameter counts of a model, from its shape alone."""
     tables = config.padded_vocab_size * (1 if config.tied else 2) + (config.context or 0)
     total = config.parameter_count
     return Parameters(total, config.matmul_parameters, total - tables * config.embed)
 
 
 def attended_pairs(length: int, window: int | None = None) -> int:
-    """Pairs of a token and a position it sees, sum of min(t + 1, window) over a document."""
+    """Pairs of a token and a position it attends to: sum of min(t + 1, window) over a document."""
+    # A triangle until the window is full, then `reach` positions for every later token.
     reach = length if window is None else min(length, window)
     return reach * (reach + 1) // 2 + (length - reach) * reach
 
 
 def mean_attended(documents: Sequence[int], window: int | None = None) -> float:
-    """Positions one token sees on average, where attention stays inside documents.
+    """Mean number of positions a token attends to, where attention stays inside documents.
 
     Args:
-        documents: their lengths in tokens, as cut by the rows that hold them, padding among them.
-        window: positions one sees at most, its own among them; None for all.
+        documents: lengths in tokens after packing into sequences, padding included.
+        window: maximum positions a token attends to, its own included; None for all.
 
     Raises:
         InputError: there are no documents, or one has no tokens.
@@ -73,21 +74,23 @@ def mean_attended(documents: Sequence[int], window: int | None = None) -> float:
 
 
 def document_lengths(segment_ids: numpy.ndarray) -> list[int]:
-    """Lengths of the documents of packed rows, in order; every row's end ends one.
+    """Lengths of the documents of packed sequences, in order; the end of a sequence ends one.
 
     Args:
-        segment_ids: integers [batch, position], equal inside a document and only there.
+        segment_ids: integers [batch, position], equal within a document and different between
+            documents of a sequence.
 
     Raises:
-        InputError: an id comes back later in its row, which attention would take for one document.
+        InputError: an id occurs in two places of a sequence; attention would treat them as one
+            document.
     """
     lengths = []
     for i, row in enumerate(segment_ids.tolist()):
         starts = [t for t in range(len(row)) if t == 0 or row[t] != row[t - 1]]
         if len(starts) != len(set(row)):
             raise InputError(
-                f"segment_ids: expected each id in one run of positions, found one of row {i} in "
-                "two places; number the documents of a row differently"
+                "segment_ids: expected each id in consecutive positions, found one of sequence "
+                f"{i} in two places; give each document of a sequence its own id"
             )
         ends = [*starts[1:], len(row)]
         lengths += [end - start for start, end in zip(starts, ends, strict=True)]
@@ -100,14 +103,14 @@ def forward_flops_per_token(
     causal: bool,
     documents: Sequence[int] | None = None,
 ) -> float:
-    """Mean operations of one token's forward pass in a row of `sequence_length` tokens.
+    """Mean FLOPs of one token's forward pass in a sequence of `sequence_length` tokens.
 
     Args:
-        config: the model; its windows bound what a layer's tokens attend to.
-        sequence_length: tokens per row.
+        config: the model; its windows bound the positions that a layer's tokens attend to.
+        sequence_length: tokens per sequence.
         causal: the convention, see above.
-        documents: lengths of packed documents that attention does not leave; None where it sees
-            the whole row. The full convention takes no notice of them.
+        documents: lengths of packed documents, where attention stays inside documents; None where
+            it crosses them. `causal=False` ignores them.
     """
 
     def attended(window: int | None) -> float:
@@ -127,12 +130,12 @@ def training_flops_per_token(
     causal: bool,
     documents: Sequence[int] | None = None,
 ) -> float:
-    """Mean operations of one token's forward and backward pass, three times the forward pass."""
+    """Mean FLOPs of one token's forward and backward pass, three times the forward pass."""
     return 3.0 * forward_flops_per_token(config, sequence_length, causal, documents)
 
 
 def ideal_tokens_per_second(
     config: TransformerConfig, sequence_length: int, causal: bool, peak: float
 ) -> float:
-    """Tokens a device of `peak` operations per second would train on at an MFU of one."""
+    """Tokens per second that a device of `peak` FLOPs per second trains on at an MFU of 1."""
     return peak / training_flops_per_token(config, sequence_length, causal)

@@ -1,12 +1,12 @@
 """Initial values of matrices.
 
-A matrix starts as a normal distribution cut at three standard deviations, with standard deviation
-1/sqrt(fan_in) (LeCun et al., 1998, "Efficient BackProp", section 4.6), so activations keep their
-size at any width. The two matrices of a block that write to the residual stream are divided by
-sqrt(2 * layers), so that the stream's variance does not grow with depth (GPT-2, Radford et al.,
-2019, section 2.3), or are zero with `zero_outputs`. The embedding and an untied head get a fixed
-small standard deviation (0.02 in GPT-2 and Llama), so the first logits are near zero and the first
-loss near log(vocab).
+Matrices are drawn from a normal distribution of standard deviation 1/sqrt(fan_in), truncated at
+three of them (LeCun et al., 1998, "Efficient BackProp", section 4.6), so that the scale of
+activations does not depend on the width. The two matrices of a block that write to the residual
+stream are divided by sqrt(2 * layers), so that the stream's variance does not grow with depth
+(GPT-2, Radford et al., 2019, section 2.3), or are zero with `zero_outputs`. The embedding and an
+untied head have a small fixed standard deviation (0.02 in GPT-2 and Llama), so that the first
+logits are near zero and the first loss is near log(vocab).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from haliax import Axis, NamedArray
 
 from models.config import TransformerConfig
-from models.linear import Linear, zeros_of
+from models.linear import Linear
 
 CUT = 3.0
 
@@ -27,21 +27,21 @@ Axes = tuple[Axis, ...]
 
 
 def truncated(key: jax.Array, axes: Axes, std: float) -> NamedArray:
-    """Float32 normal numbers of scale `std`, none beyond `CUT` of it."""
+    """Float32 samples of a normal distribution times `std`, truncated at `CUT` * `std`."""
     return hax.random.truncated_normal(key, axes, -CUT, CUT, dtype=jnp.float32) * std
 
 
 def linear(
     key: jax.Array, In: Axes, Out: Axes, config: TransformerConfig, *, bias: bool = False
 ) -> Linear:
-    """A matrix from `In` to `Out` at init_scale / sqrt(fan_in), with a bias where all or it has."""
+    """A matrix from `In` to `Out` at init_scale / sqrt(fan_in), with a zero bias if configured."""
     fan_in = math.prod(axis.size for axis in In)
     matrix = truncated(key, (*In, *Out), config.init_scale / math.sqrt(fan_in))
-    return Linear(matrix, zeros_of(Out) if config.biases or bias else None)
+    return Linear(matrix, hax.zeros(Out) if config.biases or bias else None)
 
 
 def residual_linear(key: jax.Array, In: Axes, Out: Axes, config: TransformerConfig) -> Linear:
-    """A matrix whose output is added to the residual stream: `linear` / sqrt(2 * layers), or 0."""
+    """A matrix that writes to the residual stream: `linear` / sqrt(2 * layers), or zero."""
     made = linear(key, In, Out, config)
     scale = 0.0 if config.zero_outputs else 1 / math.sqrt(2 * config.layers)
     return Linear(made.matrix * scale, made.bias)

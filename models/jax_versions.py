@@ -1,7 +1,8 @@
-"""What the two supported lines of JAX do differently; nothing else depends on JAX's version.
+"""Differences between the two supported JAX versions; no other module depends on the version.
 
-constraints.txt has JAX 0.10, for every Python; constraints-newest.txt has JAX 0.12, which needs
-Python 3.12. Read from the installed package's metadata: importing this file does not import JAX.
+constraints.txt pins JAX 0.10, for every Python; constraints-newest.txt pins JAX 0.12, which needs
+Python 3.12. The version comes from the installed package's metadata: importing this module does not
+import JAX.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from typing import Any
 NEWEST = not importlib.metadata.version("jax").startswith("0.10.")
 
 NO_SCORE_MODIFIER: tuple[Any, ...] = (None,) if NEWEST else ()
-"""Last static argument of cuDNN's attention rules for its shapes: the newest takes a function."""
+"""Extra static argument of JAX 0.12's cuDNN attention rules: a function that modifies scores."""
 
 NO_SCORE_MODIFIER_ARRAYS: tuple[Any, ...] = ((),) if NEWEST else ()
-"""What such a function reads, after the arrays of those rules."""
+"""The arrays that such a function reads, passed after the other arrays of these rules."""
 
 WITHOUT_MLIR = {} if NEWEST else {"xla_cpu_use_fusion_emitters": False}
-"""Code generation of the CPU backend by MLIR takes most of a compilation, 2.5 times less without.
+"""Disables MLIR code generation in XLA's CPU backend; compilation is then 2.5 times faster.
 
-The newest has no other code generation, and ends the process at this option.
+JAX 0.12 has no other code generator and aborts the process when given this option.
 """

@@ -1,15 +1,15 @@
 """A matrix between named axes with an optional bias.
 
-Activations come in one of two orders, and a matmul keeps the order it is given.
+Activations have one of two axis orders, and a matmul keeps the order of its input.
 
 Features first, [features, batch, position], is for TPUs. The gradient of a matrix contracts over
-all tokens, for which the TPU wants them in the last axis; where matmuls are written tokens first,
-the compiler copies every wide activation into the other layout on its way back.
+all tokens, which TPUs compute with tokens in the last axis; with tokens first, the compiler copies
+every wide activation into the other layout in the backward pass.
 
-Tokens first, [batch, position, features], is for everything else, with a backward pass of its own:
-JAX's rule reads the cotangent across its rows to make a matrix's gradient, and on a CPU the
-compiler then fuses what makes the cotangent (SiLU's derivative, say) into a transposing copy that
-takes longer than the matmul. Here the narrower of activations and cotangent is read so.
+Tokens first, [batch, position, features], is for all other devices and has a custom backward pass.
+JAX's rule reads the cotangent transposed to compute a matrix's gradient. On a CPU the compiler then
+fuses the producer of the cotangent (SiLU's derivative, say) into a transposing copy that takes
+longer than the matmul. Our rule transposes the narrower of activations and cotangent instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import equinox as eqx
 import haliax as hax
 import jax
 import jax.numpy as jnp
-from haliax import Axis, NamedArray
+from haliax import NamedArray
 from jax import Array
 
 
@@ -36,7 +36,7 @@ class Linear(eqx.Module):
     def __call__(self, x: NamedArray, axis: str, out: str) -> NamedArray:
         """`x` with its first or last axis `axis` replaced by `out`, in the matrix's dtype.
 
-        Both must be the matrix's only axes, see `flattened`.
+        `axis` and `out` must be the only axes of the matrix, see `flattened`.
         """
         if x.axes[0].name == axis:
             y = hax.dot(self.matrix, x, axis=axis)
@@ -47,10 +47,10 @@ class Linear(eqx.Module):
         return y if self.bias is None else (y + self.bias).rearrange(y.axes)
 
     def flattened(self, axes: tuple[str, ...], name: str) -> Linear:
-        """The same map with `axes` merged into one axis `name`, first one outermost.
+        """The same linear map with `axes` merged into one axis `name`, the first one outermost.
 
-        A matmul with one wide axis is laid out densely; one with heads of 64 as its last axis
-        is padded to the TPU's 128 lanes, in memory too.
+        A matmul with one wide axis is stored densely; with heads of 64 as the last axis it is
+        padded to the TPU's 128 lanes, in memory too.
         """
 
         def flatten(array: NamedArray) -> NamedArray:
@@ -60,14 +60,9 @@ class Linear(eqx.Module):
         return Linear(flatten(self.matrix), None if self.bias is None else flatten(self.bias))
 
 
-def zeros_of(axes: tuple[Axis, ...]) -> NamedArray:
-    """A float32 bias as it starts."""
-    return hax.zeros(axes)
-
-
 @jax.custom_vjp
 def _tokens_first(x: Array, matrix: Array) -> Array:
-    """x [..., in] @ matrix [in, out]."""
+    """x [..., in] @ matrix [in, out], with the backward pass of the module docstring."""
     return jnp.dot(x, matrix)
 
 
@@ -78,6 +73,7 @@ def _forward(x: Array, matrix: Array) -> tuple[Array, tuple[Array, Array]]:
 def _backward(residuals: tuple[Array, Array], y_bar: Array) -> tuple[Array, Array]:
     x, matrix = residuals
     x_bar = jnp.einsum("...o,io->...i", y_bar, matrix)
+    # Both compute x^T y_bar over all tokens; the narrower operand is the transposed, left one.
     if x.shape[-1] <= y_bar.shape[-1]:
         return x_bar, jnp.einsum("...i,...o->io", x, y_bar)
     return x_bar, jnp.einsum("...o,...i->oi", y_bar, x).T

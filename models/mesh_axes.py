@@ -1,10 +1,10 @@
-"""Names of the mesh axes that divide activations, for the code that is written per device.
+"""Names of the mesh axes that divide activations, for the code inside `jax.shard_map`.
 
-Most of the model is partitioned by the compiler from axis names alone. Three parts are not:
-kernels, which the compiler cannot partition; the loss, whose sum over chunks it would reduce over
-the devices once a chunk instead of once; and the embedding's gradient, which it would all-reduce
-whole. They run in `jax.shard_map` over the mesh that JAX has while the program is traced
-(`jax.set_mesh`, or `jax.sharding.use_abstract_mesh` where no device is there).
+The compiler partitions most of the model from axis names alone. Three parts use `jax.shard_map`:
+kernels, which the compiler cannot partition; the loss, whose sums it would all-reduce once per
+chunk instead of once; and the embedding's gradient, which it would all-reduce whole. Their mesh is
+the one that is set while the program is traced (`jax.set_mesh`, or
+`jax.sharding.use_abstract_mesh` without devices).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from jax.sharding import PartitionSpec
 
 @dataclasses.dataclass(frozen=True)
 class TableSplit:
-    """How a table [vocab, embed] is divided over devices that have different rows of the batch.
+    """The sharding of a table [vocab, embed] over devices with different sequences of the batch.
 
     Attributes:
-        axes: mesh axes; none when every device has it whole between steps too.
-        dimension: of the table that they divide.
-        stays: whether it is divided also where it is multiplied, by ids then.
+        axes: mesh axes; empty when every device has the whole table between steps too.
+        dimension: the dimension of the table that `axes` divide.
+        stays: whether the table stays divided, by ids, in the lookup and in the matmul of the loss.
     """
 
     axes: tuple[str, ...] = ()
@@ -33,15 +33,15 @@ class TableSplit:
 
     @property
     def spec(self) -> PartitionSpec:
-        """Of the table, and of its gradient."""
+        """The partition spec of the table and of its gradient."""
         return PartitionSpec(*(None,) * self.dimension, self.axes) if self.axes else PartitionSpec()
 
     def reduce(self, table_VE: Array, tokens: tuple[str, ...]) -> Array:
-        """Sum of the devices' gradients of a table; each device keeps its part of the sum.
+        """The sum of the devices' gradients of a table, of which each device keeps its part.
 
         Args:
-            table_VE: a device's own sum, whole.
-            tokens: mesh axes over which to add, `axes` among them.
+            table_VE: this device's gradient of the whole table.
+            tokens: mesh axes to sum over, `axes` included.
         """
         if self.axes:
             table_VE = jax.lax.psum_scatter(
@@ -53,16 +53,16 @@ class TableSplit:
 
 @dataclasses.dataclass(frozen=True)
 class MeshAxes:
-    """What is spread over which axes of the mesh.
+    """The mesh axes that divide each axis of the activations and tables.
 
     Attributes:
         batch: mesh axes that divide "batch".
         heads: mesh axes that divide "kv_heads" (and the MLP and the vocabulary).
         sequence: mesh axes that divide "position".
-        tables: of the axes in `batch`, those that divide embedding and head between steps: by ids,
-            or along "embed" where ids are divided by `heads` or not divisible.
-        split_tables: whether tables divided by ids stay so where they are multiplied, and the rows
-            of the devices that share them are gathered instead.
+        tables: those axes of `batch` that divide embedding and head between steps: by ids, or along
+            "embed" where `heads` divides the ids or the ids are not divisible.
+        split_tables: whether tables divided by ids stay divided in the lookup and in the loss,
+            where ids and hidden states are then all-gathered instead of the tables.
     """
 
     batch: tuple[str, ...]
@@ -77,16 +77,16 @@ class MeshAxes:
         return (*self.batch, *self.sequence)
 
     def shards(self, axes: tuple[str, ...]) -> int:
-        """Into how many pieces `axes` of the mesh divide something.
+        """The number of shards along `axes` of the current mesh.
 
         Raises:
-            KeyError: no mesh is set that has these axes.
+            KeyError: the current mesh lacks one of these axes, or no mesh is set.
         """
         shape = jax.sharding.get_abstract_mesh().shape
         return math.prod(shape[name] for name in axes)
 
     def table_split(self, vocab: int, embed: int) -> TableSplit:
-        """How a table [vocab, embed] is divided between steps."""
+        """The sharding of a table [vocab, embed] between steps."""
         devices = self.shards(self.tables)
         if devices == 1:
             return TableSplit()

@@ -19,7 +19,7 @@ from models.linear import Linear
 
 
 class Mlp(eqx.Module):
-    """Up, activation, down; with a gate or without.
+    """Up projection, activation, down projection; with a gate for "swiglu".
 
     Attributes:
         gate: embed to mlp; None without a gate.
@@ -46,7 +46,7 @@ class Mlp(eqx.Module):
         )
 
     def __call__(self, x: NamedArray) -> NamedArray:
-        """The residual stream's axes in either order to the same axes, in the parameters' dtype."""
+        """The MLP's output with the axes of `x`, in either order, in the parameters' dtype."""
         up = hax.tree_checkpoint_name(self.up(x, EMBED, MLP), "up")
         if self.gate is not None:
             gate = hax.tree_checkpoint_name(self.gate(x, EMBED, MLP), "gate")

@@ -1,10 +1,10 @@
 """RMSNorm and LayerNorm.
 
 RMSNorm (Zhang and Sennrich, 2019, arXiv:1910.07467): x / sqrt(mean(x^2) + epsilon) * weight.
-LayerNorm (Ba et al., 2016, arXiv:1607.06450): the same of x - mean(x), plus a bias.
+LayerNorm (Ba et al., 2016, arXiv:1607.06450): RMSNorm of x - mean(x), plus a bias.
 
-Statistics and the multiplication by the weight are float32 whatever the input's dtype; the result
-has the input's dtype.
+Statistics and the multiplication by the weight are float32 for every input dtype; the result has
+the input's dtype.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from models.config import TransformerConfig
 
 
 class Norm(eqx.Module):
-    """Normalisation over one axis.
+    """Normalization over one axis.
 
     Attributes:
-        weight: float32 [over], initially one; None for none.
-        bias: float32 [over], initially zero; None for none.
+        weight: float32 [over], initially one; None for no weight.
+        bias: float32 [over], initially zero; None for no bias.
         over: name of the axis.
-        centred: subtract the mean first (LayerNorm).
+        centred: whether to subtract the mean first (LayerNorm).
         epsilon: added to the mean square.
     """
 
@@ -36,14 +36,14 @@ class Norm(eqx.Module):
 
     @staticmethod
     def init(Over: Axis, config: TransformerConfig) -> Norm:
-        """The norm of `config.norm` over `Over`, that starts as plain normalisation."""
+        """A norm of kind `config.norm` over `Over`, with weight 1 and bias 0 where it has them."""
         centred = config.norm == "layer"
         weight = None if config.norm == "plain_rms" else hax.ones(Over, dtype=jnp.float32)
         bias = hax.zeros(Over, dtype=jnp.float32) if centred else None
         return Norm(weight, bias, Over.name, centred, config.norm_epsilon)
 
     def __call__(self, x: NamedArray) -> NamedArray:
-        """`x` normalised over the weight's axis; any other axes, axes and dtype unchanged."""
+        """`x` normalized over the axis `over`; axes and dtype unchanged."""
         wide = x.astype(jnp.float32)
         if self.centred:
             wide = wide - hax.mean(wide, axis=self.over)

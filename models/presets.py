@@ -3,8 +3,8 @@
 `llama_200m` is the size class of the main experiment. Heads are 128 wide because the TPU's matrix
 unit is 256 x 256 (v6e): a head of 64 fills at most a quarter of it, one of 128 half.
 
-The rest are shapes that others have trained, for comparison. Each says what it leaves out of the
-published model; the counts beside them are exact.
+The others are shapes of published models, for comparison. Each docstring names what is left out of
+the published model; the parameter counts are exact.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ tiny = TransformerConfig(
     head_size=32,
     mlp=384,
 )
-"""1,049,984 parameters, 1,048,576 in matmuls: minutes of training on two CPU cores."""
+"""1,049,984 parameters, 1,048,576 in matmuls: trains in minutes on two CPU cores."""
 
 tpuchat_130m = TransformerConfig(
     vocab_size=32_768,
@@ -48,8 +48,8 @@ tpuchat_130m = TransformerConfig(
 )
 """163,577,856 parameters, 130,023,424 in matmuls: tpuchat, named after the second number.
 
-Published with rows of 2,048. It starts from other numbers: a uniform distribution for the blocks'
-matrices, an embedding of standard deviation 1 and a head of 0.001.
+Published with sequences of 2,048. The published initialization differs: a uniform distribution for
+the blocks' matrices, standard deviation 1 for the embedding and 0.001 for the head.
 """
 
 llama_3_2_1b = TransformerConfig(
@@ -83,20 +83,25 @@ nanochat_d16 = TransformerConfig(
     logit_soft_cap=15.0,
     zero_outputs=True,
 )
-"""335,544,320 parameters, 268,435,456 in matmuls: nanochat of depth 16 with rows of 16,384, half
-of which an S layer sees. Value embeddings, per-layer scalars and the norm right after the embedding
-are left out."""
+"""335,544,320 parameters, 268,435,456 in matmuls: nanochat of depth 16 with sequences of 16,384.
+
+An S layer attends to half a sequence. Value embeddings, per-layer scalars and the norm right after
+the embedding are left out.
+"""
 
 tomat_200m = TransformerConfig(
     vocab_size=7168, layers=12, embed=1024, heads=16, kv_heads=16, head_size=64, mlp=4096
 )
-"""208,693,760 parameters, 208,666,624 in matmuls: tomat's 200M, whose heads of 64 fill a quarter
-of the matrix unit. Its vocabularies were 6,792 and 18,570 ids."""
+"""208,693,760 parameters, 208,666,624 in matmuls: tomat's 200M.
+
+Its heads of 64 fill a quarter of the matrix unit. The published vocabularies have 6,792 and 18,570
+ids.
+"""
 
 tomat_1b = TransformerConfig(
     vocab_size=14_336, layers=20, embed=2048, heads=16, kv_heads=16, head_size=128, mlp=5632
 )
-"""1,057,053,696 parameters, 1,056,964,608 in matmuls: tomat's 1B, with a vocabulary as above."""
+"""1,057,053,696 parameters, 1,056,964,608 in matmuls: tomat's 1B; vocabularies as for the 200M."""
 
 bytes_tiny = TransformerConfig(
     vocab_size=257,
@@ -115,8 +120,8 @@ bytes_tiny = TransformerConfig(
     tied=False,
     norm_epsilon=1e-5,
 )
-"""54,784 parameters, 40,992 in matmuls: bitesizedGPT's shape, a model of bytes for the tutorial.
+"""54,784 parameters, 40,992 in matmuls: bitesizedGPT's shape, a byte-level model for the tutorial.
 
-The published one has 42,048: 128 ids (ASCII) where this has all bytes and EOS, no output projection
-after attention, no biases in attention but one in the head; every block adds its own input twice.
+The published model has 42,048: 128 ids (ASCII) instead of all bytes and EOS, no output projection
+after attention, no biases in attention, a bias in the head; every block adds its own input twice.
 """

@@ -1,4 +1,4 @@
-"""The `jax.checkpoint` policy of a remat setting; the settings are in `models.remat_names`."""
+"""The `jax.checkpoint` policy of a remat setting, see `models.remat_names` for the settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from models.remat_names import saved_names
 
 
 def checkpoint_policy(remat: str) -> Callable[..., Any] | None:
-    """The `jax.checkpoint` policy for a setting; None means: do not checkpoint at all.
+    """The `jax.checkpoint` policy of a setting; None where `jax.checkpoint` is not used.
 
     Raises:
         InputError: the setting or one of its names is unknown.

@@ -1,16 +1,18 @@
 """The intermediates of a block that the backward pass may keep, by name; imports no JAX.
 
-    "none"              keep everything that differentiation asks for (most memory, float32 copies)
-    "matmuls"           keep every matmul and attention; recompute norms, rotation and
-                        activations, which are cheap: no matmul is done twice
+    "none"              keep every residual of differentiation (most memory, float32 copies)
+    "matmuls"           keep the outputs of every matmul and of attention; recompute norms,
+                        rotation and activations, which are cheap: no matmul runs twice
     "attention"         keep attention and its inputs, recompute the MLP's matmuls
-    "full"              keep the block's input only, recompute the block (least memory)
-    "dots"              JAX's own "dots with no batch dims": the outputs of matmuls with weights
+    "full"              keep only the block's input, recompute the block (least device memory
+                        without offload)
+    "dots"              JAX's `dots_with_no_batch_dims_saveable`: keep the outputs of matmuls with
+                        weights
     "save:gate,up"      keep the named intermediates and the block's input, recompute the rest
-    "save:gate;offload:queries,keys"    the same, and move some of them to the host's memory
-    "offload:block_input"    recompute the block, with its input in the host's memory
+    "save:gate;offload:queries,keys"    the same, and offload some of them to host memory
+    "offload:block_input"    recompute the block, with its input in host memory
 
-Every choice computes the same gradients; only time and memory differ.
+Every setting computes the same gradients; only time and memory differ.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from pipeline.errors import InputError
 BLOCK_INPUT = "block_input"
 
 CHECKPOINT_NAMES: dict[str, str] = {
-    BLOCK_INPUT: "residual stream, kept on the device unless moved [embed, batch, position]",
+    BLOCK_INPUT: "residual stream, on the device unless offloaded [embed, batch, position]",
     "attention_input": "normalised input of attention [embed, batch, position]",
     "queries": "before norm and rotation [query_features, batch, position]",
     "keys": "before norm and rotation [kv_features, batch, position]",
@@ -39,7 +41,7 @@ NAMED_POLICIES = {"full": (), "attention": ATTENTION, "matmuls": MATMULS}
 
 
 def saved_names(remat: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names kept on the device and names moved to the host, for a setting that speaks of names.
+    """The names saved on the device and those offloaded to the host, for a setting with names.
 
     Raises:
         InputError: the setting or one of its names is unknown.
@@ -71,7 +73,7 @@ def _known(name: str) -> str:
 
 
 def widths(config: TransformerConfig) -> dict[str, int]:
-    """Numbers per token and layer under each name; attention's log-sum-exp is not counted."""
+    """Array elements per token and layer of each name, without attention's log-sum-exp."""
     queries, keys = config.heads * config.head_size, config.kv_heads * config.head_size
     gate = config.mlp if config.mlp_kind == "swiglu" else 0
     return {

@@ -1,10 +1,10 @@
 """Rotary position embedding (Su et al., 2021, arXiv:2104.09864), half-split as in Llama.
 
-Feature i of the first half and feature i of the second half are one pair, turned by
-position * base^(-2i / head_size). The score of a query and a key then depends on positions only
-through their difference. Angles and the rotation are float32: bfloat16 cannot tell positions
-apart beyond 256. Frequencies are constants of the program; angles are traced, so that it holds
-none that are as long as a row.
+Feature i of the first half and feature i of the second half are a pair, rotated by
+position * base^(-2i / head_size). The score of a query and a key then depends on their positions
+only through the difference. Angles and the rotation are float32: bfloat16 cannot represent every
+position above 256. Frequencies are constants of the program. Angles are traced, because constants
+for every position would enlarge the program.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def rotary_angles(
 
     Args:
         positions: integers; an axis stands for its indices.
-        HeadSize: the features that are turned.
-        base: of the frequencies.
-        scaling: of the frequencies.
+        HeadSize: the axis of the rotated features.
+        base: base of the frequencies.
+        scaling: scaling of the frequencies, or None.
     """
     Half = HeadSize.resize(HeadSize.size // 2)
     values = frequencies(HeadSize.size, base, scaling).astype(np.float32)
@@ -45,12 +45,12 @@ def rotary_angles(
 def frequencies(
     size: int, base: float, scaling: RopeScaling | YarnScaling | None = None
 ) -> np.ndarray:
-    """Radians a position, float64 [size / 2], so that rounding them to float32 is all their error.
+    """Radians per position, float64 [size / 2]; their only error is the later cast to float32.
 
     Args:
-        size: of a head.
-        base: of the frequencies.
-        scaling: of the frequencies.
+        size: width of a head.
+        base: base of the frequencies.
+        scaling: scaling of the frequencies, or None.
     """
     plain = base ** (-2.0 * np.arange(size // 2) / size)
     if isinstance(scaling, RopeScaling):
@@ -59,7 +59,7 @@ def frequencies(
 
 
 def _llama3(plain: np.ndarray, scaling: RopeScaling) -> np.ndarray:
-    """Llama 3: turns per original context decide between the frequency and a slower one."""
+    """Interpolate between each frequency and its `factor`-th by the rotations per context."""
     turns = plain * (scaling.original_context / (2 * math.pi))
     span = scaling.high_frequency_factor - scaling.low_frequency_factor
     keep = np.clip((turns - scaling.low_frequency_factor) / span, 0.0, 1.0)
@@ -67,14 +67,15 @@ def _llama3(plain: np.ndarray, scaling: RopeScaling) -> np.ndarray:
 
 
 def _yarn(plain: np.ndarray, base: float, scaling: YarnScaling) -> np.ndarray:
-    """YaRN: the pair's index decides, between two pairs that turn so often in the context."""
+    """Interpolate between each frequency and its `factor`-th by the index of its feature pair."""
     size = 2 * len(plain)
 
     def pair(turns: float) -> float:
+        """The fractional index i with base^(2i / size) = wavelength / (2 pi)."""
         wavelength = scaling.original_context / turns
         return size * math.log(wavelength / (2 * math.pi)) / (2 * math.log(base))
 
-    # Whole pairs, bounded as in the released code.
+    # Whole pairs, clamped as in the released code.
     low = max(math.floor(pair(scaling.beta_fast)), 0)
     high = min(math.ceil(pair(scaling.beta_slow)), size - 1)
     slower = np.clip((np.arange(len(plain)) - low) / max(high - low, 0.001), 0.0, 1.0)
@@ -82,12 +83,12 @@ def _yarn(plain: np.ndarray, base: float, scaling: YarnScaling) -> np.ndarray:
 
 
 def rotate(x: NamedArray, angles: NamedArray, scale: float = 1.0) -> NamedArray:
-    """`x` [..., position, ..., head_size] turned by `angles`, times `scale`; dtype unchanged."""
+    """`x` [..., position, ..., head_size] rotated by `angles`, times `scale`; dtype unchanged."""
     HeadSize = x.resolve_axis(HEAD_SIZE)
     half = HeadSize.size // 2
     wide = x.astype(jnp.float32)
     first = wide[HeadSize, :half]
     second = wide[HeadSize, half:]
     cos, sin = hax.cos(angles) * scale, hax.sin(angles) * scale
-    turned = hax.concatenate(HeadSize, [first * cos - second * sin, second * cos + first * sin])
-    return turned.rearrange(x.axes).astype(x.dtype)
+    rotated = hax.concatenate(HeadSize, [first * cos - second * sin, second * cos + first * sin])
+    return rotated.rearrange(x.axes).astype(x.dtype)

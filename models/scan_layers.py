@@ -1,9 +1,9 @@
 """A stack of equal blocks applied one after the other, as a scan over its "layers" axis.
 
-The program's size and its compile time do not grow with depth. Layers that differ in something
-static (the attention window) are scanned by cycle: with windows S S S L the scan's body holds four
-blocks. Layers after the last whole cycle are applied one by one. Each block is checkpointed on its
-own, so what the backward pass keeps is the same.
+Program size and compile time do not grow with depth. Layers that differ in a static property (the
+attention window) are scanned by cycle: with windows S S S L the scan's body has four blocks. Layers
+after the last whole cycle are applied one by one. Remat wraps each block separately, so the cycle
+does not change what the backward pass keeps.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Block = TypeVar("Block")
 
 
 def cycles_of(kinds: Sequence[Any]) -> tuple[int, int]:
-    """Layers of one cycle, and number of cycles, that `kinds` begin with; the rest has no cycle.
+    """The layers per cycle and the number of cycles that `kinds` start with.
 
-    The choice with the fewest blocks in the program: those of one cycle and those of the rest.
+    Minimizes the blocks in the program: those of one cycle plus the layers after the last cycle.
     """
     count = len(kinds)
 
@@ -46,14 +46,14 @@ def apply_layers(
     *,
     unroll: int = 1,
 ) -> NamedArray:
-    """`x` after every layer, `apply(block, x, kind)` each.
+    """`x` after all layers, where `apply(block, x, kind)` applies one.
 
     Args:
         stacked: a block whose named arrays all have the axis "layers".
-        x: the carry; axes and dtype are those of the result.
-        apply: one layer.
-        kinds: what is static about each layer, one entry a layer.
-        unroll: cycles of layers in one turn of the compiled loop.
+        x: the carry; the result has its axes and dtype.
+        apply: applies one layer.
+        kinds: the static property of each layer, one entry per layer.
+        unroll: cycles of layers per iteration of the compiled loop.
     """
 
     def alone(block: Any, x: NamedArray, kind: Kind) -> tuple[NamedArray, None]:
@@ -70,9 +70,10 @@ def collect_layers(
     *,
     unroll: int = 1,
 ) -> tuple[NamedArray, Out]:
-    """`x` after every layer as `apply_layers`, and what the layers put out besides.
+    """`x` after all layers, as `apply_layers`, and the stacked outputs of the layers.
 
-    `apply` returns `x` and a tree of arrays; these come back with an axis for the layers in front.
+    `apply` returns `x` and a tree of arrays; the result has these arrays with a leading axis of
+    layers.
     """
     period, count = cycles_of(kinds)
     scanned = period * count
@@ -83,10 +84,10 @@ def collect_layers(
         leaf.array[:scanned].reshape(count, period, *leaf.array.shape[1:]) for leaf in layers_first
     ]
 
-    def in_turn(
+    def apply_each(
         x: NamedArray, arrays: list[jax.Array], kinds: Sequence[Kind]
     ) -> tuple[NamedArray, Any]:
-        """`arrays` and outputs have an axis for the layers in front."""
+        """Apply one layer per kind; `arrays` and outputs have a leading axis of layers."""
         outs = []
         for i, kind in enumerate(kinds):
             leaves = [hax.named(array[i], axes[n]) for n, array in enumerate(arrays)]
@@ -95,24 +96,24 @@ def collect_layers(
         return x, jax.tree.map(lambda *parts: jnp.stack(parts), *outs)
 
     def one_cycle(x: NamedArray, arrays: list[jax.Array]) -> tuple[NamedArray, Any]:
-        return in_turn(x, arrays, kinds[:period])
+        return apply_each(x, arrays, kinds[:period])
 
-    with jax.named_scope(LAYERS):  # by which a compiled program's loop over layers is known
+    with jax.named_scope(LAYERS):  # identifies the loop over layers in a compiled program
         x, outs = jax.lax.scan(one_cycle, x, cycles, unroll=unroll)
     outs = jax.tree.map(lambda out: out.reshape(scanned, *out.shape[2:]), outs)
     if scanned == len(kinds):
         return x, outs
     rest = [leaf.array[scanned:] for leaf in layers_first]
-    x, others = in_turn(x, rest, kinds[scanned:])
+    x, others = apply_each(x, rest, kinds[scanned:])
     return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), outs, others)
 
 
 def split_layers(stacked: Block) -> tuple[Block, ...]:
-    """One block a layer, each with arrays of its own.
+    """One block per layer, each with arrays of its own.
 
-    A loop that reads a layer out of stacked arrays copies it where the compiler cannot multiply by
-    a part of an array, as on a CPU. That is nothing beside the matmuls of a whole row, and half as
-    much again as the matmuls of one token.
+    A loop that slices a layer out of stacked arrays copies it where the compiler cannot multiply by
+    a slice, as on a CPU. The copy is negligible compared with the matmuls of a whole sequence, but
+    adds half to the time of the matmuls of one token.
     """
     named, structure = jax.tree.flatten(stacked, is_leaf=_is_named)
     layers = named[0].resolve_axis(LAYERS).size

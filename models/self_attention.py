@@ -36,11 +36,11 @@ class Attention(eqx.Module):
         key: embed to kv_heads, head_size.
         value: embed to kv_heads, head_size.
         output: kv_heads, q_per_kv, head_size to embed.
-        query_norm: over head_size, shared by all heads (Dehghani et al., 2023, arXiv:2302.05442,
-            as in Qwen3); None without qk_norm.
+        query_norm: norm over head_size, shared by all heads (Dehghani et al., 2023,
+            arXiv:2302.05442, as in Qwen3); None without qk_norm.
         key_norm: the same for keys.
-        soft_cap: on the scores.
-        scale: of the queries.
+        soft_cap: soft cap of the scores, or None.
+        scale: factor on the queries.
     """
 
     query: Linear
@@ -85,7 +85,7 @@ class Attention(eqx.Module):
         mesh_axes: MeshAxes | None,
         interpret: bool,
     ) -> NamedArray:
-        """The residual stream's axes in either order to the same axes, in the parameters' dtype."""
+        """Attention output with the axes of `x`, in either order, in the parameters' dtype."""
         q, k, v = self.heads(x, angles)
         out = attend(
             q,
@@ -103,12 +103,12 @@ class Attention(eqx.Module):
     def heads(
         self, x: NamedArray, angles: NamedArray | None
     ) -> tuple[NamedArray, NamedArray, NamedArray]:
-        """What attention takes: scaled queries, keys and values, each where it stands.
+        """Scaled queries, keys and values, normalized and rotated by their positions.
 
         Args:
             x: [..., embed] or [embed, ...].
-            angles: of the positions, with no axis that `x` lacks but half of head_size; None where
-                positions are learned.
+            angles: rotary angles with the axis head_size / 2 and otherwise only axes of `x`; None
+                with learned positions.
 
         Returns:
             Queries [..., kv_heads, q_per_kv, head_size], keys and values [..., kv_heads,
@@ -122,7 +122,7 @@ class Attention(eqx.Module):
         return rotate(q, angles, self.scale), rotate(k, angles), v
 
     def merge(self, out: NamedArray, x: NamedArray) -> NamedArray:
-        """What attention gave for the queries of `x`, projected to the axes of `x`."""
+        """The output projection of attention's result, with the axes of `x`."""
         order = tuple(QUERY_FEATURES if a.name == EMBED else a.name for a in x.axes)
         out = out.flatten_axes(QUERY_AXES, QUERY_FEATURES).rearrange(order)
         merged = self.output.flattened(QUERY_AXES, QUERY_FEATURES)
@@ -130,15 +130,16 @@ class Attention(eqx.Module):
         return hax.tree_checkpoint_name(projected, "attention_output")
 
     def _projections(self, x: NamedArray) -> tuple[NamedArray, NamedArray, NamedArray]:
-        """Queries, keys and values with the axes of `x`, but heads and their features for "embed".
+        """Queries, keys and values with the axes of `x`, "embed" replaced by head axes.
 
-        They are made, and kept for the backward pass, with all features in one axis.
+        The matmuls, and the values saved for the backward pass, have all features in one axis:
+        separate heads of 64 would be padded to the TPU's 128 lanes.
         """
 
-        def project(by: Linear, names: tuple[str, ...], merged: str, kept: str) -> NamedArray:
-            flat = by.flattened(names, merged)(x, EMBED, merged)
-            flat = hax.tree_checkpoint_name(flat, kept)
-            axes = tuple(by.matrix.resolve_axis(name) for name in names)
+        def project(linear: Linear, names: tuple[str, ...], merged: str, name: str) -> NamedArray:
+            flat = linear.flattened(names, merged)(x, EMBED, merged)
+            flat = hax.tree_checkpoint_name(flat, name)
+            axes = tuple(linear.matrix.resolve_axis(axis) for axis in names)
             return flat.unflatten_axis(merged, axes)
 
         return (

@@ -1,11 +1,11 @@
 """The transformer: embedding, a scanned stack of pre-norm blocks, a final norm, the output head.
 
-All blocks are one module whose arrays carry a "layers" axis (`hax.nn.Stacked`). Gradient
-checkpointing wraps the block itself in `jax.checkpoint` instead of using Stacked's own setting,
-which is frozen into the model; here it is an argument of the call.
+All blocks are one module whose arrays have a "layers" axis (`hax.nn.Stacked`). Remat wraps each
+block in `jax.checkpoint` and is an argument of the call; Stacked's own setting would be part of the
+model.
 
-Parameters are float32. A forward pass multiplies in the dtype its parameters have (see
-`models.precision.cast`); norm statistics, softmax and logits are float32.
+Parameters are initialized in float32. A forward pass multiplies in the dtype of the parameters that
+it is given (see `models.precision.cast`); norm statistics, softmax and logits are float32.
 """
 
 from __future__ import annotations
@@ -47,17 +47,18 @@ Attend = Callable[[NamedArray, NamedArray, NamedArray], NamedArray]
 
 
 class Forward(TypedDict, total=False):
-    """How to run a forward pass; nothing here changes its result beyond rounding, except segments.
+    """Options of a forward pass; only `segment_ids` changes the result beyond rounding.
 
     Attributes:
-        segment_ids: int32 [batch, position]; attention stays inside equal ids. Default: all one.
+        segment_ids: int32 [batch, position]; positions attend only to positions with equal ids.
+            Default: one segment.
         remat: what the backward pass keeps, see `models.remat_names`. Default: "full".
-        backend: as `models.attention.dispatch.choose_backend` returned it. Default: "reference".
-        mesh_axes: for the code written per device; None on one device.
-        interpret: run splash in Pallas' interpreter (tests on the CPU).
+        backend: the result of `models.attention.dispatch.choose_backend`. Default: "reference".
+        mesh_axes: mesh axes for the code under `jax.shard_map`; None on one device.
+        interpret: run splash in the Pallas interpreter (tests on the CPU).
         features_first: order of the activations' axes, see `models.linear`. Default: False.
-        unroll: layers in one turn of the compiled loop. Default: 1.
-        gather: brings one layer's parameters to where they are multiplied. Default: nothing.
+        unroll: cycles of layers per iteration of the compiled loop. Default: 1.
+        gather: all-gathers one layer's parameters before it runs. Default: no gather.
     """
 
     segment_ids: NamedArray | None
@@ -100,7 +101,7 @@ class Block(eqx.Module):
         mesh_axes: MeshAxes | None,
         interpret: bool,
     ) -> NamedArray:
-        """The residual stream's axes in either order to the same axes and dtype."""
+        """The residual stream after the block; axes in either order and dtype are those of `x`."""
         x = hax.tree_checkpoint_name(x, BLOCK_INPUT)
         attention_input = hax.tree_checkpoint_name(self.attention_norm(x), "attention_input")
         x = x + self.attention(
@@ -117,7 +118,7 @@ class Block(eqx.Module):
     def with_heads(
         self, x: NamedArray, angles: NamedArray | None, attend: Attend
     ) -> tuple[NamedArray, tuple[NamedArray, NamedArray]]:
-        """The same with `attend` for attention; also its keys and values, for later positions."""
+        """The block with `attend` as its attention, and its keys and values for a KV cache."""
         attention_input = self.attention_norm(x)
         q, k, v = self.attention.heads(attention_input, angles)
         x = x + self.attention.merge(attend(q, k, v), attention_input)
@@ -135,9 +136,9 @@ class Transformer(eqx.Module):
         embedding: [vocab, embed].
         position_embedding: [position, embed], None with rotary positions.
         blocks: all blocks, stacked along "layers".
-        final_norm: before the output head.
-        head: [vocab, embed], None when the embedding is tied.
-        config: the shape.
+        final_norm: the norm before the output head.
+        head: [vocab, embed]; None with a tied embedding.
+        config: the shape of the model.
     """
 
     embedding: NamedArray
@@ -149,7 +150,7 @@ class Transformer(eqx.Module):
 
     @staticmethod
     def init(config: TransformerConfig, *, key: jax.Array) -> Transformer:
-        """Float32 parameters, see `models.initialization` for their distribution."""
+        """A model with float32 parameters, distributed as in `models.initialization`."""
         axes = model_axes(config)
         embedding, blocks, of_head = jax.random.split(key, 3)
         table = (axes.Vocab, axes.Embed)
@@ -169,23 +170,24 @@ class Transformer(eqx.Module):
 
     @property
     def Vocab(self) -> Axis:
-        """The vocabulary axis of the tables, its padding among them."""
+        """The vocabulary axis of embedding and head, padding included."""
         return self.embedding.resolve_axis(VOCAB)
 
     @property
     def output_head(self) -> NamedArray:
-        """The matrix [vocab, embed] that makes logits: the head, or the tied embedding."""
+        """The matrix [vocab, embed] of the logits: the head, or the tied embedding."""
         return self.embedding if self.head is None else self.head
 
     def hidden(self, tokens: NamedArray, **forward: Unpack[Forward]) -> NamedArray:
-        """Final hidden states (embed, batch, position in some order) of int32 [batch, position].
+        """Hidden states after the final norm, with axes embed, batch and position in some order.
 
-        They are normalised and in the parameters' dtype; position i sees tokens 0..i of its
-        segment. An id outside the vocabulary is a caller's error that is not detected here.
+        `tokens` are int32 [batch, position]; the result is in the parameters' dtype. Position i
+        attends to tokens 0..i of its segment. The caller must pass ids inside the vocabulary: this
+        is not checked.
 
         Raises:
-            InputError: the remat setting is unknown, the back end cannot run these shapes, or rows
-                are longer than the learned positions.
+            InputError: the remat setting is unknown, the back end cannot run these shapes, or
+                sequences are longer than the learned positions.
         """
         order = FEATURES_FIRST if forward.get("features_first") else TOKENS_FIRST
         x, angles = self.embed(tokens, order, forward.get("mesh_axes"))
@@ -206,8 +208,9 @@ class Transformer(eqx.Module):
         windows = self.config.windows
         unroll = forward.get("unroll", 1)
         if policy is not None:
-            # Inside a scan XLA cannot merge the recomputation with the forward pass. Where its body
-            # has several blocks XLA would recompute all of them before the last one needs it.
+            # Forward and backward pass are separate scans, so XLA's CSE cannot merge the
+            # recomputation with the forward pass. But where the scan's body has several blocks, XLA
+            # would without `prevent_cse` recompute all of them before the last one needs it.
             several = unroll > 1 or cycles_of(windows) != (1, len(windows))
             apply = eqx.filter_checkpoint(apply, policy=policy, prevent_cse=several)
         x = apply_layers(self.blocks.stacked, x, apply, windows, unroll=unroll)
@@ -216,10 +219,10 @@ class Transformer(eqx.Module):
     def embed(
         self, tokens: NamedArray, order: tuple[str, ...], mesh_axes: MeshAxes | None = None
     ) -> tuple[NamedArray, NamedArray | None]:
-        """The first residual stream, with its axes in `order`, and rotary angles if any.
+        """The input of the first block, with its axes in `order`, and rotary angles or None.
 
         Raises:
-            InputError: rows are longer than the learned positions.
+            InputError: sequences are longer than the learned positions.
         """
         Position = tokens.resolve_axis(POSITION)
         tokens = tokens.rearrange((BATCH, POSITION))
@@ -234,26 +237,26 @@ class Transformer(eqx.Module):
         context = self.position_embedding.resolve_axis(POSITION).size
         if Position.size > context:
             raise InputError(
-                f"tokens: expected rows of at most {context} positions, the length of the learned "
-                f"positions, found {Position.size}; shorten the rows or raise the config's context"
+                f"tokens: expected at most {context} positions, the number of learned positions, "
+                f"found {Position.size}; shorten the sequences or raise the config's context"
             )
         x = x + self.position_embedding[POSITION, : Position.size]
         return hax.auto_sharded(x.rearrange(order)), None
 
     def normalised(self, embedded: NamedArray) -> NamedArray:
-        """Embedded tokens as the first block gets them, see `TransformerConfig.embedding_norm`."""
+        """`embedded`, normalized if `TransformerConfig.embedding_norm` is set."""
         if not self.config.embedding_norm:
             return embedded
         return Norm(None, None, EMBED, False, self.config.norm_epsilon)(embedded)
 
     def logits(self, tokens: NamedArray, **forward: Unpack[Forward]) -> NamedArray:
-        """Float32 logits [batch, position, vocab] of the next token, without the padding's."""
+        """Float32 next-token logits [batch, position, vocab], without the vocabulary's padding."""
         return self.logits_of(self.hidden(tokens, **forward)).rearrange((BATCH, POSITION, VOCAB))
 
     def logits_of(self, hidden: NamedArray) -> NamedArray:
         """Float32 logits [vocab, ...] of hidden states [embed, ...], soft cap applied.
 
-        Vocab has the config's `vocab_size` ids: the rows that pad the head give no logits.
+        The vocab axis has the config's `vocab_size` ids: the head's padding gives no logits.
         """
         logits = hax.dot(self.output_head, hidden, axis=EMBED, preferred_element_type=jnp.float32)
         if self.config.vocab_size < self.Vocab.size:

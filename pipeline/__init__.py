@@ -1,6 +1,6 @@
-"""The engine: a graph of cached, resumable steps. It knows files and functions, not tokens.
+"""The engine: a graph of cached, resumable steps. It handles files and functions, not tokens.
 
-Nothing of machine learning is imported here, so that planning a graph takes no time.
+No machine learning library is imported here, so that planning a graph starts at once.
 """
 
 from pipeline.errors import InputError, PonenteError

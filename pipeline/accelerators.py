@@ -1,9 +1,9 @@
-"""The chips that can be asked for: one table for pods, memory, MFU and doctor.
+"""The supported chips: one table for pods, memory, MFU and doctor.
 
 Peaks are dense bfloat16. Sources: cloud.google.com/tpu/docs (system architecture of each
-generation), "How to Scale Your Model" (jax-ml.github.io/scaling-book, table of chips) for the rates
-of links, NVIDIA's data sheets for GPUs, and for usable memory what libtpu 0.0.42.1 says when it
-refuses a program. Prices change and are in `pipeline.prices`.
+generation), "How to Scale Your Model" (jax-ml.github.io/scaling-book, table of chips) for link
+bandwidths, NVIDIA's data sheets for GPUs, and for usable memory the error of libtpu 0.0.42.1 when a
+program does not fit. Prices change and are in `pipeline.prices`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _CUBES = {
     1024: "8x8x16",
 }
 _CHIPS_PER_HOST = 4
-_MOST_ON_ONE_HOST = 8  # of the generations with flat slices: machine types with 1, 4 or 8 chips
+# Generations with flat slices have machine types with 1, 4 and 8 chips.
+_MOST_ON_ONE_HOST = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,15 +36,15 @@ class Chip:
 
     Attributes:
         name: as in `pod("v6e-16")` or `pod("8xh100")`.
-        device_kinds: what JAX calls it; of a GPU, the words that its name starts with.
-        peak: dense bfloat16 operations a second.
+        device_kinds: JAX's names of it (`device_kind`); for a GPU, prefixes of such names.
+        peak: dense bfloat16 FLOP/s.
         memory: bytes on the chip.
-        usable: bytes that a program may use, as the TPU compiler states it; None where it has not
-            been asked.
-        bandwidth: of that memory, in bytes a second.
-        link: bytes a second of one link to another chip, one way; of a GPU, of all its NVLinks.
-        links: to other chips in the same slice or host.
-        ray_type: Ray's name of it, in its resource `accelerator_type:<name>`.
+        usable: bytes that a program may use, as reported by the TPU compiler; None where that was
+            not measured.
+        bandwidth: bytes per second of that memory.
+        link: bytes per second, one way, of one link to another chip; for a GPU, of all its NVLinks.
+        links: number of links to other chips in the same slice or host.
+        ray_type: Ray's name of it, in the resource `accelerator_type:<name>`.
     """
 
     name: str
@@ -62,10 +63,11 @@ class Tpu(Chip):
     """A TPU generation.
 
     Attributes:
-        google_name: in accelerator types such as v5litepod-16, and in Ray's labels.
-        cores: of one chip; those of a slice are what the number in its name counts.
-        topologies: by chips.
-        chip_config: of libtpu, under which a chip is one device: v4's two cores are two otherwise.
+        google_name: Google's name, in accelerator types such as v5litepod-16 and in Ray's labels.
+        cores: cores per chip; the number in a slice's name counts cores.
+        topologies: topology of a slice by its number of chips.
+        chip_config: libtpu's setting that makes one chip one device; otherwise v4 has one device
+            per core, two per chip.
     """
 
     google_name: str
@@ -74,13 +76,13 @@ class Tpu(Chip):
     chip_config: str = "default"
 
     def hosts(self, chips: int) -> int:
-        """Virtual machines of a slice with so many chips."""
+        """Number of virtual machines of a slice with `chips` chips."""
         whole = self.topologies is _FLAT and chips <= _MOST_ON_ONE_HOST
         return 1 if whole else math.ceil(chips / _CHIPS_PER_HOST)
 
     @property
     def names(self) -> dict[str, int]:
-        """Chips of every slice, by name."""
+        """Number of chips of every slice, by name."""
         return {f"{self.name}-{chips * self.cores}": chips for chips in self.topologies}
 
 
@@ -170,7 +172,7 @@ GPUS = {
         _gpu("b200", "NVIDIA B200", 2250e12, 180e9, 8000e9, 900e9),
     )
 }
-# Cards that a host may have in place of those above, by the words their names start with.
+# Variants of the GPUs above with a lower peak, by name prefix.
 _OTHER_PEAKS = {
     "NVIDIA H100 NVL": 835.5e12,
     "NVIDIA H100 PCIe": 756e12,
@@ -179,10 +181,10 @@ _OTHER_PEAKS = {
 
 
 def chip_of(device_kind: str) -> Chip | None:
-    """The chip that JAX calls by this name; None for one that is not in the table.
+    """The chip with this JAX device kind; None for one that is not in the table.
 
-    A TPU's name must be in the table as it is, for a newer one's may begin like an older one's. Of
-    a GPU's the longest entry counts whose words it starts with.
+    A TPU's name must match exactly, as "TPU v5 lite" begins with "TPU v5". A GPU's name matches the
+    longest entry that is a prefix of it and ends at a word boundary.
     """
     for tpu in TPUS.values():
         if device_kind in tpu.device_kinds:
@@ -192,7 +194,7 @@ def chip_of(device_kind: str) -> Chip | None:
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Dense bfloat16 peak of one device in operations a second, None where it is not known."""
+    """Dense bfloat16 peak of one device in FLOP/s; None where it is not known."""
     if other := _longest(device_kind, _OTHER_PEAKS):
         return _OTHER_PEAKS[other]
     chip = chip_of(device_kind)
@@ -210,7 +212,7 @@ def _longest(device_kind: str, kinds: dict[str, Chip] | dict[str, float]) -> str
 
 @dataclass(frozen=True)
 class Slices:
-    """TPU slices of one size, which the data-centre network joins where there are several."""
+    """One or more TPU slices of one size; several are joined by the data-centre network."""
 
     tpu: Tpu
     chips: int
@@ -218,7 +220,7 @@ class Slices:
 
 
 def find_slices(name: str) -> Slices | None:
-    """What a name such as v6e-16 or 2xv6e-16 means; None for another name."""
+    """The slices that a name such as v6e-16 or 2xv6e-16 stands for; None for any other name."""
     several = re.fullmatch(r"([2-9]|[1-9]\d{1,2})x(v.+)", name)
     one = several[2] if several else name
     tpu = TPUS.get(one.partition("-")[0])

@@ -1,18 +1,18 @@
-"""What can go wrong, as a tree.
+"""The exceptions of this project.
 
 PonenteError
 ├── InputError       the user's data, configuration or request is refused; never retried
-│   └── UsageError   a command line that says nothing this program knows: exit status 2
-├── CorruptOutput    finished bytes are not the bytes that were recorded
-├── StorageError     a store did something the protocol cannot live with
-│   └── StoreUnavailable  it failed again and again; a new attempt may do better
-├── WorkerLost       a process the step depended on died; the step can be tried again
-│   ├── Preempted    asked to stop, it saved and ended: not a failure, uses up no try
-│   └── ResourcesUnavailable       the hardware it asked for is taken
-├── Cancelled          the user asked to stop; what is finished is kept
+│   └── UsageError   a command line with an unknown verb, flag or value: exit status 2
+├── CorruptOutput    the bytes of a finished output differ from the recorded ones
+├── StorageError     a store violated the guarantees that the commit protocol needs
+│   └── StoreUnavailable  every retry failed; a new attempt may succeed
+├── WorkerLost       a process that the step depended on died; the step can be retried
+│   ├── Preempted    on SIGTERM the step saved its work and ended: no failure, uses no try
+│   └── ResourcesUnavailable       the requested hardware is in use
+├── Cancelled          the user asked to stop; finished work is kept
 └── StepFailed       a step ended without an output (carries the log path and the cause)
 
-A message says what was expected, what was found, where, and what to do about it, in one line.
+A message has one line: what was expected, what was found, where, and what to do about it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PonenteError(Exception):
 
 
 class InputError(PonenteError):
-    """The user's data, configuration or request cannot be used; trying again would not help."""
+    """The user's data, configuration or request cannot be used; a retry would not help."""
 
 
 class UsageError(InputError):
@@ -37,23 +37,23 @@ class CorruptOutput(PonenteError):
 
 
 class StorageError(PonenteError):
-    """The store refused, lost or tore something."""
+    """The store refused an operation, or lost or truncated an object."""
 
 
 class StoreUnavailable(StorageError, OSError):
-    """The store failed again and again; an `OSError` too, so that the step is tried again."""
+    """Every retry of a store operation failed; also an `OSError`, so that the step is retried."""
 
 
 class WorkerLost(PonenteError):
-    """A process the step depended on died; the step can be tried again."""
+    """A process that the step depended on died; the step can be retried."""
 
 
 class Preempted(WorkerLost):
-    """The machine was taken away after the step had saved its work; the next attempt resumes."""
+    """The machine was preempted after the step had saved its work; the next attempt resumes."""
 
 
 class ResourcesUnavailable(WorkerLost):
-    """The hardware the step asked for is taken; it can be tried again."""
+    """The hardware that the step requested is in use; the step can be retried."""
 
 
 class Cancelled(PonenteError):
@@ -65,8 +65,8 @@ class StepFailed(PonenteError):
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """A message about a name that does not exist, with the nearest that does."""
-    import difflib  # only for messages: it is 5 % of what importing the engine costs
+    """An error message for an unknown name: suggests the nearest known one, or lists them all."""
+    import difflib  # imported here because it would add 5 % to the engine's import time
 
     known = list(known)
     near = difflib.get_close_matches(name, known, 1, 0.6)

@@ -7,9 +7,9 @@
 
     experiment = Experiment(run_200m, smoke=dict(source=python_documentation(), steps=800))
 
-The function's parameters are the settings and its defaults the full run. From Python it is planned
-and run by the methods below; on the command line by `python FILE [VERB]` and `ponente VERB FILE`,
-where every setting is a flag.
+The function's parameters are the settings; their defaults are the full run. Python code plans and
+runs it with the methods below; on the command line, `python FILE [VERB]` and `ponente VERB FILE` do
+the same, with a flag for every setting.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Experiment(Declaration[R]):
     See `Declaration` for its arguments and attributes.
 
     Raises:
-        InputError: what `Declaration` refuses, and a setting or preset that is named like a flag of
-            the command line or like a secret.
+        InputError: for anything that `Declaration` refuses, and for a setting or preset named like
+            a flag of the command line or like a secret.
     """
 
     def __init__(self, function: Callable[..., R], **presets: Mapping[str, Any]) -> None:
@@ -58,11 +58,11 @@ class Experiment(Declaration[R]):
                 )
 
     def plan(self, preset: str | None = None, **settings: Any) -> list[Planned]:
-        """What a run would do, a `Planned` for each step, inputs first.
+        """The plan of a run: one `Planned` per step, inputs first.
 
         Args:
             preset: name of a preset; None for the defaults.
-            settings: settings that differ from the preset, and flags of `ponente plan` by name,
+            settings: settings that override the preset, and flags of `ponente plan` by name,
                 such as `prefix="gs://bucket/runs"`.
         """
         from pipeline.cli import inspection
@@ -70,11 +70,11 @@ class Experiment(Declaration[R]):
         return inspection.entries(context.of_call(self, "plan", preset, settings))
 
     def run(self, preset: str | None = None, **settings: Any) -> R:
-        """Bring every step up to date; the artifacts the function returns, one or a tuple.
+        """Bring every step up to date; returns the artifacts of the function: one, or a tuple.
 
         Args:
             preset: name of a preset; None for the defaults.
-            settings: settings that differ from the preset, and flags of `ponente run` by name,
+            settings: settings that override the preset, and flags of `ponente run` by name,
                 such as `prefix="gs://bucket/runs"` or `executor="ray"`.
 
         Raises:
@@ -97,8 +97,8 @@ class Experiment(Declaration[R]):
     def main(self, arguments: list[str] | None = None) -> None:
         """The command line of the experiment's file; exits the process with a status.
 
-        The file is imported under its own name first, as `ponente` does: what it defines is the
-        same, and has the same keys, however it is started.
+        A file that was started as `__main__` is imported again under its own name, as `ponente`
+        does, so that its steps have the same keys either way.
         """
         if loading:
             return

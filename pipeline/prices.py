@@ -1,7 +1,7 @@
-"""What an hour of a chip costs: dated list prices, and a file with one's own in their place.
+"""Price of one chip for one hour: dated list prices, which a file of the user's can replace.
 
-Prices differ by region, contract and month, so each has its date and source, and one that is not
-known is None. `PONENTE_PRICES` names a TOML file whose tables replace those here:
+Prices differ by region, contract and month, so each has its date and source, and an unknown price
+is None. `PONENTE_PRICES` names a TOML file whose tables replace those in this module:
 
     [v6e]
     on_demand = 2.97
@@ -30,10 +30,10 @@ class Price:
     """US dollars for an hour of one chip.
 
     Attributes:
-        on_demand: for as long as it is wanted; None where it is not known.
-        spot: where it may be taken back at any time; None where it is not known.
-        date: on which the source had it, year-month-day.
-        source: who states it, and for which region.
+        on_demand: price without preemption; None where it is not known.
+        spot: price where the chip may be preempted at any time; None where it is not known.
+        date: date of the source, year-month-day.
+        source: where the price was published, and for which region.
     """
 
     on_demand: float | None = None
@@ -49,7 +49,7 @@ class Price:
                 raise ValueError(f"{name}: expected dollars an hour, found {value}")
 
     def of(self, chip_hours: float) -> str:
-        """What so many hours cost, in words; empty where neither price is known."""
+        """The cost of `chip_hours`, as text; empty where neither price is known."""
         known = (("on demand", self.on_demand), ("spot", self.spot))
         amounts = [f"${each * chip_hours:,.2f} {name}" for name, each in known if each is not None]
         return f"{', '.join(amounts)} ({self.source}, {self.date})" if amounts else ""
@@ -68,7 +68,7 @@ PRICES: Mapping[str, Price] = {
         source="median of 37 providers, aimultiple.com/gpu-index",
     ),
 }
-"""By chip of `pipeline.accelerators`; one without an entry has no price that we could date."""
+"""By chip of `pipeline.accelerators`; no dated price was found for a chip without an entry."""
 
 
 def price_of(chip: str) -> Price | None:
@@ -85,7 +85,7 @@ def read_prices(path: str) -> dict[str, Price]:
     """Prices of a TOML file, by chip.
 
     Raises:
-        InputError: it is missing, no TOML, or names an unknown chip or field.
+        InputError: the file is missing, is not TOML, or names an unknown chip or field.
     """
     try:
         with open(path, "rb") as file:

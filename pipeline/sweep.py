@@ -1,11 +1,11 @@
-"""Sweeps as graph: a step built once for each of many settings, and the best of them.
+"""Sweeps as part of a graph: a step built once per value of a setting, and the best of them.
 
     models = sweep(lambda size: train(sequences, model, optimizer, TrainConfig(...)), [8, 16])
     best = select(models, by="last.loss")
 
-Every candidate is a step of its own, cached on its own: adding a rate trains one more model. The
-selected output is no copy; it refers to the winner's files, opens the winner's inputs, and to a
-type checker it is what the candidates are.
+Every candidate is a separate step with its own cached output: adding a value trains one more model.
+The selected output is not a copy: it refers to the winner's files, opens the winner's inputs, and
+has the candidates' type for a type checker.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ V = TypeVar("V")
 
 
 def sweep(build: Callable[[V], A], over: Iterable[V] | Mapping[str, V]) -> tuple[A, ...]:
-    """`build(value)` for each value; labelled with the value, or with its name in a mapping.
+    """`build(value)` for each value, labelled with the value or with its name in a mapping.
 
     Raises:
-        InputError: for no value, and for one that is given twice.
+        InputError: for no values, and for a value that is given twice.
     """
     values = over.items() if isinstance(over, Mapping) else [(str(value), value) for value in over]
     if not values:
@@ -45,8 +45,8 @@ def sweep(build: Callable[[V], A], over: Iterable[V] | Mapping[str, V]) -> tuple
 def select(candidates: tuple[A, ...], *, by: str, mode: Literal["min", "max"] = "min") -> A:
     """The candidate whose result has the smallest (or largest) number at the dotted path `by`.
 
-    Of equals the first wins. Raises `InputError` when it runs, naming the paths there are, if a
-    candidate has no such number.
+    Among equal numbers the first candidate wins. If a candidate has no such number, the step fails
+    with an `InputError` that lists the paths it has.
     """
     if mode not in ("min", "max"):
         raise InputError(f"select(mode=...): expected 'min' or 'max', got {mode!r}")
@@ -88,6 +88,7 @@ def _number(artifact: Artifact, by: str) -> float:
     value: Any = artifact.result
     for part in by.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
+    # `value != value` is true for NaN alone, which would make the minimum depend on the order.
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         there = ", ".join(_paths(artifact.result)) or "no numbers"
         raise InputError(

@@ -1,7 +1,7 @@
 """The step library: `from steps import sample, tokenize, train, ...`.
 
-Every step and every artifact by its name. A file declares the steps that are called like it, and is
-imported when one of them is asked for: without jax or numpy.
+Every step and every artifact is an attribute of this package. The file that declares it is imported
+at first access, which imports neither jax nor numpy.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = list(_HOME)
 
 
 class _Library(types.ModuleType):
-    """This package, in which `train` is the step and not the module `steps.train`."""
+    """This package; its attribute `train` is the step and not the module `steps.train`."""
 
     def __getattribute__(self, name: str) -> Any:
         if name in _HOME:

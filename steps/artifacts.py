@@ -1,7 +1,6 @@
-"""What steps hand to each other: a place in the store, and the code that opens it.
+"""The artifacts that steps pass to each other: handles of outputs, with the code that opens them.
 
-Importing this file costs nothing; what a method needs (numpy, tokenizers, jax) is imported when
-the method is called.
+Importing this file is cheap: methods import what they need (numpy, tokenizers, jax) when called.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from data.tokenizer.text_tokenizer import TextTokenizer
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
-_VOCABULARY = "vocabulary"  # the shard of a token cache that is no split
+_VOCABULARY = "vocabulary"  # the one shard of a token cache that belongs to no split
 
 
 class Documents(Artifact):
@@ -30,14 +29,14 @@ class Documents(Artifact):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Names of the splits with documents: train, then the held-out ones as they were named."""
+        """Names of the splits that have documents: train, then held-out ones in declared order."""
         described = self.result["splits"]
         return tuple(name for name in self.result["order"] if described[name]["documents"])
 
     def files(self, split: str) -> list[tuple[str, str]]:
         """(shard name, URL) of every file of a split, in source order.
 
-        A shard that was written again without duplicates keeps its name, and the file is the new.
+        A shard that was rewritten without duplicates keeps its name; the URL is of the new file.
         """
         unique = {shard.name: shard for shard in self.shards("unique/")}
         found = []
@@ -49,7 +48,7 @@ class Documents(Artifact):
 
 
 class Tokenizer(Artifact):
-    """A byte-level BPE tokenizer in `tokenizers`' own tokenizer.json."""
+    """A tokenizer as a tokenizer.json of the `tokenizers` library."""
 
     @property
     def file(self) -> str:
@@ -69,16 +68,16 @@ class Tokenizer(Artifact):
 
 
 class TokenCache(Artifact):
-    """Token ids in TensorStore, a chunk of documents to a shard; see `data/cache/token_shard.py`.
+    """Token ids in TensorStore, one shard per chunk of documents; see `data/cache/token_shard.py`.
 
-    A packed one holds training tokens only, and opens the cache it was packed from for the rest.
+    A packed cache holds training tokens only and opens the cache it was packed from for the rest.
     """
 
     opens = ("tokens",)
 
     @property
     def packed(self) -> bool:
-        """Whether training shards hold whole rows of `result["sequence_length"]`, padded."""
+        """Whether training shards hold whole padded sequences of `result["sequence_length"]`."""
         return "tokens" in self.input_paths
 
     @property
@@ -88,7 +87,7 @@ class TokenCache(Artifact):
 
     def _of(self, split: str) -> TokenCache:
         """The cache that holds a split."""
-        return self if split == TRAIN or not self.packed else self._unpacked
+        return self if split == TRAIN else self._unpacked
 
     @property
     def _unpacked(self) -> TokenCache:
@@ -110,26 +109,26 @@ class TokenCache(Artifact):
 
     @property
     def held_out_splits(self) -> tuple[str, ...]:
-        """Names of the splits with tokens that are not for training; validation is the first."""
+        """Names of the splits other than train that have tokens; validation comes first."""
         parts = {shard.name.partition("/")[0] for shard in self._unpacked.shards()}
         found = [name for name in sorted(parts - {TRAIN, _VOCABULARY}) if self.tokens(name)]
         return tuple(sorted(found, key=lambda name: name != VALIDATION))
 
     @property
     def validation_splits(self) -> tuple[str, ...]:
-        """The held-out splits that may be looked at while training: all but "test"."""
+        """The held-out splits to evaluate on during training: all but "test"."""
         return tuple(name for name in self.held_out_splits if name != TEST)
 
     def held_out(self, names: tuple[str, ...]) -> tuple[tuple[str, tuple[TokenShard, ...]], ...]:
         """Name and shards of the held-out splits `names`.
 
         Raises:
-            InputError: for a name of no such split.
+            InputError: a name is not that of a held-out split.
         """
-        there = self.held_out_splits
-        if missing := [name for name in names if name not in there]:
+        known = self.held_out_splits
+        if missing := [name for name in names if name not in known]:
             raise InputError(
-                f"{self.path}: no held-out split {missing[0]!r}; there are {', '.join(there)}"
+                f"{self.path}: no held-out split {missing[0]!r}; it has {', '.join(known)}"
             )
         return tuple((name, self.split(name)) for name in names)
 
@@ -139,33 +138,33 @@ class TokenCache(Artifact):
 
     @property
     def token_bytes_file(self) -> str:
-        """URL of a JSON list: UTF-8 bytes each id stands for."""
+        """URL of a JSON list with the number of UTF-8 bytes of each id."""
         return storage.join(self._unpacked.shard(_VOCABULARY), "token_bytes.json")
 
     def token_bytes(self) -> np.ndarray:
-        """int32 [vocab]: UTF-8 bytes each id stands for, 0 for EOS."""
+        """int32 [vocab]: number of UTF-8 bytes of each id, 0 for EOS."""
         import numpy as np
 
         return np.asarray(storage.read_json(self.token_bytes_file), np.int32)
 
 
 class Sequences(Artifact):
-    """A token cache seen as shuffled training sequences, or several of them by weight.
+    """Shuffled training sequences of one token cache, or a weighted mixture of several caches.
 
-    An order, not a copy: what is read are the caches. What is not training (validation tokens,
-    vocabulary) is the first cache's.
+    It records an order and copies no tokens: training reads the caches. Everything else (validation
+    tokens, vocabulary) comes from the first cache.
     """
 
     opens = ("tokens", "sequences")
 
     @property
     def parts(self) -> list[Sequences]:
-        """The inputs of a mixture, in order; none for the sequences of one cache."""
+        """The inputs of a mixture, in order; empty for the sequences of one cache."""
         return self.inputs("sequences", Sequences)
 
     @property
     def cache(self) -> TokenCache:
-        """The tokens the order is over; the first ones of a mixture."""
+        """The token cache that is shuffled; the first one of a mixture."""
         parts = self.parts
         return parts[0].cache if parts else self.input("tokens", TokenCache)
 
@@ -185,7 +184,7 @@ class Sequences(Artifact):
         )
 
     def dataset(self) -> DatasetSpec:
-        """What `data.batches.dataset.Dataset` reads: plain data, to be sent to other processes."""
+        """The spec that `data.batches.dataset.Dataset` reads: plain data that can be pickled."""
         from data.batches.dataset import DatasetSpec
         from data.batches.mixture import MixturePhase
 
@@ -206,13 +205,13 @@ class Sequences(Artifact):
 
 
 class Checkpoint(Artifact):
-    """A trained model and the record of its training, or a model that was imported."""
+    """A trained model with the record of its training, or an imported model."""
 
     opens = ("sequences",)
 
     @property
     def imported(self) -> bool:
-        """Whether it came from another project, with a tokenizer and without a training."""
+        """Whether the model is from another project: it has a tokenizer and no training record."""
         return "imported" in self.result
 
     @property
@@ -222,7 +221,7 @@ class Checkpoint(Artifact):
 
     @property
     def sequences(self) -> Sequences:
-        """What it was trained on. Raises `InputError` for a model that was imported."""
+        """The training data. Raises `InputError` for an imported model."""
         if self.imported:
             raise InputError(
                 f"{self.path}: it was imported and has no sequences of its own; give "
@@ -237,13 +236,13 @@ class Checkpoint(Artifact):
 
     @property
     def train(self) -> TrainConfig:
-        """How it was trained, runtime settings included."""
+        """The training configuration, runtime settings included."""
         runtime = self.result.get("measured", {}).get("runtime", {})
         return TrainConfig.from_plain({**runtime, **self.result["train"]})
 
     @property
     def trained_on(self) -> str:
-        """The hardware that was asked for and what JAX calls it: "v6e-16: 16 x TPU v6 lite"."""
+        """The requested hardware and JAX's name of it: "v6e-16: 16 x TPU v6 lite"."""
         measured = self.result["measured"]
         return ": ".join(measured[name] for name in ("hardware", "devices") if name in measured)
 
@@ -254,35 +253,34 @@ class Checkpoint(Artifact):
 
     @property
     def steps(self) -> dict[int, str]:
-        """URL of every checkpoint that was kept, by the steps it has done, in rising order."""
+        """URL of every checkpoint that was kept, by step, in ascending order."""
         kept = {
             s.result["step"]: storage.join(self.home, s.root) for s in self.shards("checkpoint/")
         }
         return dict(sorted(kept.items()))
 
     def at(self, step: int | None) -> str:
-        """URL of the checkpoint of `step`, the last one for None.
+        """URL of the checkpoint of `step`, or of the last one for None.
 
         Raises:
-            InputError: when there is none of that step.
+            InputError: no checkpoint of that step was kept.
         """
         if step is None:
             return self.final
-        if step not in self.steps:
-            raise InputError(
-                f"{self.path}: no checkpoint of step {step}; there are {list(self.steps)}"
-            )
-        return self.steps[step]
+        kept = self.steps
+        if step not in kept:
+            raise InputError(f"{self.path}: no checkpoint of step {step}; there are {list(kept)}")
+        return kept[step]
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """Rows of `history` (one a step), `evaluations` (one a set) or `samples` (one a prompt)."""
+        """Rows of "history" (one per step), "evaluations" (per split) or "samples" (per prompt)."""
         return self.tables()[name]
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """The rows of the whole run by table, from its `metrics.jsonl`.
 
         Raises:
-            InputError: it was imported, so no run of ours trained it.
+            InputError: the model was imported, so there is no record of its training.
         """
         if self.imported:
             raise InputError(f"{self.path}: it was imported and has no record of its training")
@@ -298,7 +296,7 @@ class Checkpoint(Artifact):
 
 
 class HuggingFaceModel(Artifact):
-    """A model as `transformers` and what reads its files load it."""
+    """A model as a folder for Hugging Face `transformers` and compatible programs."""
 
     @property
     def folder(self) -> str:
@@ -307,7 +305,7 @@ class HuggingFaceModel(Artifact):
 
 
 class GgufModel(Artifact):
-    """A model as a GGUF file, which llama.cpp and what is built on it load."""
+    """A model as a GGUF file for llama.cpp and programs built on it."""
 
     @property
     def file(self) -> str:
@@ -316,13 +314,13 @@ class GgufModel(Artifact):
 
 
 class Scores(Artifact):
-    """What a model, or every checkpoint of its training, scores; the numbers are the result."""
+    """Scores of a model, or of every checkpoint of its training; the result has the numbers."""
 
     @property
     def rows(self) -> list[dict[str, Any]]:
         """Rows with step, set, loss, bits_per_byte, tokens and bytes, by step and set.
 
-        None of a step that asks questions and nothing else.
+        Empty for a step that runs downstream tasks only.
         """
         return self.result.get("rows", [])
 
@@ -330,7 +328,7 @@ class Scores(Artifact):
     def tasks(self) -> list[dict[str, Any]]:
         """Rows with task and its metrics, such as acc and acc_stderr."""
         found = self.result.get("tasks")
-        if found is None:  # a file of questions: the metrics are the result
+        if found is None:  # `multiple_choice`: the metrics are the result itself
             metrics = {k: v for k, v in self.result.items() if isinstance(v, int | float)}
             return [{"task": self.manifest.label, **metrics}] if "items" in metrics else []
         if isinstance(found, dict):
@@ -338,7 +336,7 @@ class Scores(Artifact):
         return found
 
     def samples(self) -> list[dict[str, Any]]:
-        """What the scored checkpoints wrote: step, prompt and completion, by step."""
+        """Generated samples of the scored checkpoints: step, prompt and completion, by step."""
         if "samples" in self.result:
             step = {"step": self.rows[0]["step"]}
             return [{**step, **sample} for sample in self.result["samples"]]
@@ -349,11 +347,11 @@ class Scores(Artifact):
 
 
 class Completions(Artifact):
-    """Text a model wrote; prompts and completions are in the result."""
+    """Text that a model generated; the result has prompts and completions."""
 
 
 class Report(Artifact):
-    """A page to look at."""
+    """An HTML page."""
 
     @property
     def page(self) -> str:

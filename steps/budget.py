@@ -1,4 +1,4 @@
-"""How long to train: epochs or tokens as steps, once the sequences are known."""
+"""The training budget: epochs or tokens converted to optimizer steps."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from pipeline import InputError
 from steps.artifacts import Sequences
-from steps.declared import asked
+from steps.declared import nearest_setting
 from training.config import TrainConfig
 
 
 def check_budget(arguments: Mapping[str, Any]) -> None:
-    """Refuse no budget, two of them, and those that are no positive number."""
+    """Refuse a missing budget, more than one, or one that is not positive."""
     steps = arguments["train"].steps
     given = {name: arguments[name] for name in ("epochs", "tokens") if arguments[name] is not None}
     if len(given) > 1:
@@ -26,7 +26,7 @@ def check_budget(arguments: Mapping[str, Any]) -> None:
     for name, value in given.items():
         if not value > 0:
             raise InputError(f"train: {name}={value}: expected more than 0")
-    if "epochs" in given and asked(arguments["sequences"], "weights") is not None:
+    if "epochs" in given and nearest_setting(arguments["sequences"], "weights") is not None:
         raise InputError("train: a mixture has no epochs; give tokens=... instead")
 
 
@@ -35,34 +35,35 @@ def resolved(
 ) -> TrainConfig:
     """The configuration with the sequences' length and seed, and the budget as steps.
 
-    `TrainConfig.steps`, where it is given, is the budget.
+    `TrainConfig.steps`, if set, is the budget.
 
     Raises:
-        InputError: another length than the sequences', or a budget of less than one batch.
+        InputError: the configured length is not the sequences', or the budget is less than one
+            batch.
     """
     length = sequences.result["sequence_length"]
     if train.sequence_length not in (0, length):
         raise InputError(
             f"TrainConfig.sequence_length is {train.sequence_length}, the shuffled sequences are "
-            f"{length} tokens long; leave it out, and it is theirs"
+            f"{length} tokens long; leave it out to use their length"
         )
     seed = sequences.result["seed"] if train.seed is None else train.seed
     train = dataclasses.replace(train, sequence_length=length, seed=seed)
     if train.steps:
         return train
-    there = sequences.result["sequences"]
-    budget = int(epochs * there) if epochs is not None else (tokens or 0) // length
+    available = sequences.result["sequences"]
+    budget = int(epochs * available) if epochs is not None else (tokens or 0) // length
     steps = steps_of(budget, train)
     if not steps:
         raise InputError(
             f"train: a budget of {budget:,} sequences of {length:,} tokens is less than one batch "
-            f"of {train.batch_size}; there are {there:,}; lower batch_size or sample more"
+            f"of {train.batch_size}; there are {available:,}; lower batch_size or sample more"
         )
     return dataclasses.replace(train, steps=steps)
 
 
 def steps_of(budget: int, train: TrainConfig) -> int:
-    """Optimizer steps in so many sequences, under the schedule of batch sizes."""
+    """Optimizer steps of `budget` sequences under the schedule of batch sizes, rounded down."""
     phases = [(0, train.batch_size), *train.batch_schedule]
     steps = 0
     for index, (_, rows) in enumerate(phases):

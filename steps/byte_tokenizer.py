@@ -1,4 +1,4 @@
-"""The tokenizer of models that read bytes."""
+"""The tokenizer of byte-level models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from steps.artifacts import Tokenizer
 
 @step(output=Tokenizer, version=1)
 def byte_tokenizer(run: StepContext) -> Result:
-    """257 ids: every UTF-8 byte is its own, and 256 is EOS. Nothing is trained."""
+    """A tokenizer of 257 ids: one for each UTF-8 byte, and 256 for EOS. It needs no training."""
     from data.tokenizer.byte_vocabulary import byte_tokenizer_json
     from data.tokenizer.text_tokenizer import TextTokenizer
 

@@ -1,4 +1,4 @@
-"""Programs that a model writes, or that are given: compiled and run in a sandbox, and counted."""
+"""Programming problems: compile and run a model's or given answers in a sandbox; report rates."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ def code_evaluation(
     limits: Limits = Limits(),
     hardware: Annotated[Hardware, Runtime] = local(),
 ) -> Result:
-    """How many programming problems a model solves; every answer is run in a sandbox, or none is.
+    """The share of programming problems that a model solves; answers run in a sandbox only.
 
     Args:
         run: the attempt.
-        model: writes the answers; None where the problems have a `completion` each.
-        tokenizer: by default the one of its training.
+        model: generates the answers; None if every problem has a `completion`.
+        tokenizer: by default the tokenizer of the model's training.
         problems: URL of JSON lines, see `training.evaluate.programs.problems.Problem`.
-        attempts: answers of the model to each problem.
+        attempts: answers that the model generates for each problem.
         new_tokens: most tokens of an answer.
-        sampling: how an answer is drawn; HumanEval's for one answer, more need a temperature of
-            about 0.8.
-        limits: on each command of a program.
-        hardware: where the model writes. Programs run on the machine of this step.
+        sampling: how answers are sampled. The default is HumanEval's for one answer per problem;
+            several answers need a temperature of about 0.8.
+        limits: limits of each command of a program.
+        hardware: the hardware for generation. Programs run on the machine of this step.
 
     Raises:
-        InputError: this machine cannot run programs safely (nothing is generated then), has no
-            compiler for a language, or the problems are not to be read.
+        InputError: this machine cannot run programs safely (checked before generation), it has no
+            compiler for a language, or the problems cannot be read.
     """
     from training.evaluate.programs.problems import judge, parse_problems, rates, tool
     from training.evaluate.programs.sandbox import check
@@ -71,18 +71,18 @@ def code_evaluation(
     if model is None:
         answers = [(problem, _given(problem, problems)) for problem in found]
     else:
-        asked = [problem for problem in found for _ in range(attempts)]
+        repeated = [problem for problem in found for _ in range(attempts)]
         request = Request(
             checkpoint=model.final,
             model=model.model,
             dtype=model.train.compute_dtype,
             sequence_length=model.train.sequence_length,
             tokenizer=(tokenizer or tokenizer_of(model.sequences)).file,
-            prompts=tuple(problem.prompt for problem in asked),
+            prompts=tuple(problem.prompt for problem in repeated),
             new_tokens=new_tokens,
             sampling=sampling,
         )
-        answers = list(zip(asked, run.gang(hardware, write_process, request), strict=True))
+        answers = list(zip(repeated, run.gang(hardware, write_process, request), strict=True))
     judged = []
     for index, (problem, completion) in enumerate(answers):
         judged.append(judge(problem, completion, limits))

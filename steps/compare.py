@@ -1,9 +1,10 @@
-"""Several runs on one page: curves over each other, what differs in their configuration, figures.
+"""Several runs on one page: figures, differences of configuration, and overlaid curves.
 
     ponente compare RUN RUN ... --output compare.html
 
-A run is the directory of a `train` step, finished or not, or one with a `metrics.jsonl`, which may
-still be growing; `name=directory` gives it a name. The same page is a step for graphs of ablations.
+A run is the directory of a `train` step, finished or not, or a directory with a `metrics.jsonl`,
+which may still be growing; `name=directory` names it. A graph makes the same page with the step
+`compare`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def compare(
     Args:
         run: the attempt.
         runs: finished runs.
-        names: one for each; without them their steps' names are taken, numbered.
+        names: one for each run; by default the labels of the steps, numbered if they repeat.
     """
     from steps.reporting.run_record import of_checkpoint
 
@@ -82,14 +83,14 @@ def render(records: Sequence[RunRecord]) -> str:
         figures=figures(records),
         differences=differences(records),
         curves=[*final_losses(records), *overlaid(records)],
-        times=[("Wall time by what it went to", bars_chart(known))] if known else [],
+        times=[("Wall time by activity", bars_chart(known))] if known else [],
     )
 
 
 def figures(records: Sequence[RunRecord]) -> list[list[str]]:
-    """How the runs ended: a row per figure that at least one has, a column per run.
+    """Figures of the finished runs: a row per figure that at least one run has, a column per run.
 
-    The best of a row is marked where more is known to be better, or less.
+    The best value of a row is marked where `_BETTER` defines whether more or less is better.
     """
     from steps.reporting.page import Best
 
@@ -145,13 +146,16 @@ def _figures(record: RunRecord) -> dict[str, tuple[float, str]]:
 
 
 def _late(rows: Sequence[dict[str, Any]], column: str) -> float:
-    """Mean over the last fiftieth of the rows: one step's loss says little."""
+    """Mean over the last 2 % of the rows, since the loss of one step is noisy."""
     last = [row[column] for row in rows[-max(1, len(rows) // 50) :]]
     return math.fsum(last) / len(last)
 
 
 def differences(records: Sequence[RunRecord]) -> list[list[str]]:
-    """Every configured value that is not the same in all runs that say it, a row per value."""
+    """A row per setting whose value is not the same in all runs.
+
+    A partial record that lacks a setting is not compared: the run may still have its value.
+    """
     trees = [flat(record.config) for record in records]
     rows = [["setting", *(record.name for record in records)]]
     for name in dict.fromkeys(name for tree in trees for name in tree):
@@ -178,7 +182,7 @@ def _record(argument: str) -> RunRecord:
     from steps.reporting.run_record import of_checkpoint, of_directory
 
     name, named, url = argument.partition("=")
-    if not named or "/" in name:  # a path may have one too
+    if not named or "/" in name:  # the "=" belongs to a path
         name, url = "", argument
     url = storage.normalise(url)
     name = name or url.rpartition("/")[2]

@@ -1,7 +1,7 @@
-"""Continue training from a checkpoint: `extend` a run, or `warm_start` another one with it.
+"""Continue training from a checkpoint: `extend` its run, or `warm_start` a new run with it.
 
-What is taken from the checkpoint is written out in the graph and never guessed from what is there:
-fresh moments on trained weights, by accident, undo hours of training.
+The graph states which parts of the checkpoint are used; they are never inferred from its files.
+Moments that are reset by accident on trained parameters can undo hours of training.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from steps.artifacts import Checkpoint, Sequences
 from steps.budget import resolved
 from steps.checkpoints.find import tokenizer_of
 from steps.coordinator import FLAGS
-from steps.declared import asked, check_training
+from steps.declared import check_training, nearest_setting
 from steps.planning.facts import training_facts
 from steps.train import TrainRequest, run_training
 from training.config import OptimizerConfig, TrainConfig
@@ -22,8 +22,8 @@ from training.config import OptimizerConfig, TrainConfig
 
 def _check(arguments: Mapping[str, Any]) -> None:
     if not arguments["train"].steps:
-        raise InputError("TrainConfig.steps: expected how many steps to train in all, found none")
-    check_training(arguments, asked(arguments["checkpoint"], "model", Checkpoint))
+        raise InputError("TrainConfig.steps: expected the total number of steps, found none")
+    check_training(arguments, nearest_setting(arguments["checkpoint"], "model", Checkpoint))
 
 
 def _check_extend(arguments: Mapping[str, Any]) -> None:
@@ -56,25 +56,25 @@ def extend(
     sample_prompts: tuple[str, ...] = (),
     hardware: Annotated[Hardware, Runtime] = local(),
 ) -> Result:
-    """The same run with more steps, or from step `at` on with another tail of its schedule.
+    """The same run with more steps, or from step `at` with another end of its schedule.
 
     Parameters, moments, step, data offset and history continue; `train.steps` counts from the very
-    first step. A "wsd" run, for one, is kept for good at a step before its decay
-    (`TrainConfig.milestones`) and extended from there with more steps.
+    first step. A "wsd" run, for example, keeps a checkpoint before its decay
+    (`TrainConfig.milestones`) and is extended from there with more steps.
 
-    An imported model has done no step here: it continues from step 0, where moments are zero, as
-    `warm_start` with take="model" does. A warning says so.
+    An imported model has no step and no moments: like `warm_start` with take="model", the run
+    starts at step 0 with zero moments, and the step warns about it.
 
     Args:
         run: the attempt.
-        checkpoint: of the run to continue, or an imported model.
-        sequences: the very ones it was trained on; of an imported model any of its tokenizer.
-        optimizer: of the kind it was trained with; schedule and rates may differ.
+        checkpoint: the run to continue, or an imported model.
+        sequences: the same ones as in training; for an imported model any of its tokenizer.
+        optimizer: of the same kind as in training; schedule and learning rates may differ.
         train: with more steps than the checkpoint has done.
-        at: which of its checkpoints; None for the last one.
+        at: step of the checkpoint to continue from; None for the last one.
         splits: as for `train`.
         sample_prompts: as for `train`.
-        hardware: where; any.
+        hardware: the hardware to train on, which may differ from that of the checkpoint.
     """
     take = "everything"
     if checkpoint.imported:
@@ -131,19 +131,19 @@ def warm_start(
     sample_prompts: tuple[str, ...] = (),
     hardware: Annotated[Hardware, Runtime] = local(),
 ) -> Result:
-    """A new run, from step 0 of its own schedule and data, that begins with trained parameters.
+    """A new run that starts with trained parameters, at step 0 of its own schedule and data.
 
     Args:
         run: the attempt.
-        checkpoint: where the parameters come from.
-        sequences: to train on, of the same tokenizer.
-        take: "model" for parameters alone, "moments" for the optimizer's state too.
-        optimizer: its schedule begins anew.
-        train: of the new run.
-        at: which of the checkpoints; None for the last one.
+        checkpoint: the model that provides the parameters.
+        sequences: training data of the same tokenizer.
+        take: "model" for parameters alone, "moments" for parameters and the optimizer's moments.
+        optimizer: the optimizer; its schedule starts at step 0.
+        train: configuration of the new run.
+        at: step of the checkpoint to use; None for the last one.
         splits: as for `train`.
         sample_prompts: as for `train`.
-        hardware: where; any.
+        hardware: the hardware to train on, which may differ from that of the checkpoint.
     """
     if checkpoint.imported and take == "moments":
         raise InputError(
@@ -163,7 +163,7 @@ def warm_start(
 
 
 def _check_tokenizer(step: str, checkpoint: Checkpoint, sequences: Sequences) -> None:
-    """Refuse tokens of another tokenizer than the model's."""
+    """Refuse tokens that another tokenizer than the model's produced."""
     mine = sequences.cache.result["tokenizer"]
     theirs = (
         checkpoint.result["digest"]
@@ -178,14 +178,17 @@ def _check_tokenizer(step: str, checkpoint: Checkpoint, sequences: Sequences) ->
 
 
 def _same_ids(sequences: Sequences, checkpoint: Checkpoint) -> bool:
-    """Whether the tokenizer of an imported model, written by another program, is that of tokens."""
+    """Whether an imported model's tokenizer gives the ids of the sequences' tokenizer.
+
+    Another program may write an equal tokenizer as different bytes, with another digest.
+    """
     if not checkpoint.imported:
         return False
     return checkpoint.own_tokenizer.load().gives_ids_of(tokenizer_of(sequences).load())
 
 
 def _begin(checkpoint: Checkpoint, take: str, at: int | None) -> dict[str, Any]:
-    """Of a `TrainRequest`: the model, and what is taken from the checkpoint."""
+    """The fields `model` and `start` of a `TrainRequest`."""
     from training.config.job import Start
 
     return {"model": checkpoint.model, "start": Start(checkpoint=checkpoint.at(at), take=take)}

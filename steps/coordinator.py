@@ -1,4 +1,4 @@
-"""From the engine's view of a gang process to the trainer's."""
+"""Conversion of the engine's description of a gang process to the trainer's."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from training.sharding.distributed import Coordinator
 
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS")
-"""Variables that change what JAX computes: recorded of every step that computes with it."""
+"""Environment variables that change what JAX computes; every step that uses JAX records them."""
 
 
 def coordinator_of(process: GangProcess) -> Coordinator | None:
-    """Where the gang's processes meet; None for a gang of one."""
+    """The `jax.distributed` coordinator of the gang; None for a gang of one process."""
     from training.sharding.distributed import Coordinator
 
     if process.coordinator is None:

@@ -1,7 +1,7 @@
-"""What the declaration of a graph tells of its outputs before anything runs.
+"""Checks of a declared graph, before anything runs.
 
-A step's `check` receives the nodes of its inputs; what was asked of them, and of what they are made
-from, is in their configuration. Each function returns None where no step above was asked that.
+A step's `check` receives the nodes of its inputs. The configurations of these nodes and of their
+ancestors have the settings that the checks compare; a setting that no ancestor has is None.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from training.config import TrainConfig
 from training.config.batch_schedule import batch_phases
 
 
-def asked(node: Any, name: str, kind: type[Artifact] = Artifact) -> Any:
-    """The setting `name` of the nearest step that makes a `kind`, at `node` or above."""
+def nearest_setting(node: Any, name: str, kind: type[Artifact] = Artifact) -> Any:
+    """The setting `name` of the nearest step that produces a `kind`: `node` or an ancestor.
+
+    None if no such step has that setting.
+    """
     waiting = deque([node])
     while waiting:
         nearest = waiting.popleft()
@@ -29,35 +32,36 @@ def asked(node: Any, name: str, kind: type[Artifact] = Artifact) -> Any:
 
 
 def splits(node: Any) -> tuple[str, ...] | None:
-    """Names of the held-out splits that get documents."""
-    budgets = asked(node, "splits", Documents)
+    """Names of the held-out splits with a budget; None if no ancestor samples documents."""
+    budgets = nearest_setting(node, "splits", Documents)
     return None if budgets is None else tuple(name for name, tokens in budgets if tokens)
 
 
 def check_splits(step: str, node: Any, wanted: tuple[str, ...]) -> None:
-    """Refuse splits that are not made, and training or scoring without any."""
-    there = splits(node)
-    if there is None:
+    """Refuse splits that no step produces, and training or evaluation without a held-out split."""
+    known = splits(node)
+    if known is None:
         return
-    while_training = step == "train" and not wanted
-    if not [name for name in there if not (while_training and name == TEST)]:
+    by_default = step == "train" and not wanted  # `train` evaluates on all but "test"
+    if not [name for name in known if not (by_default and name == TEST)]:
         raise InputError(
             f"{step}: no validation tokens, which a loss needs; "
             'sample with splits=(("validation", tokens),)'
         )
     for name in wanted:
-        if name == TRAIN or name not in there:
+        if name == TRAIN or name not in known:
             raise InputError(
-                f"{step}: no held-out split {name!r}; sample makes {', '.join(there)}; name one "
+                f"{step}: no held-out split {name!r}; sample makes {', '.join(known)}; name one "
                 "of these, or add it to the splits of sample"
             )
 
 
 def check_training(arguments: Mapping[str, Any], model: TransformerConfig | None) -> None:
-    """Refuse what cannot be trained: vocabularies and lengths that differ, a schedule longer than
-    the run, sequences longer than the learned positions, batches that do not divide."""
+    """Refuse a training that cannot run: vocabularies or lengths that differ, a schedule longer
+    than the run, sequences longer than the learned positions, or batches that do not divide."""
     sequences, train = arguments["sequences"], arguments["train"]
-    length, entries = asked(sequences, "sequence_length"), asked(sequences, "vocab_size", Tokenizer)
+    length = nearest_setting(sequences, "sequence_length")
+    entries = nearest_setting(sequences, "vocab_size", Tokenizer)
     if model is not None and entries not in (None, model.vocab_size):
         raise InputError(
             f"TransformerConfig.vocab_size is {model.vocab_size}, the tokenizer has {entries} "
@@ -66,7 +70,7 @@ def check_training(arguments: Mapping[str, Any], model: TransformerConfig | None
     if length is not None and train.sequence_length not in (0, length):
         raise InputError(
             f"TrainConfig.sequence_length is {train.sequence_length}, the shuffled sequences are "
-            f"{length} tokens long; leave it out, and it is theirs"
+            f"{length} tokens long; leave it out to use their length"
         )
     length = length or train.sequence_length
     if model is not None and model.context is not None and length > model.context:
@@ -81,7 +85,7 @@ def check_training(arguments: Mapping[str, Any], model: TransformerConfig | None
 
 
 def _check_batches(train: TrainConfig, hardware: Any) -> None:
-    if not hardware.devices:  # only the machine itself knows them
+    if not hardware.devices:  # local hardware: their number is only known at runtime
         return
     data, group, _, _ = train.parallel.mesh_shape(hardware.devices)
     shards = data * group

@@ -35,13 +35,13 @@ _FIELDS = ("context", "choices", "gold")
 
 @dataclass(frozen=True)
 class Work:
-    """What every process of the gang is sent: what to ask which checkpoint."""
+    """The argument of every process of the gang: a checkpoint and the tasks to run on it."""
 
     checkpoint: str
     model: TransformerConfig
     train: TrainConfig
     tokenizer: str
-    asked: Mapping[str, Any]
+    settings: Mapping[str, Any]
     batch_size: int | None
 
 
@@ -56,19 +56,19 @@ def multiple_choice(
     batch_size: Annotated[int | None, Runtime] = None,
     hardware: Annotated[Hardware, Runtime] = local(),
 ) -> Result:
-    """Accuracies on questions of a file, as lm-evaluation-harness defines them.
+    """Accuracies on the questions of a file, as lm-evaluation-harness defines them.
 
     Args:
         run: the attempt.
         model: a trained model.
-        tokenizer: the one it was trained with.
+        tokenizer: the tokenizer of its training.
         questions: URL of JSON lines: {"context": text, "choices": [text, ...], "gold": index}.
-        delimiter: between context and choice.
-        batch_size: rows at once; None for as many as in a training step.
-        hardware: where.
+        delimiter: text between context and choice.
+        batch_size: sequences per batch; None for that of evaluations during training.
+        hardware: the hardware to run on.
     """
-    asked = {"questions": questions, "delimiter": delimiter}
-    work = _work(model, tokenizer, asked, batch_size)
+    settings = {"questions": questions, "delimiter": delimiter}
+    work = _work(model, tokenizer, settings, batch_size)
     row = run.gang(hardware, answer_process, work)
     return {**row, "headline": [f"accuracy {row['acc']:.3f} of {row['items']} questions"]}
 
@@ -94,22 +94,22 @@ def lm_evaluation(
     batch_size: Annotated[int | None, Runtime] = None,
     hardware: Annotated[Hardware, Runtime] = local(),
 ) -> Result:
-    """Tasks of EleutherAI's lm-evaluation-harness, which has to be installed: `ponente[lm-eval]`.
+    """Metrics of tasks of EleutherAI's lm-evaluation-harness, which `ponente[lm-eval]` installs.
 
     Args:
         run: the attempt.
         model: a trained model.
-        tokenizer: the one it was trained with.
-        tasks: names that the harness knows, or finds in `include_path`.
-        include_path: a folder with tasks of one's own, as YAML. Other files in it make another
-            output, so local data of the tasks belong into it.
-        num_fewshot: examples before each question; None for what the task says.
-        limit: questions of each task at most; None for all.
-        batch_size: rows at once; None for as many as in a training step.
-        hardware: of one process.
+        tokenizer: the tokenizer of its training.
+        tasks: names of tasks of the harness or of `include_path`.
+        include_path: a folder with your own tasks as YAML. The contents of all its files are part
+            of the key, so local data of the tasks should be in it.
+        num_fewshot: examples before each question; None for the task's own number.
+        limit: most questions of each task; None for all.
+        batch_size: sequences per batch; None for that of evaluations during training.
+        hardware: the hardware to run on, with one process.
     """
-    asked = {"include_path": include_path, "num_fewshot": num_fewshot, "limit": limit}
-    work = _work(model, tokenizer, {"tasks": tasks, **asked}, batch_size)
+    settings = {"include_path": include_path, "num_fewshot": num_fewshot, "limit": limit}
+    work = _work(model, tokenizer, {"tasks": tasks, **settings}, batch_size)
     answered = run.gang(hardware, harness_process, work)
     return {
         "tasks": answered["tasks"],
@@ -122,20 +122,20 @@ def lm_evaluation(
 
 
 def _work(
-    model: Checkpoint, tokenizer: Tokenizer, asked: Mapping[str, Any], batch_size: int | None
+    model: Checkpoint, tokenizer: Tokenizer, settings: Mapping[str, Any], batch_size: int | None
 ) -> Work:
     return Work(
         checkpoint=model.final,
         model=model.model,
         train=model.train,
         tokenizer=tokenizer.file,
-        asked=asked,
+        settings=settings,
         batch_size=batch_size,
     )
 
 
 def answer_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
-    """One process of `multiple_choice`."""
+    """One process of the gang of `multiple_choice`; returns the metrics."""
     from data.tokenizer.text_tokenizer import TextTokenizer
     from training.evaluate.multiple_choice import accuracy, answer
     from training.sharding import distributed
@@ -144,25 +144,25 @@ def answer_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str,
     coordinator = coordinator_of(process)
     distributed.initialize(coordinator)
     tokenizer = TextTokenizer.load(work.tokenizer)
-    asked = read_questions(work.asked["questions"], tokenizer, work.asked["delimiter"])
+    questions = read_questions(work.settings["questions"], tokenizer, work.settings["delimiter"])
     likelihood, model = _loaded(work, tokenizer)
-    row = accuracy(asked, answer(likelihood, model, asked))
+    row = accuracy(questions, answer(likelihood, model, questions))
     if coordinator is not None:
         distributed.shutdown()
     return row
 
 
 def harness_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
-    """The process of `lm_evaluation`."""
+    """The only process of the gang of `lm_evaluation`."""
     import importlib.metadata
 
     from data.tokenizer.text_tokenizer import TextTokenizer
     from training.evaluate.lm_eval_adapter import adapter, harness, run_tasks
 
     del process, emit
-    settings = dict(work.asked)
+    settings = dict(work.settings)
     tasks, folder = settings.pop("tasks"), settings.pop("include_path")
-    harness()  # refuses before anything is loaded
+    harness()  # refuses a missing installation before the model is loaded
     tokenizer = TextTokenizer.load(work.tokenizer)
     likelihood, model = _loaded(work, tokenizer)
     lm = adapter(model, likelihood, tokenizer, work.train.sequence_length)
@@ -187,12 +187,12 @@ def read_questions(url: str, tokenizer: TextTokenizer, delimiter: str) -> Sequen
     """The questions of a file of JSON lines, encoded.
 
     Raises:
-        InputError: naming the line that is not a question.
+        InputError: a line is not a question, or the file has none.
     """
     from training.evaluate.multiple_choice import text_question
 
     found = []
-    # Not `splitlines`: JSON's strings may hold other characters that end a line of text.
+    # Not `str.splitlines`: JSON strings may contain other characters that it takes for line ends.
     for number, line in enumerate(storage.read_bytes(url).split(b"\n"), 1):
         if not line.strip():
             continue

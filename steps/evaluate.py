@@ -1,4 +1,4 @@
-"""Score a trained model on held-out splits, whole or in part."""
+"""Evaluate a trained model on held-out splits, whole or in part."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def evaluate(
     Args:
         run: the attempt.
         checkpoint: a trained model.
-        tokens: with the held-out splits; by default what it was trained on.
-        tokenizer: for prompts; by default the one of its training.
-        splits: names of splits; empty for all that are not for training.
-        sequences: of each split, spread over it; None for all.
-        also: what else is asked.
-        batch_size: sequences at once; None for as many as in a training step.
-        hardware: where.
+        tokens: token cache with the held-out splits; by default the one it was trained on.
+        tokenizer: tokenizer of the prompts; by default the one of its training.
+        splits: names of splits; empty for all held-out splits.
+        sequences: number of sequences of each split, spread over it; None for all.
+        also: further evaluations, such as generated samples.
+        batch_size: sequences per batch; None for that of evaluations during training.
+        hardware: the hardware to run on.
     """
     if also.prompts and tokenizer is None:
         tokenizer = tokenizer_for(checkpoint)
@@ -76,7 +76,7 @@ def evaluate(
 def score_process(
     work: tuple[Any, str], *, process: GangProcess, emit: Emit
 ) -> dict[str, list[Any]]:
-    """One process of the gang."""
+    """One process of the gang: load the checkpoint and score it."""
     from contextlib import closing
 
     from training.evaluate.checkpoint_scorer import Scorer

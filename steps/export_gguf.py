@@ -1,4 +1,4 @@
-"""A model as a GGUF file, for llama.cpp and what is built on it."""
+"""Export a model as a GGUF file, for llama.cpp and programs built on it."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def check_dtype(owner: str, dtype: str) -> None:
 
 def _check(arguments: Mapping[str, Any]) -> None:
     check_dtype("export_gguf.dtype", arguments["dtype"])
-    storage.join("", f"{arguments['name']}.gguf")  # refuses what is no name of a file
+    storage.join("", f"{arguments['name']}.gguf")  # refuses a name that is no file name
 
 
 @step(output=GgufModel, version=1, check=_check)
 def export_gguf(
     run: StepContext, model: HuggingFaceModel, *, dtype: str = "f16", name: str = "model"
 ) -> Result:
-    """One GGUF file of a model that was exported for Hugging Face.
+    """A GGUF file of a model that was exported for Hugging Face.
 
     Args:
         run: the attempt.
-        model: Llama, Qwen3 or GPT-2.
-        dtype: of matrices: f16, bf16, q8_0 or f32.
-        name: of the model in the file, and of the file.
+        model: a model of the architecture Llama, Qwen3 or GPT-2.
+        dtype: dtype of matrices: f16, bf16, q8_0 or f32.
+        name: name of the model in the file; also the start of the file's name.
     """
     from steps.export.gguf_file import write_gguf
     from steps.export.local_files import read_locally, write_locally
@@ -51,8 +51,8 @@ def export_gguf(
         written = write_gguf(folder, path, dtype, name)
     if written.pop("composes"):
         run.warn(
-            "the tokenizer composes characters (NFC) before it reads them and llama.cpp does not: "
-            "texts that are not composed have other ids there"
+            "the tokenizer normalizes text to NFC and llama.cpp does not: llama.cpp gives other "
+            "ids to texts that are not in NFC"
         )
     kind = f"{written['architecture']}, tokenizer {written['pre_tokenizer']}"
     line = f"{file}: {kind}, {written['bytes'] / 1e6:,.1f} MB"

@@ -1,4 +1,4 @@
-"""A trained model as a folder for Hugging Face `transformers`."""
+"""Export a trained model as a folder for Hugging Face `transformers`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from models.hf.architectures import architecture_of
 from pipeline import InputError, Result, Runtime, StepContext, step
 from steps.artifacts import Checkpoint, HuggingFaceModel
 from steps.checkpoints.find import tokenizer_for
-from steps.declared import asked
+from steps.declared import nearest_setting
 from training.config.validation import at_least
 
-_MEMORY = 1 << 30  # half of it for 1.24 B parameters, see tests/bench/export.py
+_MEMORY = 1 << 30  # bytes; 1.24 B parameters need half of it, see tests/bench/export.py
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
@@ -21,7 +21,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
 
     check_choices("export_hf", arguments["dtype"], arguments["parameters"])
     at_least("export_hf", shard_bytes=(arguments["shard_bytes"], 1))
-    model = asked(arguments["model"], "model", Checkpoint)
+    model = nearest_setting(arguments["model"], "model", Checkpoint)
     if isinstance(model, TransformerConfig):
         try:
             architecture_of(model)
@@ -47,19 +47,19 @@ def export_hf(
 ) -> Result:
     """config.json, safetensors, tokenizer, generation settings, a model card and a data card.
 
-    A shape that no architecture of `transformers` computes is refused when the step is declared.
+    The declaration of the step refuses a shape that no architecture of `transformers` computes.
 
     Args:
         run: the attempt.
         model: a trained model.
-        at: which of its checkpoints; None for the last one.
+        at: step of the checkpoint to export; None for the last one.
         dtype: "bfloat16" or "float32".
-        parameters: "average", their moving average where the run kept one, or "last".
-        name: of the model in its card.
-        license: of the model, as the hub spells it, such as "apache-2.0"; empty says none.
-        source_licenses: of what it was trained on, each as people should read it.
-        shard_bytes: of a safetensors file, at most.
-        upload: `owner/name` on the hub to upload to, with HF_TOKEN; None uploads nothing.
+        parameters: "average" for their moving average (EMA), if the run kept one, or "last".
+        name: name of the model in its card.
+        license: license of the model, as the hub spells it, such as "apache-2.0"; empty for none.
+        source_licenses: licenses of the training data, as text for the data card.
+        shard_bytes: most bytes of a safetensors file.
+        upload: hub repository `owner/name` to upload to, with HF_TOKEN; None uploads nothing.
     """
     from steps.export.card import write_cards
     from steps.export.hf_folder import Export, write_hf_folder

@@ -3,10 +3,11 @@
     model  = train(sequences, ...)
     scores = follow(model, tokens)
 
-Training never waits for it. It looks for committed checkpoints in the ledger of the training step,
-scores the newest one that it has not scored, and records each in its own ledger, so one that was
-cut off resumes where it was. It ends when the model is published and every checkpoint that is still
-there is scored. A damaged one is left out, but never the model itself: that is an error.
+Training never waits for this step. The step polls the ledger of the training step for committed
+checkpoints, scores the newest one that has no scores yet, and records the scores in its own ledger,
+from which a new attempt resumes. It ends when the model is published and every checkpoint that
+still exists has scores. A corrupt checkpoint is skipped, unless it is the published model: that is
+an error.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ _LOOK_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Assignment:
-    """What every process of the gang is sent.
+    """The argument of every process of the gang.
 
     Attributes:
-        job: what checkpoints are scored on.
-        model: whose checkpoints.
-        steps: of the training, to say how far it is.
-        ledger, attempt: where scores are recorded.
-        expected: steps that the training saves a checkpoint of.
+        job: the `ScoreJob` that every checkpoint gets.
+        model: the training step whose checkpoints are scored.
+        steps: length of the training, for the progress.
+        ledger, attempt: the records of scores, and this step's attempt.
+        expected: steps at which the training saves a checkpoint.
     """
 
     job: Any
@@ -88,12 +89,12 @@ def follow(
     batch_size: Annotated[int | None, Runtime] = None,
     hardware: Annotated[Hardware, Runtime] = local(),
 ) -> Result:
-    """Loss and bits per byte of every checkpoint, as it comes; arguments as for `evaluate`.
+    """Loss and bits per byte of every checkpoint while training runs; arguments as for `evaluate`.
 
-    By default of every held-out split but "test", which is for the trained model.
+    The default splits are all held-out splits but "test", which is reserved for the trained model.
 
-    A checkpoint that retention deletes before it is scored is left out, with a warning, and listed
-    in `measured.skipped`: keep more of them (`TrainConfig.keep_checkpoints`), or ask for fewer
+    A checkpoint that retention deletes before it is scored is skipped, with a warning, and listed
+    in `measured.skipped`: keep more checkpoints (`TrainConfig.keep_checkpoints`), or score fewer
     `sequences`.
     """
     live = Live.of(model)
@@ -112,24 +113,25 @@ def follow(
     work = Assignment(job, live, train.steps, run.ledger, run.attempt, expected)
     answer = run.gang(hardware, follow_process, work)
     if not answer["ended"]:
-        # Not a failure: what is scored is recorded, and another attempt resumes there.
-        raise WorkerLost("asked to stop before the training it follows ended")
+        # Not a failure of the step: the next attempt resumes after the recorded scores.
+        raise WorkerLost("cancelled before the training it follows ended")
     return {**_table(run), "measured": {"hardware": hardware.name, "skipped": answer["skipped"]}}
 
 
 def _trained_as(run: StepContext, live: Live[Checkpoint]) -> tuple[TransformerConfig, TrainConfig]:
-    """Shape and training of the model, which a step that is still at work was called with.
+    """The configurations of the model and of its training, which may still be running.
 
-    One that trains on has the shape from its checkpoint, and says it before it begins.
+    They are the arguments of the training step, if these are complete. Otherwise wait until the
+    training step has recorded them (`ABOUT`), which it does before it trains.
     """
     arguments = live.source.arguments
     shape, train = arguments.get("model"), arguments.get("train")
     declared = isinstance(shape, TransformerConfig) and isinstance(train, TrainConfig)
-    if declared and train.steps and train.sequence_length:  # else they follow from the sequences
+    if declared and train.steps and train.sequence_length:  # else derived from the sequences
         return shape, train
     while (published := live.published()) is None and live.find(ABOUT) is None:
         if run.stopping:
-            raise WorkerLost("asked to stop before the training it follows began")
+            raise WorkerLost("cancelled before the training it follows began")
         time.sleep(_LOOK_SECONDS)
     if published is not None:
         return published.model, published.train
@@ -138,14 +140,12 @@ def _trained_as(run: StepContext, live: Live[Checkpoint]) -> tuple[TransformerCo
 
 
 def _expected(train: TrainConfig, arguments: Mapping[str, Any]) -> tuple[int, ...]:
-    """Steps that a training called so saves a checkpoint of; none where that is not known."""
-    # A warm start counts its steps from 0, whatever checkpoint it takes the parameters of.
+    """Steps at which a training with these arguments saves a checkpoint; empty if unknown."""
+    # A warm start counts its steps from 0; only `extend` continues at the checkpoint's step.
     first = 0 if "take" in arguments else arguments.get("at", 0)
     if first is None:
         return ()
-    steps = range(first + 1, train.steps)
-    saved = [s for s in steps if due(s, train)]
-    return (*saved, train.steps)
+    return (*(s for s in range(first + 1, train.steps) if due(s, train)), train.steps)
 
 
 def follow_process(work: Assignment, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def follow_process(work: Assignment, *, process: GangProcess, emit: Emit) -> dic
 
 @dataclass
 class _Desk:
-    """Process 0's side: which checkpoints there are, and which are done with."""
+    """The state of process 0: which checkpoints exist, and which are scored or skipped."""
 
     work: Assignment
     emit: Emit
@@ -174,30 +174,30 @@ class _Desk:
     _scored: set[int] | None = None
 
     def find(self) -> Next:
-        """The newest checkpoint that is not done with."""
+        """The newest checkpoint that is neither scored nor skipped; or the end of the training."""
         from training.evaluate.follow_checkpoints import Next
 
         if self._scored is None:
             finished = self.work.ledger.finished("score/").values()
             self._scored = {shard.result["step"] for shard in finished}
         live = self.work.model
-        # Asked first: what is published after the shards were listed could have more of them.
+        # Before the ledger is listed: a later publication could add checkpoints to the list.
         published = live.published()
         if published is None:
-            there = {s.result["step"]: s for s in live.shards("checkpoint/").values()}
-            passed = set(self.skipped)
+            saved = {s.result["step"]: s for s in live.shards("checkpoint/").values()}
+            skipped = set(self.skipped)
         else:
-            there = {s.result["step"]: s for s in published.shards("checkpoint/")}
-            # The final model is scored after all: it was not known to be final when it was skipped.
+            saved = {s.result["step"]: s for s in published.shards("checkpoint/")}
+            # Score the final model even if it was skipped before it was known to be final.
             model = published.manifest.shard(published.result["checkpoint"])
-            there[model.result["step"]] = model
-            passed = self.skipped.keys() - {model.result["step"]}
-        left = there.keys() - self._scored - passed
+            saved[model.result["step"]] = model
+            skipped = self.skipped.keys() - {model.result["step"]}
+        left = saved.keys() - self._scored - skipped
         if not left:
             if published is not None:
-                self._tell_missed()
+                self._warn_missed()
             return Next(end=published is not None)
-        newest = there[max(left)]
+        newest = saved[max(left)]
         path = live.url(newest) if published is None else published.shard(newest.name)
         return Next(newest.name, max(left), path)
 
@@ -221,10 +221,10 @@ class _Desk:
         self.emit({"event": "progress", **progress})
 
     def skip(self, found: Next, cause: str) -> None:
-        """Take note of a checkpoint that cannot be read.
+        """Record and report a checkpoint that cannot be read.
 
         Raises:
-            CorruptOutput: when it is the model that was published.
+            CorruptOutput: it is the published model.
         """
         published = self.work.model.published()
         if published is not None and published.result["checkpoint"] == found.name:
@@ -238,13 +238,13 @@ class _Desk:
         message = f"the checkpoint of step {found.step} is skipped: {cause}"
         self.emit({"event": "warning", "message": message})
 
-    def _tell_missed(self) -> None:
-        """Take note of checkpoints that came and went between two looks."""
+    def _warn_missed(self) -> None:
+        """Record and report checkpoints that were saved and deleted between two polls."""
         assert self._scored is not None
         missed = sorted(set(self.work.expected) - self._scored - self.skipped.keys())
         if not missed:
             return
-        cause = "deleted before it was looked at, or never saved; keep more checkpoints"
+        cause = "deleted before they were seen, or never saved; keep more checkpoints"
         self.skipped |= dict.fromkeys(missed, cause)
         steps = ", ".join(map(str, missed[:10])) + (" ..." if len(missed) > 10 else "")
         message = f"{len(missed)} checkpoints are not scored, of steps {steps}: {cause}"
@@ -258,7 +258,7 @@ def write_scores(directory: str, item: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _table(run: StepContext) -> dict[str, Any]:
-    """Every checkpoint's rows by step, and those of the last one."""
+    """The result: rows of every checkpoint by step, and the scores of the last one."""
     urls = [storage.join(run.root, s.root, _FILE) for s in run.finished("score/").values()]
     scores = [storage.read_json(url) for url in urls]
     rows = [row for score in scores for row in score["rows"]]

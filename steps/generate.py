@@ -1,4 +1,4 @@
-"""Completions of fixed prompts by a trained model."""
+"""Generate completions of fixed prompts with a trained model."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from pipeline.graph.step_context import Emit
 from steps.artifacts import Checkpoint, Completions, Tokenizer
 from steps.checkpoints.find import open_model, tokenizer_for
 from steps.coordinator import FLAGS, coordinator_of
-from steps.declared import asked
+from steps.declared import nearest_setting
 from training.config.validation import at_least
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What every process of the gang is sent.
+    """The argument of every process of the gang.
 
     Attributes:
-        checkpoint: URL of its directory.
-        model: its shape.
-        dtype: of matmuls in training.
+        checkpoint: URL of the checkpoint's directory.
+        model: shape of the model.
+        dtype: dtype of matmuls in training.
         sequence_length: tokens of a sequence in training.
         tokenizer: URL of the tokenizer.json.
-        prompts, new_tokens, sampling: what to write.
+        prompts, new_tokens, sampling: the completions to generate.
     """
 
     checkpoint: str
@@ -46,7 +46,8 @@ def _check(arguments: Mapping[str, Any]) -> None:
     at_least("generate", new_tokens=(arguments["new_tokens"], 1))
     Sampling(**{name: arguments[name] for name in ("temperature", "top_k", "top_p", "seed")})
     if (tokenizer := arguments["tokenizer"]) is not None:
-        own, other = (asked(arguments["checkpoint"], "vocab_size"), asked(tokenizer, "vocab_size"))
+        own = nearest_setting(arguments["checkpoint"], "vocab_size")
+        other = nearest_setting(tokenizer, "vocab_size")
         if None not in (own, other) and own != other:
             raise InputError(
                 f"generate: the model's tokenizer has {own} ids, the one given {other}; leave it "
@@ -70,20 +71,20 @@ def generate(
 ) -> Result:
     """A completion of each prompt by the final checkpoint, sampled with a fixed seed.
 
-    All prompts are continued at once; see `models.generate.sampling_config.Sampling` for how. A
-    completion ends before the end token, if that comes, else after `new_tokens`.
+    All prompts are continued as one batch. A completion ends before the first EOS, or after
+    `new_tokens`.
 
     Args:
         run: the attempt.
         checkpoint: a trained model.
-        tokenizer: by default the one of its training.
+        tokenizer: by default the tokenizer of the model's training.
         prompts: texts to continue.
-        new_tokens: most tokens after each.
-        temperature: see `models.generate.sampling_config.Sampling`, as of the next three.
-        top_k: ids to draw among.
-        top_p: share of the probability to draw among.
-        seed: of the draws.
-        hardware: where; one device of its first process computes.
+        new_tokens: most tokens of a completion.
+        temperature: see `models.generate.sampling_config.Sampling` for this and the next three.
+        top_k: sample among the k likeliest ids only.
+        top_p: sample among the likeliest ids that have this share of the probability.
+        seed: seed of the random numbers.
+        hardware: the hardware to run on; one device of each process generates.
     """
     trained = checkpoint.train
     request = Request(
@@ -106,10 +107,11 @@ def generate(
 
 
 def write_process(request: Request, *, process: GangProcess, emit: Emit) -> list[str]:
-    """One process of the gang.
+    """One process of the gang; returns the completions.
 
-    Each writes the same on a device of its own: the chips of a slice open together or not at all,
-    and a process that waited for another would wait no longer than the group's time limit.
+    Every process generates the same completions on a device of its own. All processes must start
+    JAX, because the chips of a slice open together, and a process that only waited for process 0
+    would run into the timeout of the group.
     """
     from training.sharding import distributed
 
@@ -138,13 +140,13 @@ def _write(request: Request, emit: Emit) -> list[str]:
         emit({"event": "warning", "message": message})
     model = open_model(request.checkpoint, request.model, request.dtype)
     eos, new = tokenizer.eos_id, request.new_tokens
-    written: list[list[int]] = [[] for _ in request.prompts]
+    generated: list[list[int]] = [[] for _ in request.prompts]
     for parts in stream(model, encoded, new_tokens=new, sampling=request.sampling, eos_id=eos):
-        for row, part in zip(written, parts, strict=True):
+        for row, part in zip(generated, parts, strict=True):
             row += part
-        done = max(map(len, written))
+        done = max(map(len, generated))
         emit({"event": "progress", "done": done, "total": new, "unit": "tokens"})
     return [
-        tokenizer.decode([i for i in ids if i != eos], after)
-        for after, ids in zip(encoded, written, strict=True)
+        tokenizer.decode([i for i in ids if i != eos], prompt)
+        for prompt, ids in zip(encoded, generated, strict=True)
     ]

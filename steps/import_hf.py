@@ -1,4 +1,4 @@
-"""A model of Hugging Face as a checkpoint, to train on, evaluate, generate and export from."""
+"""Import a Hugging Face model as a checkpoint, to train, evaluate, generate or export it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.config import TrainConfig
 from training.config.train import COMPUTE_DTYPES
 from training.config.validation import at_least, one_of
 
-_ROWS = 2048  # tokens of a sequence by default, at most
+_MOST_TOKENS = 2048  # most tokens of a sequence by default
 _CHECKPOINT = "checkpoint/00000000"
 
 
@@ -51,19 +51,19 @@ def import_hf(
     compute_dtype: str = "bfloat16",
     ignore_keys: tuple[str, ...] = (),
 ) -> Result:
-    """The parameters, shape and tokenizer of a folder with config.json and safetensors.
+    """A checkpoint of the model in a folder with config.json, safetensors and tokenizer.json.
 
-    What cannot be computed here is refused by the name of the key. Ids that the model has and its
-    tokenizer lacks are padding: they have no probability.
+    An error names any key of config.json that asks for an unsupported computation. Ids that the
+    model has and its tokenizer lacks are padding: they get no probability.
 
     Args:
         run: the attempt.
         source: path of a folder, or `hf://owner/name@commit` on the hub; without `@commit` the
             branch `main`.
-        sequence_length: tokens of a sequence when it is evaluated; by default as many as the model
-            can read, up to 2,048.
-        compute_dtype: of matmuls when it is evaluated.
-        ignore_keys: keys of config.json that are unknown here and known to you to change nothing.
+        sequence_length: tokens of a sequence in evaluations; by default the model's longest, up to
+            2,048.
+        compute_dtype: dtype of matmuls in evaluations.
+        ignore_keys: unknown keys of config.json to ignore; make sure that they change nothing.
     """
     from steps.export.read_hf import described, open_hf, opened, write_checkpoint
     from training.checkpoint.index import content_of, read_index
@@ -81,9 +81,9 @@ def import_hf(
     if config.padded_vocab_size > config.vocab_size:
         run.warn(
             f"the model has {config.padded_vocab_size:,} ids and its tokenizer "
-            f"{config.vocab_size:,}: the others have no probability here"
+            f"{config.vocab_size:,}: the others get no probability"
         )
-    length = sequence_length or min(model.positions, _ROWS)
+    length = sequence_length or min(model.positions, _MOST_TOKENS)
     train = TrainConfig(batch_size=8, sequence_length=length, compute_dtype=compute_dtype)
     line = f"{model.architecture}, {config.parameter_count:,} parameters"
     return {

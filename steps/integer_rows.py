@@ -1,4 +1,4 @@
-"""Rows of integers that are not text, from Parquet: a token cache of ready sequences.
+"""Read rows of integers that are not text from Parquet, as a token cache of whole sequences.
 
     tokens    = integer_rows("gs://bucket/rows/*.parquet", vocab_size=7168, sequence_length=8192,
                              splits=(("validation", 4096),))
@@ -31,7 +31,7 @@ _COUNTED = ("tokens", "rows", "predicted")
 
 @dataclass(frozen=True)
 class _Item:
-    """What one task writes."""
+    """The rows that one task reads and writes."""
 
     span: RowSpan
     layout: Layout
@@ -65,22 +65,23 @@ def integer_rows(
     padding: int | None = None,
     seed: int = 0,
 ) -> Result:
-    """Rows of a list column as sequences of `sequence_length`, short ones padded.
+    """Rows of a list column as sequences of `sequence_length` tokens; shorter rows are padded.
 
     Args:
         run: the attempt.
         source: Parquet files (see `data/source.py`).
-        vocab_size: ids are below it.
-        sequence_length: most ids in a row; what a shorter row lacks is never predicted.
-        splits: (name, rows) of the held-out splits: whole row groups drawn by `seed`.
-        column: of lists of integers.
-        mask_column: of lists as long, 0 where a token is read but not predicted (prompts,
-            conditions).
+        vocab_size: number of ids; all ids are below it.
+        sequence_length: most ids of a row; the padding of a shorter row is never predicted.
+        splits: (name, rows) of the held-out splits, which are whole row groups drawn by `seed`.
+        column: the column with lists of integers.
+        mask_column: a column with lists of the same lengths, 0 where a token is input only and
+            not predicted (prompts, conditions).
         padding: an id of the rows that is never predicted.
         seed: another seed holds out other row groups.
 
     Raises:
-        InputError: the source cannot be read, or a row does not fit.
+        InputError: the source cannot be read, or a row is too long or has a null or an id that is
+            out of range.
     """
     import numpy as np
 
@@ -121,7 +122,7 @@ def integer_rows(
 
 
 def rows_shard(directory: str, item: _Item) -> Mapping[str, Any]:
-    """Shard writer: some rows, and how often each id is to be predicted."""
+    """Shard writer: the cache of some rows, and how often each id is predicted."""
     import numpy as np
 
     from data.cache.token_shard import write_shard

@@ -21,20 +21,20 @@ def ladder(
     flops: Sequence[float],
     length: int,
 ) -> tuple[A, ...]:
-    """`build(model, tokens)` for every model and budget, a step each, labelled with both.
+    """The outputs of `build(model, tokens)` for every model and budget, labelled with both.
 
         runs = ladder(rung, models, flops=(1e17, 4e17), length=2048)
 
     Args:
-        build: declares the training of a model on so many tokens, such as by
-            `train(..., tokens=tokens)`, which rounds them down to whole batches. What else follows
-            from the size (learning rate, batch) is its to decide.
+        build: declares the training of a model on a number of tokens, for example with
+            `train(..., tokens=tokens)`, which rounds them down to whole batches. It also chooses
+            the settings that depend on the size (learning rate, batch).
         models: shapes of one family.
-        flops: of each run, by `models.flops` (causal).
+        flops: training FLOPs of a run, by `models.flops` (causal).
         length: tokens of a sequence.
 
     Raises:
-        InputError: a model or a budget is given twice, or a budget buys less than a sequence.
+        InputError: a model or a budget is given twice, or a budget is less than one sequence.
     """
     rungs: dict[str, tuple[TransformerConfig, int]] = {}
     for model in models:
@@ -45,7 +45,7 @@ def ladder(
             tokens = budget / training_flops_per_token(model, length, causal=True)
             if not length <= tokens < math.inf:
                 raise InputError(
-                    f"ladder: {name} are {tokens:.0f} tokens, expected at least a sequence of "
+                    f"ladder: {name} are {tokens:.0f} tokens, expected at least one sequence of "
                     f"{length}; raise the FLOPs"
                 )
             rungs[name] = (model, int(tokens))

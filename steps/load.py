@@ -1,4 +1,4 @@
-"""A trained model in three lines of Python, on whatever device there is.
+"""Load a trained model in three lines of Python, on the first device that JAX finds.
 
 model = load("runs/train-0123456789")
 print(model.generate("The three laws of"))
@@ -25,9 +25,9 @@ class LanguageModel:
     """A trained model and its tokenizer.
 
     Attributes:
-        trained: which checkpoint it is, its shape and the length of training's rows.
-        tokenizer: turns text into ids and back.
-        network: the parameters, on the first device; float32 on a CPU, else as in training.
+        trained: the checkpoint's step, the model's shape and the training's sequence length.
+        tokenizer: encodes text and decodes ids.
+        network: the model on the first device, in float32 on a CPU and else in the compute dtype.
     """
 
     def __init__(self, trained: Trained, tokenizer: TextTokenizer, network: Transformer) -> None:
@@ -36,7 +36,7 @@ class LanguageModel:
         self.network = network
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, with nothing added; of an empty one the id that begins a document.
+        """Ids of a text, with no token added; for an empty text the id that begins a document.
 
         Raises:
             InputError: the text has a lone surrogate, which UTF-8 cannot express.
@@ -46,17 +46,17 @@ class LanguageModel:
         return prompt_ids(self.tokenizer, text)
 
     def __call__(self, tokens: Any) -> np.ndarray:
-        """Logits of the token that follows each position, which sees those before it and itself.
+        """Logits of the next token at each position (causal attention).
 
         Args:
-            tokens: ids [position], or [batch, position] of rows of one length.
+            tokens: ids [position], or [batch, position] of sequences of one length.
 
         Returns:
             float32 [position, vocab], or [batch, position, vocab].
 
         Raises:
-            InputError: no token, an id that is not in the vocabulary, or more tokens than the
-                model has learned positions.
+            InputError: there is no token, an id is not in the vocabulary, or there are more tokens
+                than the model's learned positions.
         """
         import numpy as np
 
@@ -82,11 +82,11 @@ class LanguageModel:
         top_p: float | None = None,
         seed: int = 0,
     ) -> str:
-        """What the model writes after `text`, up to the end of the document.
+        """The model's continuation of `text`, up to the end of the document.
 
         Args:
-            text: to continue; an empty one begins a document.
-            new_tokens: most tokens to write.
+            text: text to continue; an empty text begins a document.
+            new_tokens: most tokens to generate.
             temperature, top_k, top_p, seed: see `models.generate.sampling_config.Sampling`;
                 a temperature of 0 is greedy.
 
@@ -111,15 +111,15 @@ class LanguageModel:
 def load(
     model: str | os.PathLike[str] | Checkpoint, *, tokenizer: str | None = None
 ) -> LanguageModel:
-    """A trained model, ready to be asked.
+    """A trained model with its tokenizer, ready for use.
 
     Args:
-        model: the directory of a train step, finished or not, or of a checkpoint in it, as a path
-            or URL; or what a step that trains returned.
+        model: path or URL of the directory of a train step, finished or not, or of a checkpoint in
+            it; or the artifact of a step that trains.
         tokenizer: URL of a tokenizer.json or of its directory, instead of the one of training.
 
     Raises:
-        InputError: there is no model, or its tokenizer cannot be known.
+        InputError: there is no model, or its tokenizer cannot be found.
         CorruptOutput: files are missing or changed.
     """
     trained = find(model.path if isinstance(model, Checkpoint) else os.fspath(model))

@@ -1,7 +1,7 @@
-"""Several shuffled caches as one stream of training sequences, by weight, stage after stage.
+"""Mix several shuffled caches into one stream of training sequences, by weights per phase.
 
-Nothing is copied and nothing tokenised again: the output is a record of who is in the mixture and
-with which weights. Change a weight, and only this step and what is trained on it change.
+Nothing is copied or tokenised again: the output records the inputs and their weights. A change of a
+weight rebuilds only this step and the training on it.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 
 from pipeline import InputError, Result, StepContext, step
 from steps.artifacts import Sequences
-from steps.declared import asked
+from steps.declared import nearest_setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """Weights that hold from a point of training on.
+    """Weights of the inputs from a point of training on.
 
     Attributes:
-        start_tokens: training tokens seen before it, padding included; rounded up to a sequence.
-        weights: one per input, in their order; only their ratios count.
+        start_tokens: training tokens before the phase, padding included; rounded up to a sequence.
+        weights: one per input, in the order of the inputs; only their ratios matter.
     """
 
     start_tokens: int
@@ -30,11 +30,11 @@ class Phase:
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
-    """Refuse weights and starts that make no mixture."""
+    """Refuse inputs of different lengths or vocabularies, and invalid weights and starts."""
     from data.batches.mixture import Mixture, MixturePhase
 
     for name in ("sequence_length", "vocab_size"):
-        known = {asked(part, name) for part in arguments["sequences"]} - {None}
+        known = {nearest_setting(part, name) for part in arguments["sequences"]} - {None}
         if len(known) > 1:
             raise InputError(
                 f"mix: inputs of {name} {' and '.join(map(str, sorted(known)))}; "
@@ -47,7 +47,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
             "weight per input in every phase"
         )
     stages = [MixturePhase(start=phase.start_tokens, weights=phase.weights) for phase in phases]
-    Mixture(stages, arguments["seed"])
+    Mixture(stages, arguments["seed"])  # its constructor refuses
 
 
 def _phases(weights: tuple[float, ...], later: tuple[Phase, ...]) -> tuple[Phase, ...]:
@@ -63,15 +63,15 @@ def mix(
     later: tuple[Phase, ...] = (),
     seed: int = 0,
 ) -> Result:
-    """Sequences of every input in proportion to its weight; each input repeats, reshuffled.
+    """Sequences of every input in proportion to its weight; an input that ends is reshuffled.
 
-    What is not training (validation, vocabulary) is the first input's.
+    Validation splits and vocabulary come from the first input.
 
     Args:
         run: the attempt.
         sequences: shuffled caches of one tokenizer and one sequence length.
-        weights: share of sequences of each input, from the start.
-        later: other weights from later points of training on.
+        weights: relative share of sequences of each input, from the start.
+        later: phases with other weights, in order of their start.
         seed: another seed interleaves the inputs differently.
     """
     from data.batches.mixture import Mixture, MixturePhase
@@ -81,7 +81,7 @@ def mix(
         MixturePhase(start=-(-phase.start_tokens // length), weights=phase.weights)
         for phase in _phases(weights, later)
     )
-    Mixture(stages, seed)  # refuses phases that begin with the same sequence
+    Mixture(stages, seed)  # refuses phases that start at the same sequence
     return {
         "sequence_length": length,
         "sequences": sum(part.result["sequences"] for part in sequences),

@@ -1,7 +1,7 @@
-"""Training documents laid into rows of one sequence, cut only where they are longer; no shuffling.
+"""Pack training documents into sequences and cut only those that are longer; no shuffling.
 
-The output is a token cache of its own for training tokens, whose shards hold whole rows; validation
-and test tokens, which are scored as one stream, stay where they are and are opened from there.
+The output is a new token cache of the training tokens, whose shards hold whole sequences.
+Evaluations read held-out tokens as one stream, so these stay in the unpacked cache.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _COUNTED = ("rows", "tokens_packed", "documents", "documents_cut", "documents_cu
 
 @dataclass(frozen=True, kw_only=True)
 class Unpacked:
-    """What one task packs.
+    """The shard that one task packs.
 
     Attributes:
         shard: tokens of whole documents.
-        sequence_length: tokens in a row.
+        sequence_length: tokens of a sequence.
         vocab_size, eos_id, tokenizer: of the cache.
     """
 
@@ -44,12 +44,12 @@ def _check(arguments: Mapping[str, Any]) -> None:
 
 @step(output=TokenCache, version=1, cpus=0, check=_check)
 def pack(run: StepContext, tokens: TokenCache, *, sequence_length: int) -> Result:
-    """Best-fit packing of every training shard into rows of `sequence_length` tokens.
+    """Best-fit packing of every training shard into sequences of `sequence_length` tokens.
 
-    A document longer than a row is cut, others are not; the end of a row without a document that
-    fits is padding, EOS after EOS. The result says what that costs, beside joining all documents
-    and cutting every `sequence_length` tokens (`documents_cut_by_joining`) and beside packing them
-    as they come (`padding_share_of_next_fit`).
+    Only a document longer than a sequence is cut. Where no document fits the rest of a sequence, it
+    is padded with EOS. The result has the cost, compared with joining all documents and cutting
+    every `sequence_length` tokens (`documents_cut_by_joining`) and with next-fit packing in the
+    order of the documents (`padding_share_of_next_fit`).
     """
     if "sequence_length" in tokens.result:
         raise InputError(
@@ -70,13 +70,13 @@ def pack(run: StepContext, tokens: TokenCache, *, sequence_length: int) -> Resul
     if not total["rows"]:
         raise InputError(f"{tokens.path}: found no training tokens to pack; sample some documents")
     next_fit = sum(part["rows_of_next_fit"] for part in parts) * sequence_length
-    room = total["rows"] * sequence_length
+    capacity = total["rows"] * sequence_length
     return {
         **about,
         **total,
         "sequence_length": sequence_length,
-        "padding_tokens": room - total["tokens_packed"],
-        "padding_share": 1 - total["tokens_packed"] / room,
+        "padding_tokens": capacity - total["tokens_packed"],
+        "padding_share": 1 - total["tokens_packed"] / capacity,
         "padding_share_of_next_fit": 1 - total["tokens_packed"] / next_fit,
         "splits": tokens.result["splits"],
         "measured": {"cpu_seconds": sum(part["measured"]["cpu_seconds"] for part in parts)},
@@ -84,7 +84,7 @@ def pack(run: StepContext, tokens: TokenCache, *, sequence_length: int) -> Resul
 
 
 def pack_shard(directory: str, item: Unpacked) -> Mapping[str, Any]:
-    """Shard writer: the rows of one shard's documents."""
+    """Shard writer: the packed sequences of one shard's documents."""
     import time
 
     import numpy as np
@@ -100,7 +100,7 @@ def pack_shard(directory: str, item: Unpacked) -> Mapping[str, Any]:
         stream = array.read(np.zeros(1, np.int64), shard.tokens)[0]
     laid = packing.pack(offsets, length)
     rows = packing.fill(laid, stream, length, item.eos_id).reshape(-1)
-    # The last row ends with EOS, so that rows are documents again, and padding is empty ones.
+    # Rows end with EOS, so their tokens are documents again, and each padding EOS an empty one.
     is_eos = rows == item.eos_id
     sizes = np.diff(np.flatnonzero(is_eos), prepend=-1) - 1
     written = write_shard(

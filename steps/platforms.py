@@ -1,4 +1,4 @@
-"""Keeping JAX from looking for accelerators that this machine has not got."""
+"""Restrict JAX to the CPU on machines without accelerators."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _VARIABLES = ("TPU_NAME", "TPU_WORKER_ID", "TPU_ACCELERATOR_TYPE")
 def use_cpu_alone() -> None:
     """Set JAX_PLATFORMS to cpu on a machine without accelerators, unless the user has set it.
 
-    JAX initialises libtpu wherever that is installed, and on a machine without a TPU libtpu writes
-    errors to stderr that no setting of its own silences.
+    JAX initialises libtpu if it is installed, and without a TPU libtpu writes errors to stderr
+    that none of its settings suppresses.
     """
     if not sys.platform.startswith("linux") or any(map(os.environ.get, _VARIABLES)):
         return

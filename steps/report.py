@@ -1,4 +1,4 @@
-"""A page about a run: curves, where the time went, samples, the graph, the configuration."""
+"""The HTML report of a run: curves, wall time, samples, graph and configuration."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def report(
     scores: Scores | None = None,
     text: Completions | None = None,
 ) -> Result:
-    """The HTML report of a training run, with scores and generated text where they are given."""
+    """The HTML report of a training run, with scores and generated text if given."""
     model = checkpoint
     if model.imported:
         raise InputError(f"report: {model.path} was imported and has no record of its training")
@@ -48,7 +48,7 @@ def render(
     ancestors: list[Ancestor],
     directory: str,
 ) -> str:
-    """The page, which is to lie in `directory`."""
+    """The page as HTML, with links relative to `directory`, where the caller writes it."""
     from steps.reporting import page
     from steps.reporting.run_record import of_checkpoint
 
@@ -81,13 +81,13 @@ def render(
 
 
 def made_in(model: Checkpoint) -> Run | None:
-    """The newest run in the store of `model` whose graph has it, if it is among the last five."""
+    """The newest run whose graph has `model`, among the last five runs of the model's store."""
     found = runs(model.path.rpartition("/")[0], newest=5)
     return next((run for run in found if model.manifest.key in run.steps), None)
 
 
 def head(model: Checkpoint, made: Run | None, directory: str) -> list[tuple[str, str]]:
-    """(fact, link or nothing) of what was trained, when and on what; links are relative."""
+    """(fact, relative link or "") about the model, the time and the hardware of its training."""
     from models.config import TransformerConfig
 
     config = TransformerConfig.from_plain(model.result["model"])
@@ -123,7 +123,7 @@ def _box(ancestor: Ancestor) -> Box:
 
 
 def _configurations(ancestors: list[Ancestor]) -> list[tuple[str, Any]]:
-    """What every step was asked to do, and where the last one ran."""
+    """(label, settings) of every step, and the environment of the last one."""
     found: list[tuple[str, Any]] = []
     for ancestor in ancestors:
         manifest = ancestor.manifest
@@ -135,7 +135,7 @@ def _configurations(ancestors: list[Ancestor]) -> list[tuple[str, Any]]:
 
 
 def training_charts(record: RunRecord, account: Account | None) -> list[tuple[str, str]]:
-    """(caption, SVG) of everything that has a value per step."""
+    """(caption, SVG) of every metric that has a value per step."""
     from steps.reporting.charts import PANELS, loss_chart
 
     began = [span.attempt.first_step for span in account.spans[1:]] if account else []
@@ -145,7 +145,7 @@ def training_charts(record: RunRecord, account: Account | None) -> list[tuple[st
 
 
 def time_charts(account: Account | None) -> list[tuple[str, str]]:
-    """(caption, SVG) of the run's wall time; none without a journal."""
+    """(caption, SVG) of the run's wall time; empty without a journal."""
     from steps.reporting.charts import waterfall_chart
 
     if account is None or not account.total:
@@ -179,7 +179,7 @@ def attempts_table(account: Account | None) -> list[list[str]]:
 
 
 def startup_table(account: Account | None) -> list[list[str]]:
-    """A row per attempt that had its state: seconds to its first step, by part."""
+    """A row per attempt that restored or initialized its state: seconds to first step, by part."""
     from training.metrics.startup import PARTS
 
     rows: list[list[str]] = [["attempt", "step's program", *PARTS, "start to first step"]]
@@ -202,7 +202,7 @@ def startup_table(account: Account | None) -> list[list[str]]:
 def cards(
     model: Checkpoint, scores: Scores | None, record: RunRecord, account: Account | None
 ) -> list[tuple[str, str]]:
-    """(figure, what it is) of how the run ended; what was not measured has none."""
+    """(figure, meaning) of the finished run, for the figures that were measured."""
     first, last = model.result["first"], model.result["last"]
     rates = sorted(row["tokens_per_second"] for row in record.history)
     total = account.total if account else model.result["measured"]["seconds"]["total"]
@@ -220,7 +220,7 @@ def cards(
 
 
 def _scores_card(scores: Scores) -> list[tuple[str, str]]:
-    """Of the last checkpoint on the first set; none where only questions were asked."""
+    """The last checkpoint's score on the first split; empty if only tasks were run."""
     if "tokens" not in scores.result:
         return []
     part = plain(scores.manifest.config).get("sequences") is not None
@@ -233,7 +233,7 @@ def _scores_card(scores: Scores) -> list[tuple[str, str]]:
 
 
 def sets_table(scores: Scores) -> list[list[str]]:
-    """A row a held-out set, of the last checkpoint that was scored."""
+    """A row per held-out split, for the last checkpoint that was scored."""
     rows = [["set", "step", "loss", "bits per byte", "tokens", "bytes"]]
     for row in scores.rows:
         if row["step"] == scores.rows[-1]["step"]:
@@ -245,7 +245,7 @@ def sets_table(scores: Scores) -> list[list[str]]:
 
 
 def tasks_table(scores: Scores) -> list[list[str]]:
-    """A row a task, of the last checkpoint; metrics with their standard errors."""
+    """A row per task, for the last checkpoint; metrics with their standard errors."""
     if not scores.tasks:
         return [[]]
     last = scores.tasks[-1].get("step")
@@ -261,33 +261,33 @@ def _metric(row: dict[str, Any], name: str) -> str:
     value = row.get(name)
     if not isinstance(value, float):
         return f"{value:,}" if isinstance(value, int) else str(value or "")
-    # lm_eval puts the name of a filter behind either's.
+    # lm_eval appends the name of a filter to both: "acc,none" and "acc_stderr,none".
     metric, comma, rest = name.partition(",")
     error = row.get(f"{metric}_stderr{comma}{rest}", math.nan)
     return f"{value:.3f} ± {error:.3f}" if math.isfinite(error) else f"{value:.3f}"
 
 
 def memory_table(parts: dict[str, float]) -> list[list[str]]:
-    """A row a part of a device's memory, as it was estimated, and their sum."""
+    """A row per part of a device's estimated memory, and their sum."""
     rows = [*parts.items(), ("sum", sum(parts.values()))]
     return [["part", "GiB"], *([name, f"{size / 2**30:.3f}"] for name, size in rows)]
 
 
 def _data_table(splits: dict[str, dict[str, Any]]) -> list[list[str]]:
-    if any("rows" in split for split in splits.values()):  # integers, which no one sampled
+    if any("rows" in split for split in splits.values()):  # of `integer_rows`, without documents
         names = ("rows", "tokens", "predicted")
         return [
             ["split", *names],
             *([name, *(f"{split[n]:,}" for n in names)] for name, split in splits.items()),
         ]
-    rows = [["split", "documents", "tokens asked", "tokens got", "bytes per token"]]
+    rows = [["split", "documents", "tokens requested", "tokens", "bytes per token"]]
     for name, split in splits.items():
         asked = split["tokens_asked"]
         rows.append(
             [
                 name,
                 f"{split['documents']:,}",
-                "all that is left" if asked < 0 else f"{asked:,}",
+                "all remaining" if asked < 0 else f"{asked:,}",
                 f"{split['tokens']:,}",
                 f"{split['bytes'] / max(1, split['tokens'] - split['documents']):.2f}",
             ]

@@ -1,8 +1,8 @@
 """Sample documents to a token budget: count the source, choose, write, drop duplicates.
 
-Counting reads ids and token counts and no text; what is chosen follows from the counts and the
-budget alone, so every attempt chooses the same, and what is finished is kept shard by shard. See
-`data/select/hash_ranges.py` and `data/select/row_groups.py` for what makes samples nested and
+Counting reads ids and token counts and no text. The choice is a function of the counts and the
+budget alone, so all attempts choose the same documents and reuse each other's finished shards.
+`data/select/hash_ranges.py` and `data/select/row_groups.py` explain why samples are nested and
 splits disjoint.
 """
 
@@ -44,18 +44,18 @@ if TYPE_CHECKING:
     from data.read.work_units import Unit
     from data.select.row_groups import Group, RowGroupOrder
     from data.select.token_ratio import TokenRatio
-_SURVEY_UNITS = 16  # of one file, counted by one task
-_PROBE_GROUPS = 16
-_PROBE_FILES = 4  # of a walk, which fetches little more than it samples
-_PROBE_PARTS = 8  # of these files together
-_PROBE_SHARE = 16  # of the text is tokenised at most, but for what a few documents have,
-_PROBE_MOST, _PROBE_LEAST = 8 << 20, 32 << 10  # in all; in one place
-_BLOCKS_AT_ONCE = 64
+_SURVEY_UNITS = 16  # units of one file that one task counts
+_PROBE_GROUPS = 16  # row groups that one round of probing tokenises
+_PROBE_FILES = 4  # files to probe with unit="row_group", which should fetch little but its sample
+_PROBE_PARTS = 8  # probe tasks over these files together
+_PROBE_SHARE = 16  # a probe tokenises at most 1/16 of the text, within the next two limits:
+_PROBE_MOST, _PROBE_LEAST = 8 << 20, 32 << 10  # most bytes in all; least limit of one row group
+_BLOCKS_AT_ONCE = 64  # most blocks of row groups that are counted ahead of their use
 
 
 @dataclass(frozen=True)
-class _Ask:
-    """What the step was asked for, and its attempt."""
+class _Request:
+    """The step's arguments and its attempt."""
 
     run: StepContext
     source: str
@@ -95,88 +95,92 @@ def sample(
     Args:
         run: the attempt.
         source: files, folders or embedded text (see `data/source.py`).
-        tokenizer: count the budget in this tokenizer's tokens, EOS included (predicted from a
-            probe), rather than in the source's own `token_count`.
-        tokens: training tokens asked for; -1 for all that the other splits leave.
-        splits: (name, tokens) of the held-out splits. They do not move when `tokens` changes, nor
-            when another is named after them.
-        seed: another seed is another sample.
-        min_score: drop documents whose `score` is less, before anything is counted.
-        unit: sample documents by hash of (seed, id), which reads ids and counts of the whole
-            source; or whole row groups, which reads little more than the sample.
-        drop_duplicates: of documents with equal text keep one. Budgets are met before.
-        verify_files: check each file that is read against its published SHA-256 first, which reads
-            all of it.
-        text: the column or key of the text.
-        id: the column or key of the id; None for "id" where there is one, and otherwise an id made
-            of the text.
-        score: the column or key of the score.
-        skip_nulls: leave out rows with a null, and count them, rather than refuse them.
+        tokenizer: counts the budget in its own tokens, EOS included (predicted from a probe);
+            without it the budget is in the source's own `token_count`.
+        tokens: budget of training tokens; -1 for everything that the other splits leave.
+        splits: (name, tokens) of the held-out splits. A split keeps its documents when `tokens`
+            changes or when other splits are added after it.
+        seed: another seed gives another sample.
+        min_score: drops documents with a lower `score` before counting.
+        unit: "document" samples by hash of (seed, id) and reads the ids and counts of the whole
+            source; "row_group" samples whole row groups and reads little more than the sample.
+        drop_duplicates: keep one of the documents with equal text. The budget counts documents
+            before duplicates are dropped.
+        verify_files: compare each file that is read with its published SHA-256 first; this reads
+            the whole file.
+        text: column or key of the text.
+        id: column or key of the id; None takes "id" if it exists and else derives an id from the
+            text.
+        score: column or key of the score.
+        skip_nulls: skip and count rows with a null instead of refusing them.
 
     Raises:
-        InputError: the source cannot be read, or holds less than was asked.
+        InputError: the source cannot be read, or has fewer tokens than the budget.
     """
     chosen = Filter(seed, min_score, drop_duplicates)
     budget = Budget(train=tokens, held_out=splits)
     fields = Fields(text, id, score, skip_nulls)
-    ask = _Ask(run, source, tokenizer, budget, chosen, verify_files, fields)
-    choice = _choose_documents(ask) if unit == "document" else _choose_row_groups(ask)
+    request = _Request(run, source, tokenizer, budget, chosen, verify_files, fields)
+    choice = _choose_documents(request) if unit == "document" else _choose_row_groups(request)
     items = {f"sample/{index:06d}": item for index, item in enumerate(choice.items)}
     written = run.map(sample_shard, items)
     unique, repeated = (
-        _drop_duplicates(ask, written, by_position=unit == "row_group")
+        _drop_duplicates(request, written, by_position=unit == "row_group")
         if drop_duplicates
         else ({}, None)
     )
     return summary(run, budget, choice, written, unique, repeated)
 
 
-def _choose_documents(ask: _Ask) -> Chosen:
-    """Count the whole source, and let each of its units be sampled by ranges of the hash."""
+def _choose_documents(request: _Request) -> Chosen:
+    """Count the whole source and choose ranges of the document hash for every split."""
     from data.read.small_files import small_together
     from data.read.work_units import list_units
     from data.select.hash_histogram import merge
     from data.select.hash_ranges import boundary_bins, thresholds
 
     units = list_units(
-        ask.source,
-        ask.fields,
-        progress=lambda done, total: ask.run.progress(done, total, "files looked at"),
+        request.source,
+        request.fields,
+        progress=lambda done, total: request.run.progress(done, total, "files listed"),
     )
     opened: set[str] = set()
     items: dict[str, SurveyItem] = {}
     for index, group in enumerate(_to_count(units)):
         new = tuple(dict.fromkeys(u.file for u in group if u.file not in opened))
         opened.update(new)
-        items[f"survey/{index:06d}"] = SurveyItem(group, ask.chosen, new if ask.verify else ())
-    surveyed = ask.run.map(survey_shard, items)
-    survey = merge(load_survey(ask.run, shard) for shard in surveyed.values())
+        items[f"survey/{index:06d}"] = SurveyItem(
+            group, request.chosen, new if request.verify else ()
+        )
+    surveyed = request.run.map(survey_shard, items)
+    survey = merge(load_survey(request.run, shard) for shard in surveyed.values())
     if not survey.documents:
         raise InputError(
-            f"{ask.source}: none of {survey.seen:,} documents scores {ask.chosen.min_score} or "
-            "more; ask for a lower min_score"
+            f"{request.source}: none of {survey.seen:,} documents scores "
+            f"{request.chosen.min_score} or more; lower min_score"
         )
-    rate = _probe_units(ask, units)
-    bins = boundary_bins(survey, ask.budget, rate)
+    rate = _probe_units(request, units)
+    bins = boundary_bins(survey, request.budget, rate)
     looked = {
-        name.replace("survey", "edge"): EdgeItem(storage.join(ask.run.root, shard.root), bins)
+        name.replace("survey", "edge"): EdgeItem(storage.join(request.run.root, shard.root), bins)
         for name, shard in surveyed.items()
         if len(bins)
     }
-    edge = load_edge(ask.run, bins, ask.run.map(edge_shard, looked).values())
+    edge = load_edge(request.run, bins, request.run.map(edge_shard, looked).values())
     try:
-        ranges = thresholds(survey, ask.budget, rate, edge)
+        ranges = thresholds(survey, request.budget, rate, edge)
     except InputError as error:
-        raise InputError(f"{ask.source}: {error}") from None
+        raise InputError(f"{request.source}: {error}") from None
     return Chosen(
-        items=[SampleItem(group, ranges, ask.chosen) for group in small_together(units)],
+        items=[SampleItem(group, ranges, request.chosen) for group in small_together(units)],
         rate=rate,
         counted=survey,
     )
 
 
 def _to_count(units: list[Unit]) -> Iterator[tuple[Unit, ...]]:
-    """Neighbouring units for one task: some of one file whose text is not read, small ones."""
+    """Neighbouring units for one task: several of one file if their text is not read, or several
+    small files."""
     from data.read.small_files import small_together
 
     found: list[Unit] = []
@@ -191,104 +195,113 @@ def _to_count(units: list[Unit]) -> Iterator[tuple[Unit, ...]]:
         yield tuple(found)
 
 
-def _probe_units(ask: _Ask, units: list[Unit]) -> TokenRatio | None:
-    """The tokenizer's rate on documents of some row groups, chosen by the seed and no budget."""
+def _probe_units(request: _Request, units: list[Unit]) -> TokenRatio | None:
+    """The tokenizer's rate on documents of some row groups.
+
+    The seed chooses the row groups; the choice does not depend on the budget.
+    """
     from data.select.document_hash import document_hash
     from data.select.token_ratio import estimate
 
-    if ask.tokenizer is None:
+    if request.tokenizer is None:
         return None
     groups = [(unit, index) for unit in units for index in unit.row_groups]
     names = [f"{u.file.rpartition('/')[2]}\0{index + u.begin}" for u, index in groups]
-    places = document_hash(names, ask.chosen.seed)
+    places = document_hash(names, request.chosen.seed)
     order = sorted(range(len(groups)), key=lambda index: (places[index], index))
-    tokenizer = ask.tokenizer.file, ask.tokenizer.digest
+    tokenizer = request.tokenizer.file, request.tokenizer.digest
     size = sum(unit.text_bytes for unit in units)
     most = max(_PROBE_LEAST, min(_PROBE_MOST, size // _PROBE_SHARE) // _PROBE_GROUPS)
     found: dict[str, Shard] = {}
-    # A high `min_score` can leave row groups without a document.
+    # With a high `min_score` a whole round of row groups may have no document: probe the next.
     for start in range(0, len(order), _PROBE_GROUPS):
         part = order[start : start + _PROBE_GROUPS]
         items = {
-            f"probe/{start + n:06d}": ProbeItem(groups[i], ask.chosen, tokenizer, most)
+            f"probe/{start + n:06d}": ProbeItem(groups[i], request.chosen, tokenizer, most)
             for n, i in enumerate(part)
         }
-        found |= ask.run.map(probe_shard, items)
+        found |= request.run.map(probe_shard, items)
         if any(cluster.documents for cluster in clusters(found)):
             break
     return estimate(clusters(found))
 
 
-def _choose_row_groups(ask: _Ask) -> Chosen:
-    """Walk over the source's row groups until every split has what was asked."""
+def _choose_row_groups(request: _Request) -> Chosen:
+    """Take row groups, in the order of the seed, until every split has its budget.
+
+    Held-out splits take them from the end of the order and training from its start, so that a
+    larger training budget leaves the held-out splits unchanged.
+    """
     from data.read.work_units import list_files
     from data.select.row_groups import RowGroupOrder, join_units
 
-    files, seed = [url for url, _ in list_files(ask.source)], ask.chosen.seed
-    rate = _probe_walk(ask, RowGroupOrder(files, seed, backwards=False, fields=ask.fields))
+    files, seed = [url for url, _ in list_files(request.source)], request.chosen.seed
+    rate = _probe_walk(request, RowGroupOrder(files, seed, backwards=False, fields=request.fields))
     held_out = _walked(
-        ask, RowGroupOrder(files, seed, backwards=True, fields=ask.fields), "walk-back"
+        request, RowGroupOrder(files, seed, backwards=True, fields=request.fields), "walk-back"
     )
     taken: dict[str, list[Group]] = {}
-    for name in ask.budget.names[1:]:
-        taken[name] = _take(ask, held_out, name, rate, taken)
+    for name in request.budget.names[1:]:
+        taken[name] = _take(request, held_out, name, rate, taken)
     others = {group.key for groups in taken.values() for group in groups}
-    forward = _walked(ask, RowGroupOrder(files, seed, backwards=False, fields=ask.fields), "walk")
+    forward = _walked(
+        request, RowGroupOrder(files, seed, backwards=False, fields=request.fields), "walk"
+    )
     train = (group for group in forward if group.key not in others)
-    taken[ask.budget.names[0]] = _take(ask, train, ask.budget.names[0], rate, taken)
+    taken[request.budget.names[0]] = _take(request, train, request.budget.names[0], rate, taken)
     items = []
     passed_over = fetched = 0
-    for name in ask.budget.names:
+    for name in request.budget.names:
         used = [group for group in taken[name] if group.documents]
         fetched += sum(group.compressed_bytes for group in used)
         passed_over += sum(group.unit.rows for group in taken[name] if not group.documents)
         units = join_units(group.unit for group in used)
-        items += [SampleItem((unit,), name, ask.chosen) for unit in units]
+        items += [SampleItem((unit,), name, request.chosen) for unit in units]
     return Chosen(
         items=items, rate=rate, passed_over=passed_over, files=len(files), fetched=fetched
     )
 
 
-def _probe_walk(ask: _Ask, walk: RowGroupOrder) -> TokenRatio | None:
-    """The tokenizer's rate on the first row groups of the walk's first files."""
+def _probe_walk(request: _Request, walk: RowGroupOrder) -> TokenRatio | None:
+    """The tokenizer's rate on the first row groups of the first files in the order."""
     from data.select.token_ratio import estimate
 
-    if ask.tokenizer is None:
+    if request.tokenizer is None:
         return None
     blocks = walk.next_blocks(_PROBE_FILES)
     most = _PROBE_MOST // _PROBE_PARTS
-    tokenizer = ask.tokenizer.file, ask.tokenizer.digest
+    tokenizer = request.tokenizer.file, request.tokenizer.digest
     parts = -(-_PROBE_PARTS // len(blocks))
     items = {
         f"probe/{index:06d}-{part}": ProbeItem(
-            block, ask.chosen, tokenizer, most, part=part, parts=parts
+            block, request.chosen, tokenizer, most, part=part, parts=parts
         )
         for index, block in enumerate(blocks)
         for part in range(parts)
     }
-    found = clusters(ask.run.map(probe_shard, items))
+    found = clusters(request.run.map(probe_shard, items))
     if not any(cluster.documents for cluster in found):
         raise InputError(
-            f"{ask.source}: min_score={ask.chosen.min_score}: no document of the first row groups "
-            f"of {len(blocks)} files scores as much, so nothing says how many tokens its "
-            'documents have; ask for a lower score, or use unit="document"'
+            f"{request.source}: min_score={request.chosen.min_score}: no document of the first row "
+            f"groups of {len(blocks)} files scores as much, so no tokens can be predicted; "
+            'lower min_score, or use unit="document"'
         )
     return estimate(found)
 
 
-def _walked(ask: _Ask, walk: RowGroupOrder, prefix: str) -> Iterator[Group]:
-    """The row groups of a walk, counted a few blocks ahead of who asks for them."""
+def _walked(request: _Request, walk: RowGroupOrder, prefix: str) -> Iterator[Group]:
+    """The row groups of an order; blocks are counted ahead of their use, ever more at a time."""
     from data.select.row_groups import Group
 
     at_once, number = 1, 0
     while blocks := walk.next_blocks(at_once):
         items = {
             f"{prefix}/{number + index:06d}": BlockItem(
-                block, ask.chosen, ask.verify and block.round == 0
+                block, request.chosen, request.verify and block.round == 0
             )
             for index, block in enumerate(blocks)
         }
-        counted = ask.run.map(block_shard, items)
+        counted = request.run.map(block_shard, items)
         for block, name in zip(blocks, items, strict=True):
             walk.set_row_group_count(block, counted[name].result["row_groups"])
             yield from (Group.from_json(tree) for tree in counted[name].result["groups"])
@@ -297,18 +310,18 @@ def _walked(ask: _Ask, walk: RowGroupOrder, prefix: str) -> Iterator[Group]:
 
 
 def _take(
-    ask: _Ask,
+    request: _Request,
     groups: Iterator[Group],
     name: str,
     rate: TokenRatio | None,
     others: Mapping[str, list[Group]],
 ) -> list[Group]:
-    """The fewest next row groups that hold what a split asks for."""
+    """The fewest next row groups whose predicted tokens reach a split's budget."""
     from data.select.hash_ranges import too_much
     from data.select.token_ratio import TokenRatio
 
     known = rate or TokenRatio()
-    asked, held = ask.budget.asked(name), 0.0
+    asked, held = request.budget.asked(name), 0.0
     found: list[Group] = []
     for group in groups:
         found.append(group)
@@ -322,26 +335,28 @@ def _take(
         for part in others.values()
         for group in part
     )
-    raise InputError(f"{ask.source}: {too_much(name, ask.budget, max(1, asked), held, total)}")
+    raise InputError(
+        f"{request.source}: {too_much(name, request.budget, max(1, asked), held, total)}"
+    )
 
 
 def _drop_duplicates(
-    ask: _Ask, written: Mapping[str, Shard], *, by_position: bool
+    request: _Request, written: Mapping[str, Shard], *, by_position: bool
 ) -> tuple[dict[str, Shard], int]:
-    """(shards written again without their duplicates, documents whose id is not the only one)."""
+    """(shards rewritten without their duplicates, number of documents with a repeated id)."""
     import numpy as np
 
     from data.select.duplicates import Part, find_duplicates
     from data.select.write_sample import read_hashes
 
-    train, *held_out = ask.budget.names
+    train, *held_out = request.budget.names
     rank = {name: index for index, name in enumerate((*held_out, train))}
     places = [(shard, split) for shard in written.values() for split in shard.result["splits"]]
     parts = [
         Part(
             rank=rank[split],
             documents=shard.result["splits"][split]["documents"],
-            load=partial(read_hashes, storage.join(ask.run.root, shard.root), split),
+            load=partial(read_hashes, storage.join(request.run.root, shard.root), split),
         )
         for shard, split in places
     ]
@@ -353,8 +368,8 @@ def _drop_duplicates(
         lost.setdefault(shard.name, none)[places[index][1]] = found.lost[index]
     items = {
         f"unique/{name.rpartition('/')[2]}": UniqueItem(
-            storage.join(ask.run.root, written[name].root), rows
+            storage.join(request.run.root, written[name].root), rows
         )
         for name, rows in lost.items()
     }
-    return ask.run.map(unique_shard, items), found.repeated_ids
+    return request.run.map(unique_shard, items), found.repeated_ids

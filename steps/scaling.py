@@ -1,4 +1,4 @@
-"""The scaling law of several runs: fitted, drawn, and what the next budget buys by it."""
+"""Fit and draw the scaling law of several runs, and predict what larger budgets buy."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from steps.scaling_laws.forecast import ScalingLaw
 
 _MORE = (10.0, 100.0)
-"""Budgets by default, in FLOPs of the largest run."""
+"""Default budgets, as multiples of the FLOPs of the largest run."""
 _EPOCHS = 4
-"""Up to which repeated tokens count nearly as new ones (Muennighoff et al., 2023,
+"""Up to this many epochs, repeated tokens are nearly as good as new ones (Muennighoff et al., 2023,
 arXiv:2305.16264)."""
 
 
@@ -44,7 +44,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
         if any(each.step.name == "warm_start" for each in trained):
             raise InputError(
                 f"scaling: {node.label!r} begins with trained parameters, so its tokens are not "
-                "all that it learned from; give runs that begin with new ones"
+                "all that it learned from; give runs that begin with new parameters"
             )
     at_least("scaling", runs=(len(arguments["runs"]), 3), resamples=(arguments["resamples"], 20))
     for budget in arguments["budgets"]:
@@ -61,7 +61,7 @@ def _training(node: Node) -> list[Node]:
 
 
 def _facts(node: Node, results: Results) -> Facts:
-    """Which law the runs can determine, before they are trained."""
+    """The law that the declared runs can determine; refuses runs that determine none."""
     points = []
     for each in node.inputs.values():
         run = declared_run(_training(each)[0], results)
@@ -92,21 +92,22 @@ def scaling(
 ) -> Result:
     """L(N, D) = E + A / N^alpha + B / D^beta fitted to finished runs, as a page and as numbers.
 
-    See `steps.scaling_laws.fit` for how. Where N and D of the runs cannot determine it, a power law
-    in compute, L(C) = K / C^gamma, is fitted to the best run of each budget, and the result says
-    why.
+    `steps.scaling_laws.fit` documents the method. If N and D of the runs cannot determine this law,
+    the step fits a power law in compute, L(C) = K / C^gamma, to the best run of each budget, and
+    the result has the reason (`why_compute`).
 
     Args:
         run: the attempt.
         runs: trained models, such as a `ladder`, or scores of them; each with a schedule of its
             own length, and one tokenizer for all.
-        budgets: training FLOPs of which the result says what they buy: size, tokens, loss. By
+        budgets: training FLOPs for which the result predicts the best size, tokens and loss. By
             default 10 and 100 times those of the largest run.
         split: held-out split whose loss is fitted; by default that of the first run's result.
-        resamples: refits that the intervals come from.
+        resamples: number of bootstrap refits, which give the intervals.
 
     Raises:
-        InputError: the runs determine neither law, or were not scored alike.
+        InputError: the runs determine neither law, have different tokenizers, or one has no loss
+            on the split.
     """
     from steps.reporting import scaling_page
     from steps.scaling_laws.forecast import CONFIDENCE, ScalingLaw
@@ -115,8 +116,8 @@ def scaling(
     tokenizers = {each.sequences.cache.result["tokenizer"] for each in trained}
     if len(tokenizers) > 1:
         raise InputError(
-            f"scaling: expected runs of one tokenizer, found {len(tokenizers)}; losses a token of "
-            "different tokenizers cannot be compared"
+            f"scaling: expected runs of one tokenizer, found {len(tokenizers)}; losses per token "
+            "of different tokenizers cannot be compared"
         )
     split = split or _rows(runs[0])[0]["set"]
     points = [_point(*pair, split) for pair in zip(trained, runs, strict=True)]
@@ -124,7 +125,8 @@ def scaling(
     if repeated := sum(each > _EPOCHS for each in epochs):
         run.warn(
             f"{repeated} of {len(runs)} runs read their data more than {_EPOCHS} times, up to "
-            f"{max(epochs):.1f}; that lowers the loss less than new tokens, which the law assumes"
+            f"{max(epochs):.1f}; repeated tokens lower the loss less than the new ones that the "
+            "law assumes"
         )
     law = ScalingLaw(points, resamples)
     if law.why_compute:
@@ -147,7 +149,7 @@ def scaling(
 
 
 def _residuals(law: ScalingLaw) -> list[dict[str, Any]]:
-    """The runs that the law was fitted to, with its loss of each."""
+    """The runs that the law was fitted to, with fitted loss and residual of log L."""
     return [
         {**asdict(point), "fitted": float(fitted), "residual": math.log(point.loss / fitted)}
         for point, fitted in zip(law.points, law.fit.fitted, strict=True)
@@ -155,7 +157,7 @@ def _residuals(law: ScalingLaw) -> list[dict[str, Any]]:
 
 
 def _rows(scored: Artifact) -> list[dict[str, Any]]:
-    """Rows with set and loss of the finished model; the one that headlines speak of first."""
+    """Rows with set and loss of the finished model; the one of the headline comes first."""
     if "held_out" in scored.result:
         last = scored.result["last"]
         return [last, *(row for row in scored.result["held_out"] if row["set"] != last["set"])]
@@ -166,7 +168,7 @@ def _rows(scored: Artifact) -> list[dict[str, Any]]:
 
 
 def _point(trained: Checkpoint, scored: Artifact, split: str) -> Point:
-    """N, D, FLOPs and loss of a run, which is `scored` itself or was scored by it."""
+    """N, D, FLOPs and loss of a run; `scored` is the run itself or its scores."""
     name = trained.manifest.label
     losses = {row["set"]: row["loss"] for row in _rows(scored)}
     if split not in losses:
@@ -175,7 +177,7 @@ def _point(trained: Checkpoint, scored: Artifact, split: str) -> Point:
 
 
 def _epochs(trained: Checkpoint, point: Point) -> float:
-    """How often a run read its sequences; 0 for a mixture, which has no end."""
+    """Epochs over a run's sequences; 0 for a mixture, which repeats its inputs without end."""
     sequences = trained.sequences.result
     return point.tokens / (sequences.get("sequences", math.inf) * sequences["sequence_length"])
 

@@ -1,4 +1,4 @@
-"""Documents to token ids: a TensorStore cache, a row group of documents per task."""
+"""Tokenise documents into a TensorStore cache; each task tokenises one row group."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from pipeline.store import storage
 from pipeline.store.manifest import Shard
 from steps.artifacts import Documents, TokenCache, Tokenizer
 
-_REQUESTS = 16  # small files read at once
+_REQUESTS = 16  # small files read concurrently
 OCCURRENCES = "occurrences.npz"
-_NAMED = 3  # shards a warning is given for
+_NAMED = 3  # most shards with a warning of their own
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowGroup:
-    """What one task tokenises.
+    """The documents that one task tokenises.
 
     Attributes:
-        file, row_group: the documents: URL of a Parquet file of ours, and which row group of it.
+        file, row_group: URL of a Parquet file of `sample`, and the index of a row group of it.
         tokenizer, digest: URL of the tokenizer.json and its SHA-256.
-        backend: what encodes; see `data/tokenizer/backends.py`.
+        backend: encoder library; see `data/tokenizer/backends.py`.
     """
 
     file: str
@@ -44,18 +44,17 @@ def tokenize(
     *,
     backend: Annotated[Literal["auto", "tokenizers", "fastokens"], Runtime] = "auto",
 ) -> Result:
-    """Every split of the documents as token ids, EOS after each document and nothing else added.
+    """Every split of the documents as token ids, with EOS after each document and no other token.
 
     Args:
         run: the attempt.
         documents: sampled documents.
-        tokenizer: gives the ids.
-        backend: "auto" is fastokens where it is installed. The ids are those of tokenizers whatever
-            is chosen: a sample of every shard is compared, and tokenizers takes over where one
-            differs.
+        tokenizer: the tokenizer.
+        backend: "auto" is fastokens if it is installed. Every backend gives the ids of tokenizers:
+            each shard compares a sample, and tokenizers encodes the shard if the sample differs.
     """
     text_tokenizer = tokenizer.load()
-    text_tokenizer.checked(backend)  # refuses a back end that cannot be had, before any work
+    text_tokenizer.checked(backend)  # refuses an unavailable backend before any work
     with run.shard("vocabulary") as directory:
         token_bytes = json.dumps(text_tokenizer.token_bytes.tolist()).encode()
         storage.write_atomic(storage.join(directory, "token_bytes.json"), token_bytes)
@@ -99,7 +98,7 @@ def tokenize_shard(directory: str, item: RowGroup) -> Mapping[str, Any]:
 
     clock, cpu = time.monotonic(), time.process_time()
     parallel = _may_use_all_cores()
-    one_thread = None if parallel else False  # the environment may know better than "all cores"
+    one_thread = None if parallel else False  # None leaves the choice to the environment
     tokenizer = TextTokenizer.load_once(item.tokenizer, item.digest, parallel=one_thread)
     texts = _texts(item)
     size = sum(int(np.ptp(text_offsets(array)[[0, -1]])) for array in texts)
@@ -129,7 +128,7 @@ def tokenize_shard(directory: str, item: RowGroup) -> Mapping[str, Any]:
 
 
 def _may_use_all_cores() -> bool:
-    """Whether this process may use several cores: Ray sets OMP_NUM_THREADS for a task of one."""
+    """Whether this process may use several cores: Ray sets OMP_NUM_THREADS=1 for one-core tasks."""
     return os.environ.get("OMP_NUM_THREADS") != "1"
 
 
@@ -143,17 +142,17 @@ def _texts(item: RowGroup) -> list[Any]:
     texts = [batch.column("text") for batch in batches]
     for array in texts:
         try:
-            array.validate(full=True)  # Parquet readers take any bytes for a string
+            array.validate(full=True)  # Parquet readers accept any bytes as a string
         except pa.ArrowInvalid as error:
             raise InputError(
                 f"{item.file}, row group {item.row_group}: expected texts in UTF-8, found {error}; "
-                "mend or leave out the document where it is sampled"
+                "repair the document in the source, or leave it out"
             ) from error
     return texts
 
 
 def _row_groups(documents: Documents) -> dict[str, tuple[str, int]]:
-    """(file, row group) of every piece of work by the name of its shard."""
+    """(file, row group) of every shard, by the name of the shard."""
     from data.read.parquet_table import count_row_groups
 
     files = [
@@ -171,17 +170,17 @@ def _row_groups(documents: Documents) -> dict[str, tuple[str, int]]:
 
 
 def _warn(run: StepContext, written: Sequence[Shard]) -> None:
-    """Say which shards the oracle encoded although a faster back end was there."""
+    """Warn about the shards that fell back to tokenizers because another backend differed."""
     found = [s for s in written if s.result["measured"]["fell_back"]]
     for shard in found[:_NAMED]:
         difference = shard.result["measured"]["difference"]
         run.warn(f"{shard.name}: {difference}: tokenizers encoded this shard instead")
     if len(found) > _NAMED:
-        run.warn(f"tokenizers encoded {len(found)} of {len(written)} shards for such reasons")
+        run.warn(f"tokenizers encoded {len(found)} of {len(written)} shards for this reason")
 
 
 def _summary(run: StepContext, parts: Sequence[Shard], asked: int) -> dict[str, Any]:
-    """A split in numbers; `tokens` is what was got, and `error` by how much it misses `asked`."""
+    """Statistics of a split; `error` is the relative difference of its `tokens` from `asked`."""
     from data.cache.token_shard import unigram_entropy
 
     tokens = sum(shard.result["tokens"] for shard in parts)
@@ -198,7 +197,7 @@ def _summary(run: StepContext, parts: Sequence[Shard], asked: int) -> dict[str, 
 
 
 def occurrences(run: StepContext, parts: Sequence[Shard]) -> Any:
-    """int64[vocab]: how often each id occurs in these shards."""
+    """int64 [vocab]: how often each id occurs in these shards."""
     import numpy as np
 
     def load(shard: Shard) -> Any:
@@ -210,7 +209,7 @@ def occurrences(run: StepContext, parts: Sequence[Shard]) -> Any:
 
 
 def _measured(written: Sequence[Shard]) -> dict[str, Any]:
-    """What encoded how many shards, and what it cost: facts of this run, not of the tokens."""
+    """Shards by backend, and the cost: properties of this run and not of the tokens."""
     shards = [shard.result["measured"] for shard in written]
     backends: dict[str, int] = {}
     for shard in shards:

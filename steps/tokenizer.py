@@ -1,4 +1,4 @@
-"""A tokenizer that exists already: from a tokenizer.json on a disk, in a bucket or on the hub."""
+"""Use an existing tokenizer: a tokenizer.json on a disk, in a bucket or on the hub."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ def tokenizer(
     vocab_size: int | None = None,
     lossy: bool = False,
 ) -> Result:
-    """A tokenizer.json as it is, after it was tried out on texts that are hard to keep.
+    """An existing tokenizer.json, tested for a lossless round trip of difficult texts.
 
     Args:
         run: the attempt.
         source: a file, or a folder with a tokenizer.json: local, `gs://`, `https://`, or
-            `hf://owner/name@<commit>`; a hub id `owner/name` where there is no such file. What it
-            holds is part of identity, not where it lies.
-        eos: name of the token that ends a document; None for the one with a well-known name.
-        vocab_size: of a vocabulary that is padded to more ids than have an entry.
+            `hf://owner/name@<commit>`; a hub id `owner/name` if no such file exists. The key
+            depends on the file's contents and not on its URL.
+        eos: name of the token that ends a document; None to look for well-known names.
+        vocab_size: size of a vocabulary that is padded beyond the tokenizer's entries.
         lossy: accept a tokenizer that changes or loses text, such as WordPiece. Bits per byte are
             then approximate.
 
     Raises:
-        InputError: no tokenizer.json, one that changes or loses text, or whose EOS is not known.
+        InputError: there is no tokenizer.json, it changes or loses text, or its EOS is unknown.
     """
     from data.read.byte_ranges import file_state, open_ranges
     from data.tokenizer.text_tokenizer import TextTokenizer

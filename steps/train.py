@@ -1,7 +1,7 @@
-"""Train a model on shuffled sequences: the declaration, and the glue to `training.trainer.trainer`.
+"""Train a model on shuffled sequences: the step, and its calls of `training.trainer.trainer`.
 
-The loop runs on every process of the hardware at once. A checkpoint exists when its ledger record
-does; a new attempt, on this hardware or another, resumes from the newest sound one.
+Every process of the hardware runs the training loop. A checkpoint exists when the ledger has a
+record of it; a new attempt, on the same or other hardware, resumes from the newest intact one.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from steps.planning.facts import training_facts
 from training.checkpoint.retention import kept_for_good
 from training.config import OptimizerConfig, TrainConfig
 
-# Compiled steps in the ledger, to restart with. Before "checkpoint" in the order of names, of which
-# `plan` shows what the last says.
+# Prefix of the ledger's compiled train steps, which restarts load. It sorts before "checkpoint",
+# because `plan` shows the progress of the last record by name.
 PROGRAMS = "binary/"
 
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """What every process of the gang is sent: the job, and where its checkpoints are recorded."""
+    """The argument of every process of the gang: the job, and the ledger of its checkpoints."""
 
     job: Any
     ledger: Ledger
@@ -48,15 +48,15 @@ def _check(arguments: Mapping[str, Any]) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainRequest:
-    """What every step that trains asks for.
+    """The arguments that all steps that train have in common.
 
     Attributes:
-        sequences: to train on.
-        model, optimizer, train: what to train and how.
+        sequences: training data.
+        model, optimizer, train: the configurations.
         splits: held-out splits to evaluate on; empty for all but "test".
-        prompts: what the model writes after at every evaluation.
-        hardware: where.
-        start: a `training.config.job.Start`, or None to begin with new parameters.
+        prompts: texts that the model continues at every evaluation.
+        hardware: the hardware to train on.
+        start: a `training.config.job.Start`, or None to initialize new parameters.
     """
 
     sequences: Sequences
@@ -90,21 +90,21 @@ def train(
     sample_prompts: tuple[str, ...] = (),
     hardware: Annotated[Hardware, Runtime] = local(),
 ) -> Result:
-    """A trained model; sizes that do not fit are refused before it compiles.
+    """A trained model; sizes that do not fit are refused before compilation.
 
     Args:
         run: the attempt.
-        sequences: to train on; their length and seed are the run's where `train` has none.
-        model: its shape.
-        optimizer: with the schedule of the learning rate.
-        train: batches, cadence and, where it has `steps`, the budget.
+        sequences: training data; `train` takes their length and seed where it sets none.
+        model: shape of the model.
+        optimizer: the optimizer and its learning-rate schedule.
+        train: batch size, intervals and, where `steps` is set, the budget.
         epochs: the budget otherwise, in passes over the sequences, rounded down to whole batches.
         tokens: the budget otherwise, in training tokens, rounded down to whole batches.
-        splits: held-out splits to evaluate on meanwhile; by default all but "test", which is for
-            the trained model. The first, validation where there is one, gives the loss in the
-            result.
-        sample_prompts: texts the model continues after each evaluation.
-        hardware: where.
+        splits: held-out splits to evaluate on during training; by default all but "test", which is
+            reserved for the trained model. The result reports the loss on the first of them, which
+            is validation if it exists.
+        sample_prompts: texts that the model continues after each evaluation.
+        hardware: the hardware to train on.
     """
     request = TrainRequest(
         sequences=sequences,
@@ -119,7 +119,7 @@ def train(
 
 
 def run_training(run: StepContext, request: TrainRequest) -> dict[str, Any]:
-    """The body of every step that trains."""
+    """Train and return the step's result; the common body of all steps that train."""
     from training.config.job import TrainJob
     from training.metrics.history import content_of, plain, read_history, write_history
     from training.metrics.journal import read_journals
@@ -155,7 +155,7 @@ def run_training(run: StepContext, request: TrainRequest) -> dict[str, Any]:
     trained = run.gang(request.hardware, train_process, Assignment(job, run.ledger))
     _declare_checkpoints(run, trained["checkpoints"])
     history = trained["history"]
-    for name in _claim_programs(run):  # nothing restarts what is finished
+    for name in _claim_programs(run):  # a finished run has no restart that could load them
         run.drop(name)
     with run.shard("record", {"content": content_of(history)}) as directory:
         write_history(directory, history)
@@ -176,15 +176,15 @@ def run_training(run: StepContext, request: TrainRequest) -> dict[str, Any]:
 
 
 def _declare_checkpoints(run: StepContext, names: list[str]) -> None:
-    """Publish the checkpoints that training kept, but for damaged ones before the last.
+    """Publish the checkpoints that training kept, without corrupt ones before the last.
 
-    Nothing reads those while training goes well, and they are no reason to withhold the others.
+    Later steps read the last checkpoint; a corrupt earlier one must not block its publication.
     """
     for name in names:
         run.declare(name)
     before_last = [run.declared[name] for name in names[:-1]]
     for shard, problem in wrong_sizes(run.root, before_last):
-        run.warn(f"damaged checkpoint: {problem}; it is left out of what is published")
+        run.warn(f"corrupt checkpoint: {problem}; it is not published")
         run.drop(shard.name)
 
 
@@ -197,13 +197,13 @@ def _prompts(sequences: Sequences, prompts: tuple[str, ...]) -> Any:
 
 
 def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
-    """One process of the gang: the training loop, with checkpoints recorded in the ledger."""
+    """One process of the gang: run the training loop and record its checkpoints in the ledger."""
     entered, began = time.time(), time.perf_counter()
     emit({"event": "phase", "phase": "importing"})
     from training.trainer.run_context import RunContext
     from training.trainer.trainer import train as train_loop
 
-    # By the clocks of two machines where the engine's is another; never less than nothing.
+    # The engine may run on another machine, whose clock may be ahead: clamp to 0.
     starting = max(0.0, entered - process.started)
     before = {"starting": starting, "importing": time.perf_counter() - began}
 
@@ -220,21 +220,21 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
         record_program(ledger, kept)
 
     def on_progress(step: int, steps: int, row: dict[str, Any]) -> None:
-        emit(
-            {"event": "progress", "done": step, "total": steps, "unit": "steps", "note": _note(row)}
-        )
+        note = f"loss {row['loss']:.3f}  {row['tokens_per_second']:,.0f} tokens/s"
+        emit({"event": "progress", "done": step, "total": steps, "unit": "steps", "note": note})
 
     def on_event(kind: str, fields: dict[str, Any]) -> None:
         if kind == "damaged_checkpoint":
-            emit({"event": "warning", "message": f"damaged checkpoint: {fields['reason']}"})
+            emit({"event": "warning", "message": f"corrupt checkpoint: {fields['reason']}"})
         elif kind == "failed_checkpoint":
             text = f"checkpoint of step {fields['step']} failed, the next will be saved"
             emit({"event": "warning", "message": f"{text}: {fields['reason']}"})
         elif kind == "tracker":
             emit({"event": "warning", "message": fields["reason"]})
         elif kind == "watchdog":
-            where = _keep_stacks(job, fields)
-            emit({"event": "warning", "message": f"{_first_line(fields['report'])}; see {where}"})
+            first_line = fields["report"].partition("\n")[0]
+            message = f"{first_line}; see {_keep_stacks(job, fields)}"
+            emit({"event": "warning", "message": message})
 
     context = RunContext(
         coordinator=coordinator_of(process),
@@ -258,16 +258,18 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
 def record_checkpoint(
     ledger: Ledger, train: TrainConfig, step: int, path: str, steps: int | None = None
 ) -> None:
-    """Record a complete checkpoint, one of so many `steps`, which the next attempt resumes from.
+    """Record a complete checkpoint, from which the next attempt can resume.
 
-    It is named by its step alone. Where an older attempt has recorded one of that step, the newer
-    attempt's takes its place: the older one may still run, and delete its own.
+    The record's name depends on the step alone, so a newer attempt replaces the record that an
+    older attempt has of the same step: the older attempt may still run and delete its own files.
+    `steps` is the length of the run, for the progress text.
     """
     from training.checkpoint.index import content_of, measured, read_index
 
     index = read_index(path)
     name, files = shard_name(step), [File(*file) for file in measured(index)]
-    # What is only there to resume from depends on when attempts ended, and is no part of the model.
+    # Which checkpoints exist only for resuming depends on when attempts ended, so the content
+    # digest of the output leaves them out.
     kept = kept_for_good(step, train)
     progress = f"step {step:,} of {steps:,}" if steps else f"step {step:,}"
     result = {
@@ -279,11 +281,11 @@ def record_checkpoint(
 
 
 def record_program(ledger: Ledger, kept: Any) -> None:
-    """Record a `KeptProgram`; that of an older attempt at the same program gives way."""
+    """Record a `KeptProgram`, in place of an older attempt's record of the same program."""
     directory, _, name = kept.path.rpartition("/")
     file = integrity.measure(directory, name)
     if (file.size, file.sha256) != (kept.size, kept.sha256):
-        raise StorageError(f"{kept.path}: what was written does not read back")
+        raise StorageError(f"{kept.path}: the written file does not read back as it was written")
     result = {"made_for": dict(kept.made_for), "progress": "step compiled"}
     ledger.replace(f"{PROGRAMS}{kept.made_for['program'][:16]}", directory, result, [file])
 
@@ -291,13 +293,13 @@ def record_program(ledger: Ledger, kept: Any) -> None:
 def _claim_programs(run: StepContext) -> dict[str, Shard]:
     try:
         return run.claim(PROGRAMS)
-    except CorruptOutput as error:  # no reason to withhold the checkpoints
+    except CorruptOutput as error:  # training can still resume from the checkpoints
         run.warn(f"kept programs ignored: {error}")
         return {}
 
 
 def earlier_programs(run: StepContext) -> tuple[Any, ...]:
-    """Compiled steps of earlier attempts; this attempt owns them now."""
+    """Compiled train steps of earlier attempts; this attempt becomes their owner."""
     from training.config.job import KeptProgram
 
     return tuple(
@@ -313,10 +315,10 @@ def earlier_programs(run: StepContext) -> tuple[Any, ...]:
 
 
 def drop_checkpoint(ledger: Ledger, step: int, path: str, attempt: str) -> None:
-    """Remove the record of the checkpoint at `path`; another one of that step stays.
+    """Remove the record of the checkpoint at `path`; a record of another path stays.
 
     Raises:
-        WorkerLost: when an attempt newer than `attempt` owns it: its files are to stay then.
+        WorkerLost: an attempt newer than `attempt` owns the record; its files must stay.
     """
     recorded = ledger.find(shard_name(step))
     if recorded is not None and storage.join(ledger.root, recorded.root) == path.rstrip("/"):
@@ -324,29 +326,21 @@ def drop_checkpoint(ledger: Ledger, step: int, path: str, attempt: str) -> None:
 
 
 def _keep_stacks(job: Any, fields: dict[str, Any]) -> str:
-    """Write a process's stacks where they are kept; returns where."""
+    """Write a process's stacks to the run's directory; returns the URL."""
     url = storage.join(job.run_directory, "stacks", f"process-{fields['process']}.txt")
     storage.write_atomic(url, fields["report"].encode())
     return url
 
 
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0]
-
-
 def shard_name(step: int) -> str:
-    """Name of the checkpoint of a step in ledger and manifest, whichever attempt saved it."""
+    """Name of a step's checkpoint in ledger and manifest, the same for all attempts."""
     return f"checkpoint/{step:08d}"
 
 
 def _checkpoints(run: StepContext) -> tuple[tuple[int, str], ...]:
-    """(step, URL) of earlier attempts' checkpoints, oldest first; this attempt owns them now."""
+    """(step, URL) of earlier attempts' checkpoints by step; this attempt becomes their owner."""
     shards = run.claim("checkpoint/").values()
     return tuple(sorted((s.result["step"], storage.join(run.root, s.root)) for s in shards))
-
-
-def _note(row: dict[str, Any]) -> str:
-    return f"loss {row['loss']:.3f}  {row['tokens_per_second']:,.0f} tokens/s"
 
 
 def _measured(trained: dict[str, Any], hardware: Hardware) -> dict[str, Any]:
@@ -362,10 +356,11 @@ def _measured(trained: dict[str, Any], hardware: Hardware) -> dict[str, Any]:
 
 
 def _summary(checkpoint: str, rows: list[dict[str, Any]], entropy: float) -> dict[str, Any]:
-    # An extension may be evaluated on other sets than the run that it continues was.
+    # An extended run may evaluate on other splits than the run that it continues: take the first
+    # split of the last evaluation.
     name = next(row["set"] for row in rows if row["step"] == rows[-1]["step"])
-    of_it = [row for row in rows if row["set"] == name]
-    first, last = of_it[0], of_it[-1]
+    of_split = [row for row in rows if row["set"] == name]
+    first, last = of_split[0], of_split[-1]
     per_byte = last.get("bits_per_byte")
     bits = "" if per_byte is None else f"; {per_byte:.3f} bits per byte"
     return {

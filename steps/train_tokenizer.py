@@ -24,13 +24,16 @@ def _check(arguments: Mapping[str, Any]) -> None:
 def train_tokenizer(
     run: StepContext, documents: Documents, *, vocab_size: int, tokens: int | None = None
 ) -> Result:
-    """A tokenizer of exactly `vocab_size` entries; refuses when the text supports fewer.
+    """A byte-level BPE tokenizer of exactly `vocab_size` entries.
 
     Args:
         run: the attempt.
-        documents: their training split is read, and no other.
-        vocab_size: entries, EOS included.
-        tokens: read about so many, from files in an order that mixes the source; None for all.
+        documents: the documents, of which only the training split is read.
+        vocab_size: number of entries, EOS included.
+        tokens: about how many tokens to read, from the files in random order; None for all.
+
+    Raises:
+        InputError: the text supports fewer entries.
     """
     from data.tokenizer.text_tokenizer import TextTokenizer, train
 
@@ -46,7 +49,7 @@ def _texts(run: StepContext, documents: Documents, tokens: int | None) -> Iterat
 
     files = [file for _, file in documents.files(TRAIN)]
     if tokens is not None:
-        # A sample is in the order of its source, whose beginning is not like the rest of it.
+        # A sample is in the order of its source, and the start of a source may not be typical.
         random.Random(0).shuffle(files)
     read = 0
     for index, file in enumerate(files):

@@ -1,10 +1,10 @@
-"""The verdict of the TPU compiler on a train step, from a process of its own, kept on disk.
+"""The TPU compiler's verdict on a train step, from a separate process and cached on disk.
 
     verdict = check(model, optimizer, train, "v6e-16", show=print)
 
-The process compiles for a described slice (`training.cost.topology`), so it needs libtpu and no
-TPU. Its answer is kept in `cache_directory()` under a digest of the configuration, the code that
-makes the program, and the versions and flags of the compiler.
+The process compiles for a topology description (`training.cost.topology`), so it needs libtpu but
+no TPU. Its verdict is cached in `cache_directory()` under a digest of the configuration, the code
+that makes the program, and the versions and flags of the compiler.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pipeline.store import storage
 from training.config import OptimizerConfig, TrainConfig
 
 _ROOT = Path(__file__).parents[1]
-_CODE = ("models", "training")  # the program is made by these and by the table of chips
+_CODE = ("models", "training")  # with `pipeline/accelerators.py`, all code that makes the program
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _SHOW_SECONDS = 10.0
 _LONGEST_SECONDS = 1800.0
@@ -46,32 +46,33 @@ def check(
     slice_name: str,
     show: Callable[[str], None],
 ) -> dict[str, Any]:
-    """What the compiler says: the fields of `training.preflight.Preflight`.
+    """The compiler's verdict: the fields of `training.preflight.Preflight` without `cost`.
 
     Args:
-        model, optimizer, train: the run, "auto" allowed.
-        slice_name: such as "v6e-16".
-        show: is called with a line every 10 seconds while the compiler runs.
+        model, optimizer, train: configuration of the run, "auto" allowed.
+        slice_name: name of the slice, such as "v6e-16".
+        show: called with a line of progress every 10 seconds while the compiler runs.
 
     Raises:
-        InputError: the compiler failed with anything but too little memory.
+        InputError: the compiler failed for another reason than too little memory, or took longer
+            than 30 minutes.
     """
     parts = {"model": model, "optimizer": optimizer, "train": train}
-    asked = {name: dataclasses.asdict(part) for name, part in parts.items()}
-    request = json.dumps({**asked, "slice": slice_name}, sort_keys=True)
-    name = hashlib.sha256(f"{request}{_circumstances()}".encode()).hexdigest()
-    kept = os.path.join(cache_directory(), "compiled", f"{name}.json")
+    fields = {name: dataclasses.asdict(part) for name, part in parts.items()}
+    request = json.dumps({**fields, "slice": slice_name}, sort_keys=True)
+    name = hashlib.sha256(f"{request}{_compiler_inputs()}".encode()).hexdigest()
+    cached = os.path.join(cache_directory(), "compiled", f"{name}.json")
     try:
-        return json.loads(storage.read_bytes(kept))
+        return json.loads(storage.read_bytes(cached))
     except (FileNotFoundError, ValueError):
         pass
     found = _compile(request, slice_name, show)
-    storage.write_atomic(kept, json.dumps(found).encode())
+    storage.write_atomic(cached, json.dumps(found).encode())
     return found
 
 
-def _circumstances() -> str:
-    """What else the answer depends on: code, versions and flags."""
+def _compiler_inputs() -> str:
+    """What the verdict depends on besides the request: code, versions and flags."""
     code = hashlib.sha256((_ROOT / "pipeline" / "accelerators.py").read_bytes())
     for folder in _CODE:
         for path in sorted((_ROOT / folder).rglob("*.py")):
@@ -100,18 +101,18 @@ def _compile(request: str, slice_name: str, show: Callable[[str], None]) -> dict
         env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": _python_path()},
         text=True,
     )
-    given: str | None = request
+    stdin: str | None = request
     try:
         while True:
             try:
-                out, err = process.communicate(given, timeout=_SHOW_SECONDS)
+                out, err = process.communicate(stdin, timeout=_SHOW_SECONDS)
                 break
             except subprocess.TimeoutExpired:
-                given = None
+                stdin = None  # a repeated `communicate` continues with the input it was given
                 seconds = time.monotonic() - started
                 if seconds > _LONGEST_SECONDS:
                     raise InputError(
-                        f"the compiler has not answered for {slice_name} in {seconds:.0f} s; "
+                        f"the compiler has not finished for {slice_name} in {seconds:.0f} s; "
                         "--no-compile skips it"
                     ) from None
                 show(f"compiling for {slice_name}, {seconds:.0f} s")
@@ -128,14 +129,14 @@ def _python_path() -> str:
 
 
 def _end_with(parent: int) -> None:
-    """End this process when its parent has ended and reads no answer."""
+    """End this process when its parent has ended, so that no compilation outlives it."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
 
 
 def _main() -> None:
-    """Read a request from stdin; write the answer as the last line of stdout."""
+    """Read a request from stdin; write the verdict as the last line of stdout."""
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     from training.cost.topology import describe
     from training.preflight import preflight
@@ -152,7 +153,7 @@ def _main() -> None:
     )
     verdict = preflight(program)
     found = {field.name: getattr(verdict, field.name) for field in dataclasses.fields(verdict)}
-    found.pop("cost")  # thousands of operations
+    found.pop("cost")  # a list of thousands of operations, which callers do not use
     sys.stdout.write(f"{json.dumps(found)}\n")
 
 

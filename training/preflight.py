@@ -1,15 +1,16 @@
-"""Asking the TPU compiler about a train step before a slice is asked for.
+"""Compiles a train step with the TPU compiler before a slice is requested.
 
     program = build_program(model, optimizer, train, describe("v6e-16"), eos_id=0)
     preflight(program).fits
 
-A program that does not fit is refused within seconds; one that fits takes as long to compile as on
-the slice itself.
+The compiler refuses a program that does not fit within seconds; one that fits takes as long to
+compile as on the slice itself.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import re
 import time
 from dataclasses import dataclass
@@ -34,12 +35,12 @@ _USED = re.compile(rf"Used {_SIZE} of {_SIZE} hbm")
 
 @dataclass(frozen=True)
 class Refusal:
-    """What the compiler says of a program that does not fit, in bytes on one device.
+    """Sizes in the compiler's error for a program that does not fit, bytes on one device.
 
     Attributes:
-        temporaries: memory for intermediates alone; None when only the total is known.
-        used: everything together; None when only the temporaries are known.
-        limit: memory a program may use.
+        temporaries: memory of intermediates alone; None when only the total is known.
+        used: total memory; None when only the temporaries are known.
+        limit: memory that a program may use.
     """
 
     temporaries: float | None
@@ -49,26 +50,25 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Preflight:
-    """What the compiler says of a train step; sizes in GiB and FLOPs are of one device.
+    """The compiler's verdict on a train step; sizes in GiB and FLOPs are those of one device.
 
     Attributes:
         fits: whether it compiled.
-        limit_gib: memory a program may use, None for a device whose limit is not known.
-        need_gib: arguments and temporaries; outputs live in the donated arguments. The compiler
+        limit_gib: memory that a program may use; None for a device whose limit is unknown.
+        need_gib: arguments and temporaries; outputs reuse the donated arguments. The compiler
             overlaps temporaries with dead arguments, so a program that fits may use less.
-        peak_gib: most memory in use at any moment, the program's code included; None when it does
-            not fit.
+        peak_gib: peak memory in use, the program's code included; None when it does not fit.
         arguments_gib: state and batch.
-        temporaries_gib: intermediates, without what is offloaded to the host.
-        host_gib: memory of the host; None when it does not fit.
+        temporaries_gib: intermediates, without those offloaded to the host.
+        host_gib: host memory; None when it does not fit.
         compile_seconds: wall time of the compiler.
-        model_flops: of forward and backward pass, attention counted causally; nothing recomputed.
+        model_flops: forward and backward pass, attention counted causally, nothing recomputed.
         model_flops_full: the same with attention over the full square.
-        window_share: of a causal mask's pairs, that the model's windows let through.
-        cost: what a step executes; its attention kernels over the pairs of a causal mask.
-        estimate_gib: what `training.cost.memory_estimate` expects, by what it holds; its sum is to
-            be compared with `need_gib`.
-        versions: of jax and libtpu.
+        window_share: share of a causal mask's pairs that the model's windows keep.
+        cost: operations of a step; its attention kernels count the pairs of a causal mask.
+        estimate_gib: estimate of `training.cost.memory_estimate` by content; compare its sum with
+            `need_gib`.
+        versions: versions of jax and libtpu.
     """
 
     fits: bool
@@ -90,17 +90,17 @@ class Preflight:
     def executed_over_model(self) -> float:
         """FLOPs of matmuls and attention kernels over `model_flops`.
 
-        Attention's backward pass makes the scores again, which the model's FLOPs leave out, so
-        this is above 1 also where nothing else is recomputed.
+        Attention's backward pass recomputes the scores, which the model's FLOPs do not count, so
+        the ratio is above 1 even when nothing else is recomputed.
         """
         kernels = self.cost.attention_flops * self.window_share
         return (self.cost.matmul_flops + kernels) / self.model_flops
 
 
 def preflight(program: Program) -> Preflight:
-    """Compile the train step of `program` for its devices and read off what it needs.
+    """Compile the train step of `program` for its devices and report its memory and FLOPs.
 
-    Any error of the compiler other than too little device memory propagates.
+    Compiler errors other than too little device memory propagate.
     """
     lowered = program.lower()
     started = time.perf_counter()
@@ -144,21 +144,21 @@ def preflight(program: Program) -> Preflight:
 
 
 def trace(program: Program) -> Cost:
-    """Cost of one step on one device without the compiler, see `training.cost.jaxpr_cost`."""
+    """Cost of one step on one device, without compiling; see `training.cost.jaxpr_cost`."""
     traced = program.step.trace(program.abstract, program.abstract_batch())
     return traced_cost(traced.jaxpr, program.layout.devices)
 
 
 def argument_bytes(program: Program) -> int:
-    """State and batch on one device, without the padding of tiles."""
+    """Bytes of state and batch on one device, without the padding of tiles."""
     leaves = jax.tree.leaves((program.abstract, program.abstract_batch()))
     return sum(
-        leaf.dtype.itemsize * _size(leaf.sharding.shard_shape(leaf.shape)) for leaf in leaves
+        leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in leaves
     )
 
 
 def parse_refusal(message: str) -> Refusal | None:
-    """The sizes in the compiler's message; None when it is about something else."""
+    """The sizes in a compiler message; None unless it is an out-of-memory error with sizes."""
     if "RESOURCE_EXHAUSTED" not in message:
         return None
     if found := _TEMPORARIES.search(message):
@@ -169,7 +169,7 @@ def parse_refusal(message: str) -> Refusal | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Of jax and libtpu, None for one that is not installed."""
+    """Versions of jax and libtpu; None for one that is not installed."""
     found: dict[str, str | None] = {}
     for name in ("jax", "libtpu"):
         try:
@@ -197,6 +197,7 @@ def _spent_when_refused(refusal: Refusal, arguments: int) -> dict[str, Any]:
 
 def _spent(compiled: Any) -> dict[str, Any]:
     memory = compiled.memory_analysis()
+    # Outputs that alias donated arguments need no memory of their own.
     fresh = memory.output_size_in_bytes - memory.alias_size_in_bytes
     need = memory.temp_size_in_bytes + memory.argument_size_in_bytes + fresh
     host = memory.host_temp_size_in_bytes + memory.host_argument_size_in_bytes
@@ -207,13 +208,6 @@ def _spent(compiled: Any) -> dict[str, Any]:
         "temporaries_gib": memory.temp_size_in_bytes / GIB,
         "host_gib": host / GIB,
     }
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for side in shape:
-        size *= side
-    return size
 
 
 def _bytes(number: str, unit: str) -> float:

@@ -1,13 +1,13 @@
-"""The order of training: from a position in the run to a row of the token array.
+"""The order of training: maps a position in the run to a row of the token array.
 
 The tokens of a split are one long array, cut into rows of one sequence each. An order maps a
-global position (batch * batch size + place in the batch) to a row, as a pure function of the seed
-and that position: nothing is stored, resuming needs one integer, and every process of any number of
-processes computes the same batch. Each epoch visits every row once, in an order of its own.
+global position (batch * batch size + index in the batch) to a row, as a pure function of the seed
+and that position: nothing is stored, resume needs one integer, and every process computes the same
+batches whatever the number of processes. Each epoch visits every row once, in its own order.
 
-`BlockShuffle` trades randomness against locality of reading: blocks of neighbouring rows are
-permuted over the whole set, then rows are permuted inside windows of so many blocks, so that what
-a window reads from storage is bounded. Blocks of one row, or one window over all, shuffle fully.
+`BlockShuffle` trades randomness for read locality: it permutes blocks of neighbouring rows over the
+whole set, then permutes rows inside windows of `window_blocks` blocks, which bounds what one window
+reads from storage. Blocks of one row, or one window over the whole set, give a full shuffle.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import numpy as np
 from data.batches.feistel import FeistelPermutation, derive_key
 from pipeline.errors import InputError
 
-_TABLE = 4096  # rows in a table; it takes half a millisecond and 32 KB
-_LOOKED_UP = 4  # tables; positions further apart than this are computed
-_KEPT = 256  # tables, permutations; enough for a mixture of many sources, 8 MB of tables
+_TABLE = 4096  # rows in a table, which takes half a millisecond and 32 KB
+_MAX_TABLES = 4  # positions that span more tables than this are computed without tables
+_CACHED = 256  # tables and permutations kept; enough for many sources, 8 MB of tables
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockShuffle:
-    """A reshuffle in every epoch, whose reads stay inside a window.
+    """A shuffle, different in every epoch, whose reads stay inside a window.
 
     Attributes:
         sequences: rows in the set.
         io_block_size: neighbouring rows that stay together until the second permutation.
-        window_blocks: blocks whose rows are permuted together; a loader that holds a window of
-            `io_block_size * window_blocks` sequences in its cache reads everything once.
+        window_blocks: blocks whose rows are permuted together; a loader that caches a window of
+            `io_block_size * window_blocks` sequences reads every row from storage once per epoch.
         seed: any integer.
     """
 
@@ -44,18 +44,21 @@ class BlockShuffle:
 
     def __post_init__(self) -> None:
         for name in ("sequences", "io_block_size", "window_blocks"):
-            _at_least_one("BlockShuffle", name, getattr(self, name))
+            if (value := getattr(self, name)) < 1:
+                raise InputError(
+                    f"BlockShuffle.{name}={value}: expected at least 1; give a larger value"
+                )
 
     @property
     def blocks(self) -> int:
-        """Blocks in the set, the last one perhaps short."""
+        """Blocks in the set; the last one may be short."""
         return -(-self.sequences // self.io_block_size)
 
     def rows(self, positions: np.ndarray) -> np.ndarray:
-        """The row at each global position (int64, non-negative), epoch after epoch.
+        """The row at each global position (int64, non-negative); epochs follow one another.
 
-        Positions that lie together, as a batch's do, are looked up in tables of up to 4,096 rows
-        that are made once; scattered ones are computed each for itself.
+        Neighbouring positions, such as those of a batch, are looked up in cached tables of up to
+        4,096 rows; scattered positions are computed without tables.
         """
         positions = np.asarray(positions, np.int64)
         if not positions.size:
@@ -63,18 +66,18 @@ class BlockShuffle:
         low, high = int(positions.min()), int(positions.max())
         if low < 0:
             raise IndexError("expected positions of 0 or more")
-        # Every window costs a permutation, so tables of small windows are short.
+        # A table costs one permutation per window in it, so small windows get short tables.
         size = min(_TABLE, 8 * self.window_blocks * self.io_block_size)
         epoch, low = divmod(low, self.sequences)
         high -= epoch * self.sequences
-        if high >= self.sequences or high - low >= _LOOKED_UP * size:
-            return self._computed(positions)
+        if high >= self.sequences or high - low >= _MAX_TABLES * size:
+            return self._compute(positions)
         first, last = low // size, high // size
         tables = [_table(self, epoch, number, size) for number in range(first, last + 1)]
         table = tables[0] if first == last else np.concatenate(tables)
         return table[positions - (epoch * self.sequences + first * size)]
 
-    def _computed(self, positions: np.ndarray) -> np.ndarray:
+    def _compute(self, positions: np.ndarray) -> np.ndarray:
         epochs, places = np.divmod(positions, self.sequences)
         rows = np.empty_like(positions)
         for epoch in np.unique(epochs):
@@ -83,9 +86,11 @@ class BlockShuffle:
         return rows
 
     def _rows_of_epoch(self, epoch: int, places: np.ndarray) -> np.ndarray:
+        # The last block may lack `missing` rows, and the block permutation can put it anywhere.
+        # A slot is a place in the permuted order as if all blocks were full. Before the window
+        # permutation the missing slots are at the end of the short block's window, so that the
+        # permutation runs over whole slots only; after it they move to the end of the short block.
         missing = self.blocks * self.io_block_size - self.sequences
-        # The short block may come anywhere. Slots are places as if it were whole: they jump over
-        # its missing rows, which lie at the end of its window until that window is permuted.
         short_rank = _rank_of_last_block(self.blocks, self.seed, epoch)
         window_size = self.window_blocks * self.io_block_size
         short_window = short_rank // self.window_blocks
@@ -107,29 +112,24 @@ class BlockShuffle:
     def _blocks_at(self, epoch: int, ranks: np.ndarray) -> np.ndarray:
         block_order = _permutation(self.blocks, self.seed, epoch, "blocks", 0)
         first, last = int(ranks.min()), int(ranks.max())
-        if last - first < len(ranks):  # rows share blocks: fewer blocks than rows to permute
+        if last - first < len(ranks):  # rows share blocks: permuting the range of blocks is cheaper
             return block_order(np.arange(first, last + 1))[ranks - first]
         return block_order(ranks)
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@functools.lru_cache(maxsize=_CACHED)
 def _table(order: BlockShuffle, epoch: int, number: int, size: int) -> np.ndarray:
-    """The rows at an epoch's places from number * size to the next table or the end, int64."""
+    """Rows (int64) at places number * size to (number + 1) * size of an epoch, or to its end."""
     places = np.arange(number * size, min((number + 1) * size, order.sequences))
     return order._rows_of_epoch(epoch, places)
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@functools.lru_cache(maxsize=_CACHED)
 def _rank_of_last_block(blocks: int, seed: int, epoch: int) -> int:
     order = _permutation(blocks, seed, epoch, "blocks", 0)
     return int(order.inverse(np.array([blocks - 1]))[0])
 
 
-@functools.lru_cache(maxsize=_KEPT)
+@functools.lru_cache(maxsize=_CACHED)
 def _permutation(size: int, seed: int, epoch: int, stage: str, window: int) -> FeistelPermutation:
     return FeistelPermutation(size, derive_key(seed, epoch, stage, window))
-
-
-def _at_least_one(owner: str, name: str, value: int) -> None:
-    if value < 1:
-        raise InputError(f"{owner}.{name}={value}: expected at least 1; give a larger value")

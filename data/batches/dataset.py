@@ -1,9 +1,9 @@
-"""What a run trains on: sources of tokens, their shuffles and their mixture, as one sequence.
+"""What a run trains on: sources of tokens, shuffled and mixed into one endless order of rows.
 
-A data set is endless. Position p of it is a row of some source, as a pure function of the spec:
-the mixture says which source p draws from and how many it has drawn before, and the source's
-shuffle says which of its rows that is. The rows of all sources are numbered through, so that a
-reader can work out the rows of many positions at a time and read them when it likes.
+Position p of a data set maps to a row of some source, as a pure function of the spec: the mixture
+gives the source that p draws from and how many rows it has drawn before; the source's shuffle maps
+that count to one of its rows. Rows of all sources are numbered consecutively, so that a reader can
+compute the rows of many positions at once and read their tokens later.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Source:
     """Tokens that are shuffled together.
 
     Attributes:
-        name: for messages.
-        shards: of the source, in order.
+        name: used in error messages.
+        shards: the source's shards, in order.
         io_block_size: neighbouring rows that are moved together, see `BlockShuffle`.
-        window_blocks: blocks whose rows are mixed, see `BlockShuffle`.
-        seed: of the shuffle.
+        window_blocks: blocks whose rows are permuted together, see `BlockShuffle`.
+        seed: seed of the shuffle.
     """
 
     name: str
@@ -42,19 +42,19 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSpec:
-    """A data set in plain values: equal specs are equal sequences of rows.
+    """A data set in plain values; equal specs give the same order of rows.
 
     Attributes:
         sources: at least one.
-        stages: weights of the sources from some sequence on; none means that every source comes
-            in proportion to its rows.
+        stages: mixture phases, each with the weights of the sources from its start on; empty draws
+            from every source in proportion to its rows.
         sequence_length: tokens in a row.
-        vocab_size: of the tokenizer of all sources.
+        vocab_size: vocabulary size of the tokenizer, the same for all sources.
         eos_id: the id that ends a document.
-        tokenizer: SHA-256 of that tokenizer, checked against every shard; "" checks nothing.
-        seed: of the mixture.
-        masked: whether ids are stored with a loss mask: those of `vocab_size` and more stand for
-            the id that is so much smaller, of a token whose prediction does not count.
+        tokenizer: SHA-256 of that tokenizer, checked against every shard; "" skips the check.
+        seed: seed of the mixture.
+        masked: whether stored ids carry a loss mask: an id of `vocab_size` or more is the token
+            `id - vocab_size`, whose prediction is excluded from the loss.
     """
 
     sources: tuple[Source, ...]
@@ -68,7 +68,7 @@ class DatasetSpec:
 
     @property
     def stored_ids(self) -> int:
-        """What every stored id is below."""
+        """Exclusive upper bound of the stored ids."""
         return self.vocab_size * (1 + self.masked)
 
 
@@ -76,16 +76,16 @@ class Dataset:
     """The rows of a spec. Safe to read from several threads; a context manager.
 
     Args:
-        spec: what to read; making a data set touches no storage.
+        spec: what to read; the constructor reads no storage.
 
     Attributes:
         spec: as given.
         sequence_length: tokens in a row.
-        sequences: rows of all sources together, which is one epoch of a single source.
-        is_local: whether every shard lies on a file system of this machine.
+        sequences: rows of all sources together; with a single source, one epoch.
+        is_local: whether every shard is on a local file system.
 
     Raises:
-        InputError: no source, a source without a whole row, or weights that do not fit.
+        InputError: no source, a source without a whole row, or a wrong number of weights.
     """
 
     def __init__(self, spec: DatasetSpec) -> None:
@@ -109,10 +109,10 @@ class Dataset:
         self._mixture = _mixture(spec, counts)
 
     def rows(self, positions: np.ndarray) -> np.ndarray:
-        """The row at each position: int64 (n,), the rows of all sources numbered through.
+        """The row at each position: int64 (n,), rows of all sources numbered consecutively.
 
         Args:
-            positions: int64 (n,), of 0 or more; there is no last one.
+            positions: int64 (n,), 0 or more, without an upper bound.
 
         Raises:
             IndexError: a position is negative.
@@ -129,24 +129,24 @@ class Dataset:
         return rows
 
     def read_rows(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """The tokens of some rows, as `rows` numbers them.
+        """The tokens of rows, numbered as by `rows`.
 
         Args:
             rows: int64 (n,), from 0 to `sequences` - 1.
-            out: int32 (n, sequence_length) to be filled, C-contiguous; None makes one.
+            out: int32 (n, sequence_length) to fill, C-contiguous; None allocates one.
 
         Returns:
             int32 (n, sequence_length).
 
         Raises:
-            IndexError: a row is not there.
+            IndexError: a row does not exist.
             CorruptOutput: a shard is not what was written.
             StorageError: the store failed or did not answer.
         """
         return self._rows.read(rows, out)
 
     def read(self, positions: np.ndarray) -> np.ndarray:
-        """The sequences at some positions: int32 (n, sequence_length); raises as `read_rows`."""
+        """The sequences at `positions`: int32 (n, sequence_length); raises as `read_rows`."""
         return self.read_rows(self.rows(positions))
 
     def close(self) -> None:
@@ -180,7 +180,7 @@ def _mixture(spec: DatasetSpec, counts: tuple[int, ...]) -> Mixture | None:
         if len(stage.weights) != len(counts):
             names = ", ".join(source.name for source in spec.sources)
             raise InputError(
-                f"the stage from sequence {stage.start} has {len(stage.weights)} weights, expected "
+                f"the phase from sequence {stage.start} has {len(stage.weights)} weights, expected "
                 f"{len(counts)}, one for each source ({names}); use 0 for none"
             )
     if spec.stages:

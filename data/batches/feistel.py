@@ -1,13 +1,13 @@
-"""A random-looking bijection of [0, size) that is computed, never stored.
+"""A pseudo-random bijection of [0, size) that is computed, never stored.
 
 A generalised Feistel network on [0, a) x [0, b), a * b >= size, with a and b near the square root
 (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"): each round adds a keyed hash of
-one half to the other, modulo a or b. Outputs outside [0, size) are sent round again
-("cycle walking"), which keeps the map a bijection; a * b < size + a, so that is rare.
+one half to the other, modulo a or b. An output outside [0, size) is permuted again until it is
+inside ("cycle walking"), which keeps the map a bijection; a * b < size + a, so this is rare.
 
 The hash must carry high bits down to low ones, which multiplication, addition and exclusive or
-alone never do: without right shifts the parity of an output depends on parities only, and every
-batch of a shuffled data set is all even or all odd. Hence the finaliser of SplitMix64.
+never do: without right shifts the parity of an output depends on parities only, and every batch of
+a shuffled data set is all even or all odd. Therefore the hash is the finaliser of SplitMix64.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-# With 2 to 4 rounds large permutations fail the tests of randomness, with 5 and 6 they pass. Halves
-# of few elements mix less in a round: with 8 rounds, which of the 120 permutations of 5 elements
-# comes is not quite even over keys, with 16 it is; at 24 elements 8 rounds are enough again.
+# Large permutations fail the tests of randomness with 2 to 4 rounds and pass with 5 and 6. Small
+# halves mix less per round: over keys, the 120 permutations of 5 elements are not quite uniformly
+# distributed with 8 rounds but are with 16; from 24 elements on, 8 rounds are enough.
 _ROUNDS = 8
-_FEW, _ROUNDS_OF_FEW = 32, 24
+_SMALL_SIZE, _ROUNDS_OF_SMALL = 32, 24
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIXING = (
@@ -33,7 +33,7 @@ _MIXING = (
 
 
 def derive_key(*parts: int | str) -> int:
-    """A key of 64 bits from a tuple such as (seed, epoch, "window", 3); order and place count."""
+    """A 64-bit key derived from a tuple such as (seed, epoch, "window", 3), whose order matters."""
     text = "\0".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest(), "little")
 
@@ -43,7 +43,7 @@ class FeistelPermutation:
 
     Args:
         size: 1 to 2^62.
-        key: any integer; its low 64 bits count.
+        key: any integer; only its low 64 bits are used.
     """
 
     def __init__(self, size: int, key: int) -> None:
@@ -52,18 +52,18 @@ class FeistelPermutation:
         self.size = size
         self._left = math.isqrt(size - 1) + 1
         self._right = -(-size // self._left)
-        # SplitMix64's own sequence: round keys are its outputs from the state `key`.
-        rounds = _ROUNDS_OF_FEW if size <= _FEW else _ROUNDS
+        # Round keys are SplitMix64's outputs from the state `key`.
+        rounds = _ROUNDS_OF_SMALL if size <= _SMALL_SIZE else _ROUNDS
         states = [(key + (index + 1) * _GOLDEN) & _MASK for index in range(rounds)]
         self._keys = np.array(states, np.uint64)
         _mix(self._keys, np.empty_like(self._keys))
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Where each position goes (int64, same shape)."""
+        """The image of each position (int64, same shape)."""
         return self._walk(positions, self._forward)
 
     def inverse(self, values: np.ndarray) -> np.ndarray:
-        """The position that goes to each value (int64, same shape)."""
+        """The position whose image is each value (int64, same shape)."""
         return self._walk(values, self._backward)
 
     def _walk(self, values: np.ndarray, step: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
@@ -91,6 +91,7 @@ class FeistelPermutation:
         for index in reversed(range(len(self._keys))):
             half, other, size = halves[index % 2], halves[1 - index % 2], sizes[index % 2]
             _round(other, self._keys[index], size, hashed, scratch)
+            # half - hashed (mod size), as half + (size - hashed): unsigned values stay positive.
             np.subtract(size, hashed, out=hashed)
             np.add(half, hashed, out=half)
             _wrap(half, size, scratch)
@@ -99,7 +100,7 @@ class FeistelPermutation:
     def _split(
         self, values: np.ndarray
     ) -> tuple[list[np.ndarray], tuple[np.uint64, np.uint64], np.ndarray, np.ndarray]:
-        """(left, right), their moduli, and two arrays to work in."""
+        """(left, right), their moduli, and two scratch arrays."""
         left, right = np.divmod(values, np.uint64(self._right))
         sizes = np.uint64(self._left), np.uint64(self._right)
         return [left, right], sizes, np.empty_like(left), np.empty_like(left)
@@ -118,7 +119,11 @@ def _round(
 
 
 def _wrap(values: np.ndarray, size: np.uint64, scratch: np.ndarray) -> None:
-    """Values below 2 * size modulo `size`, in place: below it, subtracting wraps far above."""
+    """Reduce values below 2 * size modulo `size`, in place.
+
+    For a value below `size` the unsigned difference wraps around to a huge number, so the minimum
+    keeps the value; otherwise it takes the difference.
+    """
     np.subtract(values, size, out=scratch)
     np.minimum(values, scratch, out=values)
 

@@ -1,8 +1,8 @@
-"""A data set for Grain's pipelines: rows by number, in the order they lie.
+"""A data set for Grain's pipelines: random access to rows in stored order.
 
 `grain.MapDataset.source(GrainSource(spec))` shuffles, repeats, shards and batches by Grain's own
-rules; the spec's shuffle and mixture are not applied. Grain is not needed to import this: a random
-access source is anything with a length and items.
+rules; the spec's shuffle and mixture are not applied. This module does not import Grain, whose
+random access sources only need `__len__` and `__getitem__`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from data.batches.dataset import Dataset, DatasetSpec
 class GrainSource:
     """The rows of a spec as a `grain.sources.RandomAccessDataSource`.
 
-    Shards are opened when a row is first asked for, in each process anew: what is pickled for
-    worker processes is the spec. Safe to read from several threads.
+    Only the spec is pickled for worker processes, so each process opens a shard when it first
+    reads a row of it. Safe to read from several threads.
 
     Args:
-        spec: which tokens, and how long a row is.
+        spec: the tokens to read and the length of a row.
 
     Raises:
         InputError: a source of the spec has no row.
@@ -49,8 +49,8 @@ class GrainSource:
         self._dataset.close()
 
     def __repr__(self) -> str:
-        # Grain stores it in its checkpoints and compares it on restore: the same rows must give
-        # the same text on another machine, so it has what the shards hold and not where they lie.
+        # Grain stores this text in its checkpoints and compares it on restore. The same rows must
+        # give the same text on another machine, so it has the shards' content and not their paths.
         digest = hashlib.sha256()
         for source in self._spec.sources:
             for shard in source.shards:

@@ -1,13 +1,13 @@
-"""Batches for the training loop, read ahead of it.
+"""Batches for the training loop, prefetched by background threads.
 
-Batch n of a run is the sequences at positions first + n * batch_size and on; a process reads only
-its own contiguous part of them. There is no state beside n: a loader that starts at batch k yields
-what an uninterrupted one yields from there, and any number of processes sees the same global
+Batch n of a run is the `batch_size` sequences from position first + n * batch_size; a process reads
+only its own part of them. The only state is n: a loader that starts at batch k yields the same
+batches as an uninterrupted one from batch k on, and any number of processes reads the same global
 batches.
 
-What a batch costs beside its tokens (an order of some hundred numpy calls, a hand-over between
-threads) is shared by many: the rows of some thousand positions are worked out at a time, and small
-batches are read in groups. Groups begin with one batch and double, so the first is there at once.
+The fixed cost of a batch (some hundred numpy calls for its order, a hand-over between threads) is
+amortised: rows are computed for thousands of positions at a time, and small batches are read in
+groups. The first group is one batch and sizes double from there, so the first batch arrives early.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ import numpy as np
 
 from pipeline.errors import InputError
 
-GROUP_TOKENS = 1 << 19  # a batch of more is read alone
+GROUP_TOKENS = 1 << 19  # a group holds at most this many tokens, or one batch
 LOCAL_THREADS = 8
 REMOTE_THREADS = 16
 
-_SPAN = 1 << 14  # positions whose rows are worked out together, at most
+_SPAN = 1 << 14  # most positions whose rows are computed together
 _CLOSE_SECONDS = 5.0
 
 
 class Sequences(Protocol):
-    """What a loader asks of a data set; `Dataset` is one."""
+    """The interface that a loader needs of a data set; `Dataset` implements it."""
 
     sequence_length: int
     sequences: int
@@ -48,32 +48,32 @@ class Sequences(Protocol):
 class Loader:
     """Iterator of int32 [len(rows), sequence_length], one item per global batch.
 
-    Background threads read ahead, within both limits: at most `prefetch_batches` batches and
-    `prefetch_bytes` bytes of batches are read or being read and not yet handed out (one batch,
-    where a single one is larger than the limit). An error in a thread is raised by `next`, at the
-    batch it belongs to and again when asked again. A batch may share memory with its neighbours
-    (2 MiB or one batch, whichever is more); copy what is kept for long. A context manager: leaving
-    it closes the loader, not the data set.
+    Background threads prefetch within two limits: at most `prefetch_batches` batches and
+    `prefetch_bytes` bytes of batches are read or in flight and not yet returned (at least one
+    batch, even if it is larger than the limit). `next` raises a thread's error at the batch that
+    could not be read, and raises it again on every later call. A batch may be a view of a buffer
+    shared with its neighbours (2 MiB or one batch, whichever is more); copy a batch before keeping
+    it for long. A context manager: leaving it closes the loader, not the data set.
 
     Args:
-        dataset: what to read.
+        dataset: the data set to read.
         batch_size: sequences in a global batch.
-        rows: numbers of the batch's sequences that are read here, ascending; by default all of
-            them. Where several processes share a batch, each reads what its devices hold.
+        rows: indices of the batch's sequences that this process reads, ascending; None for all.
+            When several processes share a batch, each reads the rows of its own devices.
         start_batch: number of the first batch.
-        stop_batch: number of the batch to end before; None never ends, for an order has no end.
+        stop_batch: number of the batch to end before; None never ends, since the order is endless.
         first: position of batch 0's first sequence.
-        prefetch_batches: limit of batches read in advance.
-        prefetch_bytes: limit of their bytes (4 for each token).
-        threads: that read, at most; None: 8 for shards on local disks, 16 for object stores.
-            Where all shards are local there is one at first, which is fastest while the files are
-            in memory, and one more whenever reads have waited for the disk again and again.
+        prefetch_batches: most batches to prefetch.
+        prefetch_bytes: most bytes to prefetch (4 per token).
+        threads: most reader threads; None: 8 for shards on local disks, 16 for object stores.
+            With local shards only, the loader starts with one thread, which is fastest while the
+            files are in the page cache, and adds one each time 8 consecutive reads were I/O-bound.
 
     Attributes:
-        waited: seconds in which the consumer waited for a batch, in all.
+        waited: total seconds that the consumer waited for batches.
 
     Raises:
-        InputError: rows are not of the batch, or a size cannot be.
+        InputError: `rows` are not indices of the batch, or a size is out of range.
     """
 
     def __init__(
@@ -105,12 +105,12 @@ class Loader:
         self._plan = _Plan(dataset, batch_size, first + mine)
         tokens = len(mine) * dataset.sequence_length
         self._limit = max(1, min(prefetch_batches, prefetch_bytes // (4 * tokens)))
-        # No group so large that it alone would keep the other threads from reading ahead.
+        # A group leaves enough of the limit for the other threads to prefetch one of their own.
         self._largest = max(1, min(GROUP_TOKENS // tokens, self._limit // threads))
-        self._ready: deque[np.ndarray] = deque()  # what is left of the group taken last
-        self._groups: deque[_Group] = deque()  # begun and not taken, in order
-        self._handed = self._planned = start_batch  # batches before these were handed out, begun
-        self._size = 1  # batches of the next group
+        self._ready: deque[np.ndarray] = deque()  # batches left of the group taken last
+        self._groups: deque[_Group] = deque()  # groups in flight or read, in order, not taken yet
+        self._handed = self._planned = start_batch  # next batch to return; next batch to read
+        self._size = 1  # batches in the next group
         self._closed = False
         self._changed = threading.Condition(threading.Lock())
         self._planning = threading.Lock()
@@ -126,7 +126,7 @@ class Loader:
 
     def __next__(self) -> np.ndarray:
         if self._closed:
-            raise ValueError("this loader is closed; make another one that starts at the batch")
+            raise ValueError("this loader is closed; make a new one that starts at this batch")
         if not self._ready:
             if self._stop is not None and self._handed >= self._stop:
                 raise StopIteration
@@ -145,10 +145,10 @@ class Loader:
         self.close()
 
     def close(self) -> None:
-        """Drop what was read ahead and end the threads.
+        """Drop prefetched batches and end the threads.
 
-        Waits for reads under way, some seconds at most: a thread that a store keeps waiting for
-        longer ends with its read, and never holds up the end of the process.
+        Waits up to 5 seconds for reads in flight. A thread whose read takes longer ends after that
+        read; it is a daemon thread, so it does not delay the exit of the process.
         """
         with self._changed:
             self._closed = True
@@ -160,15 +160,15 @@ class Loader:
         self._ready.clear()
 
     def _take_group(self) -> None:
-        """Move the next group's batches to `_ready`, or raise the error they ended with."""
+        """Move the next group's batches to `_ready`, or raise its error when it has none left."""
         began = time.perf_counter()
         with self._changed:
             while not self._closed and not (self._groups and self._groups[0].done):
                 self._changed.wait()
             if self._closed:
-                raise ValueError("this loader was closed while a batch was waited for")
+                raise ValueError("this loader was closed while `next` waited for a batch")
             group = self._groups[0]
-            if group.error is None:
+            if group.error is None:  # a failed group stays first, so that `next` raises again
                 self._groups.popleft()
         self.waited += time.perf_counter() - began
         self._ready.extend(group.batches)
@@ -178,7 +178,7 @@ class Loader:
             raise group.error
 
     def _work(self) -> None:
-        """One thread: read group after group, until closed or at the end."""
+        """Body of a thread: read group after group, until closed or at the end."""
         while (group := self._next_group()) is not None:
             began, worked = time.perf_counter(), time.thread_time()
             group.read(self._dataset)
@@ -190,15 +190,15 @@ class Loader:
                     self._add_thread()
 
     def _add_thread(self) -> None:
-        """Start one more, if there may be one; the lock is held."""
+        """Start one more thread, unless closed or at the limit; the caller holds the lock."""
         if not self._closed and len(self._threads) < self._most_threads:
             name = f"loader-{len(self._threads)}"
             self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
-            # With the lock held: a thread that `close` finds in the list has been started.
+            # Start it under the lock, since `close` joins every thread in the list.
             self._threads[-1].start()
 
     def _next_group(self) -> _Group | None:
-        """The next group, once there is room for it; groups are begun in order."""
+        """The next group, once the limits allow it, or None; groups are planned in order."""
         with self._planning:
             size = self._size
             if self._stop is not None:
@@ -219,16 +219,24 @@ class Loader:
 
 
 class SlowDisk:
-    """Tells reads that wait for a disk from reads that a busy machine interrupts now and then."""
+    """Detects I/O-bound reads: `ROW` reads in a row that took over `RATIO` times their CPU time.
 
-    ROW = 8  # of so many reads each one, in a row,
-    RATIO = 2.0  # took so many times its own processor time
+    One slow read is not enough, since a busy machine also interrupts threads now and then.
+    """
+
+    ROW = 8
+    RATIO = 2.0
 
     def __init__(self) -> None:
         self._row = 0
 
     def seen(self, elapsed: float, worked: float) -> bool:
-        """Whether this read, of so many seconds, completes another row of reads that waited."""
+        """Whether this read completes a row of `ROW` I/O-bound reads.
+
+        Args:
+            elapsed: wall seconds of the read.
+            worked: CPU seconds of its thread.
+        """
         self._row = self._row + 1 if elapsed > self.RATIO * worked else 0
         if self._row < self.ROW:
             return False
@@ -237,7 +245,7 @@ class SlowDisk:
 
 
 class _Group:
-    """Batches that are read together; `batches` come before `error`."""
+    """Batches that are read together; `error`, if any, belongs to the batch after `batches`."""
 
     def __init__(self) -> None:
         self.done = False
@@ -246,26 +254,26 @@ class _Group:
         self._rows = np.empty((0, 0), np.int64)
 
     def plan(self, plan: _Plan, first: int, size: int) -> None:
-        """Say what to read; never raises."""
+        """Compute the rows to read; keeps an error in `error`."""
         try:
             self._rows = plan.rows(first, size)
-        except BaseException as error:  # noqa: BLE001 - raised by the thread that asks for the batch
+        except BaseException as error:  # noqa: BLE001 - raised by the consumer's thread in `next`
             self.error = error
 
     def read(self, dataset: Sequences) -> None:
-        """Read the batches up to the first that cannot be; never raises."""
+        """Read the batches up to the first that fails; keeps its error in `error`."""
         size, share = self._rows.shape
         try:
             if self.error is None:
                 tokens = dataset.read_rows(self._rows.reshape(-1))
                 self.batches = list(tokens.reshape(size, share, -1))
-        except BaseException as error:  # noqa: BLE001 - raised by the thread that asks for the batch
+        except BaseException as error:  # noqa: BLE001 - raised by the consumer's thread in `next`
             self.error = error
             if size > 1:
                 self._read_each(dataset)
 
     def _read_each(self, dataset: Sequences) -> None:
-        """Find the batch an error belongs to."""
+        """Read batch by batch, to find the batch that fails."""
         self.error = None
         for rows in self._rows:
             try:
@@ -276,21 +284,21 @@ class _Group:
 
 
 class _Plan:
-    """The rows of a process's part of every batch, worked out for many batches at a time."""
+    """The rows of a process's part of every batch, computed for many batches at a time."""
 
     def __init__(self, dataset: Sequences, batch_size: int, mine: np.ndarray) -> None:
         self._dataset = dataset
         self._batch_size = batch_size
-        self._mine = mine  # in batch 0
+        self._mine = mine  # this process's positions in batch 0
         self._begin = self._end = 0
         self._rows = np.empty((0, len(mine)), np.int64)
         self._span = 1
 
     def rows(self, first: int, size: int) -> np.ndarray:
-        """Rows of batches `first` and on: int64 (size, share)."""
+        """Rows of `size` batches from `first` on: int64 (size, share)."""
         if not self._begin <= first <= first + size <= self._end:
-            # Spans grow with the groups, so that the first batch does not wait for the order of
-            # thousands.
+            # Spans grow from a few batches, so that the first batch does not wait for the order of
+            # thousands of positions.
             self._span = min(8 * self._span, max(1, _SPAN // len(self._mine)))
             self._begin, self._end = first, first + max(size, self._span)
             batches = np.arange(self._begin, self._end, dtype=np.int64)

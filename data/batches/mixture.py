@@ -1,19 +1,19 @@
-"""Which source each position of training reads, and which of that source's sequences.
+"""Maps each position of training to a source and to one of that source's sequences.
 
-A mixture is a list of stages, each with a weight for every source. Positions are dealt in blocks of
-2,048 from where their stage starts. A block takes its sources by systematic sampling: it lays a
-grid of 2,048 points with a phase of its own over the cumulative weights, so a source gets the
-floor or the ceiling of its share of the block. Phases follow the golden-ratio Weyl sequence, so
-these roundings cancel: after any number of blocks a source is within a few positions of its
+A mixture is a list of phases, each with a weight for every source. Positions are assigned in blocks
+of 2,048, counted from the start of their phase. A block takes its sources by systematic sampling:
+it lays a grid of 2,048 points with its own offset over the cumulative weights, so a source gets the
+floor or the ceiling of its share of the block. Offsets follow the golden-ratio Weyl sequence, so
+these rounding errors cancel: after any number of blocks a source is within a few positions of its
 weight (3.2 at most, measured up to 10^11 positions), even one that gets a position in every
-hundredth block. A keyed permutation of the block says which of its positions gets which point.
+hundredth block. A keyed permutation of the block assigns its points to its positions.
 
-All of it is a pure function of (stages, seed, position). How often a source came before a block is
-a sum of floors over a Weyl sequence, known in closed form in O(log blocks), so position 10^10 costs
-what position 0 does: the table of its block, 2,048 entries made in 0.3 to 0.7 ms and kept while
-recent. Positions that lie together share a table; each of many scattered ones pays for its own.
-Stages that follow do not change the positions before them, and weights may change between runs
-without anything being tokenised again.
+The mapping is a pure function of (phases, seed, position). A source's count before a block is a sum
+of floors over a Weyl sequence, which has a closed form in O(log blocks), so position 10^10 costs as
+much as position 0: one table for its block, 2,048 entries computed in 0.3 to 0.7 ms and cached.
+Neighbouring positions share a table; each of many scattered positions needs its own. A later phase
+does not change the positions before it, and weights may change between runs without tokenising
+again.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ import numpy as np
 from data.batches.feistel import FeistelPermutation, derive_key
 from pipeline.errors import InputError
 
-BLOCK = 2048  # positions dealt together; a power of two
+BLOCK = 2048  # positions assigned together; a power of two
 
 _SHIFT = BLOCK.bit_length() - 1
-_TURN = 1 << 64  # phases are counted in 2^-64 of the distance between two points
+_TURN = 1 << 64  # offsets are in units of 2^-64 of the distance between two points
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd
-_STRIDE = 256  # blocks between prefix counts in closed form
-_TABLES, _PREFIXES = 64, 1024  # tables (32 KB each) and prefixes kept
+_STRIDE = 256  # blocks between prefix counts computed in closed form
+_TABLES, _PREFIXES = 64, 1024  # tables (32 KB each) and prefix counts cached
 
 
 @dataclass(frozen=True, kw_only=True)
 class MixturePhase:
-    """Weights from one position of training on.
+    """Weights of the sources from one position of training on.
 
     Attributes:
-        start: the first position it holds for, in sequences from the beginning of training.
+        start: first position of the phase, in sequences from the beginning of training.
         weights: a share for every source, in any unit; 0 leaves a source out.
 
     Raises:
@@ -68,14 +68,14 @@ class MixturePhase:
 
 
 class Mixture:
-    """What is read at each position of training. Safe to use from several threads.
+    """The source and sequence for each position of training. Safe to use from several threads.
 
     Args:
-        stages: in order of their starts, the first from 0.
+        stages: the phases in order of their starts, the first from 0.
         seed: any integer.
 
     Raises:
-        InputError: no stages, starts that do not ascend from 0, or weights for different numbers
+        InputError: no phases, starts that do not ascend from 0, or weights for different numbers
             of sources.
     """
 
@@ -83,7 +83,7 @@ class Mixture:
         _check(stages)
         self._starts = np.array([stage.start for stage in stages], np.int64)
         self._dealers = [_Dealer(stage, seed) for stage in stages]
-        # Stages are cut anywhere in a block, so the block after a cut is another stage's first.
+        # A phase may end inside a block; the next phase starts a new block, so lengths round up.
         blocks = -(-np.diff(self._starts) // BLOCK)
         self._first_blocks = np.concatenate([np.zeros(1, np.int64), np.cumsum(blocks)])
         self._before = [np.zeros(len(stages[0].weights), np.int64)]
@@ -92,10 +92,10 @@ class Mixture:
         self._table = functools.lru_cache(maxsize=_TABLES)(self._make_table)
 
     def choose(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The source of each position, and how many earlier positions read the same source.
+        """The source of each position, and the number of earlier positions with the same source.
 
-        A source's indices therefore count its sequences from 0 across all stages: no pair comes
-        twice and none is left out.
+        A source's indices therefore count its sequences from 0 across all phases: every (source,
+        index) pair occurs exactly once.
 
         Args:
             positions: int64 (n,), 0 or more, in any order.
@@ -132,7 +132,7 @@ class Mixture:
 
 
 class _Dealer:
-    """One stage: blocks and prefix counts, numbered from the stage's start."""
+    """The blocks and prefix counts of one phase, numbered from the start of the phase."""
 
     def __init__(self, stage: MixturePhase, seed: int) -> None:
         self._name = (seed, "mixture", stage.start)
@@ -142,18 +142,19 @@ class _Dealer:
         for weight in stage.weights:
             share += Fraction(weight)
             edges.append(math.floor(share / total * BLOCK * _TURN))
-        # A block has `whole` points below an edge, and one more if its phase is below `part`.
+        # Edges are cumulative weights in units of 2^-64 points, exact because of Fraction. A block
+        # has `whole` points below an edge, and one more if its offset is below `part`.
         self._whole = np.array([edge // _TURN for edge in edges], np.int64)
         self._part = np.array([edge % _TURN for edge in edges], np.uint64)
         self._stride_prefix = functools.lru_cache(maxsize=_PREFIXES)(self._closed_form)
 
     def deal(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """Source of each position of a block, and how many before it in the block have the same."""
+        """Source of each position of a block, and its rank among the block's positions of it."""
         below = self._below(np.array([block]))[0]
         counts = np.diff(below, prepend=0)
         sources = np.repeat(np.arange(len(counts)), counts)
         slots = FeistelPermutation(BLOCK, derive_key(*self._name, block))(np.arange(BLOCK))
-        # Only the set of slots of a source matters: put in order, their places are the ranks.
+        # Sort by (source, slot) in one integer: a source's slots then ascend, in order of rank.
         dealt = np.sort(sources << _SHIFT | slots) & (BLOCK - 1)
         source, rank = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64)
         source[dealt] = sources
@@ -161,27 +162,28 @@ class _Dealer:
         return source, rank
 
     def dealt(self, length: int) -> np.ndarray:
-        """Positions of each source among the first `length` of the stage, int64 (sources,)."""
+        """Positions of each source among the first `length` of the phase, int64 (sources,)."""
         block, rest = divmod(length, BLOCK)
-        begun = np.bincount(self.deal(block)[0][:rest], minlength=len(self._whole))
-        return self.prefix(block) + begun
+        in_last_block = np.bincount(self.deal(block)[0][:rest], minlength=len(self._whole))
+        return self.prefix(block) + in_last_block
 
     def prefix(self, block: int) -> np.ndarray:
-        """Positions of each source before a block of the stage, int64 (sources,)."""
+        """Positions of each source before a block of the phase, int64 (sources,)."""
         stride = block // _STRIDE
         below = self._below(np.arange(stride * _STRIDE, block)).sum(0)
         return np.diff(self._stride_prefix(stride) + below, prepend=0)
 
     def _below(self, blocks: np.ndarray) -> np.ndarray:
         """Points of each block below each source's edge, int64 (blocks, sources)."""
+        # Block b's offset is (phase + b * golden) mod 2^64, by uint64 overflow.
         phases = np.uint64(self._phase) + blocks.astype(np.uint64) * np.uint64(_GOLDEN)
         return self._whole + (phases[:, None] < self._part)
 
     def _closed_form(self, stride: int) -> np.ndarray:
-        """Points below each edge in all blocks before a stride, int64 (sources,)."""
+        """Points below each edge, summed over all blocks before a stride, int64 (sources,)."""
         blocks = stride * _STRIDE
         turns = floor_sum(blocks, _TURN, _GOLDEN, self._phase)
-        # x mod m < f is floor(x / m) - floor((x + m - f) / m) + 1.
+        # [x mod m < f] = floor(x / m) - floor((x + m - f) / m) + 1: 1 if true and 0 if not.
         extra = [
             blocks + turns - floor_sum(blocks, _TURN, _GOLDEN, self._phase + _TURN - int(part))
             for part in self._part
@@ -201,7 +203,8 @@ def floor_sum(count: int, modulus: int, step: int, start: int) -> int:
         top = step * count + start
         if top < modulus:
             return total
-        # Points under a line counted by columns are counted by rows: the axes change places.
+        # The sum counts lattice points under a line by columns; count them by rows instead, which
+        # swaps the axes and, as in Euclid's algorithm, shrinks (modulus, step).
         count, start, modulus, step = top // modulus, top % modulus, step, modulus
 
 
@@ -210,17 +213,17 @@ def _check(stages: Sequence[MixturePhase]) -> None:
         raise InputError("Mixture.stages: found none; give one MixturePhase with start=0")
     if stages[0].start != 0:
         raise InputError(
-            f"Mixture.stages[0].start={stages[0].start}: expected 0; say what training begins with"
+            f"Mixture.stages[0].start={stages[0].start}: expected 0; training begins at position 0"
         )
     for number in range(1, len(stages)):
         before, here = stages[number - 1], stages[number]
         if here.start <= before.start:
             raise InputError(
                 f"Mixture.stages[{number}].start={here.start}: expected more than "
-                f"{before.start}, where the stage before starts; put stages in order"
+                f"{before.start}, the start of the phase before; order the phases by their starts"
             )
         if len(here.weights) != len(before.weights):
             raise InputError(
                 f"Mixture.stages[{number}].weights has {len(here.weights)} weights, expected "
-                f"{len(before.weights)}, one per source as in the stage before; use 0 for none"
+                f"{len(before.weights)}, one per source as in the phase before; use 0 for none"
             )

@@ -1,16 +1,16 @@
-"""Best-fit packing: documents laid into rows of one sequence, cut only where a row is too short.
+"""Best-fit packing: places documents into rows of one sequence, cutting only overlong documents.
 
 Joining documents and cutting the stream every `length` tokens cuts most rows' last document in two.
 Packing (Ding et al. 2024, "Fewer Truncations Improve Language Modeling", arXiv:2404.10830) cuts a
 document only when it is longer than a row: into whole rows and a remainder. Remainders are placed
-longest first, each into the row it fills best (best-fit decreasing; of equally full rows, the one
-that became so last), or a new row. What stays empty at the end of a row is padding, EOS after EOS.
+longest first, each into the row it fills best (best-fit decreasing; among equally full rows, the
+one filled most recently), or into a new row. The free end of a row is padded with EOS.
 
 A piece that does not end with EOS always fills its row, so padding only follows the end of a
-document, and a row never begins a document in the middle of another. Pieces of a row are in the
-order of the documents, rows in the order of their last pieces: the last row then ends with EOS, and
-the rows one after the other are documents with EOS after each (padding reads as empty documents),
-which is what a token shard holds.
+document, and no document is split around another. Pieces of a row are in document order, and rows
+are in the order of their last pieces. The last row therefore ends with EOS, and the concatenated
+rows are documents with EOS after each (padding reads as empty documents): the format of a token
+shard.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pipeline.errors import InputError
 
 
 class Packing(NamedTuple):
-    """Where every piece of the documents goes; sorted by row, then by start.
+    """The row of every piece of the documents; sorted by row, then by start.
 
     Attributes:
-        starts: int64 (pieces,), first token of each in the stream of documents.
-        lengths: int64 (pieces,), tokens, from 1 to a row's length.
-        rows: int64 (pieces,), which row it is in; every row from 0 to the last has a piece.
+        starts: int64 (pieces,), first token of each piece in the stream of documents.
+        lengths: int64 (pieces,), tokens of each piece, from 1 to a row's length.
+        rows: int64 (pieces,), row of each piece; every row from 0 to the last has a piece.
     """
 
     starts: np.ndarray
@@ -38,16 +38,16 @@ class Packing(NamedTuple):
 
     @property
     def row_count(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return int(self.rows[-1]) + 1 if len(self.rows) else 0
 
 
 def pack(offsets: np.ndarray, length: int) -> Packing:
-    """Lay documents into rows; a function of its arguments alone.
+    """Place documents into rows; a pure function of its arguments.
 
     Args:
-        offsets: int64 (documents + 1,), where each document begins in the stream, its EOS included,
-            and the end of the last: ascending.
+        offsets: int64 (documents + 1,), ascending: the start of each document in the stream and the
+            end of the last. A document includes its EOS.
         length: tokens in a row.
 
     Raises:
@@ -67,43 +67,43 @@ def fill(packing: Packing, tokens: np.ndarray, length: int, eos_id: int) -> np.n
     """The rows: [rows, length], dtype of `tokens`, padded with EOS.
 
     Args:
-        packing: of these tokens' documents into rows of this length.
-        tokens: (tokens,), the documents one after the other.
+        packing: packing of these documents into rows of `length`.
+        tokens: (tokens,), the concatenated documents.
         length: tokens in a row.
-        eos_id: pads.
+        eos_id: the padding id.
     """
-    laid = np.full(packing.row_count * length, eos_id, tokens.dtype)
+    filled = np.full(packing.row_count * length, eos_id, tokens.dtype)
     before = np.cumsum(packing.lengths) - packing.lengths
     first = np.searchsorted(packing.rows, packing.rows)  # the first piece of each piece's row
     places = packing.rows * length + before - before[first]
     pieces = (packing.starts.tolist(), packing.lengths.tolist(), places.tolist())
     for start, size, place in zip(*pieces, strict=True):
-        laid[place : place + size] = tokens[start : start + size]
-    return laid.reshape(packing.row_count, length)
+        filled[place : place + size] = tokens[start : start + size]
+    return filled.reshape(packing.row_count, length)
 
 
 def documents_cut_by_packing(offsets: np.ndarray, length: int) -> int:
-    """Documents that do not fit into a row."""
+    """Number of documents that are longer than a row."""
     return int((_sizes(offsets, length)[1] > length).sum())
 
 
 def documents_cut_by_joining(offsets: np.ndarray, length: int) -> int:
-    """Documents with the end of a row inside, when the stream is cut every `length` tokens."""
+    """Number of documents cut in two or more when the stream is cut every `length` tokens."""
     begins, sizes = _sizes(offsets, length)
     return int((begins // length != (begins + sizes - 1) // length).sum())
 
 
 def rows_of_next_fit(offsets: np.ndarray, length: int) -> int:
-    """Rows that packing in order takes, where what does not fit the open row opens the next.
+    """Number of rows of next-fit packing: a document that does not fit the open row opens the next.
 
     Documents longer than a row are cut as `pack` cuts them.
     """
     whole, rest = np.divmod(_sizes(offsets, length)[1], length)
-    rows, room = int(whole.sum()), 0
+    rows, free = int(whole.sum()), 0
     for size in rest[rest > 0].tolist():
-        if size > room:
-            rows, room = rows + 1, length
-        room -= size
+        if size > free:
+            rows, free = rows + 1, length
+        free -= size
     return rows
 
 
@@ -122,34 +122,35 @@ def _sizes(offsets: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _cut(begins: np.ndarray, whole: np.ndarray, length: int) -> np.ndarray:
-    """Starts of the pieces that fill a row, `whole` of them from each of `begins`."""
+    """Starts of the pieces that fill a row: for document i, `whole[i]` pieces from `begins[i]`."""
     before = np.cumsum(whole) - whole
     number = np.arange(int(whole.sum())) - np.repeat(before, whole)
     return np.repeat(begins, whole) + number * length
 
 
 def _best_fit(sizes: np.ndarray, length: int) -> np.ndarray:
-    """The bin of every size, below `length`, by best-fit decreasing: int64 (sizes,), from 0."""
+    """The bin, from 0, of every size below `length` by best-fit decreasing: int64 (sizes,)."""
     longest_first = np.argsort(-sizes, kind="stable")
-    rooms: list[int] = []  # ascending; the rooms that some bin has left
+    # Bins are grouped by free space, so the best fit is the first entry of `free` that is >= size.
+    free: list[int] = []  # ascending, distinct: the free space of the open bins
     bins_with: list[list[int]] = [[] for _ in range(length)]
     opened, placed = 0, []
     for size in sizes[longest_first].tolist():
-        at = bisect_left(rooms, size)
-        if at < len(rooms):
-            room = rooms[at]
-            bins = bins_with[room]
+        at = bisect_left(free, size)
+        if at < len(free):
+            before = free[at]
+            bins = bins_with[before]
             chosen = bins.pop()
             if not bins:
-                del rooms[at]
+                del free[at]
         else:
-            room, chosen = length, opened
+            before, chosen = length, opened
             opened += 1
-        left = room - size
+        left = before - size
         if left:
             bins = bins_with[left]
             if not bins:
-                insort(rooms, left)
+                insort(free, left)
             bins.append(chosen)
         placed.append(chosen)
     found = np.empty(len(sizes), np.int64)
@@ -158,7 +159,7 @@ def _best_fit(sizes: np.ndarray, length: int) -> np.ndarray:
 
 
 def _in_order(starts: np.ndarray, lengths: np.ndarray, rows: np.ndarray) -> Packing:
-    """Rows numbered by their last pieces, and pieces sorted by row and start."""
+    """Number rows by the order of their last pieces; sort pieces by row and start."""
     last = np.full(int(rows.max()) + 1 if len(rows) else 0, -1)
     np.maximum.at(last, rows, starts)
     rank = np.empty_like(last)

@@ -1,10 +1,11 @@
-"""The tokens of a split cut into rows of one sequence each, so that reading a row reads no more.
+"""The tokens of a split cut into rows of one sequence each, aligned to the chunks they are read in.
 
-Rows of a shard begin at multiples of the length inside that shard: a length that is a multiple of
-the chunks' reads whole chunks and nothing beside them. What is left at the end of each shard, its
-tail, is joined to the other tails of its source, in order, and cut into the source's last rows. So
-every token of a source but the last few (tokens modulo length) is in exactly one row, and there are
-as many rows as if all its shards had been joined first.
+Rows of a shard begin at multiples of the row length inside that shard, so a row length that is a
+multiple of the chunk size reads whole chunks only. The tail of each shard, its last
+`tokens % length` tokens, is concatenated with the other tails of its source, in order, and cut into
+the source's last rows. Every token of a source is therefore in exactly one row, except
+`tokens % length` at the end of its joined tails, and there are as many rows as if its shards had
+been concatenated first.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pipeline.errors import InputError
 
 
 def row_count(shard_tokens: Sequence[int] | np.ndarray, length: int) -> int:
-    """Whole rows of `length` in a source of shards of so many tokens.
+    """Number of whole rows of `length` in a source whose shards have `shard_tokens` tokens.
 
     Raises:
         InputError: `length` below 1.
@@ -33,10 +34,10 @@ class SequenceReader:
     """Random access to the rows of a token array. Safe to read from several threads.
 
     Args:
-        tokens: of all shards.
+        tokens: the tokens of all shards.
         length: tokens in a row.
-        sources: how many of the shards, from the first on, belong to each source; rows are numbered
-            source by source. None: all shards are one source.
+        sources: number of consecutive shards of each source; rows are numbered source by source.
+            None: all shards are one source.
 
     Attributes:
         counts: rows of each source.
@@ -59,14 +60,15 @@ class SequenceReader:
         spans = [slice(*cut) for cut in itertools.pairwise(cuts)]
         self.counts = tuple(row_count(sizes[span], length) for span in spans)
         self.count = sum(self.counts)
-        # A segment is the aligned rows of one shard; each source ends with one for its joined rows.
+        # A segment is the aligned rows of one shard. Each source ends with one more segment, for
+        # the rows that are cut from its joined tails.
         after = [span.stop for span in spans]
         aligned = [int(np.sum(sizes[span] // length)) for span in spans]
         joined = [count - rows for count, rows in zip(self.counts, aligned, strict=True)]
         segment_rows = np.insert(sizes // length, after, joined)
         self._ends = np.cumsum(segment_rows)
         self._begins = self._ends - segment_rows
-        # Row r of a segment of aligned rows begins at token offset + r * length of the array.
+        # Row r of a segment of aligned rows begins at token `offset + r * length` of the array.
         self._offsets = np.insert(ends - sizes, after, 0) - self._begins * length
         self._tails = {
             span.stop + number: _Tails(ends[span], sizes[span] % length)
@@ -76,17 +78,17 @@ class SequenceReader:
         self._is_joined[list(self._tails)] = True
 
     def read(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Some rows, in any order, repeated or not.
+        """The tokens of rows in any order, with or without repeats.
 
         Args:
             rows: int64 (n,), from 0 to `count` - 1.
-            out: int32 (n, length) to be filled, C-contiguous; None makes one.
+            out: int32 (n, length) to fill, C-contiguous; None allocates one.
 
         Returns:
             int32 (n, length).
 
         Raises:
-            IndexError: a row is not there.
+            IndexError: a row does not exist.
             CorruptOutput: a shard is not what was written.
             StorageError: the store failed or did not answer.
         """
@@ -98,7 +100,7 @@ class SequenceReader:
         segments = np.searchsorted(self._ends, rows, side="right")
         starts = self._offsets[segments] + rows * self.length
         begin = 0
-        # Stretches between the few joined rows are read where they belong, without a copy.
+        # Aligned rows between the few joined ones are read directly into `out`, without a copy.
         for place in np.flatnonzero(self._is_joined[segments]).tolist():
             self._read_aligned(starts[begin:place], out[begin:place])
             self._read_joined(int(segments[place]), int(rows[place]), out[place])
@@ -119,14 +121,14 @@ class SequenceReader:
 
 
 class _Tails:
-    """The ends of a source's shards as one array: `sizes` tokens before each of `ends`."""
+    """A source's shard tails as one array; tail i is the `sizes[i]` tokens before `ends[i]`."""
 
     def __init__(self, ends: np.ndarray, sizes: np.ndarray) -> None:
         self._ends = np.cumsum(sizes)
         self._offsets = ends - self._ends
 
     def pieces(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """Token and size of every stretch of the array that makes up positions begin to end."""
+        """(first token, size) in the token array of every piece of positions begin to end."""
         found = []
         first, last = np.searchsorted(self._ends, [begin, end - 1], side="right").tolist()
         for tail in range(first, last + 1):

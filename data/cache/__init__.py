@@ -1,1 +1,1 @@
-"""Ids at rest: the token cache, every chunk checked when it is read."""
+"""The token cache: ids on disk or in a bucket, every chunk checked when it is read."""

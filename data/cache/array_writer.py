@@ -1,4 +1,4 @@
-"""Writing the arrays of a token shard, by TensorStore."""
+"""Writes the arrays of a token shard with TensorStore."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pipeline.errors import StorageError
 
 
 class ArrayWriter:
-    """Writes the arrays of one shard with TensorStore; at the end of `with` they are safe.
+    """Writes the arrays of one shard with TensorStore; they are durable when the `with` block ends.
 
-    However the block ends, nothing is under way any more then, unless the store did not answer in
-    time.
+    However the block ends, no write is in flight afterwards, unless the store did not answer within
+    the timeout.
 
     Args:
         directory: a local path or a URL of gs:// or s3://.
-        timeout_s: longest wait for one array.
+        timeout_s: longest wait for one array, in seconds.
     """
 
     def __init__(self, directory: str, timeout_s: float = TIMEOUT_S) -> None:
@@ -29,14 +29,14 @@ class ArrayWriter:
         self._begun: list[ts.Future | ts.WriteFutures] = []
 
     def begin(self, arrays: dict[str, tuple[dict[str, Any], np.ndarray]]) -> None:
-        """Create arrays and begin to write them.
+        """Create arrays and start writing them.
 
         Args:
-            arrays: parsed zarr.json and values of each, by name. The values are not copied and must
-                not change until the end of `with`.
+            arrays: parsed zarr.json and values of each array, by name. The values are not copied
+                and must not change until the `with` block ends.
 
         Raises:
-            StorageError: one is there already, or the store failed.
+            StorageError: an array exists already, or the store failed.
         """
         opening = [self._open(name, metadata) for name, (metadata, _) in arrays.items()]
         self._begun += opening
@@ -65,7 +65,7 @@ class ArrayWriter:
             "driver": "zarr3",
             "kvstore": store | {"path": f"{store['path']}{name}/"},
             "metadata": metadata,
-            # Without it zeros would be no file, which reads as damage.
+            # Without this TensorStore writes no file for all zeros, which would read as corrupt.
             "store_data_equal_to_fill_value": True,
         }
         return ts.open(spec, create=True, context=self._context)

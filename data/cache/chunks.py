@@ -1,4 +1,4 @@
-"""The bytes of a token shard: Zarr 3 files, whose every chunk says whether it is what was written.
+"""The format of a token shard: Zarr 3 files in which every chunk has a checksum.
 
 A shard is a directory of three Zarr arrays:
 
@@ -7,15 +7,15 @@ A shard is a directory of three Zarr arrays:
     checksums   [chunks + 2] uint32: CRC-32C of the tokens of every chunk in order, then of the
                 offsets, then of tokens/zarr.json
 
-TensorStore writes them, from the metadata given here, and lays `tokens/c/0` out regularly, so that
-any chunk is found without reading an index: CHUNK little-endian tokens and their CRC-32C, again and
-again; the last chunk is filled up with zeros; then the index that Zarr asks for. Whoever writes a
-shard reads it back and refuses any other layout, since reading goes around TensorStore: 400 to 500
-million tokens a second on a core for rows of 2048, where TensorStore's own reader has 130.
+TensorStore writes them from the metadata defined here. It lays out `tokens/c/0` regularly, so that
+a chunk's place is computed without reading an index: records of CHUNK little-endian tokens and
+their CRC-32C, the last chunk padded with zeros, then Zarr's shard index. The writer reads a shard
+back and refuses any other layout, since readers bypass TensorStore: they read 400 to 500 million
+tokens a second on one core for rows of 2048, against 130 million with TensorStore's own reader.
 
-A chunk counts only when its own CRC and the one in `checksums` agree with its bytes: so a chunk, a
-file or a directory in the place of another is found, which an inline CRC alone lets pass. There
-is no compression and nothing random: the same documents give the same bytes.
+A chunk is accepted only when both its inline CRC and its entry in `checksums` match its bytes. The
+entry detects a chunk, a file or a directory swapped for another, which an inline CRC alone misses.
+The bytes are deterministic and not compressed: the same documents give the same bytes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-CHUNK = 1024  # tokens; a row of a multiple of it that begins at one reads nothing beside itself
+CHUNK = 1024  # tokens; rows aligned to chunks, of a multiple of CHUNK tokens, read no other tokens
 TOKENS, OFFSETS, CHECKSUMS = "tokens", "offsets", "checksums"
-BEYOND_CHUNKS = 2  # entries of `checksums` that are not of chunks
+BEYOND_CHUNKS = 2  # entries of `checksums` after those of the chunks
 CRC = np.dtype("<u4")
 OFFSET = np.dtype("<i8")
 
@@ -48,18 +48,19 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def chunk_count(tokens: int) -> int:
-    """Chunks that so many tokens fill, the last one perhaps in part."""
+    """Number of chunks of `tokens` tokens; the last one may be partly filled."""
     return -(-tokens // CHUNK)
 
 
 def record_bytes(dtype: np.dtype) -> int:
-    """Bytes of one chunk in the file: its tokens and their CRC."""
+    """Bytes of one record in the file: a chunk's tokens and their CRC."""
     return CHUNK * dtype.itemsize + CRC.itemsize
 
 
 def data_bytes(tokens: int, dtype: np.dtype) -> int:
-    """Size of the data file of `tokens` tokens (there is none when there are no tokens)."""
+    """Size of the data file of `tokens` tokens, of which there must be at least one."""
     chunks = chunk_count(tokens)
+    # Records, then Zarr's shard index: two uint64 per chunk (first byte, bytes) and its CRC.
     return chunks * record_bytes(dtype) + 16 * chunks + CRC.itemsize
 
 
@@ -69,25 +70,26 @@ def checksum(data: bytes | np.ndarray) -> int:
 
 
 class ChunkChecker:
-    """Tells whether records, as read, are the chunks that were written.
+    """Checks whether records, as read, are the chunks that were written.
 
     Args:
-        dtype: of the tokens.
-        most: records that are checked at once, at most.
+        dtype: dtype of the tokens.
+        most: most records that one call checks.
     """
 
     def __init__(self, dtype: np.dtype, most: int) -> None:
-        # The CRC of sound records that follow one another depends on nothing but their number.
+        # The CRC register after data followed by its own CRC is a constant, the residue. So the CRC
+        # of n consecutive intact records depends on n only, and any intact record gives its value.
         empty = seal(np.zeros(CHUNK, dtype))
         self._sound = [checksum(b"")]
         for _ in range(most):
             self._sound.append(google_crc32c.extend(self._sound[-1], empty))
 
     def agree(self, records: np.ndarray, checksums: np.ndarray) -> bool:
-        """Whether every record agrees with its own CRC and with the one it must have.
+        """Whether every record matches its inline CRC and its expected CRC.
 
-        One CRC over all records finds what a CRC of each would (it is linear, and their own CRCs
-        are compared one by one) at a fraction of the calls.
+        One CRC over all records detects what a CRC of each would, since CRC is linear and the
+        inline CRCs are compared one by one, at a fraction of the calls.
 
         Args:
             records: uint8 [n, record_bytes], contiguous.
@@ -98,31 +100,31 @@ class ChunkChecker:
 
 
 def tokens_of(records: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The tokens [n, CHUNK] in records uint8 [n, record_bytes]: a view."""
+    """The tokens [n, CHUNK] of records uint8 [n, record_bytes], as a view."""
     return records[:, : -CRC.itemsize].view(dtype.newbyteorder("<"))
 
 
 def chunk_checksums(tokens: np.ndarray) -> list[int]:
-    """CRC-32C of every chunk's bytes in the file, of tokens [chunks * CHUNK]."""
+    """CRC-32C of every chunk's bytes in the file; `tokens` is [chunks * CHUNK]."""
     little = np.ascontiguousarray(tokens, tokens.dtype.newbyteorder("<"))
     return [checksum(chunk) for chunk in little.reshape(-1, CHUNK)]
 
 
 def regular_index(count: int, dtype: np.dtype) -> np.ndarray:
-    """Where the chunks of a data file must lie: uint64 [count, 2], first byte and bytes of each."""
-    index = np.full((count, 2), CHUNK * dtype.itemsize + CRC.itemsize, "<u8")
+    """Zarr's shard index of a data file: uint64 [count, 2], first byte and bytes of each chunk."""
+    index = np.full((count, 2), record_bytes(dtype), "<u8")
     index[:, 0] = np.arange(count) * index[:, 1]
     return index
 
 
 def seal(array: np.ndarray) -> bytes:
-    """Little-endian bytes of an array, and their CRC-32C."""
+    """Little-endian bytes of an array, followed by their CRC-32C."""
     raw = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
     return raw + checksum(raw).to_bytes(CRC.itemsize, "little")
 
 
 def unseal(data: bytes, dtype: np.dtype) -> np.ndarray | None:
-    """The array [n], n > 0, that `seal` made `data` of; None when it is not what `seal` makes."""
+    """The array [n], n > 0, that `seal` encoded as `data`; None when `data` is corrupt or empty."""
     raw, crc = data[: -CRC.itemsize], data[-CRC.itemsize :]
     if not raw or len(raw) % dtype.itemsize:
         return None
@@ -132,7 +134,7 @@ def unseal(data: bytes, dtype: np.dtype) -> np.ndarray | None:
 
 
 def tokens_metadata(tokens: int, dtype: np.dtype, attributes: dict[str, Any]) -> dict[str, Any]:
-    """zarr.json of the tokens, parsed."""
+    """The parsed zarr.json of the tokens array."""
     sealed = _sealed_codecs()
     sharding = {"chunk_shape": [CHUNK], "codecs": sealed, "index_codecs": sealed}
     codec = {"name": "sharding_indexed", "configuration": sharding}
@@ -141,7 +143,7 @@ def tokens_metadata(tokens: int, dtype: np.dtype, attributes: dict[str, Any]) ->
 
 
 def plain_metadata(length: int, dtype: np.dtype) -> dict[str, Any]:
-    """zarr.json, parsed, of an array whose only chunk is what `seal` makes of it."""
+    """The parsed zarr.json of an array stored as one chunk in the format of `seal`."""
     return _metadata(length, length, dtype, _sealed_codecs())
 
 

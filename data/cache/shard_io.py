@@ -1,9 +1,9 @@
-"""Reading the files of a token shard, from a local disk, gs:// or s3://.
+"""Reads the files of a token shard from a local disk, gs:// or s3://.
 
-Local files are read with `pread` (`data/cache/chunks.py` says why), those of a bucket through
-TensorStore's key-value store, which retries, limits what is under way and joins neighbouring ranges
-of one batch. Either way what comes back are bytes that are not checked yet, but for `read_head`,
-whose result is sound.
+Local files are read with `pread` (`data/cache/chunks.py` gives the reason), those of a bucket
+through TensorStore's key-value store, which retries, limits the requests in flight and coalesces
+neighbouring ranges of one batch. Neither checks the bytes it returns; only `read_head` verifies its
+result.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from pipeline.errors import CorruptOutput, InputError, StorageError, StoreUnavai
 from pipeline.store import storage
 
 TIMEOUT_S = 600.0
-# A minute and a half of trying, as long as other requests to a bucket are tried for.
+# About 90 s of retries in all, as for the project's other bucket requests.
 BUCKET_RETRIES = {"max_retries": 9, "initial_delay": "250ms", "max_delay": "16s"}
 
 _GOOGLE, _AMAZON = "gs://", "s3://"
-# How the message begins when the store answered, and what it holds is not what was written.
-_DAMAGE = ("NOT_FOUND", "OUT_OF_RANGE", "DATA_LOSS")
-# And when it did not answer, after its own retries: a new attempt may do better.
+# Status codes, with which TensorStore's messages begin. First: the stored data is corrupt.
+_CORRUPT = ("NOT_FOUND", "OUT_OF_RANGE", "DATA_LOSS")
+# The store did not answer, even after TensorStore's retries; a new attempt may succeed.
 _UNAVAILABLE = ("ABORTED", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "UNKNOWN")
-# And when a file was to be new and is not.
-_TAKEN = "ALREADY_EXISTS"
-_NOT_THERE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+# A file that must be new exists.
+_EXISTS = "ALREADY_EXISTS"
+_MISSING = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 Bytes = Callable[[], bytes]
 Fill = Callable[[np.ndarray], None]
@@ -42,11 +42,11 @@ Fill = Callable[[np.ndarray], None]
 
 @dataclass(frozen=True, eq=False)
 class ShardHead:
-    """What a shard says of itself, checked.
+    """A shard's verified metadata.
 
     Attributes:
-        tokens: how many there are.
-        dtype: of the tokens.
+        tokens: number of tokens.
+        dtype: dtype of the tokens.
         checksums: uint32 [chunks], CRC-32C of every chunk's tokens.
         offsets_checksum: CRC-32C of the offsets.
         attributes: vocab_size, eos_id, tokenizer.
@@ -65,18 +65,21 @@ class ShardFiles(Protocol):
     directory: str
 
     def start_read(self, name: str) -> Bytes:
-        """Begin to read a small file; the result gives its content, or raises as `read` does."""
+        """Start reading a small file; the returned function waits and returns its content.
+
+        The function raises `CorruptOutput` for a missing file and `StorageError` as `read_into`.
+        """
         ...
 
     def start_range_read(self, begin: int, size: int, batch: ts.Batch) -> Fill:
-        """Begin to `read_into`; the result finishes it."""
+        """Start reading a range; the returned function waits and fills an array as `read_into`."""
         ...
 
     def read_into(self, begin: int, target: np.ndarray) -> None:
         """Fill a contiguous uint8 array from byte `begin` of the tokens' data file.
 
         Raises:
-            CorruptOutput: the file ends before.
+            CorruptOutput: the file is too short.
             StorageError: the store failed.
         """
         ...
@@ -87,13 +90,13 @@ def open_files(directory: str, size: int | None = None, timeout_s: float = TIMEO
 
     Args:
         directory: a local path, or a URL of gs:// or s3://.
-        size: bytes of the tokens' data file, when ranges of it are to be read. A local file of
+        size: bytes of the tokens' data file, required for reading ranges of it. A local file of
             another size is refused at once.
-        timeout_s: longest wait for one answer of a bucket.
+        timeout_s: longest wait for one response of a bucket, in seconds.
 
     Raises:
-        InputError: `directory` is on no store for shards.
-        CorruptOutput: there is no such file, or it has another size.
+        InputError: `directory` is not on a supported store.
+        CorruptOutput: the local data file is missing or has another size.
         StorageError: the disk failed.
     """
     if storage.is_local(directory):
@@ -102,10 +105,10 @@ def open_files(directory: str, size: int | None = None, timeout_s: float = TIMEO
 
 
 def store_spec(directory: str) -> dict[str, Any]:
-    """The key-value store, in TensorStore's terms, that has a directory's files as its keys.
+    """The TensorStore spec of the key-value store whose keys are the files of a directory.
 
     Raises:
-        InputError: we write to no such store.
+        InputError: the store is not supported.
     """
     if storage.is_local(directory):
         return {"driver": "file", "path": storage.local_path(directory).rstrip("/") + "/"}
@@ -122,10 +125,10 @@ def store_spec(directory: str) -> dict[str, Any]:
 
 
 def _amazon_settings() -> dict[str, Any]:
-    """Login, and address of a store that is not Amazon's, by the variables its clients read."""
+    """Credentials, and endpoint of an S3-compatible store, from the usual AWS variables."""
     found: dict[str, Any] = {}
     if os.environ.get("AWS_ACCESS_KEY_ID"):
-        # Otherwise it looks for files first, and logs each that is not there.
+        # By default the client looks for credential files first and logs each missing one.
         found["aws_credentials"] = {"type": "environment"}
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if endpoint:
@@ -135,7 +138,7 @@ def _amazon_settings() -> dict[str, Any]:
 
 
 def store_context() -> ts.Context:
-    """Retries of a bucket, and no cache: nothing is read or written twice."""
+    """A TensorStore context with bucket retries and no cache, since no byte is read twice."""
     return ts.Context(
         {
             "gcs_request_retries": BUCKET_RETRIES,
@@ -146,7 +149,7 @@ def store_context() -> ts.Context:
 
 
 class LocalFiles:
-    """A shard on a local disk; holds the data file open when its size was given."""
+    """A shard on a local disk; keeps the data file open when its size was given."""
 
     def __init__(self, directory: str, size: int | None) -> None:
         self.directory = directory
@@ -162,11 +165,11 @@ class LocalFiles:
             self._descriptor = -1
 
     def start_read(self, name: str) -> Bytes:
-        """As in `ShardFiles`; reads when the result is asked for."""
+        """As in `ShardFiles`; reads when the returned function is called."""
         return lambda: self._read(name)
 
     def start_range_read(self, begin: int, size: int, batch: ts.Batch) -> Fill:
-        """As in `ShardFiles`; reads when the result is asked for."""
+        """As in `ShardFiles`; reads when the returned function is called."""
         del size, batch
         return lambda target: self.read_into(begin, target)
 
@@ -186,7 +189,7 @@ class LocalFiles:
         path = os.path.join(self._path, name)
         try:
             return storage.read_bytes(path)
-        except _NOT_THERE as error:
+        except _MISSING as error:
             raise damaged(self.directory, f"no file {name}") from error
         except OSError as error:
             raise _failed(self.directory, error) from error
@@ -195,7 +198,7 @@ class LocalFiles:
         name = chunks.data_file(chunks.TOKENS)
         try:
             descriptor = os.open(os.path.join(self._path, name), os.O_RDONLY | os.O_CLOEXEC)
-        except _NOT_THERE as error:
+        except _MISSING as error:
             raise damaged(self.directory, f"no file {name}") from error
         except OSError as error:
             raise _failed(self.directory, error) from error
@@ -210,10 +213,10 @@ class StoreFiles:
     """A shard in a key-value store of TensorStore.
 
     Args:
-        directory: what errors call it.
-        spec: of the key-value store that has the shard's files as its keys.
-        timeout_s: longest wait for one answer.
-        context: limits and retries of the store; None for TensorStore's own.
+        directory: the shard's name in error messages.
+        spec: spec of the key-value store whose keys are the shard's files.
+        timeout_s: longest wait for one response, in seconds.
+        context: limits and retries of the store; None for TensorStore's defaults.
     """
 
     def __init__(
@@ -228,12 +231,12 @@ class StoreFiles:
         self._store = wait(ts.KvStore.open(spec, context=context), directory, timeout_s)
 
     def start_read(self, name: str) -> Bytes:
-        """As in `ShardFiles`; the request is under way."""
+        """As in `ShardFiles`; the request is in flight when this returns."""
         future = self._store.read(name)
         return lambda: self._content(future, name)
 
     def start_range_read(self, begin: int, size: int, batch: ts.Batch) -> Fill:
-        """As in `ShardFiles`; the request is under way as soon as the batch is submitted."""
+        """As in `ShardFiles`; the request is in flight once the batch is submitted."""
         return self._start(begin, size, batch)
 
     def read_into(self, begin: int, target: np.ndarray) -> None:
@@ -260,11 +263,11 @@ class StoreFiles:
 
 
 def start_head_read(files: ShardFiles, check: str) -> Callable[[], ShardHead]:
-    """Begin to read a shard's head; the result waits for it.
+    """Start reading a shard's head; the returned function waits for it and verifies it.
 
     Args:
-        files: of the shard.
-        check: hex SHA-256 that `checksums` must have; "" when it is not known.
+        files: the shard's files.
+        check: hex SHA-256 that `checksums` must have; "" skips this check.
     """
     about = files.start_read(chunks.metadata_file(chunks.TOKENS))
     checksums = files.start_read(chunks.data_file(chunks.CHECKSUMS))
@@ -272,10 +275,10 @@ def start_head_read(files: ShardFiles, check: str) -> Callable[[], ShardHead]:
 
 
 def read_head(files: ShardFiles, check: str) -> ShardHead:
-    """A shard's head.
+    """A shard's verified head; arguments as in `start_head_read`.
 
     Raises:
-        CorruptOutput: it is missing, or not what was written.
+        CorruptOutput: the head is missing, or not what was written.
         StorageError: the store failed.
     """
     return start_head_read(files, check)()
@@ -291,7 +294,7 @@ def _head(directory: str, about: bytes, sealed: bytes, check: str) -> ShardHead:
     checksums, (offsets, metadata) = np.split(found, [-chunks.BEYOND_CHUNKS])
     if chunks.checksum(about) != metadata:
         raise damaged(directory, "a tokens/zarr.json that disagrees with its checksum")
-    # Sound from here on: whatever does not fit now was written by something else.
+    # The checksums match, so an unexpected layout from here on was written by other code.
     try:
         tree = json.loads(about)
         head = ShardHead(
@@ -312,16 +315,16 @@ def _head(directory: str, about: bytes, sealed: bytes, check: str) -> ShardHead:
 def wait(
     future: Any, directory: str, timeout_s: float = TIMEOUT_S, *, writing: bool = False
 ) -> Any:
-    """The result of a TensorStore future, with errors in this project's terms.
+    """The result of a TensorStore future, with its errors mapped to `pipeline.errors`.
 
     Args:
-        future: of TensorStore.
-        directory: what errors call the shard.
-        timeout_s: longest wait.
-        writing: whether the shard is being written, so that nothing finished can be damaged.
+        future: a TensorStore future.
+        directory: the shard's name in error messages.
+        timeout_s: longest wait, in seconds.
+        writing: whether the shard is being written; an unfinished shard is never reported corrupt.
 
     Raises:
-        CorruptOutput: what is stored is missing or cut short; never while writing.
+        CorruptOutput: the stored data is missing or truncated; never while writing.
         StorageError: the store failed or did not answer in `timeout_s` seconds.
     """
     try:
@@ -333,22 +336,22 @@ def wait(
     except (ValueError, OSError) as error:
         # TensorStore has one exception class; the status code is the message's first word.
         reason = " ".join(str(error).split(" [")[0].split())
-        if writing and reason.startswith(_TAKEN):
-            # In a bucket it may be ours: an answer was lost and the request sent again. Another
-            # attempt, which has a directory of its own, is not in doubt.
+        if writing and reason.startswith(_EXISTS):
+            # In a bucket the file may be our own, if a response was lost and the request retried.
+            # A new attempt has its own directory, so it can succeed: raise the retriable error.
             kind = StorageError if storage.is_local(directory) else StoreUnavailable
             raise kind(
                 f"{directory}: the shard cannot be written: expected an empty directory, found "
                 f"another shard ({reason}); delete the directory or choose another"
             ) from error
-        if not writing and reason.startswith(_DAMAGE):
+        if not writing and reason.startswith(_CORRUPT):
             raise damaged(directory, reason) from error
         kind = StoreUnavailable if reason.startswith(_UNAVAILABLE) else StorageError
         raise kind(f"{directory}: {reason}; check the storage, run again") from error
 
 
 def damaged(directory: str, found: str) -> CorruptOutput:
-    """The error for a shard in which something else was found than was written."""
+    """The error for a corrupt shard, in which `found` was read instead of what was written."""
     return CorruptOutput(
         f"{directory}: expected the shard written earlier, found {found}; "
         "rebuild the step that wrote it"

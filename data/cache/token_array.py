@@ -1,9 +1,9 @@
-"""The shards of a split as one long array of tokens, joined by reference.
+"""The shards of a split as one long array of tokens, without copying them.
 
-Making one touches no storage, whatever the number of shards: their lengths come from the caller.
-A shard is opened when a window first falls on it, and must then be what its digest says. Windows
-that touch in a shard are read together; every chunk is checked each time it is read. What stays in
-memory is four bytes for every chunk of the shards seen, and a bounded number of files stays open.
+Creating one reads no storage, whatever the number of shards: the caller gives their lengths. A
+shard is opened when a window first touches it and must then match its `check`. Adjacent windows of
+a shard are read together; every chunk is checked each time it is read. Four bytes stay in memory
+for every chunk of the shards opened so far, and a bounded number of files stays open.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from data.cache.token_shard import TokenShard
 from pipeline.errors import InputError
 from pipeline.store import storage
 
-_AT_ONCE = 64  # chunks read, checked and copied out together: they stay in a core's own cache
-_MOST_OPEN = 4096  # files, where the process may have so many
+_AT_ONCE = 64  # chunks read, checked and copied out together: they fit a core's own cache
+_MOST_OPEN = 4096  # most open files, where the limit of the process allows
 
 _DATA = chunks.data_file(chunks.TOKENS)
 
-# A stretch of a window inside one shard: (shard, begin in the shard, size, row, column).
+# The part of a window inside one shard: (shard, begin in the shard, size, row, column).
 _Piece = tuple[int, int, int, int, int]
 
 
 @dataclass(slots=True)
 class _Run:
-    """Chunks `first` to `last` - 1 of a shard, read at once, and the pieces that lie in them."""
+    """Chunks `first` to `last` - 1 of a shard, read at once, and the pieces they contain."""
 
     shard: int
     first: int
@@ -53,7 +53,7 @@ class _Run:
 
 
 class _Records(threading.local):
-    """Where chunks are read to: a thread's own, since they are read again and again."""
+    """Per-thread buffers that every read reuses."""
 
     def __init__(self, dtype: np.dtype) -> None:
         self.records = np.empty((_AT_ONCE, chunks.record_bytes(dtype)), np.uint8)
@@ -66,9 +66,9 @@ class TokenArray:
 
     Args:
         shards: all shards, in order.
-        vocab_size: of the tokenizer; ids are below it.
-        tokenizer_digest: of the tokenizer that must have made the tokens; "" for any.
-        timeout_s: longest wait for one answer of a bucket.
+        vocab_size: vocabulary size of the tokenizer; ids are below it.
+        tokenizer_digest: SHA-256 that the shards' tokenizer must have; "" accepts any.
+        timeout_s: longest wait for one response of a bucket, in seconds.
     """
 
     def __init__(
@@ -115,19 +115,19 @@ class TokenArray:
         return self._ends
 
     def read(self, starts: np.ndarray, length: int, out: np.ndarray | None = None) -> np.ndarray:
-        """Windows of the joined array, which may cross the ends of shards.
+        """Windows of the joined array, which may cross shard boundaries.
 
         Args:
-            starts: int64 (n,), position of each window's first token.
+            starts: int64 (n,), index of each window's first token.
             length: tokens in a window.
-            out: int32 (n, length), contiguous, that is filled and returned; None for a new one.
+            out: int32 (n, length), contiguous, to fill and return; None allocates one.
 
         Returns:
             int32 (n, length).
 
         Raises:
             IndexError: a window is not inside the array.
-            InputError: a shard is of another tokenizer than this array.
+            InputError: a shard was written with another tokenizer than this array's.
             CorruptOutput: a shard is not what was written.
             StorageError: the store failed, or took longer than `timeout_s`.
         """
@@ -137,16 +137,16 @@ class TokenArray:
         self._check(starts, length, out)
         if not out.size:
             return out
-        # The side skips empty shards: their end is the end of the shard before.
+        # side="right" skips empty shards, whose end equals that of the shard before.
         shards = np.searchsorted(self._ends, starts, side="right")
         begins = (starts - self._begins[shards]).tolist()
         shards = shards.tolist()
         if self._local and self._whole_chunks(shards, begins, length):
-            self._meet(set(shards))
+            self._load_heads(set(shards))
             self._read_chunks(shards, begins, out)
         else:
             runs = _join(sorted(self._pieces(shards, begins, length)))
-            self._meet({run.shard for run in runs})
+            self._load_heads({run.shard for run in runs})
             self._read(runs, out)
         return out
 
@@ -161,7 +161,7 @@ class TokenArray:
             )
 
     def _whole_chunks(self, shards: list[int], begins: list[int], length: int) -> bool:
-        """Whether every window is whole chunks of one shard."""
+        """Whether every window consists of whole chunks of one shard."""
         if length % CHUNK or length > _AT_ONCE * CHUNK:
             return False
         for shard, begin in zip(shards, begins, strict=True):
@@ -170,7 +170,7 @@ class TokenArray:
         return True
 
     def _read_chunks(self, shards: list[int], begins: list[int], out: np.ndarray) -> None:
-        """`_read` for windows of whole chunks: they are copied out many at a time."""
+        """Fast path of `_read` for windows of whole chunks, which are copied out many at a time."""
         own, width = self._own, out.shape[1] // CHUNK
         records, checksums, tokens = own.records, own.checksums, own.tokens
         together = _AT_ONCE // width
@@ -200,7 +200,7 @@ class TokenArray:
         self._deliver(group, used, out)
 
     def _pieces(self, shards: list[int], begins: list[int], length: int) -> Iterator[_Piece]:
-        """Every stretch of the windows that lies in one shard and can be read at once."""
+        """Split the windows into pieces inside one shard that are small enough to read at once."""
         for row, (shard, begin) in enumerate(zip(shards, begins, strict=True)):
             column = 0
             while column < length:
@@ -213,17 +213,18 @@ class TokenArray:
                 if begin == self._shards[shard].tokens:
                     shard, begin = shard + 1, 0
 
-    def _meet(self, shards: set[int]) -> None:
-        """Look at shards that no window fell on before."""
+    def _load_heads(self, shards: set[int]) -> None:
+        """Read and check the heads of shards that no window touched before."""
         new = sorted(shards - self._checksums.keys())
         heads = [
             start_head_read(open_files(directory, timeout_s=self._timeout_s), check)
             for directory, _, check in (self._shards[shard] for shard in new)
         ]
         for shard, head in zip(new, heads, strict=True):
-            self._checksums[shard] = self._approve(self._shards[shard], head())
+            self._checksums[shard] = self._checked(self._shards[shard], head())
 
-    def _approve(self, shard: TokenShard, head: ShardHead) -> np.ndarray:
+    def _checked(self, shard: TokenShard, head: ShardHead) -> np.ndarray:
+        """The checksums of a head that fits the shard and this array; raises as `read`."""
         if (head.tokens, head.dtype) != (shard.tokens, self.dtype):
             raise damaged(
                 shard.directory,
@@ -245,7 +246,7 @@ class TokenArray:
         return head.checksums
 
     def _file(self, shard: int) -> ShardFiles:
-        """The files of a shard, opened if need be; those opened first are let go."""
+        """The files of a shard, opened if necessary; beyond the limit the oldest are dropped."""
         found = self._files.get(shard)
         if found is not None:
             return found
@@ -259,9 +260,9 @@ class TokenArray:
         return opened
 
     def _request(self, runs: list[_Run]) -> list[Fill]:
-        """Begin to read what takes an answer from elsewhere; the rest is read when its turn comes.
+        """Start the reads of a bucket in one batch; local reads start when their fill is called.
 
-        So a call that touches more shards than there may be open files opens them one by one.
+        A call that touches more local shards than may be open therefore opens them one by one.
         """
         if self._local:
             return [functools.partial(self._fill, run) for run in runs]
@@ -276,7 +277,7 @@ class TokenArray:
         self._file(run.shard).read_into(run.first * self._record, records)
 
     def _deliver(self, group: list[tuple[_Run, int]], used: int, out: np.ndarray) -> None:
-        """Check what was read, and copy it to where it belongs."""
+        """Check the records that were read and copy their pieces to `out`."""
         own = self._own
         for run, at in group:
             checksums = self._checksums[run.shard][run.first : run.last]
@@ -311,13 +312,13 @@ class TokenArray:
 
 
 def _open_at_most() -> int:
-    """A quarter of what this process may open: 256 files under the usual limit."""
+    """A quarter of the process's limit of open files: 257 under the usual limit of 1,024."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST_OPEN if allowed == resource.RLIM_INFINITY else min(allowed // 4 + 1, _MOST_OPEN)
 
 
 def _join(pieces: Iterable[_Piece]) -> list[_Run]:
-    """Pieces in order, those that touch or overlap as one run where it can be read at once."""
+    """Join sorted pieces whose chunks touch or overlap into runs of at most `_AT_ONCE` chunks."""
     runs: list[_Run] = []
     run = _Run(-1, 0, 0, [])
     for piece in pieces:

@@ -1,15 +1,14 @@
-"""Tokens at rest: documents in, one shard on disk or in a bucket; and what a shard says of itself.
+"""Writes documents to a token shard on disk or in a bucket, and reads a shard's metadata.
 
-A shard holds the ids of its documents one after the other with EOS after each and nothing else
-added, and where each document begins. Ids are uint16 when the vocabulary fits, else uint32.
-Vocabulary, EOS and tokenizer are attributes of `tokens`, so a shard says what it is. Files are Zarr
-3, written by TensorStore in the layout of `data/cache/chunks.py`; the same documents give the same
-bytes.
+A shard holds the concatenated ids of its documents, with EOS after each and no other id added, and
+the start of each document. Ids are uint16 when the vocabulary fits, else uint32. The attributes of
+`tokens` record the vocabulary size, EOS and tokenizer. Files are Zarr 3, written by TensorStore in
+the layout of `data/cache/chunks.py`; the same documents give the same bytes.
 
-A damaged, missing, swapped or truncated file must never read as data. Every file is written whole
-or not at all, and read back before the shard counts, against checksums that were taken of the
-tokens as they came and not of what TensorStore made of them; whoever keeps `ShardCounts.check` (the
-ledger does) and passes it when reading: then no other shard's tokens are accepted.
+A corrupt, missing, swapped or truncated file must never read as data. Every file is written
+atomically, and the whole shard is read back before `write_shard` returns, against checksums of the
+tokens as given, not of TensorStore's output. A reader that passes the `ShardCounts.check` of a
+shard (the ledger keeps it) accepts the tokens of no other shard.
 """
 
 from __future__ import annotations
@@ -41,17 +40,17 @@ __all__ = [
     "write_shard",
 ]
 
-_READ_BLOCK = 1024  # chunks: a few MiB, so that a bucket is not asked too often
+_READ_BLOCK = 1024  # chunks per request: a few MiB, which bounds the number of bucket requests
 
 
 class TokenShard(NamedTuple):
-    """What a `TokenArray` is made of.
+    """One shard of a `TokenArray`.
 
     Attributes:
         directory: a local path or a URL of gs:// or s3://.
-        tokens: how many it holds.
-        check: `ShardCounts.check` of when it was written; "" when it was not kept, and then a
-            sound shard in the place of another of the same size is not noticed.
+        tokens: number of tokens in the shard.
+        check: `ShardCounts.check` of the shard; "" if it is not known, in which case another intact
+            shard of the same size in its place is not detected.
     """
 
     directory: str
@@ -61,15 +60,15 @@ class TokenShard(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShardCounts:
-    """What was written.
+    """Sizes, digests and id counts of a written shard.
 
     Attributes:
-        tokens: ids in the shard, EOS included.
-        documents: documents.
+        tokens: number of ids in the shard, EOS included.
+        documents: number of documents.
         bytes_on_disk: bytes of the shard's files.
         digest: `content_digest` of the shard.
-        check: hex SHA-256 of the shard's checksums, by which readers tell it from any other.
-        counts: int64[vocab], how often each id occurs.
+        check: hex SHA-256 of the shard's checksums, which identifies the shard to readers.
+        counts: int64[vocab], occurrences of each id.
     """
 
     tokens: int
@@ -90,24 +89,24 @@ def write_shard(
 ) -> ShardCounts:
     """Write one shard and read it back.
 
-    Its tokens are in memory until the end (2 or 4 bytes each), and two more copies of them while
+    All tokens stay in memory until the end (2 or 4 bytes each), and two more copies of them while
     TensorStore encodes and writes.
 
     Args:
-        directory: an absolute local path or a URL of gs:// or s3:// with nothing in it.
-        documents: batches of (ids of all the batch's documents one after the other, number of ids
-            of each document), as `TextTokenizer.encode_batch` returns them.
+        directory: an empty directory: an absolute local path or a URL of gs:// or s3://.
+        documents: batches of (concatenated ids of the batch's documents, number of ids of each
+            document), as `TextTokenizer.encode_batch` returns them.
         vocab_size: ids are below it.
-        eos_id: the id that ends a document and occurs nowhere else; None for documents that
-            nothing ends.
+        eos_id: the id that ends a document and occurs nowhere else; None appends no id.
         tokenizer_digest: SHA-256 of the tokenizer, kept in the shard's attributes.
 
     Raises:
-        InputError: an id that is not below `vocab_size`, or EOS inside a document.
-        StorageError: the shard could not be written, or did not read back as written, or its
-            directory holds one.
+        InputError: an id is not below `vocab_size`, EOS is inside a document, or `directory` is on
+            an unsupported store.
+        StorageError: the shard could not be written, did not read back as written, or its directory
+            already holds a shard.
     """
-    open_files(directory)  # refuses a place for no shards before any work
+    open_files(directory)  # refuses an unsupported store before any work
     dtype = token_dtype(vocab_size)
     blocks: deque[np.ndarray] = deque()
     digest = hashlib.sha256()
@@ -137,10 +136,10 @@ def write_shard(
 
 
 def content_digest(directory: str, check: str = "") -> str:
-    """Hex SHA-256 over tokens, dtype, counts and offsets of a shard, read from storage.
+    """Hex SHA-256 over tokens, offsets, dtype and counts of a shard, read from storage.
 
     Raises:
-        CorruptOutput: a part is missing or does not agree with its checksum.
+        CorruptOutput: a file is missing or does not match its checksum.
         StorageError: the store failed.
     """
     head = read_head(open_files(directory), check)
@@ -151,14 +150,14 @@ def content_digest(directory: str, check: str = "") -> str:
 
 
 def read_offsets(directory: str, check: str = "") -> np.ndarray:
-    """Where each document begins, and the end of the last: int64[documents + 1].
+    """The start of each document and the end of the last: int64[documents + 1].
 
     Args:
-        directory: of the shard.
-        check: `ShardCounts.check`; "" when it was not kept.
+        directory: the shard's directory.
+        check: `ShardCounts.check`; "" if it is not known.
 
     Raises:
-        CorruptOutput: they are missing, or not what was written.
+        CorruptOutput: the offsets are missing, or not what was written.
         StorageError: the store failed.
     """
     files = open_files(directory)
@@ -166,7 +165,7 @@ def read_offsets(directory: str, check: str = "") -> np.ndarray:
 
 
 def describe(directory: str) -> dict[str, Any]:
-    """A shard's own account: tokens, documents, dtype, vocab_size, eos_id, tokenizer."""
+    """A shard's metadata: tokens, documents, dtype, vocab_size, eos_id, tokenizer."""
     files = open_files(directory)
     head = read_head(files, "")
     return {
@@ -178,10 +177,10 @@ def describe(directory: str) -> dict[str, Any]:
 
 
 def unigram_entropy(counts: np.ndarray) -> float:
-    """Entropy of the ids' frequencies in nats per token: the loss of a model of frequencies alone.
+    """Unigram entropy in nats per token: the loss of a model that predicts frequencies alone.
 
     Args:
-        counts: how often each id occurs, summed over shards.
+        counts: occurrences of each id, summed over shards.
     """
     total = int(counts.sum())
     if total == 0:
@@ -216,7 +215,7 @@ def _with_eos(ids: np.ndarray, lengths: np.ndarray, eos_id: int) -> np.ndarray:
 
 
 def _whole_chunks(blocks: deque[np.ndarray], count: int, dtype: np.dtype) -> np.ndarray:
-    """The tokens of all blocks, which are let go one by one, and zeros to the end of the chunk."""
+    """The tokens of all blocks, zero-padded to whole chunks; empties `blocks` to save memory."""
     tokens, at = np.zeros(chunks.chunk_count(count) * CHUNK, dtype), 0
     while blocks:
         block = blocks.popleft()
@@ -238,7 +237,7 @@ def _write(
     }
     files = open_files(directory)
     with ArrayWriter(directory) as writer:
-        # First and alone: who creates it is the only one who writes here.
+        # Create `tokens` first and alone: its creation is exclusive, so only one process goes on.
         writer.begin({chunks.TOKENS: (about[chunks.TOKENS], tokens[:count])})
         checksums = chunks.chunk_checksums(tokens)
         checksums += [chunks.checksum(offsets), _checksum_of_file(files, chunks.TOKENS)]
@@ -253,7 +252,7 @@ def _write(
 
 
 def _checksum_of_file(files: ShardFiles, array: str) -> int:
-    """CRC-32C of an array's zarr.json, which was just written."""
+    """CRC-32C of the zarr.json of an array that was just created."""
     try:
         return chunks.checksum(files.start_read(chunks.metadata_file(array))())
     except CorruptOutput as error:
@@ -261,7 +260,7 @@ def _checksum_of_file(files: ShardFiles, array: str) -> int:
 
 
 def _does_not_read_back(directory: str, error: CorruptOutput) -> StorageError:
-    """The same error for a shard that is not finished: its advice is another."""
+    """`error` with the advice for an unfinished shard."""
     found = str(error).removeprefix(f"{directory}: ").rpartition("; ")[0]
     return StorageError(
         f"{directory}: the shard does not read back as written: {found}; check the storage and "
@@ -272,10 +271,10 @@ def _does_not_read_back(directory: str, error: CorruptOutput) -> StorageError:
 def _read_back(
     files: ShardFiles, check: str, about: dict[str, dict[str, Any]], offsets: np.ndarray
 ) -> int:
-    """Read every byte of a new shard, as readers do and beyond; returns how many there are.
+    """Read and verify every byte of a new shard; returns the number of bytes.
 
     Raises:
-        CorruptOutput: it is not what was to be written, or not where readers look for it.
+        CorruptOutput: the bytes are not what was given, or not where readers expect them.
         StorageError: the store failed.
     """
     size = sum(_check_metadata(files, array, expected) for array, expected in about.items())
@@ -292,7 +291,7 @@ def _read_back(
 
 
 def _check_metadata(files: ShardFiles, array: str, expected: dict[str, Any]) -> int:
-    """Raise `CorruptOutput` when an array's zarr.json says something else; returns its size."""
+    """Raise `CorruptOutput` when an array's zarr.json is not `expected`; returns its size."""
     name = chunks.metadata_file(array)
     content = files.start_read(name)()
     try:
@@ -305,7 +304,7 @@ def _check_metadata(files: ShardFiles, array: str, expected: dict[str, Any]) -> 
 
 
 def _check_index(head: ShardHead, directory: str) -> None:
-    """Raise `CorruptOutput` when Zarr's index says that the chunks lie elsewhere."""
+    """Raise `CorruptOutput` when Zarr's index is not the regular layout that readers assume."""
     count = len(head.checksums)
     tail = np.empty(count * 16 + chunks.CRC.itemsize, np.uint8)
     files = open_files(directory, chunks.data_bytes(head.tokens, head.dtype))
@@ -337,13 +336,10 @@ def _blocks(directory: str, head: ShardHead) -> Iterator[np.ndarray]:
 def _offsets(files: ShardFiles, head: ShardHead) -> np.ndarray:
     sealed = files.start_read(chunks.data_file(chunks.OFFSETS))()
     found = chunks.unseal(sealed, chunks.OFFSET)
-    if found is None or _checksum_of_sealed(sealed) != head.offsets_checksum:
+    crc = int.from_bytes(sealed[-chunks.CRC.itemsize :], "little")  # `unseal` verifies it
+    if found is None or crc != head.offsets_checksum:
         raise damaged(files.directory, "offsets that disagree with their checksum")
     return found.astype(np.int64)
-
-
-def _checksum_of_sealed(sealed: bytes) -> int:
-    return int.from_bytes(sealed[-chunks.CRC.itemsize :], "little")
 
 
 def _little(tokens: np.ndarray) -> np.ndarray:

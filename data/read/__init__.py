@@ -1,1 +1,1 @@
-"""Documents from stores: listings, byte ranges, retries, Parquet."""
+"""Reads documents from stores: listings, byte ranges, retries, file formats."""

@@ -1,9 +1,8 @@
-"""Python's files for Arrow to read, so that its threads need no Python when a process ends.
+"""Wraps Python files for Arrow and waits at exit until Arrow has released their buffers.
 
-Arrow reads ahead in threads of its own. One of them may be the last to hold a file or a block that
-was read from it, some time after whoever asked has the rows. To let go of either it needs the
-interpreter, and where that is ending it aborts the process, whose work is done
-(https://github.com/apache/arrow/issues/34314).
+Arrow prefetches in its own threads. Such a thread may hold the last reference to a file or to a
+block read from it, some time after the caller has the rows. Releasing it needs the interpreter; if
+that is shutting down, the thread aborts the process (https://github.com/apache/arrow/issues/34314).
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from typing import IO
 
 import pyarrow as pa
 
-_MOST_SECONDS = 2.0  # a block that is still held then has an owner who keeps it
+_MOST_SECONDS = 2.0  # a block held for longer belongs to Python code, not to a thread of Arrow
 _blocks: set[weakref.ref[memoryview]] = set()
 
 
 @contextmanager
 def arrow_file(handle: IO[bytes] | io.RawIOBase) -> Iterator[pa.NativeFile]:
-    """A file of Python's for Arrow to read, which it has let go of, and closed, when this ends.
+    """A Python file as an Arrow file, closed and released by Arrow when the context ends.
 
-    Blocks of it may be held for longer; the process does not end before they are let go of.
+    Arrow may hold blocks for longer; at exit the process waits up to 2 seconds for their release.
     """
     source = pa.PythonFile(_Counted(handle), mode="r")
     try:
@@ -36,7 +35,7 @@ def arrow_file(handle: IO[bytes] | io.RawIOBase) -> Iterator[pa.NativeFile]:
 
 
 class _Counted:
-    """What Arrow needs of a file; the blocks it gives are counted until they are released."""
+    """The file interface that Arrow needs; tracks the blocks it returns until their release."""
 
     def __init__(self, handle: IO[bytes] | io.RawIOBase) -> None:
         self._handle = handle
@@ -68,7 +67,7 @@ class _Counted:
 
 @atexit.register
 def _let_go() -> None:
-    """Wait for the threads that hold a block; there is nothing to wait for but their turn."""
+    """Wait until Arrow's threads have released all blocks; each only needs to be scheduled."""
     end = time.monotonic() + _MOST_SECONDS
     while _blocks and time.monotonic() < end:
         time.sleep(0.001)

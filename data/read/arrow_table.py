@@ -1,4 +1,4 @@
-"""Arrow files as documents: streams, as the caches of `datasets` are, and files with a footer."""
+"""Arrow files as documents: streams (as in the `datasets` cache) and files with a footer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAGIC = b"ARROW1"
 
 
 def cut(url: str, state: FileState, fields: Fields, target_bytes: int) -> list[Unit]:
-    """The unit of a file; there is one."""
+    """The file as its only unit."""
     del target_bytes
     with _open(url, state) as reader:
         names = check_schema(url, reader.schema, fields)
@@ -43,7 +43,7 @@ def cut(url: str, state: FileState, fields: Fields, target_bytes: int) -> list[U
 
 
 def read(unit: Unit, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Batches of a unit with columns of the file by its own names."""
+    """Batches of a unit with `columns`, which are the file's own names."""
     with _open(unit.file, FileState(unit.size, unit.version)) as reader:
         for batch in _all(reader):
             batch = batch.select(list(columns))

@@ -1,13 +1,13 @@
-"""Files of a source by byte range: on a local disk, the Hugging Face hub, gs:// or http(s)://.
+"""Reads byte ranges of source files on a local disk, the Hugging Face hub, gs:// or http(s)://.
 
-`file_state` is what the store says of one file, and `open_ranges` opens it as a seekable, read-only
-file that fetches exactly what is read, each read checked for its length and retried as
-`data.read.retry` says; `data.read.listing` says which files a source has. A file must stay the same
-while it is used: its size and its version (the hub's object id, an ETag, a generation) are those of
-its first sight or it is an `InputError`.
+`file_state` returns a file's size and version, and `open_ranges` opens it as a seekable, read-only
+file that fetches exactly what is read; every read is checked for its length and retried by
+`data.read.retry`. `data.read.listing` lists the files of a source. A file must not change while it
+is used: a size or version (the hub's object id, an ETag, a generation) other than the first one
+seen is an `InputError`.
 
-On the hub bytes come through the session and URL of `HfFileSystem` in one request a time: its own
-file would try each read six times before we see it fail.
+Hub files are read with one request per attempt, through the session of `huggingface_hub`, because
+the file object of `HfFileSystem` retries each read six times before it reports an error.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from data.read.retry import Answered, NotThere, TryAgain, redact, run_with_timeo
 from pipeline.errors import InputError
 from pipeline.store import storage
 
-SILENCE_SECONDS = 60.0  # a connection that says nothing for so long is given up
-_PIECE = 32 << 20  # what one failure can cost again
-_KEPT = 1 << 20
+SILENCE_SECONDS = 60.0  # timeout of a connection that sends nothing
+_PIECE = 32 << 20  # bytes per request: the most that one retry fetches again
+_KEPT = 1 << 20  # largest read that is cached
 WEB = ("http", "https")
 
 # (start, stop, seconds left) -> bytes start .. stop - 1, or fewer.
@@ -37,12 +37,12 @@ Fetch = Callable[[int, int, float], bytes]
 
 
 class FileState(NamedTuple):
-    """What tells a file from what it may be changed to.
+    """A file's size and version, by which a change is detected.
 
     Attributes:
         size: bytes.
-        version: the hub's object id, an ETag, a generation, a local file's time of change; empty
-            where the store says nothing.
+        version: the hub's object id, an ETag, a generation, or a local file's modification time; ""
+            if the store gives none.
     """
 
     size: int
@@ -50,10 +50,10 @@ class FileState(NamedTuple):
 
 
 def file_state(url: str) -> FileState:
-    """The file's size and version, asked of the store.
+    """The file's current size and version in the store.
 
     Raises:
-        InputError: there is no such file (`NotThere`), is not permitted, or has no size.
+        InputError: the file is missing (`NotThere`), not permitted, or of unknown size.
         StorageError: the store does not answer.
     """
     fs, path = storage.filesystem(url)
@@ -66,19 +66,19 @@ def file_state(url: str) -> FileState:
         with_retries(url, lambda left: run_with_timeout(left, lambda: info(fs, path, left)))
     )
     if state is None:
-        raise InputError(f"{redact(url)}: the server does not say the file's size; copy the file")
+        raise InputError(f"{redact(url)}: the server does not give the file's size; copy the file")
     return state
 
 
 def open_ranges(url: str, state: FileState | None = None) -> IO[bytes]:
-    """The file for reading by range; nothing is fetched before it is read.
+    """The file for reading by range; opening it fetches no content.
 
     Args:
-        url: of a file.
-        state: of its first sight; None to ask now.
+        url: URL of the file.
+        state: the state that the file must have; None for its current state.
 
     Raises:
-        InputError: it is not there, or changed since (also when read).
+        InputError: the file is missing, or its state differs (also when read).
         StorageError: the store does not answer (also when read).
     """
     fs, path = storage.filesystem(url)
@@ -89,30 +89,30 @@ def open_ranges(url: str, state: FileState | None = None) -> IO[bytes]:
 
 
 class RangeFile(io.RawIOBase):
-    """A seekable, read-only file made of byte ranges.
+    """A seekable, read-only file over byte-range requests.
 
-    Every read returns all bytes asked for that the file has, or raises.
+    Every read returns all requested bytes up to the end of the file, or raises.
     """
 
     def __init__(self, url: str, state: FileState, fetch: Fetch) -> None:
         self._url, self._size, self._fetch = url, state.size, fetch
         self._position = 0
-        self._kept = (0, b"")  # the last small read: a footer is looked at twice
+        self._kept = (0, b"")  # the last small read, since Parquet footers are read twice
 
     def readable(self) -> bool:
-        """Yes."""
+        """True."""
         return True
 
     def seekable(self) -> bool:
-        """Yes."""
+        """True."""
         return True
 
     def tell(self) -> int:
-        """The next byte to read."""
+        """Offset of the next byte to read."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Set the next byte to read."""
+        """Set the offset of the next byte to read."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         self._position = max(base + offset, 0)
         return self._position
@@ -135,7 +135,7 @@ class RangeFile(io.RawIOBase):
         return data
 
     def readinto(self, buffer: Any) -> int:
-        """Fill `buffer` as far as the file goes."""
+        """Fill `buffer` up to the end of the file; returns the number of bytes."""
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
@@ -153,7 +153,7 @@ class RangeFile(io.RawIOBase):
 
 
 def changed(url: str) -> InputError:
-    """The error for a file that is not what it was."""
+    """The error for a file that changed while it was in use."""
     return InputError(
         f"{redact(url)}: the source changed while it was read; pin a revision "
         "(hf://datasets/owner/name@<commit>/...) or leave the files as they are, and run again"
@@ -173,12 +173,12 @@ def protocol(fs: Any) -> str:
 
 
 def info(fs: Any, path: str, left: float) -> Mapping[str, Any]:
-    """What the filesystem says of a file, within `left` seconds where it is a web server."""
+    """The filesystem's metadata of a file; from a web server within `left` seconds."""
     return _on_web(fs, fs._info, path, left) if protocol(fs) in WEB else fs.info(path)
 
 
 def state_of(about: Mapping[str, Any]) -> FileState | None:
-    """Size and version out of what a store says of a file; None where it does not say the size."""
+    """Size and version from a store's metadata of a file; None if it has no size."""
     size = about.get("size")
     if size is None or about.get("partial") is False:
         return None
@@ -211,7 +211,7 @@ def _fetch(fs: Any, path: str, url: str, state: FileState) -> Fetch:
         return lambda start, stop, left: _fetch_web(fs, path, state, start, stop, left)
     if scheme == "gs":
         return lambda start, stop, left: _fetch_google(fs, path, url, state, start, stop)
-    # Reads nothing ahead: what is around the ids is text.
+    # No read-ahead: the bytes around a range of ids are text that is not needed.
     file = fs.open(path, "rb", cache_type="none")
 
     def fetch(start: int, stop: int, left: float) -> bytes:
@@ -225,7 +225,7 @@ def _fetch_google(fs: Any, path: str, url: str, state: FileState, start: int, st
     condition = {"ifGenerationMatch": state.version} if state.version else {}
     try:
         return fs.call("GET", fs.url(path), headers=_range(start, stop), **condition)[1]
-    except FileExistsError:  # how gcsfs reads 412, a precondition that does not hold
+    except FileExistsError:  # gcsfs raises it for 412, a failed precondition
         raise changed(url) from None
 
 
@@ -246,7 +246,7 @@ def _range(start: int, stop: int) -> dict[str, str]:
 
 
 def _on_web(fs: Any, call: Callable[..., Any], path: str, left: float, **options: Any) -> Any:
-    """What a coroutine of fsspec's gives, with aiohttp's timeouts."""
+    """The result of a coroutine of fsspec's HTTP filesystem, with aiohttp's timeouts."""
     import aiohttp
 
     silence = min(SILENCE_SECONDS, left)
@@ -273,7 +273,7 @@ class _HubFile:
         self._tag = ""
 
     def fetch(self, start: int, stop: int, left: float) -> bytes:
-        """Bytes start .. stop - 1 by one request, without another try."""
+        """Bytes start .. stop - 1 by one request, without retries."""
         from huggingface_hub import get_session
         from huggingface_hub.utils import build_hf_headers
 
@@ -300,25 +300,25 @@ class _HubFile:
                 if time.monotonic() > end:
                     raise TimeoutError(f"{len(data):,} bytes in {left:.1f} s")
                 if len(data) > stop - start:
-                    raise TryAgain(f"more bytes than the {stop - start:,} asked for")
+                    raise TryAgain(f"more than the {stop - start:,} bytes requested")
         return bytes(data)
 
     def _check(self, response: Any, start: int) -> None:
-        """That these are the bytes of the same file."""
+        """Raise unless the response has the requested bytes of the same version of the file."""
         if response.status_code == 206:
             found = re.fullmatch(
                 r"bytes (\d+)-\d+/(\d+)", response.headers.get("content-range", "")
             )
             if not found or int(found[1]) != start:
-                raise TryAgain("an answer about other bytes")
+                raise TryAgain("a response with another byte range")
             if int(found[2]) != self._state.size:
                 raise changed(self._url)
-        # Where the hub sends us on, the tag it gives the file itself is on one of those answers.
+        # If the hub redirects, one of its responses has the tag of the file itself.
         answers = (*response.history, response)
         tags = [r.headers["x-linked-etag"] for r in answers if "x-linked-etag" in r.headers]
         tag = (tags or [response.headers.get("etag", "")])[0].removeprefix("W/").strip('"')
         known = self._tag or self._state.version
-        # An object id, as is known of the file, is compared with one only.
+        # `version` is an object id: compare it only with a tag of the same length, not with others.
         if tag and known and tag != known and (self._tag or len(tag) == len(known)):
             raise changed(self._url)
         self._tag = tag

@@ -1,6 +1,6 @@
-"""What kind of file holds documents: by the end of its name, or by how it begins.
+"""The format of a document file, by its extension or its first bytes.
 
-Only the standard library and the store are needed here; planning imports it.
+Planning imports this module, so it imports only the standard library and the store.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KINDS: dict[str, Kind] = {
     "md": "text",
     "rst": "text",
 }
-_BY_NAME_ONLY: dict[str, Kind] = {"json": "lines"}  # of a folder it is seldom documents
+_BY_NAME_ONLY: dict[str, Kind] = {"json": "lines"}  # in a folder, .json files are seldom documents
 _COMPRESSED = {"gz": "gzip", "zst": "zstd"}
 _REFUSED = {
     *("csv", "tsv", "xlsx", "xls", "pdf", "doc", "docx", "epub", "zip", "tar", "tgz", "rar", "7z"),
@@ -36,22 +36,22 @@ READ = "Parquet, JSON lines (.jsonl, .ndjson, .json), Arrow, and text"
 
 
 def is_document_file(name: str) -> bool:
-    """Whether a file in a folder is read: its name says so, and no part of it is hidden."""
+    """Whether a file in a folder is read: its extension is known and no part of it is hidden."""
     if any(part.startswith((".", "_")) for part in name.split("/")):
         return False
     return _endings(name)[0] in _KINDS
 
 
 def compression(url: str) -> str:
-    """Name of the compression of a file of lines or text; empty for none."""
+    """Name of the compression of a JSON lines or text file; "" for none."""
     return _COMPRESSED.get(_endings(url)[1], "")
 
 
 def kind_of(url: str, state: FileState) -> Kind:
-    """What the file is; one with an unknown ending is text, unless it begins like another kind.
+    """The format of the file; an unknown extension means text, or Parquet or Arrow by first bytes.
 
     Raises:
-        InputError: a kind that is not read.
+        InputError: the format is not supported.
         StorageError: the store does not answer.
     """
     ending, packed = _endings(url)
@@ -70,7 +70,6 @@ def kind_of(url: str, state: FileState) -> Kind:
         return kind or "text"
     with open_ranges(url, state) as file:
         head = file.read(6)
-    # An empty file or another beginning is left to the reader of Parquet, which says what it is.
     if head.startswith(b"PAR1"):
         return "parquet"
     return "arrow" if head.startswith(b"ARROW1") else "text"
@@ -81,7 +80,7 @@ def open_stream(url: str, state: FileState, begin: int = 0) -> Iterator[IO[bytes
     """The bytes of a file from `begin` on, decompressed.
 
     Raises:
-        InputError: it is not there, changed, or is no whole compressed file (also when read).
+        InputError: the file is missing, changed, or a corrupt compressed file (also when read).
         StorageError: the store does not answer (also when read).
     """
     packed = compression(url)
@@ -99,7 +98,7 @@ def open_stream(url: str, state: FileState, begin: int = 0) -> Iterator[IO[bytes
 
 
 class _Unpacked(io.RawIOBase):
-    """A compressed stream whose damage is an `InputError`."""
+    """A decompressed stream that raises `InputError` for corrupt data."""
 
     def __init__(self, url: str, stream: IO[bytes]) -> None:
         self._url, self._stream = url, stream
@@ -119,7 +118,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def _endings(url: str) -> tuple[str, str]:
-    """(the end of the name that says the kind, that of its compression), in lower case."""
+    """(extension of the format, extension of the compression or ""), in lower case."""
     name = url.partition("?")[0].rpartition("/")[2].lower()
     parts = name.split(".")[1:]
     packed = parts.pop() if parts and parts[-1] in _COMPRESSED else ""

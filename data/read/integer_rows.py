@@ -1,8 +1,8 @@
-"""Rows of integers in Parquet files: one list of ids a row, and which of them are to be predicted.
+"""Reads rows of integers from Parquet files: one list of ids per row, with an optional loss mask.
 
-For tokens that no tokenizer of text made (lattice sites, densities, codes of images), laid out by
-whoever made them. Nothing is inferred: what is not a list of integers in range is an `InputError`
-with file, row group and row.
+For tokens that do not come from a text tokenizer (lattice sites, densities, image codes), already
+cut into rows. Nothing is inferred: a value that is not a list of integers in range is an
+`InputError` with file, row group and row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RowSpan:
     Attributes:
         file: URL of the Parquet file.
         row_group: its index.
-        begin, end: rows of it.
+        begin, end: first row of the span in it, and the row after the last.
     """
 
     file: str
@@ -39,12 +39,12 @@ class RowSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """What a row holds.
+    """The format of a row.
 
     Attributes:
-        column: of the ids, a list of integers a row.
-        mask_column: of booleans or integers, as many as ids: 0 where a token is not predicted; None
-            for none.
+        column: column of the ids, one list of integers per row.
+        mask_column: column of lists of booleans or integers, one per id: 0 excludes a token's
+            prediction from the loss; None for no mask.
         length: most ids in a row.
         vocab_size: ids are below it.
         padding: an id that is never predicted; None for none.
@@ -58,15 +58,15 @@ class Layout:
 
     @property
     def columns(self) -> list[str]:
-        """Those to read."""
+        """The columns to read."""
         return [self.column] if self.mask_column is None else [self.column, self.mask_column]
 
 
 def list_spans(source: str, layout: Layout) -> list[RowSpan]:
-    """Every row group of a source, in the order of file names; footers are read, rows are not.
+    """Every row group of a source, in the order of file names; reads footers only.
 
     Raises:
-        InputError: no file matches, or a file has no such columns of lists of integers.
+        InputError: no file matches, or a file lacks the columns of lists of integers.
         StorageError: the store does not answer.
     """
     files = [url for url, _ in list_files(source)]
@@ -100,10 +100,10 @@ def _holds_integers(kind: pa.DataType) -> bool:
 
 
 def read_rows(span: RowSpan, layout: Layout) -> Iterator[np.ndarray]:
-    """Batches of rows, int64 [row, layout.length], ids as they are stored.
+    """Batches of rows, int64 [row, layout.length], in the format of a masked token cache.
 
-    An id that is not predicted (the first of a row, of the mask, of the padding, beyond the end of
-    a short row) is stored as itself plus `vocab_size`.
+    An id that is not predicted is stored as id + `vocab_size`: the first of a row, one with mask 0,
+    the padding id, and the zeros that fill a short row.
 
     Raises:
         InputError: a null, a row that is longer than `length`, an id outside the vocabulary, or a
@@ -151,17 +151,17 @@ def _stored(batch: pa.RecordBatch, layout: Layout, where: str, first: int) -> np
     rows = np.full((len(sizes), layout.length), layout.vocab_size, np.int64)
     inside = np.arange(layout.length) < sizes[:, None]
     rows[inside] = np.where(predicted, values, values + layout.vocab_size)
-    first_ids = rows[:, 0]  # nothing stands before them that could predict them
+    first_ids = rows[:, 0]  # a view; no id before them could predict them
     first_ids += layout.vocab_size * (first_ids < layout.vocab_size)
     return rows
 
 
 def _flat(column: pa.Array, name: str, where: str, first: int) -> tuple[np.ndarray, np.ndarray]:
-    """All values of a column of lists one after the other, int64, and how many each row has."""
+    """The concatenated values of a column of lists, int64, and the number of values of each row."""
     nulls = column.is_null().to_numpy(zero_copy_only=False)
     if column.null_count or column.flatten().null_count:
         row = f", row {first + np.flatnonzero(nulls)[0]}" if nulls.any() else ""
-        raise InputError(f"{where}{row}: found a null in {name!r}; mend or leave out the row")
+        raise InputError(f"{where}{row}: found a null in {name!r}; repair or leave out the row")
     sizes = column.value_lengths().to_numpy(zero_copy_only=False)
     return column.flatten().cast(pa.int64()).to_numpy(zero_copy_only=False), sizes
 
@@ -169,22 +169,22 @@ def _flat(column: pa.Array, name: str, where: str, first: int) -> tuple[np.ndarr
 def divide(
     spans: Sequence[RowSpan], order: Sequence[int], held_out: Sequence[tuple[str, int]]
 ) -> dict[str, list[RowSpan]]:
-    """Spans of each split: held-out ones take whole row groups in `order`, cut where they are full.
+    """Spans of each split: held-out splits take row groups in `order` and cut the last one.
 
-    What neighbouring rows have in common stays on one side, but for one row group a split.
+    Neighbouring rows, which may be similar, stay in one split, except in one row group per split.
 
     Args:
-        spans: of the source.
+        spans: all spans of the source.
         order: a permutation of their indices.
-        held_out: (split, rows) in turn; the rest is "train".
+        held_out: (split, rows) in the order of filling; the rest is "train".
 
     Raises:
-        InputError: there are not more rows than held out.
+        InputError: the source does not have more rows than are held out.
     """
-    there, asked = sum(s.end - s.begin for s in spans), sum(rows for _, rows in held_out)
-    if asked >= there:
+    available, asked = sum(s.end - s.begin for s in spans), sum(rows for _, rows in held_out)
+    if asked >= available:
         raise InputError(
-            f"splits: expected fewer held-out rows than the source's {there:,}, got {asked:,}"
+            f"splits: expected fewer held-out rows than the source's {available:,}, got {asked:,}"
         )
     left, found = list(order), {}
     rest: dict[int, RowSpan] = dict(enumerate(spans))

@@ -1,7 +1,8 @@
-"""JSON lines as documents: one object a line, plain or compressed, in blocks and never as a whole.
+"""JSON lines as documents: one object per line, plain or compressed, streamed in blocks.
 
-A plain file is cut at lines into parts that are read apart; a compressed one is read by one task.
-What is wrong is an `InputError` with the byte at which its line begins (of the decompressed file).
+A plain file is divided at line ends into units that are read separately; a compressed file is one
+unit. An invalid line is an `InputError` with the byte at which it begins (of the decompressed
+file).
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from data.read.unit import BATCH_BYTES, BATCH_ROWS, UNKNOWN, Fields, Unit
 from pipeline.errors import InputError
 
 _BLOCK = 4 << 20
-_PACKED = 4  # bytes of text that a compressed byte stands for, about
+_PACKED = 4  # typical compression ratio of text
 _BOM = b"\xef\xbb\xbf"
 _SHOWN = 60
 _MOST_TOKENS = 1 << 60
 
 
 def cut(url: str, state: FileState, fields: Fields, target_bytes: int) -> list[Unit]:
-    """The units of a file, of about `target_bytes` each; none of an empty one.
+    """The units of a file, of about `target_bytes` each; none of an empty file.
 
-    Its first line says which fields there are.
+    The keys of the first line determine which fields the file has.
     """
     head = next(_lines(url, state, 0, 0), None)
     if head is None:
@@ -81,7 +82,7 @@ def read(unit: Unit, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
 
 
 def _decoder(unit: Unit) -> msgspec.json.Decoder:
-    """A decoder of the fields that are used; it passes over all others without reading them."""
+    """A decoder of the fields that are used; it skips all others without building objects."""
     missing: Any = msgspec.UNSET
     kinds: dict[str, Any] = {
         "text": str | None | msgspec.UnsetType,
@@ -124,18 +125,19 @@ def _batch(unit: Unit, rows: list[Any], columns: Sequence[str]) -> pa.RecordBatc
         else:
             found[name] = pa.array([row.score for row in rows], pa.float64())
     if unit.id is None and "id" in columns:
-        found["text"] = texts  # which ids are made of
+        found["text"] = texts  # ids are computed from it
     return pa.RecordBatch.from_pydict(found)
 
 
 def _lines(url: str, state: FileState, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """(first byte, line) of the lines that begin in a range and are not blank; `end` 0 for all."""
+    """(first byte, line) of the non-blank lines that begin in a range; `end` 0 means no end."""
+    # Start one byte early: a newline there means that a line begins exactly at `begin`.
     place = max(begin - 1, 0)
     with open_stream(url, state, place) as stream:
         for line in _split(stream):
             first, place = place, place + len(line)
             if first < begin:
-                continue  # the end of a line of the unit before
+                continue  # the rest of a line that belongs to the unit before
             if end and first >= end:
                 return
             if first == 0:
@@ -145,8 +147,8 @@ def _lines(url: str, state: FileState, begin: int, end: int) -> Iterator[tuple[i
 
 
 def _split(stream: IO[bytes]) -> Iterator[bytes]:
-    """The lines of a stream, with their ends."""
-    held: list[bytes] = []  # of a line longer than a block
+    """The lines of a stream, with their line ends."""
+    held: list[bytes] = []  # parts of a line that is longer than a block
     while block := stream.read(_BLOCK):
         lines = block.split(b"\n")
         last = lines.pop()
@@ -171,5 +173,5 @@ def _wrong(url: str, begin: int, line: bytes, reason: str) -> InputError:
     shown = line[:_SHOWN].decode("utf-8", "replace").strip()
     return InputError(
         f"{redact(url)}: the line at byte {begin:,}: expected a JSON object with a document, found "
-        f"{shown!r} ({reason}); mend or leave out the line"
+        f"{shown!r} ({reason}); repair or leave out the line"
     )

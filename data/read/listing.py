@@ -1,10 +1,10 @@
-"""The files that a source has now, each with a digest: a changed source differs, a moved one not.
+"""Lists the current files of a source with digests, which change with content and not with place.
 
 The digest of a file is the best that its store gives without sending the file: the hub's SHA-256 or
-Git object id, the MD5 or CRC-32C of gs://, ETag or else Last-Modified of a web server. Files on a
-local disk are digested as `data.read.local_digest` says. A full commit of the hub and the embedded
-documentation are pinned: nothing is asked for them. Planning imports this, so it imports no client
-of a store before it is needed.
+Git object id, the MD5 or CRC-32C of gs://, the ETag or else Last-Modified of a web server; for
+local files, that of `data.read.local_digest`. A full hub commit and the embedded documentation are
+pinned and need no request. Planning imports this module, so it imports store clients only when
+needed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pipeline.store import storage
 _EMBEDDED_BYTES = 8_000_000  # more than the documentation of any supported Python
 _AT_ONCE = 16
 _PINNED = re.compile(r"hf://(?:[a-z]+/)?[^/@]+/[^/@]+@([0-9a-f]{40})(?:/|$)")
-# What a store says of a file's content, the most telling first.
+# Metadata fields that identify a file's content, the most reliable first.
 _CONTENT = ("md5Hash", "crc32c", "blob_id", "ETag", "etag", "generation", "Last-Modified")
 
 _Match = tuple[str, Mapping[str, Any] | None]
@@ -49,14 +49,14 @@ def absolute(source: Any) -> Any:
 def find_files(
     source: str, accept: Accept = is_document_file
 ) -> list[tuple[str, FileState | None]]:
-    """(URL, state) of every file of a source, by name; the state is None where a look must tell.
+    """(URL, state) of every file of a source, sorted by name; None if the listing has no state.
 
     Args:
         source: see `data.source`.
-        accept: whether a file in a folder, or of a pattern that ends in *, counts, by its name.
+        accept: whether to read a file in a folder, or of a pattern that ends in *, by its name.
 
     Raises:
-        InputError: no file matches, it is not permitted, or not an address.
+        InputError: no file matches, access is not permitted, or `source` is not a URL.
         StorageError: the store could not be listed.
     """
     fs, _, matches, _ = _find(source, None, accept)
@@ -69,15 +69,15 @@ def find_files(
 
 
 def list_source(source: str, seconds: float, accept: Accept = is_document_file) -> Listing:
-    """What a source holds now; see the module's text.
+    """The current files of a source, with digests as the module docstring describes.
 
     Args:
         source: see `data.source`.
-        seconds: for which the store is asked, at most. Digesting local files is not limited.
-        accept: as of `find_files`.
+        seconds: deadline of requests to the store. Digesting local files has no deadline.
+        accept: as in `find_files`.
 
     Raises:
-        InputError: no file matches, it is not permitted, or not an address.
+        InputError: no file matches, access is not permitted, or `source` is not a URL.
         StorageError: the store does not answer.
     """
     if is_embedded(source):
@@ -110,7 +110,7 @@ def list_source(source: str, seconds: float, accept: Accept = is_document_file) 
 
 
 def list_folder(path: str, seconds: float) -> Listing:
-    """The files of a local folder and of those in it; hidden ones and `__pycache__` do not count.
+    """The files of a local folder, recursively, without hidden ones and `__pycache__`.
 
     Raises:
         InputError: there is no such folder.
@@ -150,12 +150,11 @@ def _remote_file(fs: Any, name: str, match: _Match, seconds: float) -> ListedFil
 def _find(
     source: str, seconds: float | None, accept: Accept
 ) -> tuple[Any, str, list[_Match], list[str]]:
-    """(filesystem, path in it, matching files by name, names of what matches and is not read) of a
-    source."""
+    """(filesystem, path in it, matching files sorted by name, skipped matches) of a source."""
     if re.match(r"https?://[^/]*@", source):
         raise InputError(
-            f"source {redact(source)!r}: the address holds a login, and would stand in records and "
-            "logs; use an address that may be read without one"
+            f"source {redact(source)!r}: the address holds a login, which records and logs would "
+            "show; use an address that may be read without one"
         )
     end = None if seconds is None else time.monotonic() + seconds
     fs, path = _filesystem(source, seconds)
@@ -176,10 +175,10 @@ def _find(
 
 
 def _filesystem(source: str, seconds: float | None) -> tuple[Any, str]:
-    """As `storage.filesystem`, in these seconds: a client of gs:// looks for a login for longer."""
+    """`storage.filesystem` within `seconds`; the gs:// client would search longer for a login."""
     if seconds is None or storage.is_local(source):
         return storage.filesystem(source)
-    # A little less, so that what the client says comes before the time is up.
+    # A shorter limit for the client, so that its own error arrives before the timeout.
     found = functools.partial(storage.filesystem, source, 0.8 * seconds)
     return with_retries(f"source {source!r}", lambda left: run_with_timeout(left, found), seconds)
 
@@ -206,7 +205,7 @@ def _matches(fs: Any, path: str, left: float, accept: Accept) -> tuple[list[_Mat
 def _accepted(
     root: str, files: list[_Match], skipped: list[str], accept: Accept
 ) -> tuple[list[_Match], list[str]]:
-    """(files that are accepted by their name, the others and what is skipped already)."""
+    """(files that `accept` accepts, `skipped` and the other files)."""
     prefix = f"{root.rstrip('/')}/"
     wanted = [match for match in files if accept(match[0].removeprefix(prefix))]
     read = {name for name, _ in wanted}
@@ -214,7 +213,7 @@ def _accepted(
 
 
 def _unless_missing(ask: Callable[[], Any]) -> Any:
-    """What a store says; None where it says that there is nothing."""
+    """The result of `ask()`; None if the file does not exist."""
     try:
         return ask()
     except FileNotFoundError as error:
@@ -224,11 +223,11 @@ def _unless_missing(ask: Callable[[], Any]) -> Any:
 
 
 def _web_glob(fs: Any, path: str) -> list[str]:
-    """The links of a page that match; fsspec's own takes a failure for an empty folder."""
+    """The matching links of a page; fsspec's own glob reads a failure as an empty folder."""
     folder, _, pattern = path.rpartition("/")
     if _is_pattern(fs, folder):
         raise InputError(
-            f"source {redact(path)!r}: over http a pattern may stand in the last part only; "
+            f"source {redact(path)!r}: over http only the last part may be a pattern; "
             "give one source for each folder"
         )
     found = fs.ls(f"{folder}/", detail=False)
@@ -240,12 +239,12 @@ def _is_pattern(fs: Any, path: str) -> bool:
 
 
 def _magic(fs: Any) -> str:
-    # In a URL of the web, "?" begins the query.
+    # In an http(s) URL, "?" begins the query.
     return "*[" if protocol(fs) in WEB else "*?["
 
 
 def _root(fs: Any, path: str) -> str:
-    """The part of a path, up to a slash, that all its matches begin with; of a folder, itself."""
+    """The common prefix of a path's matches, up to a slash; for a folder, the folder itself."""
     if not _is_pattern(fs, path) and protocol(fs) not in WEB and fs.isdir(path):
         return f"{path.rstrip('/')}/"
     fixed = re.split(f"[{re.escape(_magic(fs))}]", path, maxsplit=1)[0]
@@ -253,7 +252,7 @@ def _root(fs: Any, path: str) -> str:
 
 
 def _resolve_branch(source: str, seconds: float) -> tuple[str, str, str]:
-    """(the source at the commit its branch points to, branch, commit)."""
+    """(the source pinned to the commit of its branch, branch, commit)."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils import parse_hf_uri
 

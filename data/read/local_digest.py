@@ -1,12 +1,12 @@
-"""Digests of local files that cost little: all of a small file, samples of a large one.
+"""Cheap digests of local files: of all bytes of a small file, of samples of a large one.
 
-A file of up to `WHOLE` bytes is read as a whole. Of a larger one the digest takes size, 16 blocks
-spread over it and, of Parquet, the footer, which holds the places and sizes of all pages and the
-extremes of their values: a rewritten file shows there. An edit of a few bytes inside a large file
-that changes neither its size nor its footer is seen only where it hits a block.
+A file of up to `WHOLE` bytes is digested whole. For a larger one the digest covers the size, 16
+blocks spread over the file and, for Parquet, the footer, which has the offsets and sizes of all
+pages and the minima and maxima of their values, so a rewritten file has another digest. An edit of
+a few bytes in a large file that changes neither size nor footer is detected only inside a block.
 
-What was digested is remembered by path, size, times and inode in a cache directory of the user, so
-that planning over ten thousand files reads none of them twice. Losing the cache costs time only.
+Digests are cached by path, size, times and inode in the user's cache directory, so that planning
+over ten thousand files reads none of them twice. Losing the cache only costs time.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ BLOCK = 16 << 10
 _PARQUET = b"PAR1"
 _LONGEST_FOOTER = 64 << 20
 _AT_ONCE = 8
-_PARTS = 64  # of many files, each digested by one thread
-_WORTH_KEEPING = 16 << 20  # bytes read
-_SETTLED_SECONDS = 2.0  # a file that changed later may change again within one tick of its clock
+_PARTS = 64  # parts of the list of files, each digested by one thread
+_WORTH_KEEPING = 16 << 20  # bytes read after which the cache is written
+_SETTLED_SECONDS = 2.0  # a younger file may change again within one tick of the timestamps
 _NOTICE_SECONDS = 5.0
 
 logger = logging.getLogger("ponente")
@@ -43,7 +43,7 @@ def digest_files(paths: Iterable[str]) -> dict[str, tuple[int, str]]:
     """(size, digest) of each file, by path.
 
     Raises:
-        InputError: a file is not there or may not be read.
+        InputError: a file is missing or cannot be read.
     """
     paths = list(paths)
     cache = _cache_file(paths)
@@ -81,7 +81,7 @@ def _digest(path: str, known: tuple[_Mark, str] | None) -> tuple[str, _Mark, str
 
 
 def _content(file: int, size: int) -> tuple[str, int]:
-    """(digest, bytes read) of an open file."""
+    """(BLAKE2b-128 of size and ranges, bytes read) of an open file."""
     digest = hashlib.blake2b(f"{size}:".encode(), digest_size=16)
     ranges = [(0, size)]
     if size > WHOLE:
@@ -122,4 +122,4 @@ def _save(cache: Path, found: dict[str, tuple[_Mark, str]]) -> None:
             json.dump(kept, file)
         os.replace(file.name, cache)
     except OSError as error:
-        logger.debug("digests of source files are not kept: %s", error)
+        logger.debug("digests of source files are not cached: %s", error)

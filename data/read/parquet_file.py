@@ -1,8 +1,8 @@
-"""One Parquet file of a source: opened by ranges, its footer, its schema and its values checked.
+"""One Parquet file of a source: opened by byte ranges, with checks of footer, schema and values.
 
-What is wrong with a file's bytes is an `InputError` that names the file, and for a value also the
-row group and the row. Pages with checksums are verified; Parquet files of others seldom have any,
-and then a flipped bit can read as other text: `data.read.sha256sums` is for those.
+A corrupt file is an `InputError` that names the file, and for a value also the row group and the
+row. Page checksums are verified. Published Parquet files seldom have any, and then a flipped bit
+can read as other text, which only `data.read.sha256sums` detects.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _footers_lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Columns:
-    """What a file calls its columns; None where it has no such column."""
+    """The file's names of its columns; None if it has no such column."""
 
     id: str | None
     text: str
@@ -56,15 +56,15 @@ class Columns:
 
 @contextmanager
 def open_parquet(url: str, state: FileState | None = None) -> Iterator[pq.ParquetFile]:
-    """The Parquet file at a URL, fetching what is read and no more.
+    """The Parquet file at a URL, which fetches only the bytes that are read.
 
     Args:
-        url: of the file.
-        state: of its first sight, see `data.read.byte_ranges`; with it the footer is kept for the
-            next time.
+        url: URL of the file.
+        state: the state that the file must have, see `data.read.byte_ranges`; with it the footer is
+            cached.
 
     Raises:
-        InputError: it is not there, changed, not Parquet or damaged.
+        InputError: the file is missing, changed, not Parquet or corrupt.
         StorageError: the store does not answer.
     """
     try:
@@ -95,7 +95,7 @@ def _parquet(
 
 
 def _what_it_is(handle: IO[bytes]) -> str:
-    """What a file that is not Parquet seems to be; empty when it is not recognised."""
+    """The format of a file that is not Parquet, by its first bytes; "" if it is not recognised."""
     handle.seek(0)
     head = handle.read(64).lstrip()
     if not head:
@@ -104,7 +104,7 @@ def _what_it_is(handle: IO[bytes]) -> str:
 
 
 class _NoBytes(io.RawIOBase):
-    """A file of which only the size is there, and which knows whether it was read."""
+    """A file of a given size without content, which records whether it was read."""
 
     def __init__(self, size: int) -> None:
         self._size, self._position = size, 0
@@ -132,19 +132,19 @@ class _NoBytes(io.RawIOBase):
 def row_groups(
     url: str, size: int, footer: pq.FileMetaData, text: str, wanted: set[str]
 ) -> list[tuple[int, int, int]]:
-    """Rows, uncompressed bytes of the text, and bytes in the file of the columns, by row group.
+    """(rows, uncompressed bytes of the text, bytes in the file of the columns) by row group.
 
     Args:
-        url: for messages.
+        url: the file's name in messages.
         size: bytes of the file.
-        footer: of the file.
-        text, wanted: paths of the text column and of the columns that reading takes.
+        footer: the file's footer.
+        text, wanted: paths of the text column and of the columns to read.
 
     Raises:
-        InputError: the footer tells of places outside of the file, or of encrypted columns.
+        InputError: the footer has offsets outside the file, encrypted columns or wrong counts.
     """
-    # Asked for the metadata of a damaged or encrypted column, Arrow ends the process. On the way
-    # to reading it does not: so all of the columns are made ready to be read first.
+    # Arrow aborts the process when it returns the metadata of a corrupt or encrypted column, but
+    # raises when it prepares to read one. So prepare all columns first, over a file without bytes.
     nothing = _NoBytes(size)
     try:
         with arrow_file(nothing) as source:
@@ -163,17 +163,17 @@ def row_groups(
         group = footer.row_group(index)
         columns = [group.column(leaves[name]) for name in wanted]
         if any(column.num_values != group.num_rows for column in columns):
-            raise _unsound(url, f"row group {index} of {group.num_rows:,} rows and other values")
+            raise _unsound(url, f"row group {index} without {group.num_rows:,} values per column")
         compressed = sum(column.total_compressed_size for column in columns)
         uncompressed = group.column(leaves[text]).total_uncompressed_size
         found.append((group.num_rows, uncompressed, compressed))
     if sum(rows for rows, *_ in found) != footer.num_rows:
-        raise _unsound(url, f"row groups of other rows than the {footer.num_rows:,} of the file")
+        raise _unsound(url, f"row groups that do not add up to {footer.num_rows:,} rows")
     return found
 
 
 def _column_names(url: str, footer: pq.FileMetaData) -> list[str]:
-    """Paths of the columns. A footer has no checksum, but it says names and counts twice."""
+    """Paths of the columns, checked for consistency: a footer has names twice but no checksum."""
     names = [footer.schema.column(index).path for index in range(footer.num_columns)]
     for index, name in enumerate(names if footer.num_row_groups else ()):
         again = footer.row_group(0).column(index).path_in_schema
@@ -206,11 +206,11 @@ def _keep_footer(url: str, state: FileState, footer: pq.FileMetaData) -> None:
 
 
 def check_schema(url: str, schema: pa.Schema, fields: Fields) -> Columns:
-    """Refuse a file without usable text and id columns; returns its names.
+    """The file's names of the columns to read; raises for a file without usable ones.
 
     Raises:
-        InputError: text, an id that is named or `token_count` is missing, there twice, or of
-            another type.
+        InputError: the text or a named id is missing; or text, id or `token_count` is duplicated or
+            has the wrong type.
     """
     text, score = fields.text, fields.score
     id = fields.id or ("id" if "id" in schema.names else None)
@@ -250,17 +250,17 @@ def check_values(
     most_tokens: int,
     may_be_null: Collection[str] = (),
 ) -> pa.RecordBatch:
-    """The batch, when every value is there, every text is UTF-8, and every count is possible.
+    """The batch, if every value is present, every text is UTF-8, and every count is possible.
 
     Args:
-        batch: any columns; `token_count`, if there, int64.
-        where: names file and row group.
-        first_row: of the batch in its row group.
-        most_tokens: that a document can have whose text was not read.
-        may_be_null: columns.
+        batch: any columns; `token_count`, if present, int64.
+        where: file and row group, for messages.
+        first_row: index of the batch's first row in its row group.
+        most_tokens: upper bound of a document's tokens if its text was not read.
+        may_be_null: names of columns in which nulls are allowed.
 
     Raises:
-        InputError: names the row and the column.
+        InputError: a value is invalid; the message has its row and column.
     """
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if column.null_count and name not in may_be_null:
@@ -288,13 +288,16 @@ def check_values(
 
 
 def most_tokens_of(text_bytes: Any) -> Any:
-    """More tokens than so many bytes of text can have: a token is at least a byte, normalisation
-    (NFKC) makes eleven of one at most, and a template may frame a document."""
+    """Upper bound of the tokens of a text of `text_bytes` bytes.
+
+    A token is at least one byte, NFKC normalisation makes at most eleven bytes of one, and a
+    template may add a frame to a document.
+    """
     return _EXPANSION * text_bytes + _FRAME
 
 
 def _check_utf8(column: pa.Array, name: str, where: str, first_row: int) -> None:
-    """Arrow takes a Parquet string's bytes as they are."""
+    """Raise for text that is not UTF-8, since Arrow does not validate strings read from Parquet."""
     try:
         column.validate(full=True)
         return

@@ -1,7 +1,7 @@
-"""Parquet files of our own: written with page checksums, read with every page verified.
+"""The pipeline's own Parquet files: written with page checksums, read with every page verified.
 
-Without page checksums most flipped bits in a Parquet file read as other text, in silence; with them
-they read as `CorruptOutput`. A file that was not finished has no footer and cannot be read at all.
+Without page checksums most flipped bits in a Parquet file silently read as other text; with them
+they raise `CorruptOutput`. An unfinished file has no footer and cannot be read at all.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _ROW_GROUP_BYTES = 16 << 20
 
 
 class TableWriter:
-    """Writes one Parquet file of ours: zstd, page checksums, row groups of about 16 MiB.
+    """Writes one Parquet file: zstd, page checksums, row groups of about 16 MiB.
 
-    A context manager. When its body raises, no footer is written, so what is left is not Parquet.
+    A context manager. If its body raises, no footer is written, so the file cannot be read.
     """
 
     def __init__(self, url: str, schema: pa.Schema) -> None:
@@ -50,7 +50,7 @@ class TableWriter:
                 self._flush()
                 self._writer.close()
         finally:
-            self._writer.is_open = False  # else its finaliser would write a footer
+            self._writer.is_open = False  # or its finaliser would write a footer
             self._file.close()
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -73,11 +73,11 @@ def read_table(
 
     Args:
         url: the file.
-        columns: names of those wanted; all by default.
-        row_groups: indices of those wanted; all by default.
+        columns: names of the columns to read; all by default.
+        row_groups: indices of the row groups to read; all by default.
 
     Raises:
-        CorruptOutput: the file is gone, cut short or changed.
+        CorruptOutput: the file is missing, truncated or changed.
     """
     with (
         _as_damage(url),
@@ -90,10 +90,10 @@ def read_table(
 
 
 def count_row_groups(url: str) -> int:
-    """Row groups of a file that `TableWriter` wrote, from its footer.
+    """Number of row groups of a file that `TableWriter` wrote, from its footer.
 
     Raises:
-        CorruptOutput: the file is gone, cut short or changed.
+        CorruptOutput: the file is missing, truncated or changed.
     """
     with _as_damage(url), storage.open_read(url) as handle, pq.ParquetFile(handle) as file:
         return file.num_row_groups
@@ -113,10 +113,10 @@ def _as_damage(url: str) -> Iterator[None]:
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether `error` says that a Parquet file's bytes are wrong, or that the file is not there.
+    """Whether `error` means that an Arrow or Parquet file is corrupt or missing.
 
-    Arrow reports damage as its own exceptions or as an `OSError` without an error number; a failing
-    disk or network has a number or another class.
+    Arrow reports corrupt data as its own exceptions or as an `OSError` without an error number; an
+    error of the disk or network has a number or another class.
     """
     if isinstance(error, pa.ArrowException | FileNotFoundError):
         return True
@@ -124,5 +124,5 @@ def is_damage(error: Exception) -> bool:
 
 
 def one_line(error: Exception) -> str:
-    """The first line of an error's message, or its class when it has none."""
+    """The first line of an error's message, or its class name if it has none."""
     return str(error).strip().split("\n")[0] or type(error).__name__

@@ -1,13 +1,13 @@
-"""Real English text that is wherever Python is, so that a first run needs no network.
+"""English text that every Python contains, so that a first run needs no network.
 
-Two kinds of documents, about 2 MB together: the topics of the language reference that `help()`
-shows (`pydoc_data.topics`), and the docstrings of the standard library, one document per module in
-source order (the module's docstring, then its classes and functions), which is how a reader of
-`help(module)` meets them and long enough to fill a context.
+There are two kinds of documents, about 2 MB together: the topics of the language reference that
+`help()` shows (`pydoc_data.topics`), and the docstrings of the standard library, one document per
+module in source order (the module's docstring, then its classes and functions), which is long
+enough to fill a context.
 
-The table is a function of the Python build alone: files are visited in sorted order, a docstring
-that occurred before is left out, nothing depends on the locale or on the file system. Distributors
-patch the library, so two builds of one version may differ in a few documents.
+The table depends on the Python build only: files are visited in sorted order, repeated docstrings
+are skipped, and neither the locale nor the file system has an influence. Distributors patch the
+library, so two builds of one version may differ in a few documents.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionD
 
 @functools.cache
 def documents() -> pa.Table:
-    """Every document, with columns of FineWeb-edu.
+    """Every document, with FineWeb-edu's column names.
 
     Returns:
         A table of `id` and `url` (string, unique), `text` (string, never empty) and `token_count`
-        (int64): UTF-8 bytes / 4, rounded, since no tokenizer has counted these documents yet.
+        (int64): an estimate, UTF-8 bytes / 4 rounded.
     """
     found = [*_topics(), *module_documents(Path(sysconfig.get_paths()["stdlib"]))]
     version = platform.python_version()
@@ -62,7 +62,7 @@ def documents() -> pa.Table:
 
 
 def clean_topic(text: str) -> str:
-    """A topic without the underlines, labels and index entries of reStructuredText."""
+    """A topic without reStructuredText's underlines, labels and index entries."""
     text = _UNDERLINE.sub("", _DIRECTIVE.sub("", text))
     return _BLANK_LINES.sub("\n\n", text).strip()
 
@@ -70,13 +70,13 @@ def clean_topic(text: str) -> str:
 def docstrings(source: str) -> Iterator[str]:
     """The docstrings of one module's source in source order, cleaned, 41 characters or longer."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # old escapes in the library are not this run's concern
+        warnings.simplefilter("ignore")  # about invalid escapes in the library's source
         tree = ast.parse(source)
     yield from _docstrings_under(tree)
 
 
 def module_documents(library: Path) -> Iterator[tuple[str, str]]:
-    """(id, text) of every module under a folder that has docstrings, by path."""
+    """(id, text) of every module with docstrings under a folder, sorted by path."""
     seen: set[str] = set()
     for path in _library_files(library):
         texts = []
@@ -93,7 +93,7 @@ def _docstrings_under(node: ast.AST) -> Iterator[str]:
         text = inspect.cleandoc(ast.get_docstring(node, clean=False) or "").strip()
         if len(text) >= _SHORTEST_DOCSTRING:
             yield text
-    # Expressions, which are most of a tree, hold no statement.
+    # Only these fields hold statements; skipping expressions avoids most of the tree.
     for part in ("body", "handlers", "orelse", "finalbody", "cases"):
         for child in getattr(node, part, ()):
             yield from _docstrings_under(child)
@@ -106,7 +106,7 @@ def _topics() -> Iterator[tuple[str, str]]:
 
 
 def _library_files(library: Path) -> list[Path]:
-    """The importable modules of the library; generated and vendored folders are left out."""
+    """The importable modules of the library, sorted, without tests, idlelib and site-packages."""
 
     found: list[Path] = []
     for folder, inner, files in os.walk(library):

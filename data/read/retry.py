@@ -1,12 +1,12 @@
-"""Retrying requests to a source: which failures are transient and what their messages say.
+"""Retries requests to a source: classifies failures as transient or permanent, and words them.
 
-A store that is busy (429, with or without Retry-After, 5xx), a connection that is reset, silent or
-cut short, and an answer that is no answer are retried as `pipeline.store.retry` says, until `TRIES`
-or the seconds of `patience()` are used up. What no retry mends (not permitted, not there, changed)
-is an `InputError` at once. gs:// is retried by its own client and only its verdict is passed on, so
-that attempts do not multiply.
+Transient errors (a busy store: 429 with or without Retry-After, 5xx; a connection that is reset,
+unresponsive or cut short; an unusable response) are retried with the back-off of
+`pipeline.store.retry`, until `TRIES` or the deadline of `patience()`. Permanent errors (not
+permitted, missing, changed) raise an `InputError` at once. The client of gs:// retries by itself;
+its final error is not retried again, so that retries do not multiply.
 
-Messages name the place by its URL without user, password and query, and never quote a header.
+Messages name the file by its URL without user, password and query, and never quote a header.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ PATIENCE_VARIABLE = "PONENTE_SOURCE_SECONDS"
 
 _T = TypeVar("_T")
 _BUSY = (408, 425, 429)
-_DEEPEST = 4
+_DEEPEST = 4  # causes of an exception that are followed
 _OFFLINE = "OfflineModeIsEnabled"  # a ConnectionError of the hub's client
 
 
 class TryAgain(Exception):
-    """What came back cannot be used, and may be right the next time."""
+    """The response is unusable, but a retry may succeed."""
 
 
 class Answered(Exception):
@@ -53,7 +53,7 @@ class Answered(Exception):
 
 
 class NotThere(InputError):
-    """The store says that there is no such file."""
+    """The store has no such file."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ class _Verdict:
 
 
 def patience() -> float:
-    """Seconds for which one request is tried; `PONENTE_SOURCE_SECONDS` sets another number.
+    """Deadline of one request with its retries, in seconds; `PONENTE_SOURCE_SECONDS` overrides it.
 
     Raises:
-        InputError: the variable is no number of seconds.
+        InputError: the variable is not a number of seconds.
     """
     text = os.environ.get(PATIENCE_VARIABLE, "")
     try:
@@ -83,7 +83,7 @@ def patience() -> float:
 
 
 def redact(text: str) -> str:
-    """`text` as a message may show it: one line, URLs without user and query, no token."""
+    """`text` without secrets, for a message: one line, URLs without user and query, no token."""
     text = " ".join(text.split())
     text = re.sub(r"(\w+://)[^/\s@]+@(?=[^/\s]*(?:[/\s]|$))", r"\1", text)
     text = re.sub(r"(https?://[^\s?'\"]*)\?[^\s'\"]*", r"\1?...", text)
@@ -91,17 +91,17 @@ def redact(text: str) -> str:
 
 
 def with_retries(what: str, action: Callable[[float], _T], seconds: float | None = None) -> _T:
-    """`action(seconds left)`, retried while its failure is transient.
+    """The result of `action(seconds left)`, retried while its errors are transient.
 
     Args:
-        what: the place for messages, such as "hf://...: bytes 0-99"; shown as `redact` does.
-        action: raises when it failed. A `PonenteError` is passed on as it is.
-        seconds: to keep trying for, at most; None for `patience()`.
+        what: the request's name in messages, such as "hf://...: bytes 0-99"; it is redacted.
+        action: raises an exception on failure. A `PonenteError` is not retried.
+        seconds: deadline of all retries; None or more than `patience()` means `patience()`.
 
     Raises:
-        InputError: not permitted, not there (`NotThere`), not an address, or out of reach.
-        StoreUnavailable: it failed until attempts or time were used up; says how often and why.
-        StorageError: the store refused for a reason that no retry mends.
+        InputError: not permitted, missing (`NotThere`), not a URL, or the hub's client is offline.
+        StoreUnavailable: retries or time were used up; the message has the count and the reason.
+        StorageError: the store refused with another permanent error.
     """
     what = redact(what)
     limit = patience() if seconds is None else min(seconds, patience())
@@ -120,9 +120,9 @@ def with_retries(what: str, action: Callable[[float], _T], seconds: float | None
             raise StoreUnavailable(f"{what}: {redact(str(error))}") from None
         except PonenteError:
             raise
-        except Exception as error:  # noqa: BLE001 - each client has its own; judged below
+        except Exception as error:  # noqa: BLE001 - every client has its own; classified below
             failure, verdict = error, _judge(error)
-        # Raised outside of `except`, or the client's message would be shown as the context.
+        # Raised outside `except`: the client's message, as context, could show a secret.
         if not verdict.passes:
             raise _refusal(what, verdict)
         asked = f" (it asks to wait {verdict.wait:.0f} s)" if verdict.wait else ""
@@ -130,15 +130,16 @@ def with_retries(what: str, action: Callable[[float], _T], seconds: float | None
 
 
 def _place(what: str) -> str:
-    """Whose answers count as contact: the host of an https:// address, else the service."""
+    """The service that a response proves reachable: the host of an http(s) URL, else the scheme."""
     found = re.match(r"https?://[^/\s]+", what)
     return found[0] if found else what.partition(":")[0]
 
 
 def run_with_timeout(seconds: float, action: Callable[[], _T]) -> _T:
-    """`action()`, or `TimeoutError` after `seconds`, whatever a client waits for inside.
+    """The result of `action()`, or `TimeoutError` after `seconds`, even if its client blocks.
 
-    The action then continues in its thread and its result is lost: for reads only.
+    After a timeout the action continues in its thread and its result is lost, so use this for reads
+    only.
     """
     done: list[Callable[[], _T]] = []
 
@@ -165,9 +166,9 @@ def _raise(error: BaseException) -> Any:
 
 
 def _judge(error: Exception) -> _Verdict:
-    """What a client's exception means."""
+    """Classify a client's exception."""
     cause: BaseException | None = error
-    # HTTP's "not found" stands for every failure to look, with the real one as its cause.
+    # fsspec's HTTP client raises FileNotFoundError for any failed lookup, caused by the real error.
     for _ in range(_DEEPEST):
         if not isinstance(cause, FileNotFoundError) or cause.__cause__ is None:
             break
@@ -185,7 +186,7 @@ def _judge(error: Exception) -> _Verdict:
     if isinstance(error, TryAgain):
         return _Verdict(redact(str(error)), True)
     if isinstance(error, json.JSONDecodeError):
-        return _Verdict("an answer that is no JSON", True)
+        return _Verdict("a response that is not JSON", True)
     offline = type(error).__name__ == _OFFLINE
     return _Verdict(reason, isinstance(error, _passing_errors()) and not offline)
 
@@ -200,7 +201,7 @@ def _passing_errors() -> tuple[type[Exception], ...]:
 
 
 def _asked_wait(headers: Mapping[str, str]) -> float | None:
-    """Seconds that an answer asks to wait, by Retry-After or the hub's RateLimit."""
+    """Seconds to wait by the Retry-After header or the hub's RateLimit; None without them."""
     after = headers.get("Retry-After") or headers.get("retry-after") or ""
     if re.fullmatch(r"\d{1,9}", after.strip()):
         return float(after)

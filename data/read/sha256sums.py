@@ -1,8 +1,8 @@
-"""SHA-256 of whole source files: what it should be by their publisher, and what it is.
+"""Verifies whole source files against the SHA-256 that their publisher gives.
 
-A Parquet file seldom has page checksums, and without them most flipped bits read as other text.
-The hub names its large files by their SHA-256; anywhere else a file `SHA256SUMS` in the same folder
-(as `sha256sum *.parquet > SHA256SUMS` writes it) says what was published.
+Parquet files seldom have page checksums, and without them most flipped bits read as other text.
+The hub identifies its large files by SHA-256; elsewhere the digests come from a file `SHA256SUMS`
+in the same folder (written by `sha256sum *.parquet > SHA256SUMS`).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def expected_checksum(url: str) -> str | None:
-    """The SHA-256 that the file's publisher gives, 64 hexadecimal digits; None where there is none.
+    """The SHA-256 that the file's publisher gives, 64 hexadecimal digits; None without one.
 
     Raises:
-        InputError: no such file on the hub, or `SHA256SUMS` has a line that is none.
+        InputError: the hub has no such file, or `SHA256SUMS` has an invalid line.
         StorageError: the store does not answer.
     """
     if is_embedded(url):
         return None
     if url.startswith("hf://"):
-        version = file_state(url).version  # of a small file a Git object id, which is no SHA-256
+        version = file_state(url).version  # a small file has a Git object id instead of a SHA-256
         return version if _SHA256.fullmatch(version) else None
     address = url.partition("?")[0] if url.startswith(("http://", "https://")) else url
     folder, _, name = address.rpartition("/")
@@ -40,14 +40,14 @@ def expected_checksum(url: str) -> str | None:
 
 
 def verify_file(url: str, expected: str) -> None:
-    """Read the whole file once and compare its SHA-256.
+    """Read the whole file once and raise unless it has the expected SHA-256.
 
     Args:
-        url: of a file.
+        url: URL of the file.
         expected: 64 hexadecimal digits.
 
     Raises:
-        InputError: the file has another digest (the message has both), or is not there.
+        InputError: the file has another digest (the message has both), or is missing.
         StorageError: the store does not answer.
     """
     digest = hashlib.sha256()
@@ -62,7 +62,7 @@ def verify_file(url: str, expected: str) -> None:
 
 
 def _read_sums(url: str) -> dict[str, str]:
-    """Digest by name of file; empty when there is no such file."""
+    """Digest by file name; empty if `url` does not exist."""
     try:
         state = file_state(url)
     except NotThere:

@@ -1,4 +1,4 @@
-"""Small files are read together, since a task costs more than reading one of them."""
+"""Groups small files into one task, since a task costs more than reading one of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOGETHER = 1024  # files of one task
 
 
 def small_together(units: Sequence[Unit]) -> Iterator[tuple[Unit, ...]]:
-    """The units in order: neighbours with less than 4 MiB of text together, others alone."""
+    """The units in order: neighbours with less than 4 MiB of text each in groups, others alone."""
     found: list[Unit] = []
     size = 0
     for unit in units:

@@ -1,4 +1,4 @@
-"""Text files as one document each, plain or compressed."""
+"""Text files, plain or compressed, as one document each."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from data.read.retry import redact
 from data.read.unit import Fields, Unit
 from pipeline.errors import InputError
 
-_PACKED = 4  # bytes of text that a compressed byte stands for, about
-_MOST = (1 << 31) - 1  # bytes of a string in Arrow's arrays of strings
+_PACKED = 4  # typical compression ratio of text
+_MOST = (1 << 31) - 1  # most bytes of an Arrow string array
 
 
 def cut(url: str, state: FileState, fields: Fields, target_bytes: int) -> list[Unit]:
-    """The unit of a file; there is one."""
+    """The file as its only unit."""
     del target_bytes
     return [
         Unit(
@@ -37,10 +37,10 @@ def cut(url: str, state: FileState, fields: Fields, target_bytes: int) -> list[U
 
 
 def read(units: Sequence[Unit], columns: Sequence[str]) -> pa.RecordBatch:
-    """The documents, with `columns`; their texts always, which their ids are made of.
+    """The documents, with `columns` and always `text`, from which their ids are computed.
 
     Raises:
-        InputError: one is not UTF-8, or 2 GiB or longer.
+        InputError: a file is not UTF-8, or is 2 GiB or longer.
     """
     texts = pa.array(map(_text, units), pa.string(), size=len(units))
     found = {

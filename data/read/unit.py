@@ -1,4 +1,4 @@
-"""The piece of a source that one task reads, and what its documents' fields are called."""
+"""The part of a source that one task reads, and the names of its documents' fields."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 BATCH_ROWS = 1024
-BATCH_BYTES = 16 << 20  # of text in one batch, unless one document is longer
-BYTES_PER_TOKEN = 4  # of English text, where nothing has counted it
+BATCH_BYTES = 16 << 20  # most bytes of text in one batch, unless one document is longer
+BYTES_PER_TOKEN = 4  # estimate for English text without a token count
 UNKNOWN = -1
 
 
 class Fields(NamedTuple):
-    """What a source calls what is read of a document.
+    """The source's names for the fields of a document.
 
     Attributes:
-        text: the column or key of the text.
-        id: that of the id, which must be there; None for "id" where there is one, and else an id
-            made of the text.
-        score: that of a number that may be asked for.
-        skip_nulls: leave out, and count, a row in which one of these is null.
+        text: column or key of the text.
+        id: column or key of the id, which must exist; None uses "id" if it exists, and otherwise an
+            id computed from the text.
+        score: column or key of a number that may be used for selection.
+        skip_nulls: skip and count rows in which one of these fields is null.
     """
 
     text: str = "text"
@@ -34,19 +34,19 @@ class Unit:
 
     Attributes:
         file: URL of the file, or of the embedded documentation.
-        row_groups: of Parquet, their indices, ascending and adjacent; (0,) of all else.
-        rows: documents in them; -1 where only reading tells.
-        text_bytes: of Parquet the uncompressed bytes of the text column by the footer (a few bytes
+        row_groups: indices of the Parquet row groups, ascending and adjacent; (0,) for other kinds.
+        rows: number of documents; -1 if it is only known after reading.
+        text_bytes: for Parquet the uncompressed bytes of the text column by the footer (a few bytes
             per document more than the text itself), else about the bytes read.
-        id: the file's name for the id; None for ids made of the text.
+        id: the file's name for the id; None for ids computed from the text.
         text: the file's name for the text.
         counted: whether the file has a `token_count`.
-        score: the file's name for the score, a number; None when it has none.
-        size: bytes of the file when it was cut into units; 0 where that is not known.
-        version: what its store called its content then, see `data.read.byte_ranges.FileState`.
-        kind: what the file is, see `data.read.formats`.
-        begin, end: of lines, those that begin at these bytes; 0 and 0 for all.
-        skip_nulls: leave out rows with a null.
+        score: the file's name for the score, a number; None if it has none.
+        size: bytes of the file when it was divided into units; 0 if not known.
+        version: the file's version then, see `data.read.byte_ranges.FileState`.
+        kind: the file's format, see `data.read.formats`.
+        begin, end: range of bytes; the unit has the lines that begin in it; 0 and 0 for all lines.
+        skip_nulls: skip rows with a null.
     """
 
     file: str

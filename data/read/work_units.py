@@ -1,15 +1,15 @@
-"""Sources of documents: cutting them into units of work, and reading a unit, each value checked.
+"""Divides sources of documents into units of work and reads units, checking every value.
 
-The unit of fan-out is a part of one file that holds about `target_bytes` of text: a range of row
-groups of Parquet, lines of JSON; a compressed, Arrow or text file is one. `data.read.formats` says
-which file is what. Reading Parquet is by row group with column projection, so a survey that wants
-ids and token counts never fetches the text. A huge source can be taken file by file: `list_files`
-reads no file, `file_units` and `row_groups` one.
+A unit is a part of one file with about `target_bytes` of text: a range of Parquet row groups or of
+JSON lines. A compressed, Arrow or text file is one unit. `data.read.formats` determines the format.
+Parquet is read by row group with column projection, so a survey of ids and token counts does not
+fetch the text. A huge source can be processed file by file: `list_files` reads no file, and
+`file_units` and `row_groups` read one.
 
-A unit reads as columns `id`, `text`, `token_count`, `score` whatever the file calls them; a
-document without an id has one made of its text. A row with a null, text that is not UTF-8, a
-missing column, a damaged file and a file that changed since it was listed are an `InputError` with
-its address; no row is skipped here but those with a null, counted, where that was asked for.
+A unit is read as columns `id`, `text`, `token_count`, `score`, whatever their names in the file; a
+document without an id gets one computed from its text. A null, text that is not UTF-8, a missing
+column, a corrupt file and a file that changed since it was listed are an `InputError` with the
+file's URL. The only rows skipped are those with a null, if requested, and they are counted.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from pipeline.errors import InputError
 
 EMBEDDED_ROW_GROUPS = 8
 FOOTERS_AT_ONCE = 16
-_PARTS = 8 * FOOTERS_AT_ONCE  # of many files, which are looked at together
+_PARTS = 8 * FOOTERS_AT_ONCE  # parts of the list of files, each handled by one thread
 TARGET_BYTES = 64 << 20
-_MOST_PACKED = 1000  # bytes that one compressed byte can stand for, about
+_MOST_PACKED = 1000  # approximate upper bound of the compression ratio
 
 _TYPES = {
     "id": pa.string(),
@@ -56,12 +56,12 @@ _CUTS = {"lines": json_lines.cut, "text": text_file.cut, "arrow": arrow_table.cu
 
 
 class RowGroup(NamedTuple):
-    """A row group by the footer of its file.
+    """Sizes of a row group, from the footer of its file.
 
     Attributes:
-        rows: documents.
+        rows: number of documents.
         text_bytes: uncompressed bytes of the text column.
-        compressed_bytes: bytes of the file that reading id, text, token count and score fetches.
+        compressed_bytes: bytes in the file of the columns id, text, token count and score.
     """
 
     rows: int
@@ -70,12 +70,12 @@ class RowGroup(NamedTuple):
 
 
 def list_files(source: str) -> list[tuple[str, int]]:
-    """(URL, bytes) of every file of a source, in order of name; no file is opened.
+    """(URL, bytes) of every file of a source, sorted by name; opens no file.
 
     The embedded documentation is one file of 0 bytes.
 
     Raises:
-        InputError: no file matches, or it is not permitted.
+        InputError: no file matches, or access is not permitted.
         StorageError: the store could not be listed.
     """
     if is_embedded(source):
@@ -91,17 +91,17 @@ def list_units(
     target_bytes: int = TARGET_BYTES,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Unit]:
-    """The units of a source, in the order of file names and of what is in a file.
+    """The units of a source, sorted by file name and by position in the file.
 
     Args:
         source: see `data.source`.
-        fields: what the source calls what is read.
+        fields: the source's names of the fields.
         target_bytes: a unit ends with the row group or line that reaches this many bytes of text.
-        progress: called with (files looked at, files), after each file or some of many.
+        progress: called with (files done, files), after every file, or every few of many files.
 
     Raises:
         InputError: no file matches, a file cannot be read, a column is missing or of another type,
-            or there are no rows at all.
+            or the source has no rows.
         StorageError: the store could not be listed or read.
     """
     if is_embedded(source):
@@ -134,10 +134,10 @@ def list_units(
 def file_units(
     url: str, fields: Fields = Fields(), *, target_bytes: int = TARGET_BYTES
 ) -> list[Unit]:
-    """The units of one file, as `list_units` would cut it; none when it has no rows.
+    """The units of one file, as from `list_units`; none if it has no rows.
 
     Args:
-        url: from `list_files`; the rest as for `list_units`.
+        url: from `list_files`; the other arguments are as for `list_units`.
 
     Raises:
         InputError, StorageError: as `list_units`.
@@ -161,7 +161,7 @@ def row_groups(url: str, fields: Fields = Fields()) -> list[RowGroup]:
 
 
 def fields_of(unit: Unit) -> Fields:
-    """What a unit's file calls what is read."""
+    """The unit's names of the fields."""
     return Fields(unit.text, unit.id, unit.score or "score", unit.skip_nulls)
 
 
@@ -173,14 +173,14 @@ def read_unit(
     Args:
         unit: from `list_units` or `file_units`.
         columns: any of `id` (string), `text` (string), `token_count` (int64) and `score` (float64,
-            NaN as it is). Where the file has no `token_count` the text is read and
-            ceil(UTF-8 bytes / 4) stands in; where it has no id, the id is made of the text.
-        tally: counts all `rows`, and of them those left out for a `null`. A null text alone, of a
-            document with an id of the source, is not left out: it may not have been read.
+            NaN is kept). If the file has no `token_count`, it is ceil(UTF-8 bytes / 4) of the text;
+            if it has no id, the id is computed from the text.
+        tally: counts all `rows`, and those skipped for a `null`. A row of a file with ids is not
+            skipped for a null text alone, since the text may not have been read.
 
     Raises:
-        InputError: a null, a text that is not UTF-8 or an impossible count (file, row group and
-            row are named), damage, a file that changed, or a score asked of a file without one.
+        InputError: a null, a text that is not UTF-8 or an impossible count (the message has file,
+            row group and row), a corrupt or changed file, or `score` of a file without one.
         StorageError: the store does not answer.
     """
     if "score" in columns and unit.score is None:
@@ -211,8 +211,10 @@ def read_unit(
 def read_units(
     units: Iterable[Unit], columns: Sequence[str], tally: Counter[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of units in order, as `read_unit` of each; neighbouring text files, which are a row
-    each, up to 1,024 in a batch."""
+    """The rows of units in order, as from `read_unit`.
+
+    Neighbouring text files, which have one row each, share batches of up to 1,024 rows.
+    """
     for together in _together(units, columns):
         first = together[0]
         if len(together) == 1:
@@ -225,7 +227,7 @@ def read_units(
 
 
 def _together(units: Iterable[Unit], columns: Sequence[str]) -> Iterator[list[Unit]]:
-    """Text files that are read together; each other unit alone, as it comes."""
+    """The units in order: neighbouring text files in groups, every other unit alone."""
     found: list[Unit] = []
     size = 0
     for unit in units:
@@ -250,7 +252,7 @@ def _where(unit: Unit, group: int) -> str:
 
 
 def _without_nulls(unit: Unit, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows with a value in all columns, but that the text of one with an id may be null."""
+    """The rows without nulls, except that the text may be null in a file with ids."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         made = name == "id" and unit.id is None
         if not column.null_count or made or (name == "text" and unit.id is not None):
@@ -260,7 +262,7 @@ def _without_nulls(unit: Unit, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _with_ids(unit: Unit, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch, with ids made of the texts where the file has none."""
+    """The batch, with ids computed from the texts if the file has none."""
     if unit.id is not None or "id" not in batch.schema.names or is_embedded(unit.file):
         return batch
     place = batch.schema.get_field_index("id")
@@ -319,8 +321,7 @@ def _groups(file: str, state: FileState, fields: Fields) -> tuple[Columns, list[
 
 
 def _batches(unit: Unit, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """(row group, record batch) of a unit, unchecked: the columns asked for, and the text where
-    an id is to be made of it."""
+    """(row group, unchecked record batch) of a unit: `columns`, and the text if ids need it."""
     if is_embedded(unit.file):
         check_embedded(unit.file)
         table = python_docs.documents().select(list(columns))
@@ -338,7 +339,7 @@ def _batches(unit: Unit, columns: Sequence[str]) -> Iterator[tuple[int, pa.Recor
 
 
 def _columnar(unit: Unit, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """As `_batches`, of a file with columns."""
+    """`_batches` for a Parquet or Arrow file."""
     names = {"id": unit.id, "text": unit.text, "token_count": "token_count", "score": unit.score}
     length = "token_count" in columns and not unit.counted
     making = "id" in columns and unit.id is None
@@ -347,7 +348,7 @@ def _columnar(unit: Unit, columns: Sequence[str]) -> Iterator[tuple[int, pa.Reco
     wanted = {name for name in wanted | ({"text"} if length else set()) if names[name] is not None}
     in_file = sorted({str(names[name]) for name in wanted})
     for group, batch in _raw(unit, in_file):
-        # A score may be an integer that no double holds; its last digit selects nothing.
+        # A score may be an integer that float64 rounds; that does not matter for selection.
         found = {
             name: batch.column(names[name]).cast(_TYPES[name], safe=name != "score")
             for name in wanted
@@ -370,7 +371,7 @@ def _raw(unit: Unit, columns: list[str]) -> Iterator[tuple[int, pa.RecordBatch]]
     state = FileState(unit.size, unit.version) if unit.size else None
     with open_parquet(unit.file, state) as parquet:
         for group in unit.row_groups:
-            # One row group at a time: a read of many would hold all of them in memory.
+            # One row group at a time: reading several would keep all of them in memory.
             for batch in parquet.iter_batches(rows, row_groups=[group], columns=columns):
                 yield group, batch
 

@@ -1,1 +1,1 @@
-"""Which documents: hashes, budgets, splits, duplicates."""
+"""Document sampling: hashes, budgets, splits, duplicates."""

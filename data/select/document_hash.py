@@ -1,7 +1,7 @@
-"""Hashes of documents: the id's says where one belongs, the text's what it is.
+"""Hashes of documents: of the id, which determines the split, and of the text, the content.
 
-All are BLAKE2b (RFC 7693), the same on every platform, over UTF-8 bytes as Arrow keeps them: no
-Python string is made.
+All are BLAKE2b (RFC 7693), identical on every platform, over the UTF-8 bytes in Arrow's buffers
+without creating Python strings.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _CONTENT_BYTES = 16
 
 
 def document_hash(ids: list[str] | pa.Array, seed: int) -> np.ndarray:
-    """Keyed BLAKE2b of each id in 64 bits: the document's place in every sample with this seed.
+    """64-bit keyed BLAKE2b of each id: the document's place in every sample with this seed.
 
     Args:
         ids: document ids, none null.
-        seed: any integer of 64 bits with sign.
+        seed: any signed 64-bit integer, the key.
 
     Returns:
         uint64 [documents].
@@ -34,24 +34,24 @@ def document_hash(ids: list[str] | pa.Array, seed: int) -> np.ndarray:
     keyed = hashlib.blake2b(digest_size=8, key=key)
     digests = []
     for name in utf8_slices(array):
-        hashed = keyed.copy()  # twice as fast as taking in the key again
+        hashed = keyed.copy()  # twice as fast as hashing the key again
         hashed.update(name)
         digests.append(hashed.digest())
     return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
 
 
 def text_hash(texts: pa.Array) -> list[bytes]:
-    """BLAKE2b of each text in 16 bytes; equal texts are those with equal hashes."""
+    """16-byte BLAKE2b of each text; texts with equal hashes count as equal."""
     blake2b = hashlib.blake2b
     return [blake2b(text, digest_size=_CONTENT_BYTES).digest() for text in utf8_slices(texts)]
 
 
 def rows_digest(ids: pa.Array, text_hashes: list[bytes]) -> int:
-    """A checksum of (id, text) of every row that no order and no cut into parts changes.
+    """A checksum of (id, text) of all rows, independent of their order and division into parts.
 
     It is the sum modulo 2^128 of BLAKE2b-128 over (hash of the text, id) of each row, so digests
-    of parts add up to the digest of the whole. It finds accidents; whoever can choose millions of
-    ids could make two sets with one sum.
+    of parts add up to the digest of the whole. It detects accidental changes; an attacker who
+    chooses millions of ids could construct two sets with the same sum.
     """
     blake2b = hashlib.blake2b
     total = 0

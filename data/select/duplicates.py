@@ -1,10 +1,10 @@
-"""Exact duplicates: which copies of a text go, whatever the order of the files.
+"""Exact duplicates: decides which copy of a text is kept, independent of the order of the files.
 
-Of the documents with one text the copy stays that is in the held-out split named first; in train
-when no held-out split has one. Within a split the copy with the smallest document hash stays, so a
-larger sample keeps what the smaller one kept: what it adds lies farther on. Samples of whole row
-groups lie in the order of their walk instead, and there the first copy of the walk stays. Copies
-that share the id too are the same document, and the one met first stays.
+The copy in the held-out split named first is kept, or one in train if no held-out split has a copy.
+Within a split the copy with the smallest document hash is kept, so a larger sample keeps the same
+copies as a smaller one, since the documents it adds have larger hashes. Samples of whole row groups
+are in the order of their walk instead, and the first copy of the walk is kept. Copies with the same
+id are the same document, and the first one is kept.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Part:
     """The documents of one split in one file.
 
     Attributes:
-        rank: of its split; the copy in the lowest stays.
-        documents: how many.
+        rank: rank of its split; the copy with the lowest rank is kept.
+        documents: number of documents.
         load: reads their hashes, uint64 [documents, 3] (see `data.select.write_sample`).
     """
 
@@ -35,11 +35,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Found:
-    """What a comparison of all documents found.
+    """The duplicates among all documents.
 
     Attributes:
-        lost: index of a part -> its rows that go, int64 ascending; parts that keep all are absent.
-        repeated_ids: documents whose id an earlier document has too.
+        lost: index of a part -> its rows to drop, int64 ascending; parts without any are absent.
+        repeated_ids: number of documents whose id an earlier document has too.
     """
 
     lost: Mapping[int, np.ndarray]
@@ -64,11 +64,11 @@ def find_duplicates(
     """Compare the texts of all documents by their hashes.
 
     Args:
-        parts: of the whole sample, in the order of their names.
-        by_position: the order of parts and rows says which copy of a split stays, instead of the
-            document hash.
-        at_once: about how many documents to compare at a time; every part's hashes are read again
-            for each such share.
+        parts: all parts of the sample, in the order of their names.
+        by_position: keep the first copy of a split in the order of parts and rows, instead of the
+            copy with the smallest document hash.
+        at_once: about how many documents to compare at a time; the hashes of all parts are read
+            again for each such share.
     """
     shares = max(1, -(-sum(part.documents for part in parts) // at_once))
     losers = _Losers()
@@ -84,7 +84,10 @@ def find_duplicates(
 def _of_share(
     parts: Sequence[Part], share: int, shares: int
 ) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]:
-    """((hashes, rank, part, row) of the documents whose text is in a share, ids that are in it)."""
+    """((hashes, rank, part, row) of the documents with texts in a share, id hashes in the share).
+
+    A share is the hashes equal to `share` modulo `shares`, so equal texts are in the same share.
+    """
     hashes, ranks, numbers, rows, ids = [], [], [], [], []
     for number, part in enumerate(parts):
         found = part.load()
@@ -104,7 +107,7 @@ def _of_share(
 def _losers(
     hashes: np.ndarray, ranks: np.ndarray, parts: np.ndarray, rows: np.ndarray, by_position: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(part, row) of every document whose text another one keeps."""
+    """(part, row) of every document to drop, since another copy of its text is kept."""
     repeated = _repeated(hashes[:, 0])
     hashes, ranks, parts, rows = (a[repeated] for a in (hashes, ranks, parts, rows))
     keys = [
@@ -115,6 +118,7 @@ def _losers(
         parts,
         rows,
     ]
+    # Sort by text and then by preference: of a run of equal texts, all but the first are dropped.
     order = np.lexsort(keys[::-1])
     texts = hashes[order, :2]
     lost = order[1:][(texts[1:] == texts[:-1]).all(axis=1)]
@@ -122,7 +126,7 @@ def _losers(
 
 
 def _repeated(words: np.ndarray) -> np.ndarray:
-    """Indices of the words that occur more than once: few, so that only they are sorted in full."""
+    """Indices of words that occur more than once: few, so that sorting by all keys is cheap."""
     order = np.argsort(words)
     same = words[order[1:]] == words[order[:-1]]
     mark = np.zeros(len(words), bool)

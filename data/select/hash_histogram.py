@@ -1,4 +1,4 @@
-"""What a source holds, counted without its text: documents and tokens by bin of the hash."""
+"""Counts documents and tokens of a source by bin of the document hash, without reading the text."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ _BIN_SHIFT = np.uint64(48)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HashHistogram:
-    """What a part of a source holds, by bin of the document hash.
+    """Counts of a part of a source by bin of the document hash.
 
     Attributes:
-        seen: number of documents.
-        documents: how many of them score high enough; all other counts are of these.
+        seen: number of all documents.
+        documents: number of documents with the minimum score; except for `text_bytes`, all other
+            counts are of these.
         tokens: sum of their `token_count`.
-        text_bytes: uncompressed bytes of the text column, of every document seen.
+        text_bytes: uncompressed bytes of the text column, of all documents.
         tokens_by_bin: int64 [65536].
         documents_by_bin: int64 [65536].
-        lengths: how many documents have each `token_count`.
+        lengths: number of documents with each `token_count`.
     """
 
     seen: int
@@ -44,15 +45,15 @@ class HashHistogram:
 def survey(
     units: Sequence[Unit], seed: int, min_score: float | None = None
 ) -> tuple[HashHistogram, np.ndarray]:
-    """Count the documents of some units by bin, and list them; text is read where nothing counts.
+    """Count and list the documents of units; the text is read only if there are no token counts.
 
     Args:
         units: from `data.read.work_units.list_units`.
-        seed: of the document hash.
-        min_score: documents that score less are seen, and not counted.
+        seed: seed of the document hash.
+        min_score: documents with a lower score are only in `seen` and `text_bytes`.
 
     Returns:
-        The counts, and uint64 [2, documents]: hash and `token_count` of each, in their order.
+        The counts, and uint64 [2, documents]: hash and `token_count` of each document, in order.
     """
     found = [np.empty((2, 0), np.uint64)]
     seen = 0
@@ -77,14 +78,14 @@ def survey(
 
 
 def documents_in(documents: np.ndarray, bins: np.ndarray) -> np.ndarray:
-    """uint64 [2, documents]: those of a survey's documents that are in some bins."""
+    """uint64 [2, documents]: the documents of a survey that are in `bins`."""
     wanted = np.zeros(BINS, bool)
     wanted[bins] = True
     return documents[:, wanted[bins_of(documents[0])]]
 
 
 def merge(surveys: Iterable[HashHistogram]) -> HashHistogram:
-    """The survey of several parts together; no parts make an empty survey."""
+    """The sum of the surveys of several parts; without parts an empty survey."""
     seen = text_bytes = 0
     tokens_by_bin = np.zeros(BINS, np.int64)
     documents_by_bin = np.zeros(BINS, np.int64)
@@ -112,9 +113,9 @@ def above_score(
     min_score: float | None,
     tally: Counter[str] | None = None,
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """(rows seen, those of them that score `min_score` or more) of each batch of some units.
+    """(number of rows, the rows with a score of `min_score` or more) of each batch of the units.
 
-    A score that is not a number is below every minimum; `tally` as of `read_unit`.
+    A NaN score is below every minimum; `tally` is as in `read_unit`.
     """
     if min_score is None:
         for batch in read_units(units, columns, tally):

@@ -1,20 +1,20 @@
-"""Which documents are in the sample, decided by a hash of (seed, document id) alone.
+"""Assigns documents to splits by a hash of (seed, document id) alone.
 
 A document's place is u = hash / 2^64, uniform in [0, 1). Train takes [0, p); the held-out splits
 take ranges from the other end, in the order they are named: with budgets for validation and test,
 [1 - v, 1) and [1 - v - t, 1 - v). A document is in at most one split, and a larger train sample
-contains the smaller one. No order of files, number of workers or position in a file has any
-influence.
+contains the smaller one. The order of files, the number of workers and the position in a file have
+no influence.
 
 A held-out split depends on its own budget and those named before it: it does not move when train
-grows, or when another is named after it. It does depend on what the budget is counted in: another
-tokenizer, or a `min_score` that leaves fewer documents to count, needs another share of the hash
-for the same tokens. With any of these the larger range still contains the smaller one.
+grows, or when another split is named after it. It does depend on the unit of the budget: with
+another tokenizer, or a `min_score` that leaves fewer documents, the same number of tokens needs
+another share of the hash range. In each case the larger range still contains the smaller one.
 
-Edges lie between two documents. A survey sums the token counts of 65,536 bins of the hash, which
-reads ids and counts and no text; a look at the documents it listed in the few bins in which an edge
-must lie (`boundary_bins`) finds the one, so that a split holds what was asked by less than its last
-document. Without that look, edges are those of bins.
+Boundaries are between two documents. A survey sums the token counts of 65,536 bins of the hash,
+which reads ids and counts but no text. The documents listed in the few bins that can contain a
+boundary (`boundary_bins`) then give the exact one, so that a split exceeds its budget by less than
+its last document. Without these documents, boundaries are those of bins.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from pipeline.errors import InputError
 
 HASHES = 1 << 64
 
-_BIN_BITS = 48
+_BIN_BITS = 48  # bits of the hash below those of the bin
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranges:
-    """(name, first hash, last hash) of every split; disjoint by construction of `thresholds`."""
+    """(name, first hash, last hash) of every split; `thresholds` makes them disjoint."""
 
     splits: tuple[tuple[str, int, int], ...]
 
@@ -46,18 +46,18 @@ class Ranges:
 
     @property
     def share(self) -> float:
-        """The share of all documents that is in a split."""
+        """The share of the hash range that is in a split."""
         return sum(last - first + 1 for _, first, last in self.splits) / HASHES
 
 
 @dataclass(frozen=True, eq=False)
 class BoundaryDocuments:
-    """The documents of some bins, one by one.
+    """The documents of the bins that can contain a boundary.
 
     Attributes:
         bins: int64 [bins], ascending.
-        hashes: uint64 [documents], ascending: of every document in these bins.
-        counts: int64 [documents]: its `token_count`.
+        hashes: uint64 [documents], ascending: hash of every document in these bins.
+        counts: int64 [documents]: `token_count` of each.
     """
 
     bins: np.ndarray
@@ -66,7 +66,7 @@ class BoundaryDocuments:
 
     @classmethod
     def of(cls, bins: np.ndarray, hashes: np.ndarray, counts: np.ndarray) -> BoundaryDocuments:
-        """The edge of documents in any order."""
+        """The boundary documents from documents in any order."""
         order = np.lexsort((counts, hashes))
         return cls(bins, hashes[order], counts[order])
 
@@ -74,16 +74,17 @@ class BoundaryDocuments:
 def boundary_bins(
     survey: HashHistogram, budget: Budget, rate: TokenRatio | None = None
 ) -> np.ndarray:
-    """int64, ascending: the bins to look at again, since an edge of a split lies in one of them.
+    """int64, ascending: the bins that can contain a boundary of a split.
 
-    A held-out split begins where the one before it ended, somewhere in a bin; so its own edge lies
-    between where it would be without those documents and where it would be with all of that bin.
+    A held-out split begins where the one before it ends, at an unknown document of a bin. So its
+    own boundary is between two bounds: the one without those documents, and the one with the bin's
+    documents all in the split before.
     """
     known = rate or TokenRatio()
     predicted = known.predict(survey.tokens_by_bin, survey.documents_by_bin)
     downwards, upwards = np.cumsum(predicted[::-1]), np.cumsum(predicted)
     found: list[np.ndarray] = []
-    least = most = 0.0  # tokens in the splits so far
+    least = most = 0.0  # lower and upper bound of the tokens in the splits so far
     for tokens in (tokens for _, tokens in budget.held_out if tokens):
         first, last = np.searchsorted(downwards, [least + tokens, most + tokens])
         found.append(BINS - 1 - np.arange(first, min(last, BINS - 1) + 1))
@@ -100,17 +101,18 @@ def thresholds(
     rate: TokenRatio | None = None,
     edge: BoundaryDocuments | None = None,
 ) -> Ranges:
-    """The hashes of every split, so that each holds at least what was asked by less than its last
-    document, or without an `edge` by less than a bin.
+    """The hash range of every split, holding at least its budget of tokens.
+
+    The excess is less than the split's last document, or without an `edge` less than a bin.
 
     Args:
-        survey: of the whole source.
-        budget: tokens asked for.
-        rate: what the source's count is in tokens of our tokenizer; None counts as the source does.
-        edge: the documents of `boundary_bins`; None for edges between bins.
+        survey: the survey of the whole source.
+        budget: tokens of each split.
+        rate: the tokenizer's tokens as a function of the source's count; None is the identity.
+        edge: the documents of `boundary_bins`; None for boundaries between bins.
 
     Raises:
-        InputError: more is asked than there is; the message says for which split.
+        InputError: a budget is larger than the source; the message names the split.
     """
     down = _Cuts(survey, rate or TokenRatio(), edge, downwards=True)
     up = _Cuts(survey, rate or TokenRatio(), edge, downwards=False)
@@ -136,7 +138,7 @@ def thresholds(
 
 
 class _Cuts:
-    """Where a running sum over the documents, from one end of the hash, reaches a target."""
+    """Finds where a running sum over the documents, from one end of the hash, reaches a target."""
 
     def __init__(
         self,
@@ -154,8 +156,8 @@ class _Cuts:
         self.total = float(self._sums[-1])
 
     def threshold_for(self, target: float) -> tuple[int, float]:
-        """(the hash farthest from the end that is needed, the sum with it); target <= total."""
-        target = min(target, self.total)  # which rounding may have passed
+        """(last hash needed, counted from the start of the sum, and the sum up to it)."""
+        target = min(target, self.total)  # rounding may put it just above
         index = int(np.searchsorted(self._sums, target))
         place = index if self._step > 0 else BINS - 1 - index
         if self._edge is None or place not in self._edge.bins:
@@ -170,13 +172,13 @@ class _Cuts:
         documents = np.arange(1, len(hashes) + 1) + (self._documents[index - 1] if index else 0)
         sums = self._rate.predict(tokens, documents)
         needed = int(np.searchsorted(sums, target))
-        # Documents with one hash are in one split.
+        # Documents with the same hash are in the same split.
         needed = int(np.flatnonzero(hashes == hashes[needed])[-1])
         return int(hashes[needed]), float(sums[needed])
 
 
 def select(hashes: np.ndarray, ranges: Ranges) -> np.ndarray:
-    """The index in `ranges.splits` of each document (int16), -1 for those in none."""
+    """The index in `ranges.splits` of each document (int16), -1 for documents in no split."""
     splits = np.full(hashes.shape, -1, np.int16)
     for index, (_, first, last) in enumerate(ranges.splits):
         splits[(hashes >= np.uint64(first)) & (hashes <= np.uint64(last))] = index
@@ -184,7 +186,7 @@ def select(hashes: np.ndarray, ranges: Ranges) -> np.ndarray:
 
 
 def too_much(name: str, budget: Budget, asked: int, available: float, total: float) -> str:
-    """What to say when a split asks for more than there is."""
+    """The error message for a split whose budget is larger than the source."""
     return (
         f"{name}: {asked:,} tokens asked, about {available:,.0f} available after the other splits "
         f"(the source holds about {total:,.0f}; budget: {budget}); ask for less or add documents"

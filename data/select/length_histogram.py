@@ -1,4 +1,4 @@
-"""Document lengths as exact counts: how many documents have each length, mergeable in any order."""
+"""Document lengths as exact counts: the number of documents of each length, mergeable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _AT_ONCE = 1 << 22
 
 @dataclass(frozen=True, eq=False)
 class Lengths:
-    """How many documents have each length.
+    """Number of documents of each length.
 
     Nothing is binned, so mean and median are exact; FineWeb-edu has some 20,000 distinct lengths.
 
@@ -33,13 +33,13 @@ class Lengths:
 
     @staticmethod
     def merged(parts: Iterable[Lengths]) -> Lengths:
-        """The lengths of all parts together; of no parts, no documents."""
+        """The sum of all parts; without parts, no documents."""
         empty = np.empty(0, np.int64)
         waiting, size = [Lengths(empty, empty)], 0
         for part in parts:
             waiting.append(part)
             size += len(part.values)
-            if size >= _AT_ONCE:  # thousands of parts would fill the memory
+            if size >= _AT_ONCE:  # bounds the memory of thousands of parts
                 waiting = [_joined(waiting)]
                 size = len(waiting[0].values)
         return _joined(waiting)
@@ -56,12 +56,12 @@ class Lengths:
 
     @property
     def mean(self) -> float:
-        """Mean length; 0 of no documents."""
+        """Mean length; 0 without documents."""
         return self.tokens / self.documents if self.documents else 0.0
 
     @property
     def mean_standard_error(self) -> float:
-        """Standard error of the mean, were the documents drawn at random; 0 of fewer than two."""
+        """Standard error of the mean of documents drawn at random; 0 for fewer than two."""
         if self.documents < 2:
             return 0.0
         squares = float(((self.values - self.mean) ** 2) @ self.counts)
@@ -69,7 +69,7 @@ class Lengths:
 
     @property
     def median(self) -> float:
-        """The middle length, or the mean of the two in the middle; 0 of no documents."""
+        """The middle length, or the mean of the two in the middle; 0 without documents."""
         if not self.documents:
             return 0.0
         ends = np.cumsum(self.counts)

@@ -1,15 +1,14 @@
-"""Samples of whole row groups, so that a small sample of a huge source fetches little but itself.
+"""Samples whole row groups, so that a small sample of a huge source fetches little else.
 
-All row groups stand in one order that the seed and their names decide: files by the hash of their
-name, row groups by the hash of (name, index), and the walk goes round: 32 row groups of the first
-file, 32 of the second, ..., then the next 32 of the first. Train is a prefix of the walk, so a
-larger sample contains the smaller one and only files that are reached are opened. Held-out splits
-walk from the other end, last files first and each file from its last row group, and are taken
-first; train leaves out what they took, and does not move them when it grows.
+The seed and the names of the files determine the order of all row groups, the walk: files are
+sorted by the hash of their name, row groups by the hash of (name, index), and the walk takes 32 row
+groups of the first file, 32 of the second, ..., then the next 32 of the first. Train is a prefix of
+the walk, so a larger sample contains the smaller one and only files that the walk reaches are
+opened. Held-out splits walk from the other end, last files first and each file from its last row
+group, and are taken first; train skips their row groups, and does not move them when it grows.
 
-Names are without the directories that all files share, so a copy at another address has the same
-order.
-Documents of one row group stand together in the source, and a sample of few row groups is as
+Names exclude the directories that all files share, so a copy at another URL has the same order.
+Documents of one row group are neighbours in the source, so a sample of few row groups is only as
 varied as these are.
 """
 
@@ -32,11 +31,11 @@ class RowGroupBlock:
     """Up to 32 row groups of one file, neighbours in the walk.
 
     Attributes:
-        file: URL.
-        name: of the file, without the directories that all files of the source share.
-        round: how many blocks of the file come before.
+        file: URL of the file.
+        name: name of the file, without the directories that all files of the source share.
+        round: number of blocks of the file before this one.
         backwards: whether the walk is the one from the other end.
-        fields: what the file calls what is read.
+        fields: the file's names of the fields.
     """
 
     file: str
@@ -48,13 +47,13 @@ class RowGroupBlock:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """One row group and what is in it.
+    """One row group and its counts.
 
     Attributes:
-        unit: to read it.
-        documents: how many score high enough.
+        unit: the unit to read.
+        documents: number of documents with the minimum score.
         tokens: sum of their `token_count`.
-        compressed_bytes: of the file, that reading its documents fetches.
+        compressed_bytes: bytes of the file that reading its documents fetches.
     """
 
     unit: Unit
@@ -73,17 +72,17 @@ class Group:
 
     @staticmethod
     def from_json(tree: dict[str, Any]) -> Group:
-        """The group of `to_json`."""
+        """The group that `to_json` wrote."""
         unit: dict[str, Any] = {**tree["unit"], "row_groups": tuple(tree["unit"]["row_groups"])}
         counts = {name: int(value) for name, value in tree.items() if name != "unit"}
         return Group(unit=Unit(**unit), **counts)
 
 
 class RowGroupOrder:
-    """The blocks of a source in the order of the walk, as far as it is known.
+    """The blocks of a source in the order of the walk.
 
-    How many row groups a file has is known once one of its blocks was surveyed
-    (`set_row_group_count`), which is when the next round asks for it.
+    The number of row groups of a file is known only after its first block was surveyed; the caller
+    must pass it to `set_row_group_count` before the next round.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class RowGroupOrder:
         self._queue = list(self._files)
 
     def next_blocks(self, limit: int) -> list[RowGroupBlock]:
-        """The next blocks, at most `limit` and all of one round; none when all have been given."""
+        """The next blocks, at most `limit` and all of one round; empty at the end of the walk."""
         if not self._queue:
             self._round += 1
             self._queue = [
@@ -120,7 +119,7 @@ class RowGroupOrder:
         ]
 
     def set_row_group_count(self, block: RowGroupBlock, count: int) -> None:
-        """`block.file` has `count` row groups; to be set for every block that was given."""
+        """Record that `block.file` has `count` row groups; call it for every block of the walk."""
         self._counts[block.file] = count
 
 
@@ -138,9 +137,9 @@ def block_units(block: RowGroupBlock, seed: int) -> tuple[list[Unit], int]:
 def survey_block(
     block: RowGroupBlock, seed: int, min_score: float | None = None
 ) -> tuple[list[Group], int]:
-    """(what a block's row groups hold, row groups of the whole file); text is not read.
+    """(counts of a block's row groups, number of row groups of the whole file).
 
-    Where the file has no `token_count` the text is all there is to count, and it is read.
+    The text is read only if the file has no `token_count`, to estimate it.
     """
     units, count = block_units(block, seed)
     sizes = [g.compressed_bytes for g in row_groups(block.file, Fields(*block.fields))]
@@ -156,7 +155,7 @@ def survey_block(
 
 
 def only_group(unit: Unit, index: int) -> Unit:
-    """One of a unit's row groups as a unit."""
+    """One row group of a unit's file as a unit."""
     if unit.kind != "parquet":
         return unit
     group = row_groups(unit.file, fields_of(unit))[index]
@@ -164,7 +163,7 @@ def only_group(unit: Unit, index: int) -> Unit:
 
 
 def join_units(units: Iterable[Unit], target_bytes: int = 64 << 20) -> list[Unit]:
-    """Neighbours of one file as one unit, in their order, up to about so many bytes of text."""
+    """Units in order, neighbours of the same file joined up to about `target_bytes` of text."""
     joined: list[Unit] = []
     for unit in units:
         last = joined[-1] if joined else None
@@ -181,7 +180,7 @@ def join_units(units: Iterable[Unit], target_bytes: int = 64 << 20) -> list[Unit
 
 
 def _relative_names(files: Sequence[str]) -> dict[str, str]:
-    """Each file's name without the directories that all have in common."""
+    """Each file's name without the directories that all files share."""
     directories = [file.split("/")[:-1] for file in files]
     common = 0
     while len({tuple(d[: common + 1]) for d in directories}) == 1 and common < len(directories[0]):

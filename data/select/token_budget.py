@@ -1,4 +1,4 @@
-"""How many tokens are asked for in each split. Imports nothing heavy: a plan reads it."""
+"""The token budget of each split. Imports no heavy library, since `plan` imports it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Tokens asked for in each split.
+    """The number of tokens of each split.
 
     Attributes:
-        train: -1 asks for all that the others leave.
-        held_out: (name, tokens) of the other splits; their order decides their places. A budget
-            of 0 is a split without documents.
+        train: tokens of train; -1 takes all that the other splits leave.
+        held_out: (name, tokens) of the other splits; their order determines their hash ranges. A
+            budget of 0 is a split without documents.
     """
 
     train: int
@@ -55,7 +55,7 @@ class Budget:
         return (TRAIN, *(name for name, tokens in self.held_out if tokens))
 
     def asked(self, name: str) -> int:
-        """Tokens asked for in a split, -1 for all that is left."""
+        """Tokens of a split, -1 for all that the others leave."""
         return self.train if name == TRAIN else dict(self.held_out)[name]
 
     def __str__(self) -> str:

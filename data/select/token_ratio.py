@@ -1,9 +1,9 @@
-"""How many of a tokenizer's tokens a source's own count stands for, measured on a few documents.
+"""Estimates the ratio of a tokenizer's tokens to the source's own count from a few documents.
 
-The estimate is a ratio of sums, r = sum(y) / sum(x): y our tokens without EOS, x the source's
-count. Documents of one place resemble each other, so the standard error is that of a cluster
-sample (Cochran 1977, Sampling Techniques, 6.4 and 9A): what differs between places counts, not
-what differs between documents.
+The estimate is a ratio of sums, r = sum(y) / sum(x): y is the tokenizer's count without EOS, x the
+source's count. Documents of one place in a source are similar, so the standard error is that of a
+cluster sample (Cochran 1977, Sampling Techniques, 6.4 and 9A), from the variance between places and
+not between documents.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from data.select.document_hash import document_hash
 from data.select.hash_histogram import above_score
 from data.tokenizer.text_tokenizer import TextTokenizer
 
-DOCUMENTS = 200  # of each cluster
+DOCUMENTS = 200  # most documents of a cluster
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Documents of one place, tokenised.
+    """Sums over tokenised documents of one place in the source.
 
     Attributes:
-        documents: how many.
+        documents: number of documents.
         counted: sum of the source's own counts, x.
-        tokens: sum of our tokens without EOS, y.
+        tokens: sum of the tokenizer's counts without EOS, y.
         squares: sums over documents of x*x, x*y and y*y.
     """
 
@@ -44,7 +44,7 @@ class Cluster:
 
     @staticmethod
     def from_json(tree: Mapping[str, Any]) -> Cluster:
-        """The cluster whose `asdict` went through JSON."""
+        """The cluster from the JSON of its `asdict`."""
         xx, xy, yy = tree["squares"]
         return Cluster(
             documents=tree["documents"],
@@ -56,15 +56,15 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRatio:
-    """What a source's count is in our tokens; by default the count itself.
+    """The tokenizer's tokens as a linear function of the source's count; by default the identity.
 
     Attributes:
-        per_count: our tokens per token of the source's count.
-        per_document: what is added to every document: 1 for EOS.
-        standard_error: of `per_count`.
-        residual: standard deviation of a document's tokens about the rate.
-        documents: how many were tokenised to find out.
-        clusters: from how many places.
+        per_count: the tokenizer's tokens per token of the source's count.
+        per_document: tokens added to every document: 1 for EOS.
+        standard_error: standard error of `per_count`.
+        residual: standard deviation of a document's tokens about the prediction.
+        documents: number of documents that were tokenised for the estimate.
+        clusters: number of places they are from.
     """
 
     per_count: float = 1.0
@@ -75,11 +75,11 @@ class TokenRatio:
     clusters: int = 0
 
     def predict(self, counted: ArrayLike, documents: ArrayLike) -> np.ndarray:
-        """float64: our tokens, of sums of the source's counts over so many documents."""
+        """float64: predicted tokens, from sums of the source's counts over numbers of documents."""
         return np.asarray(counted) * self.per_count + np.asarray(documents) * self.per_document
 
     def error(self, counted: int, documents: int) -> float:
-        """Standard error of a prediction: of the rate, and of documents drawn independently."""
+        """Standard error of a prediction, from the ratio and from independently drawn documents."""
         return math.hypot(self.standard_error * counted, self.residual * math.sqrt(documents))
 
 
@@ -92,8 +92,8 @@ def probe(
 ) -> Cluster:
     """Tokenise up to 200 documents of the first of `units` that have any.
 
-    Among the rows read, those with the smallest document hash are chosen, so where a document
-    stands in its file has no influence; the first ones of about `most_bytes`, one at the least.
+    Of the rows read, the ones with the smallest document hashes are chosen, up to about
+    `most_bytes` of text but at least one, so a document's place in its file has no influence.
     """
     found: list[pa.RecordBatch] = []
     rows = 0
@@ -124,21 +124,22 @@ def probe(
 
 
 def _lengths(texts: list[pa.Array], tokenizer: TextTokenizer) -> np.ndarray:
-    """int64: ids of each text, by the back end and in the pieces that tokenising has."""
+    """int64: number of ids of each text, from the same back end and code path as tokenising."""
     encoder = tokenizer.checked()
     encoder.check(texts)
     return np.concatenate([lengths for _, lengths in tokenizer.encode_documents(texts, encoder)])
 
 
 def estimate(clusters: Sequence[Cluster]) -> TokenRatio:
-    """The rate and its standard error; of a single cluster, as if documents were independent."""
+    """The ratio and its standard error; with one cluster, as if documents were independent."""
     found = [cluster for cluster in clusters if cluster.documents]
     counted = sum(cluster.counted for cluster in found)
     documents = sum(cluster.documents for cluster in found)
-    if not counted:  # nothing to predict from, and nothing that would be predicted
+    if not counted:  # the source counts no tokens, so there is no ratio
         return TokenRatio(per_document=1, documents=documents, clusters=len(found))
     ratio = sum(cluster.tokens for cluster in found) / counted
     xx, xy, yy = (sum(cluster.squares[i] for cluster in found) for i in range(3))
+    # sum((y - r x)^2) = yy - 2 r xy + r^2 xx; rounding may make it slightly negative.
     n, squared = documents, max(0.0, yy - 2 * ratio * xy + ratio * ratio * xx)
     residual = math.sqrt(squared / n)
     if len(found) > 1:

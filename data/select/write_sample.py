@@ -1,7 +1,7 @@
-"""Writing the sampled documents of some units: a Parquet file per split, and what is in it.
+"""Writes the sampled documents of units: one Parquet file per split, with its statistics.
 
-Beside `<split>.parquet` (id, text, token_count) lies `<split>.lengths.npy`, the documents by length
-(int64 [2, distinct]: lengths, documents), and where duplicates are looked for `<split>.hashes.npy`
+Next to `<split>.parquet` (id, text, token_count) are `<split>.lengths.npy`, the number of documents
+by length (int64 [2, distinct]: lengths, documents), and for finding duplicates `<split>.hashes.npy`
 (uint64 [documents, 3]: hash of the text in two words, hash of the id).
 """
 
@@ -35,13 +35,13 @@ DUPLICATE = "duplicate text"
 
 SCHEMA = pa.schema([("id", pa.string()), ("text", pa.string()), ("token_count", pa.int64())])
 
-# Ids are read first, and text only of row groups with a sampled document, when a row group has
-# fewer than this many on average: at three, one row group in twenty has none.
+# If a row group has fewer sampled documents than this on average, ids are read first, and text only
+# of row groups with a sampled document: at three, one row group in twenty has none (exp(-3)).
 _SPARSE = 3.0
 
 
 def below(min_score: float) -> str:
-    """The reason for dropping a document that scores less."""
+    """The drop reason of a document with a lower score."""
     return f"score below {min_score:g}"
 
 
@@ -71,9 +71,13 @@ class _SplitWriter:
     def write(
         self, batch: pa.RecordBatch, places: np.ndarray | None = None, apart: bool = False
     ) -> None:
-        """Append documents; `places` are their document hashes, where hashes are kept.
+        """Append documents.
 
-        Row groups and pages end between the rows if these are `apart`, else after the batch.
+        Args:
+            batch: the documents.
+            places: their document hashes, required if hashes are kept.
+            apart: write every row separately, so that row groups and pages can end between rows;
+                else they end only between batches.
         """
         step = 1 if apart else max(1, batch.num_rows)
         for row in range(0, batch.num_rows, step):
@@ -87,7 +91,7 @@ class _SplitWriter:
             self._hashes.append(np.column_stack([words, places]))
 
     def finish(self) -> dict[str, Any]:
-        """Write what goes beside the table; the counts of the split."""
+        """Write the files next to the table; returns the counts of the split."""
         lengths = Lengths.merged(self._lengths)
         _save(f"{self._base}.lengths.npy", np.stack([lengths.values, lengths.counts]))
         if self._hashes is not None:
@@ -101,7 +105,7 @@ class _SplitWriter:
 
 
 class _Splits:
-    """A writer for each split that gets a document."""
+    """One writer for each split that has a document."""
 
     def __init__(self, directory: str, keep_hashes: bool, stack: ExitStack) -> None:
         self._directory = directory
@@ -123,7 +127,7 @@ class _Splits:
         self._writers[split].write(batch, places, apart)
 
     def finish(self) -> dict[str, dict[str, Any]]:
-        """The counts of every split."""
+        """Finish every writer; returns the counts of every split."""
         return {split: writer.finish() for split, writer in self._writers.items()}
 
 
@@ -138,21 +142,22 @@ def sample_units(
 ) -> dict[str, Any]:
     """Write the sampled documents of some units to `<directory>/<split>.parquet`, in their order.
 
-    A document of white space alone is dropped. One row group is in memory at a time.
+    A document of white space only is dropped. One row group is in memory at a time.
 
     Args:
-        units: of the source.
-        splits: which documents go where, or the one split that gets them all.
-        directory: where to write.
-        seed: of the document hash.
-        min_score: documents that score less are dropped.
+        units: units of the source.
+        splits: the hash ranges of the splits, or the name of one split for all documents.
+        directory: directory to write to.
+        seed: seed of the document hash.
+        min_score: documents with a lower score are dropped.
         keep_hashes: write the hashes that `data.select.duplicates` needs.
 
     Returns:
-        `splits`: for each with documents `documents`, `tokens` (by `token_count`), `bytes` (UTF-8
-        of the text) and `digest` (see `rows_digest`). `seen`: documents. `dropped`: documents by
-        reason; `seen` is the sum of all of these and the documents written. `row_groups_read`:
-        those whose text was read; `text_bytes_read`: its bytes by the footer, uncompressed.
+        `splits`: for each split with documents `documents`, `tokens` (by `token_count`), `bytes`
+        (UTF-8 of the text) and `digest` (see `rows_digest`). `seen`: number of documents.
+        `dropped`: number of documents by reason; with the documents written they add up to `seen`.
+        `row_groups_read`: row groups whose text was read; `text_bytes_read`: their uncompressed
+        bytes of text by the footer.
     """
     dropped = {EMPTY_TEXT: 0}
     if isinstance(splits, Ranges):
@@ -180,7 +185,7 @@ def sample_units(
         counts = out.finish()
     if tally["null"]:
         dropped[NULL] = dropped.get(NULL, 0) + tally["null"]
-    # What is not read of a unit is of a known number of rows.
+    # Row groups without a sampled document were not read, but their number of rows is known.
     skipped = sum(whole.rows - unit.rows for whole, unit in read)
     return {
         "splits": counts,
@@ -192,16 +197,16 @@ def sample_units(
 
 
 def drop_rows(source: str, lost: dict[str, np.ndarray], directory: str) -> dict[str, Any]:
-    """Write a sampled unit again without some of its rows.
+    """Rewrite a sampled unit without some of its rows.
 
     Args:
         source: directory that `sample_units` wrote.
-        lost: rows to leave out (int64, ascending) of every split the unit has, none for some.
-        directory: where to write.
+        lost: rows to drop (int64, ascending, may be empty) of every split of the unit.
+        directory: directory to write to.
 
     Returns:
-        `splits` as of `sample_units`, `dropped` with the documents left out, and `dropped_splits`:
-        `documents` and `tokens` left out by split.
+        `splits` as from `sample_units`, `dropped` with the number of documents dropped, and
+        `dropped_splits`: `documents` and `tokens` dropped by split.
     """
     gone: dict[str, dict[str, int]] = {}
     with ExitStack() as stack:
@@ -226,20 +231,20 @@ def drop_rows(source: str, lost: dict[str, np.ndarray], directory: str) -> dict[
 
 
 def read_lengths(directory: str, split: str) -> Lengths:
-    """The documents of a sampled unit's split by length."""
+    """The length histogram of a split of a sampled unit."""
     values, counts = _load(storage.join(directory, f"{split}.lengths.npy"))
     return Lengths(values, counts)
 
 
 def read_hashes(directory: str, split: str) -> np.ndarray:
-    """uint64 [documents, 3] of a sampled unit's split: hash of the text (two words), of the id."""
+    """uint64 [documents, 3] of a sampled unit's split: text hash (two words) and id hash."""
     return _load(storage.join(directory, f"{split}.hashes.npy"))
 
 
 def _by_split(
     batch: pa.RecordBatch, places: np.ndarray, splits: Ranges | str, dropped: dict[str, int]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """(name, rows) of each split that has any in the batch; `dropped` counts the others."""
+    """(name, rows) of each split with rows in the batch; adds the other rows to `dropped`."""
     if isinstance(splits, Ranges):
         names, where = splits.names, select(places, splits)
         dropped[OUTSIDE] += int((where < 0).sum())
@@ -260,7 +265,7 @@ def _by_split(
 
 
 def _is_empty(texts: pa.Array) -> np.ndarray:
-    """bool: whether a text is nothing but white space, as `str.isspace` has it."""
+    """bool: whether a text is empty or only white space, as defined by `str.isspace`."""
     space = pc.call_function("utf8_is_space", [texts]).to_numpy(zero_copy_only=False)
     return space | (pc.call_function("binary_length", [texts]).to_numpy() == 0)
 
@@ -268,9 +273,9 @@ def _is_empty(texts: pa.Array) -> np.ndarray:
 def _with_sampled(
     unit: Unit, splits: Ranges | str, seed: int, min_score: float | None, dropped: dict[str, int]
 ) -> Unit:
-    """The unit without row groups that have no sampled document, where there may be such.
+    """The unit without row groups that have no sampled document, if some are likely to have none.
 
-    What is known of their documents without their text goes into `dropped`.
+    The documents of those row groups are counted in `dropped`.
     """
     if unit.kind != "parquet" or unit.skip_nulls or unit.id is None or isinstance(splits, str):
         return unit

@@ -1,15 +1,15 @@
-"""Back ends that turn text into ids, and the check that keeps a fast one honest.
+"""Back ends that turn text into ids, and the check of the fast one against the reference.
 
-`tokenizers` is the oracle: its ids are the ids. `fastokens`, when it is installed, reads the same
-`tokenizer.json` and is some thirty times as fast. It is never taken on trust: of every shard a
-sample is encoded by both, and one difference gives the whole shard to the oracle. What it is known
-to read differently never reaches it:
+The `tokenizers` library is the oracle: its ids are correct by definition. `fastokens`, if it is
+installed, reads the same `tokenizer.json` and is about thirty times as fast. For every shard both
+encode a sample, and if one id differs, the oracle encodes the whole shard. Documents that fastokens
+is known to encode differently always go to the oracle, namely those that contain:
 
-- texts of added tokens, whose stripping of spaces around them differs;
-- U+180E, which is white space to the regular expressions of one and not of the other.
+- the text of an added token, around which the libraries strip spaces differently;
+- U+180E, which is white space to the regular expressions of only one of them.
 
-Both libraries take Python strings only. They are made a batch at a time, in one call (a third of
-what a list from Arrow, value by value, costs).
+Both libraries take Python strings only. A batch is converted in one call, which costs a third of
+converting an Arrow array value by value.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 Backend: TypeAlias = Literal["auto", "tokenizers", "fastokens"]
 Ids: TypeAlias = tuple[np.ndarray, np.ndarray]
-"""(uint32 ids of all texts one after the other, int64 number of ids of each text)."""
+"""(uint32 concatenated ids of all texts, int64 number of ids of each text)."""
 
 _ALWAYS_ORACLE = "\u180e"
 _MANY_NEEDLES = 8
@@ -44,16 +44,16 @@ _SAMPLE_BYTES, _SAMPLE_SHARE = 64 << 10, 0.01
 
 
 class Encoder(Protocol):
-    """Turns text into ids and adds nothing."""
+    """Turns text into ids and adds no special tokens."""
 
     @property
     def name(self) -> str:
-        """The library that does it."""
+        """Name of the library."""
         ...
 
     @property
     def version(self) -> str:
-        """Of that library."""
+        """Version of the library."""
         ...
 
     def encode(self, texts: pa.Array) -> Ids:
@@ -62,12 +62,12 @@ class Encoder(Protocol):
 
 
 class OracleEncoder:
-    """The `tokenizers` library, set to read special tokens in a text as text.
+    """The `tokenizers` library, set to encode special tokens in a text as ordinary text.
 
     Args:
-        tokenizer: so set.
-        guard: what encodes texts that hold one of `names`; None where `tokenizer` can.
-        names: special tokens that the model of `tokenizer` itself would find in a text.
+        tokenizer: the tokenizer with that setting.
+        guard: tokenizer for texts that contain one of `names`; None if `tokenizer` needs none.
+        names: special tokens that the model of `tokenizer` would produce despite the setting.
     """
 
     name = "tokenizers"
@@ -80,7 +80,7 @@ class OracleEncoder:
         self._guard, self._names = guard, tuple(names)
 
     def encode(self, texts: pa.Array) -> Ids:
-        """Ids of every text; on several threads unless TOKENIZERS_PARALLELISM says no."""
+        """Ids of every text; on several threads unless TOKENIZERS_PARALLELISM is false."""
         return self.encode_strings(strings(texts))
 
     def encode_strings(self, texts: list[str]) -> Ids:
@@ -102,8 +102,8 @@ class FastEncoder:
         parallel: encode a batch on all cores, else on the calling thread.
 
     Raises:
-        ImportError: it is not installed.
-        ValueError: it cannot read this tokenizer.
+        ImportError: fastokens is not installed.
+        ValueError: fastokens cannot read this tokenizer.
     """
 
     name = "fastokens"
@@ -128,10 +128,10 @@ class FastEncoder:
 
 
 def fast_encoder(content: bytes, backend: Backend, *, parallel: bool = False) -> Encoder | None:
-    """The fast back end for a tokenizer, or None where the oracle is to encode alone.
+    """The fast back end for a tokenizer, or None if the oracle encodes everything.
 
     Raises:
-        InputError: `backend` asks for one that is not installed or cannot read this tokenizer.
+        InputError: `backend` is "fastokens", which is not installed or cannot read this tokenizer.
     """
     if backend == "tokenizers":
         return None
@@ -140,7 +140,7 @@ def fast_encoder(content: bytes, backend: Backend, *, parallel: bool = False) ->
     except ImportError as error:
         if backend == "fastokens":
             raise InputError(
-                "backend='fastokens': it is not installed; install the extra `fast`, or take "
+                "backend='fastokens': it is not installed; install the extra `fast`, or use "
                 "backend='auto'"
             ) from error
         return None
@@ -148,24 +148,25 @@ def fast_encoder(content: bytes, backend: Backend, *, parallel: bool = False) ->
         raise_unless_native(error)
         if backend == "fastokens":
             raise InputError(
-                f"backend='fastokens': it cannot read this tokenizer: {error}; take backend='auto'"
+                f"backend='fastokens': it cannot read this tokenizer: {error}; use backend='auto'"
             ) from error
-        logger.info("fastokens cannot read this tokenizer (%s): tokenizers encodes alone", error)
+        logger.info("fastokens cannot read this tokenizer (%s): using tokenizers only", error)
         return None
 
 
 class CheckedEncoder:
-    """Encodes the documents of one shard, by the fast back end as long as it is right.
+    """Encodes the documents of one shard with the fast back end, unless it gave wrong ids.
 
     Args:
-        oracle: whose ids are right by definition.
-        fast: the back end to use; None uses the oracle alone.
+        oracle: the reference, whose ids are correct by definition.
+        fast: the fast back end; None uses the oracle alone.
         added: texts of the tokenizer's added tokens.
 
     Attributes:
-        checked: documents of which both back ends encoded the head.
-        difference: why the oracle took over, naming the first such document; None if it did not.
-        by_oracle: documents the oracle encoded because they hold what `fast` is not given.
+        checked: number of documents whose heads were compared.
+        difference: why the oracle encodes the shard instead of `fast`, with the first document
+            whose ids differ; None if it does not.
+        by_oracle: number of documents that only the oracle may encode.
     """
 
     def __init__(
@@ -218,12 +219,12 @@ class CheckedEncoder:
 
     @property
     def name(self) -> str:
-        """The library in use: the oracle's once the fast one was wrong."""
+        """Name of the library in use: the oracle's once the fast one was wrong."""
         return self._used.name
 
     @property
     def version(self) -> str:
-        """Of that library."""
+        """Version of the library in use."""
         return self._used.version
 
     @property
@@ -231,7 +232,7 @@ class CheckedEncoder:
         return self._oracle if self._fast is None or self.difference is not None else self._fast
 
     def _try(self, texts: pa.Array) -> Ids | None:
-        """The fast back end's ids; None, for this and all later texts, when it fails."""
+        """The fast back end's ids; None if it fails, after which it is not used again."""
         assert self._fast is not None
         try:
             return self._fast.encode(texts)
@@ -243,30 +244,31 @@ class CheckedEncoder:
             return None
 
     def _doubtful(self, texts: pa.Array) -> np.ndarray:
-        """bool[texts]: which texts hold what the fast back end is not given."""
+        """bool[texts]: which texts only the oracle may encode."""
         found = np.zeros(len(texts), bool)
         data = text_bytes(texts)
-        # Looking for one byte first: it is so much faster, and this one is rare.
+        # Search for the first byte alone before the character: much faster, and the byte is rare.
         exotic = _ALWAYS_ORACLE.encode("utf-8")
         needles = (*self._needles, *([exotic] if exotic[:1] in data else []))
         for needle in needles:
             if needle in data:
-                # Over bytes: a needle may end inside a character.
+                # Search bytes, not strings: a needle may end inside a character.
                 found |= [text.is_valid and needle in bytes(text.as_buffer()) for text in texts]
         return found
 
     @cached_property
     def _needles(self) -> tuple[bytes, ...]:
-        """Byte strings one of which is in every text that holds an added token."""
+        """Byte strings, at least one of which is in every text that contains an added token."""
         if len(self._added) <= _MANY_NEEDLES:
             return tuple(sorted(set(self._added)))
         return tuple(sorted({text[:_PREFIX] for text in self._added}))
 
 
 def sample_of(texts: Sequence[pa.Array]) -> list[int]:
-    """Documents of a shard to check: evenly spaced ones and those with most non-ASCII characters.
+    """Documents of a shard to check: evenly spaced ones and those with most continuation bytes.
 
-    Their heads of 2,048 characters are at most 1 % of the text, or 64 KiB where that is more.
+    Their heads of 2,048 characters are at most 1 % of the text or 64 KiB, whichever is more, but at
+    least one document is checked.
 
     Args:
         texts: the shard's documents.
@@ -309,7 +311,7 @@ def strings(texts: pa.Array) -> list[str]:
 
 
 def text_offsets(texts: pa.Array) -> np.ndarray:
-    """int64[texts + 1]: where each text begins in the array's data buffer, in bytes."""
+    """int64[texts + 1]: byte offsets of the texts in the array's data buffer."""
     wide = pa.types.is_large_string(texts.type)
     buffer = texts.buffers()[1]
     if buffer is None or not len(texts):
@@ -320,7 +322,7 @@ def text_offsets(texts: pa.Array) -> np.ndarray:
 
 
 def text_bytes(texts: pa.Array) -> bytes:
-    """The UTF-8 of all texts, one after the other."""
+    """The concatenated UTF-8 of all texts."""
     offsets = text_offsets(texts)
     buffer = texts.buffers()[2]
     if buffer is None:
@@ -329,7 +331,7 @@ def text_bytes(texts: pa.Array) -> bytes:
 
 
 def digest_of(content: bytes) -> str:
-    """Hex SHA-256: a tokenizer's identity."""
+    """Hex SHA-256 of a tokenizer file, which identifies the tokenizer."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -337,7 +339,7 @@ def _encoded(tokenizer: Tokenizer, texts: list[str]) -> list[Any]:
     try:
         return tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     except (TypeError, UnicodeError):
-        raise  # a text that is none
+        raise  # not a string, or one with a lone surrogate: the caller's error
     except BaseException as error:  # noqa: BLE001 - a panic in Rust is no Exception
         raise_unless_native(error)
         raise InputError(
@@ -347,7 +349,7 @@ def _encoded(tokenizer: Tokenizer, texts: list[str]) -> list[Any]:
 
 
 def _flat(parts: Sequence[Any]) -> Ids:
-    """Ids of texts from buffers of 4-byte ids, one buffer a text."""
+    """Ids of texts from buffers of 4-byte ids, one buffer per text."""
     ids = np.frombuffer(b"".join(parts), "<u4")
     sizes = np.fromiter((memoryview(part).nbytes for part in parts), np.int64, len(parts))
     return ids, sizes // 4
@@ -376,7 +378,7 @@ def _split(encoded: Ids) -> Iterator[np.ndarray]:
 
 
 def _interleave(where: np.ndarray, these: Ids, others: Ids) -> Ids:
-    """Ids of texts of which those at `where` were encoded apart from the others."""
+    """Ids of all texts in order: `these` are the texts where `where` is true, `others` the rest."""
     lengths = np.empty(len(where), np.int64)
     lengths[where], lengths[~where] = these[1], others[1]
     one, two = _split(these), _split(others)
@@ -385,6 +387,6 @@ def _interleave(where: np.ndarray, these: Ids, others: Ids) -> Ids:
 
 
 def raise_unless_native(error: BaseException) -> None:
-    """Raise `error`, which was caught, unless a library raised it; a panic is no `Exception`."""
+    """Re-raise `error` unless a library raised it; a Rust panic is not an `Exception`."""
     if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
         raise error

@@ -1,7 +1,7 @@
-"""The tokenizer whose ids are bytes: nothing to train, and nothing between a model and the text.
+"""The tokenizer whose ids are bytes, which needs no training.
 
-ByT5 (Xue et al., 2022, arXiv:2105.13626) and the language models before BPE read text so. A token
-is a byte, so the loss in bits per token is that in bits per byte (the ends of documents apart).
+ByT5 (Xue et al., 2022, arXiv:2105.13626) and language models before BPE read text like this. A
+token is a byte, so the loss in bits per token equals bits per byte (except for EOS tokens).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from data.tokenizer.special_tokens import EOS
 
 ENTRIES = 257
-"""Ids: byte b is id b, and EOS is 256."""
+"""Number of ids: byte b has id b, and EOS has id 256."""
 
 
 def byte_tokenizer_json() -> bytes:
-    """The content of its `tokenizer.json`: byte-level BPE without merges."""
-    # The byte-level alphabet (GPT-2's) writes a printable byte as itself, and the others, in order,
+    """The content of the byte tokenizer's `tokenizer.json`: byte-level BPE without merges."""
+    # GPT-2's byte-level alphabet writes a printable byte as itself, and the other bytes, in order,
     # as the characters from 256 on.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     printable = {ord(character) for character in alphabet if ord(character) < 256}

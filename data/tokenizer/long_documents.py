@@ -1,16 +1,18 @@
-"""Encoding documents of any length in bounded memory, with the ids of encoding them whole.
+"""Encodes documents of any length in bounded memory, with the same ids as encoding them whole.
 
-Encoding costs some hundred bytes of memory per token while it lasts, so texts are handed to a back
-end about a mebibyte at a time, and a longer document in pieces. A piece ends where the tokenizer
-certainly splits: at candidates such as a space between two letters, tried out with the tokenizer
-itself on the text around. Both must hold, with the text beginning at eight places in turn, so that
-a split that depends on where counting began is not mistaken for one that is always there:
+Encoding takes some hundred bytes of memory per token, so a back end gets about a mebibyte of text
+at a time, and a longer document in pieces. A piece ends at a safe cut, where the tokenizer always
+splits: candidates, such as a space between two letters, are tested with the tokenizer on the
+surrounding text. Two conditions must hold at a cut:
 
-- the pre-tokenizer ends a word there, and
-- both sides encoded apart have the ids of both together.
+- the pre-tokenizer ends a word at it, and
+- the ids of the two sides encoded separately are the ids of both encoded together.
 
-Where no candidate holds, the piece grows; a tokenizer that never splits gets the document whole, up
-to 16 MiB, which cost it a gigabyte of memory.
+Both are tested with eight different starts of the surrounding text, because a split that depends on
+a count from the start of the text is not a safe cut.
+
+If no candidate is safe, the piece grows; a tokenizer that never splits gets the document whole, up
+to 16 MiB, which takes a gigabyte of memory.
 """
 
 from __future__ import annotations
@@ -26,13 +28,13 @@ from tokenizers import Tokenizer
 from data.tokenizer.backends import Encoder, Ids, text_offsets
 from pipeline.errors import InputError
 
-BATCH_BYTES = 1 << 20  # of text handed to a back end at once; a longer document is cut
-PIECE_BYTES = 1 << 18
-MOST_BYTES = 1 << 24  # of a piece
+BATCH_BYTES = 1 << 20  # text that a back end gets at once; a longer document is cut
+PIECE_BYTES = 1 << 18  # aimed-at size of a piece
+MOST_BYTES = 1 << 24  # largest piece
 
-_SEARCH_BYTES = 1 << 14
-_CANDIDATES = 4  # of each kind, in each stretch that is searched
-_BEFORE, _AFTER = 256, 128  # bytes of text around a cut that are tried out
+_SEARCH_BYTES = 1 << 14  # size of the first stretch that is searched for a cut
+_CANDIDATES = 4  # candidates of each kind that are tested in a stretch
+_BEFORE, _AFTER = 256, 128  # bytes of text around a cut that are tested
 _STARTS = 8
 _SHOWN = 40
 _KINDS = tuple(
@@ -50,12 +52,12 @@ _KINDS = tuple(
 def encode_documents(
     texts: Sequence[pa.Array], encoder: Encoder, tokenizer: Tokenizer
 ) -> Iterator[Ids]:
-    """Ids of documents, some at a time, a document never divided between two results.
+    """Ids of documents, in batches of whole documents.
 
     Args:
         texts: string or large_string arrays without nulls.
-        encoder: what encodes.
-        tokenizer: the same tokenizer, to find where long documents may be cut.
+        encoder: encoder of the documents.
+        tokenizer: the same tokenizer, used to find safe cuts of long documents.
 
     Raises:
         InputError: a document has more than `MOST_BYTES` in which the tokenizer never splits.
@@ -70,12 +72,12 @@ def encode_documents(
 
 
 def cut_points(text: memoryview, tokenizer: Tokenizer, piece: int) -> list[int]:
-    """Where a text may be cut, its own ends left out; bytes, ascending, about `piece` apart.
+    """Safe cuts of a text, excluding its ends: byte offsets, ascending, about `piece` apart.
 
     Args:
         text: UTF-8.
-        tokenizer: set to read special tokens as text and to add none.
-        piece: bytes wanted between cuts; where no safe cut follows, more.
+        tokenizer: set to encode special tokens as text and to add none.
+        piece: bytes between cuts; more if no safe cut follows.
     """
     points: list[int] = []
     begin = 0
@@ -86,13 +88,13 @@ def cut_points(text: memoryview, tokenizer: Tokenizer, piece: int) -> list[int]:
 
 
 def is_safe_cut(text: memoryview, cut: int, tokenizer: Tokenizer) -> bool:
-    """Whether `tokenizer` splits `text` at byte `cut` by all that the text around it shows."""
+    """Whether `tokenizer` splits `text` at byte `cut`, as far as the surrounding text shows."""
     left = bytes(text[max(0, cut - _BEFORE) : cut]).decode("utf-8", "ignore")
     right = bytes(text[cut : cut + _AFTER]).decode("utf-8", "ignore")
     split = tokenizer.pre_tokenizer
     if split is None:
         return False
-    # Near its beginning all of the document is around the cut, and how it begins is known.
+    # Near its beginning the whole document before the cut is tested, so its start is known.
     starts = range(_STARTS) if cut > _BEFORE else range(1)
     lefts = [left[start:] for start in starts]
     for part in lefts:
@@ -106,7 +108,10 @@ def is_safe_cut(text: memoryview, cut: int, tokenizer: Tokenizer) -> bool:
 
 
 def _next_cut(text: memoryview, begin: int, tokenizer: Tokenizer) -> int | None:
-    """The first safe cut found from `begin` on that leaves something after it."""
+    """The first safe cut from `begin` on that is not at the end of the text; None if none is found.
+
+    Few candidates are tested, so a safe cut may be missed, which only makes a piece longer.
+    """
     stretch = _SEARCH_BYTES
     while begin < len(text) - 1:
         part = bytes(text[begin - 1 : begin + stretch])
@@ -117,7 +122,7 @@ def _next_cut(text: memoryview, begin: int, tokenizer: Tokenizer) -> int | None:
                 if is_safe_cut(text, begin - 1 + match.start(), tokenizer):
                     return begin - 1 + match.start()
         begin += stretch
-        stretch *= 2  # else a text without any safe cut would be tried out all along
+        stretch *= 2  # bounds the candidates tested in a text without safe cuts
     return None
 
 
@@ -145,7 +150,7 @@ def _encode_long(document: pa.Array, encoder: Encoder, tokenizer: Tokenizer) -> 
 
 
 def _batches(offsets: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Ranges of texts of at most `BATCH_BYTES` in all; a longer text is a range of its own."""
+    """Ranges of texts of at most `BATCH_BYTES` together; a longer text has its own range."""
     edges = [0]
     while edges[-1] < len(offsets) - 1:
         limit = offsets[edges[-1]] + BATCH_BYTES

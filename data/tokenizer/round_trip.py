@@ -1,7 +1,7 @@
-"""Trying a tokenizer on texts that are hard for one: all must come back, and none may hold EOS.
+"""Tests a tokenizer on difficult texts: each must decode to itself, and none may contain EOS.
 
-It costs some milliseconds of every load. What a rare text alone would show can pass; what a file
-says about itself is checked by `data.tokenizer.tokenizer_file`.
+The test takes some milliseconds per load and cannot find a fault that only rare texts trigger;
+`data.tokenizer.tokenizer_file` checks the fields of the file.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from data.tokenizer.backends import raise_unless_native
 from data.tokenizer.tokenizer_file import SPACE, adds_space, composes, is_byte_level
 from pipeline.errors import InputError
 
-_TRIED = 32  # added tokens
-_LONG = 512  # characters, which a regular expression that tries every way of reading never ends
+_TRIED = 32  # added tokens tested
+_LONG = 512  # characters of a run; a regular expression with exponential backtracking fails on it
 
 _TEXTS = (
     "The Quick brown FOX's 12,345.67 jumps; doesn't it? (yes) [no] {maybe} <b> & \"c\" -- #1 @x",
@@ -40,16 +40,16 @@ _COMBINING = ("e\u0301 A\u030a n\u0303 o\u0308", "\u212b \u2126 \u1e9b\u0323 \ua
 def check_round_trip(
     tokenizer: Tokenizer, description: dict[str, Any], eos_id: int, *, lossy: bool
 ) -> None:
-    """Encode texts and decode them again.
+    """Raise unless texts encode without EOS and decode to themselves.
 
     Args:
-        tokenizer: set to read special tokens as text.
+        tokenizer: set to encode special tokens as text.
         description: its `tokenizer.json`.
-        eos_id: that no text may have.
-        lossy: accept texts that come back as others.
+        eos_id: the id of EOS, which no text may have.
+        lossy: accept texts that do not decode to themselves.
 
     Raises:
-        InputError: a text came back as another, has EOS in it, or ended the library.
+        InputError: a text decodes to another, its ids contain EOS, or the library fails on it.
     """
     added = description["added_tokens"]
     names = [token["content"] for token in added if not token["special"]][:_TRIED]
@@ -86,7 +86,7 @@ def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
 
 
 def _same(text: str, found: str, description: dict[str, Any]) -> bool:
-    """Whether the texts are one up to the changes that are accepted."""
+    """Whether the texts are equal up to the accepted changes."""
     if composes(description):
         text = unicodedata.normalize("NFC", text)
     if not is_byte_level(description):
@@ -97,7 +97,7 @@ def _same(text: str, found: str, description: dict[str, Any]) -> bool:
 
 
 def _differing(text: str, found: str) -> str:
-    """Both texts from a little before where they part."""
+    """Excerpts of both texts around their first difference."""
     pairs = enumerate(zip(text, found, strict=False))
     place = next((i for i, (a, b) in pairs if a != b), min(len(text), len(found)))
     begin = max(0, place - 8)

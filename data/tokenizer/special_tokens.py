@@ -1,4 +1,4 @@
-"""What every vocabulary holds. Imports nothing heavy: a plan reads it."""
+"""The tokens that every vocabulary must have. Imports no heavy library, since `plan` imports it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from pipeline.errors import InputError
 
 EOS = "<|endoftext|>"
-"""The name in tokenizers trained here; those of others may have any."""
+"""Name of EOS in tokenizers trained here; others may use any name."""
 SMALLEST_VOCAB = 257  # every byte and EOS
-_LARGEST_VOCAB = 1 << 22  # the trainer reserves memory for all; Gemma's, a large one, has 1 << 18
+_LARGEST_VOCAB = 1 << 22  # the trainer allocates memory for all ids; Gemma's vocabulary has 1 << 18
 
 _DOCUMENT_ENDS = (EOS, "</s>", "<|end_of_text|>", "<eos>", "<|eos|>", "[EOS]")
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>")
-"""Of chat models; they end a document where nothing else does."""
+"""Ends of turn of chat models; they end a document if no other token does."""
 
 
 def check_vocab_size(vocab_size: int) -> None:
-    """Raise `InputError` unless the 256 bytes and EOS have room, and the vocabulary in memory."""
+    """Raise `InputError` unless `vocab_size` is from 257 to 2^22."""
     if vocab_size > _LARGEST_VOCAB:
         raise InputError(
             f"vocab_size={vocab_size}: expected at most {_LARGEST_VOCAB:,}; ask for fewer"
@@ -33,11 +33,12 @@ def find_eos(special: Mapping[str, int], name: str | None = None) -> int:
     """The id that ends a document.
 
     Args:
-        special: ids of the special tokens by their name.
-        name: of the one that does; None for the only one with a well-known name.
+        special: ids of the special tokens by name.
+        name: name of the token that ends a document; None for the only well-known name.
 
     Raises:
-        InputError: `name` is no special token, or without it none or several could be meant.
+        InputError: `name` is not a special token; or it is None and no token, or more than one, has
+            a well-known name.
     """
     if name is not None and name not in special:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Text at the two ends of a model that writes: prompts to ids, and ids to text as they come."""
+"""Text for generation: prompts to ids, and generated ids to text as they arrive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _UNKNOWN = "\ufffd"
 
 
 def prompt_ids(tokenizer: TextTokenizer, prompt: str) -> list[int]:
-    """Ids of a prompt; an empty one is the end of a document, after which another begins.
+    """Ids of a prompt; an empty prompt is EOS, after which a new document begins.
 
     Raises:
         InputError: the prompt has a lone surrogate, which UTF-8 cannot express.
@@ -20,13 +20,13 @@ def prompt_ids(tokenizer: TextTokenizer, prompt: str) -> list[int]:
 
 
 class TextStream:
-    """The text of ids that come a few at a time: all pieces together are the text of all ids.
+    """Decodes ids that arrive a few at a time; the pieces concatenate to the text of all ids.
 
-    A character may be spread over several tokens. It is yielded when its last byte has come, so
-    that no piece ends within one; what turns out to be no character is yielded as U+FFFD.
+    A character may be spread over several tokens. It is returned when its last byte has arrived, so
+    that no piece ends within a character; an invalid byte sequence is returned as U+FFFD.
 
     Args:
-        tokenizer: of the ids.
+        tokenizer: the tokenizer of the ids.
         after: ids of the prompt that they continue.
     """
 
@@ -34,28 +34,28 @@ class TextStream:
         self._tokenizer = tokenizer
         self._before = list(after)
         self._held: list[int] = []
-        self._said = 0  # characters of what is held
+        self._returned = 0  # characters of the held ids' text that were returned
 
     def push(self, ids: Sequence[int]) -> str:
-        """The text that is certain now and was not before."""
+        """The text that became final with these ids."""
         if not ids:
             return ""
         self._held += ids
         text = self._tokenizer.decode(self._held, self._before)
         if text.endswith(_UNKNOWN):
-            # Bytes to come can change nothing but the last sequence, which reads as one character;
-            # of a tokenizer that has a piece for each byte, as one for each.
+            # Later bytes can only change the incomplete sequence at the end. It decodes to one
+            # U+FFFD, or to one per byte with a tokenizer of the SentencePiece kind.
             end = len(text) - 1 if self._tokenizer.byte_level else len(text.rstrip(_UNKNOWN))
-            piece = text[self._said : end]
-            self._said += len(piece)
+            piece = text[self._returned : end]
+            self._returned += len(piece)
             return piece
-        piece = text[self._said :]
-        self._before, self._held, self._said = self._held, [], 0
+        piece = text[self._returned :]
+        self._before, self._held, self._returned = self._held, [], 0
         return piece
 
     def finish(self) -> str:
-        """What was held back; nothing more will come."""
+        """The text held back so far; call it after the last ids."""
         held = self._held
-        piece = self._tokenizer.decode(held, self._before)[self._said :] if held else ""
-        self._held, self._said = [], 0
+        piece = self._tokenizer.decode(held, self._before)[self._returned :] if held else ""
+        self._held, self._returned = [], 0
         return piece

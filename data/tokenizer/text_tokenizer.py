@@ -1,17 +1,17 @@
-"""Tokenizers: training byte-level BPE, and turning text into ids and back.
+"""Tokenizers: trains byte-level BPE, encodes text to ids and decodes ids to text.
 
-A tokenizer is the bytes of its `tokenizer.json`; their SHA-256 is its identity. One that is trained
-here is byte-level: every text has ids and decodes to itself, and each id stands for a known number
-of UTF-8 bytes, which is what turns a loss per token into bits per byte. One made elsewhere is held
-to the same, but for what `data.tokenizer.tokenizer_file` names.
+A tokenizer is the bytes of its `tokenizer.json`, identified by their SHA-256. Tokenizers trained
+here are byte-level: every text has ids and decodes to itself, and each id stands for a known number
+of UTF-8 bytes, which converts a loss per token to bits per byte. A tokenizer from another project
+must meet the same conditions, with the exceptions in `data.tokenizer.tokenizer_file`.
 
-One special token, EOS, ends a document and nothing else does: a text that contains its characters
-is tokenised as characters, so no document can forge a boundary, and encoding adds no token of its
-own. Which one it is, the file says in a field of ours, "eos_token", or its well-known name does
-(see `data.tokenizer.special_tokens`).
+Only one special token, EOS, ends a document. A text that contains EOS's characters is tokenised as
+ordinary text, so that no document can forge a boundary, and encoding adds no tokens. The project's
+own field "eos_token" in the file names EOS; without it a well-known name is used (see
+`data.tokenizer.special_tokens`).
 
-Documents at scale go through `encode_documents`: Arrow arrays, in bounded memory, by the back end
-of `checked`.
+`encode_documents` encodes Arrow arrays of documents in bounded memory, with the back end that
+`checked` returns.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ from data.tokenizer.special_tokens import EOS, check_vocab_size
 from pipeline.errors import CorruptOutput, InputError
 from pipeline.store import storage
 
-_PIECE, _LAST = 1 << 16, 1 << 10  # characters of a piece, and of its end in which it may be cut
+_PIECE, _LAST = 1 << 16, 1 << 10  # characters of a piece; of its end, in which a cut is sought
 _BETWEEN = re.compile("(?<=[A-Za-z])(?= [A-Za-z])")
-_WORD = 1 << 10  # characters of a word to learn from
-_RUNS = re.compile(r"[^\W\d_]+|\d+|\s+|[^\w\s]+|_+")  # no word of this pre-tokeniser is longer
+_WORD = 1 << 10  # longest word to train on, in characters
+# Every word of GPT-2's pre-tokeniser is at most one of these runs.
+_RUNS = re.compile(r"[^\W\d_]+|\d+|\s+|[^\w\s]+|_+")
 _CONTEXT = 8  # ids before a continuation that are decoded with it
-_KEPT = 4  # tokenizers a process keeps read
+_CACHED = 4  # tokenizers kept in memory by a process
 _read: OrderedDict[str, TextTokenizer] = OrderedDict()
 _read_lock = threading.Lock()
 
@@ -58,14 +59,14 @@ def train(texts: Iterable[list[str]], vocab_size: int) -> bytes:
     """Train byte-level BPE (Sennrich et al. 2016, with the pre-tokeniser of GPT-2).
 
     Args:
-        texts: batches of documents. The same batches give the same bytes.
+        texts: batches of documents; equal batches give equal bytes.
         vocab_size: number of ids, EOS (id 0) and the 256 bytes included.
 
     Returns:
         The content of a `tokenizer.json`.
 
     Raises:
-        InputError: `vocab_size` below 257, or the text is too small to yield that many entries.
+        InputError: `vocab_size` is out of range, or the text yields fewer entries.
     """
     check_vocab_size(vocab_size)
     tokenizer = Tokenizer(models.BPE())
@@ -88,11 +89,11 @@ def train(texts: Iterable[list[str]], vocab_size: int) -> bytes:
 
 
 def _in_pieces(texts: list[str]) -> list[str]:
-    """Texts to learn from, a long one in pieces: the trainer holds all words of a text at once.
+    """Texts to train on, long ones in pieces: the trainer keeps all words of a text in memory.
 
-    A piece ends before a space between letters, where this pre-tokeniser splits; a text without
-    such a place is cut where the piece is full. So is a word: the trainer takes the square of its
-    length, and one of thousands of letters teaches nothing.
+    A piece ends before a space between letters, where the pre-tokeniser splits; a text without one
+    is cut at the size limit. Words are cut at `_WORD` characters: the trainer's time is quadratic
+    in a word's length, and words of thousands of letters do not improve the vocabulary.
     """
     if max(map(len, texts), default=0) <= _WORD:
         return texts
@@ -100,7 +101,7 @@ def _in_pieces(texts: list[str]) -> list[str]:
 
 
 def _short_words(text: str) -> Iterator[str]:
-    """The text, cut inside of words longer than `_WORD`."""
+    """The text, cut inside words longer than `_WORD`."""
     begin = 0
     if _may_have_long_word(text):
         for run in _RUNS.finditer(text):
@@ -112,7 +113,7 @@ def _short_words(text: str) -> Iterator[str]:
 
 
 def _may_have_long_word(text: str) -> bool:
-    """Whether so many characters have no space among them, or are spaces; quick where not."""
+    """Whether over `_WORD` characters contain no space or `_WORD` are spaces: a fast pre-check."""
     begin = 0
     while len(text) - begin > _WORD:
         space = text.rfind(" ", begin, begin + _WORD + 1)
@@ -137,19 +138,19 @@ def _pieces(text: str) -> Iterator[str]:
 class TextTokenizer:
     """A tokenizer with an EOS token, from the bytes of its `tokenizer.json`.
 
-    It is tried out when it is loaded; see `data.tokenizer.tokenizer_file` for what is accepted.
+    The constructor tests the tokenizer; `data.tokenizer.tokenizer_file` lists what is accepted.
 
     Args:
         content: the file's bytes.
-        parallel: sets TOKENIZERS_PARALLELISM for this process; None leaves the environment alone.
-            One thread costs nothing per core, so workers that each own a core pass False.
+        parallel: sets TOKENIZERS_PARALLELISM for this process; None does not change it. Workers
+            that each own a core pass False.
 
     Attributes:
-        content: the same tokenizer as other libraries read it, without our "eos_token".
+        content: the file as other libraries read it, without this project's own fields.
 
     Raises:
-        InputError: not a `tokenizer.json`, with dropout, one that changes or loses text, or one
-            whose EOS cannot be known or can stand in a text.
+        InputError: `content` is not a `tokenizer.json`, has dropout, changes or loses text, or has
+            an EOS that is ambiguous or that a text can contain.
     """
 
     def __init__(self, content: bytes, *, parallel: bool | None = None) -> None:
@@ -187,10 +188,10 @@ class TextTokenizer:
 
     @classmethod
     def load_once(cls, url: str, digest: str, *, parallel: bool | None = None) -> TextTokenizer:
-        """The tokenizer with that digest, read from `url` when this process has not done so before.
+        """The tokenizer with this digest, from the process's cache or else read from `url`.
 
         Raises:
-            CorruptOutput: the file is not the one with that digest.
+            CorruptOutput: the file has another digest.
         """
         _set_parallel(parallel)
         with _read_lock:
@@ -202,13 +203,13 @@ class TextTokenizer:
                         "the step that wrote it"
                     )
                 _read[digest] = found
-                while len(_read) > _KEPT:
+                while len(_read) > _CACHED:
                     _read.popitem(last=False)
             _read.move_to_end(digest)
             return _read[digest]
 
     def gives_ids_of(self, other: TextTokenizer) -> bool:
-        """Whether a text has the same ids with both, whoever wrote their files."""
+        """Whether both give every text the same ids, even if their files differ."""
         return self.eos_id == other.eos_id and _of_ids(self.content) == _of_ids(other.content)
 
     @property
@@ -217,10 +218,10 @@ class TextTokenizer:
         return len(self.token_bytes)
 
     def encode_batch(self, texts: list[str]) -> Ids:
-        """Ids of every text, with nothing added.
+        """Ids of every text, without added tokens.
 
         Returns:
-            (uint32 ids of all texts one after the other, int64 number of ids of each text).
+            (uint32 concatenated ids of all texts, int64 number of ids of each text).
 
         Raises:
             InputError: a text has a lone surrogate, which UTF-8 cannot express.
@@ -236,11 +237,11 @@ class TextTokenizer:
         """An encoder for the documents of one shard.
 
         Args:
-            backend: "auto" is fastokens where it is installed and can read this tokenizer.
+            backend: "auto" uses fastokens if it is installed and can read this tokenizer.
             parallel: whether fastokens uses all cores.
 
         Raises:
-            InputError: a back end that is asked for by name cannot be had.
+            InputError: `backend` is "fastokens", which cannot be used.
         """
         choice = (backend, parallel)
         if choice not in self._fast:
@@ -248,21 +249,21 @@ class TextTokenizer:
         return CheckedEncoder(self._oracle, self._fast[choice], added=self._added)
 
     def encode_documents(self, texts: Sequence[pa.Array], encoder: Encoder) -> Iterator[Ids]:
-        """Ids of documents, about a mebibyte of text at a time and none divided.
+        """Ids of documents, in batches of whole documents of about a mebibyte of text.
 
         Args:
             texts: string or large_string arrays without nulls.
-            encoder: of this tokenizer; see `checked`.
+            encoder: an encoder of this tokenizer; see `checked`.
         """
         return long_documents.encode_documents(texts, encoder, self._tokenizer)
 
     def decode(self, ids: Sequence[int] | np.ndarray, after: Sequence[int] = ()) -> str:
-        """The text of `ids`; EOS reads as its name, bytes that are not UTF-8 as U+FFFD.
+        """The text of `ids`; EOS decodes to its name, bytes that are not UTF-8 to U+FFFD.
 
         Args:
-            ids: what to decode.
-            after: what stands before them. A SentencePiece-like tokenizer drops the space that
-                begins a text, so the text of a continuation depends on there being something.
+            ids: the ids to decode.
+            after: the ids before them. A SentencePiece-like tokenizer drops the space at the start
+                of a text, so the text of a continuation depends on whether ids come before it.
         """
         before = [] if self.byte_level else [int(i) for i in after][-_CONTEXT:]
         known = [i for i in before if i != self.eos_id]
@@ -274,7 +275,7 @@ class TextTokenizer:
 
 
 def _of_ids(content: bytes) -> dict:
-    """The parts of a tokenizer.json that ids depend on, without defaults."""
+    """The parts of a tokenizer.json that determine ids, as the library writes them."""
     parts = ("model", "normalizer", "pre_tokenizer", "added_tokens")
     written = json.loads(Tokenizer.from_str(content.decode("utf-8")).to_str())
     return {name: written[name] for name in parts}
@@ -291,7 +292,7 @@ def _refuse_surrogates(text: str) -> None:
     except UnicodeEncodeError as error:
         raise InputError(
             f"text: expected Unicode, found the lone surrogate {text[error.start]!a} at character "
-            f"{error.start}; mend the text where it is read"
+            f"{error.start}; repair the text where it is read"
         ) from error
 
 
@@ -306,8 +307,7 @@ def _check_added(tokenizer: Tokenizer, added: list[dict[str, Any]]) -> None:
 
 
 def _build(content: bytes) -> Tokenizer:
-    """The library's tokenizer, which encodes all of a text, reads special tokens as text and adds
-    none."""
+    """The library's tokenizer, set to encode special tokens as text and all of a text, unpadded."""
     try:
         tokenizer = Tokenizer.from_str(content.decode("utf-8"))
         tokenizer.no_truncation()

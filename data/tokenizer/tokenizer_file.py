@@ -1,15 +1,15 @@
-"""A `tokenizer.json` as data: reading one, and what in it would change or lose text.
+"""Parses a `tokenizer.json` and finds the parts of it that change or lose text.
 
-`TextTokenizer` refuses a file that says it changes text; `data.tokenizer.round_trip` then tries
-out what no field says. Three changes are accepted, since published tokenizers make them:
+`TextTokenizer` refuses a file whose fields change text; `data.tokenizer.round_trip` then tests for
+changes that no field shows. Three changes are accepted, since published tokenizers make them:
 
-- Unicode's composed form (NFC), as Qwen's has it;
-- of a SentencePiece-like one, U+2581, which reads as a space;
-- and one space at the beginning of a document, which it adds or takes away.
+- Unicode's composed form (NFC), for example in Qwen's tokenizer;
+- U+2581 decoded as a space, in a SentencePiece-like tokenizer;
+- one space at the beginning of a document added or removed.
 
-A file may hold fields of ours, which the libraries do not read: "eos_token" names the special token
-that ends a document, "lossy": true accepts every other change of text, and "vocab_size" is the size
-of a vocabulary that is larger than its entries.
+A file may have fields of this project, which the libraries do not read: "eos_token" names the
+special token that ends a document, "lossy": true accepts every other change of text, and
+"vocab_size" is the size of a vocabulary that is larger than its entries.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from pipeline.errors import InputError
 EOS_FIELD, LOSSY_FIELD, SIZE_FIELD = "eos_token", "lossy", "vocab_size"
 _FIELDS = (EOS_FIELD, LOSSY_FIELD, SIZE_FIELD)
 SPACE = "\u2581"
-"""What SentencePiece writes for a space."""
+"""SentencePiece's character for a space."""
 LARGEST_ID = (1 << 24) - 1
-"""Far above any vocabulary; arrays of one entry an id are made of it."""
+"""Far above any vocabulary; bounds the memory of arrays with one entry per id."""
 
 _DROPPING = {
     *("BertPreTokenizer", "CharDelimiterSplit", "Whitespace", "WhitespaceSplit"),
@@ -40,10 +40,10 @@ _MEMBERS = ("normalizers", "pretokenizers", "decoders")
 
 
 def parse(content: bytes) -> dict[str, Any]:
-    """The description in the bytes of a `tokenizer.json`.
+    """The parsed content of a `tokenizer.json`.
 
     Raises:
-        InputError: it is none, has dropout, or ids that no vocabulary has.
+        InputError: `content` is not a `tokenizer.json`, has dropout, or has invalid ids.
     """
     try:
         description = json.loads(content.decode("utf-8"))
@@ -62,7 +62,7 @@ def parse(content: bytes) -> dict[str, Any]:
         ) from error
     if dropout:
         raise InputError(
-            f"tokenizer.json: found dropout {dropout}, with which a text has other ids each time; "
+            f"tokenizer.json: found dropout {dropout}, which gives a text other ids each time; "
             "set it to null"
         )
     _check_ids({**pieces, **added}, description.get(SIZE_FIELD, 0))
@@ -70,7 +70,7 @@ def parse(content: bytes) -> dict[str, Any]:
 
 
 def ids_of(description: Mapping[str, Any]) -> dict[str, int]:
-    """Ids of the model's entries, added tokens left out; of Unigram an entry's place is its id."""
+    """Ids of the model's entries, without added tokens; a Unigram entry's id is its index."""
     vocabulary = description["model"]["vocab"]
     if isinstance(vocabulary, dict):
         return vocabulary
@@ -78,10 +78,10 @@ def ids_of(description: Mapping[str, Any]) -> dict[str, int]:
 
 
 def for_library(content: bytes, description: Mapping[str, Any]) -> bytes:
-    """What the libraries read.
+    """The file in a form that the libraries read correctly.
 
-    They refuse a field they do not know, and give an added token that lies between the ids of the
-    model, and is no entry of it, another id than the file does.
+    They refuse unknown fields. They also change the id of an added token that is not an entry of
+    the model but whose id is between those of the entries; such tokens are added to the model.
     """
     pieces = ids_of(description)
     last = max(pieces.values())
@@ -101,12 +101,12 @@ def for_library(content: bytes, description: Mapping[str, Any]) -> bytes:
 def with_fields(
     content: bytes, *, eos_token: str | None, vocab_size: int | None, lossy: bool
 ) -> bytes:
-    """The file with our fields set, and with the token named EOS made a special one.
+    """The file with this project's fields set and `eos_token` made a special token.
 
-    A token that is no added token becomes one, under the id it has.
+    If `eos_token` is an entry of the model only, it becomes an added token with the same id.
 
     Raises:
-        InputError: `eos_token` is not in the vocabulary, which has more than `vocab_size` ids.
+        InputError: `eos_token` is not in the vocabulary, or that has more than `vocab_size` ids.
     """
     if eos_token is None and vocab_size is None and not lossy:
         return content
@@ -127,7 +127,7 @@ def with_fields(
 
 
 def entries(description: Mapping[str, Any]) -> int:
-    """One more than the largest id that stands for something."""
+    """One more than the largest id of an entry or added token."""
     ids = [*ids_of(description).values(), *(t["id"] for t in description["added_tokens"])]
     return max(ids) + 1
 
@@ -139,12 +139,12 @@ def eos_of(description: Mapping[str, Any]) -> int:
 
 
 def is_byte_level(description: Mapping[str, Any]) -> bool:
-    """Whether an entry is bytes written in the alphabet of ByteLevel, one character a byte."""
+    """Whether entries are bytes in the alphabet of ByteLevel, one character per byte."""
     return any(part["type"] == "ByteLevel" for part in parts(description.get("decoder")))
 
 
 def composes(description: Mapping[str, Any]) -> bool:
-    """Whether texts are brought to NFC."""
+    """Whether the tokenizer normalizes texts to NFC."""
     return any(part["type"] == "NFC" for part in parts(description.get("normalizer")))
 
 
@@ -156,7 +156,7 @@ def adds_space(description: Mapping[str, Any]) -> bool:
 
 
 def what_changes(description: Mapping[str, Any]) -> str:
-    """What in the file changes or loses text beyond what is accepted; empty when nothing is."""
+    """The part of the file that changes or loses text in an unaccepted way; "" if none does."""
     for part in parts(description.get("normalizer")):
         if part["type"] != "NFC" and not _writes_spaces(part):
             return f"the normalizer {json.dumps(part)[:80]} changes text"
@@ -179,10 +179,10 @@ def what_changes(description: Mapping[str, Any]) -> str:
 
 
 def token_bytes(description: Mapping[str, Any]) -> np.ndarray:
-    """int32[vocab]: the UTF-8 bytes that each id stands for, 0 for special tokens and holes.
+    """int32[vocab]: number of UTF-8 bytes that each id stands for; 0 for special and unused ids.
 
-    Of a byte-level tokenizer, exactly. A SentencePiece-like one counts the space that it adds to
-    the beginning of a document; of a lossy one it is the length of the entry, which is near it.
+    It is exact for a byte-level tokenizer. For a SentencePiece-like one it includes the space added
+    to the beginning of a document; for a lossy one it is the length of the entry, an approximation.
     """
     pieces = ids_of(description)
     added = description["added_tokens"]
@@ -196,7 +196,7 @@ def token_bytes(description: Mapping[str, Any]) -> np.ndarray:
 
 
 def special_pieces(description: Mapping[str, Any]) -> tuple[str, ...]:
-    """Special tokens that a Unigram model would also find in a text, whose words they are."""
+    """Added tokens that are also entries of a Unigram model, so that it finds them in texts."""
     if description["model"].get("type") != "Unigram":
         return ()
     pieces = ids_of(description)
@@ -204,7 +204,7 @@ def special_pieces(description: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def without_scores(content: bytes, names: tuple[str, ...]) -> bytes:
-    """A Unigram model that finds these entries in no text that can be written otherwise."""
+    """The file with such low Unigram scores for `names` that a text never uses them if it can."""
     description = json.loads(content)
     entries = description["model"]["vocab"]
     description["model"]["vocab"] = [[p, -1e6 if p in names else score] for p, score in entries]
@@ -212,7 +212,7 @@ def without_scores(content: bytes, names: tuple[str, ...]) -> bytes:
 
 
 def parts(tree: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """The members of a normalizer, pre-tokenizer or decoder, sequences taken apart."""
+    """The members of a normalizer, pre-tokenizer or decoder, with nested sequences flattened."""
     waiting = [] if tree is None else [tree]
     while waiting:
         part = waiting.pop(0)
@@ -232,7 +232,7 @@ def _check_ids(pieces: Mapping[str, int], size: int) -> None:
         )
     if len(set(pieces.values())) < len(pieces):
         raise InputError(
-            "tokenizer.json: two entries have one id, so ids do not say which text they are; "
+            "tokenizer.json: two entries have the same id, so an id has no unique text; "
             "export the tokenizer again"
         )
 
@@ -254,7 +254,7 @@ def _make_special(description: dict[str, Any], name: str) -> None:
 
 
 def _writes_spaces(part: Mapping[str, Any]) -> bool:
-    """Whether a normalizer does no more than write SentencePiece's character for spaces."""
+    """Whether a normalizer only writes SentencePiece's character for spaces."""
     if part["type"] == "Prepend":
         return part.get("prepend") == SPACE
     if part["type"] != "Replace":

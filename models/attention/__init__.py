@@ -1,1 +1,1 @@
-"""Causal attention: one call, its back ends, and the choice among them."""
+"""Causal attention: one entry point, its back ends, and the choice of a back end."""

@@ -1,14 +1,15 @@
-"""Causal attention in plain JAX that never makes the scores of a whole row.
+"""Causal attention in plain JAX that materializes one block of scores at a time.
 
-FlashAttention-2 (Dao, 2023, arXiv:2307.08691, algorithms 1 and 2) over square blocks of scores: the
-softmax is corrected as key blocks come in, and the backward pass makes each block of scores again
-from the log-sum-exp. Blocks that the mask hides entirely are never made. For devices and shapes
-that have no kernel.
+FlashAttention-2 (Dao, 2023, arXiv:2307.08691, algorithms 1 and 2) over square blocks of scores: an
+online softmax rescales its running sums at each key block, and the backward pass recomputes each
+block of scores from the saved log-sum-exp. Fully masked blocks are skipped. This back end serves
+devices and shapes without a kernel.
 
-Scores lie as [keys, queries]. So the three matmuls whose operand is a block of scores or of
-their gradients read it along its rows, and only blocks of queries, keys and values, a head's width
-across, are ever transposed; maximum and sum run over rows, which vectorises. Suffixes of
-names: B batch, P position, G kv_heads, R q_per_kv, D head_size, K and Q positions of one block.
+Scores are stored as [keys, queries]. The matmuls that take a block of scores, or of their
+gradients, then read it along its rows. Only blocks of queries, keys and values, which are as narrow
+as a head, are transposed. The softmax's maximum and sum reduce over the major axis, which
+vectorizes. Suffixes of names: B batch, P position, G kv_heads, R q_per_kv, D head_size, K and Q
+key and query positions of one block.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from pipeline.errors import InputError
 
 BLOCK, SHORT_BLOCK = 256, 128
 LONG = 1024
-"""Positions from which blocks are `BLOCK` long: short ones skip more of the mask, long ones loop
-less."""
+"""Sequence length from which blocks have `BLOCK` positions.
+
+Small blocks skip more of the masked scores, large ones need fewer loop iterations.
+"""
 MASKED = -1e30
 RESIDUALS = "attention_residuals"
 
@@ -35,7 +38,7 @@ Carry = TypeVar("Carry")
 
 
 class _Plan(NamedTuple):
-    """What is static about one call: the mask, the cap, and `blocks` blocks of `size` positions."""
+    """Static arguments of a call: mask, soft cap, and `blocks` blocks of `size` positions."""
 
     window: int | None
     soft_cap: float | None
@@ -43,14 +46,14 @@ class _Plan(NamedTuple):
     size: int
 
     def first_key_block(self, query_block: Array | int) -> Array | int:
-        """The first key block that a query block sees; the last is the one of the same number."""
+        """The first key block that a query block attends to; the last one has the same index."""
         if self.window is None:
             return 0
         oldest = query_block * self.size - (self.window - 1)
         return jnp.maximum(oldest, 0) // self.size
 
     def last_query_block(self, key_block: Array | int) -> Array | int:
-        """The last query block that sees a key block; the first is the one of the same number."""
+        """The last query block that attends to a key block; the first one has the same index."""
         if self.window is None:
             return self.blocks - 1
         newest = key_block * self.size + (self.size - 1) + (self.window - 1)
@@ -69,16 +72,17 @@ def blockwise(
 ) -> Array:
     """Attention output with the axes and dtype of `q`; softmax statistics are float32.
 
-    Memory beyond inputs and output: batch * heads * block^2 float32 scores, a few times.
+    Memory beyond inputs and output: a few times batch * heads * block^2 float32 scores.
 
     Args:
         q: scaled queries [batch, position, kv_heads, q_per_kv, head_size].
-        k: keys [batch, position, kv_heads, head_size], of the same dtype.
-        v: values, the same.
-        window: how many positions a position sees, itself and those before it; None for all.
+        k: keys [batch, position, kv_heads, head_size], in the queries' dtype.
+        v: values, same shape and dtype as the keys.
+        window: positions each position attends to, itself included; None for all.
         soft_cap: c in c * tanh(score / c), or None.
-        segment_ids: int32 [batch, position]; attention stays inside equal ids. None: one segment.
-        block: most positions in a block; None for the faster size on a CPU.
+        segment_ids: int32 [batch, position]; positions attend only to positions with equal ids.
+            None: one segment.
+        block: maximum positions in a block; None for the faster size on a CPU.
 
     Raises:
         InputError: `window` or `block` is below 1.
@@ -93,7 +97,7 @@ def blockwise(
                 "a position always sees itself"
             )
     blocks = -(-position // block)
-    # Equal blocks pad less than full ones and a rest.
+    # Equal blocks need less padding: 300 positions take 3 * 100 instead of 3 * 128.
     plan = _Plan(window, soft_cap, blocks, -(-position // blocks))
     return _attention(plan, q, k, v, segment_ids)
 
@@ -107,7 +111,7 @@ def _forward(
     plan: _Plan, q: Array, k: Array, v: Array, ids: Array | None
 ) -> tuple[Array, tuple[Array | None, ...]]:
     q_BGRPD, k_BGPD, v_BGPD, ids_BP = _blocked(plan, q, k, v, ids)
-    # Transposed here once and not in every block.
+    # Transposed once, outside the loop over blocks.
     v_BGDP = jnp.swapaxes(v_BGPD, 2, 3)
 
     def one_query_block(query_block: Array | int) -> tuple[Array, Array]:
@@ -121,13 +125,13 @@ def _forward(
             s_BGKRQ = jnp.where(visible, s_BGKRQ, MASKED)
             return carry.add(s_BGKRQ, _take(plan, v_BGDP, key_block, 3))
 
-        # Backwards from the block on the diagonal: there every query sees a key, itself, so the
-        # maximum is that of a visible score from then on.
+        # From the diagonal block backwards: there every query attends to itself, so the running
+        # maximum is a visible score from the first block on, and exp(MASKED - maximum) is 0.
         blocks = query_block - plan.first_key_block(query_block) + 1
         softmax = _repeat(plan, blocks, one_key_block, _Softmax.empty(q_BGRQD))
         return softmax.result(q.dtype)
 
-    out_BGRPD, lse_BGRP = _over_blocks(plan, one_query_block)
+    out_BGRPD, lse_BGRP = _map_blocks(plan, one_query_block)
     position = q.shape[1]
     out = jnp.transpose(out_BGRPD[:, :, :, :position], (0, 3, 1, 2, 4))
     out = checkpoint_name(out, RESIDUALS)
@@ -136,11 +140,13 @@ def _forward(
 
 
 class _Softmax(NamedTuple):
-    """Weighted values over the keys so far, to be divided by the sum of the weights.
+    """Online softmax: running sums over the keys so far, relative to the running maximum.
+
+    The output is values / sum. Subtracting the maximum keeps every exponential at most 1.
 
     Attributes:
-        largest_BGRQ: largest score so far.
-        sum_BGRQ: of exp(score - largest).
+        largest_BGRQ: maximum score so far.
+        sum_BGRQ: sum of exp(score - largest).
         values_BGDRQ: sum of exp(score - largest) * value.
     """
 
@@ -159,11 +165,11 @@ class _Softmax(NamedTuple):
         )
 
     def add(self, s_BGKRQ: Array, v_BGDK: Array) -> _Softmax:
-        """With the scores of more keys and their values."""
+        """The sums with one more block of keys; earlier sums are rescaled to the new maximum."""
         largest = jnp.maximum(self.largest_BGRQ, jnp.max(s_BGKRQ, axis=2))
         weights = jnp.exp(s_BGKRQ - largest[:, :, None])
         shrink = jnp.exp(self.largest_BGRQ - largest)
-        more = _product("bgdk,bgkrq->bgdrq", v_BGDK, weights.astype(v_BGDK.dtype))
+        more = _matmul("bgdk,bgkrq->bgdrq", v_BGDK, weights.astype(v_BGDK.dtype))
         return _Softmax(
             largest,
             self.sum_BGRQ * shrink + jnp.sum(weights, axis=2),
@@ -184,33 +190,37 @@ def _backward(
     q_BGRPD, k_BGPD, v_BGPD, ids_BP = _blocked(plan, q, k, v, ids)
     k_BGDP = jnp.swapaxes(k_BGPD, 2, 3)
     bar_BGRPD = _heads_first(plan, out_bar)
-    wide = out.astype(jnp.float32) * out_bar.astype(jnp.float32)
-    delta_BGRP = _pad(plan, jnp.transpose(jnp.sum(wide, axis=-1), (0, 2, 3, 1)), 3)
+    # With P = exp(S - lse), O = P V and dP = dO V^T, the gradient of the scores is
+    # dS = P * (dP - delta), where delta = sum_k P dP = sum_d O dO needs no scores.
+    delta = jnp.sum(out.astype(jnp.float32) * out_bar.astype(jnp.float32), axis=-1)
+    delta_BGRP = _pad(plan, jnp.transpose(delta, (0, 2, 3, 1)), 3)
     lse_BGRP = _pad(plan, lse, 3)
 
-    def one_pair(key_block: Array | int, ahead: Array | int, carry: _Bars) -> _Bars:
+    def one_pair(key_block: Array | int, ahead: Array | int, carry: _Cotangents) -> _Cotangents:
         query_block = key_block + ahead
         q_BGRQD, bar_BGRQD = (_take(plan, x, query_block, 3) for x in (q_BGRPD, bar_BGRPD))
         lse_BGRQ, delta_BGRQ = (_take(plan, x, query_block, 3) for x in (lse_BGRP, delta_BGRP))
         k_BGKD, v_BGKD = (_take(plan, x, key_block, 2) for x in (k_BGPD, v_BGPD))
         s_BGKRQ = _scores(plan, q_BGRQD, k_BGKD)
         visible = _visible(plan, query_block, key_block, ids_BP)
+        # The rows of padding in `bar` and `delta` are 0, so padded queries contribute nothing.
         weights = jnp.where(visible, jnp.exp(s_BGKRQ - lse_BGRQ[:, :, None]), 0.0)
-        v_bar = _product("bgkrq,bgrqd->bgkd", weights.astype(q.dtype), bar_BGRQD)
-        s_bar = _product("bgkd,bgrqd->bgkrq", v_BGKD, bar_BGRQD) - delta_BGRQ[:, :, None]
+        v_bar = _matmul("bgkrq,bgrqd->bgkd", weights.astype(q.dtype), bar_BGRQD)
+        s_bar = _matmul("bgkd,bgrqd->bgkrq", v_BGKD, bar_BGRQD) - delta_BGRQ[:, :, None]
         s_bar = weights * s_bar
         if plan.soft_cap is not None:
+            # d/dx c tanh(x / c) = 1 - (s / c)^2 at the capped score s.
             s_bar = s_bar * (1.0 - jnp.square(s_BGKRQ / plan.soft_cap))
         s_bar = s_bar.astype(q.dtype)
-        k_bar = _product("bgkrq,bgrqd->bgkd", s_bar, q_BGRQD)
-        q_bar = _product("bgdk,bgkrq->bgdrq", _take(plan, k_BGDP, key_block, 3), s_bar)
+        k_bar = _matmul("bgkrq,bgrqd->bgkd", s_bar, q_BGRQD)
+        q_bar = _matmul("bgdk,bgkrq->bgdrq", _take(plan, k_BGDP, key_block, 3), s_bar)
         return carry.add(plan, query_block, q_bar, k_bar, v_bar)
 
     def one_key_block(q_bar: Array, key_block: Array | int) -> tuple[Array, tuple[Array, Array]]:
-        none = jnp.zeros((*k_BGPD.shape[:2], plan.size, k.shape[-1]), jnp.float32)
+        zero = jnp.zeros((*k_BGPD.shape[:2], plan.size, k.shape[-1]), jnp.float32)
         blocks = plan.last_query_block(key_block) - key_block + 1
         pair = functools.partial(one_pair, key_block)
-        bars = _repeat(plan, blocks, pair, _Bars(q_bar, none, none))
+        bars = _repeat(plan, blocks, pair, _Cotangents(q_bar, zero, zero))
         return bars.queries_BGDRP, (bars.keys_BGKD, bars.values_BGKD)
 
     batch, groups, heads, positions, width = q_BGRPD.shape
@@ -226,8 +236,8 @@ def _backward(
     return q_bar, k_bar.astype(k.dtype), v_bar.astype(v.dtype), None
 
 
-class _Bars(NamedTuple):
-    """Float32 gradients: of all queries, and of the keys and values of one block."""
+class _Cotangents(NamedTuple):
+    """Float32 gradients of all queries and of the keys and values of one block."""
 
     queries_BGDRP: Array
     keys_BGKD: Array
@@ -235,35 +245,32 @@ class _Bars(NamedTuple):
 
     def add(
         self, plan: _Plan, query_block: Array | int, q_bar: Array, k_bar: Array, v_bar: Array
-    ) -> _Bars:
-        """With what one block of scores adds."""
-        if plan.blocks == 1:
-            return _Bars(
-                self.queries_BGDRP + q_bar, self.keys_BGKD + k_bar, self.values_BGKD + v_bar
-            )
-        start = query_block * plan.size
-        before = jax.lax.dynamic_slice_in_dim(self.queries_BGDRP, start, plan.size, 4)
-        queries = jax.lax.dynamic_update_slice_in_dim(self.queries_BGDRP, before + q_bar, start, 4)
-        return _Bars(queries, self.keys_BGKD + k_bar, self.values_BGKD + v_bar)
+    ) -> _Cotangents:
+        """The gradients with the contributions of one block of scores added."""
+        queries = _take(plan, self.queries_BGDRP, query_block, 4) + q_bar
+        if plan.blocks > 1:
+            start = query_block * plan.size
+            queries = jax.lax.dynamic_update_slice_in_dim(self.queries_BGDRP, queries, start, 4)
+        return _Cotangents(queries, self.keys_BGKD + k_bar, self.values_BGKD + v_bar)
 
 
 _attention.defvjp(_forward, _backward)
 
 
 def _scores(plan: _Plan, q_BGRQD: Array, k_BGKD: Array) -> Array:
-    """Float32 scores [B, G, K, R, Q], capped and not masked."""
-    scores = _product("bgkd,bgrqd->bgkrq", k_BGKD, q_BGRQD)
+    """Float32 scores [B, G, K, R, Q], soft-capped but not masked."""
+    scores = _matmul("bgkd,bgrqd->bgkrq", k_BGKD, q_BGRQD)
     return scores if plan.soft_cap is None else plan.soft_cap * jnp.tanh(scores / plan.soft_cap)
 
 
-def _product(spec: str, a: Array, b: Array) -> Array:
+def _matmul(spec: str, a: Array, b: Array) -> Array:
     return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
 
 
 def _visible(
     plan: _Plan, query_block: Array | int, key_block: Array | int, ids_BP: Array | None
 ) -> Array:
-    """Which keys of a block its queries see: boolean [B or 1, 1, K, 1, Q]."""
+    """Whether a query of one block attends to a key of another: boolean [B or 1, 1, K, 1, Q]."""
     inside = jnp.arange(plan.size)
     offset = (query_block - key_block) * plan.size
     distance = inside[None, :] - inside[:, None] + offset
@@ -273,16 +280,16 @@ def _visible(
     visible = visible[None, None, :, None, :]
     if ids_BP is None:
         return visible
-    of_keys, of_queries = (_take(plan, ids_BP, block, 1) for block in (key_block, query_block))
-    return visible & (of_keys[:, None, :, None, None] == of_queries[:, None, None, None, :])
+    ids_BK, ids_BQ = (_take(plan, ids_BP, block, 1) for block in (key_block, query_block))
+    return visible & (ids_BK[:, None, :, None, None] == ids_BQ[:, None, None, None, :])
 
 
 def _blocked(
     plan: _Plan, q: Array, k: Array, v: Array, ids: Array | None
 ) -> tuple[Array, Array, Array, Array | None]:
-    """Heads before positions, and positions padded to whole blocks.
+    """The inputs with heads before positions, and positions padded to whole blocks.
 
-    Padding follows every real position, so the causal mask hides it from them.
+    Padding follows every real position, so the causal mask hides it from all of them.
     """
     k, v = (_pad(plan, jnp.swapaxes(x, 1, 2), 2) for x in (k, v))
     return _heads_first(plan, q), k, v, None if ids is None else _pad(plan, ids, 1)
@@ -305,16 +312,16 @@ def _take(plan: _Plan, x: Array, block: Array | int, axis: int) -> Array:
 
 
 def _repeat(
-    plan: _Plan, times: Array | int, turn: Callable[[Array | int, Carry], Carry], start: Carry
+    plan: _Plan, times: Array | int, body: Callable[[Array | int, Carry], Carry], start: Carry
 ) -> Carry:
-    """`turn(i, carry)` for i below `times`; one block needs no loop."""
-    return turn(0, start) if plan.blocks == 1 else jax.lax.fori_loop(0, times, turn, start)
+    """The carry after `body(i, carry)` for i in 0..times - 1; a single block needs no loop."""
+    return body(0, start) if plan.blocks == 1 else jax.lax.fori_loop(0, times, body, start)
 
 
-def _over_blocks(
+def _map_blocks(
     plan: _Plan, of_block: Callable[[Array | int], tuple[Array, Array]]
 ) -> tuple[Array, Array]:
-    """`of_block` of every block's number, joined along positions (axis 3)."""
+    """The outputs of `of_block(index)` for every block, joined along positions (axis 3)."""
     if plan.blocks == 1:
         return of_block(0)
     out, lse = jax.lax.map(of_block, jnp.arange(plan.blocks))
@@ -322,6 +329,6 @@ def _over_blocks(
 
 
 def _join(x: Array, axis: int) -> Array:
-    """[blocks, ..., size at `axis`, ...] to [..., blocks * size, ...]."""
+    """Merge [blocks, ..., size at `axis`, ...] into [..., blocks * size, ...]."""
     x = jnp.moveaxis(x, 0, axis)
     return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])

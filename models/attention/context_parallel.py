@@ -1,14 +1,15 @@
-"""How a kernel gets what it needs of rows whose positions are divided over devices.
+"""Context parallelism: collectives for an attention kernel on sequences divided over devices.
 
-Three ways, inside `jax.shard_map` over the mesh axes that divide the positions:
+Three schemes, inside `jax.shard_map` over the mesh axes that divide the positions:
 
-- "heads": the devices exchange positions for heads (all-to-all; Jacobs et al., 2023,
-  arXiv:2309.14509), each computes all positions of its share of the heads. Every device has the
-  same work, and none has all keys and values.
-- "zigzag": where the heads do not divide, each device gathers all keys and values. It computes one
-  chunk of queries from the front of the row and one from its back, so that causal attention costs
-  every device the same (two chunks a device; Dubey et al., 2024, arXiv:2407.21783, section 3.3.2).
-- "gathered": the same with the queries where they are: with a window each costs the same there.
+- "heads": an all-to-all exchanges positions for heads (Jacobs et al., 2023, arXiv:2309.14509);
+  each device computes all positions of its share of the heads. Every device has the same work, and
+  none has all keys and values.
+- "zigzag": where the heads are not divisible, each device all-gathers keys and values. It computes
+  one chunk of queries from the front of the sequence and one from the back, so that causal
+  attention costs every device the same (Dubey et al., 2024, arXiv:2407.21783, section 3.3.2).
+- "gathered": all-gathered keys and values, and the queries stay in place. With a window, queries at
+  the front and at the back cost the same. Also used where zigzag's chunks do not fit the kernel.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ from jax import Array
 
 
 def zigzag_order(position: int, shards: int) -> np.ndarray:
-    """Positions in the order in which the devices compute them, int32 [position]."""
+    """Positions in the order of the devices that compute them, int32 [position].
+
+    Of 2 * shards chunks device d has chunks d and 2 * shards - 1 - d. A causal chunk c costs
+    c + 1/2 chunks of keys, so each device costs 2 * shards.
+    """
     chunks = np.arange(position, dtype=np.int32).reshape(2 * shards, -1)
     pairs = ((device, 2 * shards - 1 - device) for device in range(shards))
     return np.concatenate([chunks[chunk] for pair in pairs for chunk in pair])
@@ -30,39 +35,39 @@ def zigzag_order(position: int, shards: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """Moves of arrays between the devices that share a row.
+    """Collectives between the devices that share a sequence.
 
     Attributes:
-        axes: mesh axes that divide its positions.
-        shards: devices along them.
+        axes: mesh axes that divide the positions.
+        shards: number of devices along `axes`.
     """
 
     axes: tuple[str, ...]
     shards: int
 
     def gather(self, x: Array, axis: int) -> Array:
-        """All positions, along `axis`."""
+        """`x` with all positions along `axis`, by an all-gather."""
         return jax.lax.all_gather(x, self.axes, axis=axis, tiled=True)
 
     def to_heads(self, x_BHPD: Array) -> Array:
-        """[batch, heads, part of position, head_size] to [batch, part of heads, position, ...]."""
+        """[batch, heads, local position, head_size] to [batch, local heads, position, ...]."""
         return jax.lax.all_to_all(x_BHPD, self.axes, split_axis=1, concat_axis=2, tiled=True)
 
     def to_positions(self, x_BFP: Array) -> Array:
-        """[batch, part of features, position] to [batch, features, part of position]."""
+        """[batch, local features, position] to [batch, features, local position]."""
         return jax.lax.all_to_all(x_BFP, self.axes, split_axis=2, concat_axis=1, tiled=True)
 
     def to_zigzag(self, x: Array, axis: int) -> Array:
-        """A device's positions, along `axis`, to those of `zigzag_order`."""
+        """Exchange this device's contiguous positions along `axis` for those of `zigzag_order`."""
         first, second = jnp.split(x, 2, axis)
         at_even = jax.lax.ppermute(first, self.axes, self._moves(0))
         at_odd = jax.lax.ppermute(second, self.axes, self._moves(1))
-        return self._in_turn(at_even, at_odd, axis)
+        return self._front_to_back(at_even, at_odd, axis)
 
     def from_zigzag(self, x: Array, axis: int) -> Array:
         """Inverse of `to_zigzag`."""
         first, second = jnp.split(x, 2, axis)
-        pair = self._in_turn(first, second, axis)
+        pair = self._front_to_back(first, second, axis)
         back = (
             jax.lax.ppermute(part, self.axes, [(b, a) for a, b in self._moves(which)])
             for which, part in enumerate(jnp.split(pair, 2, axis))
@@ -70,10 +75,11 @@ class Exchange:
         return jnp.concatenate(tuple(back), axis)
 
     def _moves(self, which: int) -> list[tuple[int, int]]:
-        """(from, to) of the devices' first (0) or second (1) chunks.
+        """(source, destination) devices of the first (0) or second (1) chunk of every device.
 
-        First chunks have even numbers: those of the front of the row go to even devices, those of
-        its back to odd ones; so one permutation moves them all, and another all second chunks.
+        Device d holds chunks 2d and 2d + 1. Even chunks of the front half go to even devices, those
+        of the back half to odd devices. Each device therefore receives exactly one even chunk: one
+        permutation moves all even chunks, a second one all odd chunks.
         """
         chunks = range(which, 2 * self.shards, 2)
         return [
@@ -81,8 +87,8 @@ class Exchange:
             for chunk in chunks
         ]
 
-    def _in_turn(self, a: Array, b: Array, axis: int) -> Array:
-        """`a` before `b` on even devices, after it on odd ones."""
+    def _front_to_back(self, a: Array, b: Array, axis: int) -> Array:
+        """`a` before `b` on even devices, `b` before `a` on odd ones."""
         even = jax.lax.axis_index(self.axes) % 2 == 0
         pair = jnp.where(even, a, b), jnp.where(even, b, a)
         return jnp.concatenate(pair, axis)

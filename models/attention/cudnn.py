@@ -1,10 +1,10 @@
 """Causal attention by cuDNN's fused kernels, on NVIDIA GPUs.
 
-Called as `jax.nn.dot_product_attention` calls them, in bfloat16 or float16, under `jax.shard_map`
-where batch and heads are spread over devices. The differentiation rule is JAX's, run by our own
-`jax.custom_vjp`: JAX's keeps output and log-sum-exp without a name, so that a policy which saves by
-name would run the forward kernel a second time. The two rules are private names of JAX; pyproject
-caps jax, and a test holds that the calls are those of JAX's own rule.
+They are called as `jax.nn.dot_product_attention` calls them, in bfloat16 or float16, and under
+`jax.shard_map` where batch and heads are sharded. The differentiation rules are JAX's, called from
+our own `jax.custom_vjp`: JAX's saves the output and the log-sum-exp without a checkpoint name, and
+a remat policy that saves by name would then run the forward kernel twice. The two rules are private
+to JAX; pyproject caps jax, and a test checks that our calls equal those of JAX's own rule.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ def unsupported_reason(
     dtype: str,
     sequence_shards: int = 1,
 ) -> str | None:
-    """Why cuDNN cannot run this, or None when it can.
+    """The reason why cuDNN cannot run this attention, or None when it can.
 
-    Heads above 128 further need a Hopper GPU or a newer one, which JAX checks when it traces.
+    Heads above 128 also need a Hopper GPU or newer, which JAX checks when it traces.
     """
     if soft_cap is not None:
-        return f"its kernels have no soft cap, and the scores have one of {soft_cap}"
+        return f"its kernels have no soft cap, and the scores need one of {soft_cap}"
     if segments:
-        return "JAX's call of it gives documents that share a row wrong keys (docs/decisions)"
+        return "JAX reads wrong keys for documents that share a sequence (docs/decisions)"
     if dtype not in DTYPES:
         return f"it computes in {' or '.join(DTYPES)}, not {dtype}"
     if head_size % 8 or head_size > WIDEST_HEAD:
         return f"a head size of {head_size} is not a multiple of 8 up to {WIDEST_HEAD}"
     if sequence_shards > 1:
-        return f"its kernels need a whole row, and it is spread over {sequence_shards} devices"
+        return f"its kernels need a whole sequence, and it is spread over {sequence_shards} devices"
     return None
 
 
@@ -58,12 +58,12 @@ def cudnn(
     """Attention output with the axes and dtype of the queries.
 
     Args:
-        q_BPHD: queries [batch, position, heads, head_size], already scaled; heads of one key/value
-            head are neighbours.
-        k_BPKD: keys [batch, position, kv_heads, head_size], of the same dtype.
-        v_BPKD: values, the same.
-        window: how many positions one sees, itself among them; None for all.
-        mesh_axes: those of batch and heads to run over, or None for one device.
+        q_BPHD: queries [batch, position, heads, head_size], already scaled; the query heads of one
+            key/value head are adjacent.
+        k_BPKD: keys [batch, position, kv_heads, head_size], in the queries' dtype.
+        v_BPKD: values, same shape and dtype as the keys.
+        window: positions each position attends to, itself included; None for all.
+        mesh_axes: mesh axes that divide batch and heads, or None for one device.
 
     Raises:
         RuntimeError: from JAX, when cuDNN is not installed.
@@ -82,7 +82,7 @@ def cudnn(
 
 def options(window: int | None) -> dict[str, Any]:
     """Arguments of `jax.nn.dot_product_attention`."""
-    # It takes the positions before one's own.
+    # JAX counts the positions to the left and right of the query's own, `window` includes it.
     local = None if window is None else (window - 1, 0)
     return {"scale": 1.0, "is_causal": True, "local_window_size": local}
 
@@ -95,10 +95,11 @@ def _attention(window: int | None, q: Array, k: Array, v: Array) -> Array:
 def _forward(
     window: int | None, q: Array, k: Array, v: Array
 ) -> tuple[Array, tuple[Array | None, ...]]:
+    # Bias, lengths and offsets of queries and of keys, and two page tables: none is used.
     absent = jnp.zeros(0, q.dtype)
     arrays = (q, k, v, *(absent,) * 7, *NO_SCORE_MODIFIER_ARRAYS)
     out, residuals = fused._dot_product_attention_fwd_rule(*arrays, *_settings(window))
-    log_sum_exp, _ = residuals[-2:]
+    log_sum_exp, _ = residuals[-2:]  # the last is the output
     out = checkpoint_name(out, RESIDUALS)
     log_sum_exp = checkpoint_name(log_sum_exp, RESIDUALS)
     return out, (q, k, v, out, log_sum_exp)
@@ -121,9 +122,9 @@ _attention.defvjp(_forward, _backward)
 def _settings(window: int | None) -> tuple[Any, ...]:
     """Static arguments of JAX's rules.
 
-    Scale, seed and rate of dropout, whether there is a bias and its gradient, mask, layout, window
-    with one's own position, where JAX takes one a function of scores, cuDNN's version, and whether
-    the log-sum-exp is returned too.
+    In order: scale, dropout seed and rate, whether a bias and its gradient exist, mask, layout,
+    window (own position included), the score modifier of JAX 0.12, cuDNN's version, and whether to
+    return the log-sum-exp as well.
     """
     return (
         1.0,

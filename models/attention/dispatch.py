@@ -1,10 +1,11 @@
-"""Causal grouped-query attention: one call, several back ends.
+"""Causal grouped-query attention: one entry point, several back ends.
 
-`reference` is plain Haliax and makes all scores, in float32. `blockwise` is plain JAX and makes a
-block of them at a time, on any device. `splash` is the TPU's kernel, `cudnn` an NVIDIA GPU's. All
-compute softmax(cap(q k^T)) v of scaled queries over the positions up to one's own, or the last
-`window` of them, in one's own segment. The choice is made once, by `choose_backend`, with a reason
-to log; nothing falls back silently.
+`reference` is plain Haliax and materializes all scores in float32. `blockwise` is plain JAX, runs
+on any device and holds one block of scores at a time. `splash` is the Pallas kernel for TPUs,
+`cudnn` the fused kernel for NVIDIA GPUs. All compute softmax(cap(q k^T)) v with scaled queries: a
+position attends to itself and to earlier positions of its segment, with a window only to the last
+`window` of these. `choose_backend` picks a back end once and returns the reason to log; no back end
+falls back to another silently.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ from pipeline.errors import InputError
 BACKENDS = ("reference", "blockwise", "splash", "cudnn")
 KERNEL_OF = {"tpu": "splash", "gpu": "cudnn"}
 BLOCKWISE_FROM = 256
-"""Positions of a row from which blocks are faster on a CPU."""
+"""Sequence length from which `blockwise` is faster than `reference` on a CPU."""
 
 
 class BackendChoice(NamedTuple):
-    """A back end, one of `BACKENDS`, and a sentence for the log on why that one."""
+    """The chosen back end, one of `BACKENDS`, and the reason for the choice, to be logged."""
 
     backend: str
     reason: str
@@ -59,21 +60,21 @@ def choose_backend(
     dtype: str = "bfloat16",
     sequence_shards: int = 1,
 ) -> BackendChoice:
-    """The back end to use and why.
+    """The attention back end for these shapes and devices, and the reason for it.
 
     Args:
         requested: "auto" or one of `BACKENDS`.
-        platform: of the devices that will run the program: "tpu", "cpu" or "gpu" (NVIDIA's).
-        position: tokens per row.
+        platform: platform of the devices that will run the program: "tpu", "cpu" or "gpu" (NVIDIA).
+        position: tokens per sequence.
         head_size: width of one head.
-        soft_cap: of the scores, or None.
-        segments: whether attention stops at the end of a document.
-        window: positions that one sees, or None for all.
-        dtype: of queries, keys and values.
-        sequence_shards: devices that the positions of a row are spread over.
+        soft_cap: soft cap of the scores, or None.
+        segments: whether attention stops at document boundaries.
+        window: positions each position attends to, itself included; None for all.
+        dtype: dtype of queries, keys and values.
+        sequence_shards: devices that share the positions of one sequence.
 
     Raises:
-        InputError: `requested` is unknown, or cannot run here.
+        InputError: `requested` is unknown or cannot run here.
     """
     if requested not in ("auto", *BACKENDS):
         raise InputError(
@@ -106,10 +107,10 @@ def choose_backend(
         if position < BLOCKWISE_FROM:
             return BackendChoice(
                 "reference",
-                f"reference attention: auto, {shape}, where blocks are not faster",
+                f"reference attention: auto, {shape}, where blockwise is not faster",
             )
         return BackendChoice(
-            "blockwise", f"blockwise attention: auto, {shape} that see up to {seen}"
+            "blockwise", f"blockwise attention: auto, {shape} that attend to up to {seen}"
         )
     if obstacle := obstacles[kernel]:
         return BackendChoice(
@@ -117,9 +118,7 @@ def choose_backend(
         )
     reason = f"{kernel} attention: auto, {shape}"
     if kernel == "splash" and only_narrow_tiles(position, head_size, sequence_shards):
-        reason += (
-            ", slowly: of the multiples of 128 only 128 divides the row; try a multiple of 512"
-        )
+        reason += ", with slow tiles: only 128 divides the sequence length; use a multiple of 512"
     return BackendChoice(kernel, reason)
 
 
@@ -135,21 +134,21 @@ def attend(
     mesh_axes: MeshAxes | None = None,
     interpret: bool = False,
 ) -> NamedArray:
-    """Causal self-attention; the result has the axes of `q` in any order, and its dtype.
+    """Causal self-attention; the output has the axes of `q`, in any order, and the dtype of `q`.
 
-    The output and what else the backward pass needs of the forward pass are named
-    "attention_residuals".
+    The output and the log-sum-exp that a back end saves for its backward pass have the checkpoint
+    name "attention_residuals".
 
     Args:
         q: queries [batch, position, kv_heads, q_per_kv, head_size] in any order, already scaled.
-        k: keys [batch, position, kv_heads, head_size], the same.
-        v: values, the same.
+        k: keys [batch, position, kv_heads, head_size] in any order.
+        v: values, same axes as the keys.
         backend: one of `BACKENDS`.
-        window: how many positions one sees, itself among them; None for all.
+        window: positions each position attends to, itself included; None for all.
         soft_cap: c in c * tanh(score / c), or None.
-        segment_ids: int32 [batch, position]; attention stays inside equal ids.
-        mesh_axes: for the kernels; the compiler partitions the other back ends.
-        interpret: run splash in Pallas' interpreter.
+        segment_ids: int32 [batch, position]; positions attend only to positions with equal ids.
+        mesh_axes: mesh axes for the kernels; the compiler partitions the other back ends.
+        interpret: run splash in the Pallas interpreter.
 
     Raises:
         InputError: the back end is unknown or cannot run these shapes, or `window` is below 1.
@@ -162,7 +161,7 @@ def attend(
         out = reference(q, k, v, window, soft_cap, segment_ids)
         return hax.tree_checkpoint_name(out, "attention_residuals")
     if backend == "blockwise":
-        return _by_blocks(q, k, v, window, soft_cap, segment_ids)
+        return _attend_blockwise(q, k, v, window, soft_cap, segment_ids)
     if backend not in KERNEL_OF.values():
         raise InputError(
             f"attention: expected back end {', '.join(BACKENDS)}, found {backend!r}; "
@@ -170,8 +169,8 @@ def attend(
         )
     _check_kernel(backend, q, soft_cap, segment_ids, mesh_axes)
     if backend == "cudnn":
-        return _by_cudnn(q, k, v, window, mesh_axes)
-    return _by_splash(q, k, v, window, soft_cap, segment_ids, mesh_axes, interpret)
+        return _attend_cudnn(q, k, v, window, mesh_axes)
+    return _attend_splash(q, k, v, window, soft_cap, segment_ids, mesh_axes, interpret)
 
 
 def _check_kernel(
@@ -197,7 +196,7 @@ def _check_kernel(
         raise InputError(f'attention: {backend} cannot run, {obstacle}; use "blockwise"')
 
 
-def _by_blocks(
+def _attend_blockwise(
     q: NamedArray,
     k: NamedArray,
     v: NamedArray,
@@ -213,12 +212,12 @@ def _by_blocks(
         v.rearrange((*rows, HEAD_SIZE)).array,
         window=window,
         soft_cap=soft_cap,
-        segment_ids=_rows(segment_ids),
+        segment_ids=_segment_array(segment_ids),
     )
     return hax.named(out, queries.axes)
 
 
-def _by_cudnn(
+def _attend_cudnn(
     q: NamedArray, k: NamedArray, v: NamedArray, window: int | None, mesh_axes: MeshAxes | None
 ) -> NamedArray:
     rows = (BATCH, POSITION, KV_HEADS)
@@ -229,7 +228,7 @@ def _by_cudnn(
     return hax.named(out, queries.axes).unflatten_axis(HEADS, heads)
 
 
-def _by_splash(
+def _attend_splash(
     q: NamedArray,
     k: NamedArray,
     v: NamedArray,
@@ -246,16 +245,17 @@ def _by_splash(
         queries.array,
         k.rearrange(heads_first).array,
         v.rearrange(heads_first).array,
-        _rows(segment_ids),
+        _segment_array(segment_ids),
         window=window,
         soft_cap=soft_cap,
         mesh_axes=mesh_axes,
         interpret=interpret,
     )
     features = tuple(q.resolve_axis(name) for name in (KV_HEADS, Q_PER_KV, HEAD_SIZE))
+    # The kernel merged the heads: [batch, heads * head_size, position].
     merged = hax.named(out, (q.resolve_axis(BATCH), QUERY_FEATURES, q.resolve_axis(POSITION)))
     return merged.unflatten_axis(QUERY_FEATURES, features)
 
 
-def _rows(segment_ids: NamedArray | None) -> jax.Array | None:
+def _segment_array(segment_ids: NamedArray | None) -> jax.Array | None:
     return None if segment_ids is None else segment_ids.rearrange((BATCH, POSITION)).array

@@ -1,4 +1,4 @@
-"""Which of the ways of `models.attention.context_parallel` divides attention; imports no JAX."""
+"""The choice between the schemes of `models.attention.context_parallel`; imports no JAX."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ Way = Literal["heads", "zigzag", "gathered"]
 
 
 def choose_way(kv_heads: int, chunk_fits: bool, window: int | None, shards: int) -> Way:
-    """How to divide attention over `shards` devices.
+    """The scheme that divides the attention of a sequence over `shards` devices.
 
     Args:
-        kv_heads: of one device, before the exchange.
-        chunk_fits: whether the kernel can take half of a device's positions as a chunk.
-        window: positions that one sees, or None for all.
-        shards: devices that share a row.
+        kv_heads: key/value heads of one device before the all-to-all.
+        chunk_fits: whether half of a device's positions is a chunk that the kernel can tile.
+        window: positions each position attends to, or None for all.
+        shards: devices that share a sequence.
     """
     if kv_heads % shards == 0:
         return "heads"

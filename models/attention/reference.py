@@ -1,4 +1,4 @@
-"""Attention in plain Haliax: all scores at once, in float32."""
+"""Attention in plain Haliax that materializes all scores in float32."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from haliax import Axis, NamedArray
 from models.axes import BATCH, HEAD_SIZE, KEY_POSITION, KV_HEADS, POSITION, Q_PER_KV
 
 MASKED = -1e30
-"""The score of a key that is not seen."""
+"""The score of a masked key; its exponential is 0."""
 
 
 @functools.partial(jax.checkpoint, static_argnums=(3, 4))
@@ -24,11 +24,12 @@ def reference(
     soft_cap: float | None,
     segment_ids: NamedArray | None,
 ) -> NamedArray:
-    """Attention of scaled queries by plain matmuls.
+    """Attention output with the axes and dtype of `q`, by plain matmuls; `q` is already scaled.
 
-    The scores are made again in the backward pass, as in splash: keeping them for every layer
-    costs more time than that on a CPU, and batch * heads * position^2 numbers. Dividing by the
-    softmax's sum comes after the matmul with the values, where there is less to divide.
+    The backward pass recomputes the scores, as splash does: storing batch * heads * position^2 of
+    them for every layer takes more time on a CPU than the recomputation. The division by the
+    softmax's sum follows the matmul with the values: head_size divisions per query instead of
+    key_position.
     """
     keys = (BATCH, KV_HEADS, KEY_POSITION, HEAD_SIZE)
     k, v = (x.rename({POSITION: KEY_POSITION}).rearrange(keys) for x in (k, v))
@@ -44,7 +45,8 @@ def reference(
         scores = soft_cap * hax.tanh(scores / soft_cap)
     visible = _visible(q.resolve_axis(POSITION), k.resolve_axis(KEY_POSITION), window, segment_ids)
     scores = hax.where(visible, scores, MASKED)
-    # Any shift cancels, so the maximum needs no gradient.
+    # softmax(s) = exp(s - c) / sum exp(s - c) for any c: the maximum prevents overflow and has no
+    # gradient.
     largest = hax.max(jax.lax.stop_gradient(scores), axis=KEY_POSITION)
     weights = hax.exp(scores - largest)
     out = hax.dot(weights.astype(v.dtype), v, axis=KEY_POSITION, preferred_element_type=jnp.float32)
@@ -55,7 +57,11 @@ def reference(
 def _visible(
     Position: Axis, KeyPosition: Axis, window: int | None, segment_ids: NamedArray | None
 ) -> NamedArray:
-    """Which keys a position attends to: boolean [position, key_position], by row with segments."""
+    """Whether a position attends to a key: boolean, with segments for each sequence of the batch.
+
+    Returns:
+        [position, key_position], or [batch, position, key_position] with segments.
+    """
     keys = hax.arange(KeyPosition)
     positions = hax.arange(Position).broadcast_to((Position, KeyPosition))
     causal = positions >= keys
@@ -63,6 +69,6 @@ def _visible(
         causal = causal & (positions - keys < window)
     if segment_ids is None:
         return causal
-    of_keys = segment_ids.rename({POSITION: KEY_POSITION})
+    key_ids = segment_ids.rename({POSITION: KEY_POSITION})
     both = (segment_ids.resolve_axis(BATCH), Position, KeyPosition)
-    return causal & (segment_ids.broadcast_to(both) == of_keys)
+    return causal & (segment_ids.broadcast_to(both) == key_ids)

@@ -1,21 +1,20 @@
 """Causal attention by JAX's splash kernel (Pallas for TPU), forward and backward.
 
-The kernel never writes the scores to memory and skips blocks that the mask hides. It serves several
-query heads with one key/value head, so keys and values are not repeated. It is called per row of
-the batch under `jax.vmap`, and under `jax.shard_map` where arrays are spread over devices, because
-the compiler cannot partition a kernel by itself. For positions spread over devices see
-`models.attention.context_parallel`.
+The kernel never writes the scores to HBM and skips tiles that are fully masked. One key/value head
+serves several query heads, so keys and values are not repeated. The kernel takes one sequence: it
+is batched by `jax.vmap`, and runs under `jax.shard_map` where arrays are sharded, because the
+compiler cannot partition a kernel. For sharded positions see `models.attention.context_parallel`.
 
-The differentiation rule around it is ours. The kernel's own keeps its output as [heads, position,
-head_size], which the TPU pads to 128 lanes: with heads of 64 that is twice the memory, for every
-layer. Ours keeps it as [query_features, position], as the next matmul reads it, and turns it back
-for the backward kernels. `_splash_attention_bwd_dkv` and `_dq` are private names of JAX;
-pyproject caps jax, and a test holds their parameters.
+The differentiation rule is ours. The kernel's own saves its output as [heads, position, head_size],
+which the TPU pads to 128 lanes: heads of 64 take twice the memory, in every layer. Ours saves it as
+[query_features, position], as the next matmul reads it. `_splash_attention_bwd_dkv` and
+`_splash_attention_bwd_dq` are private to JAX; pyproject caps jax, and a test checks their
+parameters.
 
-With the fused backward kernel each block of keys writes what it adds to the queries' gradients:
-[batch, key blocks, heads, position, head_size] in the queries' dtype while one layer's backward
-pass runs, a head padded to 128 lanes. With 8 rows of 8,192 positions, 16 heads of 64 or 128 and
-key blocks of 2048 that is 1 GiB.
+In the fused backward kernel each block of keys writes its partial sum of the queries' gradients:
+[batch, key blocks, heads, position, head_size] in the queries' dtype, heads padded to 128 lanes,
+allocated while one layer's backward pass runs. With 8 sequences of 8,192 positions, 16 heads of 64
+or 128 and key blocks of 2048 that is 1 GiB.
 """
 
 from __future__ import annotations
@@ -48,22 +47,22 @@ SegmentIds = splash_attention_kernel.SegmentIds
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """What the compiled kernel depends on besides its arrays."""
+    """Static description of a kernel; `build` caches one kernel for each value."""
 
     heads: int
     position: int
     head_size: int
     window: int | None
     soft_cap: float | None
-    sequence_shards: int = 1  # devices that share the queries of a row
-    zigzag: bool = False  # each has a chunk from the front and one from the back
-    rows: int = 1  # of one device, computed at once
+    sequence_shards: int = 1  # devices that share the queries of a sequence
+    zigzag: bool = False  # each device has a chunk from the front and one from the back
+    rows: int = 1  # sequences of one device, batched by vmap
     interpret: bool = False
 
 
 @functools.cache
 def build(kernel: Kernel) -> splash_attention_kernel.SplashAttentionKernel:
-    """JAX's kernel object for one row, returning its log-sum-exp too; its arrays are NumPy."""
+    """JAX's kernel for one sequence, which also returns the log-sum-exp; its masks are NumPy."""
     shape = (kernel.position, kernel.position)
     if kernel.window is None:
         mask = splash_attention_mask.CausalMask(shape)
@@ -71,7 +70,7 @@ def build(kernel: Kernel) -> splash_attention_kernel.SplashAttentionKernel:
             mask.q_sequence = zigzag_order(kernel.position, kernel.sequence_shards)
     else:
         mask = splash_attention_mask.LocalMask(shape, (kernel.window - 1, 0), 0)
-    chunks = 2 if kernel.zigzag else 1  # of queries on a device; a tile lies within one
+    chunks = 2 if kernel.zigzag else 1  # per device; a tile may not cross chunks
     sizes = block_sizes(
         kernel.position,
         kernel.head_size,
@@ -93,7 +92,7 @@ def build(kernel: Kernel) -> splash_attention_kernel.SplashAttentionKernel:
 
 
 def unsupported_reason(position: int, head_size: int, sequence_shards: int = 1) -> str | None:
-    """Why the kernel cannot run these shapes, or None when it can."""
+    """The reason why the kernel cannot run these shapes, or None when it can."""
     if position % sequence_shards:
         return f"{position} positions do not divide over {sequence_shards} devices"
     if position // sequence_shards % LANES:
@@ -118,20 +117,20 @@ def splash(
     """Attention output [batch, heads * head_size, position] in the queries' dtype.
 
     Args:
-        q_BHPD: queries, already scaled; heads of one key/value head are neighbours.
+        q_BHPD: queries [batch, heads, position, head_size], already scaled; the query heads of one
+            key/value head are adjacent.
         k_BKPD: keys [batch, kv_heads, position, head_size].
-        v_BKPD: values, same shape.
+        v_BKPD: values, same shape as the keys.
         segment_ids_BP: int32, or None.
-        window: how many positions one sees, itself among them; None for all.
+        window: positions each position attends to, itself included; None for all.
         soft_cap: c in c * tanh(score / c), or None.
-        mesh_axes: to run over, on the mesh that is set, or None for one device.
-        interpret: run in Pallas' interpreter.
+        mesh_axes: axes of the current mesh that divide the arrays, or None for one device.
+        interpret: run in the Pallas interpreter.
     """
     batch, heads, position, head_size = q_BHPD.shape
     kernel = Kernel(heads, position, head_size, window, soft_cap, rows=batch, interpret=interpret)
-    arrays = (q_BHPD, k_BKPD, v_BKPD, segment_ids_BP)
     if mesh_axes is None:
-        return _attention(build(kernel), *arrays[:3], segment_ids_BP, segment_ids_BP)
+        return _attention(build(kernel), q_BHPD, k_BKPD, v_BKPD, segment_ids_BP, segment_ids_BP)
     kernel = dataclasses.replace(
         kernel,
         heads=heads // mesh_axes.shards(mesh_axes.heads),
@@ -155,13 +154,13 @@ def splash(
             by_head,
             None if segment_ids_BP is None else PartitionSpec(rows, sequence),
         ),
-        out_specs=PartitionSpec(rows, by_heads, sequence),
+        out_specs=by_head,
         check_vma=False,
-    )(run, *arrays)
+    )(run, q_BHPD, k_BKPD, v_BKPD, segment_ids_BP)
 
 
 def _divide(kernel: Kernel, kv_heads: int, exchange: Exchange) -> tuple[Kernel, Any]:
-    """The kernel of one device and what it does, for rows shared by the devices of `exchange`."""
+    """The kernel of one device and the function that it runs inside `jax.shard_map`."""
     shards = exchange.shards
     if shards == 1:
         return kernel, lambda run, q, k, v, ids: _attention(run, q, k, v, ids, ids)
@@ -177,7 +176,7 @@ def _divide(kernel: Kernel, kv_heads: int, exchange: Exchange) -> tuple[Kernel, 
 def _by_heads(
     exchange: Exchange, run: Any, q: Array, k: Array, v: Array, ids: Array | None
 ) -> Array:
-    """Attention of all positions of this device's share of the heads."""
+    """Attention of all positions for this device's share of the heads."""
     q, k, v = (exchange.to_heads(x) for x in (q, k, v))
     ids = None if ids is None else exchange.gather(ids, 1)
     return exchange.to_positions(_attention(run, q, k, v, ids, ids))
@@ -186,7 +185,7 @@ def _by_heads(
 def _by_queries(
     exchange: Exchange, zigzag: bool, run: Any, q: Array, k: Array, v: Array, ids: Array | None
 ) -> Array:
-    """Attention of this device's share of the queries to the keys and values of all positions."""
+    """Attention of this device's queries to the keys and values of all positions."""
     kv_ids = None if ids is None else exchange.gather(ids, 1)
     k, v = exchange.gather(k, 2), exchange.gather(v, 2)
     if not zigzag:
@@ -212,7 +211,7 @@ def _forward(
         out, (log_sum_exp,) = run(q, k, v, _segment_ids(q_ids, kv_ids))
         return out, log_sum_exp
 
-    # The kernel's own indexing relies on NumPy's rank promotion.
+    # The indexing inside the kernel relies on NumPy's rank promotion.
     with jax.numpy_rank_promotion("allow"):
         out, log_sum_exp = jax.vmap(one_row)(q, k, v, q_ids, kv_ids)
     out = checkpoint_name(_merge_heads(out), RESIDUALS)
@@ -225,7 +224,8 @@ def _backward(
 ) -> tuple[None, Array, Array, Array, None, None]:
     run, q, k, v, q_ids, kv_ids, out, log_sum_exp = residuals
     batch, heads, position, head_size = q.shape
-    # The inner products of the softmax's backward pass, taken where heads are not padded.
+    # d/ds = p * (d/dp - inner) for the softmax p of the scores s, with inner = sum_k p_k (d/dp)_k,
+    # which equals <out, d/dout>. Computed from [head_size, position], where heads are not padded.
     by_head = (batch, heads, head_size, position)
     wide, wide_bar = (x.reshape(by_head).astype(jnp.float32) for x in (out, out_bar))
     inner = jnp.sum(wide * wide_bar, axis=2)
@@ -242,10 +242,10 @@ def _backward(
 
 
 def backward_kernels(run: Any, arrays: tuple[Any, ...]) -> tuple[Array, Array, Array]:
-    """Cotangents of one row's queries, keys and values, by JAX's backward kernel or kernels.
+    """Cotangents of one sequence's queries, keys and values, by JAX's backward kernel or kernels.
 
-    `arrays` are queries, keys, values, segment ids, None, log-sum-exp, the output's cotangent and
-    its inner products with the output.
+    `arrays` are queries, keys, values, segment ids, attention sinks (None), log-sum-exp, the
+    output's cotangent and its inner products with the output.
     """
     settings, blocks = run.kwargs, run.kwargs["block_sizes"]
     common = {

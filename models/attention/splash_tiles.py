@@ -1,4 +1,4 @@
-"""The choice of `models.attention.tile_choice` as the splash kernel takes it."""
+"""The tile sizes of `models.attention.tile_choice` as the splash kernel's `BlockSizes`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def block_sizes(
     sequence_shards: int = 1,
     heads: int = 1,
 ) -> splash_attention_kernel.BlockSizes:
-    """Tile sizes for a row length, see `choose_tiles`.
+    """Tile sizes for a sequence length; for the arguments see `choose_tiles`.
 
-    Queries, keys and values are read with positions last, as the projections make them; heads of 64
-    are not padded so, and for wider ones the other order saves under 3% of the cycles, less than
-    turning the arrays costs.
+    The kernel reads queries, keys and values with positions in the minor axis, as the projections
+    write them. Heads of 64 are then not padded; for wider heads the other order saves under 3% of
+    the cycles, less than the transposes would cost.
     """
     tiles = choose_tiles(position, head_size, window, sequence_shards, heads)
     layouts = dict.fromkeys(("q_layout", "k_layout", "v_layout"), SEQ_MINOR)

@@ -1,10 +1,11 @@
-"""Tile sizes of the splash kernel, by row length, head size and window.
+"""Tile sizes of the splash kernel, by sequence length, head size and window.
 
-Chosen by what a tile costs. The TPU compiler's schedule for v6e (tests/bench/splash_blocks.py
-counts it) is proportional to the scores in a tile within a tenth, and a tile that the mask hides
-in part costs as much as a full one: small tiles waste less on the diagonal and at a window's edge.
-Against that stands the price of a grid step, paid for hidden tiles of the grid too, which makes
-JAX's default of 128 several times slower everywhere. Imports no JAX: estimates use it too.
+A cost model chooses them. In the TPU compiler's schedule for v6e (tests/bench/splash_blocks.py
+counts its cycles) a tile's cost is proportional to its number of scores within 10%, and a partly
+masked tile costs as much as a full one: small tiles waste less on the diagonal and at a window's
+edge. Each grid step has a fixed overhead, even when its tile is fully masked, which makes JAX's
+default of 128 several times slower for every shape. Imports no JAX: memory and time estimates use
+it too.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ LARGEST = 2304
 MOST_COMPUTE = 768
 
 STEP_CYCLES = 600
-"""Of one grid step, about a third of a microsecond: an assumption, no schedule shows it.
+"""Overhead of one grid step, about a third of a microsecond.
 
-From 200 cycles on, tiles of 2048 cost less than those of 1024 at 8,192 positions.
+An assumption: the compiler's schedule does not show it. From 200 cycles on, tiles of 2048 cost less
+than tiles of 1024 at 8,192 positions.
 """
 
 HBM_BYTES_PER_CYCLE = 937
@@ -29,12 +31,12 @@ HBM_BYTES_PER_CYCLE = 937
 
 
 MOST_PARTIAL_SUMS = 2 * 2**30
-"""Bytes of a device that the fused backward kernel may fill with partial sums, in one layer."""
+"""Bytes per device that the fused backward kernel may allocate for partial sums in one layer."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Cycles for 1,000 scores of a tile, by kernel."""
+    """Cycles per 1,000 scores of a tile, by kernel."""
 
     forward: float
     fused: float
@@ -47,19 +49,19 @@ COSTS = {
     128: Costs(forward=3.1, fused=5.5, keys_values=4.4, queries=3.5),
     256: Costs(forward=3.4, fused=5.8, keys_values=4.6, queries=3.7),
 }
-"""By head size, of tiles of 1024 whose scores are made 512 keys at a time."""
+"""By head size, for tiles of 1024 with 512 keys per inner step."""
 
 NARROW_COMPUTE = {128: (1.8, 1.2), 256: (1.2, 1.0)}
-"""How many times as much in the forward and in a backward kernel, by keys at a time below 384."""
+"""Cost factors (forward, backward) by keys per inner step, for steps below 384 keys."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TileGrid:
-    """The tiles that one kernel goes through for one head.
+    """The tiles of one kernel's grid for one head.
 
     Attributes:
-        visited: tiles of which some score is visible; the work is done there.
-        steps: with the hidden ones that the grid still has.
+        visited: tiles with at least one visible score; the kernel computes only these.
+        steps: all tiles of the grid, fully masked ones included.
         fused: whether each step writes a partial sum of the queries' gradients.
     """
 
@@ -68,10 +70,10 @@ class TileGrid:
     fused: bool
 
     def partial_sums(self, tile: tuple[int, int], head_size: int) -> float:
-        """Cycles for memory traffic that no work hides.
+        """Cycles of memory traffic that does not overlap with compute.
 
-        The final sum reads all partial sums; those of hidden tiles are written with nothing else
-        to do.
+        The final sum reads all partial sums. Those of fully masked tiles are written without any
+        compute to overlap with: written * (1 + (steps - visited) / steps) bytes.
         """
         if not self.fused:
             return 0.0
@@ -81,12 +83,12 @@ class TileGrid:
 
 @dataclasses.dataclass(frozen=True)
 class ScoreMatrix:
-    """What one device computes of a row.
+    """The scores of one sequence that one device computes.
 
     Attributes:
-        queries: positions of queries, the last of the row's.
-        keys: positions of keys.
-        window: positions that one sees, or None.
+        queries: number of query positions, the last ones of the sequence.
+        keys: number of key positions.
+        window: positions each position attends to, or None for all.
     """
 
     queries: int
@@ -94,19 +96,19 @@ class ScoreMatrix:
     window: int | None
 
     def grid(self, tile: tuple[int, int], kernel: str) -> TileGrid:
-        """Which tiles a kernel visits; all but the fused one narrow their grid to the mask."""
+        """The grid of a kernel; all kernels but the fused one shrink their grid to the mask."""
         block_q, block_kv = tile
         start = self.keys - self.queries
         reach = self.keys if self.window is None else self.window
         by_query, by_key = self.queries // block_q, self.keys // block_kv
 
         def seen_by(first: int) -> int:
-            """Blocks of keys that the block of queries from `first` sees some of."""
+            """Key blocks that the query block starting at `first` attends to, at least in part."""
             oldest = max(0, (first - reach + 1) // block_kv)
             return -(-(first + block_q) // block_kv) - oldest
 
         def seeing(first: int) -> int:
-            """Blocks of queries that see some of the block of keys from `first`."""
+            """Query blocks that attend to the key block starting at `first`, at least in part."""
             earliest = max(0, (first - start) // block_q)
             latest = -(-(first + block_kv + reach - 1 - start) // block_q)
             return max(0, min(by_query, latest) - earliest)
@@ -123,7 +125,7 @@ class ScoreMatrix:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tiles:
-    """What the kernel's `BlockSizes` has, but for layouts."""
+    """The fields of the kernel's `BlockSizes` without the layouts."""
 
     block_q: int
     block_kv: int
@@ -144,30 +146,29 @@ def choose_tiles(
     sequence_shards: int = 1,
     heads: int = 1,
 ) -> Tiles:
-    """Tile sizes for a row length.
+    """The cheapest tile sizes for a sequence length.
 
-    Every size is a multiple of 128 that divides the positions it tiles, and all compile in the
-    96 MiB of scoped vector memory that `training.step.xla_options` allows. The backward pass is the
-    fused kernel where it costs less than the two others: it makes the scores once instead of twice,
-    and writes partial sums of the queries' gradients for every block of keys, hidden ones too. It
-    is not taken where these partial sums need more than `MOST_PARTIAL_SUMS`: they grow with the
-    square of the positions.
+    Every size is a multiple of 128 that divides the positions it tiles, and all compile within the
+    96 MiB of scoped vector memory that `training.step.xla_options` sets. The backward pass uses the
+    fused kernel where it costs less than the two separate ones: it computes the scores once instead
+    of twice, but writes partial sums of the queries' gradients for every block of keys, fully
+    masked ones included. It is not used where these partial sums exceed `MOST_PARTIAL_SUMS`: they
+    grow with the square of the positions.
 
     Args:
-        position: tokens per row.
+        position: tokens per sequence.
         head_size: width of one head.
-        window: positions that one sees, or None for all.
-        sequence_shards: devices that a row's queries are spread over; 128 times that divides
-            `position`.
-        heads: query heads of all rows that a device computes at once.
+        window: positions each position attends to, or None for all.
+        sequence_shards: devices that share a sequence's queries; `position` is a multiple of
+            128 * sequence_shards.
+        heads: query heads of all sequences that a device computes at once.
     """
     row = ScoreMatrix(position // sequence_shards, position, window)
     forward = _cheapest(row, head_size, "forward")
     fused = _cheapest(row, head_size, "fused", heads)
     keys_values = _cheapest(row, head_size, "keys_values")
     queries = _cheapest(row, head_size, "queries")
-    split_cycles = keys_values[0] + queries[0]
-    use_fused = fused[0] <= split_cycles
+    use_fused = fused[0] <= keys_values[0] + queries[0]
     backward = fused[1] if use_fused else keys_values[1]
     return Tiles(
         block_q=forward[1][0],
@@ -183,7 +184,7 @@ def choose_tiles(
 
 
 def compute_block(block_kv: int) -> int:
-    """Keys whose scores are made at a time, a divisor: about 512, and 1024 in tiles of 2048."""
+    """Keys per inner step, a divisor of `block_kv`: about 512, and 1024 from `block_kv` 2048 on."""
     for size in (1024, 512, 384):
         if block_kv % size == 0 and (size < 1024 or block_kv >= 2048):
             return size
@@ -191,24 +192,25 @@ def compute_block(block_kv: int) -> int:
 
 
 def only_narrow_tiles(position: int, head_size: int, sequence_shards: int = 1) -> bool:
-    """Whether the row's length leaves only tiles of 128, the slowest."""
+    """Whether the sequence length allows only tiles of 128, the slowest."""
     sizes = choose_tiles(position, head_size, None, sequence_shards)
     return position > LANES == min(sizes.block_q, sizes.block_kv)
 
 
 def partial_sums_bytes(position: int, head_size: int, sequence_shards: int, block_kv: int) -> int:
-    """Bytes of the fused backward kernel's partial sums, bfloat16, for one query head of a row."""
+    """Bytes of the fused kernel's bfloat16 partial sums for one query head of one sequence."""
     return position // block_kv * (position // sequence_shards) * _lanes(head_size) * 2
 
 
 def _lanes(head_size: int) -> int:
+    """`head_size` padded to the TPU's lanes."""
     return -(-head_size // LANES) * LANES
 
 
 def _cheapest(
     row: ScoreMatrix, head_size: int, kernel: str, heads: int = 1
 ) -> tuple[float, tuple[int, int]]:
-    """Cycles and (queries, keys) of the cheapest tile; infinitely many where none may be used."""
+    """Cycles and (queries, keys) of the cheapest tile; infinite cycles where no tile is allowed."""
     shards = row.keys // row.queries
 
     def cycles(tile: tuple[int, int]) -> float:
@@ -222,11 +224,11 @@ def _cheapest(
 
 
 def _cycles(row: ScoreMatrix, tile: tuple[int, int], head_size: int, kernel: str) -> float:
-    """Of one head of one row."""
+    """Cycles of one head of one sequence."""
     block_q, block_kv = tile
     grid = row.grid(tile, kernel)
-    known = min(COSTS, key=lambda known: abs(known - head_size))
-    work = getattr(COSTS[known], kernel) * block_q * block_kv / 1000
+    nearest = min(COSTS, key=lambda known: abs(known - head_size))
+    work = getattr(COSTS[nearest], kernel) * block_q * block_kv / 1000
     if kernel != "queries":
         at_a_time = NARROW_COMPUTE.get(compute_block(block_kv), (1.0, 1.0))
         work *= at_a_time[kernel != "forward"]

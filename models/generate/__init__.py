@@ -1,1 +1,1 @@
-"""Generation: prefill, a loop over tokens with a key-value cache, and the choice of tokens."""
+"""Generation: prefill, a decoding loop with a KV cache, and token sampling."""

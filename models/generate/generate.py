@@ -1,13 +1,13 @@
-"""Completion of prompts, all at once and a few tokens at a time.
+"""Completion of prompts, all at once or streamed a few tokens at a time.
 
-`stream` runs the prompts in one pass and then loops on the device, one token of every row a turn,
-by a cache of keys and values (see `models.generate.kv_cache`); the host is handed the new tokens of
-a few turns at once. `generate` collects them. A row ends by itself, after its end token or its last
-token, and what it says does not depend on the other rows.
+`stream` runs the prompts in one forward pass and then loops on the device with a KV cache (see
+`models.generate.kv_cache`), one token of every row per iteration. The host receives the new tokens
+of several iterations at once. `generate` collects them. Each row ends after its EOS or its last
+token, and its tokens do not depend on the other rows.
 
-Programs are few: the prompts' length and the cache's are rounded up (see `bucket_length`), and the
-temperature, `top_k`, `top_p`, the seed, the end token and all lengths are data. Another number of
-rows, another bucket or another shape of model compiles anew.
+Few programs are compiled: the lengths of the prompts and of the cache are rounded up (see
+`bucket_length`), and the temperature, `top_k`, `top_p`, the seed, the EOS and all lengths are
+traced arguments. A different number of rows, bucket or model shape compiles a new program.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from pipeline.errors import InputError
 
 NO_TOKEN = -1
 TOKENS_PER_YIELD = 8
-"""Tokens of a row that the host receives at once, by default."""
+"""Default number of tokens per row and yield."""
 MAX_TOKENS_PER_CALL = 64
-"""The most that one call of the compiled program can make."""
+"""Maximum tokens per row of one call of the compiled program."""
 
 Prompts = Sequence[Sequence[int]]
 
 
 class State(eqx.Module):
-    """Where the rows are: everything the next token depends on but the model.
+    """The state of decoding: everything the next token depends on except the model.
 
     Attributes:
         cache: keys and values of all positions before `position`.
-        token: int32 [batch], the newest; not in the cache yet.
-        position: int32 [batch], where it stands.
+        token: int32 [batch], the newest token of each row; not in the cache yet.
+        position: int32 [batch], the position of `token`.
         left: int32 [batch], tokens that may still follow; 0 for a row that has ended.
     """
 
@@ -88,21 +88,21 @@ def stream(
     eos_id: int | None = None,
     tokens_per_yield: int = TOKENS_PER_YIELD,
 ) -> Iterator[list[list[int]]]:
-    """The tokens that follow each prompt, as they come.
+    """The tokens that follow each prompt, a few at a time.
 
     Args:
         model: the model, already cast to the compute dtype, on one device.
-        prompts: at least one id each.
-        new_tokens: how many to add to each at most.
-        sampling: how to choose; by default the likeliest token every time.
-        eos_id: ends a row, and is part of what follows.
-        tokens_per_yield: tokens of a row between two yields, at most `MAX_TOKENS_PER_CALL`.
+        prompts: token ids, at least one per prompt.
+        new_tokens: maximum number of new tokens per prompt.
+        sampling: how to choose tokens; default: the likeliest token every time.
+        eos_id: the token that ends a row; it is included in the result.
+        tokens_per_yield: tokens per row between two yields, at most `MAX_TOKENS_PER_CALL`.
 
     Yields:
-        The new ids of every prompt since the last time, none for one that has ended.
+        The new ids of every prompt since the last yield, none for a prompt that has ended.
 
     Raises:
-        InputError: an argument is out of its range; at the call, not at the first token.
+        InputError: an argument is out of range; raised by the call, not by the first iteration.
     """
     check(model.config, prompts, new_tokens)
     if not 1 <= tokens_per_yield <= MAX_TOKENS_PER_CALL:
@@ -145,10 +145,10 @@ def _stream(
 
 
 def check(config: TransformerConfig, prompts: Prompts, new_tokens: int) -> None:
-    """Refuse prompts that the model cannot continue by `new_tokens`.
+    """Raise an error if the model cannot continue the prompts by `new_tokens`.
 
     Raises:
-        InputError: saying which prompt, or which argument.
+        InputError: names the prompt or the argument.
     """
     if not prompts:
         raise InputError("generate: expected at least one prompt, found none; give one")
@@ -174,8 +174,11 @@ def check(config: TransformerConfig, prompts: Prompts, new_tokens: int) -> None:
 
 
 def bucket_length(length: int, config: TransformerConfig) -> int:
-    """`length` rounded up, so that few lengths are compiled for: to a power of two from 16 on,
-    from 512 on to a multiple of 512, and never to more than the learned positions."""
+    """`length` rounded up, so that few lengths are compiled.
+
+    To a power of two of at least 16 up to 512, then to a multiple of 512, and never to more than
+    the learned positions.
+    """
     rounded = max(16, 1 << (length - 1).bit_length()) if length <= 512 else -(-length // 512) * 512
     return rounded if config.context is None else min(rounded, config.context)
 
@@ -190,12 +193,12 @@ def pad_prompts(config: TransformerConfig, prompts: Prompts) -> tuple[np.ndarray
 
 
 def cache_length(config: TransformerConfig, prompts: Prompts, new_tokens: int) -> int:
-    """Slots of the cache for these prompts and what will follow them."""
+    """Slots of the cache for the prompts and their new tokens."""
     return bucket_length(max(len(ids) for ids in prompts) + new_tokens, config)
 
 
 def backend_for(config: TransformerConfig, array: Array, position: int) -> str:
-    """The attention back end of the prompts, for the device and the dtype of `array`."""
+    """The attention back end for the prompts, on the device and in the dtype of `array`."""
     (device, *_) = array.devices()
     return choose_backend(
         "auto",
@@ -219,17 +222,17 @@ def begin(
     positions: int,
     backend: str,
 ) -> State:
-    """The state of rows whose first new token has been chosen; see `State` and `pad_prompts`.
+    """The state after the prefill and the choice of each row's first new token.
 
     Args:
-        model: in the compute dtype.
-        tokens: int32 [batch, position], padded at the end.
-        lengths: int32 [batch], of the prompts.
-        new_tokens: int32, most of a row.
-        rules: how to choose.
+        model: the model in the compute dtype.
+        tokens: int32 [batch, position], padded at the end, see `pad_prompts`.
+        lengths: int32 [batch], the lengths of the prompts.
+        new_tokens: int32, maximum number of new tokens per row.
+        rules: how to choose tokens.
         eos: int32, the id that ends a row, or `NO_TOKEN`.
         positions: slots of the cache.
-        backend: attention's.
+        backend: attention back end.
     """
     rows = jnp.arange(tokens.shape[0])
     hidden, cache = prefill(
@@ -248,20 +251,20 @@ def advance(
     state: State,
     rules: Rules,
     eos: Array,
-    turns: Array,
+    new_tokens: Array,
     *,
     most: int = MAX_TOKENS_PER_CALL,
 ) -> tuple[Array, State]:
-    """`turns` more tokens, fewer when all rows end; what they are, and the state after them.
+    """Decode up to `new_tokens` more tokens per row; stops when all rows have ended.
 
     Returns:
-        int32 [batch, most]: the tokens in order, `NO_TOKEN` where a row had ended. The state.
+        int32 [batch, most]: the tokens in order, `NO_TOKEN` where a row had ended. The new state.
     """
     keys = rules.keys(state.token.shape[0])
 
     def unfinished(carry: tuple[Array, Array, State]) -> Array:
         count, _, state = carry
-        return (count < turns) & jnp.any(state.left > 0)
+        return (count < new_tokens) & jnp.any(state.left > 0)
 
     def one(carry: tuple[Array, Array, State]) -> tuple[Array, Array, State]:
         count, made, state = carry
@@ -272,7 +275,7 @@ def advance(
         state = State(
             cache=cache,
             token=jnp.where(running, chosen, state.token),
-            # A row that has ended stays where it is and writes the same slot again.
+            # A row that has ended keeps its position and rewrites the same slot.
             position=jnp.where(running, state.position + 1, state.position),
             left=jnp.where(running & (chosen != eos), state.left - 1, 0),
         )
@@ -284,12 +287,10 @@ def advance(
 
 
 def _logits(model: Transformer, hidden: hax.NamedArray) -> Array:
-    """float32 [batch, vocab] of hidden states [batch, embed]."""
+    """Float32 logits [batch, vocab] of hidden states [batch, embed]."""
     return model.logits_of(hidden).rearrange((BATCH, VOCAB)).array
 
 
 _begin = jax.jit(begin, static_argnames=("positions", "backend"))
 _advance = jax.jit(advance, donate_argnames="state", static_argnames="most")
-
-
 _split = jax.jit(split_layers)

@@ -1,16 +1,15 @@
-"""Keys and values of the positions so far, so that one more token costs one token's work.
+"""KV cache: keys and values of the past positions, so that a new token costs one token's work.
 
-`prefill` runs whole prompts at once by the model's own attention and keeps the keys and values it
-makes on the way; `decode` runs one position of every row against them. The logits are those of
+`prefill` runs whole prompts at once with the model's own attention and saves their keys and values;
+`decode` runs one position of every row against the cache. The logits are those of
 `Transformer.logits` up to rounding, for every shape of model.
 
 Rows may have different lengths. They are padded at the end, and a token's keys and values are in
-the slot of its position: so what follows a row's last token (padding, or nothing yet) is in slots
-that later tokens of that row fill before any token may see them, and no mask is needed but the
-causal one.
+the slot of its position. The slots behind a row's last token hold padding or zeros; later tokens of
+the row overwrite each slot before any position attends to it, so the causal mask is sufficient.
 
-Memory: 2 * layers * rows * positions * kv_heads * head_size numbers in the compute dtype, see
-`cache_bytes`. Layers with a sliding window keep all positions too.
+Memory: 2 * layers * rows * positions * kv_heads * head_size elements in the compute dtype, see
+`cache_bytes`. Layers with a sliding window also keep all positions.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ from models.scan_layers import collect_layers
 from models.transformer import Block, Transformer
 
 SLOTS = (BATCH, KV_HEADS, POSITION, HEAD_SIZE)
-"""Axes of one layer's keys, and of its values, in the order that attention's matmuls want."""
+"""Axes of one layer's keys and of its values, in the order that attention's matmuls read."""
 
 
 class KVCache(eqx.Module):
-    """Keys and values, an array [batch, kv_heads, position, head_size] a layer for each.
+    """Keys and values, one array [batch, kv_heads, position, head_size] of each per layer.
 
-    They are as attention takes them: after norm and rotation. Layers do not share an array, because
-    to multiply by a part of one a CPU copies it first.
+    Keys are stored after norm and rotation. Layers do not share an array, because a CPU copies a
+    slice of an array before it multiplies by it.
     """
 
     keys: tuple[NamedArray, ...]
@@ -58,12 +57,12 @@ class KVCache(eqx.Module):
 
     @property
     def positions(self) -> int:
-        """Slots of a row."""
+        """Number of slots per row."""
         return self.keys[0].resolve_axis(POSITION).size
 
 
 def cache_bytes(config: TransformerConfig, batch: int, positions: int, item_bytes: int) -> int:
-    """Bytes of a cache whose numbers have `item_bytes` each."""
+    """Bytes of a cache with `item_bytes` per element."""
     numbers = config.layers * batch * positions * config.kv_heads * config.head_size
     return 2 * numbers * item_bytes
 
@@ -71,17 +70,17 @@ def cache_bytes(config: TransformerConfig, batch: int, positions: int, item_byte
 def prefill(
     model: Transformer, tokens: NamedArray, *, positions: int, backend: str = "reference"
 ) -> tuple[NamedArray, KVCache]:
-    """Final hidden states of prompts from their first position on, and their keys and values.
+    """Final hidden states of the prompts, and the cache of their keys and values.
 
     Args:
-        model: in the compute dtype.
-        tokens: int32 [batch, position], rows padded at the end by any id.
+        model: the model in the compute dtype.
+        tokens: int32 [batch, position], rows padded at the end with any id.
         positions: slots of the cache, at least the positions of `tokens`.
-        backend: attention's, see `models.attention.dispatch.choose_backend`.
+        backend: attention back end, see `models.attention.dispatch.choose_backend`.
 
     Returns:
-        Hidden states [batch, position, embed] for `Transformer.logits_of`; a row's are its own up
-        to its last token. The cache.
+        Hidden states [batch, position, embed] for `Transformer.logits_of`, valid up to the last
+        token of each row. The cache.
 
     Raises:
         InputError: rows are longer than the learned positions, or the back end cannot run them.
@@ -99,17 +98,20 @@ def prefill(
         return x, (k.rearrange(SLOTS).array, v.rearrange(SLOTS).array)
 
     x, (keys, values) = collect_layers(model.blocks.stacked, x, one_layer, model.config.windows)
-    cache = KVCache(_with_room(keys, model, positions), _with_room(values, model, positions))
+    cache = KVCache(_pad_slots(keys, model, positions), _pad_slots(values, model, positions))
     return model.final_norm(x), cache
 
 
-def _with_room(made: Array, model: Transformer, positions: int) -> tuple[NamedArray, ...]:
-    """A layer's slots each, of [layers, batch, kv_heads, position, head_size] and zeros behind."""
+def _pad_slots(made: Array, model: Transformer, positions: int) -> tuple[NamedArray, ...]:
+    """One array of `positions` slots per layer, padded with zeros.
+
+    `made` is [layers, batch, kv_heads, position, head_size].
+    """
     config = model.config
     axes = model_axes(config)
     layer = (Axis(BATCH, made.shape[1]), axes.KVHeads, Axis(POSITION, positions), axes.HeadSize)
-    room = ((0, 0), (0, 0), (0, 0), (0, positions - made.shape[3]), (0, 0))
-    slots = jnp.pad(made, room)
+    padding = ((0, 0), (0, 0), (0, 0), (0, positions - made.shape[3]), (0, 0))
+    slots = jnp.pad(made, padding)
     return tuple(hax.named(slots[i], layer) for i in range(config.layers))
 
 
@@ -120,14 +122,14 @@ def decode(
     positions: Array,
     cache: KVCache,
 ) -> tuple[NamedArray, KVCache]:
-    """Final hidden states of one more token in every row, and the cache with it.
+    """Final hidden states of one more token per row, and the cache with that token added.
 
     Args:
         model: as for `prefill`; its blocks are not read.
-        blocks: the model's, see `models.scan_layers.split_layers`.
+        blocks: the model's blocks, see `models.scan_layers.split_layers`.
         tokens: int32 [batch].
-        positions: int32 [batch], where the tokens stand: a row's slots before it are filled.
-        cache: of the rows; a donated one is changed in place.
+        positions: int32 [batch], the positions of the tokens; the slots before them are filled.
+        cache: the cache of the rows; updated in place if donated.
 
     Returns:
         Hidden states [batch, embed], the cache.
@@ -161,20 +163,20 @@ def attend_to_past(
     window: int | None,
     soft_cap: float | None,
 ) -> NamedArray:
-    """Attention of one position in every row to itself and to those before it.
+    """Attention of one position per row to itself and to the cached positions before it.
 
     Args:
-        q: [batch, kv_heads, q_per_kv, head_size], scaled.
-        k: [batch, kv_heads, head_size], the position's own.
-        v: the same.
-        past_keys: [batch, kv_heads, position, head_size]; the slots before `positions` count.
-        past_values: the same.
+        q: queries [batch, kv_heads, q_per_kv, head_size], already scaled.
+        k: the position's own key [batch, kv_heads, head_size].
+        v: the position's own value, same shape.
+        past_keys: [batch, kv_heads, position, head_size]; only slots before `positions` are used.
+        past_values: same shape.
         positions: int32 [batch].
-        window: how many positions one sees, itself among them; None for all.
+        window: positions each position attends to, itself included; None for all.
         soft_cap: c in c * tanh(score / c), or None.
 
     Returns:
-        The axes and dtype of `q`.
+        The attention output with the axes and dtype of `q`.
     """
     past_keys, past_values = (x.rename({POSITION: KEY_POSITION}) for x in (past_keys, past_values))
     heads = (BATCH, KV_HEADS, Q_PER_KV)
@@ -190,16 +192,17 @@ def attend_to_past(
     scores = hax.where(_past(here, past_keys.resolve_axis(KEY_POSITION), window), scores, MASKED)
     largest = hax.maximum(hax.max(scores, axis=KEY_POSITION), own)
     weights, own = hax.exp(scores - largest), hax.exp(own - largest)
-    narrow = weights.astype(v.dtype)
-    out = hax.dot(narrow, past_values, axis=KEY_POSITION, preferred_element_type=jnp.float32)
-    kept = own.astype(v.dtype).astype(jnp.float32).broadcast_to(out.axes)
-    out = out + kept * v.astype(jnp.float32)
+    # As in prefill, weights are rounded to the values' dtype for the matmul, not for the sum.
+    rounded = weights.astype(v.dtype)
+    out = hax.dot(rounded, past_values, axis=KEY_POSITION, preferred_element_type=jnp.float32)
+    own_rounded = own.astype(v.dtype).astype(jnp.float32).broadcast_to(out.axes)
+    out = out + own_rounded * v.astype(jnp.float32)
     out = out / (hax.sum(weights, axis=KEY_POSITION) + own)
     return out.rearrange(q.axes).astype(q.dtype)
 
 
 def _past(here: NamedArray, Slots: Axis, window: int | None) -> NamedArray:
-    """Which slots come before `here` and are in its window: boolean [batch, key_position]."""
+    """Whether a slot is before `here` and in its window: boolean [batch, key_position]."""
     slots = hax.arange(Slots)
     here = here.broadcast_to((*here.axes, Slots))
     past = here > slots
@@ -209,7 +212,7 @@ def _past(here: NamedArray, Slots: Axis, window: int | None) -> NamedArray:
 def _embed_at(
     model: Transformer, tokens: Array, positions: Array
 ) -> tuple[NamedArray, NamedArray | None]:
-    """The first residual stream [batch, embed] of tokens where they stand, and their angles."""
+    """The input [batch, embed] of the first block, and rotary angles or None, at `positions`."""
     Batch = Axis(BATCH, tokens.shape[0])
     x = model.normalised(model.embedding.take(VOCAB, hax.named(tokens, Batch)))
     here = hax.named(positions, Batch)
@@ -223,7 +226,7 @@ def _embed_at(
 
 
 def _write(slots: NamedArray, made: NamedArray, positions: Array) -> NamedArray:
-    """One layer's `slots` with `made` [batch, kv_heads, head_size] at every row's position."""
+    """One layer's `slots` with `made` [batch, kv_heads, head_size] at each row's position."""
     new = made.rearrange((BATCH, KV_HEADS, HEAD_SIZE)).array
     array = slots.array.at[jnp.arange(new.shape[0]), :, positions].set(new, unique_indices=True)
     return hax.named(array, slots.axes)

@@ -1,4 +1,4 @@
-"""Logits of whole rows, by few programs."""
+"""Logits of whole sequences, with few compiled programs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pipeline.errors import InputError
 
 
 def next_token_logits(model: Transformer, rows: np.ndarray) -> np.ndarray:
-    """Float32 logits [batch, position, vocab] of rows of ids [batch, position].
+    """Float32 logits [batch, position, vocab] of ids [batch, position].
 
     Rows are padded at the end to a rounded length (see `models.generate.generate.bucket_length`),
-    which no position before it sees, so that few lengths are compiled for.
+    so that few lengths are compiled; the causal mask hides the padding.
 
     Raises:
-        InputError: an id that is not in the vocabulary, or rows longer than the learned positions.
+        InputError: an id is outside the vocabulary, or rows are longer than the learned positions.
     """
     vocab, context = model.config.vocab_size, model.config.context
     if not 0 <= rows.min() <= rows.max() < vocab:
@@ -30,8 +30,8 @@ def next_token_logits(model: Transformer, rows: np.ndarray) -> np.ndarray:
         )
     if context is not None and rows.shape[1] > context:
         raise InputError(
-            f"tokens: expected rows of at most {context} ids, the length of the learned "
-            f"positions, found {rows.shape[1]}; shorten the rows"
+            f"tokens: expected at most {context} positions, the number of learned positions, "
+            f"found {rows.shape[1]}; shorten the sequences"
         )
     tokens, _ = pad_prompts(model.config, rows.tolist())
     backend = backend_for(model.config, model.embedding.array, tokens.shape[1])

@@ -1,4 +1,4 @@
-"""How tokens are chosen, as plain data; imports nothing heavy. `token_sampling` does it."""
+"""Settings of token sampling as plain data; imports no JAX. `token_sampling` implements them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pipeline.errors import InputError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How to choose tokens.
+    """Settings of token sampling.
 
     Attributes:
         temperature: divides the logits; 0 takes the likeliest token every time.
-        top_k: draw among the k likeliest; None for all.
-        top_p: draw among the likeliest that together have this probability; None for all.
-        seed: of the random numbers.
+        top_k: sample among the k likeliest tokens; None for all.
+        top_p: sample among the likeliest tokens that together have this probability; None for all.
+        seed: seed of the random numbers.
     """
 
     temperature: float = 0.0

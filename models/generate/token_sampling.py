@@ -1,15 +1,14 @@
-"""Choosing the next token from logits: greedy, or at random among the likeliest.
+"""Token sampling: the next token from logits, greedy or random among the likeliest.
 
-Logits are divided by the temperature; of the distribution that gives, `top_k` keeps the k likeliest
-tokens; of what is left, made to add up to one again, `top_p` keeps the likeliest tokens until their
-probabilities reach p (the nucleus of Holtzman et al., 2020, arXiv:1904.09751). Tokens as likely as
-the last one kept are kept too, so that the order of the vocabulary decides nothing.
+Logits are divided by the temperature. `top_k` keeps the k likeliest tokens of that distribution.
+Their probabilities are renormalized, and `top_p` keeps the likeliest tokens until their
+probabilities reach p (nucleus sampling, Holtzman et al., 2020, arXiv:1904.09751). Ties with the
+last kept token are kept too, so that the order of the vocabulary does not matter.
 
-No vocabulary is sorted: the probability from which on tokens are kept is found bit by bit, in 32
-passes, which costs the same for every k and p. So both are data, and one program serves them all.
+The vocabulary is not sorted: a binary search finds the smallest kept logit bit by bit in 32 passes,
+at the same cost for every k and p. Both are therefore traced arguments of one program.
 
-A row's draws depend on the seed, on which row it is and on the position it draws for, and on no
-other row.
+A row's samples depend on the seed, the row's index and the position, and not on other rows.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _ALL = 2**31 - 1
 
 
 class Rules(eqx.Module):
-    """`Sampling` as scalars on the device; float32, int32, float32 and a random key."""
+    """`Sampling` as arrays: float32, int32 and float32 scalars and a random key."""
 
     temperature: Array
     top_k: Array
@@ -36,7 +35,7 @@ class Rules(eqx.Module):
 
     @classmethod
     def of(cls, sampling: Sampling) -> Rules:
-        """The same as arrays, for a compiled program."""
+        """The settings as arguments of a compiled program."""
         return cls(
             temperature=jnp.float32(sampling.temperature),
             top_k=jnp.int32(_ALL if sampling.top_k is None else min(sampling.top_k, _ALL)),
@@ -54,27 +53,27 @@ def choose(logits: Array, rules: Rules, keys: Array, positions: Array) -> Array:
 
     Args:
         logits: float32 [rows, vocab], finite.
-        rules: how to choose.
-        keys: of the rows, see `Rules.keys`.
-        positions: int32 [rows], where the chosen tokens will stand.
+        rules: the sampling settings.
+        keys: one random key per row, see `Rules.keys`.
+        positions: int32 [rows], the positions of the chosen tokens.
 
     Returns:
         int32 [rows].
     """
 
-    def draw(logits: Array) -> Array:
+    def sample(logits: Array) -> Array:
         likely = nucleus(logits / rules.temperature, rules.top_k, rules.top_p)
-        here = jax.vmap(jax.random.fold_in)(keys, positions)
-        return jax.vmap(jax.random.categorical)(here, likely).astype(jnp.int32)
+        position_keys = jax.vmap(jax.random.fold_in)(keys, positions)
+        return jax.vmap(jax.random.categorical)(position_keys, likely).astype(jnp.int32)
 
-    def best(logits: Array) -> Array:
+    def greedy(logits: Array) -> Array:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
-    return jax.lax.cond(rules.temperature > 0, draw, best, logits)
+    return jax.lax.cond(rules.temperature > 0, sample, greedy, logits)
 
 
 def nucleus(logits: Array, top_k: Array, top_p: Array) -> Array:
-    """`logits` [rows, vocab] with minus infinity for what `top_k` and then `top_p` leave out."""
+    """`logits` [rows, vocab], minus infinity where `top_k` and then `top_p` exclude a token."""
 
     def by_rank(logits: Array) -> Array:
         return _keep(logits, lambda kept: jnp.sum(kept, axis=-1) >= top_k)
@@ -93,16 +92,18 @@ def nucleus(logits: Array, top_k: Array, top_p: Array) -> Array:
 
 
 def _keep(logits: Array, enough: Callable[[Array], Array]) -> Array:
-    """The fewest of each row's largest logits that are `enough`, the rest minus infinity.
+    """The smallest set of each row's largest logits that is `enough`, the rest minus infinity.
 
     Args:
         logits: float32 [rows, vocab].
-        enough: boolean [rows] of what is kept, boolean [rows, vocab]; more is enough too.
+        enough: maps the kept tokens, boolean [rows, vocab], to boolean [rows]; monotone: still true
+            when more tokens are kept.
     """
     ranks = _ranks(logits)
 
-    def add_bit(turn: Array, least: Array) -> Array:
-        higher = least | (jnp.uint32(1 << 31) >> turn.astype(jnp.uint32))
+    # Binary search for the largest threshold that keeps enough, from the highest bit down.
+    def add_bit(i: Array, least: Array) -> Array:
+        higher = least | (jnp.uint32(1 << 31) >> i.astype(jnp.uint32))
         return jnp.where(enough(ranks >= higher[:, None]), higher, least)
 
     least = jax.lax.fori_loop(0, 32, add_bit, jnp.zeros(logits.shape[0], jnp.uint32))
@@ -110,7 +111,11 @@ def _keep(logits: Array, enough: Callable[[Array], Array]) -> Array:
 
 
 def _ranks(x: Array) -> Array:
-    """uint32 numbers in the order of the float32 ones; the two zeros differ."""
+    """Map float32 to uint32 in the same order; -0.0 is below 0.0.
+
+    The bits of positive floats are already ordered: setting the sign bit puts them above the
+    negative ones, whose order is reversed by inverting all bits.
+    """
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     sign = jnp.uint32(1 << 31)
     return jnp.where(bits < sign, bits | sign, ~bits)

@@ -1,1 +1,1 @@
-"""Models of this project as architectures of Hugging Face `transformers`, and back."""
+"""Conversion between our models and architectures of Hugging Face `transformers`."""

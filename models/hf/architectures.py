@@ -1,12 +1,13 @@
-"""The architectures of `transformers` that compute what a `Transformer` of some shape does.
+"""The architectures of `transformers` that compute the same function as a `Transformer`.
 
-A shape has at most one of them: each asks for values of fields that no other allows together. What
-has none is refused with the fields that prevent it, in `plan` already: a model that loads elsewhere
-and computes something else is the worst outcome.
+A shape has at most one architecture: each requires values of fields that no other allows together.
+A shape without an architecture is refused with the fields that prevent one, already in `plan`: a
+model that loads in another project and computes something else is the worst outcome.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,13 +34,14 @@ class Architecture:
     """A class of `transformers` for causal language models.
 
     Attributes:
-        name: of the class, as in config.json's "architectures".
-        model_type: as in config.json.
+        name: name of the class, as in config.json's "architectures".
+        model_type: "model_type" of config.json.
         fields: values that a `TransformerConfig` must have.
-        also: fields that prevent it though they have those values, as "field=value ...".
-        write: config.json of a shape, for rows of so many positions; without what all have.
-        read: the shape of a config.json, and the longest rows that it names.
-        tensors: of a shape, in the order of the files.
+        also: further conditions: returns the fields that violate one, as "field=value ...".
+        write: the keys of config.json specific to the architecture, from a shape and the longest
+            sequence of training.
+        read: the shape of a config.json and its longest sequence.
+        tensors: the tensors of a shape, in the order of the files.
     """
 
     name: str
@@ -51,7 +53,7 @@ class Architecture:
     tensors: Callable[[TransformerConfig], Iterable[Tensor]]
 
     def obstacles(self, config: TransformerConfig) -> tuple[str, ...]:
-        """What prevents a shape from being one of these, field by field."""
+        """The fields that prevent a shape from having this architecture."""
         found = [
             f"{name}={getattr(config, name)!r}"
             for name, wanted in self.fields.items()
@@ -64,7 +66,7 @@ def architecture_of(config: TransformerConfig) -> Architecture:
     """The architecture of a shape.
 
     Raises:
-        InputError: there is none; names the fields that the nearest ones do not allow.
+        InputError: no architecture has the shape; names the fields that the nearest ones forbid.
     """
     obstacles = {known.name: known.obstacles(config) for known in ARCHITECTURES}
     for known in ARCHITECTURES:
@@ -78,7 +80,7 @@ def architecture_of(config: TransformerConfig) -> Architecture:
 
 
 def describe(config: TransformerConfig) -> str:
-    """One line for `plan`: the architecture, or what prevents one."""
+    """One line for `plan`: the architecture, or the reason why there is none."""
     try:
         return f"exports to Hugging Face as {architecture_of(config).name}"
     except InputError as error:
@@ -86,11 +88,11 @@ def describe(config: TransformerConfig) -> str:
 
 
 def to_json(config: TransformerConfig, positions: int) -> dict[str, Any]:
-    """config.json of a shape, without what is known of its tokenizer and files.
+    """config.json of a shape, without the keys that depend on the tokenizer and the files.
 
     Args:
         config: the shape.
-        positions: longest rows of training.
+        positions: longest sequence of training.
 
     Raises:
         InputError: no architecture has the shape.
@@ -109,11 +111,11 @@ def to_json(config: TransformerConfig, positions: int) -> dict[str, Any]:
 def from_json(
     content: Mapping[str, Any], ignore_keys: Collection[str] = ()
 ) -> tuple[Architecture, TransformerConfig, int]:
-    """Architecture, shape and longest rows of a config.json.
+    """Architecture, shape and longest sequence of a config.json.
 
     Args:
         content: the JSON.
-        ignore_keys: keys not known here that the caller knows to change nothing.
+        ignore_keys: unknown keys that the caller declares not to change the computation.
 
     Raises:
         InputError: an unknown architecture or key, or a setting that cannot be computed here.
@@ -127,7 +129,7 @@ def from_json(
             keys = Keys(content, ignore_keys)
             try:
                 config, positions = known.read(keys)
-            except InputError as error:  # of the shape as a whole, it names no file
+            except InputError as error:  # errors of TransformerConfig do not name the file
                 raise InputError(_FILE + str(error).removeprefix(_FILE)) from None
             keys.finish()
             return known, config, positions
@@ -152,7 +154,7 @@ def _pattern(config: TransformerConfig) -> str:
 def _llama_also(config: TransformerConfig) -> list[str]:
     return _prevents(
         (_window(config), _pattern(config)),
-        (bool(config.embed % config.heads), f"embed={config.embed} (no multiple of heads)"),
+        (bool(config.embed % config.heads), f"embed={config.embed} (not a multiple of heads)"),
     )
 
 
@@ -177,21 +179,12 @@ def _mistral_also(config: TransformerConfig) -> list[str]:
     return _prevents((whole, _pattern(config)))
 
 
-def _nothing(config: TransformerConfig) -> list[str]:
-    del config
-    return []
-
-
-def _nanochat_tensors(config: TransformerConfig) -> Iterable[Tensor]:
-    return rotary_tensors(config, nanochat=True)
-
-
 ARCHITECTURES = (
     Architecture(
         name="Qwen3ForCausalLM",
         model_type="qwen3",
         fields={**_ROTARY, "qk_norm": True, "biases": False, "qkv_biases": False},
-        also=_nothing,
+        also=lambda _: (),
         write=write_config.qwen,
         read=read_config.qwen3,
         tensors=rotary_tensors,
@@ -218,7 +211,7 @@ ARCHITECTURES = (
         name="Qwen2ForCausalLM",
         model_type="qwen2",
         fields={**_ROTARY, "qk_norm": False, "biases": False, "qkv_biases": True},
-        also=_nothing,
+        also=lambda _: (),
         write=write_config.qwen2,
         read=read_config.qwen2,
         tensors=rotary_tensors,
@@ -258,6 +251,6 @@ ARCHITECTURES = (
         also=_nanochat_also,
         write=write_config.nanochat,
         read=read_config.nanochat,
-        tensors=_nanochat_tensors,
+        tensors=functools.partial(rotary_tensors, nanochat=True),
     ),
 )

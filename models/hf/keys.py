@@ -1,4 +1,4 @@
-"""A config.json that is read key by key, so that no key that changes the model is skipped."""
+"""Reads a config.json key by key, so that no key that changes the model is skipped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.errors import InputError
 
-# What says how to train, generate, store or show a model, or which file it was.
+# Keys about training, generation, storage or display, which do not change what a model computes.
 _HARMLESS = frozenset(
     (
         *("_name_or_path", "_attn_implementation", "architectures", "model_type"),
@@ -26,15 +26,15 @@ _HARMLESS = frozenset(
     )
 )
 
-_MOST = 2**31 - 1  # of a size, as in every program that reads a config.json
+_MOST = 2**31 - 1  # largest size: an int32, as in other programs that read a config.json
 
 
 class Keys:
-    """The keys of a config.json; each that is read is known.
+    """The keys of a config.json; `finish` raises an error for keys that were never read.
 
     Args:
         content: the JSON.
-        ignored: keys that the caller knows to change nothing.
+        ignored: unknown keys that the caller declares not to change the computation.
     """
 
     def __init__(self, content: Mapping[str, Any], ignored: Collection[str] = ()) -> None:
@@ -48,11 +48,11 @@ class Keys:
         return default if value is None else value
 
     def has(self, name: str) -> bool:
-        """Whether a key is there, if only as null."""
+        """Whether a key is present, possibly as null."""
         return name in self._content
 
     def count(self, name: str, default: int | None = None, most: int = _MOST) -> int:
-        """A positive integer. Raises `InputError` for anything else, and where there is none."""
+        """A positive integer. Raises `InputError` for other values and for a missing one."""
         value = self.get(name, default)
         if type(value) is not int or not 1 <= value <= most:
             large = f" of at most {most:,}" if type(value) is int and value > most else ""
@@ -62,21 +62,21 @@ class Keys:
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A number. Raises `InputError` for anything else, and where there is none."""
+        """A number. Raises `InputError` for other values and for a missing one."""
         value = self.get(name, default)
         if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
             raise InputError(f"config.json: {name}: expected a number, found {value!r:.80}")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """True or false. Raises `InputError` for anything else."""
+        """True or false. Raises `InputError` for other values."""
         value = self.get(name, default)
         if not isinstance(value, bool):
             raise InputError(f"config.json: {name}: expected true or false, found {value!r:.80}")
         return value
 
     def expect(self, name: str, *allowed: Any, default: Any = None) -> None:
-        """Raise `InputError` unless a key has one of these values; absent, it has the default."""
+        """Raise `InputError` unless a key, or its default where absent, has one of these values."""
         value = self.get(name, allowed[0] if default is None else default)
         if value not in allowed or type(value) not in map(type, allowed):
             wanted = " or ".join(map(repr, allowed))
@@ -85,7 +85,7 @@ class Keys:
             )
 
     def finish(self) -> None:
-        """Raise `InputError` for a key that was not read and is not known to change nothing."""
+        """Raise `InputError` if a key was neither read nor known not to change the computation."""
         if unread := [n for n in sorted(self._unread) if self._content[n] not in (None, False)]:
             name = unread[0]
             raise InputError(

@@ -1,6 +1,6 @@
-"""The shape that a config.json means, one function an architecture.
+"""The shape described by a config.json, one function per architecture.
 
-Absent keys have the defaults of `transformers`; a value that we cannot compute is refused.
+Absent keys have the defaults of `transformers`; unsupported values raise an error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pipeline.errors import InputError
 _LAYERS = 10_000
 
 Read = tuple[TransformerConfig, int]
-"""A shape, and the longest rows that the config.json names."""
+"""A shape, and the longest sequence of the config.json."""
 
 
 def _common(keys: Keys, tied: bool) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def _common(keys: Keys, tied: bool) -> dict[str, Any]:
 
 
 def rotary(keys: Keys, **more: Any) -> dict[str, Any]:
-    """Fields that Llama and those with its names have in common, and those of `more`."""
+    """The fields of Llama and of the architectures with its key names, updated with `more`."""
     base, scaling = rope.read(keys)
     embed, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
     return {
@@ -61,10 +61,10 @@ def llama(keys: Keys) -> Read:
 
 
 def mistral(keys: Keys) -> Read:
-    """MistralConfig; without a window where it is null."""
+    """MistralConfig; a `sliding_window` of null means no window."""
     keys.expect("hidden_act", "silu")
     keys.expect("attention_bias", False)
-    # Absent, it is 4096; null, there is none.
+    # Absent, the window is 4096; null, there is no window.
     window = keys.get("sliding_window") if keys.has("sliding_window") else 4096
     windows = {} if window is None else {"window_pattern": "S", "window": window}
     return TransformerConfig(**rotary(keys, **windows)), _positions(keys, 131_072)
@@ -87,7 +87,7 @@ def qwen(keys: Keys, **more: Any) -> Read:
     if any(short):
         if window is None:
             raise InputError(
-                "config.json: layer_types has sliding_attention and no sliding_window is in use"
+                "config.json: layer_types has sliding_attention but sliding_window is not in use"
             )
         shape |= {"window": window, "window_pattern": _pattern_of(short)}
     return TransformerConfig(**shape), _positions(keys, 32_768)
@@ -96,7 +96,7 @@ def qwen(keys: Keys, **more: Any) -> Read:
 def _short_layers(kinds: Any, layers: int) -> list[bool]:
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise InputError(
-            f"config.json: layer_types: expected {layers} of them, found {kinds!r:.200}"
+            f"config.json: layer_types: expected a list of {layers}, found {kinds!r:.200}"
         )
     if unknown := [k for k in kinds if k not in ("full_attention", "sliding_attention")]:
         raise InputError(
@@ -107,12 +107,12 @@ def _short_layers(kinds: Any, layers: int) -> list[bool]:
 
 
 def _pattern_of(short: list[bool]) -> str:
-    """The shortest repeated pattern that gives these layers; the last one is never short in it."""
+    """The shortest pattern that repeats to these layers, see `TransformerConfig.window_pattern`."""
     letters = "".join("S" if one else "L" for one in short)
     if "L" in letters and letters[-1] == "S":
         raise InputError(
-            "config.json: the last layer has sliding attention and others have not; only patterns "
-            "that end with full attention can be computed here"
+            "config.json: the last layer has sliding attention and others have full attention; "
+            "only patterns that end with full attention can be computed here"
         )
     for length in range(1, len(letters) + 1):
         repeated = (letters[:length] * -(-len(letters) // length))[: len(letters)]
@@ -130,7 +130,7 @@ def qwen2(keys: Keys) -> Read:
 
 def qwen3(keys: Keys) -> Read:
     """Qwen3Config."""
-    # Its head size does not follow from the width.
+    # The default head size does not depend on the width.
     return qwen(keys, qk_norm=True, head_size=keys.count("head_dim", 128))
 
 
@@ -159,7 +159,7 @@ def gpt2(keys: Keys) -> Read:
         keys.count("n_positions", 1024),
     )
     if embed % heads:
-        raise InputError(f"config.json: n_embd {embed} is no multiple of n_head {heads}")
+        raise InputError(f"config.json: n_embd {embed} is not a multiple of n_head {heads}")
     config = TransformerConfig(
         **_common(keys, tied=True),
         layers=keys.count("n_layer", 12, most=_LAYERS),

@@ -1,7 +1,8 @@
 """Rotary positions in a config.json, in the form of `transformers` 5 and in the older one.
 
-Version 5 has one object, `rope_parameters`; before it were `rope_theta` and `rope_scaling`. Both
-are written; where both are read they must agree, since `transformers` takes the older one.
+Version 5 has one object, `rope_parameters`; older versions have `rope_theta` and `rope_scaling`. We
+write both forms. A file with both must have equal values, because `transformers` reads the older
+form.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _YARN = {
 
 
 def write(config: TransformerConfig) -> dict[str, Any]:
-    """The keys of config.json that say how positions are rotated."""
+    """The rotary keys of config.json."""
     scaling = config.rope_scaling
     if scaling is None:
         old, kind = None, {"rope_type": "default"}
@@ -52,10 +53,10 @@ def write(config: TransformerConfig) -> dict[str, Any]:
 
 
 def read(keys: Keys) -> tuple[float, RopeScaling | YarnScaling | None]:
-    """Base and scaling.
+    """Base and scaling of the rotary frequencies.
 
     Raises:
-        InputError: a kind of scaling that cannot be computed, or a setting that it lacks.
+        InputError: an unsupported kind of scaling, or a missing setting of a supported one.
     """
     base = keys.number("rope_theta", _BASE)
     old, new = keys.get("rope_scaling", {}), keys.get("rope_parameters", {})
@@ -88,8 +89,11 @@ def read(keys: Keys) -> tuple[float, RopeScaling | YarnScaling | None]:
         return base, None
     if kind == "yarn":
         inner.expect("truncate", True)
-    there = {theirs: ours for theirs, ours in names.items() if inner.get(theirs) is not None}
-    given: dict[str, Any] = {ours: inner.number(theirs) for theirs, ours in there.items()}
+    given: dict[str, Any] = {
+        ours: inner.number(theirs)
+        for theirs, ours in names.items()
+        if inner.get(theirs) is not None
+    }
     if "original_context" in given:
         given["original_context"] = inner.count("original_max_position_embeddings")
     elif original is not None:
@@ -102,7 +106,7 @@ def read(keys: Keys) -> tuple[float, RopeScaling | YarnScaling | None]:
 
 
 def _settings(found: Any) -> Any:
-    """Without the base, and with one name for the kind."""
+    """The settings without the base, and with "rope_type" as the only name of the kind."""
     if not isinstance(found, Mapping):
         return found
     kind = found.get("rope_type") or found.get("type", "default")

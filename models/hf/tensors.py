@@ -1,7 +1,7 @@
-"""Which of our arrays a tensor of another project is made of, and the arithmetic between the two.
+"""The mapping between our arrays and the tensors of other projects, and the conversion of values.
 
-Nothing is computed: values are transposed, laid side by side or change their sign, so that a tensor
-that is exported and imported again has the same bits.
+Values are only transposed, concatenated or negated, so that a tensor that is exported and imported
+again has the same bits.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ class Part:
     """One of our arrays, or a layer of one, as a matrix or a vector.
 
     Attributes:
-        path: of the array in a `Transformer`, such as "blocks.stacked.mlp.up.matrix".
-        layer: index in its first axis; None where it has no axis of layers.
-        shape: (in, out) of a matrix, (rows, embed) of a table, without the rows that pad it, or
-            (features,).
+        path: path of the array in a `Transformer`, such as "blocks.stacked.mlp.up.matrix".
+        layer: index in the array's first axis; None where it has no axis of layers.
+        shape: (in, out) of a matrix, (rows, embed) of a table without its padding, or (features,).
     """
 
     path: str
@@ -37,11 +36,11 @@ class Tensor:
     """A tensor in the files of another project.
 
     Attributes:
-        name: there.
-        parts: ours, side by side along the last axis.
-        transposed: it is stored [out, in]; ours are [in, out].
-        mirrored: the head size where the second half of each head's features has the other sign:
-            the other project rotates the other way. 0 for the same sign.
+        name: the tensor's name in the files.
+        parts: our arrays, concatenated along the last axis.
+        transposed: whether the tensor is stored as [out, in]; ours are [in, out].
+        mirrored: the head size where the second half of each head's features has the opposite sign,
+            because the other project rotates in the opposite direction. 0 for the same sign.
     """
 
     name: str
@@ -51,13 +50,13 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape in the files."""
+        """The tensor's shape in the files."""
         *front, _ = self.parts[0].shape
         whole = (*front, sum(part.shape[-1] for part in self.parts))
         return whole[::-1] if self.transposed else whole
 
     def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """The tensor of its parts' values, each reshaped to `Part.shape` first."""
+        """The tensor from the values of its parts, each reshaped to `Part.shape` first."""
         import numpy as np
 
         whole = [v.reshape(p.shape) for v, p in zip(parts, self.parts, strict=True)]
@@ -106,7 +105,7 @@ _GPT2_NAMES = {
 
 
 def rotary_tensors(config: TransformerConfig, *, nanochat: bool = False) -> Iterator[Tensor]:
-    """Tensors of Llama and of what has its names: Mistral, Qwen2, Qwen3, NanoChat."""
+    """Tensors of Llama and of the architectures with its names: Mistral, Qwen2, Qwen3, NanoChat."""
     names = _NANOCHAT_NAMES if nanochat else _PLAIN_NAMES
     yield _table("model.embed_tokens.weight", "embedding", config.vocab_size, config)
     for layer in range(config.layers):
@@ -128,7 +127,7 @@ def rotary_tensors(config: TransformerConfig, *, nanochat: bool = False) -> Iter
 
 
 def gpt2_tensors(config: TransformerConfig) -> Iterator[Tensor]:
-    """Tensors of GPT-2: matrices are [in, out], queries, keys and values one matrix."""
+    """Tensors of GPT-2: matrices are [in, out]; queries, keys and values share one matrix."""
     assert config.context is not None
     yield _table("transformer.wte.weight", "embedding", config.vocab_size, config)
     yield _table("transformer.wpe.weight", "position_embedding", config.context, config)
@@ -170,7 +169,7 @@ def _table(name: str, path: str, rows: int, config: TransformerConfig) -> Tensor
 
 
 def _matrices(config: TransformerConfig) -> dict[str, tuple[int, int]]:
-    """(in, out) of the matrices of a block."""
+    """(in, out) of each matrix of a block."""
     queries, kv = config.heads * config.head_size, config.kv_heads * config.head_size
     shapes = {
         "attention.query": (config.embed, queries),
@@ -190,7 +189,7 @@ def _has_bias(config: TransformerConfig, path: str) -> bool:
 
 
 def _norms(config: TransformerConfig) -> dict[str, int]:
-    """Features of the norms of a block that have weights."""
+    """Features of each norm of a block that has a weight."""
     if config.norm == "plain_rms":
         return {}
     sizes = dict.fromkeys(("attention_norm", "mlp_norm"), config.embed)

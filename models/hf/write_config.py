@@ -1,6 +1,6 @@
-"""config.json of a shape, one function an architecture.
+"""config.json of a shape, one function per architecture.
 
-Every key is written: defaults differ between architectures and between versions of `transformers`.
+All keys are written, because defaults differ between architectures and versions of `transformers`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from models.hf import rope
 
 
 def rotary(config: TransformerConfig, positions: int) -> dict[str, Any]:
-    """What Llama and those with its names have in common."""
+    """The keys of Llama and of the architectures with its key names."""
     return {
         "hidden_size": config.embed,
         "intermediate_size": config.mlp,
@@ -54,7 +54,7 @@ def qwen(config: TransformerConfig, positions: int) -> dict[str, Any]:
 
 
 def qwen2(config: TransformerConfig, positions: int) -> dict[str, Any]:
-    """Qwen2Config, whose biases are not a setting."""
+    """Qwen2Config, which has no setting for biases."""
     written = qwen(config, positions)
     del written["attention_bias"]
     return written
@@ -67,7 +67,7 @@ def nanochat(config: TransformerConfig, positions: int) -> dict[str, Any]:
 
 
 def gpt2(config: TransformerConfig, positions: int) -> dict[str, Any]:
-    """GPT2Config; its rows are as long as its learned positions."""
+    """GPT2Config; its longest sequence is that of the learned positions."""
     del positions
     return {
         "n_positions": config.context,

@@ -1,1 +1,1 @@
-"""Next-token loss: cross entropy in chunks, with a backward pass of its own."""
+"""Next-token loss: chunked cross-entropy with a custom backward pass."""

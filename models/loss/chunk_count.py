@@ -1,4 +1,4 @@
-"""How many chunks the loss is computed in; imports no JAX."""
+"""The number of chunks in which the loss is computed; imports no JAX."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ LOGIT_BUDGET_BYTES = 512 * 2**20
 def chunk_count(
     batch: int, position: int, vocab: int, *, shards: int = 1, budget: int = LOGIT_BUDGET_BYTES
 ) -> int:
-    """Chunks of positions so that one chunk's float32 logits fit `budget` bytes on a device.
+    """The number of chunks of positions whose float32 logits fit `budget` bytes on a device each.
 
-    The smallest divisor of `position` that is enough, or `position` where none is.
+    The smallest sufficient divisor of `position`, or `position` where no divisor is sufficient.
 
     Args:
-        batch: rows of the whole batch.
-        position: tokens per row.
-        vocab: ids.
-        shards: devices among which the batch is divided evenly.
+        batch: sequences of the global batch.
+        position: tokens per sequence.
+        vocab: number of ids.
+        shards: devices that divide the batch evenly.
         budget: bytes per device.
     """
     needed = math.ceil(batch * position * vocab * 4 / shards / budget)

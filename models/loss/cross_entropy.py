@@ -1,27 +1,27 @@
-"""Cross-entropy of a linear head, in chunks of positions, with its own backward pass.
+"""Cross-entropy of a linear head in chunks of positions, with a custom backward pass.
 
 Full logits are the largest array of a small language model: 16,384 tokens x 32,768 ids x 4 bytes
-are 2 GiB, and their gradient as much again. Here a `lax.scan` makes the logits of one chunk at a
-time. Since the objective is a sum over tokens, its gradient with respect to a chunk's logits is
-known as soon as they are: the differentiated forward pass makes both gradients (of the hidden
-states and of the head) chunk by chunk and keeps those, so no logits are kept and none are made
-twice (as in Liger Kernel, Hsu et al., 2024, arXiv:2410.10989, section 3.2).
+are 2 GiB, and their gradient takes as much again. Here a `lax.scan` computes the logits of one
+chunk at a time. The objective is a sum over tokens, so the gradient of a chunk's logits follows
+from that chunk alone. The differentiated forward pass therefore computes the gradients of the
+hidden states and of the head chunk by chunk and saves only these: no logits are stored or
+recomputed (as in Liger Kernel, Hsu et al., 2024, arXiv:2410.10989, section 3.2).
 
 Per token, with logits l = cap(h W^T), z = log sum_v exp(l_v), target t and weight w:
 
     objective     = w (z - l_t + a z^2)
-    d / d l_v     = w (softmax(l)_v (1 + 2 a z) - [v = t])
+    d / d l_v     = w (softmax(l)_v (1 + 2 a z) - [v = t])        as dz / d l_v = softmax(l)_v
 
 Logits, z and every reduction are float32; the gradient of the logits is rounded to the hidden
 states' dtype before its two matmuls, which accumulate in float32.
 
-Where devices share the rows of the batch, a device's gradient of the head is reduce-scattered over
-those that keep a part of the table each. With `MeshAxes.split_tables` no device has a whole head:
-a chunk's rows are gathered from the devices that share one, each makes the logits of its ids, and
-log-sum-exp and target logit are reduced over them (vocabulary parallelism, Shoeybi et al., 2019,
-arXiv:1909.08053, section 3).
+Where devices have different sequences of the batch, their gradients of the head are
+reduce-scattered over the devices that store a part of the table each. With `MeshAxes.split_tables`
+no device has a whole head: the hidden states of a chunk are all-gathered from the devices that
+share a head, each computes the logits of its ids, and log-sum-exp and target logit are all-reduced
+over them (vocabulary parallelism, Shoeybi et al., 2019, arXiv:1909.08053, section 3).
 
-On CPUs the chunks are of the vocabulary instead, see `models.loss.vocab_chunks`.
+On CPUs the vocabulary is chunked instead of the positions, see `models.loss.vocab_chunks`.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def summed_losses(
     by_vocabulary: bool = False,
     id_count: int | None = None,
 ) -> Sums:
-    """The objective, sum of w * nll + z_loss * w * z^2, and its two parts; float32 scalars.
+    """The objective, sum of w * nll + z_loss * w * z^2, and its two terms; float32 scalars.
 
-    Only the objective is differentiable, with respect to the hidden states and the head; the parts
-    are for reading, and a gradient through them is zero.
+    Only the objective is differentiable, with respect to the hidden states and the head. The two
+    terms are for logging; a gradient through them is zero.
 
     Args:
         hidden_EBP: hidden states, any float dtype.
@@ -68,12 +68,12 @@ def summed_losses(
         weights_BP: float32 weight of every token.
         z_loss: a in the formula above.
         soft_cap: c in c * tanh(logits / c), or None.
-        chunks: divisor of P.
-        mesh_axes: what divides the batch, positions and the head, or None on one device.
-        by_vocabulary: let the differentiated pass take chunks of ids instead of positions, where
-            their logits fit a CPU's cache.
-        id_count: rows of the head that stand for an id; later ones pad it, and have no probability
-            and no gradient. None: all.
+        chunks: number of chunks, a divisor of P.
+        mesh_axes: mesh axes that divide batch, positions and the head, or None on one device.
+        by_vocabulary: let the differentiated pass chunk the ids instead of the positions where the
+            logits of such a chunk fit a CPU's cache.
+        id_count: rows of the head that belong to an id; later rows are padding, without probability
+            or gradient. None: all rows.
 
     Raises:
         InputError: `chunks` does not divide P.
@@ -90,8 +90,7 @@ def token_losses(
     chunks: int,
     id_count: int | None = None,
 ) -> Array:
-    """Negative log-likelihood of every token, float32 [B, P]; arguments as above."""
-
+    """Negative log-likelihood of every token, float32 [B, P]; arguments as in `summed_losses`."""
     ids = IdParts(count=id_count)
 
     def one_chunk(_: None, chunk: tuple[Array, Array]) -> tuple[None, Array]:
@@ -121,17 +120,18 @@ def _logit_gradient(
     z_loss: float,
     soft_cap: float | None,
 ) -> Array:
-    """Gradient with respect to the logits before the cap, float32 [V, B, P]."""
+    """Gradient of the objective for the logits before the cap, float32 [V, B, P]."""
     softmax = jnp.exp(logits - lse[None])
     gradient = softmax * (weights * (1.0 + 2.0 * z_loss * lse))[None]
     gradient = gradient - jnp.where(is_target, weights[None], 0.0)
     if soft_cap is not None:
+        # d/dx c tanh(x / c) = 1 - (l / c)^2 at the capped logit l.
         gradient = gradient * (1.0 - jnp.square(logits / soft_cap))
     return gradient
 
 
 def _split(x: Array, chunks: int) -> Array:
-    """[..., P] to [chunks, ..., P / chunks]; the batch stays whole, so it stays sharded."""
+    """[..., P] to [chunks, ..., P / chunks]; the batch axis is not split and so stays sharded."""
     *rest, position = x.shape
     if position % chunks:
         raise InputError(
@@ -157,10 +157,10 @@ def _sums(
     targets: Array,
     weights: Array,
 ) -> tuple[Sums, tuple[()]]:
-    """The sums alone, where nothing is differentiated; of the rows of all that share the ids."""
+    """The sums without gradients, over the sequences of all devices that share the ids."""
 
     def one_chunk(sums: tuple[Array, Array], chunk: tuple[Array, ...]) -> tuple[Any, None]:
-        hidden, targets, weights = _of_all_rows(chunk, ids)
+        hidden, targets, weights = _gather_chunk(chunk, ids)
         losses = _losses(_logits(hidden, head, soft_cap, ids), targets, ids)
         return _add(sums, *losses, weights, z_loss), None
 
@@ -180,11 +180,11 @@ def _sums_and_gradients(
     targets: Array,
     weights: Array,
 ) -> tuple[Sums, Gradients]:
-    """The sums, and the objective's gradients: of the hidden states, and of the head in float32."""
+    """The sums, and the objective's gradients of the hidden states and, in float32, of the head."""
 
     def one_chunk(carry: tuple[Any, Array], chunk: tuple[Array, ...]) -> tuple[Any, Array]:
         sums, head_bar = carry
-        hidden, targets, weights = _of_all_rows(chunk, ids)
+        hidden, targets, weights = _gather_chunk(chunk, ids)
         logits = _logits(hidden, head, soft_cap, ids)
         nll, lse = _losses(logits, targets, ids)
         is_target = ids.is_target(logits, targets)
@@ -201,8 +201,8 @@ def _sums_and_gradients(
     return (nll + z, nll, z), (_join(hidden_bar), head_bar)
 
 
-def _of_all_rows(chunk: tuple[Array, ...], ids: IdParts) -> tuple[Array, Array, Array]:
-    """Hidden states, targets and weights of every device that shares the ids."""
+def _gather_chunk(chunk: tuple[Array, ...], ids: IdParts) -> tuple[Array, Array, Array]:
+    """All-gathered hidden states, targets and weights of the devices that share the ids."""
     hidden, targets, weights = chunk
     return ids.gather_rows(hidden, 1), ids.gather_rows(targets, 0), ids.gather_rows(weights, 0)
 
@@ -217,20 +217,21 @@ def _add(
 def _over_devices(
     run: Any, mesh_axes: MeshAxes | None, id_count: int | None, *arrays: Array
 ) -> Any:
-    """`run(ids, *arrays)` on every device's rows; its sums are added over devices once."""
+    """`run(ids, *arrays)` on every device's sequences, with one all-reduce of the sums."""
     head, tokens = arrays[1], () if mesh_axes is None else mesh_axes.tokens
     if mesh_axes is None or mesh_axes.shards(tokens) == 1:
-        # Nothing to add. Nor can XLA's CPU compiler divide the vocabulary inside a region whose
-        # own axes are all of one device.
+        # Nothing to reduce. XLA's CPU compiler also cannot partition the vocabulary inside a
+        # shard_map whose axes all have size 1.
         return run(IdParts(count=id_count), *arrays)
     table = mesh_axes.table_split(*head.shape)
     ids = IdParts(table.axes if table.stays else (), id_count)
+    # Devices along `ids.axes` gathered each other's sequences: their sums are already equal.
     different = tuple(name for name in tokens if name not in ids.axes)
 
     def local(*arrays: Array) -> tuple[Sums, Any]:
         sums, gradients = run(ids, *arrays)
         if gradients:
-            # The gradient of a part already has all rows of the devices that share the table.
+            # With a divided head the gradient already sums over the devices that share the table.
             split = TableSplit() if table.stays else table
             gradients = gradients[0], split.reduce(gradients[1], different)
         return jax.lax.psum(sums, different), gradients
@@ -262,17 +263,17 @@ def _forward(
     run = functools.partial(_sums_and_gradients, z_loss, soft_cap, chunks)
     divided = mesh_axes is not None and (mesh_axes.heads or mesh_axes.split_tables)
     if by_vocabulary and chunks > 1 and not divided:
-        here = targets.size // (1 if mesh_axes is None else mesh_axes.shards(mesh_axes.tokens))
-        parts = vocabulary_chunks(head.shape[0], here)
-        if parts is not None:
-            run = functools.partial(_by_vocabulary, z_loss, soft_cap, parts)
+        local = targets.size // (1 if mesh_axes is None else mesh_axes.shards(mesh_axes.tokens))
+        vocab_chunks = vocabulary_chunks(head.shape[0], local)
+        if vocab_chunks is not None:
+            run = functools.partial(_by_vocabulary, z_loss, soft_cap, vocab_chunks)
     return _over_devices(run, mesh_axes, id_count, hidden, head, targets, weights)
 
 
 def _by_vocabulary(
-    z_loss: float, soft_cap: float | None, parts: int, ids: IdParts, *arrays: Array
+    z_loss: float, soft_cap: float | None, chunks: int, ids: IdParts, *arrays: Array
 ) -> tuple[Sums, Gradients]:
-    return sums_and_gradients(z_loss, soft_cap, parts, ids.count, *arrays)
+    return sums_and_gradients(z_loss, soft_cap, chunks, ids.count, *arrays)
 
 
 def _backward(
@@ -286,9 +287,10 @@ def _backward(
     cotangents: Sums,
 ) -> tuple[Array, Array, None, None]:
     hidden_bar, head_bar = gradients
+    # The objective is a scalar: its cotangent scales the gradients that the forward pass computed.
     of_objective = cotangents[0]
     scaled = hidden_bar.astype(jnp.float32) * of_objective
-    # Parameters are multiplied in the hidden states' dtype, and so are their cotangents.
+    # The head has the hidden states' dtype, and so must its cotangent.
     head_bar = (head_bar * of_objective).astype(hidden_bar.dtype)
     return scaled.astype(hidden_bar.dtype), head_bar, None, None
 

@@ -1,9 +1,9 @@
 """Next-token cross-entropy as sums, so that means stay exact under gradient accumulation.
 
-The target at position i is token i + 1 of the same row; the last position has none and never
-counts. The mean over microbatches is (sum of totals) / (sum of counts), whatever each one counted.
-The mask speaks of predictions: position i of `loss_mask` says whether predicting token i + 1
-counts.
+The target at position i is token i + 1 of the same sequence; the last position has no target and
+never counts. The mean over microbatches is (sum of totals) / (sum of counts), also when the counts
+of the microbatches differ. The mask applies to predictions: position i of `loss_mask` is the weight
+of the prediction of token i + 1.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Chunks = int | Literal["auto"]
 
 
 class Loss(eqx.Module):
-    """Sums over the tokens that count; all float32 scalars.
+    """Weighted sums over tokens; all float32 scalars.
+
+    The loss of a step is objective / count, each summed over all microbatches of the step first.
 
     Attributes:
-        objective: total + z, the only one to differentiate; gradients of the others are zero.
+        objective: total + z, the only differentiable sum; gradients of the others are zero.
         total: sum of negative log-likelihoods, in nats.
         z: z_loss times the sum of squared log-sum-exps.
-        count: number of tokens summed over.
-
-    The objective of a step is objective / count, each summed over everything in the step first.
+        count: sum of the token weights.
     """
 
     objective: jax.Array
@@ -54,26 +54,26 @@ def next_token_loss(
     by_vocabulary: bool = False,
     **forward: Unpack[Forward],
 ) -> Loss:
-    """Loss of predicting every next token of each row.
+    """Loss of predicting every next token of each sequence.
 
     Args:
         model: the model, already cast to the compute dtype.
         tokens: int32 [batch, position].
-        loss_mask: [batch, position], boolean or a weight: whether the prediction made at a position
-            (of the token after it) counts. Without it all but the last position count.
+        loss_mask: [batch, position], boolean or float: the weight of the prediction made at a
+            position (of the token after it). Default: all positions but the last count.
         z_loss: weight of the squared log-sum-exp (PaLM, Chowdhery et al., 2022, section 5: 1e-4).
-        chunks: chunks of positions, a divisor of the row length (of one device's part of it, where
-            `mesh_axes` divides rows); "auto" takes as many as keep one chunk's float32 logits
-            within `chunk_budget` on each device that `mesh_axes` names.
+        chunks: number of chunks of positions, a divisor of the sequence length (of one device's
+            part of it, where `mesh_axes` divides positions). "auto" uses the fewest whose float32
+            logits fit `chunk_budget` on each device that `mesh_axes` names.
         chunk_budget: bytes, for "auto" only.
-        by_vocabulary: chunks of ids instead, which suits CPUs; see `summed_losses`.
+        by_vocabulary: chunk the ids instead, which is faster on CPUs; see `summed_losses`.
         **forward: see `models.transformer.Forward`.
 
     Raises:
-        InputError: `chunks` does not divide the row length, or see `Transformer.hidden`.
+        InputError: `chunks` does not divide the sequence length, or see `Transformer.hidden`.
     """
     tokens = tokens.rearrange((BATCH, POSITION))
-    weight = _predicts(tokens)
+    weight = _has_target(tokens)
     if loss_mask is not None:
         weight = weight * loss_mask.rearrange(weight.axes).astype(jnp.float32)
     hidden, head, targets = _inputs(model, tokens, forward)
@@ -88,7 +88,7 @@ def next_token_loss(
         _chunks(model, tokens, chunks, chunk_budget, mesh_axes),
         mesh_axes,
         by_vocabulary,
-        _ids(model),
+        _id_count(model),
     )
     return Loss(objective=objective, total=total, z=z, count=hax.sum(weight).array)
 
@@ -108,8 +108,8 @@ def nll_per_token(
     tokens = tokens.rearrange((BATCH, POSITION))
     chunks = _chunks(model, tokens, chunks, chunk_budget, forward.get("mesh_axes"))
     inputs = _inputs(model, tokens, forward)
-    nll = token_losses(*inputs, model.config.logit_soft_cap, chunks, _ids(model))
-    return hax.named(nll, tokens.axes) * _predicts(tokens)
+    nll = token_losses(*inputs, model.config.logit_soft_cap, chunks, _id_count(model))
+    return hax.named(nll, tokens.axes) * _has_target(tokens)
 
 
 def _inputs(
@@ -121,8 +121,8 @@ def _inputs(
     return hidden.array, head.array, jnp.roll(tokens.array, -1, axis=1)
 
 
-def _ids(model: Transformer) -> int | None:
-    """Ids of a padded vocabulary; None where nothing is to be masked."""
+def _id_count(model: Transformer) -> int | None:
+    """The number of ids of a padded vocabulary; None where the vocabulary has no padding."""
     ids = model.config.vocab_size
     return None if ids == model.Vocab.size else ids
 
@@ -144,8 +144,8 @@ def _chunks(
     return chunk_count(batch, position, model.Vocab.size, shards=shards, budget=budget)
 
 
-def _predicts(tokens: NamedArray) -> NamedArray:
-    """1.0 where a next token exists in the row, 0.0 at the last position; [batch, position]."""
+def _has_target(tokens: NamedArray) -> NamedArray:
+    """1.0 where the sequence has a next token, 0.0 at the last position; [batch, position]."""
     Position = tokens.resolve_axis(POSITION)
     inside = hax.arange(Position) < Position.size - 1
     return inside.astype(jnp.float32).broadcast_to((tokens.resolve_axis(BATCH), Position))

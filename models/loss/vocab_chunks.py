@@ -1,13 +1,14 @@
 """Cross-entropy of a linear head for CPUs, in chunks of the vocabulary.
 
-A chunk of positions reads and adds to the whole head's gradient, and its logits against all ids do
-not fit a cache. Here a chunk has some ids and all positions: one scan for the log-sum-exp of every
-position, a second that makes the logits again, their gradient, and the finished gradient of these
-ids' rows of the head. That is a fourth matmul, which costs less than the memory traffic
-it saves: on two cores, 2,048 positions, 32,768 ids and an embed of 128 take 0.21 s instead of 0.31.
-Where matmuls are fast and memory is too, chunks of positions are better.
+A chunk of positions reads and updates the whole head's gradient, and its logits of all ids do not
+fit the cache. Here a chunk has some ids and all positions. A first scan computes the log-sum-exp of
+every position; a second recomputes the logits and computes their gradient and the complete gradient
+of these ids' rows of the head. The recomputation is a fourth matmul, which costs less than the
+memory traffic it saves: on two cores, 2,048 positions, 32,768 ids and an embed of 128 take 0.21 s
+instead of 0.31 s. Where matmuls and memory are fast, chunks of positions are faster.
 
-Formulas and rounding are those of `models.loss.cross_entropy`.
+Formulas are those of `models.loss.cross_entropy`. The softmax term of the logits' gradient is
+rounded to the hidden states' dtype before its matmuls; the target term stays float32.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ LEAST_IDS = 256
 
 
 def vocabulary_chunks(vocab: int, tokens: int) -> int | None:
-    """Chunks of ids so that float32 logits of `tokens` positions fit a cache, a divisor of `vocab`.
+    """The number of chunks of ids whose float32 logits for `tokens` positions fit a cache each.
 
-    None where a chunk would have fewer than `LEAST_IDS` ids: then matmuls are too small.
+    The smallest sufficient divisor of `vocab`; None where a chunk would have fewer than `LEAST_IDS`
+    ids, because its matmuls would be too small.
     """
     needed = -(-vocab * tokens * 4 // CHUNK_BYTES)
     most = vocab // LEAST_IDS
@@ -45,13 +47,13 @@ def sums_and_gradients(
     targets_BP: Array,
     weights_BP: Array,
 ) -> tuple[tuple[Array, Array, Array], tuple[Array, Array]]:
-    """(objective, nll, z) and the gradients of hidden states and head, see `summed_losses`.
+    """(objective, nll, z) and the objective's gradients of the hidden states and of the head.
 
     Args:
         z_loss, soft_cap: see `models.loss.cross_entropy.summed_losses`.
-        chunks: divisor of V.
-        ids: rows of the head that are no padding.
-        hidden_EBP, head_VE, targets_BP, weights_BP: see there; all on this device.
+        chunks: number of chunks, a divisor of V.
+        ids: rows of the head that are not padding; None: all.
+        hidden_EBP, head_VE, targets_BP, weights_BP: see `summed_losses`; all on this device.
     """
     embed, *rows = hidden_EBP.shape
     hidden = hidden_EBP.reshape(embed, -1)
@@ -61,10 +63,10 @@ def sums_and_gradients(
 
     def logits_of(chunk: tuple[Array, Array]) -> Array:
         part, first = chunk
-        return mask_padding(_capped(_product(part, hidden), soft_cap), first, ids)
+        return mask_padding(_capped(_matmul(part, hidden), soft_cap), first, ids)
 
     lse = _log_sum_exp((parts, first), logits_of, hidden.shape[1])
-    target_rows = head_VE[targets]
+    target_rows = head_VE[targets]  # [tokens, embed]
     at_target = _capped(
         jnp.einsum("te,et->t", target_rows, hidden, preferred_element_type=jnp.float32), soft_cap
     )
@@ -80,11 +82,13 @@ def sums_and_gradients(
         of_part = jnp.einsum("vt,et->ve", gradient, hidden, preferred_element_type=jnp.float32)
         return hidden_bar + more, of_part
 
+    # The gradient of the logits is scale * softmax - weights * [v = t]. The scan computes the first
+    # term; the second has one id per position, so a gather and a scatter-add apply it.
     zero = jnp.zeros(hidden.shape, jnp.float32)
     hidden_bar, head_bar = jax.lax.scan(one_chunk, zero, (parts, first))
-    taken = _through_cap(weights, at_target, soft_cap)
-    hidden_bar = hidden_bar - (target_rows.astype(jnp.float32) * taken[:, None]).T
-    of_targets = (hidden.astype(jnp.float32) * taken[None]).T
+    target_bar = _through_cap(weights, at_target, soft_cap)
+    hidden_bar = hidden_bar - (target_rows.astype(jnp.float32) * target_bar[:, None]).T
+    of_targets = (hidden.astype(jnp.float32) * target_bar[None]).T
     head_bar = head_bar.reshape(head_VE.shape).at[targets].add(-of_targets)
     gradients = hidden_bar.reshape(embed, *rows).astype(hidden.dtype), head_bar
     return (nll + z, nll, z), gradients
@@ -93,7 +97,7 @@ def sums_and_gradients(
 def _log_sum_exp(
     chunks: tuple[Array, Array], logits_of: Callable[[tuple[Array, Array]], Array], tokens: int
 ) -> Array:
-    """float32 [tokens], the maximum kept along so that no exponential overflows."""
+    """Log-sum-exp over all ids, float32 [tokens]; a running maximum prevents overflow."""
 
     def one_chunk(carry: tuple[Array, Array], chunk: tuple[Array, Array]) -> tuple[Any, None]:
         largest, total = carry
@@ -107,7 +111,7 @@ def _log_sum_exp(
     return largest + jnp.log(total)
 
 
-def _product(part: Array, hidden: Array) -> Array:
+def _matmul(part: Array, hidden: Array) -> Array:
     return jnp.einsum("ve,et->vt", part, hidden, preferred_element_type=jnp.float32)
 
 

@@ -26,11 +26,11 @@ _COMPLETION = "completion"
 
 
 def main(experiment: Declaration[Any], arguments: list[str]) -> NoReturn:
-    """The command line of one experiment's file; exits the process with a status.
+    """Run the command line of one experiment's file and exit the process with its status.
 
     Args:
-        experiment: what the verbs work on.
-        arguments: `[VERB] [STEP ...] [flags]`; without a verb it runs.
+        experiment: the experiment that the verbs act on.
+        arguments: `[VERB] [STEP ...] [flags]`; the verb defaults to `run`.
     """
     clock = time.perf_counter()
 
@@ -45,7 +45,7 @@ def main(experiment: Declaration[Any], arguments: list[str]) -> NoReturn:
 
 
 def exit_with_error(work: Callable[[], T]) -> T:
-    """What `work` returns; ends the process with one line and a status where that raises."""
+    """What `work` returns; if it raises, print one line and exit with a status."""
     try:
         return work()
     except Cancelled as stopped:
@@ -55,7 +55,7 @@ def exit_with_error(work: Callable[[], T]) -> T:
         say(f"error: {error}", error=True)
         sys.exit(2 if isinstance(error, UsageError) else 1)
     except BrokenPipeError:
-        # The reader of our output (`| head`) is gone; exit quietly.
+        # stdout was closed (`| head`); exit quietly.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
@@ -70,8 +70,8 @@ def command(more: Mapping[str, tuple[str, Callable[[list[str]], int]]] | None = 
     """Entry point of `ponente VERB FILE ...`.
 
     Args:
-        more: verbs of other packages, which read their own arguments: by name, one line of help
-            and the function that takes what follows the verb and returns the exit status.
+        more: verbs of other packages by name: one line of help, and a function that parses the
+            arguments after the verb and returns the exit status.
     """
     sys.exit(exit_with_error(lambda: _command(sys.argv[1:], more or {})))
 
@@ -118,7 +118,7 @@ def _usage(more: Mapping[str, tuple[str, Any]], *, error: bool) -> None:
     for name, (help, _) in more.items():
         say(f"  {name:<11}{help}", error=error)
     say(f"  {_COMPLETION:<11}print completions for bash, zsh or tcsh", error=error)
-    say("ponente VERB --help has the flags of a verb; --version", error=error)
+    say("ponente VERB --help lists the flags of a verb; --version", error=error)
     say(options.EXIT_CODES, error=error)
 
 
@@ -142,7 +142,7 @@ def _run_verb(
 
 
 def _verb(name: str) -> Callable[[Context], int]:
-    """The function of a verb; what it needs is imported only then."""
+    """The function of a verb; only the modules that this verb needs are imported."""
     if name == "run":
         from pipeline.cli.run import run
 

@@ -1,4 +1,4 @@
-"""What a verb works on, and how it prints."""
+"""The context of one command (experiment, store, settings, flags), and its output lines."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Context:
 
     Attributes:
         experiment: the experiment; None for a verb that needs none.
-        wanted: what its function declares under its settings: a node or a tuple of them.
-        store: where outputs are.
+        wanted: the targets that its function declares: a node or a tuple of nodes.
+        store: the store of its outputs.
         settings: the resolved settings, a frozen dataclass.
         options: the engine's flags (see `options.FLAGS`).
-        words: what followed the verb.
+        words: the words after the verb.
         command: the command line, or the call, without secrets.
-        clock: `time.perf_counter()` when it began.
+        clock: `time.perf_counter()` when the command began.
     """
 
     experiment: Declaration[Any] | None
@@ -46,11 +46,11 @@ class Context:
 
     @property
     def targets(self) -> list[Node]:
-        """What the experiment wants under its settings."""
+        """Target nodes of the experiment under its settings."""
         return nodes(self.wanted)
 
     def all_targets(self) -> list[Node]:
-        """What the experiment wants under its settings and under every preset."""
+        """Target nodes of the experiment under its settings and under every preset."""
         assert self.experiment is not None
         presets = [self.experiment.build(s) for s in self.experiment.presets.values()]
         return [node for wanted in (self.wanted, *presets) for node in nodes(wanted)]
@@ -62,7 +62,7 @@ class Context:
 
     @property
     def choice(self) -> Selection:
-        """Which part of the graph the flags ask for."""
+        """The part of the graph that the flags select."""
         o = self.options
         return Selection(
             only=getattr(o, "only", ()),
@@ -73,12 +73,12 @@ class Context:
         )
 
     def steps(self) -> list[Node]:
-        """The steps named after the verb; every step when none is."""
+        """The steps named after the verb; every step if none is named."""
         order = topological(self.targets)
         return [node for word in self.words for node in pick(order, word)] or order
 
     def step(self) -> Node:
-        """The one step named after the verb. Raises `InputError` when there is not just one."""
+        """The one step named after the verb. Raises `InputError` for none or several."""
         order = topological(self.targets)
         labels = unique_labels(order)
         if len(self.words) != 1:
@@ -87,7 +87,7 @@ class Context:
         chosen = pick(order, self.words[0])
         if len(chosen) > 1:
             names = ", ".join(labels[node.key] for node in chosen)
-            raise InputError(f"{self.words[0]!r} is several steps; name one: {names}")
+            raise InputError(f"{self.words[0]!r} matches several steps; name one: {names}")
         return chosen[0]
 
 
@@ -107,7 +107,7 @@ def of_command(
 def of_call(
     experiment: Declaration[Any], verb: str, preset: str | None, settings: dict[str, Any]
 ) -> Context:
-    """The context of a method of an experiment: a name is a flag of the verb or a setting.
+    """The context of a call of an experiment's method; `settings` may also hold the verb's flags.
 
     Raises:
         InputError: for a setting or preset that does not exist.
@@ -137,13 +137,13 @@ def _command_line() -> list[str]:
 
 
 def _shortest(path: str) -> str:
-    """A program's path from here where that is shorter."""
+    """The path relative to the working directory if that is shorter."""
     relative = os.path.relpath(path)
     return relative if len(relative) < len(path) else path
 
 
 def retry_command(context: Context) -> str:
-    """The command that was given, to be given again."""
+    """The command as one line for a shell, to run it again."""
     return context.command[0] if len(context.command) == 1 else shlex.join(context.command)
 
 

@@ -1,8 +1,8 @@
-"""What the screen shows during a run: a live table on a terminal, plain lines elsewhere.
+"""The display of a run: a live table on a terminal, plain lines elsewhere.
 
-Drawn from events alone. A line is plain text without control codes, and progress is repeated at
-most every few seconds, so that a log file stays readable. The table never has more rows than the
-terminal: what runs and what failed comes first.
+It reads events alone. A line is plain text without control codes, and progress is printed at most
+every few seconds, so that a log file stays readable. The table never has more rows than the
+terminal: failed and running steps come first.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _LINE_SECONDS = 5.0
-_WARNINGS = 5
-# Columns from which there is room for a bar, and for all that is known of a step's progress.
+_MOST_WARNINGS = 5
+# Smallest widths in columns for a progress bar, and for the full text of a step's progress.
 _BAR_WIDTH, _WIDE = 60, 80
-# What is shown first when not all fits, how it is marked, coloured and counted.
+# State -> (mark, color, text in counts). The first states are shown when not all rows fit.
 _STATES = {
     "failed": ("!", "red", "failed"),
     "started": (">", "cyan", "running"),
@@ -43,7 +43,7 @@ _ORDER = {state: number for number, state in enumerate(_STATES)}
 
 
 class Display(Protocol):
-    """A listener of events with a beginning and an end."""
+    """A listener of events that can be closed."""
 
     def __call__(self, event: dict[str, Any]) -> None:
         """Show one event."""
@@ -57,8 +57,8 @@ class Display(Protocol):
 class Rate:
     """Turns progress events of one step into text with a rate and the time left.
 
-    The rate counts from the first event seen, so neither the compilation before it nor what an
-    earlier attempt did is in it.
+    The rate counts from the first event, so it excludes the compilation before that event and the
+    work of earlier attempts.
     """
 
     def __init__(self) -> None:
@@ -85,14 +85,14 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def _sentence(event: dict[str, Any]) -> str | None:
-    """The state an event puts its step in, as text; None for events that change nothing."""
+def _state_text(event: dict[str, Any]) -> str | None:
+    """The step's state after an event, as text; None if the event does not change the state."""
     reused = event.get("status") == "reused"
     how = "by another run" if reused else f"in {event.get('seconds', 0):.1f} s"
     return {
         "hit": f"up to date (took {event.get('seconds', 0):.1f} s when it was built)",
         "queued": "waiting",
-        "waiting": f"waiting for {event.get('holder')}, which runs it already",
+        "waiting": f"waiting for {event.get('holder')}, which already runs it",
         "waiting_for_resources": f"{event.get('cause')}, {_duration(event.get('seconds', 0))}",
         "submitted": "starting a worker",
         "started": "running",
@@ -104,8 +104,8 @@ def _sentence(event: dict[str, Any]) -> str | None:
     }.get(event["event"])
 
 
-def _aside(event: dict[str, Any]) -> str | None:
-    """What an event says beside its step's state; None for most."""
+def _warning_text(event: dict[str, Any]) -> str | None:
+    """The text of a warning or retry, which leaves the step's state as it is; else None."""
     return {
         "warning": f"warning: {event.get('message')}",
         "retrying": (
@@ -120,7 +120,7 @@ def _aside(event: dict[str, Any]) -> str | None:
 
 
 def _plain(text: str) -> str:
-    """One line without control codes, whatever a cause or a note brings along."""
+    """The text on one line, with control codes replaced by spaces."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
@@ -129,7 +129,7 @@ class PlainDisplay:
 
     Args:
         out: where lines go.
-        clock: seconds, for when progress was last printed.
+        clock: the current time in seconds, which limits how often progress is printed.
     """
 
     def __init__(
@@ -141,9 +141,9 @@ class PlainDisplay:
         self._last: dict[str, float] = {}
 
     def __call__(self, event: dict[str, Any]) -> None:
-        """Print the event if it says something new."""
+        """Print a line for the event unless it comes too soon or needs none."""
         kind, now = event["event"], self._clock()
-        # A store's retries belong to no step where the driver itself waits.
+        # A retry of the driver's own request to the store belongs to no step.
         label = event.get("step") or ("store" if kind == "retrying" else None)
         if label is None:
             return
@@ -159,7 +159,7 @@ class PlainDisplay:
             self._print(label, event["phase"])
         elif (
             kind not in ("queued", "submitted")
-            and (text := _sentence(event) or _aside(event)) is not None
+            and (text := _state_text(event) or _warning_text(event)) is not None
         ):
             self._print(label, text)
 
@@ -185,14 +185,14 @@ class _Row:
 
 
 class LiveDisplay:
-    """A table that is redrawn in place: a row per step, with a bar for the ones that run.
+    """A table that is redrawn in place: a row per step, with a bar for running steps.
 
-    Drawn by a thread of its own, four times a second, from what events have changed since.
+    A separate thread redraws it four times a second from the rows that events update.
 
     Args:
         nodes: the steps of the run.
-        console: where it is drawn.
-        clock: tells how long a step has been running.
+        console: the terminal to draw on.
+        clock: the current time in seconds, for how long steps have been running.
     """
 
     def __init__(
@@ -207,9 +207,9 @@ class LiveDisplay:
         self._clock = clock
         self._began = clock()
         self._rows = {node.key: _Row(node.label) for node in nodes}
-        self._asides: list[str] = []
+        self._warnings: list[str] = []
         self._changes = 0
-        self._phase = ""  # of the run, before its first step
+        self._phase = ""  # the run's phase before its first step
         self._console = console or Console()
         self._live = Live(
             console=self._console, get_renderable=self.draw, refresh_per_second=4, transient=False
@@ -222,8 +222,8 @@ class LiveDisplay:
         if row is None:
             if kind == "phase":
                 self._phase = event["phase"]
-            elif kind == "retrying" and (text := _aside(event)) is not None:
-                self._asides = [*self._asides, _plain(text)][-_WARNINGS:]
+            elif kind == "retrying" and (text := _warning_text(event)) is not None:
+                self._warnings = [*self._warnings, _plain(text)][-_MOST_WARNINGS:]
             return
         self._phase = "" if kind == "started" else self._phase
         if kind == "progress":
@@ -232,23 +232,23 @@ class LiveDisplay:
             row.brief = _plain(row.rate.describe(event, brief=True))
         elif kind == "phase":
             row.detail = row.brief = _plain(event["phase"])
-        elif (text := _sentence(event)) is not None:
+        elif (text := _state_text(event)) is not None:
             if kind == "started":
                 row.began, row.rate, row.total = self._clock(), Rate(), 0.0
             self._changes += 1
             row.detail = row.brief = _plain(text)
             row.state, row.changed = kind, self._changes
-        elif (text := _aside(event)) is not None:
-            self._asides = [*self._asides, _plain(f"{row.label}: {text}")][-_WARNINGS:]
+        elif (text := _warning_text(event)) is not None:
+            self._warnings = [*self._warnings, _plain(f"{row.label}: {text}")][-_MOST_WARNINGS:]
 
     def draw(self) -> Any:
         """The table as it is now, not higher than the terminal."""
         from rich.console import Group
         from rich.text import Text
 
-        width, asides = self._console.width, self._asides
-        shown, rest = self._choose(self._console.height - len(asides) - 3)
-        lines = [Text(line, style="yellow") for line in asides]
+        width, warnings = self._console.width, self._warnings
+        shown, rest = self._choose(self._console.height - len(warnings) - 3)
+        lines = [Text(line, style="yellow") for line in warnings]
         if rest:
             counts = Counter(row.state for row in rest)
             kinds = ", ".join(f"{counts[s]} {_STATES[s][2]}" for s in _STATES if counts[s])
@@ -258,11 +258,11 @@ class LiveDisplay:
             line.truncate(width, overflow="ellipsis")
         return Group(self._table(shown, width), *lines)
 
-    def _choose(self, room: int) -> tuple[list[_Row], list[_Row]]:
-        """Rows that are shown and rows that are only counted, both in the graph's order."""
+    def _choose(self, most: int) -> tuple[list[_Row], list[_Row]]:
+        """At most `most` rows to show, and the rows to count, both in the graph's order."""
         rows = list(self._rows.values())
         first = sorted(rows, key=lambda row: (_ORDER[row.state], -row.changed))
-        shown = {id(row) for row in first[: max(room, 1)]}
+        shown = {id(row) for row in first[: max(most, 1)]}
         return [r for r in rows if id(r) in shown], [r for r in rows if id(r) not in shown]
 
     def _table(self, rows: list[_Row], width: int) -> Table:

@@ -12,7 +12,7 @@ from pipeline.errors import InputError
 from pipeline.graph.facts import Facts
 from pipeline.graph.node import Node, topological, unique_labels
 from pipeline.identity.fingerprint import plain, plain_identity
-from pipeline.plan import facts as known
+from pipeline.plan import facts as step_facts
 from pipeline.plan.explain import explain as explained
 from pipeline.plan.lineage import lineage, users
 from pipeline.plan.plan import Planned
@@ -22,7 +22,7 @@ from pipeline.store import storage
 
 
 def entries(context: Context) -> list[Planned]:
-    """The plan of what the flags ask for, inputs first."""
+    """The plan of the steps that the flags select, inputs first."""
     targets = resolve(context.targets, context.choice)
     order = topological(targets)
     forced = {node.key for name in context.choice.force for node in pick(order, name)}
@@ -34,7 +34,7 @@ def _entry(context: Context, node: Node) -> Planned:
 
 
 def say_json(tree: Mapping[str, Any]) -> None:
-    """Print one JSON object; its "format" is raised when a field changes its meaning."""
+    """Print one JSON object; "format" is incremented when a field changes its meaning."""
     say(json.dumps({"format": 1, **tree}, indent=1, allow_nan=False))
 
 
@@ -65,15 +65,15 @@ def _plain(entry: Planned, label: str) -> dict[str, Any]:
 
 
 def plan(context: Context) -> int:
-    """What a run would do, step by step, and why."""
+    """Print what a run would do with each step, and why."""
     found = entries(context)
     labels = unique_labels([entry.node for entry in found])
     warnings = [warning for entry in found for warning in entry.warnings]
-    outputs = known.results_of({e.node.key: e.found for e in found if e.found is not None})
-    stated = known.state([entry.node for entry in found if entry.needed], outputs)
+    outputs = step_facts.results_of({e.node.key: e.found for e in found if e.found is not None})
+    stated = step_facts.state([entry.node for entry in found if entry.needed], outputs)
     if context.options.json:
-        more = {} if context.options.no_compile else known.examine(stated, labels, _ignore)
-        stated |= {key: known.merge(stated[key], facts) for key, facts in more.items()}
+        more = {} if context.options.no_compile else step_facts.examine(stated, labels, _ignore)
+        stated |= {key: step_facts.merge(stated[key], facts) for key, facts in more.items()}
         steps = [
             {**_plain(entry, labels[entry.node.key]), **plain_facts(stated.get(entry.node.key))}
             for entry in found
@@ -83,21 +83,21 @@ def plan(context: Context) -> int:
         _say_plan(context, found, labels)
         say_facts(stated, labels)
         if not context.options.no_compile:
-            say_facts(known.examine(stated, labels, say), labels)
+            say_facts(step_facts.examine(stated, labels, say), labels)
     if warnings and context.options.strict:
         raise InputError("--strict: outputs were built by other code; see the warnings")
     return 0
 
 
 def plain_facts(facts: Facts | None) -> dict[str, Any]:
-    """The facts of a step as JSON; nothing for a step that states none."""
+    """The facts of a step as JSON; empty for a step without facts."""
     if facts is None:
         return {}
     return {"facts": {**facts.data, "lines": list(facts.lines), "refusal": facts.refusal}}
 
 
 def say_facts(stated: Mapping[str, Facts], labels: Mapping[str, str]) -> None:
-    """A block of lines for each step, and why a run would refuse it."""
+    """Print each step's facts, and why a run would refuse it."""
     for key, facts in stated.items():
         if facts.lines:
             say(f"{labels[key]}:")
@@ -108,16 +108,16 @@ def say_facts(stated: Mapping[str, Facts], labels: Mapping[str, str]) -> None:
 
 
 def _ignore(line: str) -> None:
-    """Progress is not part of one JSON object."""
+    """Discard a progress line, which is no part of the JSON object."""
 
 
 def _say_plan(context: Context, found: list[Planned], labels: dict[str, str]) -> None:
     width = max(len(label) for label in labels.values()) + 1
     say(f"store {context.store.prefix}")
     for entry in found:
-        beside = f" (follows {', '.join(entry.beside)} while it runs)" if entry.beside else ""
+        live = f" (follows {', '.join(entry.beside)} while it runs)" if entry.beside else ""
         label = f"{labels[entry.node.key]:<{width}}"
-        say(f"{_action(entry):<6} {label} {entry.status:<8} {entry.reason}{beside}")
+        say(f"{_action(entry):<6} {label} {entry.status:<8} {entry.reason}{live}")
     for entry in found:
         for warning in (*entry.warnings, *entry.notes):
             say(f"warning: {warning}")
@@ -130,7 +130,7 @@ def _say_plan(context: Context, found: list[Planned], labels: dict[str, str]) ->
 
 
 def explain(context: Context) -> int:
-    """Why a step would run or not: key, nearest earlier output, differences, consequences."""
+    """Print why a step would run or not: key, nearest earlier output, diff, consequences."""
     found = entries(context)
     labels = unique_labels([entry.node for entry in found])
     chosen = {node.key for node in context.steps()}
@@ -147,7 +147,7 @@ def explain(context: Context) -> int:
 
 
 def graph(context: Context) -> int:
-    """Steps, inputs and directories; with --html a page of the graph as it stands in the store."""
+    """Print steps, inputs and directories; --html writes a page with their states in the store."""
     if context.options.html:
         return _graph_page(context)
     for node in topological(context.targets):
@@ -188,7 +188,7 @@ def _graph_page(context: Context) -> int:
 
 
 def status(context: Context) -> int:
-    """How far the steps are, and what the newest runs in this store did."""
+    """Print the progress of the steps, and the outcome of the newest runs in this store."""
     if context.options.watch:
         from pipeline.cli.watch import watch
 
@@ -227,7 +227,7 @@ def status(context: Context) -> int:
 
 
 def show(context: Context) -> int:
-    """One step's output: what it is, what it was made from, what was made from it."""
+    """Print one step's output: its manifest, its inputs and the outputs that use it."""
     entry = _entry(context, context.step())
     if entry.found is None:
         reason = entry.reason if entry.status == DAMAGED else f"nothing published at {entry.path}"
@@ -254,16 +254,12 @@ def show(context: Context) -> int:
     _section("source", {name: str(summary) for name, summary in manifest.sources.items()})
     for line in manifest.origin.differences if manifest.origin else ():
         say(f"  ignoring    {line}")
-    _section("config", _configuration(entry.node))
+    _section("config", {**entry.node.config, **entry.node.runtime})
     _section("result", {k: v for k, v in manifest.result.items() if k != "headline"})
     _section("made from", {a.manifest.label: a.path for a in up})
     _section("used by", {name: "" for name in down})
     _section("environment", manifest.provenance)
     return 0
-
-
-def _configuration(node: Node) -> dict[str, Any]:
-    return {**node.config, **node.runtime}
 
 
 def _section(title: str, values: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """Ctrl-C and a plain `kill` during a run: once stops it cleanly, twice ends it at once.
 
-A handler runs between any two instructions of the main thread, which may hold any lock. So it only
-sets flags and raises; a thread of its own prints, and ends the process if the main thread does
-not.
+A signal handler runs between any two bytecode instructions of the main thread, which may hold any
+lock. So it only sets flags and raises; a separate thread prints, and ends the process if the main
+thread does not.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Interrupts:
     """Context in which both signals stop the run.
 
     Attributes:
-        status: what the process is to exit with after a signal.
+        status: the process's exit status after a signal.
     """
 
     def __init__(self) -> None:
@@ -45,9 +45,9 @@ class Interrupts:
         self._ending = False
         self._stop: Callable[[], None] | None = None
         self._previous: dict[int, Any] = {}
-        # Its `put` is the one way to another thread that a signal handler may take.
-        self._words: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._attend, name="interrupts", daemon=True)
+        # SimpleQueue.put is reentrant, so a signal handler may call it.
+        self._requests: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="interrupts", daemon=True)
 
     def __enter__(self) -> Interrupts:
         self._thread.start()
@@ -58,16 +58,16 @@ class Interrupts:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         if not self._ending:
-            self._words.put("over")
+            self._requests.put("over")
         _ignore_at_exit()
 
     def install(self) -> None:
-        """Take the signals; again after a library took them (Ray does when it starts)."""
+        """Install the handlers; call it again after a library replaced them (Ray does at start)."""
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
                 previous = signal.signal(number, self._handle)
                 self._previous.setdefault(number, previous)
-            # A dead ssh ends the screen, not the run; Ray's processes inherit that it is ignored.
+            # A closed ssh session must not end the run; Ray's processes inherit SIG_IGN.
             previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
             self._previous.setdefault(signal.SIGHUP, previous)
 
@@ -82,7 +82,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Let nothing but a second signal cut this block short; a first one counts after it."""
+        """Let only a second signal interrupt this block; a first one raises at its end."""
         count = self._count
         with self.stopping(lambda: None):
             yield
@@ -90,19 +90,19 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def preempted(self) -> None:
-        """Count a SIGTERM that a step in this process took, as one that came here."""
+        """Handle a SIGTERM that a step in this process caught as if it had arrived here."""
         self._handle(signal.SIGTERM, None)
 
     def terminated(self) -> KeyboardInterrupt:
-        """What to raise when a library answered SIGTERM its own way."""
+        """The exception to raise after a library handled SIGTERM itself."""
         self.status = 128 + signal.SIGTERM
         self._begin_to_end()
         return KeyboardInterrupt()
 
     def leave(self) -> None:
-        """Where a signal ended the run in the middle of something: do not tear that down.
+        """Exit now if a signal interrupted work halfway, without tearing that work down.
 
-        A Ray that was still starting, for one, aborts the interpreter on its way out.
+        A Ray that is still starting, for example, aborts the interpreter when it is torn down.
         """
         if self._ending:
             sys.stdout.flush()
@@ -114,7 +114,7 @@ class Interrupts:
         if self._count == 1:
             self.status = 128 + number
             if self._stop is not None:
-                self._words.put("stopping")
+                self._requests.put("stopping")
                 self._stop()
                 return
         if self._ending:
@@ -124,23 +124,23 @@ class Interrupts:
 
     def _begin_to_end(self) -> None:
         self._ending = True
-        self._words.put("end")
-        # Errors of what is torn down halfway are of no use to anyone.
+        self._requests.put("end")
+        # Errors from objects that are torn down halfway are noise.
         sys.unraisablehook = lambda _: None
 
-    def _attend(self) -> None:
-        while (word := self._words.get()) != "over":
-            if word == "stopping":
+    def _serve(self) -> None:
+        while (request := self._requests.get()) != "over":
+            if request == "stopping":
                 say(_STOPPING, error=True)
             else:
-                # Nothing is put after it: this waits.
+                # Give the main thread this long to end by itself; another request ends the wait.
                 with contextlib.suppress(queue.Empty):
-                    self._words.get(timeout=END_SECONDS)
+                    self._requests.get(timeout=END_SECONDS)
                 _end(self.status, INTERRUPTED)
 
 
 def _end(status: int, message: str = "") -> None:
-    """End this process and all it has started, now."""
+    """Kill this process and its descendants at once."""
     with contextlib.suppress(OSError):
         if os.isatty(1):
             os.write(1, _SHOW_CURSOR)
@@ -156,6 +156,6 @@ def _end(status: int, message: str = "") -> None:
 
 @functools.cache
 def _ignore_at_exit() -> None:
-    """Once everything is printed, a Ctrl-C would only show a stack trace of the interpreter."""
+    """Ignore both signals at exit, where a Ctrl-C would only print an interpreter stack trace."""
     for number in _SIGNALS:
         atexit.register(signal.signal, number, signal.SIG_IGN)

@@ -1,11 +1,11 @@
-"""`ponente join`: this machine becomes a host of a cluster, whatever made the machine.
+"""`ponente join`: make this machine a host of a cluster, however it was created.
 
 The same line on every host:
 
 ponente join HEAD:6380 --hardware v6e-16 -- ponente run experiments/run_200m.py --prefix gs://bucket/runs
 
-HEAD is the name or address of one machine, which runs the command once all hosts have joined. What
-is not given is read from the environment and from the machine's metadata.
+HEAD is the name or address of one machine, which runs the command once all hosts have joined. Flags
+that are not given are read from the environment and from the machine's metadata.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _PORT = 6380
 
 
 def run(arguments: list[str]) -> int:
-    """Join and stay until the run has ended; its exit status."""
+    """Join, stay until the run has ended, and return its exit status."""
     refuse_secrets(arguments)
-    own, _, after = _split(arguments)
-    given = _parser().parse_args(own)
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    given = _parser().parse_args(arguments[:end])
     from pipeline.graph.hardware import pod
     from pipeline.launch import host as hosts
     from pipeline.launch.join import SECRET, Joining, join, shared_secret
 
-    beside = given.role == "head"
-    if beside and not given.hardware:
+    only_head = given.role == "head"
+    if only_head and not given.hardware:
         raise UsageError("join: --role head needs --hardware, whose hosts it waits for")
     found = (given.hardware, given.worker_id, given.name, given.slice_id)
-    host = None if beside else hosts.find(*found)
+    host = None if only_head else hosts.find(*found)
     hardware = pod(given.hardware) if host is None else host.hardware
     if hardware.kind not in ("tpu", "gpu"):
         raise InputError(f"join: expected a TPU slice or hosts with GPUs, got {hardware.name!r}")
@@ -48,15 +48,10 @@ def run(arguments: list[str]) -> int:
             wait=given.wait,
             imitate=given.imitate,
             secret=shared_secret(given.shared) if given.shared else os.environ.get(SECRET, ""),
-            run=tuple(after),
+            run=tuple(arguments[end + 1 :]),
             tell=say,
         )
     )
-
-
-def _split(arguments: list[str]) -> tuple[list[str], str, list[str]]:
-    where = arguments.index("--") if "--" in arguments else len(arguments)
-    return arguments[:where], "--", arguments[where + 1 :]
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -76,28 +71,33 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("head", help=f"the head's name or address; port {_PORT} and the next are used")
-    add("--hardware", default="", metavar="NAME", help="all of it, such as v6e-16 or 2xv6e-16")
+    add("--hardware", default="", metavar="NAME", help="all hosts, such as v6e-16 or 2xv6e-16")
     add("--worker-id", default="", metavar="N", help="number of this host in its slice, from 0")
-    add("--slice-id", default="", metavar="N", help="number of its slice, where there are several")
-    add("--name", default="", help="of the hardware, the same on all of its hosts")
+    add(
+        "--slice-id",
+        default="",
+        metavar="N",
+        help="number of its slice, from 0, if there are several",
+    )
+    add("--name", default="", help="name of the hardware, the same on all hosts")
     add(
         "--role",
         default="auto",
         choices=("auto", "head", "host"),
-        help="head: beside the slice; auto: a host, which leads too if HEAD is this machine",
+        help="head: outside the slice; auto: a host, and also the head if HEAD is this machine",
     )
     add(
         "--wait",
         type=seconds,
         default=1200.0,
         metavar="TIME",
-        help="for the head, or as the head for the hosts (20m)",
+        help="how long to wait for the head, or as the head for the hosts (20m)",
     )
     add(
         "--shared",
         default="",
         metavar="URL",
-        help="an object only these hosts may read; the first writes the cluster's secret there",
+        help="object that only these hosts can read; the first writes the cluster's secret to it",
     )
-    add("--imitate", action="store_true", help="claim the chips without having them, on CPUs")
+    add("--imitate", action="store_true", help="imitate the chips on CPUs")
     return parser

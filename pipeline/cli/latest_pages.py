@@ -1,4 +1,4 @@
-"""Short paths, the same from run to run, that lead to the pages of an experiment's outputs."""
+"""Short paths, stable across runs, that redirect to the pages of an experiment's outputs."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from pipeline.store import storage
 def point_to_pages(context: Context, execution: Execution) -> list[tuple[str, str]]:
     """(label, URL) of every target that has a page: `reports/EXPERIMENT[-PRESET]/LABEL.html`.
 
-    The second of one label is LABEL-2, in the order of the targets. The file there leads a browser
-    on, by a relative path where the page is in the same store. One that cannot be written never
-    fails the run; the URL is then the page's own.
+    A second target with the same label gets LABEL-2, in the order of the targets. The file
+    redirects a browser, by a relative path if the page is in the same store. A file that cannot be
+    written does not fail the run; the URL is then the page's own.
     """
     assert context.experiment is not None
     folder = context.experiment.name + (f"-{context.preset}" if context.preset != FULL else "")
-    prefix, found = context.store.prefix, []
+    prefix, pages = context.store.prefix, []
     labels: Counter[str] = Counter()
     for node in execution.targets:
-        there = execution.published[node.key]
-        page = node.output(there.path, there.manifest).page
+        found = execution.published[node.key]
+        page = node.output(found.path, found.manifest).page
         if page:
             labels[node.label] += 1
-            again = f"-{labels[node.label]}" if labels[node.label] > 1 else ""
-            url = storage.join(prefix, "reports", folder, f"{node.label}{again}.html")
+            suffix = f"-{labels[node.label]}" if labels[node.label] > 1 else ""
+            url = storage.join(prefix, "reports", folder, f"{node.label}{suffix}.html")
             inside = page.startswith(f"{prefix}/")
             target = html.escape(f"../../{page.removeprefix(f'{prefix}/')}" if inside else page)
             refresh = f'<meta http-equiv="refresh" content="0; url={target}">'
@@ -38,5 +38,5 @@ def point_to_pages(context: Context, execution: Execution) -> list[tuple[str, st
                 storage.write_atomic(url, text.encode())
             except (PonenteError, OSError):
                 url = page
-            found.append((node.label, url))
-    return found
+            pages.append((node.label, url))
+    return pages

@@ -1,4 +1,4 @@
-"""`launch`: machines for an experiment, printed as files and commands, or made; or imitated."""
+"""`launch`: print or run the commands that make an experiment's machines, or imitate them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from pipeline.launch.targets import RECIPES
 
 
 def launch(context: Context) -> int:
-    """Print what would make the machines and run the experiment there; with --go, do it.
+    """Print the files and commands that make machines and run the experiment on them.
 
-    What `--on local` does costs nothing, and is done.
+    With --go they are executed. `--on local` costs nothing and runs without --go.
     """
     chosen = context.options
     if not chosen.on:
@@ -53,7 +53,7 @@ def launch(context: Context) -> int:
 def _run_command(context: Context) -> tuple[str, ...]:
     """The command that runs the same experiment with the same settings."""
     words = context.command[1:]
-    # The first word may be the program's own file.
+    # Last, because the first word may be the program's own file.
     reference = next(w for w in (*words[1:], *words) if _is_experiment(w))
     path, colon, variable = reference.partition(":")
     return ("ponente", "run", relative_file(path) + colon + variable, *_flags(context))
@@ -72,11 +72,11 @@ def _flags(context: Context) -> list[str]:
 
 
 def _run_flags(context: Context) -> list[str]:
-    """Flags of `run` that were given."""
+    """The given flags that `run` has too."""
     defaults, words = options.defaults("launch"), []
     for name in options.LAUNCHED:
         value = getattr(context.options, name)
-        # A switch may be on by this machine's environment, which the hosts do not have.
+        # A switch may be set by this machine's environment, which the hosts do not have.
         if value is True or value != getattr(defaults, name):
             words.append(f"--{name.replace('_', '-')}")
             if name == "wait":
@@ -87,7 +87,7 @@ def _run_flags(context: Context) -> list[str]:
 
 
 def _local(context: Context, hardware: Hardware, name: str) -> int:
-    """Run the experiment on an imitated pod, by the program that runs this."""
+    """Run the experiment on an imitated pod, with this process's interpreter and program."""
     from pipeline.launch.local import run_local
 
     # Such as [python, -m, module, launch, FILE, ...] or [python, FILE, launch, ...].
@@ -127,8 +127,8 @@ def _call(commands: Sequence[str], after: Sequence[str]) -> int:
         done = subprocess.run(["bash", "-euo", "pipefail", "-c", line])
         if done.returncode:
             raise InputError(
-                f"launch: {line.split(' ', 1)[0]} ended with status {done.returncode}; what was "
-                "made before is still there: " + "; ".join(_lines(after))
+                f"launch: {line.split(' ', 1)[0]} ended with status {done.returncode}; the "
+                "resources made before it still exist: " + "; ".join(_lines(after))
             )
     say("later:")
     for line in after:

@@ -1,4 +1,4 @@
-"""`logs`: what the processes of a step's last attempt wrote, so far or as it grows."""
+"""`logs`: print the logs of a step's last attempt, once or as they grow."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _POLL_SECONDS = 2.0
 
 
 def logs(context: Context) -> int:
-    """The logs of the last attempt at a step; with --follow until no attempt runs."""
+    """Print the logs of a step's last attempt; with --follow until no attempt runs."""
     node = context.step()
     path = context.store.path(node)
-    while not (found := _newest(path)[1]) and _awaited(context, path):
+    while not (found := _newest(path)[1]) and context.options.follow and _runs(path):
         time.sleep(_POLL_SECONDS)
     if not found:
-        raise InputError(f"{node.label}: no attempt was logged under {path}")
+        raise InputError(f"{node.label}: found no log of an attempt under {path}")
     if context.options.follow:
         follow(path, lambda: _runs(path))
         return 0
@@ -31,23 +31,19 @@ def logs(context: Context) -> int:
     return 0
 
 
-def _awaited(context: Context, path: str) -> bool:
-    return context.options.follow and _runs(path)
-
-
 def _runs(path: str) -> bool:
-    """Whether an attempt is at work, as far as its heartbeats show."""
+    """Whether an attempt is running, according to its heartbeats."""
     holder = lease.holder(path)
     return holder is not None and holder.responsive
 
 
 def follow(path: str, running: Callable[[], bool], seconds: float = _POLL_SECONDS) -> None:
-    """Print the logs of the step in `path` as they grow, also of attempts that begin later.
+    """Print the logs of the step in `path` as they grow, those of later attempts included.
 
     Args:
         path: the step's directory.
-        running: whether more can come; asked before each look.
-        seconds: between two looks.
+        running: whether more output can come; called before each poll.
+        seconds: between two polls.
     """
     tails: dict[str, Tail] = {}
     shown = ""

@@ -1,4 +1,4 @@
-"""Verbs that look after a store: check it, clean it, adopt into it, free it."""
+"""Verbs that maintain a store: verify, collect garbage, adopt outputs, end leases, doctor."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from pipeline.store.manifest import Manifest, load_keyed
 
 
 def verify(context: Context) -> int:
-    """Digest outputs again, byte by byte; status 1 if something is not what was written."""
-    storage.list_names(context.store.prefix)  # a store out of reach says nothing of its outputs
+    """Compare the bytes of outputs with their digests; status 1 if any output is corrupt."""
+    storage.list_names(context.store.prefix)  # raises if the store is unreachable
     found: list[dict[str, Any]] = []
     for node in context.steps():
         path = context.store.path(node)
@@ -67,7 +67,7 @@ def _contents(manifest: Manifest) -> str:
 
 
 def gc(context: Context) -> int:
-    """List what no preset and no recorded run needs; delete it with --delete."""
+    """List objects that no preset and no recorded run needs; delete them with --delete."""
     o = context.options
     nodes = topological([*context.all_targets(), *_other_experiments(context.words)])
     keep = Keep(not o.presets_only, o.older_than, o.keep)
@@ -126,7 +126,7 @@ def adopt(context: Context) -> int:
         for path in removed:
             say(f"removed {path}")
         for path in built:
-            say(f"warning: {path} was built from what was removed; build it again with --force")
+            say(f"warning: {path} was built from a removed output; build it again with --force")
         return 0
     seen = look(topological([node]), store)
     source = adoption.choose(store, node, seen, context.options.source)
@@ -141,7 +141,7 @@ def adopt(context: Context) -> int:
 
 
 def unlock(context: Context) -> int:
-    """End the lease on a step, even of a live owner."""
+    """End the lease on a step, even if its owner is alive."""
     node = context.step()
     owner = lease.end(context.store.path(node))
     say(f"{node.label}: {f'released, was held by {owner}' if owner else 'the lease is free'}")
@@ -149,7 +149,7 @@ def unlock(context: Context) -> int:
 
 
 def confirm(context: Context, question: str) -> None:
-    """Ask on a terminal. Raises `InputError` when the answer is no, or there is no terminal."""
+    """Ask on the terminal. Raises `InputError` if the answer is no or stdin is no terminal."""
     if context.options.yes:
         return
     if not sys.stdin.isatty():

@@ -1,4 +1,4 @@
-"""Verbs and their flags: the engine's own by argparse, the experiment's settings by tyro."""
+"""Verbs and flags: argparse parses the engine's flags, tyro the experiment's settings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _steps(help: str) -> dict[str, Any]:
     return {"help": help, "type": _names, "default": (), "metavar": "STEP,..."}
 
 
-# Every flag of every verb, by the name its value has.
+# Every flag of every verb, by the name of its value.
 FLAGS: dict[str, dict[str, Any]] = {
     "preset": _flag(f"which settings; {FULL} for the defaults", metavar="NAME"),
     "prefix": _flag(
@@ -47,22 +47,22 @@ FLAGS: dict[str, dict[str, Any]] = {
         default=os.environ.get("PONENTE_PREFIX", "./runs"),
     ),
     "shared": _flag(
-        "stores that are read too and never written; else PONENTE_SHARED",
+        "more stores to read from, never written; else PONENTE_SHARED",
         metavar="URL,...",
         type=_names,
         default=_names(os.environ.get("PONENTE_SHARED", "")),
     ),
-    "only": _steps("run nothing but these"),
+    "only": _steps("run only these"),
     "until": _steps("stop after these"),
     "force": _steps("build these again"),
-    "keep_going": _switch("after a failure, run what does not need it"),
+    "keep_going": _switch("after a failure, run the steps that do not depend on it"),
     "strict": _switch("refuse outputs built by other code"),
     "wait": _flag(
         "how long a step may wait for hardware, such as 90s, 30m or 6h; no limit by default",
         type=seconds,
         metavar="TIME",
     ),
-    "jobs": _flag("steps at once; 0 for what the resources allow", type=int, default=0),
+    "jobs": _flag("steps in parallel; 0 for as many as the resources allow", type=int, default=0),
     "executor": _flag(
         "ray; inline: one step after the other in this process; auto: inline for small graphs",
         choices=("auto", "ray", "inline"),
@@ -75,34 +75,34 @@ FLAGS: dict[str, dict[str, Any]] = {
     ),
     "json": _switch("print one JSON object"),
     "html": _flag("write a page", metavar="FILE"),
-    "delete": _switch("delete what is listed"),
-    "follow": _switch("print what is written from now on too"),
+    "delete": _switch("delete the listed objects"),
+    "follow": _switch("keep printing as the logs grow"),
     "watch": _switch("show the newest run until it has ended"),
     "presets_only": _switch("list outputs of recorded runs too"),
-    "older_than": _flag("keep what is younger", type=seconds, default=0.0, metavar="14d"),
+    "older_than": _flag("keep younger objects", type=seconds, default=0.0, metavar="14d"),
     "keep": _flag("keep these", type=_names, default=(), metavar="STEP|DIR,..."),
     "undo": _switch("remove an adopted output"),
     "yes": _switch("do not ask"),
     "source": _flag("directory of the output to adopt", metavar="DIR"),
     "no_compile": {
-        **_switch("only what is known of a step at once; start no compiler; or PONENTE_NO_COMPILE"),
+        **_switch("skip the facts that need the compiler; or PONENTE_NO_COMPILE"),
         "default": bool(os.environ.get("PONENTE_NO_COMPILE")),
     },
     "on": _flag(
         "sky, kuberay, gcloud (managed group), queued (queued resource), or local: this machine "
-        "claims to be the hosts",
+        "imitates the hosts",
         choices=(*TARGETS, LOCAL),
     ),
-    "spot": _switch("machines that may be taken away, at a third of the price"),
+    "spot": _switch("preemptible machines, at a third of the price"),
     "zone": _flag("Google's zone, such as us-east5-b", default="", metavar="ZONE"),
     "image": _flag(
         "container image to build and push, for kuberay", default="", metavar="REGISTRY/NAME:TAG"
     ),
-    "go": _switch("run the commands that are printed without it"),
-    "help": _switch("this text"),
+    "go": _switch("run the commands; without it they are only printed"),
+    "help": _switch("print this help"),
     "help_settings": _switch("every setting, with its value under the preset"),
 }
-# Flags by how they are written.
+# Flag as typed -> its name in `FLAGS`.
 SPELLED = {"--from" if n == "source" else f"--{n.replace('_', '-')}": n for n in FLAGS}
 _SHORT = {"help": "-h"}
 _EVERY = ("preset", "prefix", "shared", "help", "help_settings")
@@ -117,8 +117,8 @@ class Verb:
 
     Attributes:
         help: one line.
-        flags: names of its flags, beside those of every verb.
-        words: what may follow it, such as "STEP".
+        flags: names of its flags, in addition to those of every verb.
+        words: the words that may follow it, such as "STEP".
     """
 
     help: str
@@ -131,13 +131,13 @@ VERBS = {
     "plan": Verb("what a run would do, and why", (*_RUN, "json")),
     "explain": Verb("why steps are not up to date", (*_CHOICE, "json"), "[STEP ...]"),
     "status": Verb(
-        "how far steps are, and the last runs", (*_CHOICE, "json", "watch"), "[STEP ...]"
+        "progress of the steps, and the last runs", (*_CHOICE, "json", "watch"), "[STEP ...]"
     ),
-    "stop": Verb("ask a run, wherever it is, to save and end", (), "[RUN]"),
+    "stop": Verb("cancel a run on any machine; it saves and ends", (), "[RUN]"),
     "graph": Verb("steps, inputs and directories", (*_CHOICE, "html")),
     "show": Verb("one output: configuration, result, lineage", ("json",), "STEP"),
     "launch": Verb(
-        "machines for the experiment's hardware, and the run on them",
+        "make machines for the experiment's hardware and run it on them",
         ("on", "spot", "zone", "image", "go", *LAUNCHED),
     ),
     "logs": Verb("the logs of a step's last attempt", ("follow",), "STEP"),
@@ -157,10 +157,10 @@ EXIT_CODES = "exit codes: 0 done, 1 refused, failed or damaged, 2 wrong usage, 1
 
 
 class UsageParser(argparse.ArgumentParser):
-    """A parser whose errors are a `UsageError`."""
+    """A parser whose errors raise `UsageError`."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise it."""
+        """Raise `UsageError`."""
         raise UsageError(f"{self.prog}: {message}; see {self.prog} --help")
 
 
@@ -198,9 +198,8 @@ def _epilog(verb: str, experiment: Declaration[Any] | None) -> str:
     if experiment is None or verb in FREE:
         return EXIT_CODES
     settings = " ".join(f"--{name.replace('_', '-')}" for name in experiment.setting_names)
-    return f"settings of {experiment.name} (--help-settings explains them):\n  {settings}\n\n" + (
-        EXIT_CODES
-    )
+    head = f"settings of {experiment.name} (--help-settings explains them):"
+    return f"{head}\n  {settings}\n\n{EXIT_CODES}"
 
 
 def check_verb(verb: str, more: tuple[str, ...] = ()) -> None:
@@ -217,7 +216,7 @@ def defaults(verb: str) -> argparse.Namespace:
 def parse(
     verb: str, arguments: list[str], experiment: Declaration[Any] | None, program: str
 ) -> tuple[argparse.Namespace, list[str], Any]:
-    """(engine flags, words, settings) of what follows a verb.
+    """(engine flags, words, settings), parsed from the arguments after a verb.
 
     Raises:
         UsageError: for a flag, preset or word that this verb does not have.
@@ -263,7 +262,7 @@ def _check_flags(verb: str, prog: str, overrides: list[str], settings: list[str]
             owners = [v for v in VERBS if SPELLED[name] in _flags_of(v)]
             raise UsageError(f"{prog}: no flag {name}; {', '.join(owners)} has it")
         known = [*(s for s, n in SPELLED.items() if n in _flags_of(verb)), *settings]
-        # A part of a dotted name is enough to find it: --learning-rate.
+        # Hint at a dotted name from its last part: --learning-rate.
         ends = [s for s in settings if s.endswith(f".{name.removeprefix('--')}")]
         hint = f"; did you mean {ends[0]}?" if ends else ""
         message = f"no flag {name}{hint}" if hint else unknown("flag", name, known)
@@ -276,7 +275,7 @@ def override(preset: Any, overrides: list[str], prog: str) -> Any:
     """The preset with fields overridden by dotted flags."""
     if not overrides:
         return preset
-    # tyro is slow to import for its size and only flags need it.
+    # tyro is slow to import, and only overrides need it.
     import tyro
 
     return tyro.cli(

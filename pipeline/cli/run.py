@@ -1,4 +1,4 @@
-"""`run`: bring everything up to date."""
+"""`run`: execute every step that is not up to date."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from pipeline.execute.small import refuse_several_hosts
 from pipeline.execute.stop_request import stop_on_request
 from pipeline.graph.facts import Facts
 from pipeline.graph.node import Node, unique_labels
-from pipeline.plan import facts as known
+from pipeline.plan import facts as step_facts
 from pipeline.plan.plan import code_warnings
 from pipeline.store.write_check import check_writable
 
 
 def run(context: Context) -> int:
-    """Execute what is not up to date, and say what came of it; returns the exit status."""
+    """Execute the steps that are not up to date, print the outcome, return the exit status."""
     with survive_closed_streams(), Interrupts() as interrupts:
         try:
             _run(context, interrupts)
@@ -44,7 +44,7 @@ def run(context: Context) -> int:
 
 
 def bring_up(context: Context) -> Execution:
-    """The finished execution of a graph, for callers in Python.
+    """Execute the graph and return the finished execution, for callers in Python.
 
     Raises:
         PonenteError: a step failed or was refused.
@@ -122,7 +122,7 @@ def _execute(
     try:
         backend = RayBackend(cluster, context.options.wait)
     except SystemExit:
-        # Ray takes SIGTERM while it starts, and this is its answer.
+        # While Ray starts, its own handler of SIGTERM is installed and raises this.
         raise interrupts.terminated() from None
     try:
         interrupts.install()
@@ -139,7 +139,7 @@ def _stop_on_request(
     context: Context, log: EventLog, stop: Callable[[], None]
 ) -> contextlib.AbstractContextManager[None]:
     def asked() -> None:
-        say("stopping, as `ponente stop` asked: what is in flight is finished first", error=True)
+        say("stopping, requested by `ponente stop`: work in flight is finished first", error=True)
         stop()
 
     return stop_on_request(context.store.prefix, log.run_id, asked)
@@ -158,7 +158,7 @@ def _in_process(context: Context, log: EventLog, execution: Execution, needed: l
 
 
 def _write_page(context: Context, run_id: str) -> str:
-    """The run's page; a page that cannot be written fails no run."""
+    """Write the run's page and return its URL; a failed write does not fail the run."""
     from pipeline.pages.page import write
 
     try:
@@ -206,26 +206,28 @@ def _check_code(context: Context, execution: Execution) -> None:
 
 
 def _check_facts(context: Context, execution: Execution, needed: list[Node]) -> None:
-    """Show what the steps that will run are; refuse before anything is reserved what cannot work.
+    """Print the facts of the steps to execute; refuse bad steps before hardware is reserved.
+
+    The facts that are available at once come before those that need the compiler.
 
     Raises:
-        InputError: for the first kind of look that refuses a step, with every refusal of it.
+        InputError: one of these two stages refuses a step; it lists every refusal of that stage.
     """
     labels = unique_labels(execution.order)
-    stated = known.state(needed, known.results_of(execution.published))
-    known.refuse(_said(stated, labels), labels)
+    stated = step_facts.state(needed, step_facts.results_of(execution.published))
+    step_facts.refuse(_print_facts(stated, labels), labels)
     if not context.options.no_compile:
-        known.refuse(_said(known.examine(stated, labels, say), labels), labels)
+        step_facts.refuse(_print_facts(step_facts.examine(stated, labels, say), labels), labels)
 
 
-def _said(stated: dict[str, Facts], labels: dict[str, str]) -> dict[str, Facts]:
-    """The same facts, printed but for refusals, which the error has."""
+def _print_facts(stated: dict[str, Facts], labels: dict[str, str]) -> dict[str, Facts]:
+    """Print the facts without their refusals, which the error lists, and return them."""
     say_facts({k: dataclasses.replace(f, refusal="") for k, f in stated.items()}, labels)
     return stated
 
 
 def _say_settings(context: Context) -> None:
-    """The preset, and the settings that differ from it."""
+    """Print the preset and the settings that differ from it."""
     assert context.experiment is not None
     preset = context.experiment.presets[context.preset]
     say(f"{context.experiment.name}  preset {context.preset}  store {context.store.prefix}")

@@ -1,4 +1,4 @@
-"""Flags that look like secrets: a command line is recorded, so none may carry one."""
+"""Refuse or mask secrets on command lines, which are recorded in the store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VALUE = re.compile(
 
 
 def refuse_secrets(arguments: Iterable[str]) -> None:
-    """Raise `UsageError` for a flag whose name or value looks like a secret; it is not repeated."""
+    """Raise `UsageError`, without the value, if a flag's name or value looks like a secret."""
     flag = ""
     for word in arguments:
         if word.startswith("--"):
@@ -43,5 +43,5 @@ def _refuse(flag: str, what: str) -> None:
 
 
 def redacted(words: Iterable[str]) -> list[str]:
-    """Words of a command with what looks like a secret replaced by ***."""
+    """The words of a command, with every text that looks like a secret replaced by ***."""
     return [_VALUE.sub("***", word) for word in words]

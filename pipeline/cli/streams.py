@@ -1,8 +1,8 @@
-"""Standard output and error that may go away under a run without failing it.
+"""Let a run continue when stdout or stderr is lost.
 
-A pipe whose reader has ended, a terminal that hung up and a full disk behind a redirection refuse
-writes. The first refusal points the stream's file descriptor at /dev/null: what is buffered, what
-libraries write and the interpreter's own last flush then succeed.
+Writes fail when the reader of a pipe has ended, the terminal hung up or the disk behind a
+redirection is full. The first failed write redirects the stream's file descriptor to /dev/null, so
+that buffered text, writes by libraries and the interpreter's last flush succeed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Stream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write `text`, or drop it when the stream is gone."""
+        """Write `text`, or drop it if the stream is lost."""
         try:
             return self._stream.write(text)
         except OSError:
@@ -29,7 +29,7 @@ class _Stream:
             return len(text)
 
     def flush(self) -> None:
-        """Flush, or drop what is buffered when the stream is gone."""
+        """Flush, or drop the buffer if the stream is lost."""
         try:
             self._stream.flush()
         except OSError:
@@ -52,7 +52,7 @@ def survive_closed_streams() -> Iterator[None]:
     try:
         yield
     finally:
-        # Flushed here, or the interpreter's last flush would find the closed pipe.
+        # Flush here: the interpreter's last flush would fail on the closed pipe.
         sys.stdout.flush()
         sys.stderr.flush()
         sys.stdout, sys.stderr = before

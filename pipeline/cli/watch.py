@@ -1,4 +1,4 @@
-"""Following a run from elsewhere, on its store alone: `status --watch`, and `stop`."""
+"""`status --watch` and `stop`: follow or stop a run from any machine, through its store."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _POLL_SECONDS = 5.0
 
 
 def watch(context: Context, seconds: float = _POLL_SECONDS) -> int:
-    """Show the experiment's newest run until it has ended; 1 if it did not end well.
+    """Show the experiment's newest run until it has ended; status 0 if its outcome is "ok", else 1.
 
-    On a terminal one screen that changes; elsewhere a line for every change.
+    A terminal shows one screen that is redrawn; other outputs get a line for every change.
     """
     run = _runs_of(context)[0].run
     with _screen() as show:
@@ -31,22 +31,22 @@ def watch(context: Context, seconds: float = _POLL_SECONDS) -> int:
 
 
 def stop(context: Context) -> int:
-    """Ask a run of the experiment that has not ended to save and end.
+    """Request that a running run of the experiment saves and ends.
 
     Raises:
         InputError: when none runs, or several do and none is named.
     """
     found = [record.run for record in _runs_of(context) if record.ending == "running"]
     wanted = [run for run in found if run in context.words] if context.words else found
-    there = f"running are {', '.join(found)}" if found else "none is running"
+    running = f"running are {', '.join(found)}" if found else "none is running"
     if not wanted:
         name = " ".join(context.words) or f"a run in {context.store.prefix}"
-        raise InputError(f"stop: cannot stop {name}: {there}")
+        raise InputError(f"stop: cannot stop {name}: {running}")
     if len(wanted) > 1:
-        raise InputError(f"stop: expected the name of one run; {there}")
+        raise InputError(f"stop: expected the name of one run; {running}")
     request_stop(context.store.prefix, wanted[0])
     say(
-        f"run {wanted[0]} will stop: its driver looks every {LOOK_SECONDS:.0f} s, finishes what is "
+        f"run {wanted[0]} will stop: its driver checks every {LOOK_SECONDS:.0f} s, finishes work "
         "in flight and saves a checkpoint; `status --watch` shows it"
     )
     return 0
@@ -77,7 +77,7 @@ def _state(step: StepRecord) -> str:
 
 @contextlib.contextmanager
 def _screen() -> Iterator[Callable[[Sequence[str]], None]]:
-    """A function that shows lines in place of those before."""
+    """A function that shows lines and replaces those it showed before."""
     if not sys.stdout.isatty():
         shown: set[str] = set()
 

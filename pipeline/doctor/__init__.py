@@ -1,7 +1,7 @@
 """`ponente doctor`: whether this machine and the store are fit for a run.
 
-Each check looks at one thing and returns what it found and what to do. Checks run at the same time,
-each with a deadline, and whatever one raises is its finding.
+Each check examines one thing and returns a finding with advice. Checks run concurrently, each with
+a deadline, and an exception of a check becomes its finding.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(^|_)KEY(_|$)", re.IGNORECA
 
 
 def examine(prefix: str, chosen: dict[str, tuple[Check, float]] = CHECKS) -> list[Finding]:
-    """What every check found about this machine and the store at `prefix`, in order."""
+    """The finding of every check of this machine and the store at `prefix`, in order."""
     threshold = logging.root.manager.disable
-    # A library that logs a page about a bucket that does not answer would hide the findings.
+    # Libraries log a page about an unreachable bucket, which would hide the findings.
     logging.disable(logging.CRITICAL)
     try:
         started = [
@@ -58,7 +58,7 @@ def _start(name: str, check: Check, prefix: str) -> tuple[threading.Thread, list
         except BaseException as error:  # noqa: BLE001 - any library may be behind a check
             box.append(Finding(name, "fail", describe(error)))
 
-    # A daemon: a check that never returns must not keep the process from ending.
+    # A daemon thread: a check that never returns must not keep the process alive.
     thread = threading.Thread(target=work, daemon=True, name=f"doctor {name}")
     thread.start()
     return thread, box
@@ -69,14 +69,14 @@ def _wait(
 ) -> Finding:
     thread.join(max(0.0, begin + seconds - time.monotonic()))
     if not box:
-        advice = "check the network, the mount or the device that it asks"
+        advice = "check the network, the mount or the device that it uses"
         return Finding(name, "fail", f"no answer in {seconds:g} s", advice)
     found = box[0]
     return Finding(name, found.status, clean(found.found), clean(found.advice))
 
 
 def clean(text: str) -> str:
-    """`text` on one line, without user parts of URLs, bearer tokens and secrets of variables."""
+    """`text` on one line, with credentials of URLs, headers and variables replaced by ***."""
     for name, value in os.environ.items():
         if _SECRET.search(name) and len(value) >= 8 and not os.path.exists(value):
             text = text.replace(value, "***")

@@ -33,7 +33,7 @@ _DEVICES = {
 }
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
-# In a process of its own: jax keeps the devices, and can wait for good for a TPU that is in use.
+# Run in its own process: jax keeps devices open, and can block forever on a TPU that is in use.
 _ASK_JAX = """
 import json, jax
 devices = jax.devices()
@@ -49,9 +49,9 @@ class Finding:
 
     Attributes:
         name: the check's name.
-        status: "ok", "warn" (works, but) or "fail" (a run would go wrong).
-        found: one line: what is there.
-        advice: what to do about it; empty when there is nothing to do.
+        status: "ok", "warn" (a run works, with limitations) or "fail" (a run would fail).
+        found: what the check found, in one line.
+        advice: what to do; empty when there is nothing to do.
     """
 
     name: str
@@ -66,7 +66,7 @@ def describe(error: BaseException) -> str:
 
 
 def python(_: str) -> Finding:
-    """Whether the version of Python is one the project runs on."""
+    """Whether the project supports this version of Python."""
     low, high = (".".join(map(str, version)) for version in PYTHON)
     good = PYTHON[0] <= sys.version_info[:2] <= PYTHON[1]
     found = f"{platform.python_version()} at {sys.executable}"
@@ -75,7 +75,7 @@ def python(_: str) -> Finding:
 
 
 def packages(_: str) -> Finding:
-    """Whether what is installed is what the project requires."""
+    """Whether the installed packages satisfy the project's requirements."""
     from packaging.requirements import Requirement
 
     advice = "pip install -e . in the checkout"
@@ -101,12 +101,12 @@ def packages(_: str) -> Finding:
 
 
 def accelerators() -> list[str]:
-    """Accelerators that the operating system shows as devices."""
+    """Accelerators that the operating system lists as devices."""
     return [name for pattern, name in _DEVICES.items() for _ in glob.glob(pattern)]
 
 
 def devices(_: str) -> Finding:
-    """What jax computes on here, and whether it leaves out an accelerator of this machine."""
+    """The devices that jax uses, and whether it misses an accelerator of this machine."""
     visible, platforms = accelerators(), os.environ.get("JAX_PLATFORMS", "")
     shown = ", ".join(f"{visible.count(name)} x {name}" for name in dict.fromkeys(visible))
     try:
@@ -123,7 +123,7 @@ def devices(_: str) -> Finding:
 
 
 def judge_devices(listed: dict[str, Any], shown: str, platforms: str) -> Finding:
-    """The finding from what jax lists, what the system shows, and JAX_PLATFORMS."""
+    """The finding from jax's devices, the operating system's devices, and JAX_PLATFORMS."""
     found = f"{listed['count']} x {listed['kind']} ({listed['platform']}), jax {listed['jax']}"
     if listed["memory"]:
         found += f", {listed['memory'] / 2**30:.1f} GiB each"
@@ -138,10 +138,10 @@ def judge_devices(listed: dict[str, Any], shown: str, platforms: str) -> Finding
 
 
 def _judge_chip(kind: str, count: int, found: str) -> Finding:
-    """What the table of chips has of an accelerator."""
+    """The finding on an accelerator from the tables of chips and prices."""
     chip, peak = chip_of(kind), peak_flops(kind)
     if chip is None or peak is None:
-        advice = "runs work; MFU is not shown and no memory is planned for. Add it to the table"
+        advice = "runs work, but MFU is not shown and memory is not planned. Add it to the table"
         return Finding("devices", "warn", f"{found}; not in pipeline/accelerators.py", advice)
     found += f", {peak / 1e12:,.0f} TFLOP/s each"
     try:
@@ -153,7 +153,7 @@ def _judge_chip(kind: str, count: int, found: str) -> Finding:
 
 
 def store(prefix: str) -> Finding:
-    """Whether the store keeps what the commit protocol needs: create, refuse, overwrite, list."""
+    """Whether the store can do what the commit protocol needs: create, refuse, overwrite, list."""
     prefix = storage.normalise(prefix)
     missing = _missing_folders(prefix) if storage.is_local(prefix) else []
     folder, start = storage.join(prefix, f".doctor-{uuid.uuid4().hex}"), time.perf_counter()
@@ -176,7 +176,7 @@ def store(prefix: str) -> Finding:
 
 
 def _missing_folders(path: str) -> list[str]:
-    """The folders that have to be made for `path` to be one, innermost first."""
+    """`path` and its parents, as far as they do not exist, innermost first."""
     missing = []
     while path != os.path.dirname(path) and not os.path.lexists(path):
         missing.append(path)
@@ -185,7 +185,7 @@ def _missing_folders(path: str) -> list[str]:
 
 
 def _exercise(folder: str) -> str:
-    """What the store did wrong, or nothing."""
+    """What the store did wrong; empty if nothing."""
     url = storage.join(folder, "record")
     if not storage.create(url, b"first"):
         return "create reports an object where none was written"
@@ -228,14 +228,14 @@ def hub(_: str) -> Finding:
     endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
     for name in _OFFLINE:
         if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE"):
-            return Finding("hub", "ok", f"not asked: {name} is set, only cached files are used")
+            return Finding("hub", "ok", f"skipped: {name} is set, only cached files are used")
     start = time.perf_counter()
     try:
         request = urllib.request.Request(endpoint, method="HEAD")
         with urllib.request.urlopen(request, timeout=_HUB_SECONDS) as answer:
             problem = f"HTTP status {answer.status}" if answer.status >= 500 else ""
     except urllib.error.HTTPError as error:
-        # The hub answered; its opinion of HEAD on the front page does not matter.
+        # The hub answered: only server errors and 407, a proxy's login, are problems.
         problem = f"HTTP status {error.code}" if error.code >= 500 or error.code == 407 else ""
         error.close()
     except (OSError, ValueError) as error:

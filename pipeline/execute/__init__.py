@@ -1,1 +1,1 @@
-"""Running a graph: attempts, the executor's loop, workers in this process and on Ray."""
+"""Executing a graph: attempts, the executor's loop, workers in this process and on Ray."""

@@ -1,8 +1,8 @@
-"""Adoption: an existing output, declared to be what a step would build.
+"""Adoption: use an existing output as the output of a step although its key differs.
 
-For when the key differs but a person knows the output is right: a version raised for no reason, a
-field added with the meaning it always had. The adopted manifest refers to the other's files and
-records the differences that were ignored. What depends on it is reused too, by content.
+For cases where the user knows that the output is right: a version raised without need, a field
+added that keeps the old behaviour. The adopted manifest refers to the existing files and records
+the differences that were ignored. Steps that depend on it are reused too, by content.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipeline.store.outputs import Found, Store
 
 @dataclass(frozen=True)
 class Candidate:
-    """An output to adopt, and its differences to what the step would build, a line a field."""
+    """An output to adopt, and its differences from the step's own output, one line per field."""
 
     path: str
     manifest: Manifest
@@ -33,13 +33,14 @@ def choose(store: Store, node: Node, seen: GraphState, source: str | None) -> Ca
     """The output to adopt.
 
     Args:
-        store: where the node's output is missing.
-        node: the step to adopt for.
-        seen: what is there of the graph.
-        source: directory of the output, a name in the store or a URL; None for the nearest earlier.
+        store: the store, in which the node's output is missing.
+        node: the node to adopt for.
+        seen: the state of the graph in the store.
+        source: directory of the output, a name in the store or a URL; None for the most similar
+            earlier output.
 
     Raises:
-        InputError: when there is nothing to adopt, or it is another step's.
+        InputError: when there is no output to adopt, or it is one of another step.
     """
     if node.key in seen.found and node.key not in seen.same:
         raise InputError(f"{node.label}: already published: {seen.found[node.key].path}")
@@ -62,7 +63,7 @@ def adopt(store: Store, node: Node, seen: GraphState, source: Candidate) -> Foun
     """Publish an existing output as the node's, after reading every byte of it.
 
     Raises:
-        CorruptOutput: when its bytes are not what was recorded.
+        CorruptOutput: when its bytes differ from what was recorded.
     """
     for problem in integrity.damage(source.path, source.manifest):
         raise CorruptOutput(f"{problem}; not adopted")
@@ -75,10 +76,10 @@ def undo(store: Store, node: Node) -> tuple[list[str], list[str]]:
     """Remove an adopted output, and the references that were published because of it.
 
     Returns:
-        directories of what was removed, and of the outputs that were built from one of these.
+        directories of the removed outputs, and of the outputs that were built from one of them.
 
     Raises:
-        InputError: when the step's output is not an adopted one, or was replaced meanwhile.
+        InputError: when the step's output is not an adopted one, or was replaced in between.
     """
     path = store.path(node)
     removed, built, left = [], [], [path]

@@ -1,13 +1,13 @@
-"""One attempt at one step: the only place where the commit protocol is written down.
+"""One attempt at one step: the implementation of the commit protocol.
 
     published? -> lease -> published? -> attempt directory -> the body -> manifest -> release
 
 The body writes under its attempt and declares the shards of its output; the manifest lists exactly
-those, after each was found in the ledger and on disk. It is created if absent; so a writer that was
-paused and wakes up after a takeover can neither touch nor replace what was published. Only a
+those, after each was found in the ledger and on disk. The manifest is created if absent; so a
+writer that was paused and continues after a takeover cannot change the published output. Only a
 requested rebuild replaces a manifest, by a compare-and-swap against the one it was to replace, and
-keeps the old one in `retired/`. Runs in whatever process the executor chose, and turns every error
-into an `Outcome`, so that nothing but data travels back.
+keeps the old one in `retired/`. An attempt runs in any process that the executor chose, and returns
+every error as an `Outcome`, so that no exception has to be pickled.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class Request:
     Attributes:
         inputs: input name -> (URL of its directory, its key).
         arguments: configuration and runtime arguments.
-        identity: of the node.
+        identity: identity of the node.
         build: id of the build that the attempt belongs to.
-        provenance: what the run says of where its outputs come from.
+        provenance: the part of the provenance that all steps of the run share.
         replaces: attempt of the published output that this one is to replace; empty if none.
-        live: those inputs that may still be made, and how.
-        packages: loggers whose information the log keeps: those of the step's own code.
-        listings: what the external arguments stood for when the run was planned.
+        live: the live inputs, and the builds that write them.
+        packages: loggers whose INFO records go to the log: those of the step's own code.
+        listings: listings of the external arguments when the run was planned.
     """
 
     step: StepSpec[..., Any]
@@ -79,14 +79,14 @@ class Request:
 
     @property
     def ledger(self) -> Ledger:
-        """Where this build records its shards."""
+        """The ledger of this build."""
         return Ledger(self.root, self.build)
 
     def published(self) -> bool:
-        """Whether there is an output, and not the one to be replaced.
+        """Whether there is an output other than the one to be replaced.
 
         Raises:
-            CorruptOutput: when what is there is not what was recorded.
+            CorruptOutput: when the output differs from what was recorded.
         """
         return manifest.load_built(self.root, self.key, self.replaces) is not None
 
@@ -99,9 +99,9 @@ class Outcome:
         status: "published", "reused" (another attempt published), "stopped" or "failed".
         cause: one line, when failed or stopped.
         log: URL of the attempt's full log.
-        transient: whether a retry could help.
-        preempted: it was terminated after saving its work; resuming uses up no try.
-        resources_unavailable: it failed because its hardware was taken.
+        transient: whether a retry could succeed.
+        preempted: whether it was preempted after saving its work; resuming uses no try.
+        resources_unavailable: whether it failed because its hardware was in use.
     """
 
     status: str
@@ -117,10 +117,10 @@ def execute(request: Request, emit: Emit, workers: Workers, *, redirect: bool = 
     """Execute one step; errors are returned as an `Outcome`, never raised.
 
     Args:
-        request: what to execute.
-        emit: takes events, each stamped with the step.
-        workers: what the body's fan-out and gangs run on.
-        redirect: send this process's stdout and stderr to the attempt's log meanwhile.
+        request: the step and its arguments.
+        emit: called with events, each stamped with the step.
+        workers: run the body's shards and gangs.
+        redirect: send this process's stdout and stderr to the attempt's log while the step runs.
     """
 
     def tell(event: dict[str, Any]) -> None:
@@ -167,7 +167,7 @@ def _attempt(
         try:
             inputs = _open_inputs(request)
             _check_sources(request)
-            # Before the body: an edit while it runs is not what runs.
+            # Digested before the body runs: an edit of a file while it runs has no effect on it.
             worker = provenance.of_worker(request.step.function, request.step.environment)
             body = request.step.function(run, **_grouped(request, inputs), **request.arguments)
             inputs |= _open_followed(request)
@@ -189,28 +189,21 @@ def _attempt(
             if isinstance(error, Preempted):
                 return Outcome("failed", seconds, cause, log, transient=True, preempted=True)
             _keep_failure(run, cause)
+            # A retry does not help against a missing file, unlike other errors of the system.
             transient = isinstance(error, OSError | WorkerLost)
-            lasting = isinstance(error, FileNotFoundError)
-            resources_unavailable = isinstance(error, ResourcesUnavailable)
-            transient = transient and not lasting
-            return Outcome(
-                "failed",
-                seconds,
-                cause,
-                log,
-                transient,
-                resources_unavailable=resources_unavailable,
-            )
+            transient = transient and not isinstance(error, FileNotFoundError)
+            taken = isinstance(error, ResourcesUnavailable)
+            return Outcome("failed", seconds, cause, log, transient, resources_unavailable=taken)
     return Outcome("published" if won else "reused", time.monotonic() - clock, log=log)
 
 
 def _check_sources(request: Request) -> None:
-    """Before the body, so that no work is lost; and after it, so that none is published."""
+    """Check the listings: before the body to waste no work, after it to publish no mixed data."""
     check_unchanged(request.label, request.step.externals, request.arguments, request.listings)
 
 
 def _overtaken(request: Request) -> bool:
-    """Whether another attempt published meanwhile, and perhaps deleted what this one wrote."""
+    """Whether another attempt published; it may have deleted this one's files, hence the error."""
     try:
         return request.published()
     except (PonenteError, OSError):
@@ -222,8 +215,8 @@ def _keep_failure(run: StepContext, cause: str) -> None:
     try:
         storage.write_atomic(storage.join(run.directory, FAILURE), failure.encode())
     except (PonenteError, OSError) as error:
-        # It is for people who look later; the driver has the same from the outcome.
-        logger.warning("could not keep the failure: %s", error)
+        # Only later commands read the file; the driver gets the cause in the outcome.
+        logger.warning("could not write the failure record: %s", error)
 
 
 def _one_line(error: BaseException) -> str:
@@ -246,7 +239,7 @@ def _open_inputs(request: Request) -> dict[str, tuple[str, Manifest]]:
 
 
 def _open_followed(request: Request) -> dict[str, tuple[str, Manifest]]:
-    """The live inputs, which are published when the body that followed them has ended."""
+    """The live inputs; they must be published by the time the body ends."""
     opened = {}
     for name, source in request.live.items():
         path, key = request.inputs[name]
@@ -289,7 +282,8 @@ def _record(
     if isinstance(body, Reference):
         shards, origin = body.artifact.manifest.shards, refer_to(body, request, inputs)
         result = dict(body.result)
-        # What the artifact opens is known to its class, which is not the declared output's.
+        # The chosen artifact's class determines which inputs are part of its content, not
+        # `step.output`; the digest of its own content includes them already.
         opened = {"origin": body.artifact.manifest.content}
     else:
         shards, origin = _declared(run), None
@@ -320,13 +314,13 @@ def _declared(run: StepContext) -> tuple[Shard, ...]:
     """The shards to publish, each in the ledger and with its files.
 
     Raises:
-        StoreUnavailable: naming a shard that is not; its record is gone then, so that the next
+        StoreUnavailable: naming a shard that is not; its record is deleted, so that the next
             attempt writes it again.
     """
     shards = tuple(run.declared.values())
     recorded = run.ledger.shard_names()
     for shard in shards:
-        # A listing may lag behind: whatever it seems to lack is asked for.
+        # A listing may be out of date: read the record of a shard that it lacks.
         if shard.name not in recorded and run.ledger.find(shard.name) is None:
             raise StoreUnavailable(
                 f"{run.root}: shard {shard.name!r} was deleted before it was published; the next "
@@ -343,7 +337,7 @@ def _declared(run: StepContext) -> tuple[Shard, ...]:
 def refer_to(
     body: Reference, request: Request, inputs: Mapping[str, tuple[str, Manifest]]
 ) -> Origin:
-    """An origin that names whose files these really are, through any number of references."""
+    """The origin of a reference: the output that owns the files, at the end of any chain."""
     artifact = body.artifact
     origin = artifact.manifest.origin
     key = origin.key if origin is not None else artifact.manifest.key
@@ -352,10 +346,10 @@ def refer_to(
 
 
 def _publish(request: Request, held: lease.Lease, record: Manifest) -> bool:
-    """Publish; False when another attempt's output stands instead.
+    """Publish the output; False when another attempt published first.
 
     Raises:
-        WorkerLost: when another process took over while this one was to replace an output.
+        WorkerLost: when this attempt was to replace an output and another process took over.
     """
     url = storage.join(request.root, manifest.NAME)
     if request.replaces:
@@ -370,15 +364,17 @@ def _publish(request: Request, held: lease.Lease, record: Manifest) -> bool:
 
 
 def _replace(request: Request, held: lease.Lease, url: str, data: bytes) -> None:
-    """Put a manifest in the place of the one that was to be replaced, and of no other."""
+    """Replace the manifest that was to be replaced, and no other one."""
     try:
         old, version = storage.read_versioned(url)
     except FileNotFoundError:
         old, version = b"", ""
-    # Asked after the version was read: whatever is published from here on has another.
+    # Checked after the version was read: any later publication has another version, and makes
+    # `replace_if` fail.
     replaced = not request.published() and held.newest()
     if replaced and version:
-        # The old manifest is kept, so that its data is not taken for left-overs.
+        # Keep the old manifest: readers may have the output open, and `tidy` deletes only files
+        # that no manifest lists.
         storage.create(storage.join(request.root, RETIRED, f"{request.replaces}.json"), old)
         replaced = storage.replace_if(url, data, version)
     elif replaced:
@@ -388,10 +384,10 @@ def _replace(request: Request, held: lease.Lease, url: str, data: bytes) -> None
 
 
 def _tidy(request: Request, held: lease.Lease, record: Manifest, *, lost: bool) -> None:
-    """Index what was published and delete what no manifest needs; errors are only logged."""
+    """Index the published output and delete unneeded files; errors are only logged."""
     try:
         if not lost:
             outputs.remember(request.root, record.recipe, request.key)
         left_overs.tidy(request.root, held, record.attempt, lost=lost)
     except (PonenteError, OSError) as error:
-        logger.warning("could not tidy up: %s", error)
+        logger.warning("could not index the output or delete left-over files: %s", error)

@@ -1,4 +1,4 @@
-"""Where requests are executed: the contract, and the one that is this process."""
+"""Backends, which execute requests: the protocol, and the backend that is this process."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pipeline.execute.inline import InlineWorkers
 
 
 class Backend(Protocol):
-    """Where requests are executed.
+    """Executes requests.
 
     Attributes:
-        slots: how many requests it takes at once.
+        slots: how many requests it executes at once.
     """
 
     slots: int
@@ -24,7 +24,7 @@ class Backend(Protocol):
         ...
 
     def poll(self) -> list[tuple[Request, Outcome]]:
-        """Outcomes since the last call; waits a moment when there are none."""
+        """Outcomes since the last call; waits briefly when there are none."""
         ...
 
     def events(self) -> list[dict[str, Any]]:
@@ -32,15 +32,15 @@ class Backend(Protocol):
         ...
 
     def end(self, key: str) -> None:
-        """Ask the request of this key to end after what is in flight."""
+        """Cancel the request of this key; shards in flight are finished."""
         ...
 
     def stop(self) -> None:
-        """Ask what runs to end after what is in flight."""
+        """Cancel all running requests; shards in flight are finished."""
         ...
 
     def close(self) -> None:
-        """Let go of whatever was started; running steps are ended."""
+        """Release all resources; running steps are ended."""
         ...
 
 
@@ -49,8 +49,8 @@ class InlineBackend:
 
     Args:
         log: where events are written.
-        on_preemption: called when a step took a SIGTERM, which is meant for the run: that is this
-            process.
+        on_preemption: called when a step was preempted by a SIGTERM, which concerns the whole run,
+            as the step runs in the driver's process.
     """
 
     slots = 1
@@ -74,15 +74,15 @@ class InlineBackend:
         return finished
 
     def events(self) -> list[dict[str, Any]]:
-        """Nothing: events went straight to the log."""
+        """Always empty: events go straight to the log."""
         return []
 
     def end(self, key: str) -> None:
-        """Nothing: a request has ended when `submit` returns."""
+        """Does nothing: a request has ended when `submit` returns."""
 
     def stop(self) -> None:
-        """Ask the request that runs, from a signal handler: no other code gets to run."""
+        """Cancel the running request; called by a signal handler, as `submit` blocks."""
         self._workers.stop()
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Does nothing: there are no resources to release."""

@@ -1,8 +1,8 @@
 """The event log of a run: JSON lines, one log per run, written by the driver alone.
 
-Everything that is shown while a run is on (terminal view, plain lines) is drawn from these events,
-so the log and the screen agree. Neither a log that cannot be written nor a listener that raises
-fails the run: each is warned about once.
+Everything displayed during a run (terminal view, plain lines) comes from these events, so the log
+and the screen agree. Neither a log that cannot be written nor a listener that raises fails the run:
+each is reported once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeline.store import local_storage, storage
 
 Listener = Callable[[dict[str, Any]], None]
 
-_PROGRESS_SECONDS = 5.0  # between two lines of one step's progress
+_PROGRESS_SECONDS = 5.0  # between two progress lines of one step in the log
 
 logger = logging.getLogger("ponente")
 
@@ -41,18 +41,18 @@ class EventLog:
         self._file: IO[str] | None = None
         self._parts: Parts | None = None
         self._pending: list[str] = []
-        # Progress that is kept unless newer progress follows soon, and when any was last kept.
+        # By key: the latest progress that is not written yet, and when progress was last written.
         self._latest: dict[str, str] = {}
         self._kept: dict[str, float] = {}
         self._broken = False
-        self._lock = threading.RLock()  # retries are reported by the threads they are made in
+        self._lock = threading.RLock()  # threads of the store's clients report retries
 
     def listen(self, listener: Listener) -> None:
         """Pass events from now on to one more listener."""
         self._listeners.append(listener)
 
     def emit(self, event: dict[str, Any]) -> None:
-        """Stamp an event with the time it happened (unless it has one), keep it, show it."""
+        """Write an event to the log and pass it to the listeners; adds the time if it has none."""
         stamped = {"time": time.time(), **event}
         with self._lock:
             self._keep(stamped)
@@ -69,11 +69,8 @@ class EventLog:
         self.emit({"event": "listener_lost", "listener": name, "cause": str(error)})
 
     def _keep(self, event: dict[str, Any]) -> None:
-        line, key, now = (
-            json.dumps(event, default=str) + "\n",
-            event.get("key", ""),
-            time.monotonic(),
-        )
+        line, key = json.dumps(event, default=str) + "\n", event.get("key", "")
+        now = time.monotonic()
         if event["event"] == "progress":
             if now - self._kept.get(key, -_PROGRESS_SECONDS) < _PROGRESS_SECONDS:
                 self._latest[key] = line
@@ -90,7 +87,7 @@ class EventLog:
             self._append()
         except OSError as error:
             if not self._broken:
-                logger.warning("%s: events cannot be kept: %s", self.url, error)
+                logger.warning("%s: events cannot be written: %s", self.url, error)
             self._broken = True
 
     def _append(self) -> None:
@@ -100,7 +97,7 @@ class EventLog:
             self._file.write("".join(self._pending))
             self._file.flush()
         except OSError:
-            # Part of it may be written: an empty line ends that, and all of it comes again.
+            # A part may have been written: end that line, and write all pending lines again later.
             file, self._file = self._file, None
             self._pending.insert(0, "\n")
             with contextlib.suppress(OSError):
@@ -120,19 +117,19 @@ class EventLog:
         return open(path, "a")
 
     def keep_diff(self, diff: str) -> str:
-        """Keep what the run's code has uncommitted; its place in the store, empty for none."""
+        """Write the diff of uncommitted code; returns its path in the store, empty for none."""
         url = self.url.removesuffix(".jsonl") + ".diff"
         if not diff:
             return ""
         try:
             storage.write_atomic(url, diff.encode(errors="surrogateescape"))
         except (OSError, PonenteError) as error:
-            logger.warning("%s: the uncommitted code is not kept: %s", url, error)
+            logger.warning("%s: the diff of uncommitted code cannot be written: %s", url, error)
             return ""
         return "/".join(url.rsplit("/", 2)[1:])
 
     def close(self) -> None:
-        """Keep what is not kept yet."""
+        """Write pending events and close the log."""
         self._pending += self._latest.values()
         self._latest.clear()
         if self._pending:

@@ -1,14 +1,14 @@
 """The driver's loop: which step runs when, and what happens after a failure.
 
 A step starts when its inputs are published and settled; one that follows a live input (see
-`live.py`) starts when that input's step is at work, and is cancelled and queued again should that
-step be lost, so it never holds resources that the other one needs. An attempt follows `attempt.py`;
-this loop only places requests, counts tries and reads events. Retries are decided here alone, with
+`live.py`) starts when that input's step is at work, and is cancelled and queued again if that step
+is lost, so it never holds resources that the other one needs. `attempt.py` executes an attempt;
+this loop only submits requests, counts tries and reads events. It alone decides about retries, with
 back-off: a step whose worker died or whose storage failed is retried as a new attempt, a refused
 input is not, and waiting for hardware or a preemption uses no try.
 
-A step whose output would be made from the same contents as an existing one is not run: its output
-refers to that one. A published step whose input came out differently is run.
+A step is not run when an existing output was made from the same contents: its output refers to that
+one. A published step is run again when an input was rebuilt with other content.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ class Execution:
 
     Args:
         targets: the nodes whose outputs are wanted.
-        store: where outputs are.
-        log: where events go.
+        store: the store of the outputs.
+        log: the event log.
         retry_command: the command that resumes the run, to print after a failure.
-        choice: which part of the graph, and how.
+        choice: which part of the graph to run, and how.
         wait: seconds that a step may wait for hardware; None for no limit.
-        clock, sleep: the time, for back-off.
+        clock, sleep: replace `time.monotonic` and `time.sleep` in back-off.
 
     Attributes:
-        targets: the nodes wanted, after the choice.
+        targets: the target nodes, after the choice.
         order: every node of the graph, inputs first.
-        published: outputs that are there, by key.
+        published: published outputs, by key.
         executed: nodes that were run, in the order they ended.
-        notes: what a user should know of the sources, once `look` has returned.
+        notes: notes for the user about the sources; set by `look`.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class Execution:
         """Read the store; returns the nodes that must run, inputs first.
 
         Raises:
-            CorruptOutput: when a needed output is there but is not what was recorded.
-            InputError: when the choice of steps cannot be followed.
+            CorruptOutput: when a needed output exists but differs from what was recorded.
+            InputError: when the choice of steps is invalid.
         """
         seen = look(self.order, self._store)
         self._listings = seen.listings
@@ -134,7 +134,7 @@ class Execution:
         return seen.stale.get(node.key) or seen.damaged.get(node.key) or "not built yet"
 
     def why_small(self, needed: list[Node]) -> str:
-        """Why what `look` returned runs in this process; empty where it wants Ray."""
+        """Why the nodes that `look` returned can run in this process; empty if they need Ray."""
         return why_small(self.order, needed, self._listings)
 
     @property
@@ -143,14 +143,14 @@ class Execution:
         return self._stop.is_set()
 
     def stop(self) -> None:
-        """Start nothing more, and end once what runs has ended or `STOP_SECONDS` have passed."""
+        """Start no more steps; `run` returns when the running ones end, or after `STOP_SECONDS`."""
         self._stop.set()
 
     def run(self, backend: Backend, needed: list[Node]) -> None:
         """Execute the needed nodes.
 
         Raises:
-            StepFailed: after everything already running has ended, naming the failures.
+            StepFailed: naming the failures, after all running steps have ended.
             Cancelled: when `stop` was called.
         """
         if needed:
@@ -159,7 +159,7 @@ class Execution:
             self._log.emit({"event": "provenance", "git": shared.record["git"]})
         for node in needed:
             self._enqueue(node, self._reasons[node.key])
-        # A published step above one that runs can turn stale; without any, nothing needs watching.
+        # Published users of a step that runs may become stale; without any, `_unsettled` is empty.
         exposed = self._states.with_users(self._states.among("waiting"))
         self._exposed = not exposed.isdisjoint(self.published)
         with retry.scope(self._stop.is_set, self._log.emit):
@@ -171,11 +171,8 @@ class Execution:
             raise Cancelled("stopped; finished steps and shards are kept")
 
     def _loop(self, backend: Backend) -> None:
-        running, waiting, deadline = (
-            self._states.among("running"),
-            self._states.among("waiting"),
-            None,
-        )
+        running, waiting = self._states.among("running"), self._states.among("waiting")
+        deadline = None
         while running or (waiting and self._going()):
             if self._stop.is_set() and deadline is None:
                 deadline = self._clock() + STOP_SECONDS
@@ -196,7 +193,7 @@ class Execution:
                 self._pause()
 
     def _pause(self) -> None:
-        """Sleep until the first candidate's back-off is over, in slices that hear `stop`."""
+        """Sleep until the first candidate's back-off is over, for at most one poll interval."""
         left = min(state.not_before for state in self._candidates.values()) - self._clock()
         if left > 0:
             self._sleep(min(left, _POLL_SECONDS))
@@ -223,7 +220,7 @@ class Execution:
             if len(running) >= slots:
                 break
             node = state.node
-            waits = state.phase == "waiting"  # an output found on the way starts a follower twice
+            waits = state.phase == "waiting"  # it may have been started since it was added
             ready = waits and self._ready(node, unsettled)
             if not (waits and (state.not_before > now or (unsettled and not ready))):
                 self._candidates.pop(node.key, None)
@@ -258,7 +255,7 @@ class Execution:
         )
 
     def _unsettled(self) -> set[str]:
-        """Steps that are to run, and published ones that what those make could yet turn stale."""
+        """Waiting and running steps, and all their users, which may still become stale."""
         if not self._exposed:
             return set()
         return self._states.with_users(
@@ -287,7 +284,7 @@ class Execution:
             self._retry(state, outcome)
 
     def _wait_for_resources(self, state: NodeState, outcome: Outcome) -> None:
-        """Queue a step again whose hardware is taken, until the user's deadline; uses no try."""
+        """Queue a step again whose hardware is in use, until the user's deadline; uses no try."""
         if state.waits_since is None:
             state.waits_since = self._clock() - outcome.seconds
         seconds = self._clock() - state.waits_since
@@ -318,7 +315,7 @@ class Execution:
             self._fail(state, outcome.cause, outcome.log)
 
     def _follow_later(self, state: NodeState, cause: str) -> None:
-        """Queue a follower that ended by no fault of its own, unless nothing will come."""
+        """Queue a follower again that ended because of its live input, unless that one failed."""
         if state.node.key in self._states.with_users(self._states.among("failed")):
             self._tell("skipped", state.node, cause=cause)
         else:
@@ -333,7 +330,7 @@ class Execution:
         return Found(path, found)
 
     def _publish(self, node: Node, found: Found, outcome: Outcome | None) -> None:
-        """Take note of an output: of an attempt of ours or somebody's, or (None) of a reference."""
+        """Record a published output; `outcome` is None for one that refers to another's files."""
         self.published[node.key] = found
         if outcome is None:
             self._tell("hit", node, seconds=found.manifest.seconds, origin=found.origin)
@@ -355,7 +352,7 @@ class Execution:
                 self._recheck(user)
 
     def _recheck(self, user: Node) -> None:
-        """Queue a published step whose input turned out to hold something else."""
+        """Queue a published step, and what it needs, if an input now has other content."""
         there = self.published[user.key]
         if reason := staleness(user, there, self.published, self._listings):
             self._exposed = True
@@ -392,7 +389,7 @@ class Execution:
             if state is not None and event["event"] == "started":
                 state.attempt = event["attempt"]
             if state is not None and state.phase == "running":
-                for follower in self._states.hear(state, event["event"]):
+                for follower in self._states.on_event(state, event["event"]):
                     self._candidates[follower.node.key] = follower
             self._log.emit(event)
 

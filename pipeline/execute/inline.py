@@ -1,4 +1,4 @@
-"""Workers in this process: for tests, tiny graphs, and inside a worker that is already placed."""
+"""Workers in this process: for tests, small graphs, and in a Ray worker that has its resources."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.store.manifest import Shard
 
 
 class InlineWorkers:
-    """Does everything itself, one thing after another.
+    """Writes shards one after another and runs a gang of one, in this process.
 
     Attributes:
         stopping: whether the user asked to stop.
@@ -24,10 +24,10 @@ class InlineWorkers:
         self._ends: Callable[[], None] | None = None
 
     def stop(self) -> None:
-        """End after what is in flight; called by a signal handler, in the middle of anything.
+        """Cancel after the shard in flight; called by a signal handler, at any point of the code.
 
         Raises:
-            KeyboardInterrupt: when a gang runs that does not listen to SIGTERM.
+            KeyboardInterrupt: when a gang runs that has no handler for SIGTERM.
         """
         self.stopping = True
         if self._ends is not None:
@@ -38,14 +38,14 @@ class InlineWorkers:
         del emit
         for number, task in enumerate(tasks):
             if self.stopping:
-                raise Cancelled(f"{len(tasks) - number} shards are left to do")
+                raise Cancelled(f"{len(tasks) - number} shards are not finished")
             yield write_shard(task)
 
     def gang(
         self, hardware: Hardware, function: Callable[..., Any], job: Any, emit: Emit, logs: str = ""
     ) -> Any:
-        """Call the function here. Raises `InputError` for hardware that is not this process."""
-        del logs  # this process has one already
+        """Call the function. Raises `InputError` for hardware other than this process."""
+        del logs  # this process already has a log
         if hardware.kind != "local":
             raise InputError(
                 f"hardware {hardware.name!r} needs {hardware.processes} processes of its own; "
@@ -56,7 +56,7 @@ class InlineWorkers:
         def ends() -> None:
             if signal.getsignal(signal.SIGTERM) == before:
                 raise KeyboardInterrupt
-            signal.raise_signal(signal.SIGTERM)  # asks a training loop to save and leave
+            signal.raise_signal(signal.SIGTERM)  # the training loop saves a checkpoint and ends
 
         self._ends = ends
         try:

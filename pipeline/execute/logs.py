@@ -1,8 +1,8 @@
-"""The logs of an attempt's processes, kept while they run: logging, stdout and stderr.
+"""The logs of an attempt's processes, written while they run: logging, stdout and stderr.
 
-A log is named by one URL. On a local disk that is a file, written in place; on an object store it
-is a directory of parts (`000001.txt`, ...), one every `PART_SECONDS` or `PART_BYTES`, so that
-nothing is sent twice and a killed process keeps all but its last seconds.
+A log has one URL. On a local disk that is a file, written in place; on an object store it is a
+directory of parts (`000001.txt`, ...), uploaded every `PART_SECONDS` or `PART_BYTES`, so that no
+byte is sent twice and the log of a killed process lacks only its last seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipeline.errors import PonenteError
 from pipeline.store import storage
 from pipeline.store.manifest import PROCESS_LOGS
 
-NAME = "log.txt"  # of the process that executes the step
+NAME = "log.txt"  # log of the process that executes the step
 PART_SECONDS = 10.0
 PART_BYTES = 64 * 1024
 _ENGINE = "ponente"
@@ -36,9 +36,10 @@ def capture(url: str, *, redirect: bool, packages: Iterable[str] = ()) -> Iterat
     """Send this process's log records to the log `url` while the block runs.
 
     Args:
-        url: the log.
-        redirect: also send file descriptors 1 and 2 there (a worker's, not a terminal's).
-        packages: loggers whose information is kept, beside the engine's and all warnings.
+        url: URL of the log.
+        redirect: also send file descriptors 1 and 2 there; for a worker, not for a terminal.
+        packages: loggers whose INFO records are kept, in addition to the engine's; warnings of all
+            loggers are kept.
     """
     local = storage.is_local(url)
     path = storage.local_path(url) if local else tempfile.mkstemp(suffix=".log")[1]
@@ -56,17 +57,17 @@ def capture(url: str, *, redirect: bool, packages: Iterable[str] = ()) -> Iterat
 
 
 class Tail:
-    """Reads a log from its beginning, and what is appended later.
+    """Reads a log from its beginning, then the bytes appended since.
 
     Args:
-        url: the log.
+        url: URL of the log.
     """
 
     def __init__(self, url: str) -> None:
         self._url, self._read = url, 0
 
     def more(self) -> bytes:
-        """What was appended since the last call; empty when nothing was."""
+        """The bytes appended since the last call; empty when there are none."""
         if not storage.is_local(self._url):
             names = storage.list_names(self._url)[self._read :]
             self._read += len(names)
@@ -92,7 +93,7 @@ def processes(attempt: str) -> list[str]:
 
 
 class Parts:
-    """Context in which a growing file is uploaded in parts; the file is deleted in the end.
+    """Context that uploads a growing file in parts, and deletes the file at its end.
 
     Args:
         path: the file.
@@ -133,9 +134,9 @@ class Parts:
         try:
             storage.write_atomic(storage.join(self._url, f"{self._number + 1:06d}.txt"), text)
         except (OSError, PonenteError) as error:
-            # How the step ends does not depend on its log; the next part holds this one too.
+            # An upload that fails must not fail the step; the next part includes these bytes too.
             if not self._failed:
-                logger.warning("%s: the log was not kept: %s", self._url, error)
+                logger.warning("%s: the log cannot be uploaded: %s", self._url, error)
             self._failed = True
         else:
             self._number, self._sent = self._number + 1, self._sent + len(text)
@@ -154,7 +155,7 @@ def _attached(handler: logging.Handler, packages: set[str]) -> Iterator[None]:
 
 
 class _Informative:
-    """Loggers at INFO while any attempt wants them: several threads may each have one."""
+    """Sets loggers to INFO while an attempt needs it; counts users, as threads run attempts."""
 
     _lock = threading.Lock()
     _wanted: ClassVar[Counter[str]] = Counter()

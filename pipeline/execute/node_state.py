@@ -1,4 +1,4 @@
-"""What the executor knows of each node: one record per node, and who may follow whom.
+"""The executor's state of each node, and which steps may follow a live input.
 
 A step is at work when it reports progress or a finished shard, or when it waits for another run
 that does its work. Steps that read it as a live input may start then, and end when it ends without
@@ -35,19 +35,19 @@ class NodeState:
     """One node of a run.
 
     Attributes:
-        node: the step.
+        node: the node.
         phase: idle (nothing to do, or published), waiting, running or failed.
-        forced: build it again although it is there.
+        forced: whether to build it again although its output exists.
         replaces: attempt of the published output that is to be replaced; empty if none.
-        build: name of the ledger its shards are recorded in; see `digests.build_id`.
-        attempt: the attempt that runs, once it has begun.
-        tries: attempts used up since it last made progress.
+        build: id of its build, which names its ledger; see `digests.build_id`.
+        attempt: the running attempt, once it has begun.
+        tries: attempts since it last made progress.
         recorded: shards recorded when an attempt was last lost.
-        not_before: clock before which it is not started again.
-        waits_since: clock since which it waits for hardware; None when it does not.
-        at_work: it has what it runs on, so that others may follow it.
-        ending: what it follows was lost.
-        late: there is no hardware for it beside what it follows.
+        not_before: time of the clock before which it is not started again.
+        waits_since: time of the clock since which it waits for hardware; None when it does not.
+        at_work: whether it has its hardware and works, so that others may follow it.
+        ending: whether it was cancelled because the step it follows was lost.
+        late: whether it must wait until the step it follows has ended, for want of hardware.
     """
 
     node: Node
@@ -66,7 +66,7 @@ class NodeState:
     _pauses: Iterator[float] = field(default_factory=lambda: iter(()))
 
     def delay(self, now: float) -> None:
-        """Start it again only after a pause, longer each time until `progressed`."""
+        """Start it again only after a back-off, which grows until `progressed` is called."""
         pause = next(self._pauses, None)
         if pause is None:
             self._pauses = retry.pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
@@ -74,14 +74,13 @@ class NodeState:
         self.not_before = now + pause
 
     def progressed(self) -> None:
-        """It got further: count its tries and pauses from the beginning."""
+        """Record progress: reset its tries, its wait and its back-off."""
         self.tries, self.waits_since, self._pauses = 0, None, iter(())
 
     def advanced(self, path: str) -> bool:
         """Whether the step in `path` recorded a shard or a checkpoint since it was last lost.
 
-        A run of weeks loses more machines than it has tries; only a step that gets no further is
-        given up.
+        A run of weeks loses more machines than it has tries; only a step without progress fails.
         """
         try:
             names = Ledger(path, self.build).names()
@@ -91,9 +90,9 @@ class NodeState:
         return not names <= before
 
     def release_lease(self, path: str) -> None:
-        """Release the lease of an attempt whose worker is lost: no one has to wait for its timeout.
+        """Release the lease of an attempt whose worker is lost, so that no one waits for it.
 
-        Should the worker live after all, publishing is safe as ever.
+        Publishing stays safe even if the worker is still alive.
         """
         attempt, self.attempt = self.attempt, ""
         try:
@@ -105,7 +104,7 @@ class NodeState:
 
 
 class States(dict[str, NodeState]):
-    """The records of a graph's nodes by key, and which of them are in a phase."""
+    """The states of a graph's nodes, by key and by phase."""
 
     def __init__(self, order: list[Node]) -> None:
         super().__init__((node.key, NodeState(node)) for node in order)
@@ -117,17 +116,17 @@ class States(dict[str, NodeState]):
                 self.users.setdefault(child.key, []).append(node)
 
     def move(self, state: NodeState, phase: str) -> None:
-        """Put a node in another phase."""
+        """Move a node to another phase."""
         self.among(state.phase).pop(state.node.key, None)
         state.phase = phase
         self.among(phase)[state.node.key] = state
 
     def among(self, phase: str) -> dict[str, NodeState]:
-        """The nodes in a phase, in the order they came to it."""
+        """The nodes in a phase, in the order they entered it; the dict changes with `move`."""
         return self._phases.setdefault(phase, {})
 
     def with_users(self, keys: Iterable[str]) -> set[str]:
-        """The nodes of these keys and all that are made from them."""
+        """Keys of these nodes and of all nodes that depend on them."""
         reached = set(keys)
         for node in self._order:
             if any(child.key in reached for child in node.inputs.values()):
@@ -135,7 +134,7 @@ class States(dict[str, NodeState]):
         return reached
 
     def follows(self, node: Node, published: Mapping[str, object]) -> bool:
-        """Whether a live input of the node is still to come."""
+        """Whether a live input of the node may still be published."""
         keys = [node.inputs[name].key for name in node.live]
         return any(key not in published and self[key].phase != "failed" for key in keys)
 
@@ -143,8 +142,8 @@ class States(dict[str, NodeState]):
         """Whether `node` may start although its live input `child` is not published."""
         return self[child.key].at_work and not self[node.key].late
 
-    def hear(self, state: NodeState, event: str) -> list[NodeState]:
-        """Take note of an event of a running step; returns the followers that may start."""
+    def on_event(self, state: NodeState, event: str) -> list[NodeState]:
+        """Update the state of a running step for an event; returns the followers that may start."""
         begun = bool(state.attempt)
         if begun and event in _AT_WORK:
             state.waits_since = None
@@ -154,7 +153,7 @@ class States(dict[str, NodeState]):
         return [follower for follower in self._followers(state) if follower.phase == "waiting"]
 
     def without(self, state: NodeState) -> list[NodeState]:
-        """Running followers of a step that ended without an output, which are to end too."""
+        """Running followers of a step that ended without an output; marks them as ending."""
         ending = [
             follower
             for follower in self._followers(state)
@@ -179,9 +178,10 @@ def make_request(
     listings: Listings,
     provenance: Mapping[str, Any],
 ) -> tuple[Request, tuple[str, ...]]:
-    """What is sent to execute a node; begins a build in its record.
+    """The request that executes a node; claims its build and records the id in `state`.
 
-    Also the differences of an unfinished build that cannot be resumed, a line a field.
+    Returns:
+        (request, differences of an unfinished build that cannot be resumed, one line per field).
     """
     node = state.node
     live = {name: _source(states[node.inputs[name].key], published) for name in sorted(node.live)}
@@ -216,13 +216,13 @@ def make_request(
 
 
 def _packages(node: Node) -> tuple[str, ...]:
-    """Top-level packages and modules that a step's own code is in."""
+    """Top-level packages and modules of a step's own code."""
     files = source_code.digests(node.step.function)
     return tuple(sorted({"__main__", *(f.partition("/")[0].removesuffix(".py") for f in files)}))
 
 
 def _source(state: NodeState, published: Mapping[str, Found]) -> Source:
-    """Where a live input is, or was, made."""
+    """The build of a live input, running or finished."""
     node = state.node
     made = state.build or published[node.key].manifest.build
     replaces = "" if node.key in published else state.replaces

@@ -1,7 +1,7 @@
-"""Publishing an output that refers to another's files: early cutoff, adoption.
+"""Publishing an output that refers to another output's files: early cutoff, adoption.
 
 Nothing is copied. The referring manifest has the node's own key, configuration and inputs; its
-`origin` says whose files it stands for, through any number of references.
+`origin` names the output that owns the files, at the end of any chain of references.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def refer(
     """Publish the output `to` as this node's, unless another process published it meanwhile.
 
     Args:
-        store: where to publish.
-        node: whose output it becomes.
-        inputs: input name -> what the node's inputs are now; may lack some when adopting.
-        listings: what the node's sources stand for now, by argument.
+        store: the store to publish in.
+        node: the node whose output it becomes.
+        inputs: the node's current inputs by name; may lack some when adopting.
+        listings: current listings of the node's sources, by argument.
         to: the output whose files are referred to.
-        kind: why, for `Origin`.
-        differences: what an adoption ignores.
+        kind: why, see `Origin`.
+        differences: the differences that an adoption ignores.
     """
     path = store.path(node)
     theirs = to.manifest

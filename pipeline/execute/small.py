@@ -1,6 +1,6 @@
-"""What a run asks of machines: whether this process is enough for it, or this machine too little.
+"""Whether a run fits this process, without Ray, and whether its hardware exceeds one machine.
 
-A small run would end while Ray still starts.
+A small run ends in less time than Ray needs to start.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _SOURCE_BYTES = 64 * 2**20  # one core tokenises them in about ten seconds
 
 
 def why_small(order: Iterable[Node], needed: Iterable[Node], listings: Listings) -> str:
-    """Why the needed steps run in this process, for the screen; empty where they want Ray.
+    """Why the needed steps can run in this process, for display; empty if they need Ray.
 
     The work of a fan-out grows with the sources of the graph, so those must be known and small.
 
     Args:
         order: every node of the graph.
-        needed: those that are to run.
-        listings: what the graph's external arguments stand for.
+        needed: the nodes to run.
+        listings: listings of the graph's external arguments.
     """
     if not all(_alone(node) for node in needed):
         return ""
@@ -40,7 +40,7 @@ def why_small(order: Iterable[Node], needed: Iterable[Node], listings: Listings)
 
 
 def _alone(node: Node) -> bool:
-    """Whether a step can run in one process, and next to no other."""
+    """Whether a step can run in this process while no other step runs."""
     wants = node.step.resources
     elsewhere = any(place.kind != "local" for place in _places(node))
     return not (node.live or wants.custom or wants.memory or elsewhere)
@@ -51,7 +51,7 @@ def _places(node: Node) -> list[Hardware]:
 
 
 def refuse_several_hosts(needed: Iterable[Node]) -> None:
-    """Raise `InputError` for hardware that one machine cannot be, when there is no cluster."""
+    """Raise `InputError` for hardware of several hosts; to be called when there is no cluster."""
     for node in needed:
         for place in _places(node):
             if place.kind in ("tpu", "gpu") and place.processes > 1:

@@ -1,7 +1,8 @@
-"""A request to stop a run, left in its store: it reaches a driver on a machine that users do not.
+"""A request to stop a run, written to its store: it reaches a driver that users cannot signal.
 
-The request is a small object beside the run's event log. The driver looks for it every few seconds
-and stops as for Ctrl-C: what is in flight is finished, and training saves a checkpoint.
+The request is a small object next to the run's event log. The driver checks for it every
+`LOOK_SECONDS` and stops as for Ctrl-C: shards in flight are finished, and training saves a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pipeline.errors import PonenteError
 from pipeline.store import storage
 
-LOOK_SECONDS = 10.0  # one request of an object store each time
+LOOK_SECONDS = 10.0  # each check is one request to an object store
 
 
 def _url(prefix: str, run_id: str) -> str:
@@ -23,7 +24,7 @@ def _url(prefix: str, run_id: str) -> str:
 
 
 def request_stop(prefix: str, run_id: str) -> None:
-    """Ask the driver of a run to stop it; asking again changes nothing."""
+    """Ask the driver of a run to stop it; idempotent."""
     storage.create(_url(prefix, run_id), json.dumps({"time": time.time()}).encode())
 
 
@@ -32,15 +33,15 @@ def stop_on_request(prefix: str, run_id: str, stop: Callable[[], None]) -> Itera
     """Call `stop` once, from another thread, if a request appears while the block runs.
 
     Args:
-        prefix: the store.
-        run_id: of the run.
-        stop: what ends it.
+        prefix: URL of the store.
+        run_id: the run's id.
+        stop: stops the run.
     """
     over = threading.Event()
 
     def watch() -> None:
         while not over.wait(LOOK_SECONDS):
-            # A store that does not answer is asked again at the next look.
+            # A store that does not answer is checked again at the next interval.
             with contextlib.suppress(PonenteError, OSError):
                 if storage.exists(_url(prefix, run_id)):
                     stop()

@@ -1,8 +1,8 @@
-"""Typed artifacts: a finished step's output, as a place and the code that opens it.
+"""Typed artifacts: the location of a finished step's output, and the code that reads it.
 
-A step library derives a class per kind of output (`Documents`, `TokenCache`, ...) and gives it the
-methods that read it. While a graph is being built the class is only a type: the checker sees it,
-and a step refuses an input of another class.
+A step library derives one class per kind of output (`Documents`, `TokenCache`, ...) with the
+methods that read it. While a graph is being built the class is only a type, which the type checker
+checks; a step also refuses an input of another class.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Artifact:
 
     Attributes:
         path: URL of the step's directory.
-        manifest: what was published there.
-        home: URL of the directory its files are in: `path`, or the output it refers to.
-        opens: inputs of its step that its methods open too (see `input`): what they hold is part
-            of what this artifact says.
+        manifest: the manifest published there.
+        home: URL of the directory with its files: `path`, or the output it refers to.
+        opens: inputs of its step that its methods also read (see `input`); their contents are part
+            of this artifact's content digest.
     """
 
     opens: ClassVar[tuple[str, ...]] = ()
@@ -42,10 +42,12 @@ class Artifact:
 
     @cached_property
     def input_paths(self) -> dict[str, str]:
-        """URL of the directory of each input its step read, by name; a selection's are the chosen.
+        """URL of the directory of each input its step read, by name.
+
+        For a selection these are the inputs of the selected candidate.
 
         Raises:
-            CorruptOutput: when what a selection chose is not there any more.
+            CorruptOutput: when the output that a selection chose was deleted.
         """
         path, manifest = chosen(self.path, self.manifest)
         return {
@@ -56,7 +58,7 @@ class Artifact:
         """The artifact its step read as input `name`.
 
         Raises:
-            CorruptOutput: when it is not there any more.
+            CorruptOutput: when it was deleted.
         """
         if not self.reads(name):
             raise AssertionError(f"{type(self).__name__}.opens does not name {name!r}")
@@ -73,12 +75,12 @@ class Artifact:
 
     @classmethod
     def reads(cls, name: str) -> bool:
-        """Whether its methods open the input of this name; a tuple's is `argument[index]`."""
+        """Whether its methods read this input; inputs of a tuple are named `argument[index]`."""
         return name.partition("[")[0] in cls.opens
 
     @property
     def page(self) -> str:
-        """URL of an HTML page for people, empty for none; a run copies it to a short path."""
+        """URL of its HTML page, empty for none; a run copies the page to a short path."""
         return ""
 
     def shard(self, name: str) -> str:
@@ -86,7 +88,7 @@ class Artifact:
         return storage.join(self.home, self.manifest.shard(name).root)
 
     def shards(self, prefix: str = "") -> list[Shard]:
-        """The shards whose name starts with `prefix`, in order of name."""
+        """The shards whose name starts with `prefix`, sorted by name."""
         return [shard for shard in self.manifest.shards if shard.name.startswith(prefix)]
 
     def __repr__(self) -> str:

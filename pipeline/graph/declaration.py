@@ -1,4 +1,4 @@
-"""A graph as a function of settings: presets checked against its signature, and files with one."""
+"""A graph as a function of settings: type-checked presets, and loading it from a Python file."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class Declaration(Generic[R]):
 
     Args:
         function: its keyword parameters are the settings, each with a default; it returns the
-            wanted artifact or a tuple of them.
-        presets: settings by name, as far as they differ from the defaults.
+            wanted artifact or a tuple of artifacts.
+        presets: by preset name, the settings that differ from the defaults.
 
     Attributes:
-        name: the function's.
+        name: the function's name.
         presets: resolved settings by preset, frozen dataclasses; "full" has the defaults.
 
     Raises:
-        InputError: a setting without a default or of another type than its annotation; a preset
-            with a setting that does not exist.
+        InputError: for a setting without a default or of another type than its annotation, and for
+            a preset with an unknown setting.
     """
 
     def __init__(self, function: Callable[..., R], **presets: Mapping[str, Any]) -> None:
@@ -57,20 +57,20 @@ class Declaration(Generic[R]):
         return [field.name for field in dataclasses.fields(self.presets[FULL])]
 
     def settings(self, preset: str | None = None, **settings: Any) -> Any:
-        """The settings of a preset with some of them replaced, as a frozen dataclass."""
+        """The settings of a preset with the given ones replaced, as a frozen dataclass."""
         if (preset or FULL) not in self.presets:
             raise InputError(unknown("preset", preset or FULL, self.presets))
         return self._with(self.presets[preset or FULL], settings, self.name)
 
     def graph(self, preset: str | None = None, **settings: Any) -> list[Node]:
-        """The nodes the experiment wants, under a preset and settings that differ from it."""
+        """The target nodes of the experiment, for a preset with the given settings replaced."""
         return nodes(self.build(self.settings(preset, **settings)))
 
     def build(self, settings: Any) -> R:
-        """What the function declares under resolved settings.
+        """The artifacts that the function returns for resolved settings.
 
         Raises:
-            InputError: naming file and line of the declaration that is refused.
+            InputError: when the function raised; names the file and line.
         """
         values = {name: getattr(settings, name) for name in self.setting_names}
         try:
@@ -91,7 +91,7 @@ class Declaration(Generic[R]):
 
 
 def nodes(wanted: Any) -> list[Node]:
-    """The nodes of what an experiment's function returned."""
+    """The nodes of the artifact, or tuple of artifacts, that an experiment's function returned."""
     return [as_node(each) for each in (wanted if isinstance(wanted, tuple) else (wanted,))]
 
 
@@ -99,11 +99,12 @@ def load(reference: str, function: str = "") -> Declaration[Any]:
     """The experiment of a Python file, imported as a module; `FILE:NAME` when it has several.
 
     Args:
-        reference: path of the file, with `:` and the variable's name if need be.
+        reference: path of the file, with `:` and the variable's name where the file has several.
         function: qualified name of the experiment's function, instead of a variable's name.
 
     Raises:
-        InputError: no such file, no or several experiments in it, or what its import raised.
+        InputError: when there is no such file, when it has no or several experiments, or when its
+            import failed.
     """
     path, _, name = reference.partition(":")
     if not (path.endswith(".py") and os.path.isfile(path)):
@@ -153,11 +154,13 @@ def _while_loading(path: str) -> Iterator[None]:
 
 
 def _refuse(error: BaseException, file: str) -> NoReturn:
-    """Raise what happened in a user's file as one line that names file and line."""
+    """Raise an error from a user's file as an `InputError` of one line with file and line number.
+
+    That is the innermost frame in the user's file; without one, the innermost frame of all.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if os.path.realpath(f.filename) == os.path.realpath(file)]
-    # What goes wrong deeper in code that is not ours is named where it happens.
-    theirs = [f for f in frames if "<frozen" not in f.filename]
+    theirs = [f for f in frames if "<frozen" not in f.filename]  # importlib's frames are frozen
     line = (own or theirs or frames)[-1]
     where = f"{os.path.relpath(line.filename)}:{line.lineno}"
     if isinstance(error, SyntaxError) and error.filename:
@@ -179,13 +182,15 @@ def _settings_class(function: Callable[..., Any]) -> type:
             raise InputError(f"{where}: expected a setting with a default, {name}=...")
         plain = isinstance(default, bool | int | float | str) or dataclasses.is_dataclass(default)
         if name not in hints and not plain:
-            raise InputError(f"{where}: expected an annotation; {default!r} does not tell all")
+            raise InputError(f"{where}: expected an annotation; {default!r} has no clear type")
         hint = hints.get(name, type(default))
         _check_type(default, hint, where)
         try:
             hash(default)
         except TypeError:
-            raise InputError(f"{where}: {default!r} can change; use a tuple or frozen") from None
+            raise InputError(
+                f"{where}: {default!r} is mutable; use a tuple or a frozen dataclass"
+            ) from None
         fields.append((name, hint, dataclasses.field(default=default)))
     about = {"__doc__": function.__doc__, "__module__": function.__module__}
     return dataclasses.make_dataclass(
@@ -194,8 +199,7 @@ def _settings_class(function: Callable[..., Any]) -> type:
 
 
 def _check_type(value: Any, hint: Any, where: str) -> None:
-    # Slow to import for its size, and not needed where annotations are read only.
-    import typeguard
+    import typeguard  # imported here because it is slow to import
 
     try:
         typeguard.check_type(

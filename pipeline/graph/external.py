@@ -3,9 +3,9 @@
     @step(output=Documents, version=1)
     def sample(run: StepContext, source: Annotated[str, External(list_source, absolute)]) -> Result:
 
-The value stays what the annotation says, and is in the key. What it stands for is listed once a
-command, and the listing's digest takes the value's place in the recipe (see
-`pipeline.identity.listing`): an output made from another listing is stale.
+The value keeps the annotated type and is part of the key. Each command lists its files once, and
+the listing's digest replaces the value in the recipe (see `pipeline.identity.listing`): an output
+made from another listing is stale.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from pipeline.errors import InputError
 from pipeline.identity.listing import Listing, difference
 
-CHECK_SECONDS = 60.0  # of listing a location again while a step runs
+CHECK_SECONDS = 60.0  # timeout of listing a location again before and after a step's body
 
 
 def unchanged(value: Any) -> Any:
@@ -29,13 +29,13 @@ def unchanged(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class External:
-    """Marks an argument as `Annotated[str, External(...)]`; a value of None names nothing.
+    """Marks an external argument: `Annotated[str, External(...)]`; a value of None has no listing.
 
     Attributes:
-        list: (value, seconds) -> what the value stands for now, or a `PonenteError` or `OSError`
-            when no store answers within these seconds.
-        absolute: the value with relative local paths made absolute, which is what the key and the
-            step's body get.
+        list: (value, seconds) -> the current listing; raises `PonenteError` or `OSError` when the
+            store does not answer within these seconds.
+        absolute: value -> the value with relative local paths made absolute, as used in the key
+            and passed to the step's body.
     """
 
     list: Callable[[Any, float], Listing]
@@ -43,7 +43,7 @@ class External:
 
 
 def read_externals(function: Callable[..., Any]) -> dict[str, External]:
-    """The arguments of a step function that are marked, by name."""
+    """The external arguments of a step function, by name."""
     hints = typing.get_type_hints(function, include_extras=True)
     found = {}
     for name in inspect.signature(function).parameters:
@@ -59,13 +59,13 @@ def check_unchanged(
     arguments: Mapping[str, Any],
     planned: Mapping[str, Listing],
 ) -> None:
-    """Refuse external arguments that no longer stand for what was planned with.
+    """Refuse external arguments whose listing changed since the run was planned.
 
     Args:
-        label: of the step, for messages.
-        externals: of the step.
-        arguments: of the call.
-        planned: the listings by argument; pinned ones are not asked for again.
+        label: the step's label, for messages.
+        externals: the step's external arguments.
+        arguments: the arguments of the call.
+        planned: the listings of the plan, by argument; pinned ones cannot change and are skipped.
 
     Raises:
         InputError: naming the files that changed.
@@ -78,6 +78,6 @@ def check_unchanged(
         if now.digest != listing.digest:
             changes = difference(listing.summary, listing.files, now)
             raise InputError(
-                f"{label}({name}=...): expected the files that were planned with, found "
-                f"{changes}; run again to use what is there now, and leave it as it is meanwhile"
+                f"{label}({name}=...): expected the files that the run was planned with, found "
+                f"{changes}; run again to use the current files, and do not change them meanwhile"
             )

@@ -1,7 +1,7 @@
-"""What a step's module states about a node before anything runs: lines, data and a refusal.
+"""Facts that a step computes about a node before anything runs: lines, data and a refusal.
 
-A step declares it with `@step(facts=...)`. `plan` shows it below the steps, a run in its first
-lines; a node with a refusal stops a run before anything is reserved.
+A step declares them with `@step(facts=...)`. `plan` shows them below the steps, a run in its first
+lines; a node with a refusal stops a run before any hardware is reserved.
 
     def facts(node: Node, results: Results) -> Facts:
         return Facts(lines=("203,452,416 parameters",), data={"parameters": 203_452_416})
@@ -19,21 +19,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipeline.graph.node import Node
 
-# Results of the outputs that are there, by the key of their node.
+# Results of the published outputs, by the key of their node.
 Results = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of one node.
+    """Facts about one node.
 
     Attributes:
-        lines: for a screen, in order.
+        lines: lines to display, in order.
         data: the same for programs: JSON values by name.
-        refusal: why the step cannot work, in one or more lines; empty where nothing is known
-            against it.
-        examine: a longer look, seconds to minutes, whose facts come after these; None for none. It
-            is called with a function that shows how far it is, in a thread of its own.
+        refusal: why the step cannot work, in one or more lines; empty where no reason is known.
+        examine: a longer examination, seconds to minutes, which returns further facts; None for
+            none. It runs in its own thread and gets a function that displays its progress.
     """
 
     lines: tuple[str, ...] = ()
@@ -42,5 +41,5 @@ class Facts:
     examine: Callable[[Callable[[str], None]], Facts] | None = None
 
 
-# From a node and what is published to its facts; `PonenteError` is a refusal.
+# From a node and the results of published outputs to its facts; `PonenteError` is a refusal.
 StateFacts = Callable[["Node", Results], Facts]

@@ -1,8 +1,8 @@
-"""What a step asks to run on: this machine, TPU slices, hosts with GPUs, or CPU processes.
+"""Hardware that a step can request: this machine, TPU slices, hosts with GPUs, or CPU processes.
 
-A choice of hardware is data. It never enters a step's key, and nothing here imports jax or ray.
-`pod("cpu-2x2")` is two CPU processes of two virtual devices each on this machine: how everyone
-without a pod runs, and tests, the multi-host path.
+A choice of hardware is data. It never enters a step's key, and this module imports neither jax nor
+ray. `pod("cpu-2x2")` is two CPU processes of two virtual devices each on this machine; it runs the
+multi-host code path where there is no pod.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class Hardware:
     """One gang of processes: all of them run, or none.
 
     Attributes:
-        name: what the user wrote, for messages.
+        name: the name that the user passed to `pod`, for messages.
         kind: "local" (one process, every accelerator of this machine), "cpu", "gpu" or "tpu".
         processes: processes in the gang, one per host.
         devices_per_process: chips per host, or virtual devices per CPU process; 0 if local.
-        generation: name of the chip in `accelerators`, such as "v6e"; empty elsewhere.
-        topology: ICI topology of a slice such as "4x4"; empty elsewhere.
-        slices: TPU slices, with as many processes each.
+        generation: name of the chip in `accelerators`, such as "v6e"; empty for "local" and "cpu".
+        topology: ICI topology of one TPU slice, such as "4x4"; empty for other hardware.
+        slices: number of TPU slices; the processes are divided equally among them.
     """
 
     name: str
@@ -43,29 +43,29 @@ class Hardware:
 
     @property
     def hosts_per_slice(self) -> int:
-        """Processes of one slice."""
+        """Number of processes of one slice."""
         return self.processes // self.slices
 
     @property
     def devices(self) -> int:
-        """Devices in the whole gang; 0 when only the machine itself can tell."""
+        """Number of devices in the whole gang; 0 for "local", where only JAX can count them."""
         return self.processes * self.devices_per_process
 
 
 def local() -> Hardware:
-    """This machine: one process with whatever devices it has."""
+    """This machine: one process with all of its devices."""
     return Hardware(name="local", kind="local", processes=1, devices_per_process=0)
 
 
 def pod(name: str) -> Hardware:
     """Hardware by name.
 
-    "local", a TPU slice as Google names it ("v6e-16", "v5p-8": the number counts chips, of v4 and
-    v5p the two cores of each), several that the data-centre network joins ("2xv6e-16"), GPUs of
+    "local", a TPU slice by Google's name ("v6e-16", "v5p-8": the number counts chips, or for v4 and
+    v5p cores, two per chip), several slices joined by the data-centre network ("2xv6e-16"), GPUs of
     one or of several hosts ("8xh100", "2x8xh100"), or "cpu-<processes>x<devices per process>".
 
     Raises:
-        InputError: for any other name, saying which there are.
+        InputError: for any other name; lists the known ones.
     """
     if name == "local":
         return local()
@@ -98,7 +98,7 @@ def pod(name: str) -> Hardware:
 
 
 def _known(name: str) -> str:
-    """The slices of the generation that the name begins with, or hardware of each kind."""
+    """Valid names: the slices of the generation in `name`, or else examples of each kind."""
     tpu = TPUS.get(name.rpartition("x")[2].partition("-")[0])
     if tpu is not None:
         return f"one of {', '.join(tpu.names)}, or several such as 2x{next(iter(tpu.names))}"

@@ -1,12 +1,12 @@
-"""Inputs that are read while they are still being made.
+"""Live inputs: inputs that a step reads while they are still being built.
 
     def follow(run: StepContext, model: Annotated[Checkpoint, Live], ...) -> Result:
         model_so_far = Live.of(model)
 
-To whoever builds the graph such an argument is an input like any other, and its key is part of the
-step's key. The executor starts the step as soon as the input's own step is at work, and the body is
-given a `Live` in its place: the shards finished so far, and the artifact once it is published. The
-body ends after that, and the manifest records the input's content as it then is.
+In the graph such an argument is an input like any other, and its key is part of the step's key. The
+executor starts the step as soon as the input's own step is at work, and passes the body a `Live`
+instead of the artifact: the shards finished so far, and the artifact once it is published. The body
+must end after that publication, and the manifest records the content of the published input.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ B = TypeVar("B", bound=Artifact)
 
 @dataclass(frozen=True)
 class Source:
-    """Where a step that is being followed works.
+    """The build of a live input.
 
     Attributes:
-        build: id of the build, whose ledger it writes to.
-        replaces: attempt of the output that its build takes the place of; empty for none.
-        arguments: what it was called with, configuration and runtime settings.
+        build: id of the build, whose ledger has its shards.
+        replaces: attempt of the published output that the build replaces; empty for none.
+        arguments: arguments of its step: configuration and runtime settings.
     """
 
     build: str
@@ -42,14 +42,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Live(Generic[A]):
-    """An input that may still be made; also the mark in an annotation that asks for one.
+    """An input that may still be in the making; also the mark in an annotation that requests one.
 
-    Picklable, so that the processes of a gang can look for themselves.
+    Picklable, so that every process of a gang can read it.
 
     Attributes:
         kind: class of the artifact.
         path: URL of its step's directory; `key`: its step's key.
-        source: how its step works.
+        source: the build that writes it.
     """
 
     kind: type[A]
@@ -59,10 +59,10 @@ class Live(Generic[A]):
 
     @staticmethod
     def of(argument: B) -> Live[B]:
-        """What the body was given for an argument marked `Annotated[Kind, Live]`.
+        """The `Live` that the body received for an argument annotated `Annotated[Kind, Live]`.
 
         Raises:
-            InputError: when the argument is not marked so.
+            InputError: when the argument has no such annotation.
         """
         if not isinstance(argument, Live):
             raise InputError(
@@ -72,20 +72,20 @@ class Live(Generic[A]):
         return cast("Live[B]", argument)
 
     def published(self) -> A | None:
-        """The artifact, once it is there; its shards are final then.
+        """The artifact, once it is published and its shards are final; None before.
 
         Raises:
-            CorruptOutput: when what is there is not what was recorded.
+            CorruptOutput: when the published files differ from what was recorded.
         """
         found = manifest.load_built(self.path, self.key, self.source.replaces)
         return self.kind(self.path, found) if found is not None else None
 
     def shards(self, prefix: str = "") -> dict[str, Shard]:
-        """Shards finished so far, by name; some may be dropped again before it is published."""
+        """Shards finished so far, by name; the step may still drop some before it publishes."""
         return self._ledger.finished(prefix)
 
     def find(self, name: str) -> Shard | None:
-        """One shard, None when it is not finished or was dropped; lists nothing."""
+        """One shard, None when it is not finished or was dropped; reads its record, no listing."""
         return self._ledger.find(name)
 
     def url(self, shard: Shard) -> str:

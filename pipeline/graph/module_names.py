@@ -1,4 +1,4 @@
-"""The name a Python file is imported under, however it is started."""
+"""The name a Python file is imported under, the same for every way to start it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Import names of files that lie outside the engine's checkout, which is what workers receive: what
-# is defined in these travels to workers by value.
+# Import names of files outside the engine's checkout. Workers receive the checkout only, so
+# functions and classes of these files are pickled by value.
 outside: set[str] = set()
 
 
 def importable(file: str) -> tuple[str, str]:
-    """(dotted name, folder) of a Python file: with the folder on `sys.path` the name imports it."""
+    """(dotted name, folder) of a Python file: with folder on `sys.path`, the name imports it."""
     path = Path(file).resolve()
     parts, folder = [path.stem], path.parent
     while (folder / "__init__.py").is_file():
@@ -22,5 +22,5 @@ def importable(file: str) -> tuple[str, str]:
 
 
 def by_value(function: Callable[..., Any]) -> bool:
-    """Whether a worker could not import a function under its name."""
+    """Whether a function must be pickled by value, as a worker cannot import its module."""
     return function.__module__ == "__main__" or function.__module__ in outside

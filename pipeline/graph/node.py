@@ -1,4 +1,4 @@
-"""Nodes: calls of steps in a graph, with the keys that identify what they make."""
+"""Nodes: calls of steps in a graph, with the keys that identify their outputs."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if typing.TYPE_CHECKING:
 
 A = TypeVar("A", bound=Artifact)
 
-_KEY_DIGITS = 20  # of 64 hex digits appear in the path: 80 bits; the manifest has them all
-_SHOWN_DIGITS = 6  # distinguish nodes of one label on a screen
-_SHOWN_STEPS = 8  # of a cycle, in the message about it
+_KEY_DIGITS = 20  # hex digits of the key in the path (80 bits); the manifest has all 64
+_SHOWN_DIGITS = 6  # hex digits of the key that distinguish nodes of one label on a screen
+_SHOWN_STEPS = 8  # steps of a cycle in its error message
 _LABEL_LENGTH = 64
 
 
 class Node:
     """One call of a step in a graph: what to run, on which inputs, with which configuration.
 
-    `label` is the name that is shown: the step's own, or the one `named` gave. Inputs are by
-    argument; a tuple's are `argument[0]`, `argument[1]`, ...; `live` are those that are read while
-    they are made. `identity` is what it computes, apart from its inputs.
+    `label` is the display name: the step's own, or the one set by `named`. `inputs` are by argument
+    name; those of a tuple are `argument[0]`, `argument[1]`, ...; `live` has the names of the live
+    inputs. `identity` is the step with its version and configuration, without the inputs.
     """
 
     def __init__(
@@ -54,17 +54,17 @@ class Node:
         self.key = digests.key(self.identity, {name: node.key for name, node in inputs.items()})
 
     def advice(self) -> list[str]:
-        """What its step says about this configuration before anything runs."""
+        """Advice of its step about this configuration, for `plan`."""
         return self.step.advise({**self.config, **self.runtime}) if self.step.advise else []
 
     @property
     def reads_lineage(self) -> bool:
-        """Whether its step reads more of its inputs than what they hold."""
+        """Whether its step reads more of its inputs than their contents, see `StepSpec`."""
         return self.step.reads_lineage
 
     @property
     def directory(self) -> str:
-        """Name of its output directory under the store's prefix; a display name changes nothing."""
+        """Name of its output directory under the store's prefix; independent of the label."""
         return f"{self.step.name}-{self.key[:_KEY_DIGITS]}"
 
     def __repr__(self) -> str:
@@ -72,7 +72,7 @@ class Node:
 
 
 def as_node(artifact: Artifact | Node) -> Node:
-    """The node behind what a step call returned. Raises `InputError` for anything else."""
+    """The node that a step call returned. Raises `InputError` for anything else."""
     if isinstance(artifact, Node):
         return artifact
     raise InputError(f"expected the output of a step call, got {artifact!r}")
@@ -81,10 +81,10 @@ def as_node(artifact: Artifact | Node) -> Node:
 def named(artifact: A, name: str) -> A:
     """The same node under another display name, for graphs that call a step twice.
 
-    The name is not part of the key: renaming keeps what was built.
+    The name is not part of the key: a renamed node reuses its output.
 
     Raises:
-        InputError: for a name that a log line, a flag or a path could not carry.
+        InputError: for a name that is unfit for a log line, a flag or a path.
     """
     node = as_node(artifact)
     if not _is_display_name(name):
@@ -108,7 +108,11 @@ def _is_display_name(name: Any) -> bool:
 
 
 def topological(targets: list[Node]) -> list[Node]:
-    """Every node the targets need, inputs before users; equal nodes (same key) once.
+    """Every node the targets need, inputs before users; nodes with equal keys appear once.
+
+    An iterative depth-first search in post-order: a node is on the stack twice, and is added to the
+    order when it is popped the second time, after all of its inputs. `entered` has the nodes in
+    between, which are the path from a target; meeting one of them again is a cycle.
 
     Raises:
         InputError: for a cycle, for two different steps or classes of one name, and for two keys
@@ -148,14 +152,16 @@ def _check_owner(node: Node, owner: Node) -> None:
     if node.key != owner.key:
         raise InputError(
             f"steps {owner.label!r} and {node.label!r} would both write to {node.directory}: their "
-            f"keys {owner.key} and {node.key} begin alike; change the version of one of them"
+            f"keys {owner.key} and {node.key} begin with the same digits; change the version of "
+            "one of them"
         )
 
 
 def _check_name(node: Node, owner: Node) -> None:
     """Raise `InputError` when a step shares its name with a different one."""
     mine, theirs = node.step.function, owner.step.function
-    # A file that is executed twice declares its steps twice; with a closure they may still differ.
+    # A file that is executed twice declares its steps twice. Functions of the same code without a
+    # closure are equal; with one, the captured values may differ.
     twice = _home(node) == _home(owner) and mine.__closure__ is None and theirs.__closure__ is None
     if mine is not theirs and not twice:
         raise InputError(
@@ -170,13 +176,13 @@ def _home(node: Node) -> str:
 
 
 def unique_labels(nodes: list[Node]) -> dict[str, str]:
-    """Label of every node by key, with as much of the key as distinguishes nodes of one label."""
+    """Label of every node by key; nodes that share a label get `@` and the start of their key."""
     found: dict[str, str] = {}
     labels = collections.Counter(node.label for node in nodes)
     for node in nodes:
         found[node.key] = node.label
         if labels[node.label] > 1:
             found[node.key] = f"{node.label}@{node.key[:_SHOWN_DIGITS]}"
-    # Keys that begin alike are shown with all of their digits.
+    # Nodes that share the shortened key too are shown with the full key.
     shown = collections.Counter(found.values())
     return {k: v if shown[v] == 1 else f"{v.rpartition('@')[0]}@{k}" for k, v in found.items()}

@@ -1,4 +1,4 @@
-"""What a step's signature says: which arguments are inputs, and which stay out of the key."""
+"""Reading a step's signature: which arguments are inputs, and which stay out of the key."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Input:
     """An input argument.
 
     Attributes:
-        kind: the class it takes.
-        optional: whether it may be left out.
-        many: whether it is a tuple.
-        live: whether it is read while it is still being made, see `pipeline.graph.live`.
+        kind: the artifact class it takes.
+        optional: whether it may be None.
+        many: whether it is a tuple of artifacts.
+        live: whether it is read while it is still being built, see `pipeline.graph.live`.
     """
 
     kind: type[Artifact]
@@ -34,14 +34,14 @@ class Input:
 
 @dataclass(frozen=True)
 class Signature:
-    """What a step's signature says.
+    """The arguments of a step, by their roles.
 
     Attributes:
-        parameters: of a call: without the `StepContext`.
+        parameters: the signature of a call, which has no `StepContext`.
         inputs: input arguments by name.
         runtime: names of runtime settings.
-        classes: of the arguments that are configured with a dataclass and nothing else.
-        defaults: canonical default values of the arguments that are configuration.
+        classes: by name, the class of each argument that is annotated with one dataclass.
+        defaults: canonical default values of the configuration arguments.
     """
 
     parameters: inspect.Signature
@@ -55,7 +55,8 @@ def read_signature(function: Callable[..., Any]) -> Signature:
     """The signature of a step's function.
 
     Raises:
-        InputError: when `Runtime` marks a part of an annotation, or an argument has none.
+        InputError: when `Runtime` marks only a part of an annotation, or an argument has no
+            annotation.
     """
     signature = inspect.signature(function)
     hints = typing.get_type_hints(function, include_extras=True)
@@ -64,8 +65,8 @@ def read_signature(function: Callable[..., Any]) -> Signature:
     for parameter in parameters:
         if parameter.name not in hints:
             raise InputError(
-                f"step {function.__qualname__}: argument {parameter.name!r} has no annotation; its "
-                "type distinguishes inputs from configuration, so write it down"
+                f"step {function.__qualname__}: argument {parameter.name!r} has no annotation; add "
+                "one: the type distinguishes inputs from configuration"
             )
         hint = hints[parameter.name]
         if (declared := _as_input(hint)) is not None:
@@ -84,7 +85,7 @@ def read_signature(function: Callable[..., Any]) -> Signature:
 
 
 def _as_input(annotation: Any) -> Input | None:
-    """What an annotation says when it names artifacts; None when it does not."""
+    """The input that an annotation with an artifact class declares; None for any other one."""
     if Live in getattr(annotation, "__metadata__", ()):
         found = _as_input(typing.get_args(annotation)[0])
         return replace(found, live=True) if found is not None else None

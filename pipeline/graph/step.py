@@ -1,17 +1,18 @@
-"""Steps: declaring what a graph is made of.
+"""Steps: the functions that a graph consists of, and their declaration.
 
-A step is a function whose first argument is the `StepContext` it executes in. Decorated, calling it
-builds a `Node`; nothing runs. Arguments annotated with an `Artifact` class (or `tuple[Class, ...]`,
-or `Annotated[Class, Live]`, see `pipeline.graph.live`) are inputs and take nodes; all others are
-configuration, and those marked `Annotated[..., Runtime]` stay out of the key.
+A step is a function whose first argument is the `StepContext` it executes in. Calling the decorated
+function builds a `Node`; nothing runs. Arguments annotated with an `Artifact` class (or
+`tuple[Class, ...]`, or `Annotated[Class, Live]`, see `pipeline.graph.live`) are inputs and take
+nodes; all others are configuration, and those marked `Annotated[..., Runtime]` are not in the key.
 
     @step(output=Tokenizer, version=1)
     def train_tokenizer(run: StepContext, documents: Documents, *, vocab_size: int) -> Result: ...
 
     tokenizer = train_tokenizer(documents, vocab_size=32_768)
 
-A node stands for its artifact: to a type checker `tokenizer` is a `Tokenizer`, and handing it over
-where documents belong is an error there as it is, with the argument named, when the file runs.
+A node stands for its artifact: for a type checker `tokenizer` is a `Tokenizer`. Passing it as
+`documents` is an error in the type checker, and an `InputError` that names the argument when the
+file runs.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if typing.TYPE_CHECKING:
 P = ParamSpec("P")
 A = TypeVar("A", bound=Artifact)
 Result = Mapping[str, Any]
-# From a step's configuration and runtime settings to what `plan` should say about them.
+# From a step's configuration and runtime settings to lines of advice for `plan`.
 Advise = Callable[[Mapping[str, Any]], list[str]]
 # Raises `InputError` for arguments of a call that cannot work: configuration, runtime and nodes.
 Check = Callable[[Mapping[str, Any]], None]
@@ -45,13 +46,13 @@ Check = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True)
 class Resources:
-    """What a step's own body needs while it runs; its shards and gangs ask for their own.
+    """What a step's own body needs while it runs; its shards and gangs request their own resources.
 
     Attributes:
         cpus: cores; 0 for a body that only waits for its workers.
         memory: bytes of host memory to reserve; 0 for no reservation.
         custom: other resources by name, as the cluster's nodes declare them.
-        tries: attempts in a row, without a new shard or checkpoint, before a transient failure
+        tries: attempts in a row without a new shard or checkpoint, after which a transient failure
             (lost worker, storage error) is final.
     """
 
@@ -67,19 +68,19 @@ class StepSpec(Generic[P, A]):
 
     Attributes:
         function: its body.
-        output: the artifact class of what it publishes.
+        output: the artifact class that it publishes.
         version: part of the key.
-        name: stable name, part of the key and of directories.
+        name: stable name, part of the key and of directory names.
         resources: what its body needs.
-        reads_lineage: it reads more of its inputs than what they hold, such as what they were made
-            from; so it runs again when that changed, though their contents did not.
-        advise: what `plan` says about its configuration before anything runs, such as a setting
-            that will be slow; what cannot work is refused, not advised against.
-        check: raises `InputError` for arguments, by name, that cannot work whatever the inputs will
-            hold; when the step is called, so before anything runs.
-        facts: what is known of a node before it runs, for `plan` and a run's first lines, and
+        reads_lineage: it reads more of its inputs than their contents, such as their own inputs and
+            configuration; so it runs again when those changed and the contents did not.
+        advise: returns lines that `plan` shows about its configuration, such as a setting that will
+            be slow; `check` refuses what cannot work.
+        check: raises `InputError` for arguments, by name, that cannot work with any content of the
+            inputs; called when the node is built.
+        facts: returns facts about a node before it runs, for `plan` and a run's first lines, and
             whether it is refused, see `pipeline.graph.facts`.
-        environment: variables that its result may depend on; their values are recorded.
+        environment: environment variables that its result may depend on; their values are recorded.
     """
 
     function: Callable[Concatenate[StepContext, P], Result]
@@ -100,7 +101,7 @@ class StepSpec(Generic[P, A]):
                 "a directory; use letters a-z, digits and _"
             )
         vars(self).update({"__doc__": self.function.__doc__, "__wrapped__": self.function})
-        _ = self._signature  # refuses what it cannot read where the step is declared
+        _ = self._signature  # read now, so that an error points at the step's declaration
 
     @functools.cached_property
     def _signature(self) -> Signature:
@@ -113,7 +114,7 @@ class StepSpec(Generic[P, A]):
 
     @property
     def label(self) -> str:
-        """What it is called on a screen."""
+        """Its display name."""
         return self.name
 
     @property
@@ -123,15 +124,15 @@ class StepSpec(Generic[P, A]):
 
     @property
     def defaults(self) -> Mapping[str, Any]:
-        """Canonical default values of its configuration, where an argument has one."""
+        """Canonical default values of its configuration arguments that have one."""
         return self._signature.defaults
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> A:
         """A node that stands for the step's artifact.
 
         Raises:
-            InputError: for arguments that do not fit, naming the argument and both types, and for
-                those that the step's `check` refuses.
+            InputError: for an argument of a wrong type, naming it and both types, and for arguments
+                that the step's `check` refuses.
         """
         try:
             bound = self._signature.parameters.bind(*args, **kwargs)
@@ -168,7 +169,7 @@ class StepSpec(Generic[P, A]):
         try:
             self.check(arguments)
         except (TypeError, ValueError, AttributeError) as error:
-            # A check is written for arguments of the types that are annotated.
+            # A check assumes the annotated types, so such an error means an argument of another.
             raise InputError(
                 f"{self.label}(...): {error}; see the types of its arguments"
             ) from error
@@ -199,7 +200,7 @@ class StepSpec(Generic[P, A]):
         )
 
     def __reduce__(self) -> Any:
-        # A worker imports the step as the driver did, unless its file is not sent to workers.
+        # A worker imports the step by name, unless its file is not sent to workers.
         if by_value(self.function):
             fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
             return (functools.partial(type(self), **fields), ())
@@ -224,14 +225,14 @@ def step(
     """Declare a step.
 
     Args:
-        output: the artifact class of what it publishes.
-        version: raise it when the code changes what comes out, or when the meaning of a default
-            changes; it is part of the key.
+        output: the artifact class that it publishes.
+        version: part of the key; raise it when the code changes the output, or when the meaning of
+            a default changes.
         name: stable name, part of the key; by default the function's name, without its module.
-        cpus: see `Resources`, as of the next three.
+        cpus: see `Resources`, also for the next three.
         memory: bytes.
         custom: Ray's resources by name.
-        tries: attempts in all.
+        tries: attempts without progress.
         more: reads_lineage, advise, check, facts and environment, see `StepSpec`.
     """
     resources = Resources(cpus, memory, custom or {}, tries)

@@ -1,9 +1,9 @@
-"""What a step's body is given: where to write, what is finished, how to report progress.
+"""The context of a step's body: where to write, which shards are finished, reporting progress.
 
 The body writes only under its own attempt, and through shards: a directory becomes a shard when its
 ledger record is created. The output is the explicit set of shards that `shard`, `map` and
 `finished` returned and `declare` named in this attempt, whether this attempt wrote them or found
-them finished: what else is in the ledger, which all attempts share, is not published.
+them finished. All attempts share the ledger; its other shards are not published.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ logger = logging.getLogger("ponente")
 
 @dataclass(frozen=True)
 class ShardTask:
-    """One shard to write: picklable, executed by `write_shard` in whatever process.
+    """One shard to write: picklable, executed by `write_shard` in any process.
 
-    `number` counts tries at it within the attempt. Each has a directory of its own, since a writer
-    that was given up may still be writing.
+    `number` counts its tries within the attempt. Each try writes to a separate directory, since a
+    writer that was given up may still be writing.
     """
 
     ledger: Ledger
@@ -46,9 +46,9 @@ class ShardTask:
 
 
 def write_shard(task: ShardTask) -> Shard:
-    """Write one shard under the attempt and record it; returns the record that stands.
+    """Write one shard under the attempt and record it; returns the shard that the ledger has.
 
-    The record is asked for first: the listing that led to this task may have lagged behind.
+    Reads the record first, since the listing that led to this task may have been out of date.
     """
     finished = task.ledger.find(task.name)
     if finished is not None:
@@ -62,12 +62,12 @@ def write_shard(task: ShardTask) -> Shard:
 
 @dataclass(frozen=True)
 class Reference:
-    """A body returns this when its output is one of its inputs': nothing is copied.
+    """A body returns this when its output is that of one of its inputs: nothing is copied.
 
     Attributes:
-        artifact: whose files the output stands for.
+        artifact: the artifact whose files the output refers to.
         kind: why, such as "selected".
-        result: what the output says of itself.
+        result: the JSON result of the output.
     """
 
     artifact: Artifact
@@ -76,11 +76,11 @@ class Reference:
 
 
 class Workers(Protocol):
-    """How a step's body gets help: implemented in this process, and on Ray."""
+    """What runs a step body's shards and gangs: implemented in this process, and on Ray."""
 
     @property
     def stopping(self) -> bool:
-        """Whether the step is to end after what is in flight."""
+        """Whether the step was cancelled: it ends when the shards in flight are finished."""
         ...
 
     def map(self, tasks: list[ShardTask], emit: Emit) -> Iterator[Shard]:
@@ -96,7 +96,7 @@ class Workers(Protocol):
     ) -> Any:
         """Run `function(job, process=..., emit=...)` on every process of the hardware at once.
 
-        `logs`: URL of the directory where processes of their own keep their logs.
+        `logs`: URL of the directory for the logs of processes other than this one.
         """
         ...
 
@@ -108,8 +108,8 @@ class GangProcess:
     Attributes:
         index, count: rank and size of the gang.
         coordinator: "host:port" that process 0 listens on; None in a gang of one.
-        started: Unix time at which the engine began to start the gang, on hardware that was there;
-            by the clock of its own machine.
+        started: Unix time at which the engine began to start the gang, after its hardware was
+            reserved; by the clock of the engine's machine.
     """
 
     index: int = 0
@@ -119,7 +119,7 @@ class GangProcess:
 
 
 class StepContext:
-    """One attempt at one step, seen from the step's body.
+    """One attempt at one step, as its body sees it.
 
     Attributes:
         root: URL of the step's directory, shared by all attempts.
@@ -146,7 +146,7 @@ class StepContext:
 
     @property
     def keep(self) -> str:
-        """URL of a directory for files that people read: kept of every attempt, failed or not."""
+        """URL of a directory for files to inspect: kept for every attempt, failed or not."""
         return storage.join(self.directory, KEEP)
 
     @property
@@ -156,7 +156,7 @@ class StepContext:
 
     @property
     def declared(self) -> dict[str, Shard]:
-        """What the output consists of so far, in order of name."""
+        """The shards of the output so far, sorted by name."""
         return dict(sorted(self._declared.items()))
 
     def progress(self, done: float, total: float, unit: str, note: str = "") -> None:
@@ -176,7 +176,7 @@ class StepContext:
         return found
 
     def _known(self) -> dict[str, Shard]:
-        """The ledger: listed anew, as processes of a gang add to it; each record is read once."""
+        """The ledger's shards; lists it again, as a gang adds to it, and reads each record once."""
         new = sorted(self.ledger.shard_names() - self._finished.keys())
         local = storage.is_local(self.root)
         found = zip(new, concurrently(self.ledger.find, new, local=local), strict=True)
@@ -184,7 +184,7 @@ class StepContext:
         return self._finished | self._declared
 
     def claim(self, prefix: str) -> dict[str, Shard]:
-        """Shards of earlier attempts, which only this attempt may drop from now on.
+        """Take over shards of earlier attempts, which only this attempt may drop from now on.
 
         They become part of the output when they are declared.
 
@@ -220,8 +220,8 @@ class StepContext:
     def shard(self, name: str, result: dict[str, Any] | None = None) -> Iterator[str]:
         """A directory to fill; on leaving without an error it is recorded as shard `name`.
 
-        `result` may be filled inside the block. Of a build whose number of shards is not known
-        beforehand, `plan` shows what the last one's "progress" says, such as "step 40 of 100".
+        `result` may be filled inside the block. For a build whose number of shards is not known in
+        advance, `plan` shows the "progress" of the last shard, such as "step 40 of 100".
         """
         self.ledger.record(name)  # refuses a bad name before anything is written
         if name in self._written:
@@ -235,8 +235,8 @@ class StepContext:
     def map(self, writer: ShardWriter, items: Mapping[str, Any]) -> dict[str, Shard]:
         """Write one shard per item with `writer(directory, item) -> result`, across workers.
 
-        Shards that are in the ledger already are not written again. Returns all of them, in
-        order of name.
+        Shards that are in the ledger already are not written again. Returns all of them, sorted by
+        name.
         """
         shards = {name: s for name, s in self._known().items() if name in items}
         tasks = [
@@ -256,9 +256,9 @@ class StepContext:
         return dict(sorted(shards.items()))
 
     def gang(self, hardware: Hardware, function: Callable[..., Any], job: Any) -> Any:
-        """Run `function(job, process=GangProcess, emit=...)` on the hardware; process 0's answer.
+        """Run `function(job, process=GangProcess, emit=...)` on the hardware; process 0's result.
 
-        All processes start or none, and the loss of one ends them all (`WorkerLost`).
+        All processes start or none does, and the loss of one ends them all (`WorkerLost`).
         """
         logs = storage.join(self.directory, PROCESS_LOGS)
         return self._workers.gang(hardware, function, job, self._emit, logs)

@@ -1,1 +1,1 @@
-"""Digests, and what they are taken of: keys, recipes, builds, contents, source code."""
+"""Digests of keys, recipes, builds, contents and source code."""

@@ -1,14 +1,16 @@
-"""The four digests of the engine, and the one question that each answers.
+"""The four digests of the engine.
 
-    key       which output is this?             names its directory; known before anything runs
-    recipe    what is it made from?             the key, with what the inputs hold for their keys
-    build_id  which making of it is this?       names the ledger that attempts share
-    content   what does the output say?         equal content stops changes there (early cutoff)
+    key       identifies an output     names its directory; known before anything runs
+    recipe    identifies what it is    the key, with the contents of the inputs in place of their
+              made from                keys
+    build_id  identifies a build       names the ledger that the build's attempts share
+    content   identifies its data      users of an output with equal content are not run again
+                                       (early cutoff)
 
 All are SHA-256 over canonical JSON (see `pipeline.identity.fingerprint`). Fields of a configuration
-that have their default value are in none of them, so adding one changes none. Whether a default was
-changed is asked where an output or an unfinished build is found: each has the full configuration
-that it was made with, and `fingerprint.difference` names the fields that disagree.
+that have their default value are in no digest, so adding a field with a default changes none. A
+changed default is detected where an output or an unfinished build is found: each records its full
+configuration, and `fingerprint.difference` names the fields that differ.
 """
 
 from __future__ import annotations
@@ -19,18 +21,18 @@ from typing import Any, Protocol
 
 from pipeline.identity.fingerprint import digest, without_defaults
 
-# Parts of a result that may differ between two runs that made the same thing: times, and words.
+# Fields of a result that may differ between two builds of equal data: timings and text.
 NON_IDENTITY_FIELDS = ("measured", "headline", "progress")
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What a node computes, whatever its inputs are.
+    """A node's step, version and configuration, without its inputs.
 
     Attributes:
         step: stable name of the step.
-        version: that the step declares.
-        config: canonical configuration, fields with their default value included.
+        version: the step's declared version.
+        config: canonical configuration, including fields with their default value.
     """
 
     step: str
@@ -38,25 +40,26 @@ class Identity:
     config: Any
 
     def to_json(self) -> dict[str, Any]:
-        """What of it is in digests."""
+        """The part of it that digests include."""
         config = without_defaults(self.config)
         return {"step": self.step, "version": self.version, "config": config}
 
 
 def key(identity: Identity, inputs: Mapping[str, str]) -> str:
-    """Which output is this? From the step, its version, its configuration and its inputs' keys."""
+    """The digest of step, version, configuration and the keys of the inputs."""
     return digest({**identity.to_json(), "inputs": dict(inputs)})
 
 
 def recipe(identity: Identity, contents: Mapping[str, str]) -> str:
-    """What is it made from? As `key`, with the inputs' contents for their keys.
+    """As `key`, with the contents of the inputs in place of their keys.
 
-    Two nodes with one recipe make the same thing, whatever their inputs were made from.
+    Two nodes with equal recipes build equal outputs, even if the keys of their inputs differ.
 
     Args:
-        identity: of the node.
-        contents: content by input name; of an input that is still being made, its build's id. The
-            digest of what an external argument stands for is one too, in place of its value.
+        identity: identity of the node.
+        contents: content digest by input name; for a live input that is not published, the id of
+            its build. Includes the listing's digest of each external argument, whose value is left
+            out of the configuration.
     """
     config = without_defaults(identity.config)
     fields = {n: value for n, value in config["fields"].items() if n not in contents}
@@ -65,12 +68,13 @@ def recipe(identity: Identity, contents: Mapping[str, str]) -> str:
 
 
 def build_id(recipe: str, replaces: str, number: int = 0) -> str:
-    """Which making of it is this? Attempts at one build resume each other's work.
+    """The id of a build; its attempts resume each other's work.
 
     Args:
-        recipe: what is made.
+        recipe: digest of the recipe.
         replaces: attempt of the published output that the build is to replace; empty for none.
-        number: counts builds that a default which was changed sets apart, see `store.builds`.
+        number: distinguishes builds whose configurations differ by a changed default, see
+            `store.builds`.
     """
     return digest([recipe, replaces, *([number] if number else [])])[:12]
 
@@ -94,15 +98,15 @@ class _Shard(Protocol):
 
 
 def content(shards: Iterable[_Shard], result: Mapping[str, Any], opened: Mapping[str, str]) -> str:
-    """What does the output say? Equal when nothing that reads it could find a difference.
+    """The digest of an output's data; equal when no reader can find a difference.
 
     Args:
-        shards: a shard whose result has "content" is known by that digest, for formats that write
-            the same data under other bytes; one whose "content" is None is kept beside the output
-            and is no part of what it says; any other is known by its files.
-        result: without what is only measured (`NON_IDENTITY_FIELDS`).
-        opened: contents of those inputs that the artifact itself opens (see `Artifact.opens`), or
-            of the output that a reference stands for, which includes what that opens.
+        shards: the output's shards. One whose result has a "content" digest is identified by it,
+            for formats in which equal data can have different bytes; one whose "content" is None is
+            not part of the data; any other is identified by its files.
+        result: the output's result; `NON_IDENTITY_FIELDS` are left out.
+        opened: contents of the inputs that the artifact itself reads (see `Artifact.opens`), or for
+            a reference the content of the output it refers to, which includes those.
     """
     parts = [
         [

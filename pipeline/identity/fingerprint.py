@@ -1,11 +1,11 @@
-"""Canonical form of a step's configuration, the digest of it, and differences between two.
+"""Canonical form of a step's configuration, its digest, and the differences between two of them.
 
-Two configurations get the same form when, and only when, they say the same thing: a dataclass
-carries its class, a float is written in hexadecimal (so -0.0 is not 0.0), a tuple is not a list,
-the key 1 is not "1". A set and a frozenset of the same members say the same thing, and so do dicts
-of the same items in another order. A value whose meaning cannot be written down (NaN, a lambda, an
-open file, an array, text that is not Unicode, a structure that contains itself) raises `InputError`
-naming the path to it.
+Two configurations have the same form if and only if they are equal in type and value: a dataclass
+includes its class name, a float is written in hexadecimal (so -0.0 is not 0.0), a tuple is not a
+list, the key 1 is not "1". A set equals a frozenset of the same members, and dicts of the same
+items are equal in any order. A value without a canonical form (NaN, a lambda, an open file, an
+array, text that is not Unicode, a structure that contains itself) raises `InputError` with the path
+to it.
 
 What does not change a result is marked `Runtime` in its annotation and left out:
 
@@ -14,11 +14,11 @@ What does not change a result is marked `Runtime` in its annotation and left out
         learning_rate: float
         log_every: Annotated[int, Runtime] = 10
 
-A class is known by its name without its module, so that it can move; `identity_name: ClassVar[str]`
-gives it another name, which it also keeps when it is renamed. The fields of a configuration are
-written in two groups, those that have their default value apart: keys are made `without_defaults`,
-so a field that is added with a default changes no key until it is given another value, while
-`difference` compares both groups and so notices a default that was changed.
+A class is identified by its name without its module, so that it can move; with
+`identity_name: ClassVar[str]` it can be renamed too. The fields of a configuration are written in
+two groups: "defaults" has those with their default value, "fields" all others. Keys are digests of
+the tree `without_defaults`, so a field added with a default changes no key until it gets another
+value; `difference` compares both groups, and so detects a changed default.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from typing import Any
 
 from pipeline.errors import InputError
 
-# Deep enough for any configuration; a structure that contains itself ends here.
+# Deep enough for any configuration; stops at a structure that contains itself.
 MAX_DEPTH = 64
-# Longer integers go in hexadecimal: Python refuses to read or write them in decimal.
+# Longer integers are written in hexadecimal: Python limits the length of decimal conversions.
 _DECIMAL_BITS = 1024
-# Classes of configurations by the name that stands for them in keys.
+# Classes of configurations by their name in keys.
 Classes = dict[str, type]
 _BUILTINS = (int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
 
 
 class Runtime:
-    """Marker for `Annotated[...]`: this field says where or how to run, never what is computed."""
+    """Marker for `Annotated[...]`: the field sets where or how to run, never what is computed."""
 
 
 def is_runtime(annotation: Any) -> bool:
     """Whether an annotation carries the `Runtime` marker.
 
     Raises:
-        InputError: when the marker is inside the annotation, where it would say nothing.
+        InputError: when the marker is inside the annotation, where it would have no effect.
     """
     if any(_marks(argument) for argument in typing.get_args(annotation)):
         raise InputError(
@@ -72,7 +72,7 @@ def _is_marked(annotation: Any) -> bool:
 
 def _marks(annotation: Any) -> bool:
     """Whether the marker is on the annotation or anywhere inside it."""
-    # The arguments of Annotated include its marks, which are no annotations with marks themselves.
+    # `get_args` of Annotated also returns its metadata, which has no metadata of its own.
     return _is_marked(annotation) or any(_marks(a) for a in typing.get_args(annotation))
 
 
@@ -81,7 +81,7 @@ def identity_fields(cls: type) -> tuple[str, ...]:
     """Names of a dataclass's fields that belong to its identity, in order of declaration.
 
     Raises:
-        InputError: when an annotation names something that is imported for type checking only.
+        InputError: when an annotation uses a name that is imported for type checking only.
     """
     try:
         hints = typing.get_type_hints(cls, include_extras=True)
@@ -94,28 +94,28 @@ def identity_fields(cls: type) -> tuple[str, ...]:
 
 
 def canonical(value: Any, path: str = "config", classes: Classes | None = None) -> Any:
-    """`value` as a JSON tree that distinguishes everything Python distinguishes.
+    """`value` as a JSON tree that distinguishes types and values as Python does.
 
     Args:
-        value: of a configuration.
-        path: to it, for messages.
-        classes: takes the classes of the value by name.
+        value: a value in a configuration.
+        path: path to it, for messages.
+        classes: the classes in the value are added to it, by name.
 
     Raises:
         InputError: naming the path, when a value has no canonical form, and when two different
-            classes have one name.
+            classes have the same name.
     """
     return _canonical(value, path, 0, {} if classes is None else classes)
 
 
 def group_fields(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Canonical values by name, with those that equal their default in a group of their own."""
+    """Canonical values by name in two groups: "defaults" equal their default, "fields" do not."""
     kept = {n: tree for n, tree in values.items() if n not in defaults or defaults[n] != tree}
     return {"fields": kept, "defaults": {n: t for n, t in values.items() if n not in kept}}
 
 
 def without_defaults(tree: Any) -> Any:
-    """A canonical tree without the fields that have their default value: what keys are made of."""
+    """A canonical tree without the fields that have their default value; the input of digests."""
     if isinstance(tree, dict):
         at_default = "defaults" if _is_config(tree) else None
         return {name: without_defaults(t) for name, t in tree.items() if name != at_default}
@@ -123,7 +123,7 @@ def without_defaults(tree: Any) -> Any:
 
 
 def without_fields(config: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """A configuration's canonical tree without these of its fields."""
+    """A configuration's canonical tree without the fields `names`."""
     return {
         group: {n: t for n, t in config.get(group, {}).items() if n not in names}
         for group in ("fields", "defaults")
@@ -131,7 +131,7 @@ def without_fields(config: Mapping[str, Any], names: Collection[str]) -> dict[st
 
 
 def merge_classes(found: Iterable[Classes], path: str) -> None:
-    """Raise `InputError` when two different classes of one name are among `found`."""
+    """Raise `InputError` when two different classes in `found` have the same name."""
     merged: Classes = {}
     for classes in found:
         for name, cls in classes.items():
@@ -158,7 +158,7 @@ def _canonical(value: Any, path: str, depth: int, classes: Classes) -> Any:
         return {"bytes": value.hex()}
     if isinstance(value, enum.Enum):
         name = _name_of(type(value), path, classes)
-        if value.name is None:  # no flag at all, or bits that no flag stands for
+        if value.name is None:  # an enum.Flag without any bit, or with unnamed bits
             return {"enum": name, "value": _canonical(value.value, path, depth + 1, classes)}
         return {"enum": name, "member": value.name}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -186,7 +186,7 @@ def _canonical(value: Any, path: str, depth: int, classes: Classes) -> Any:
 
 
 def plain(tree: Any) -> Any:
-    """A canonical tree as people write it: without classes and type tags."""
+    """A canonical tree in readable form: without classes and type tags."""
     if not isinstance(tree, dict):
         return tree
     if _is_config(tree):
@@ -207,17 +207,18 @@ def plain(tree: Any) -> Any:
 
 
 def plain_identity(value: Any) -> Any:
-    """A configuration as JSON values, without what is marked Runtime: for results."""
+    """A configuration as JSON values, without fields marked Runtime: for results."""
     return plain(canonical(value))
 
 
 def _order(tree: Any) -> str:
-    # A field that is added with a default must not change the order either.
+    # Sorted without defaults, so that a field added with a default does not change the order.
     return _dumps(without_defaults(tree))
 
 
 def _canonical_text(value: str, path: str) -> str:
-    # A pair of surrogates is written in JSON like the one character it stands for in UTF-16.
+    # JSON encodes a surrogate pair exactly as the single character of that UTF-16 pair, so two
+    # different strings would have the same digest.
     if any("\ud800" <= character <= "\udfff" for character in value):
         raise InputError(f"{path}: {value[:40]!a} holds surrogates and is not Unicode text")
     return value
@@ -245,7 +246,7 @@ def _canonical_dataclass(value: Any, path: str, depth: int, classes: Classes) ->
 
 @functools.cache
 def _defaults(cls: type) -> dict[str, Any]:
-    """Canonical default values of a dataclass's fields, where they have one."""
+    """Canonical default values of the fields of a dataclass that have one."""
     identifying, found = identity_fields(cls), {}
     for field in dataclasses.fields(cls):
         if field.name not in identifying:
@@ -258,7 +259,7 @@ def _defaults(cls: type) -> dict[str, Any]:
 
 
 def canonical_default(value: Any) -> tuple[Any, ...]:
-    """The canonical form of a default value; nothing for one that no caller may leave as it is."""
+    """The canonical form of a default value; empty if it has none, so that no call may use it."""
     try:
         return (canonical(value, "default"),)
     except InputError:
@@ -288,7 +289,7 @@ def _register(classes: Classes, name: str, cls: type, path: str) -> None:
 
 
 def _home(cls: type) -> tuple[str, str]:
-    """Where a class is defined; the same for a file that is executed twice."""
+    """File and qualified name of a class; the same when the file is executed twice."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return os.path.realpath(file) if file else cls.__module__, cls.__qualname__
 
@@ -305,7 +306,7 @@ def digest(tree: Any) -> str:
 def difference(old: Any, new: Any, path: str = "") -> list[str]:
     """Field-level differences of two canonical trees, as `path: old -> new` lines.
 
-    A field that only one side has is no difference while it has its default value there.
+    A field that only one tree has, with its default value, is no difference.
     """
     if type(old) is dict and type(new) is dict:
         if _is_config(old) and _is_config(new):
@@ -313,7 +314,7 @@ def difference(old: Any, new: Any, path: str = "") -> list[str]:
             return [*named, *_field_differences(_fields(old), _fields(new), path)]
         lines = []
         for key in sorted({*old, *new}):
-            # The wrappers of `canonical` would only lengthen the path a reader sees.
+            # The type tags of `canonical` are left out of the path, for readability.
             inner = path if key in ("float", "list", "tuple") else f"{path}.{key}".strip(".")
             lines += difference(old.get(key, _ABSENT), new.get(key, _ABSENT), inner)
         return lines
@@ -354,7 +355,7 @@ def _field_differences(old: _Fields, new: _Fields, path: str) -> list[str]:
             changed = [line.removesuffix(_CHANGED) + _CHANGED for line in changed]
         elif not changed and was_default != now_default:
             which = "now the default" if now_default else "the default before"
-            changed = [f"{inner}: {_show(now)} is {which}, so the key is another"]
+            changed = [f"{inner}: {_show(now)} is {which}, so the key changes"]
         lines += changed
     return lines
 

@@ -1,8 +1,8 @@
-"""What a name outside the store stands for at one moment: its files, or the revision that fixes it.
+"""Listings of external locations: their files at one moment, or a revision that pins them.
 
 A path, a pattern or a branch keeps its name while its content changes. Planning resolves it to a
-`Listing`, whose digest takes the place of the location in a step's recipe: the same files in
-another folder make the same output, and other files under the same name another one.
+`Listing`, whose digest replaces the location in a step's recipe: the same files in another folder
+give the same recipe, other files under the same name another one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 from pipeline.identity import fingerprint
 
-_NAMED = 4  # files that a message names
+_NAMED = 4  # files named in a message
 _COMMIT = 12  # hexadecimal digits of a revision in a message
 
 
@@ -21,10 +21,10 @@ class ListedFile:
     """One file.
 
     Attributes:
-        name: relative to the folder that all files of the listing share.
+        name: path relative to the folder that all files of the listing share.
         size: in bytes.
-        digest: of its content, as far as the store gives one or reading it is cheap; empty when
-            nothing but the size is known.
+        digest: digest of its content, where the store has one or reading the file is cheap; empty
+            when only the size is known.
     """
 
     name: str
@@ -38,9 +38,9 @@ class Summary:
 
     Attributes:
         digest: see `Listing.digest`.
-        files: how many.
+        files: number of files.
         bytes: their total size.
-        where: as in `Listing`, like `pinned`, `branch` and `revision`.
+        where, pinned, branch, revision: as in `Listing`.
     """
 
     digest: str
@@ -63,16 +63,16 @@ class Summary:
 
 @dataclass(frozen=True)
 class Listing:
-    """What a location holds.
+    """The files of a location.
 
     Attributes:
-        where: the location, for people.
-        files: in order of name; empty when the location is pinned and nothing was asked.
-        pinned: what fixes the content for ever, such as a full commit; empty when it can change.
+        where: the location, for display.
+        files: sorted by name; empty when the location is pinned and was not listed.
+        pinned: an immutable revision, such as a full commit; empty when the content can change.
         branch: the branch that was resolved; empty where there is none.
         revision: the commit that the branch points to.
-        skipped: what the location matches and a step does not read, such as folders.
-        limit: bytes that it holds at most, where that is known and its files are not.
+        skipped: names that the location matches and a step does not read, such as folders.
+        limit: upper bound of its bytes, where that is known and its files are not.
     """
 
     where: str
@@ -85,19 +85,19 @@ class Listing:
 
     @property
     def most_bytes(self) -> int | None:
-        """Bytes that it holds at most; None where that is not known."""
+        """Upper bound of its total size in bytes; None where it is not known."""
         return sum(file.size for file in self.files) if self.files else self.limit
 
     @property
     def digest(self) -> str:
-        """SHA-256 of names, sizes and digests; of a pinned location, of its name."""
+        """SHA-256 of names, sizes and digests; for a pinned location, of its name and revision."""
         if self.pinned:
             return fingerprint.digest({"where": self.where, "pinned": self.pinned})
         return fingerprint.digest([[f.name, f.size, f.digest] for f in self.files])
 
     @property
     def summary(self) -> Summary:
-        """What a manifest records."""
+        """The part of it that a manifest records."""
         total = sum(file.size for file in self.files)
         more = (self.where, self.pinned, self.branch, self.revision)
         return Summary(self.digest, len(self.files), total, *more)
@@ -113,12 +113,12 @@ def files_from_bytes(data: bytes) -> tuple[ListedFile, ...]:
 
 
 def difference(old: Summary, files: tuple[ListedFile, ...] | None, new: Listing) -> str:
-    """What changed from a recorded listing to `new`, in one line.
+    """The changes from a recorded listing to `new`, in one line.
 
     Args:
-        old: what was recorded.
-        files: its files; None where they cannot be read.
-        new: what is there now.
+        old: the recorded summary.
+        files: the recorded files; None where they cannot be read.
+        new: the current listing.
     """
     now = new.summary
     if old.pinned or new.pinned:

@@ -1,8 +1,8 @@
-"""Where an output came from: recorded in its manifest, never part of its key.
+"""The provenance of an output: recorded in its manifest, never part of its key.
 
-The driver collects once per run what all its steps share: commits, everything that is not committed
-(as a patch that `git apply` takes), packages. A worker's copy of the code has no git directory, so
-it only adds what is its own: the machine, and the code of the step as it is there.
+Once per run, the driver collects the part that all steps share: commits, the uncommitted changes
+(as a patch for `git apply`), packages. A worker's copy of the code has no git directory, so the
+worker adds only its machine, and the digests of its copy of the step's code.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from pipeline.identity import source_code
 
 _GIT_SECONDS = 30
 _PROJECT = "ponente"
-_MOST_BYTES = 2**20  # of one untracked file
+_MOST_BYTES = 2**20  # size limit of an untracked file in the patch
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """What the steps of a run share.
+    """The provenance that the steps of a run share.
 
     Attributes:
-        record: for their manifests.
-        diff: what of the code is not committed; empty when nothing is.
+        record: JSON record for their manifests.
+        diff: patch with the uncommitted code; empty when all code is committed.
     """
 
     record: dict[str, Any]
@@ -41,7 +41,7 @@ class Provenance:
 
 
 def collect(functions: Iterable[Callable[..., Any]]) -> Provenance:
-    """Commits and patch of the repositories that these functions are in, and packages."""
+    """Commits and uncommitted changes of the functions' repositories, and package versions."""
     commits, diffs = {}, []
     for root in _repositories(functions):
         name = Path(root).name
@@ -55,7 +55,7 @@ def collect(functions: Iterable[Callable[..., Any]]) -> Provenance:
 
 
 def of_worker(function: Callable[..., Any], environment: Iterable[str]) -> dict[str, Any]:
-    """The machine that executes a step, the values of its variables, and digests of its code."""
+    """The machine that executes a step, its environment variables, and digests of its code."""
     return {
         "sources": source_code.digests(function),
         "host": socket.gethostname(),
@@ -81,7 +81,7 @@ def _git(directory: str, *arguments: str) -> str:
 
 
 def _repositories(functions: Iterable[Callable[..., Any]]) -> list[str]:
-    """Top directories of the git repositories that have the code of the engine and these."""
+    """Top directories of the git repositories with the code of the engine and of `functions`."""
     directories = {str(Path(__file__).parent)}
     for function in functions:
         try:
@@ -93,9 +93,9 @@ def _repositories(functions: Iterable[Callable[..., Any]]) -> list[str]:
 
 
 def _uncommitted(root: str) -> str:
-    """Everything that differs from the last commit, and Python files that git does not know yet.
+    """Patch of all changes since the last commit, and of untracked Python files.
 
-    Nothing of files that git ignores.
+    Leaves out files that git ignores.
     """
     listed = _git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", "*.py")
     added = [_added(root, name) for name in sorted(filter(None, listed.split("\0")))]
@@ -103,7 +103,7 @@ def _uncommitted(root: str) -> str:
 
 
 def _added(root: str, name: str) -> str:
-    """A patch that creates the file; nothing for one that is too large, or no text."""
+    """A patch that creates the file; empty for a file that is too large or is not text."""
     path = Path(root, name)
     try:
         if path.is_symlink() or path.stat().st_size > _MOST_BYTES:
@@ -122,10 +122,10 @@ def _added(root: str, name: str) -> str:
 
 
 def _packages() -> dict[str, Any]:
-    """Versions of what the project asks for, and one digest of all that is installed."""
-    import importlib.metadata  # a fifth of what importing the engine costs
+    """Versions of the project's requirements, and one digest of all installed packages."""
+    import importlib.metadata  # imported here: it is a fifth of the engine's import time
 
-    # `metadata` reads and parses a file each time that it is asked for.
+    # Each access of `metadata` reads and parses a file, so it is accessed once per package.
     installed = (found.metadata for found in importlib.metadata.distributions())
     versions = {found["Name"].lower(): found["Version"] for found in installed if found["Name"]}
     try:

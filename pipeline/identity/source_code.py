@@ -1,14 +1,14 @@
-"""Which source files a step's code consists of, and which changed since an output was built.
+"""The source files of a step's code, and which of them changed since an output was built.
 
 A step's code is the file it is written in and every first-party module that file imports,
 recursively; imports inside functions count, because steps import the training loop there. Imports
-are read from the syntax tree and never executed, so planning stays free of jax. First-party is what
-lies below the folder that holds the step's top-level package, beside a step's file that is run as a
-script, or beside the engine in its checkout; never the standard library, site-packages or the
-engine itself. A module named only in a string (`importlib.import_module`) is not found.
+are read from the syntax tree and never executed, so planning does not import jax. A module is
+first-party if it is below the folder of the step's top-level package, in the folder of a step's
+file that is run as a script, or in the engine's checkout; the standard library, site-packages and
+the engine itself are not. A module named only in a string (`importlib.import_module`) is not found.
 
 Each file has two digests: of its bytes, and of its meaning (the syntax tree without comments,
-docstrings and layout). The second is computed only where the first differs.
+docstrings and layout). To detect a change, the second is computed only where the first differs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Digest(NamedTuple):
 
 
 class _File:
-    """One version of a source file; one that does not parse has no imports."""
+    """One version of a source file; a file that does not parse has no imports."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -64,7 +64,7 @@ class _File:
 
 
 def _imports(body: Iterable[ast.AST]) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Every import statement at any depth. Only statements are visited: expressions hold none."""
+    """Every import statement at any depth. Visits statements only: expressions contain none."""
     for node in body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             yield node
@@ -74,7 +74,8 @@ def _imports(body: Iterable[ast.AST]) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def _describe(node: ast.AST) -> Iterator[str]:
-    # Not `ast.dump`: its text differs between Python versions, and a store outlives an upgrade.
+    # Not `ast.dump`, whose text differs between Python versions: the digest must not change when
+    # Python is upgraded.
     yield type(node).__name__
     for name in node._fields:
         value = getattr(node, name, None)
@@ -99,13 +100,13 @@ def _describe(node: ast.AST) -> Iterator[str]:
 
 
 def _is_comment(node: ast.AST) -> bool:
-    """Whether it is a string that stands alone: a docstring, or a comment in quotes."""
+    """Whether the node is a string as a statement: a docstring, or a comment in quotes."""
     value = node.value if isinstance(node, ast.Expr) else None
     return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
 def _stamp(path: str) -> tuple[int, int] | None:
-    """What changes when a file, or the list of files in a folder, changes; None without it."""
+    """Modification time and size of a file or folder, to detect a change; None if it is missing."""
     try:
         found = os.stat(path)
     except OSError:
@@ -127,7 +128,7 @@ class _Walk:
         home = _home(start, module)
         self._roots, self._only = [home], ""
         if not {"site-packages", "dist-packages"}.isdisjoint(home.split(os.sep)):
-            # Everybody else's code lies beside an installed package.
+            # Other packages are in the same folder, so only the step's own package is first-party.
             self._only = os.path.relpath(start, home).split(os.sep)[0].removesuffix(".py")
         else:
             script = [os.path.dirname(start)] if module == "__main__" else []
@@ -149,7 +150,7 @@ class _Walk:
         self.files = dict(sorted(found.items()))
 
     def fresh(self) -> bool:
-        """Whether every file that was read and folder that was searched is as it was."""
+        """Whether all files that were read and folders that were searched are unchanged."""
         return all(_stamp(path) == then for path, then in self._stamps.items())
 
     def _read(self, path: str) -> _File | None:
@@ -171,7 +172,7 @@ class _Walk:
             self._top(parts, names)
             return
         base = os.path.abspath(os.path.join(path, *[os.pardir] * statement.level))
-        # Python refuses relative imports that leave the top-level package, too.
+        # As in Python, a relative import must not leave the top-level package.
         if any(base.startswith(root + os.sep) for root in self._roots):
             self._load(base, parts, names)
 
@@ -193,15 +194,15 @@ class _Walk:
                 inner = self._module(inner, part)
         for name in names if inner is not None else ():
             if name == "*":
-                # Its `__all__` may name submodules, which only running the package would tell.
+                # `__all__` may name submodules, but only executing the package would show which.
                 self._stack += map(str, Path(inner or "").glob("*.py"))
             else:
                 self._module(inner or "", name)
 
     def _module(self, folder: str, name: str) -> str | None:
-        """Push the file of module `name` in `folder`; the folder of its submodules, if it has one.
+        """Push the file of module `name` in `folder`; returns the folder of its submodules, if any.
 
-        The folders are remembered, for a file that appears in them can be another module `name`.
+        Records stamps of the folders, as a file that appears in one could become module `name`.
         """
         inner = os.path.join(folder, name)
         for searched in (folder, inner):
@@ -215,7 +216,7 @@ class _Walk:
 
 
 def _home(path: str, module: str) -> str:
-    """The folder that holds the top-level package (or the only file) of the module at `path`."""
+    """The folder that contains the top-level package (or the only file) of the module at `path`."""
     folder, name = os.path.split(path)
     packages = module.split(".") if name == "__init__.py" else module.split(".")[:-1]
     suffix = os.sep + os.sep.join(packages)
@@ -245,19 +246,19 @@ def _files_of(function: Callable[..., Any]) -> dict[str, tuple[str, _File]]:
 
 
 def digests(function: Callable[..., Any]) -> dict[str, Digest]:
-    """Digests of the files a step's code consists of, by path relative to the folder they share.
+    """Digests of the files of a step's code, by path relative to the folder they share.
 
-    To be recorded with an output, as JSON, for `changed`.
+    Recorded with an output, as JSON, for `changed`.
     """
     return {name: Digest(file.raw, file.meaning) for name, (_, file) in _files_of(function).items()}
 
 
 def changed(function: Callable[..., Any], recorded: Mapping[str, Any]) -> list[str]:
-    """Names of the files whose meaning is not the recorded one, and of those added or removed.
+    """Names of the files whose meaning changed, and of those added or removed.
 
     Args:
         function: the step's function.
-        recorded: the `digests` of when the output was built, possibly back from JSON.
+        recorded: the `digests` when the output was built, possibly decoded from JSON.
 
     Returns:
         Sorted names; empty when nothing was recorded, or the function has no source file now.
@@ -268,7 +269,7 @@ def changed(function: Callable[..., Any], recorded: Mapping[str, Any]) -> list[s
     different = set(now) ^ set(recorded)
     for name in set(now) & set(recorded):
         file, record = now[name][1], recorded[name]
-        # A record that is no pair of digests equals no file's.
+        # A record that is not a pair of digests matches no file.
         known = list(record) if isinstance(record, (list, tuple)) else []
         if file.raw not in known[:1] and file.meaning not in known[1:2]:
             different.add(name)

@@ -1,8 +1,8 @@
 """Plain gcloud commands: a managed instance group of Compute Engine, or a queued resource.
 
 The Cloud TPU API, and with it queued resources, is no longer developed; v4 and v5e exist only
-there. A managed group with a workload policy is a slice of v5p or v6e. In both a small VM beside
-the slice is the head, so that a lost slice does not take the driver with it.
+there. A managed group with a workload policy is a slice of v5p or v6e. In both, a small VM outside
+the slice is the head, so that the driver survives the loss of the slice.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pipeline.launch.setup_host import QUEUE, SETUP, join
 from pipeline.launch.text import origin
 
 _HEAD_MACHINE = "e2-standard-8"
-_ROOM = "--boot-disk-size=200GB"
+_BOOT_DISK = "--boot-disk-size=200GB"
 
 
 def group(job: Job) -> Recipe:
@@ -35,7 +35,7 @@ def group(job: Job) -> Recipe:
         f"gcloud compute instance-templates create {name}"
         f" --machine-type={google.machine_type(hardware)} --maintenance-policy=TERMINATE{spot}"
         ' --image-family="${TPU_IMAGE_FAMILY:?set it to a family of ubuntu-os-accelerator-images}"'
-        f" --image-project=ubuntu-os-accelerator-images {_ROOM} --scopes=cloud-platform"
+        f" --image-project=ubuntu-os-accelerator-images {_BOOT_DISK} --scopes=cloud-platform"
         f" --metadata-from-file=startup-script={FOLDER}/{name}.host.sh"
     )
     policy, policies = "", ""
@@ -64,9 +64,9 @@ def group(job: Job) -> Recipe:
 
 
 def queued(job: Job) -> Recipe:
-    """A queued resource of the Cloud TPU API, which waits until there are chips.
+    """A queued resource of the Cloud TPU API, which waits for free chips.
 
-    Of several slices each is a node, and all are there at once.
+    Each of several slices is a node, and all nodes become available at once.
     """
     hardware, google, zone = job.hardware, google_of(job.hardware, "queued"), job.need_zone()
     name = job.name
@@ -106,13 +106,13 @@ def _head(job: Job) -> str:
     return (
         f"gcloud compute instances create {job.name}-head --zone={job.zone}"
         f" --machine-type={_HEAD_MACHINE} --image-family=ubuntu-2204-lts"
-        f" --image-project=ubuntu-os-cloud {_ROOM} --scopes=cloud-platform"
+        f" --image-project=ubuntu-os-cloud {_BOOT_DISK} --scopes=cloud-platform"
         f" --metadata-from-file=startup-script={FOLDER}/{job.name}.head.sh"
     )
 
 
 def _scripts(job: Job, remove: str) -> dict[str, str]:
-    """What head and hosts run whenever they boot, so after a loss too."""
+    """Startup scripts of the head and the hosts; they run at every boot, also after a loss."""
     top = (
         "#!/bin/bash\n" + origin(job) + "set -eu\n"
         f"mkdir -p /opt/{job.name}\ncd /opt/{job.name}\n"

@@ -1,4 +1,4 @@
-"""Google's names of what a slice is made of, by generation.
+"""Google's names for the machines, runtimes and accelerators of a slice, by generation.
 
 From cloud.google.com/tpu/docs (runtimes, v4, v5e, v5p, v6e) and from GKE's "Plan TPUs". The counts
 of hosts and the topologies are those of `pipeline.accelerators`.
@@ -18,7 +18,7 @@ class Google:
     """A generation's names.
 
     Attributes:
-        machine: type of virtual machine, with a place for the chips of one.
+        machine: machine type of a VM; `{}` stands for its number of chips.
         runtime: software version of the Cloud TPU API.
         gke: value of the node label cloud.google.com/gke-tpu-accelerator.
         grouped: whether Compute Engine has it in managed instance groups.
@@ -30,7 +30,7 @@ class Google:
     grouped: bool
 
     def machine_type(self, hardware: Hardware) -> str:
-        """The virtual machine of one host."""
+        """The machine type of one host."""
         return self.machine.format(hardware.devices_per_process)
 
 
@@ -43,7 +43,7 @@ GOOGLE = {
 
 
 def google_of(hardware: Hardware, tool: str) -> Google:
-    """Google's names of a slice. Raises `InputError` for hosts with GPUs."""
+    """Google's names for a slice. Raises `InputError` for hosts with GPUs."""
     if hardware.kind != "tpu":
         raise InputError(
             f"--on {tool}: expected a TPU slice, got {hardware.name!r}; hosts with GPUs are "
@@ -53,7 +53,7 @@ def google_of(hardware: Hardware, tool: str) -> Google:
 
 
 def need_one_slice(hardware: Hardware, tool: str) -> None:
-    """Raise `InputError` for several slices, where a tool makes one."""
+    """Raise `InputError` for several slices: this tool makes only one."""
     if hardware.slices > 1:
         raise InputError(
             f"--on {tool}: makes one slice, {hardware.name} is {hardware.slices}; use --on queued "

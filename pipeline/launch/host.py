@@ -1,7 +1,8 @@
-"""This host as a part of its hardware: which slice, which worker, which chips; and what it runs.
+"""This host's place in its hardware (slice, worker number, chips), and its software.
 
-A fact may be given, be in the environment (GKE's variables, which Ray reads too) or in the
-machine's metadata. Sources that contradict each other are refused, for libtpu believes the machine.
+A fact comes from the command line, the environment (GKE's variables, which Ray reads too) or the
+machine's metadata. Sources that contradict each other are refused, because libtpu uses what the
+machine has.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _VARIABLES = {
     "worker id": "TPU_WORKER_ID",
     "name": "TPU_NAME",
 }
-_OF_SEVERAL = {"slices": "MEGASCALE_NUM_SLICES", "slice id": "MEGASCALE_SLICE_ID"}
+_SLICE_VARIABLES = {"slices": "MEGASCALE_NUM_SLICES", "slice id": "MEGASCALE_SLICE_ID"}
 _DEVICES = {"tpu": ("accel[0-9]*", "vfio/[0-9]*"), "gpu": ("nvidia[0-9]*",)}
 _COMPUTE = ("jax", "jaxlib", "libtpu", "ray")
-CLOCK_SECONDS = 10.0  # beyond it signed requests to stores and the order of logs go wrong
+CLOCK_SECONDS = 10.0  # a larger offset breaks signed store requests and the order of logs
 _SHOWN = 3
 
 
@@ -38,9 +39,9 @@ class Host:
     """One host of a slice, of one of several slices, or of a group with GPUs.
 
     Attributes:
-        hardware: the whole of it.
+        hardware: all slices or hosts, of which this is one.
         worker: number of this host in its slice, from 0.
-        name: of the hardware, the same on all its hosts.
+        name: name of the hardware, the same on all its hosts.
         slice_id: number of its slice, from 0.
     """
 
@@ -64,7 +65,7 @@ class Host:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment by which Ray and libtpu know a slice; empty for GPUs."""
+        """Environment variables from which Ray and libtpu identify a slice; empty for GPUs."""
         if self.hardware.kind != "tpu":
             return {}
         values = (accelerator_type(self.hardware), self.hardware.topology)
@@ -73,12 +74,12 @@ class Host:
 
 
 def find(hardware: str, worker: str, name: str, slice_id: str = "") -> Host:
-    """This host, from what was given (empty where it was not), the environment and the machine.
+    """This host, from the arguments (empty if not given), the environment and the metadata.
 
     Raises:
-        InputError: for a fact that is nowhere, or differs between two of these.
+        InputError: a necessary fact is in no source, or two sources differ.
     """
-    variables = {**_VARIABLES, **_OF_SEVERAL}
+    variables = {**_VARIABLES, **_SLICE_VARIABLES}
     sources = {
         "the environment": {k: os.environ.get(v, "") for k, v in variables.items()},
         "the machine's metadata": metadata.known(),
@@ -88,15 +89,15 @@ def find(hardware: str, worker: str, name: str, slice_id: str = "") -> Host:
         given |= {"topology": named.topology, "type": accelerator_type(named)}
         given |= {"slices": str(named.slices)} if named.slices > 1 else {}
     facts = {
-        k: _agreed(k, {"the command line": given, **sources}) for k in variables if k != "name"
+        k: _one_value(k, {"the command line": given, **sources}) for k in variables if k != "name"
     }
     if hardware:
         wanted = pod(hardware)
     else:
         if not facts["type"]:
             raise InputError(
-                "join: which slice this host is part of is neither in TPU_ACCELERATOR_TYPE nor in "
-                "the machine's metadata; give --hardware"
+                "join: this host's slice is neither in TPU_ACCELERATOR_TYPE nor in the machine's "
+                "metadata; give --hardware"
             )
         times = f"{facts['slices']}x" if facts["slices"] not in ("", "1") else ""
         wanted = pod(times + facts["type"].replace("v5litepod", "v5e"))
@@ -113,12 +114,12 @@ def _number(fact: str, facts: Mapping[str, str], count: int, wanted: Hardware) -
     raise InputError(
         f"join: expected a {fact} from 0 to {count - 1} on {wanted.name}, "
         f"{f'found {text!r}' if text else 'found none'}; it is read from "
-        f"{ {**_VARIABLES, **_OF_SEVERAL}[fact] } and the machine's metadata, or give "
+        f"{ {**_VARIABLES, **_SLICE_VARIABLES}[fact] } and the machine's metadata, or give "
         f"--{fact.replace(' ', '-')}"
     )
 
 
-def _agreed(fact: str, sources: Mapping[str, Mapping[str, str]]) -> str:
+def _one_value(fact: str, sources: Mapping[str, Mapping[str, str]]) -> str:
     found = {source: facts[fact] for source, facts in sources.items() if facts.get(fact)}
     if len(set(found.values())) > 1:
         each = ", ".join(f"{value} by {source}" for source, value in found.items())
@@ -127,18 +128,18 @@ def _agreed(fact: str, sources: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def check_chips(host: Host, devices: str = "/dev") -> None:
-    """Raise `InputError` unless this machine shows the chips that a host of the slice has."""
+    """Raise `InputError` unless this machine has the number of chips of a host of the slice."""
     patterns = _DEVICES[host.hardware.kind]
     seen = max(len(glob.glob(os.path.join(devices, pattern))) for pattern in patterns)
     if seen != host.hardware.devices_per_process:
         raise InputError(
             f"{host} cannot join: expected {host.hardware.devices_per_process} chips, this machine "
-            f"shows {seen} under {devices}; recreate it, or end what holds them"
+            f"shows {seen} under {devices}; recreate it, or end the process that holds them"
         )
 
 
 def software() -> dict[str, Any]:
-    """What runs here: Python, versions of packages by name, and the digest of the code."""
+    """This host's Python version, package versions by name, and digest of the code."""
     from pipeline.execute.ray.runtime_env import ROOT, code_digest
 
     packages = {}
@@ -153,7 +154,7 @@ def software() -> dict[str, Any]:
 
 
 def _required() -> list[str]:
-    """Names of what the project needs to run."""
+    """Names of the packages that the project requires."""
     from packaging.requirements import Requirement
 
     lines: list[str] = []
@@ -166,7 +167,7 @@ def _required() -> list[str]:
 
 
 def differences(mine: Mapping[str, Any], heads: Mapping[str, Any], ahead: float) -> list[str]:
-    """What keeps this host from working with the head.
+    """Lines on the differences that keep this host from joining the head.
 
     Args:
         mine: `software()` here.

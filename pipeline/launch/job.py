@@ -1,4 +1,4 @@
-"""What is launched: an experiment's command, the hardware it asks for, and how it is bought."""
+"""The job to launch: an experiment's command, its hardware, and the kind of machines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.graph.hardware import Hardware
 from pipeline.graph.node import Node, topological
 from pipeline.store import storage
 
-FOLDER = "launch"  # where files are written, and from which commands read them
+FOLDER = "launch"  # generated files are written here, and commands read them from here
 _NAME_LENGTH = 40  # Google's names end at 63 characters, and recipes add to them
 _ZONE = re.compile(r"[a-z]+-[a-z]+\d{1,2}-[a-z]")
 _IMAGE = re.compile(r"[a-z0-9][\w./:@-]*[\w]")
@@ -23,12 +23,12 @@ class Job:
     """One launch.
 
     Attributes:
-        name: of every resource that is made; lower case, digits and "-".
+        name: name of every resource that is made; lower case, digits and "-".
         hardware: TPU slice or hosts with GPUs.
         command: what the head runs once all hosts have joined: `ponente run FILE ...`.
         prefix: the store, an object store's URL.
-        spot: whether machines that may be taken away are asked for.
-        zone: Google's, such as us-east5-b; empty for the tool's own choice.
+        spot: whether to request preemptible machines.
+        zone: Google's zone, such as us-east5-b; empty for the tool's choice.
         image: container image, for Kubernetes alone.
     """
 
@@ -55,7 +55,7 @@ class Job:
 
     @property
     def folder(self) -> str:
-        """The launch's own folder in the store."""
+        """The folder of this launch in the store."""
         return f"{self.prefix}/launch/{self.name}"
 
     @property
@@ -69,7 +69,7 @@ class Job:
         return shlex.join(self.command)
 
     def need_zone(self) -> str:
-        """The zone. Raises `InputError` where none was given."""
+        """The zone. Raises `InputError` if none was given."""
         if not self.zone:
             raise InputError("launch: give --zone, such as us-east5-b; capacity differs by zone")
         return self.zone
@@ -77,13 +77,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Files, and the shell commands that make them run.
+    """Generated files, and the shell commands that use them.
 
     Attributes:
         files: text by name, in `FOLDER`.
-        commands: lines for bash, in order, run beside `FOLDER`.
+        commands: lines for bash, in order, run in the directory that contains `FOLDER`.
         needs: programs that the commands call.
-        after: what the user does later, such as deleting: printed and never run.
+        after: commands for later, such as deletion, which are printed and never run.
     """
 
     files: dict[str, str]
@@ -93,16 +93,16 @@ class Recipe:
 
 
 def job_name(experiment: str, preset: str) -> str:
-    """A name that every cloud takes, from those of an experiment and its preset."""
+    """A name that every cloud accepts, from the names of an experiment and its preset."""
     words = experiment if preset == "full" else f"{experiment}-{preset}"
     return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")[:_NAME_LENGTH].strip("-") or "run"
 
 
 def hardware_of(targets: list[Node]) -> Hardware:
-    """The one pod, or kind of host, that steps of a graph ask for.
+    """The one pod or kind of GPU host that the steps of a graph request.
 
     Raises:
-        InputError: when they ask for none or for several.
+        InputError: when they request none or several.
     """
     found = {
         value
@@ -113,16 +113,16 @@ def hardware_of(targets: list[Node]) -> Hardware:
     if len(found) == 1:
         return found.pop()
     names = ", ".join(sorted(hardware.name for hardware in found))
-    there = f"they ask for {names}" if names else "none asks for one"
+    requested = f"they request {names}" if names else "none requests one"
     raise InputError(
-        f"launch: expected steps on one TPU slice or kind of GPU host, {there}; set the "
+        f"launch: expected steps on one TPU slice or kind of GPU host, {requested}; set the "
         "experiment's hardware, such as --hardware v6e-16"
     )
 
 
 def relative_file(path: str) -> str:
-    """The experiment's file from the directory that is sent. Raises `InputError` outside of it."""
+    """The file's path in the directory that hosts get. Raises `InputError` outside of it."""
     relative = os.path.relpath(os.path.realpath(path), os.path.realpath("."))
     if relative.startswith(".."):
-        raise InputError(f"launch: {path} is outside of this directory, which is what hosts get")
+        raise InputError(f"launch: {path} is outside of this directory, which is copied to hosts")
     return relative

@@ -1,4 +1,4 @@
-"""A host joins a cluster: its facts, the head's answer, Ray, and the wait for the run's end."""
+"""Join this host to a cluster: compare it with the head, start Ray, wait for the run's end."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from pipeline.launch.ray_node import RayNode, command, imitation
 from pipeline.launch.region import region_warning
 from pipeline.store import storage
 
-LOST = 75  # exit status of a host that lost its Ray or the head: whoever supervises it tries again
-SECRET = "RAY_AUTH_TOKEN"  # the variable from which Ray takes it
+LOST = 75  # exit status of a host that lost its Ray or the head; its supervisor restarts it
+SECRET = "RAY_AUTH_TOKEN"  # the variable from which Ray reads the secret
 _POLL_SECONDS = 0.5
 _CONNECT_SECONDS = 1.0
 _RAY_SECONDS = 120.0
@@ -33,18 +33,18 @@ _RAY_SECONDS = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Joining:
-    """What `join` was asked.
+    """The arguments of `join`.
 
     Attributes:
         head: address and port of the head's Ray; the port after it is the meeting's.
-        role: "head" (beside the slice), "host", or "auto": both where `head` is this machine.
-        hosts: how many there are.
-        host: which of them this is; None for a head beside the slice.
+        role: "head" (outside the slice), "host", or "auto": both where `head` is this machine.
+        hosts: number of hosts.
+        host: this host; None for a head outside the slice.
         wait: seconds to wait for the head, or as the head for the hosts.
-        imitate: claim the chips without having them.
-        secret: of the cluster, for Ray too; empty for none.
+        imitate: imitate the chips on CPUs.
+        secret: the cluster's secret, also Ray's token; empty for none.
         run: the command that the head runs once all have joined; empty to wait for a signal.
-        tell: takes a line for the user.
+        tell: prints a line for the user.
     """
 
     head: tuple[str, int]
@@ -66,27 +66,27 @@ class Joining:
 
     @property
     def meeting(self) -> tuple[str, int]:
-        """Where the hosts meet."""
+        """Address and port of the head's `Meeting`."""
         return self.head[0], self.head[1] + 1
 
     @property
     def process(self) -> str:
-        """What tells this host from others."""
+        """Host name and process id, which identify the process of this host."""
         return f"{socket.gethostname()} ({os.getpid()})"
 
     @property
     def access(self) -> dict[str, str]:
-        """The environment of whatever talks to this cluster's Ray.
+        """The environment of every process that connects to this cluster's Ray.
 
-        Ray decides by a file in the user's home whether a new cluster asks for a token; hosts
-        would then differ.
+        It always sets the mode: by default a file in the user's home decides whether a new cluster
+        requires a token, and hosts could differ.
         """
         if self.secret:
             return {"RAY_AUTH_MODE": "token", SECRET: self.secret}
         return {"RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "disabled")}
 
     def node(self, *, first: bool) -> RayNode:
-        """Ray on this host."""
+        """Start Ray on this host."""
         environment = self.access | ({} if self.host is None else self.host.variables)
         if self.imitate and self.host is not None:
             environment |= imitation(self.host.hardware)
@@ -95,7 +95,7 @@ class Joining:
 
 
 def shared_secret(url: str) -> str:
-    """The secret in an object of a store, which the first host to ask writes."""
+    """The secret in an object of a store; the first host that calls this writes it."""
     url = storage.normalise(url)
     storage.create(url, secrets.token_hex(32).encode())
     return storage.read_bytes(url).decode()
@@ -106,13 +106,13 @@ def is_here(address: str) -> bool:
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(address, None)}
     except OSError as error:
-        raise InputError(f"join: no host is called {address!r} ({error})") from error
+        raise InputError(f"join: cannot resolve the host {address!r} ({error})") from error
     own = {a.address for each in psutil.net_if_addrs().values() for a in each}
     return bool(found & own)
 
 
 def join(joining: Joining) -> int:
-    """Join, and stay until the run has ended; its exit status, or `LOST`."""
+    """Join, stay until the run has ended, and return its exit status, or `LOST`."""
     if joining.host is not None and not joining.imitate:
         hosts.check_chips(joining.host)
     leads = joining.role == "head" or (joining.role == "auto" and is_here(joining.head[0]))
@@ -122,7 +122,7 @@ def join(joining: Joining) -> int:
         except WorkerLost as error:
             joining.tell(f"error: {error}")
             return LOST
-    # Ray's head wants the address that others reach it by.
+    # Ray's head needs the address at which other hosts reach it.
     address = socket.gethostbyname(joining.head[0])
     return _lead(replace(joining, head=(address, joining.head[1])))
 
@@ -144,7 +144,7 @@ def _follow(joining: Joining) -> int:
 
 def _lead(joining: Joining) -> int:
     if not joining.secret:
-        joining.tell("warning: who reaches this cluster's ports can run code on it; give --shared")
+        joining.tell("warning: anyone who reaches this cluster's ports can run code; give --shared")
     if warning := region_warning(joining.prefix, metadata.region()):
         joining.tell(f"warning: {warning}")
     software = hosts.software()
@@ -164,7 +164,7 @@ def _lead(joining: Joining) -> int:
 
 
 def _wait_for_ray(address: tuple[str, int], node: RayNode) -> None:
-    """Return when the head's Ray accepts connections; hosts that ask before give up."""
+    """Return once the head's Ray accepts connections: hosts that connect earlier give up."""
     deadline = time.monotonic() + _RAY_SECONDS
     while True:
         node.check()
@@ -178,7 +178,7 @@ def _wait_for_ray(address: tuple[str, int], node: RayNode) -> None:
 
 
 def _run(joining: Joining) -> int:
-    """Run the command with Ray's address in its environment; its exit status."""
+    """Run the command with Ray's address in its environment; return its exit status."""
     address = f"{joining.head[0]}:{joining.head[1]}"
     environment = {**os.environ, **joining.access, "RAY_ADDRESS": address}
     if not joining.run:
@@ -193,19 +193,19 @@ def _run(joining: Joining) -> int:
             status = process.wait()
             return status if status >= 0 else 128 - status
         except _Terminated:
-            # The run saves and ends; that is what is waited for.
+            # The run saves a checkpoint and ends; keep waiting for it.
             process.terminate()
         except KeyboardInterrupt:
-            continue  # the run got it from the terminal too
+            continue  # the terminal sent SIGINT to the run too
 
 
 class _Terminated(Exception):
-    """SIGTERM came."""
+    """SIGTERM was received."""
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM raises, so that what was started is ended."""
+    """Raise on SIGTERM, so that the processes started in the block are ended."""
 
     def end(*_: Any) -> None:
         raise _Terminated

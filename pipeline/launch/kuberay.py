@@ -1,7 +1,8 @@
 """A KubeRay RayJob for a multi-host TPU group, or hosts with GPUs, and the image it runs.
 
-The operator starts Ray on every host; on GKE its webhook sets the variables by which Ray knows a
-slice. Python, packages and code are equal on all hosts because all run one image, so nothing joins.
+The operator starts Ray on every host; on GKE its webhook sets the variables from which Ray
+identifies a slice. All hosts run one image, so Python, packages and code are equal and `ponente
+join` is not needed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pipeline.launch.job import FOLDER, Job, Recipe
 from pipeline.launch.text import origin, to_yaml
 
 _HEAD = {"cpu": "8", "memory": "32G"}
-# Of one TPU host; a node has more, and its system needs some.
+# Requests of one TPU host: less than a node has, because its system needs some.
 _TPU_HOST = {"cpu": "24", "memory": "100G"}
 _GPU_HOST = {"cpu": "32", "memory": "200G"}
 _MXLA_PORT = 8081
@@ -71,13 +72,13 @@ def recipe(job: Job) -> Recipe:
 
 
 def _pools(job: Job) -> list[str]:
-    """Names of the node pools: GKE has one for each slice."""
+    """Names of the node pools, one for each slice."""
     several = job.hardware.slices > 1
     return [f"{job.name}-{n}" for n in range(job.hardware.slices)] if several else [job.name]
 
 
 def _node_pool(job: Job, name: str) -> str:
-    """The command that makes the hosts. A pool of that name that exists is used."""
+    """The command that creates a node pool, the hosts of one slice."""
     hardware, zone = job.hardware, job.need_zone()
     words = [
         f"gcloud container node-pools create {name}",
@@ -95,7 +96,7 @@ def _node_pool(job: Job, name: str) -> str:
 
 
 def ray_job(job: Job) -> dict[str, Any]:
-    """The RayJob as Kubernetes takes it."""
+    """The RayJob in the form of a Kubernetes resource."""
     import ray
 
     hardware = job.hardware
@@ -110,7 +111,7 @@ def ray_job(job: Job) -> dict[str, Any]:
         "spec": {
             "entrypoint": shlex.join(_in_image(job.command)),
             "shutdownAfterJobFinishes": True,
-            # The executor survives a lost host; a lost head needs another cluster.
+            # The executor survives a lost host; after a lost head the job needs a new cluster.
             "backoffLimit": 10 if job.spot else 2,
             "rayClusterSpec": {
                 "rayVersion": ray.__version__,
@@ -135,7 +136,7 @@ def ray_job(job: Job) -> dict[str, Any]:
 
 
 def _in_image(command: tuple[str, ...]) -> tuple[str, ...]:
-    """The command with the file's path in the image, for a cluster that is already there."""
+    """The command with the file's path in the image; it joins the cluster that runs."""
     program, verb, file, *flags = command
     return (program, verb, f"/app/{file}", *flags, "--cluster", "auto")
 

@@ -1,8 +1,8 @@
-"""`--on local`: this machine claims to be every host of a slice, and runs the experiment so.
+"""`--on local`: run the experiment on this machine, which imitates every host of a slice.
 
-One `ponente join` process for the head and one for each host, with imitated chips: the way on a
-real slice, to the last line. A host that is lost comes back, as in a managed group. What is
-computed is computed by this machine's CPU.
+The head and each host are a `ponente join` process with imitated chips, and run the same code as on
+a real slice. A lost host is restarted, as in a managed group. This machine's CPU computes
+everything.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pipeline.errors import InputError
 from pipeline.graph.hardware import Hardware
 from pipeline.launch.join import LOST, SECRET
 
-_WAIT = "300s"  # five Rays start on one machine
+_WAIT = "300s"  # the Rays of the head and all hosts start on one machine
 _END_SECONDS = 30.0
 _POLL_SECONDS = 1.0
 _MOST_HOSTS = 16
 
 
 def run_local(hardware: Hardware, name: str, command: Sequence[str]) -> int:
-    """Bring up the hosts, run the command, end the hosts; the command's exit status.
+    """Start the hosts, run the command, end the hosts, and return the command's exit status.
 
     Raises:
         InputError: for more hosts than a machine can imitate.
@@ -46,9 +46,9 @@ def run_local(hardware: Hardware, name: str, command: Sequence[str]) -> int:
             try:
                 return head.wait(_POLL_SECONDS)
             except subprocess.TimeoutExpired:
-                hosts.bring_back()
+                hosts.restart_lost()
             except KeyboardInterrupt:
-                continue  # the head got it too, and ends when the run has
+                continue  # the head got SIGINT too, and ends after the run
 
 
 class _Hosts:
@@ -59,7 +59,7 @@ class _Hosts:
         self.processes = [self._start(index) for index in range(hardware.processes)]
 
     def _start(self, index: int) -> subprocess.Popen[bytes]:
-        # In a session of its own: Ctrl-C is for the run, which still needs its hosts to save.
+        # In its own session: Ctrl-C must reach only the run, which needs its hosts to save.
         number, worker = divmod(index, self._hardware.hosts_per_slice)
         return subprocess.Popen(
             [*self._join, "--role", "host", "--worker-id", str(worker), "--slice-id", str(number)],
@@ -67,8 +67,8 @@ class _Hosts:
             start_new_session=True,
         )
 
-    def bring_back(self) -> None:
-        """Start the hosts again that were lost or killed; others ended with the run's status."""
+    def restart_lost(self) -> None:
+        """Restart hosts that were lost or killed; the others ended with the run's status."""
         for index, process in enumerate(self.processes):
             status = process.poll()
             if status is not None and (status == LOST or status < 0):
@@ -96,7 +96,7 @@ def _hosts(join: list[str], hardware: Hardware, environment: Mapping[str, str]) 
 
 
 def _free_port() -> int:
-    """A port that is free, and the next one too."""
+    """A free port whose next port is free too."""
     while True:
         with socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))

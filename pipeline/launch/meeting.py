@@ -1,8 +1,8 @@
-"""Where the hosts of a cluster meet: the head answers over HTTP, beside Ray and before it.
+"""Rendezvous of a cluster's hosts: an HTTP server on the head, started before Ray.
 
-A host learns what the head runs before it starts anything, reports which worker it is, and asks
-every few seconds whether the run has ended. Messages are small JSON objects; nothing in them is
-executed. Who does not send the cluster's secret is not answered.
+A host compares its software with the head's before it starts Ray, reports its worker number, and
+polls every few seconds until the run has ended. Messages are small JSON objects; nothing in them is
+executed. A request without the cluster's secret gets status 403.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ def _authorization(secret: str) -> str:
 
 
 class Meeting:
-    """The head's side.
+    """The head's side: the server, and the record of the hosts that joined.
 
     Args:
         address: (host, port) to listen on.
-        software: what the head runs (see `host.software`).
-        hosts: how many there have to be.
-        tell: takes a line about a host.
-        secret: that every host must send; empty for none.
-        clock: the head's, in seconds since 1970.
+        software: the head's software (see `host.software`).
+        hosts: number of hosts that have to join.
+        tell: prints a line about a host.
+        secret: the secret that every host must send; empty for none.
+        clock: the head's clock, in seconds since 1970.
 
     Raises:
-        InputError: when it cannot listen there.
+        InputError: it cannot listen on `address`.
     """
 
     def __init__(
@@ -55,32 +55,31 @@ class Meeting:
         self._software, self._hosts, self._tell, self._clock = software, hosts, tell, clock
         self._lock = threading.Condition()
         self._joined: dict[int, tuple[str, float]] = {}
-        self._aware: set[str] = set()
+        self._notified: set[str] = set()
         self._refused: dict[int, str] = {}
         self._state: dict[str, Any] = {"state": "waiting", "status": 0}
         meeting = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                if self._may():
+                if self._authorized():
                     self._answer(meeting.facts())
 
             def do_POST(self) -> None:
-                if not self._may():
+                if not self._authorized():
                     return
-                length = min(int(self.headers.get("Content-Length") or 0), _MOST_BYTES)
                 try:
-                    asked = json.loads(self.rfile.read(length))
-                    answer = meeting.hear(
-                        int(asked["worker"]), str(asked["process"]), asked["cause"]
-                    )
+                    length = int(self.headers.get("Content-Length") or 0)
+                    sent = json.loads(self.rfile.read(min(max(length, 0), _MOST_BYTES)))
+                    answer = meeting.hear(int(sent["worker"]), str(sent["process"]), sent["cause"])
                 except (ValueError, KeyError, TypeError):
                     self.send_error(400)
                     return
                 self._answer(answer)
 
-            def _may(self) -> bool:
+            def _authorized(self) -> bool:
                 sent = self.headers.get("Authorization", "")
+                # In constant time, so that the time of an answer reveals nothing about the secret.
                 if hmac.compare_digest(sent.encode(), _authorization(secret).encode()):
                     return True
                 self.send_error(403)
@@ -111,15 +110,15 @@ class Meeting:
         return self._server.server_address[1]
 
     def facts(self) -> dict[str, Any]:
-        """What the head runs, its clock and how far the run is."""
+        """The head's software, its clock and the state of the run."""
         return {**self._state, **self._software, "time": self._clock()}
 
     def hear(self, worker: int, process: str, cause: str) -> dict[str, Any]:
-        """A host reports: for the first time, or that it is still there.
+        """Record a host's first report or its heartbeat; return the answer.
 
         Args:
             worker: its number in the slice.
-            process: what tells two processes with one number apart.
+            process: the sender, to detect two processes with one number.
             cause: why it will not join; empty if it does.
         """
         with self._lock:
@@ -129,11 +128,11 @@ class Meeting:
                     del self._joined[worker]
                 self._tell(cause)
             else:
-                cause = self._take(worker, process)
+                cause = self._register(worker, process)
             self._lock.notify_all()
             return {**self._state, "cause": cause}
 
-    def _take(self, worker: int, process: str) -> str:
+    def _register(self, worker: int, process: str) -> str:
         holder, since = self._joined.get(worker, (process, 0.0))
         if not 0 <= worker < self._hosts:
             return f"worker id {worker} is not one of {self._hosts}"
@@ -146,14 +145,14 @@ class Meeting:
         self._refused.pop(worker, None)
         self._joined[worker] = (process, time.monotonic())
         if self._state["state"] == "ended":
-            self._aware.add(process)
+            self._notified.add(process)
         return ""
 
     def wait(self, seconds: float) -> None:
         """Return once every host has joined.
 
         Raises:
-            InputError: at the deadline, naming who is missing and why.
+            InputError: at the deadline; it names the missing hosts and why.
         """
         with self._lock:
             if self._lock.wait_for(lambda: len(self._joined) == self._hosts, seconds):
@@ -167,29 +166,29 @@ class Meeting:
         )
 
     def end(self, status: int, seconds: float = 5 * POLL_SECONDS) -> None:
-        """Let every host know that the run has ended, then stop answering."""
+        """Wait until every live host has read that the run ended, or `seconds`; then shut down."""
         with self._lock:
             self._state = {"state": "ended", "status": status}
             alive = time.monotonic() - LOST_SECONDS
-            there = {process for process, since in self._joined.values() if since > alive}
-            self._lock.wait_for(lambda: there <= self._aware, seconds)
+            live = {process for process, since in self._joined.values() if since > alive}
+            self._lock.wait_for(lambda: live <= self._notified, seconds)
         self._server.shutdown()
         self._server.server_close()
 
 
 class Head:
-    """A host's side.
+    """A host's side: the client of the head's `Meeting`.
 
     Args:
         address: (host, port) of the head's meeting.
-        secret: the cluster's; empty for none.
+        secret: the cluster's secret; empty for none.
     """
 
     def __init__(self, address: tuple[str, int], secret: str = "") -> None:
         self._address, self._secret = address, secret
 
     def facts(self, seconds: float) -> tuple[dict[str, Any], float]:
-        """The head's facts, and the seconds that this clock is ahead of its; waits for it.
+        """Wait for the head; return its facts and the seconds that this clock is ahead of its.
 
         Raises:
             InputError: when it does not answer within `seconds`.
@@ -204,14 +203,15 @@ class Head:
                     host, port = self._address
                     raise InputError(
                         f"join: no head answers at {host}:{port} within {seconds:.0f} s ({error}); "
-                        "is it up, and may hosts reach its ports?"
+                        "is it up, and can hosts reach its ports?"
                     ) from error
                 time.sleep(1.0)
                 continue
+            # The head read its clock about halfway between the request and its answer.
             return found, (before + time.time()) / 2 - found["time"]
 
     def report(self, worker: int, process: str, cause: str = "") -> dict[str, Any]:
-        """Report this host; the head's answer.
+        """Report this host; return the head's answer.
 
         Raises:
             OSError: when it does not answer.
@@ -219,15 +219,15 @@ class Head:
         return self._ask("POST", {"worker": worker, "process": process, "cause": cause})
 
     def until_ended(self, worker: int, process: str, check: Callable[[], None]) -> int:
-        """Report until the run has ended; its status.
+        """Report until the run has ended; return the run's exit status.
 
         Args:
             worker: this host's number.
-            process: what tells it from others.
-            check: raises `WorkerLost` when what runs here has ended.
+            process: identifies the process of this host.
+            check: raises `WorkerLost` when Ray has ended on this host.
 
         Raises:
-            WorkerLost: when the head is gone, or by `check`.
+            WorkerLost: the head did not answer for `LOST_SECONDS`, or `check` raised it.
         """
         heard = time.monotonic()
         while True:
@@ -261,7 +261,7 @@ class Head:
                     "join: the head has another secret; give all hosts the same --shared"
                 )
             answer = json.loads(response.read())
-            answer["state"]  # what else may listen on that port has none
+            answer["state"]  # raises if another program listens on that port
             return answer
         except (http.client.HTTPException, ValueError, LookupError, TypeError) as error:
             raise ConnectionError(f"{type(error).__name__}: {error}") from error

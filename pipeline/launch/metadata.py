@@ -1,4 +1,4 @@
-"""What the machine's own metadata server says of a TPU slice, as on Google's virtual machines."""
+"""Facts of a TPU slice from the metadata server of Google's virtual machines."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _UNREACHABLE: set[str] = set()
 
 
 def attribute(name: str) -> str:
-    """An attribute of this instance; empty where there is no such server or attribute."""
-    return _asked(f"attributes/{name}")
+    """An attribute of this instance; empty without the attribute or a metadata server."""
+    return _get(f"attributes/{name}")
 
 
 def region() -> str:
-    """Google's region of this machine, such as us-east5; empty elsewhere."""
-    return _asked("zone").rpartition("/")[2].rpartition("-")[0]
+    """Google's region of this machine, such as us-east5; empty on other machines."""
+    return _get("zone").rpartition("/")[2].rpartition("-")[0]
 
 
-def _asked(name: str) -> str:
+def _get(name: str) -> str:
     # Google's own clients read this variable too.
     host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
     if host in _UNREACHABLE:
@@ -47,8 +47,8 @@ def tpu_environment() -> dict[str, str]:
 
 @functools.cache
 def known() -> dict[str, str]:
-    """What is known of this host's slice: "type", "topology", "worker id", "name"; where there are
-    several, "slices" and "slice id" too."""
+    """The facts found of this host's slice: "type", "topology", "worker id", "name"; for one of
+    several slices also "slices" and "slice id"."""
     more = tpu_environment()
     found = {
         "type": attribute("accelerator-type") or more.get("ACCELERATOR_TYPE", ""),

@@ -1,4 +1,4 @@
-"""What can be launched on, as `--on` takes it; the command line imports nothing more."""
+"""Values of `--on`, for a command line that imports no recipe."""
 
 TARGETS = ("sky", "kuberay", "gcloud", "queued")
 LOCAL = "local"

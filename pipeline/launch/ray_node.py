@@ -1,4 +1,4 @@
-"""Ray on this host, as a child process with the resources of a slice's host."""
+"""Ray on this host: a child process with the resources and labels of a slice's host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _IMITATION_BYTES = 80 * 2**20
 
 
 def resources(host: Host) -> dict[str, float]:
-    """Ray's resources of this host: what schedules onto a slice asks for that of its first one."""
+    """Ray's resources of this host; a slice is reserved by the "-head" one of its first host."""
     hardware = host.hardware
     if hardware.kind == "gpu":
         return {f"accelerator_type:{GPUS[hardware.generation].ray_type}": 1}
@@ -38,7 +38,7 @@ def resources(host: Host) -> dict[str, float]:
 
 
 def labels(host: Host) -> dict[str, str]:
-    """The labels by which Ray knows the hosts of one slice; none for GPUs."""
+    """The labels from which Ray identifies the hosts of one slice; empty for GPUs."""
     if host.hardware.kind != "tpu":
         return {}
     return {
@@ -55,9 +55,9 @@ def command(head: tuple[str, int], host: Host | None, *, first: bool, imitate: b
 
     Args:
         head: address and port of the cluster's head.
-        host: which part of the slice this is; None for a head beside it.
+        host: this host of the slice; None for a head outside it.
         first: whether this is the head.
-        imitate: whether the chips are only claimed, by one of several hosts on one machine.
+        imitate: whether this is one of several hosts that one machine imitates.
     """
     address, port = head
     words = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
@@ -80,7 +80,7 @@ def command(head: tuple[str, int], host: Host | None, *, first: bool, imitate: b
 
 
 def imitation(hardware: Hardware) -> dict[str, str]:
-    """The environment in which a host without chips computes as many devices on its CPU."""
+    """The environment that gives a host without chips as many CPU devices."""
     count = hardware.devices_per_process
     flags = os.environ.get("XLA_FLAGS", "")
     return {
@@ -90,19 +90,19 @@ def imitation(hardware: Hardware) -> dict[str, str]:
 
 
 class RayNode:
-    """Ray's processes of this host; ends them when left.
+    """Ray's processes on this host; the context ends them at its exit.
 
     Args:
         words: the command that starts them.
-        environment: of theirs, beside this process's own.
-        apart: whether it shares this machine with others of its cluster, which pick one socket
-            when they start at once in one folder.
+        environment: variables to add to this process's environment.
+        apart: whether to give Ray its own folder. Nodes of one cluster on one machine choose the
+            same socket when they start at the same time in one folder.
     """
 
     def __init__(self, words: list[str], environment: Mapping[str, str], *, apart: bool) -> None:
-        # A path of /tmp: the names of sockets in it end at 107 characters.
+        # Under /tmp: the path of a socket in it has at most 107 characters.
         self._folder = tempfile.mkdtemp(prefix="ponente-", dir="/tmp") if apart else ""
-        self._log: Any = tempfile.TemporaryFile()  # noqa: SIM115 - closed when this is left
+        self._log: Any = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
         self._process = subprocess.Popen(
             [*words, *([f"--temp-dir={self._folder}"] if apart else [])],
             stdin=subprocess.DEVNULL,
@@ -130,11 +130,11 @@ class RayNode:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Whether Ray runs."""
         return self._process.poll() is None
 
     def check(self) -> None:
-        """Raise `WorkerLost` with Ray's own last words if it has ended."""
+        """Raise `WorkerLost` with the last lines of Ray's log if Ray has ended."""
         if not self.alive:
             self._log.seek(0)
             lines = [x for x in self._log.read().decode(errors="replace").splitlines() if x.strip()]

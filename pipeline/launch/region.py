@@ -1,4 +1,4 @@
-"""Whether a bucket is where the machines are: reading from another region is slow, and billed."""
+"""Whether a bucket is in the machines' region: traffic between regions is slow and billed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _CONTINENTS = {"us": "us-", "eu": "europe-", "asia": "asia-"}
 
 
 def region_warning(prefix: str, region: str) -> str:
-    """What to warn of when machines in `region` use the store at `prefix`; empty for nothing.
+    """A warning if the bucket of `prefix` is outside `region`; else empty.
 
     Args:
         prefix: the store's URL; only gs:// has a location.
-        region: Google's, such as us-east5.
+        region: Google's region of the machines, such as us-east5.
     """
     location = bucket_location(prefix) if region and prefix.startswith("gs://") else ""
     if location in _CONTINENTS:
@@ -33,10 +33,10 @@ def region_warning(prefix: str, region: str) -> str:
 
 
 def bucket_location(url: str) -> str:
-    """Location of a gs:// bucket, in lower case; empty where the store does not answer that."""
+    """Location of a gs:// bucket, in lower case; empty if it cannot be read."""
     try:
         fs, path = storage.filesystem(url, _SECONDS)
         about = fs.call("GET", "b/{}", path.partition("/")[0], json_out=True)
     except (PonenteError, OSError):
-        return ""  # whoever may use objects may not read the bucket's own record
+        return ""  # permission for objects does not include the bucket's metadata
     return str(about.get("location", "")).lower()

@@ -1,4 +1,4 @@
-"""Shell lines that every host runs: the environment from the lock, then `join`."""
+"""Shell commands of every host: install the locked environment, then `join`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import shlex
 
 from pipeline.launch.job import Job
 
-PORT = 6380  # SkyPilot keeps a Ray of its own at Ray's usual 6379
+PORT = 6380  # SkyPilot runs its own Ray at the default port 6379
 WAIT = "20m"  # hosts of a slice boot within minutes of each other
-QUEUE = "48h"  # a head that was there first waits for chips
+QUEUE = "48h"  # the head starts first and waits for chips
 
 # The Ubuntu 22.04 of TPU images has Python 3.10, and its package archive 3.11.
 SETUP = """\
@@ -24,10 +24,10 @@ def join(job: Job, head: str, *flags: str, wait: str = WAIT) -> str:
     """The command with which a host joins the cluster whose head is `head`.
 
     Args:
-        job: what is launched.
+        job: the job to launch.
         head: host name or address, as a shell reads it.
         flags: more flags of `join`.
-        wait: for the head, or as the head for the hosts.
+        wait: how long to wait for the head, or as the head for the hosts.
     """
     words = [f'.venv/bin/ponente join "{head}:{PORT}" --hardware {job.hardware.name}']
     words += [f"--name {job.name} --wait {wait}", f"--shared {job.folder}/secret", *flags]

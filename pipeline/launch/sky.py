@@ -10,12 +10,12 @@ from pipeline.launch.job import FOLDER, Job, Recipe
 from pipeline.launch.setup_host import SETUP, join
 from pipeline.launch.text import to_yaml
 
-# The first address is the host that starts Ray: SkyPilot has no machine beside those of the slice.
+# The first address is the host that starts Ray: SkyPilot has no machine outside the slice.
 _HEAD = '$(echo "$SKYPILOT_NODE_IPS" | head -n 1)'
 
 
 def recipe(job: Job) -> Recipe:
-    """Task file and commands; on spot a managed job, which is started again when hosts are lost.
+    """Task file and commands; for spot a managed job, which restarts when hosts are lost.
 
     Raises:
         InputError: for several slices.
@@ -33,7 +33,7 @@ def recipe(job: Job) -> Recipe:
 
 
 def task(job: Job) -> dict[str, Any]:
-    """The task as SkyPilot's file has it."""
+    """The task in the form of SkyPilot's file."""
     hardware = job.hardware
     made: dict[str, Any] = {"name": job.name}
     resources: dict[str, Any] = {}
@@ -46,7 +46,7 @@ def task(job: Job) -> dict[str, Any]:
             "runtime_version": GOOGLE[hardware.generation].runtime,
             "gcp_queued_resource": True,
         }
-        worker = ""  # read from the machine: SkyPilot does not promise that its rank is the slice's
+        worker = ""  # from the machine: SkyPilot's rank may differ from the slice's worker id
     else:
         kind = GPUS[hardware.generation].ray_type
         resources["accelerators"] = f"{kind}:{hardware.devices_per_process}"
@@ -54,7 +54,7 @@ def task(job: Job) -> dict[str, Any]:
         worker = '--worker-id "$SKYPILOT_NODE_RANK"'
     resources["use_spot"] = job.spot
     if job.spot:
-        # An error of the experiment's own comes again: only lost machines are replaced.
+        # An experiment's own error would recur, so restart only after lost machines.
         resources["job_recovery"] = {"strategy": "FAILOVER", "max_restarts_on_errors": 0}
     made["resources"] = resources
     made["workdir"] = "."

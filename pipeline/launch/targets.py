@@ -1,4 +1,4 @@
-"""Recipes by the name that `--on` takes."""
+"""Recipes by the value of `--on`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How generated files are written: YAML whose scripts read as scripts, under a line of origin."""
+"""Format of generated files: YAML with scripts as literal blocks, and a comment of origin."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeline.launch.job import Job
 
 
 def origin(job: Job) -> str:
-    """A comment: what a file was generated from."""
+    """A comment with the version and the hardware that a file was generated for."""
     hardware = job.hardware
     shape = f", {hardware.topology}" if hardware.topology else ""
     shape += " a slice" if hardware.slices > 1 else ""
@@ -21,7 +21,7 @@ def origin(job: Job) -> str:
 
 
 def to_yaml(job: Job, tree: dict[str, Any]) -> str:
-    """`tree` as YAML, in its own order, texts of several lines as blocks."""
+    """`tree` as YAML in its own order, with multi-line strings as literal blocks."""
     import yaml
 
     class Dumper(yaml.SafeDumper):

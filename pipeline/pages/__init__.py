@@ -1,1 +1,1 @@
-"""Looking at runs: the record of one, read from its events, and its page."""
+"""The record of a run, read from its events, and its page."""

@@ -22,7 +22,7 @@ class Box:
 
     @property
     def width(self) -> float:
-        """Room for the longer line in any common font."""
+        """A width that fits the longer line in any common font."""
         return max(7.9 * len(self.title), 6.9 * len(self.text), 90.0) + 24
 
 
@@ -37,16 +37,16 @@ class Drawing:
 
 
 def draw(boxes: Sequence[Box]) -> Drawing | None:
-    """The boxes in layers by the longest path from a source; None for none, or too many to read.
+    """Boxes in layers by the longest path from a source; None for none or over `MOST_BOXES`.
 
     Args:
-        boxes: inputs before what is made from them; parents that are not among them are ignored.
+        boxes: in topological order, inputs first; parents that are not among them are ignored.
     """
     if not 0 < len(boxes) <= MOST_BOXES:
         return None
     layer: dict[str, int] = {}
     rows: list[list[str]] = []
-    above: dict[str, list[str]] = {}  # slot -> slots of the layer above that it is connected to
+    above: dict[str, list[str]] = {}  # slot -> its connected slots in the layer above
     links: list[list[str]] = []
 
     def place(slot: str, number: int) -> None:
@@ -59,7 +59,7 @@ def draw(boxes: Sequence[Box]) -> Drawing | None:
         number = layer[box.key] = max((layer[key] + 1 for key in parents), default=0)
         place(box.key, number)
         for parent in parents:
-            # An edge across layers takes a slot in each of them, so that no box covers it.
+            # An edge across layers takes a dummy slot in each, so that no box covers it.
             link = [parent]
             for between in range(layer[parent] + 1, number):
                 slot = f"{parent}\n{box.key}\n{between}"
@@ -79,6 +79,7 @@ def draw(boxes: Sequence[Box]) -> Drawing | None:
         for start, end in itertools.pairwise(link):
             y, z = tops[start] + _HEIGHT, tops[end]
             half, x = (y + z) / 2, places[end]
+            # A cubic Bezier curve, vertical at both ends; it crosses a dummy slot straight down.
             path += f"C{places[start]:.1f} {half:.1f} {x:.1f} {half:.1f} {x:.1f} {z:.1f}"
             if end not in known:
                 path += f"V{z + _HEIGHT:.1f}"
@@ -91,7 +92,7 @@ def draw(boxes: Sequence[Box]) -> Drawing | None:
 def _columns(
     rows: list[list[str]], above: dict[str, list[str]], widths: dict[str, float], total: float
 ) -> dict[str, float]:
-    """The middle of every slot: below the middle of its parents, as far as neighbours allow."""
+    """The middle x of every slot; each row is centered and sorted by the mean x of its parents."""
     middle: dict[str, float] = {}
     for row in rows:
         wanted = {

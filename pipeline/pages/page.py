@@ -1,7 +1,7 @@
 """The pages of runs: one HTML file per run and a table of runs, from event logs and manifests.
 
-Nothing is fetched when a page is opened and no script runs, so it works from a disk, a bucket or a
-mail. Links into the store are relative: a copied or moved store never points into the old one.
+A page fetches nothing and runs no script, so it works from a disk, a bucket or a mail. Links into
+the store are relative: a copied or moved store never links to the old one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipeline.store import storage
 from pipeline.store.manifest import Manifest, load
 
 _TEMPLATES = Path(__file__).with_name("templates")
-_PACE = (0.25, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200)
+_TICK_SECONDS = (0.25, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200)
 _MOST_BARS = 60
 
 
@@ -54,7 +54,7 @@ def environment(folder: Path = _TEMPLATES) -> Environment:
 def write(prefix: str, run_id: str) -> str:
     """Write the page of a run and refresh the table of runs; returns the page's URL.
 
-    The page of the run before is written again, because it can now link to this one.
+    The page of the previous run is written again, because it can now link to this one.
 
     Raises:
         FileNotFoundError: when the store has no log of that run.
@@ -103,8 +103,8 @@ def render(
     """The page of a run, or of a plan.
 
     Args:
-        record: what happened.
-        manifests: key -> manifest, for the steps that have one; may lack any.
+        record: the run or the plan.
+        manifests: key -> manifest, for the steps that have one; any may be missing.
         others: the runs to link to, newest first; may hold this one. Those without a page, which
             built nothing, are skipped.
     """
@@ -157,7 +157,7 @@ def _box(step: StepRecord, manifest: Manifest | None) -> Box:
 
 
 def explanation(step: StepRecord, manifest: Manifest | None) -> str:
-    """Why the step is in its state, in one sentence or none."""
+    """Why the step is in its state, in one sentence; may be empty."""
     built = f"built on {readable.moment(manifest.started)}" if manifest is not None else ""
     if step.cause and step.state != "executed":
         return step.cause
@@ -178,7 +178,7 @@ def _config(step: StepRecord, manifest: Manifest | None) -> dict[str, Any]:
 
 
 def _results(step: StepRecord, manifest: Manifest | None) -> dict[str, dict[str, Any]]:
-    """Heading -> names and values; what was measured stands last, its times first."""
+    """Heading -> names and values: the result, then measured times, then other measurements."""
     tree = dict(step.result or (manifest.result if manifest is not None else {}))
     tree.pop("headline", None)
     found: dict[str, dict[str, Any]] = {"Result": {}, "Where the time went": {}, "Measured": {}}
@@ -203,13 +203,13 @@ def _html_files(manifest: Manifest) -> list[str]:
 
 
 def _relative(record: RunRecord, url: str) -> str:
-    """A link from the page to something in the same store; empty for what lies elsewhere."""
+    """A relative link from the page to a URL in the same store; empty for any other URL."""
     base = record.store.rstrip("/") + "/"
     return quote("../" + url.removeprefix(base)) if url.startswith(base) and base != "/" else ""
 
 
 def _timeline(record: RunRecord) -> dict[str, Any] | None:
-    """Bars in percent of the run's time; None where no step waited or ran."""
+    """Bars in percent of the run's time; None if no step waited or ran."""
     seen = [s for s in record.steps.values() if s.attempts or s.queued is not None]
     if not seen:
         return None
@@ -235,10 +235,11 @@ def _timeline(record: RunRecord) -> dict[str, Any] | None:
             text = f"attempt {i} {attempt.status}{cause}"
             bars.append(bar(attempt.status, attempt.started, attempt.ended, text))
         rows.append((step, bars))
-    pace = next((t for t in _PACE if span / t <= 4), 86400 * (1 + span // 345_600))
+    # The shortest tick interval of which at most four fit; beyond the list, whole days.
+    every = next((t for t in _TICK_SECONDS if span / t <= 4), 86400 * (1 + span // 345_600))
     ticks = [
-        (f"left:{100 * i * pace / span:.3f}%", _tick(i * pace))
-        for i in range(int(0.9 * span / pace) + 1)
+        (f"left:{100 * i * every / span:.3f}%", _tick(i * every))
+        for i in range(int(0.9 * span / every) + 1)
     ]
     return {"rows": rows[:_MOST_BARS], "more": len(rows[_MOST_BARS:]), "ticks": ticks}
 

@@ -1,4 +1,4 @@
-"""Times, sizes and numbers as people write them."""
+"""Times, sizes and numbers as text for people."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def moment(when: float) -> str:
 
 
 def number(value: Any) -> str:
-    """A value of a result: grouped digits, six of a float, the length of a long list."""
+    """A result's value: grouped digits, a float's six digits, the length of a long list."""
     if isinstance(value, (list, tuple)):
         nested = any(isinstance(each, (dict, list, tuple)) for each in value)
         long = nested or len(value) > 6
@@ -52,7 +52,7 @@ def number(value: Any) -> str:
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings and dataclasses as one: {"train": {"steps": 8}} -> {"train.steps": 8}."""
+    """Flatten nested mappings and dataclasses: {"train": {"steps": 8}} -> {"train.steps": 8}."""
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         tree = dataclasses.asdict(tree)
     if not isinstance(tree, Mapping):

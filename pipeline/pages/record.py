@@ -1,9 +1,9 @@
-"""What happened in a run, read back from its event log.
+"""The record of a run, read from its event log.
 
 The log is the only source: `<prefix>/events/<run id>.jsonl`, or the parts of it that sort behind
-that name, appended to by the driver during the run. A driver can be killed at any moment, so the
-last line may be torn and the end may be missing; both are facts about the run and no errors. Events
-and fields that this version does not know are ignored, and none of the known ones is required.
+that name, to which the driver appends during the run. A driver can be killed at any moment, so the
+last line may be torn and the end may be missing; neither is an error. Unknown events and fields are
+ignored, and no known one is required.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STATES = {
     "reused": "reused",
     "unneeded": "not needed",
 }
-"""State of a step -> what people read, most urgent first."""
+"""State of a step -> its text on a page, most urgent first."""
 
 DONE = ("executed", "elsewhere", "reused")
 """States in which the run had the step's output."""
@@ -39,8 +39,8 @@ DONE = ("executed", "elsewhere", "reused")
 OUTCOMES = {"ok": "finished", "plan": "plan", "": "running"}
 _KILLED_AFTER = 900.0  # seconds without an event
 
-# Most of a long log, and nothing in it changes the state of a step. Quotes inside a JSON string
-# are escaped, so the text of a message cannot look like this.
+# These events are most of a long log and change no step's state. Quotes inside a JSON string are
+# escaped, so the text of a message cannot match.
 _DETAILS = (b'"event": "progress"', b'"event": "shard"')
 
 
@@ -49,7 +49,7 @@ class Attempt:
     """One execution of a step, on the driver's clock (Unix seconds).
 
     Attributes:
-        ended: None while no end was reported.
+        ended: None until its end is reported.
         status: "running", "published", "reused", "retried", "failed" or "stopped".
     """
 
@@ -66,14 +66,14 @@ class StepRecord:
     """One step of a run.
 
     Attributes:
-        label, key, step, directory, inputs, config: as the run's graph has them; `inputs` maps
+        label, key, step, directory, inputs, config: from the run's graph; `inputs` maps
             argument names to keys, `config` is canonical (see `fingerprint.py`).
         state: a key of `STATES`.
         seconds: how long the output took to build, in this run or (reused) when it was built.
         origin: the other store or adopted directory that a reused output came from.
         reason: why it runs, or what it waits for; may be empty.
-        queued, ended: Unix seconds; None when that did not happen.
-        progress: the last that was reported, such as "40 of 100 steps, loss 4.1".
+        queued, ended: Unix seconds; None if that did not happen.
+        progress: the last reported progress, such as "40 of 100 steps, loss 4.1".
         shards, shard_bytes: finished during this run, as far as its log says.
     """
 
@@ -104,13 +104,13 @@ class RunRecord:
     """One run.
 
     Attributes:
-        outcome: "ok", "failed", "interrupted", "plan" (it is none, see `graph --html`); empty when
+        outcome: "ok", "failed", "interrupted", "plan" (not a run, see `graph --html`); empty when
             the log has no end, because the driver was killed or still runs.
         cause: why the run as a whole ended, when that was not a step's failure.
-        commit: of the code that declared it.
+        commit: the git commit of the code that declared the run.
         started, ended, last: Unix seconds of the first event, the end, and the last event.
         steps: by key, inputs first.
-        torn: lines of the log that could not be read.
+        torn: number of lines of the log that could not be read.
         page: whether its page has been written.
     """
 
@@ -131,7 +131,7 @@ class RunRecord:
 
     @property
     def name(self) -> str:
-        """Of the experiment; by default its file's, without the ending."""
+        """Name of the experiment; by default its file's name without the extension."""
         return self.experiment or (PurePath(self.command[0]).stem if self.command else self.run)
 
     @property
@@ -148,12 +148,12 @@ class RunRecord:
 
     @property
     def saved(self) -> float:
-        """Seconds that building the reused outputs took, once, when they were built."""
+        """Seconds that the reused outputs took when they were built."""
         return sum(step.seconds or 0.0 for step in self.among("reused", "elsewhere"))
 
     @property
     def trained(self) -> StepRecord | None:
-        """The last step that ended with a loss here; what is reused does not say its result."""
+        """The last step that reported a loss in this run; a reused step reports no result."""
         for step in reversed(self.steps.values()):
             last = step.result.get("last")
             if isinstance(last, dict) and isinstance(last.get("loss"), (int, float)):
@@ -173,7 +173,7 @@ def read(prefix: str, run_id: str) -> RunRecord:
     """
     url = _url(prefix, run_id)
     if not storage.exists(url):
-        raise FileNotFoundError(f"{url}: there is no log of this run")
+        raise FileNotFoundError(f"{url}: found no log of this run")
     return _fold(run_id, _lines(url))
 
 
@@ -181,7 +181,7 @@ def runs(prefix: str, newest: int = 100) -> list[RunRecord]:
     """The runs in a store, newest first, without the progress of their steps.
 
     Runs older than the `newest` (by name, which starts with the date) are not read, so that a
-    store with years of runs stays quick to look at.
+    store with years of runs is still listed fast.
     """
     names = storage.list_names(storage.join(prefix, "events"))
     logs = [name.removesuffix(".jsonl") for name in names if name.endswith(".jsonl")]
@@ -212,14 +212,14 @@ def _fold(run_id: str, lines: list[bytes], details: bool = True) -> RunRecord:
     for line in kept:
         _apply_line(record, line)
     if record.started and record.ended is None and not details:
-        # The last thing reported by a killed run is a detail as a rule.
+        # The last event of a killed run is usually one of the skipped details.
         record.last = max(record.last, _last(lines))
     _close(record)
     return record
 
 
 def _last(lines: Iterable[bytes]) -> float:
-    """When the last line that can be read was written; 0 when none can."""
+    """When the last readable line was written; 0 if no line is readable."""
     for line in reversed(list(lines)):
         try:
             return float(json.loads(line)["time"])
@@ -280,7 +280,7 @@ def _apply(step: StepRecord, kind: str, event: dict[str, Any], now: float) -> No
         step.reason = reason if isinstance(reason, str) else "; ".join(map(str, reason))
     elif kind == "waiting":
         step.state = "waiting"
-        step.reason = f"waiting for {event.get('holder')}, which builds it already"
+        step.reason = f"waiting for {event.get('holder')}, which is already building it"
     elif kind == "started":
         _end(step, now, "stopped", "no end was reported")
         step.state, step.log = "running", event.get("log") or ""
@@ -323,13 +323,13 @@ def _finish(step: StepRecord, event: dict[str, Any], now: float) -> None:
 def _end(step: StepRecord, now: float, status: str, cause: str) -> None:
     for attempt in step.attempts:
         if attempt.status == "running":
-            # Workers stamp their own events, and clocks differ.
+            # Workers put their own time on events, and clocks differ.
             attempt.ended = max(now, attempt.started)
             attempt.status, attempt.cause = status, cause
 
 
 def _close(record: RunRecord) -> None:
-    """After the end of a run nothing is running or waiting."""
+    """Close the steps that were running or waiting when the run ended."""
     if record.ended is None:
         return
     begun = any(step.queued or step.attempts for step in record.steps.values())

@@ -1,1 +1,1 @@
-"""What a run would do and why: the state of a graph in a store, changes, lineage."""
+"""Planning a run: the state of a graph in a store, changes since earlier outputs, lineage."""

@@ -1,7 +1,7 @@
-"""What changed since the nearest earlier output of a step, field by field, down to the root.
+"""The changes since the most similar earlier output of a step, field by field, with root causes.
 
-A step that only follows an input names the change it follows from, not the whole chain of reasons
-between: in a graph where ways meet again those would double at every layer.
+A step that changes only because of an input reports the root cause, not the chain of steps between:
+in a graph whose paths join again, the number of such chains would double at every layer.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pipeline.store.outputs import Store
 from pipeline.store.parallel import concurrently
 
 NEVER = "never built here"
-_ROOTS = 8  # causes remembered for a step; "and 3 more" is counted among these
-_SAME_LABEL, _SAME_CONFIG, _NEWEST = 8, 4, 4  # earlier outputs compared with, of each kind
+_ROOTS = 8  # maximal number of root causes of a step, including those shown as "and 3 more"
+_SAME_LABEL, _SAME_CONFIG, _NEWEST = 8, 4, 4  # number of earlier outputs to compare, by kind
 
 
 class _Outputs:
-    """The readable outputs of one step function, ready to be asked for similar ones."""
+    """The readable outputs of one step function, indexed to find similar ones."""
 
     def __init__(self, found: dict[str, Manifest]) -> None:
         self._newest = sorted(found.items(), key=lambda item: -item[1].started)
@@ -33,7 +33,7 @@ class _Outputs:
             self._by_config.setdefault(fingerprint.digest(item[1].config), []).append(item)
 
     def like(self, node: Node) -> dict[str, Manifest]:
-        """A few outputs the node may be a change of, by directory."""
+        """A few outputs that the node may be a changed version of, by directory."""
         config = fingerprint.digest(node.identity.config)
         return dict(
             [
@@ -45,7 +45,7 @@ class _Outputs:
 
 
 class ChangeLog:
-    """Explains the steps of one graph, inputs first, against what a store has from before."""
+    """Compares the steps of one graph, inputs first, with earlier outputs in a store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -54,13 +54,14 @@ class ChangeLog:
         self._roots: dict[str, list[str]] = {}
 
     def because(self, node: Node, causes: Iterable[str]) -> None:
-        """Remember why a step is not what it was, for the steps that use it."""
+        """Record why a step changed, for the steps that use it."""
         self._roots[node.key] = [f"{node.label}: {cause}" for cause in causes]
 
     def explain(self, node: Node) -> tuple[str, list[str]]:
-        """(directory of the nearest earlier output, its differences to the node, a line a field).
+        """(directory of the most similar earlier output, its differences from the node).
 
-        ("", []) when there is none. Inputs must have been explained before.
+        There is one line per difference. ("", []) without such an output. The node's inputs must
+        have been explained before.
         """
         best: tuple[str, list[str]] = ("", [])
         for directory, old in self._outputs_of(node.step.name).like(node).items():
@@ -76,7 +77,7 @@ class ChangeLog:
         return best
 
     def differences(self, old: Manifest, node: Node) -> list[str]:
-        """What would be built otherwise than `old` was, a line a field."""
+        """Differences from the output `old` to the node, one line per field or input."""
         lines = fingerprint.difference(old.config, node.identity.config)
         if old.version != node.step.version:
             lines.append(f"version: {old.version} -> {node.step.version}")
@@ -85,10 +86,10 @@ class ChangeLog:
             if name not in old.inputs or new is None:
                 lines.append(f"input {name}: {'added' if new is not None else 'removed'}")
             elif old.inputs[name]["key"] != new.key:
-                lines.append(f"input {name} changed{self._said(new)}")
+                lines.append(f"input {name} changed{self._root_causes(new)}")
         return lines
 
-    def _said(self, child: Node) -> str:
+    def _root_causes(self, child: Node) -> str:
         first, *more = self._roots.get(child.key) or [""]
         return f" ({first}{f' and {len(more)} more' if more else ''})" if first else ""
 

@@ -1,4 +1,4 @@
-"""Why a step is as it is: what changed, against what, and what follows from it."""
+"""The text of `plan` about one step: its status, the changes and their consequences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.store.outputs import Store
 
 
 def explain(planned: list[Planned], entry: Planned, store: Store) -> Iterator[str]:
-    """Lines that say what a run would do with the step of `entry`, and why."""
+    """Lines on what a run would do with the step of `entry`, and why."""
     node = entry.node
     action = "would be built" if entry.needed else "is not needed"
     yield f"{node.label}: {entry.status}; {'is reused' if entry.reused else action}"
@@ -45,7 +45,7 @@ def _inputs(planned: list[Planned], entry: Planned) -> Iterator[str]:
 
 
 def _consequences(planned: list[Planned], entry: Planned) -> Iterator[str]:
-    """What depends on a step that would run: those run too, or wait to see what comes out."""
+    """One line per step that depends on a step that would run: whether it would run too."""
     if not entry.needed:
         return
     reached = {entry.node.key}
@@ -53,7 +53,7 @@ def _consequences(planned: list[Planned], entry: Planned) -> Iterator[str]:
         if any(child.key in reached for child in other.node.inputs.values()):
             reached.add(other.node.key)
             if entry.node.label in other.beside:
-                then = "runs while it runs, and ends after it"
+                then = "starts while it runs, and ends after it"
             elif other.reused:
                 then = "reused unless the new content differs"
             elif other.node.step.reads_lineage or not other.needed:

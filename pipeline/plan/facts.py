@@ -13,16 +13,16 @@ from pipeline.graph.node import Node
 from pipeline.store.outputs import Found
 
 AT_ONCE = 4
-"""Longer looks at the same time; each may start a process."""
+"""Concurrent examinations; each may start a process."""
 
 
 def results_of(found: Mapping[str, Found]) -> dict[str, Mapping[str, Any]]:
-    """What the outputs that are there say of themselves, by key."""
+    """Results of the published outputs, by key."""
     return {key: output.manifest.result for key, output in found.items()}
 
 
 def state(nodes: Iterable[Node], results: Results) -> dict[str, Facts]:
-    """Facts of the nodes whose steps state any, by key; an error of the project's is a refusal."""
+    """Facts of the nodes whose steps have `facts`, by key; a `PonenteError` becomes a refusal."""
     stated = {}
     for node in nodes:
         if node.step.facts is None:
@@ -37,12 +37,12 @@ def state(nodes: Iterable[Node], results: Results) -> dict[str, Facts]:
 def examine(
     stated: Mapping[str, Facts], labels: Mapping[str, str], show: Callable[[str], None]
 ) -> dict[str, Facts]:
-    """The facts that the longer looks add, by key, several looks at a time.
+    """The facts that the examinations return, by key; `AT_ONCE` of them run concurrently.
 
     Args:
-        stated: what `state` returned; what is refused already is not examined.
-        labels: of nodes, by key.
-        show: is called with lines on how far the looks are, from several threads.
+        stated: the result of `state`; a refused node is not examined.
+        labels: labels of the nodes, by key.
+        show: called with lines on the progress of the examinations, from several threads.
     """
     looks = {k: f.examine for k, f in stated.items() if f.examine is not None and not f.refusal}
     if not looks:
@@ -59,7 +59,7 @@ def examine(
 
 
 def merge(first: Facts, second: Facts) -> Facts:
-    """Facts of one node in the order in which they were found."""
+    """The facts of one node combined: lines in order, data of the second, the first refusal."""
     return dataclasses.replace(
         second,
         lines=(*first.lines, *second.lines),

@@ -1,4 +1,4 @@
-"""Everything an output was made from, and what was made from it, read from manifests."""
+"""The lineage of an output, and the outputs that use it, read from manifests."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class Ancestor:
 
 
 def lineage(paths: list[str]) -> list[Ancestor]:
-    """The outputs at `paths` and everything they were made from, inputs first, each once.
+    """The outputs at `paths` and all of their ancestors, inputs first, each once.
 
-    What is missing or cannot be read is left out, with what it was made from.
+    An output that is missing or cannot be read is left out, with its ancestors.
 
     Raises:
-        CorruptOutput: when an output's inputs contain itself.
+        CorruptOutput: when an output is an ancestor of itself.
     """
     found: dict[str, Ancestor] = {}
-    # Ancestors whose parents are being visited; a lineage can be longer than Python's stack.
+    # Outputs whose ancestors are being visited. Not recursive: a lineage can exceed Python's stack.
     entered: dict[str, Ancestor] = {}
     stack = [(path, False) for path in reversed(paths)]
     while stack:
@@ -66,7 +66,7 @@ def _readable(path: str) -> Manifest | None:
 
 
 def users(prefix: str, directories: list[str], path: str) -> list[str]:
-    """Names of those outputs in the store at `prefix` that read the output in directory `path`."""
+    """Names of the outputs among `directories` at `prefix` that read the output in `path`."""
     found = []
     for name in directories:
         manifest = _readable(storage.join(prefix, name))

@@ -1,4 +1,4 @@
-"""What the external arguments of a graph stand for, asked of all their stores at once."""
+"""Listing the external arguments of a graph, all of them concurrently."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pipeline.graph.external import External
 from pipeline.graph.node import Node
 from pipeline.identity.listing import Listing
 
-LISTING_SECONDS = 8.0  # for one location: `plan` answers within 10
+LISTING_SECONDS = 8.0  # deadline for one location, so that `plan` ends within 10 seconds
 _AT_ONCE = 16
 
 
 @dataclass(frozen=True)
 class Listings:
-    """What the external arguments of a graph's nodes stand for, by node key.
+    """The listings of the external arguments of a graph's nodes, by node key.
 
     Attributes:
-        found: listings by argument, of every node whose locations could all be listed.
-        unreachable: of every other node, why not.
+        found: listings by argument, for every node whose locations could all be listed.
+        unreachable: the error, for every other node.
     """
 
     found: Mapping[str, Mapping[str, Listing]] = field(default_factory=dict)
@@ -33,26 +33,26 @@ class Listings:
         return self.found.get(node.key, {})
 
     def digests(self, node: Node) -> dict[str, str]:
-        """Digest of each of the node's listings, which belong to the contents it is made from."""
+        """Digest of each of the node's listings, by argument; part of `contents` in its recipe."""
         return {name: listing.digest for name, listing in self.of(node).items()}
 
 
 def list_all(nodes: Iterable[Node], seconds: float = LISTING_SECONDS) -> Listings:
-    """The listings of every external argument of `nodes`, all at once and each location once."""
+    """The listings of all external arguments of `nodes`; lists each location once, concurrently."""
     nodes = [node for node in nodes if external_values(node)]
-    asked: dict[tuple[Any, str], Any] = {}
+    locations: dict[tuple[Any, str], Any] = {}
     for node in nodes:
         for name, value in external_values(node).items():
-            asked[_question(node, name)] = (node.step.externals[name], value)
-    if not asked:
+            locations[_location(node, name)] = (node.step.externals[name], value)
+    if not locations:
         return Listings()
-    with ThreadPoolExecutor(min(_AT_ONCE, len(asked))) as pool:
-        tried = pool.map(lambda ask: _try_listing(ask[0], ask[1], seconds), asked.values())
-        answers = dict(zip(asked, tried, strict=True))
+    with ThreadPoolExecutor(min(_AT_ONCE, len(locations))) as pool:
+        tried = pool.map(lambda each: _try_listing(each[0], each[1], seconds), locations.values())
+        answers = dict(zip(locations, tried, strict=True))
     found: dict[str, dict[str, Listing]] = {}
     unreachable: dict[str, PonenteError] = {}
     for node in nodes:
-        mine = {name: answers[_question(node, name)] for name in external_values(node)}
+        mine = {name: answers[_location(node, name)] for name in external_values(node)}
         errors = [answer for answer in mine.values() if isinstance(answer, Exception)]
         if errors:
             refused = isinstance(errors[0], InputError | FileNotFoundError)
@@ -65,17 +65,17 @@ def list_all(nodes: Iterable[Node], seconds: float = LISTING_SECONDS) -> Listing
 
 
 def external_values(node: Node) -> dict[str, Any]:
-    """The node's external arguments that were given."""
+    """Values of the node's external arguments, without those that are None."""
     values = {name: node.config[name] for name in node.step.externals}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _question(node: Node, name: str) -> tuple[Any, str]:
+def _location(node: Node, name: str) -> tuple[Any, str]:
     return node.step.externals[name].list, repr(node.config[name])
 
 
 def _try_listing(external: External, value: Any, seconds: float) -> Any:
-    """A `Listing`, or why there is none."""
+    """A `Listing`, or the error."""
     try:
         return external.list(value, seconds)
     except (PonenteError, OSError) as error:

@@ -1,4 +1,4 @@
-"""What a run would do, and why: looks at the store, runs nothing, imports nothing of ML."""
+"""The plan of a run: reads the store, executes no step and imports no machine learning library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import ATTEMPTS, FAILURE, Manifest
 from pipeline.store.outputs import Found, Store
 
-_NAMED = 5  # files that a warning names
+_NAMED = 5  # files named in a warning
 
 
 @dataclass(frozen=True)
@@ -24,19 +24,20 @@ class Planned:
     """One step of the plan.
 
     Attributes:
-        status: "hit", "unchecked" (a hit, if its sources hold what they held), "stale", "partial",
+        status: "hit", "unchecked" (a hit whose sources cannot be listed), "stale", "partial",
             "running", "failed", "miss" or "damaged".
-        reason: one line: what is reused, how many shards are there, what changed.
+        reason: one line: what is reused, how many shards are finished, what changed.
         needed: whether a run would execute it (an input of a hit is not needed).
-        refused: whether a run stops at once, as it would have to replace a corrupt output unasked.
+        refused: whether a run stops at once, as it would have to replace a corrupt output without
+            `--force`.
         found: the output, for a hit.
-        detail: how far it got: shards, a failure, who runs it.
+        detail: its progress: finished shards, a failure, the process that runs it.
         beside: labels of the steps to run that it follows while they run.
-        nearest: directory of the earlier output the reason compares with.
-        lines: differences to it, a line a field.
-        warnings: what a user should know, such as code changed since the output was built.
-        notes: what a user should know of its sources: not reachable, or not read as a whole.
-        sources: what each source stands for, and what it is pinned to.
+        nearest: directory of the earlier output that the reason compares with.
+        lines: differences from it, one line per field.
+        warnings: warnings for the user, such as code changed since the output was built.
+        notes: notes about its sources: not reachable, or with files that are not read.
+        sources: the current listing of each source, as text.
     """
 
     node: Node
@@ -56,7 +57,7 @@ class Planned:
 
     @property
     def reused(self) -> bool:
-        """Whether a run takes the output that is there."""
+        """Whether a run would reuse the existing output."""
         return self.found is not None and not self.needed
 
 
@@ -64,9 +65,9 @@ def plan(targets: list[Node], store: Store, forced: frozenset[str] = frozenset()
     """The plan for bringing `targets` up to date, inputs first.
 
     Args:
-        targets: what is wanted.
-        store: where outputs are looked for.
-        forced: keys of steps that would be built again though they are there.
+        targets: the target nodes.
+        store: the store with the outputs.
+        forced: keys of steps that would be built again although their outputs exist.
     """
     order = topological(targets)
     seen = look(order, store)
@@ -91,7 +92,7 @@ def plan(targets: list[Node], store: Store, forced: frozenset[str] = frozenset()
 
 
 def _waits(order: list[Node], needed: set[str]) -> dict[str, str]:
-    """What to add for outputs that are there and made from something that would be built again."""
+    """End of the reason, by key, for existing outputs that depend on a step that would run."""
     above: dict[str, list[str]] = {}
     for node in order:
         if node.key in needed:
@@ -173,7 +174,7 @@ def _unfinished(node: Node, path: str, seen: GraphState) -> tuple[str, str]:
 
 
 def _how_far(ledger: Ledger) -> str:
-    """How far a build is, by its shards or what the last of them says; empty if it has none."""
+    """Progress of a build: that of its last shard, or its count of shards; empty without any."""
     finished, expected = ledger.count()
     if finished and not expected:
         last = ledger.find(max(ledger.shard_names(), default=""))
@@ -183,7 +184,7 @@ def _how_far(ledger: Ledger) -> str:
 
 
 def _build_of(node: Node, path: str, seen: GraphState) -> Build | None:
-    """The build that a run would begin or resume; None while its inputs are not there."""
+    """The build that a run would begin or resume; None while an input is missing."""
     if node.key in seen.listings.unreachable:
         return None
     held = seen.listings.digests(node)
@@ -231,7 +232,7 @@ def _hit_reason(found: Found, *, same: bool) -> str:
 
 
 def source_notes(node: Node, seen: GraphState) -> list[str]:
-    """What to say of the sources of a step: not reachable, or with something it will not read."""
+    """Notes about the sources of a step: not reachable, or with files that it does not read."""
     if (cause := seen.listings.unreachable.get(node.key)) is not None:
         use = "; the output that is there is used unchecked" if node.key in seen.found else ""
         return [f"{cause}{use}"]
@@ -247,7 +248,7 @@ def source_notes(node: Node, seen: GraphState) -> list[str]:
 
 
 def code_warnings(node: Node, published: Manifest) -> list[str]:
-    """Whether the step's code is not what built the output, as lines to show."""
+    """A warning if the step's code has changed since the output was built; else empty."""
     files = source_code.changed(node.step.function, published.provenance.get("sources") or {})
     if not files:
         return []

@@ -1,8 +1,8 @@
-"""What a store has of a graph, and what is therefore to be done: read by `plan` and the executor.
+"""The state of a graph in a store, and the steps to execute: for `plan` and the executor.
 
-Nothing is written or run. An output is stale when an input of it, under the same key, holds other
-content now than the output was made from, or one of its sources holds other files. So is one that
-was made with a default that has another value now.
+This module only reads. An output is stale when one of its inputs, under the same key, now has other
+content than the output was made from, when one of its sources has other files, or when it was made
+with a default that has another value now.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ DAMAGED = "damaged"
 
 @dataclass(frozen=True)
 class Selection:
-    """Which part of a graph a user asked for; steps by label, or by directory.
+    """The part of a graph to run; steps are given by label or by directory.
 
     Attributes:
-        only: run nothing but these.
-        until: bring up these and what they need, instead of the experiment's targets.
-        force: build these again although they are there.
-        keep_going: after a failure, continue with what does not depend on it.
-        jobs: steps at once; 0 for as many as there are resources.
+        only: run only these.
+        until: bring these and their inputs up to date, instead of the experiment's targets.
+        force: build these again although their outputs exist.
+        keep_going: after a failure, continue with the steps that do not depend on it.
+        jobs: maximal number of concurrent steps; 0 for as many as there are resources.
     """
 
     only: tuple[str, ...] = ()
@@ -44,15 +44,16 @@ class Selection:
 
 @dataclass
 class GraphState:
-    """What is there of a graph, by node key.
+    """The existing outputs of a graph, by node key.
 
     Attributes:
-        found: outputs that can be used.
-        same: those of `found` that were made for another key, from inputs of the same content.
-        stale: why an output that is there cannot be used.
-        damaged: what is wrong with an output that is there.
-        attempts: attempt behind each output in the user's own store, usable or not.
-        listings: what the sources of the graph stand for now.
+        found: outputs that can be reused.
+        same: keys of those in `found` that were made for another key, from inputs of the same
+            content.
+        stale: why an existing output is stale.
+        damaged: why an existing output is corrupt.
+        attempts: the attempt that published each output in the user's own store, also stale ones.
+        listings: current listings of the sources of the graph.
     """
 
     found: dict[str, Found] = field(default_factory=dict)
@@ -63,12 +64,12 @@ class GraphState:
     listings: Listings = field(default_factory=Listings)
 
     def replaces(self, key: str) -> str:
-        """What a build of this key takes the place of: an attempt, or empty for nothing."""
+        """The attempt whose output a build of this key replaces; empty for none."""
         return DAMAGED if key in self.damaged else self.attempts.get(key, "")
 
 
 def look(order: list[Node], store: Store) -> GraphState:
-    """Look at every node of `order`, which lists inputs before users."""
+    """Read the state of every node of `order`, which has inputs before users."""
     seen = GraphState(listings=list_all(order))
 
     def find(node: Node) -> Found | CorruptOutput | None:
@@ -99,9 +100,9 @@ def look(order: list[Node], store: Store) -> GraphState:
 
 
 def staleness(node: Node, found: Found, inputs: dict[str, Found], listings: Listings) -> str:
-    """Why `found` is not what the node would make now; empty when it is.
+    """Why the output `found` is stale for the node; empty when it is not.
 
-    Its key is the node's, so what its configuration has otherwise are defaults that were changed.
+    Both have the same key, so any difference between their configurations is a changed default.
     """
     sources = listings.of(node)
     if lines := changed_defaults(found.path, found.manifest, node.identity.config, sources):
@@ -111,7 +112,7 @@ def staleness(node: Node, found: Found, inputs: dict[str, Found], listings: List
         if was is not None and was.digest != listing.digest:
             return f"{name} changed: {difference(was, source_files(found.path, was), listing)}"
     for name, child in node.inputs.items():
-        # An adopted output may not say which inputs it had; then there is nothing to compare.
+        # The manifest of an adopted output may lack inputs, which cannot be compared then.
         recorded = found.manifest.inputs.get(name)
         now = inputs.get(child.key)
         if recorded and now is not None and recorded["digest"] != now.manifest.content:
@@ -120,7 +121,7 @@ def staleness(node: Node, found: Found, inputs: dict[str, Found], listings: List
 
 
 def contents(node: Node, found: dict[str, Found], listings: Listings) -> dict[str, str] | None:
-    """Content digest of each input and source; None while one of them is not there."""
+    """Content digest of each input and source; None while one of them is missing."""
     if node.key in listings.unreachable:
         return None
     if any(child.key not in found for child in node.inputs.values()):
@@ -138,7 +139,7 @@ def same_inputs(
 
 
 def needed_keys(targets: Iterable[Node], there: set[str] | dict[str, Found]) -> set[str]:
-    """Keys of the steps to execute: targets not there, and what those need, in turn."""
+    """Keys of the steps to execute: targets that are missing, and their missing inputs, in turn."""
     needed: set[str] = set()
     stack = list(targets)
     while stack:
@@ -150,11 +151,10 @@ def needed_keys(targets: Iterable[Node], there: set[str] | dict[str, Found]) -> 
 
 
 def pick(order: list[Node], name: str) -> list[Node]:
-    """The nodes a user means: by label (see `unique_labels`), by the step's name, or by the
-    beginning of a directory.
+    """The nodes with a label (see `unique_labels`), or a step's name, or a directory's beginning.
 
     Raises:
-        InputError: naming the steps there are.
+        InputError: when there are none; names the nearest step, or all of them.
     """
     apart = unique_labels(order)
     chosen = (
@@ -168,7 +168,7 @@ def pick(order: list[Node], name: str) -> list[Node]:
 
 
 def resolve(targets: list[Node], choice: Selection) -> list[Node]:
-    """The targets a choice leaves: its `until` steps, its `only` steps, or the experiment's."""
+    """The targets under a choice: its `until` steps, its `only` steps, or the experiment's."""
     order = topological(targets)
     names = choice.until or choice.only
     return [node for name in names for node in pick(order, name)] if names else targets
@@ -177,13 +177,13 @@ def resolve(targets: list[Node], choice: Selection) -> list[Node]:
 def decide(
     targets: list[Node], order: list[Node], seen: GraphState, choice: Selection
 ) -> list[Node]:
-    """The nodes to execute, inputs first: what is missing, and what is stale below an output.
+    """The nodes to execute, inputs first: those that the targets lack, and all stale ones.
 
-    What was made from a stale output is executed later, when that comes out differently.
+    The executor adds users of a stale output later, if its content changes.
 
     Raises:
         InputError: when `only` leaves out a step whose output is missing.
-        CorruptOutput: when a step to execute would have to replace damaged files unasked.
+        CorruptOutput: when a step to execute would replace a corrupt output without `--force`.
         InputError, StoreUnavailable: when a source of a step to execute cannot be listed.
     """
     forced = {node.key for name in choice.force for node in pick(order, name)}
@@ -210,6 +210,6 @@ def _refuse_missing(needed: set[str], order: list[Node], choice: Selection) -> N
     missing = [node.label for node in order if node.key in needed]
     if missing:
         raise InputError(
-            f"--only {' '.join(choice.only)}: what it needs is not there: {', '.join(missing)}; "
-            f"use --until to build that too"
+            f"--only {' '.join(choice.only)}: missing inputs: {', '.join(missing)}; use --until "
+            "to build them too"
         )

@@ -1,1 +1,1 @@
-"""Where outputs are kept: objects, manifests, ledgers, leases, and deleting what is not needed."""
+"""The store of outputs: objects, manifests, ledgers, leases, and garbage collection."""

@@ -1,11 +1,11 @@
-"""Which build of an output an attempt belongs to: never one that was begun with other defaults.
+"""The build of an output that an attempt belongs to: never one begun with other default values.
 
-A build is named by what it makes and what it replaces (`digests.build_id`). Neither has the fields
-that are at their default, so a default that is changed would have an attempt resume shards of the
-old one. Every build therefore keeps the full configurations that its attempts had, and one that
-disagrees with them is another build. A field that was added since does not disagree, and is
-recorded when a run first meets the build or its output without it, so that a later change of that
-default is noticed too.
+A build's id is a digest of its recipe and of the output it replaces (`digests.build_id`). Recipes
+leave out fields that have their default value, so after a change of a default the id alone would
+let an attempt resume shards made with the old value. Every build therefore records the full
+configurations of its attempts, and an attempt whose configuration conflicts with them belongs to
+another build. A field added since is no conflict; a run that finds a build or output without it
+records the field, so that a later change of its default is detected too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipeline.store import storage
 from pipeline.store.ledger import DIRECTORY
 from pipeline.store.manifest import Manifest
 
-# No shard's record ends like this.
+# Suffix of a recorded configuration; no shard's record ends with it.
 _ENDING = "-.configuration"
 
 
@@ -32,8 +32,8 @@ class Build:
 
     Attributes:
         id: its name.
-        conflicts: why an unfinished build is not resumed: fields that it has otherwise, a line
-            each; empty when none had to be left aside.
+        conflicts: why an unfinished build is not resumed: one line per field that differs; empty
+            when there is no such build.
     """
 
     id: str
@@ -47,10 +47,10 @@ def find_build(
 
     Args:
         root: URL of the directory.
-        recipe: what is made.
+        recipe: digest of the recipe, see `digests.recipe`.
         replaces: attempt of the published output that is to be replaced; empty for none.
         config: full canonical configuration.
-        contents: names of what the recipe has by content, which configurations may have otherwise.
+        contents: names of the arguments that the recipe has by content; their values may differ.
     """
     conflicts: tuple[str, ...] = ()
     for number in itertools.count():
@@ -65,11 +65,11 @@ def find_build(
 def claim_build(
     root: str, recipe: str, replaces: str, config: Any, contents: Collection[str] = ()
 ) -> Build:
-    """`find_build`, and record there that an attempt with this configuration takes part in it."""
+    """`find_build`, and record the configuration in that build."""
     while True:
         build = find_build(root, recipe, replaces, config, contents)
         _record(root, build.id, config)
-        # Another driver, with other defaults, may have claimed it at the same moment.
+        # Checked again after recording: a driver with other defaults may have claimed it meanwhile.
         if not any(_differences(root, build.id, config, contents)):
             return build
 
@@ -77,19 +77,20 @@ def claim_build(
 def changed_defaults(
     path: str, published: Manifest, config: Any, contents: Collection[str] = ()
 ) -> list[str]:
-    """What the output in directory `path` was made with otherwise, a line each.
+    """Differences between the configurations of a published output and of a node, one line each.
 
-    Its key or its recipe is the configuration's; `contents` as for `find_build`.
+    Both have the same key or recipe, so the differences are changed defaults. `contents` as for
+    `find_build`.
     """
     if published.config == config:
         return []
     lines = _difference(published.config, config, contents)
-    # A field that it lacks had a default when a run first took it for the same.
+    # The manifest lacks fields added since; `confirm` recorded their defaults next to the build.
     return lines or list(_differences(path, published.build, config, contents))
 
 
 def confirm(path: str, published: Manifest, config: Any) -> None:
-    """Record that a run took a published output for what the configuration asks for."""
+    """Record the configuration for which a run reused a published output."""
     if published.config != config:
         _record(path, published.build, config)
 

@@ -1,7 +1,7 @@
-"""Dataclasses from JSON by msgspec, with every field there, none unknown, each of its type.
+"""Strict decoding of JSON into dataclasses with msgspec: every field present, known and typed.
 
-Records are read back by this: what was torn, typed by hand or written by another version must not
-become an object that fails somewhere else.
+All records are read with it: a truncated or hand-edited record, or one of another version, must
+fail here and not become an object that fails later.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def parse_json(data: bytes) -> Any:
     """JSON from bytes.
 
     Raises:
-        ValueError: when it is torn, no JSON, has a field twice or a NaN, or is nested without end.
+        ValueError: when it is truncated, not JSON, nested too deeply, or has a duplicate field or
+            a NaN.
     """
     try:
         text = data.decode("utf-8")
@@ -37,7 +38,7 @@ def to_json(record: Any) -> bytes:
     """A record as JSON that `parse_json` reads.
 
     Raises:
-        InputError: a number in it is NaN or infinite, which would not read back.
+        InputError: when a number in it is NaN or infinite, which JSON cannot represent.
     """
     tree = msgspec.to_builtins(record)
     try:
@@ -45,8 +46,8 @@ def to_json(record: Any) -> bytes:
     except ValueError:
         names = ", ".join(_not_finite(tree, ""))
         raise InputError(
-            f"{names}: expected a finite number, which JSON has, found NaN or infinity; leave such "
-            "a result out, or find out why it is none"
+            f"{names}: expected a finite number, found NaN or infinity, which JSON cannot "
+            "represent; leave the result out, or find out why it is not finite"
         ) from None
 
 
@@ -69,7 +70,7 @@ def _refuse_constant(name: str) -> float:
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     tree = dict(pairs)
     if len(tree) != len(pairs):
-        raise ValueError("a field twice")
+        raise ValueError("duplicate field")
     return tree
 
 
@@ -88,7 +89,7 @@ def decode(kind: type[T], tree: Any) -> T:
 
 
 def _check_fields(tree: Any, value: Any, at: str) -> None:
-    """Raises `ValueError` for what msgspec lets a dataclass have: fields unknown, or left out."""
+    """Raise `ValueError` for unknown and for missing fields, both of which msgspec accepts."""
     if isinstance(value, tuple):
         for index, item in enumerate(value):
             _check_fields(tree[index], item, f"{at}[{index}]")

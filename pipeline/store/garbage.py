@@ -1,7 +1,7 @@
-"""What a store holds that no experiment needs, and deleting it.
+"""Garbage collection: find and delete the data in a store that no experiment needs.
 
-Outputs that are not kept go whole; of the others, what `left_overs` names. Both only under the
-output's lease. Event logs and reports stay.
+An output that is not kept is deleted as a whole; of a kept output, the paths that `left_overs`
+returns. Both are deleted only under the output's lease. Event logs and reports stay.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from pipeline.store.parallel import concurrently
 
 _OURS = {manifest.NAME, LEDGER, lease.DIRECTORY, ATTEMPTS}
 _RUN_STARTED = b'"run_started"'
-_FIRST_LINES = 3  # of an event log, among which is the start of the run
+_FIRST_LINES = 3  # lines of an event log that contain the run_started event
 
 
 @dataclass(frozen=True)
 class Keep:
-    """What `gc` keeps beside the outputs of the graphs it is given.
+    """What `gc` keeps in addition to the outputs of the given graphs.
 
     Attributes:
         recorded: outputs of every run in the store's event logs.
-        younger_than: seconds; what was written since then.
-        names: steps, or directories by their beginning.
+        younger_than: data written in the last so many seconds.
+        names: step names, or beginnings of directory names.
     """
 
     recorded: bool = True
@@ -45,12 +45,12 @@ class Garbage:
     """Something that can be deleted.
 
     Attributes:
-        url: what.
-        root: the output it is, or is part of.
+        url: URL of the file or directory.
+        root: URL of the output that it is, or is part of.
         size: in bytes.
-        why: it is not needed.
-        age: seconds since its newest file was written; None when the store does not say.
-        cost: seconds that the build took, where a manifest says so.
+        why: why it is not needed.
+        age: seconds since its newest file was written; None when the store has no such time.
+        cost: seconds that the build took; None without a manifest.
     """
 
     url: str
@@ -63,7 +63,7 @@ class Garbage:
 
 @dataclass
 class Report:
-    """What `gc` found: garbage, and a line for each thing that it leaves alone."""
+    """The result of `find_garbage`: the garbage, and one line per directory that is left alone."""
 
     garbage: list[Garbage] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Report:
 
 @dataclass(frozen=True)
 class _Outputs:
-    """The manifests of a store by directory: None where nothing is published, or why unreadable."""
+    """The manifests of a store by directory; None where nothing is published, or the read error."""
 
     store: Store
     manifests: Mapping[str, Manifest | PonenteError | None]
@@ -88,7 +88,7 @@ class _Outputs:
         return found if isinstance(found, Manifest) else None
 
     def references(self) -> dict[str, frozenset[str]]:
-        """Directory's URL -> roots of the shards in it that other outputs refer to."""
+        """URL of an output's directory -> roots of its shards that other outputs refer to."""
         found: dict[str, frozenset[str]] = {}
         for name in self.manifests:
             m = self.sound(name)
@@ -98,7 +98,7 @@ class _Outputs:
         return found
 
     def with_origins(self, directories: Iterable[str]) -> set[str]:
-        """Directories, and those that their outputs refer to."""
+        """The directories, and those of the outputs that they refer to, transitively."""
         kept, left = set(), list(directories)
         while left:
             name = left.pop()
@@ -119,10 +119,10 @@ def _load(path: str) -> Manifest | PonenteError | None:
 def find_garbage(
     store: Store, nodes: Iterable[Wanted], keep: Keep = Keep(recorded=False)
 ) -> Report:
-    """What could be deleted from the store: all but the nodes' outputs and what else is to stay.
+    """The data that can be deleted from the store: all but the nodes' outputs and those of `keep`.
 
-    Kept are also the outputs that kept ones refer to, and every output that is being built. One
-    whose owner does not respond is listed: `delete` watches the lease before it takes it.
+    Also kept are the outputs that kept ones refer to, and every output that is being built. An
+    output whose owner is unresponsive is garbage: `delete` watches the lease before it takes it.
     """
     reached = {node.directory for node in nodes}
     if keep.recorded:
@@ -183,15 +183,15 @@ def _garbage(tree: Tree, path: str, why: str, now: float, cost: float | None = N
 
 
 def delete(store: Store, garbage: Iterable[Garbage], *, wait: float = 0.0) -> tuple[int, list[str]]:
-    """Delete garbage, each output's under its lease.
+    """Delete garbage, that of each output under its lease.
 
     Args:
-        store: where.
-        garbage: of `find_garbage`.
+        store: the store.
+        garbage: from `find_garbage`.
         wait: seconds to watch leases whose owners may be dead.
 
     Returns:
-        (bytes deleted, a line for each output that is left because it is being built).
+        (bytes deleted, one line per output that is left because it is being built).
     """
     by_root: dict[str, list[Garbage]] = {}
     for item in garbage:
@@ -208,7 +208,7 @@ def delete(store: Store, garbage: Iterable[Garbage], *, wait: float = 0.0) -> tu
 
 
 def _delete_whole(held: lease.Lease, items: list[Garbage]) -> int:
-    """Delete an output: its manifest first, so that no reader takes the rest for an output."""
+    """Delete an output; its manifest first, so that no reader finds one whose files are gone."""
     whole = next((item for item in items if item.url == item.root), None)
     if whole is None:
         return 0
@@ -231,7 +231,7 @@ def _delete_parts(
 
     freed = 0
     try:
-        # A build may have ended since they were listed.
+        # Listed again: a build may have ended since.
         published = manifest.load(root)
         still = unneeded(
             Tree(root), published, older, keep_retired=False, thorough=True, referenced=referenced
@@ -247,7 +247,7 @@ def _delete_parts(
 
 
 def recorded(prefix: str) -> set[str]:
-    """Directories of the outputs that runs in the store's event logs were about."""
+    """Directories of all outputs in the graphs of the runs in the store's event logs."""
     events = storage.join(prefix, "events")
     urls = [storage.join(events, name) for name, _ in storage.list_files(events)]
     starts = concurrently(_run_started, urls, local=storage.is_local(prefix))
@@ -263,7 +263,7 @@ def _run_started(url: str) -> set[str]:
             try:
                 found |= {str(node["directory"]) for node in json.loads(line)["graph"]}
             except (ValueError, KeyError, TypeError):
-                continue  # torn
+                continue  # a truncated line
     return found
 
 

@@ -1,12 +1,12 @@
-"""gcsfs, with our retries and errors.
+"""gcsfs with this project's retries and errors.
 
-Every request of gcsfs, also of an open file, passes `_request`. There, what is transient (429,
-5xx, connections reset, bodies cut short) is retried as `retry` says for `GIVE_UP_SECONDS` and then
-raised as `StoreUnavailable`; what no retry mends (no permission, no bucket) is an `InputError` at
-once. Both name the gs:// URL.
+Every request of gcsfs, also of an open file, goes through `_request`. There a transient error (429,
+5xx, connection reset, truncated body) is retried with the policy of `retry` for `GIVE_UP_SECONDS`
+and then raised as `StoreUnavailable`; a permanent one (no permission, no bucket) is an `InputError`
+at once. Both name the gs:// URL.
 
-The class below derives from gcsfs's plain one: the default one asks the storage control service
-about each bucket first, which no emulator answers.
+`GoogleStorage` derives from gcsfs's plain class: the default class first sends a request about each
+bucket to the storage control service, which no emulator implements.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pipeline.store import retry
 GIVE_UP_SECONDS = 90.0
 FIRST_WAIT_SECONDS = 0.25
 LONGEST_WAIT_SECONDS = 16.0
-NO_DATA_SECONDS = 60.0  # a connection without data for so long is given up
+NO_DATA_SECONDS = 60.0  # read timeout of a connection
 
 _SCOPE = "https://www.googleapis.com/auth/devstorage.full_control"
 
@@ -50,22 +50,23 @@ _TAIL = b"\n--==0==--"
 
 
 class _Buffer(UnclosableBytesIO):
-    """Views of it are of its bytes, which stay when it goes."""
+    """A buffer whose views are of a copy of its bytes, so they outlive the buffer."""
 
     def getbuffer(self) -> memoryview:
         return memoryview(self.getvalue())
 
 
 class _Upload(GCSFile):
-    """A file that is written.
+    """A file open for writing.
 
-    gcsfs sends views of its buffer, which a failure's traceback keeps. CPython 3.12.1 crashes where
-    its collector ends such a buffer before the views, and 3.13 prints an error.
+    gcsfs sends views of its buffer, and the traceback of a failed request keeps them alive. When
+    the garbage collector frees such a buffer before its views, CPython 3.12.1 crashes and 3.13
+    prints an error.
     """
 
     @property
     def buffer(self) -> io.BytesIO:
-        """What is not sent yet."""
+        """The bytes that are not sent yet."""
         return self._buffer
 
     @buffer.setter
@@ -118,7 +119,7 @@ class GoogleStorage(GCSFileSystem):
             await attempts.asleep(pause)
 
     async def _info(self, path: str, generation: str | None = None, **kwargs: Any) -> Any:
-        """As gcsfs's, but without a listing next to each question about an object that is there."""
+        """gcsfs's method without its additional listing request for an object that exists."""
         if generation is None and self.split_path(path)[1]:
             try:
                 found = await self._get_object(path)
@@ -136,24 +137,28 @@ class GoogleStorage(GCSFileSystem):
         return _Upload(self, path, mode, *args, **settings)
 
     def create(self, path: str, data: bytes) -> bool:
-        """Write an object if none is there; whether this call did."""
+        """Write an object if none exists; returns whether this call wrote it.
+
+        A retried write can be refused because an earlier try, whose answer was lost, succeeded. A
+        random mark in the object's metadata identifies the writer.
+        """
         mark = uuid.uuid4().hex
         about = {"ponente-writer": mark}
         try:
-            # One request whatever the size: a resumable upload decides at its start and its end.
+            # `chunksize` forces one request for any size: a resumable upload has several, and tests
+            # the precondition at the first and the last.
             self.pipe_file(path, data, mode="create", chunksize=len(data) + 1, metadata=about)
         except FileExistsError:
             try:
                 found: Any = self.info(path)
                 return found.get("metadata", {}).get("ponente-writer") == mark
             except FileNotFoundError:
-                return False  # deleted meanwhile, so another process had written it
+                return False  # deleted since; so another process had written it
         return True
 
     async def _replace_if(self, path: str, data: bytes | None, generation: str) -> bool:
-        """Replace the object, or delete it (None), while it is of this generation."""
-        # Tells a write whose answer was lost, and which was then refused because of itself.
-        mark = uuid.uuid4().hex
+        """Replace the object, or delete it (None), if its generation is `generation`."""
+        mark = uuid.uuid4().hex  # as in `create`
         bucket, key, _ = self.split_path(path)
         match = {"ifGenerationMatch": generation}
         try:
@@ -186,7 +191,7 @@ class GoogleStorage(GCSFileSystem):
 def _login() -> Any:
     """The user's or the machine's Google credentials, or "anon".
 
-    gcsfs's own search asks a metadata server that is not there for a quarter of a minute.
+    gcsfs's own search waits 15 seconds for the metadata server on a machine that has none.
     """
     try:
         return google.auth.default(scopes=[_SCOPE])[0]
@@ -208,17 +213,17 @@ def _one_line(error: Exception) -> str:
 
 
 def _translate_error(error: Exception, request: str, url: str) -> None:
-    """Raise the `InputError` an error stands for; return when it is the caller's to handle."""
+    """Raise `InputError` or `StoreUnavailable` for known causes; return for any other error."""
     code = error.code if isinstance(error, HttpError) else None
     if str(error).startswith("Forbidden") or code in (401, 403) or _no_login(error):
         raise InputError(
             f"{url}: not permitted ({_one_line(error)}); log in (gcloud auth application-default "
             "login) or have the bucket grant objects.create, get, list and delete"
         ) from error
-    # An object that is absent is an answer, a bucket that is absent a mistake.
+    # A missing object is a normal answer; a missing bucket is the user's mistake.
     if isinstance(error, FileNotFoundError):
         if "upload_id=" in request:
-            raise StoreUnavailable(f"{url}: the store forgot an upload under way") from error
+            raise StoreUnavailable(f"{url}: the store lost an upload in flight") from error
         if "/o/" not in request:
             bucket = url.removeprefix("gs://").partition("/")[0]
             raise InputError(
@@ -232,7 +237,7 @@ def _no_login(error: Exception) -> bool:
 
 
 def _location(request: str, options: Mapping[str, Any]) -> str:
-    """The gs:// URL that a request is about, as far as the request tells."""
+    """The gs:// URL of a request's object, or of its bucket where it names no object."""
     parts = urlsplit(request)
     found = re.search(r"/b/([^/]+)(?:/o(?:/([^/]+))?)?", parts.path)
     if found is None:

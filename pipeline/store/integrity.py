@@ -1,4 +1,4 @@
-"""What a file was, block by block, and which of its bytes are not that any more."""
+"""Checksums of a file and of its blocks, and the byte ranges that no longer match them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def measure(directory: str, path: str) -> File:
 
 
 def _blocks(url: str, size: int | None = None) -> Iterator[bytes]:
-    """The content in blocks; of a file known to be small, by one request."""
+    """The content in blocks of 1 MiB; a file known to be small is read by one request."""
     if size is not None and size <= _SMALL:
         data = storage.read_bytes(url)
         for start in range(0, len(data), _BLOCK):
@@ -38,10 +38,10 @@ def _blocks(url: str, size: int | None = None) -> Iterator[bytes]:
 
 
 def damage(path: str, manifest: Manifest) -> Iterator[str]:
-    """One line for each thing under an output that is not as recorded, naming byte ranges.
+    """One line for each file or byte range of an output that differs from its manifest.
 
-    Every byte is read. Files that are not recorded are named too: nothing reads them. A remote
-    store is asked for one listing, whatever the number of shards.
+    Reads every byte. Files that are not in the manifest are reported too; nothing reads them. A
+    remote store gets one listing request for any number of shards.
     """
     home = manifest.home(path)
     listed = None if storage.is_local(home) else _by_root(home, manifest.shards)
@@ -64,7 +64,7 @@ def damage(path: str, manifest: Manifest) -> Iterator[str]:
 
 
 def _by_root(home: str, shards: tuple[Shard, ...]) -> dict[str, dict[str, int]]:
-    """Of each shard's root: sizes of all that one listing shows under it, by path below it."""
+    """By shard root: sizes of the files below it, by relative path, all from one listing."""
     found: dict[str, dict[str, int]] = {shard.root: {} for shard in shards}
     for name, size in list_together(home, found).items():
         for slash in re.finditer("/", name):
@@ -74,7 +74,7 @@ def _by_root(home: str, shards: tuple[Shard, ...]) -> dict[str, dict[str, int]]:
 
 
 def _file_damage(url: str, file: File, found: int | None = None) -> Iterator[str]:
-    # A listing may lag behind: whatever it seems to lack is asked for.
+    # A listing may be out of date: if it disagrees, the store is asked for the object itself.
     found = storage.size(url) if found != file.size else found
     if found is None:
         yield f"{url}: missing, expected {file.size} bytes"
@@ -83,7 +83,7 @@ def _file_damage(url: str, file: File, found: int | None = None) -> Iterator[str
     for index, block in enumerate(_blocks(url, found)):
         digest.update(block)
         start = index * _BLOCK
-        expected = file.blocks[8 * index : 8 * index + 8]
+        expected = file.blocks[8 * index : 8 * index + 8]  # 8 hex digits of CRC-32 per block
         if start < file.size and expected and f"{zlib.crc32(block):08x}" != expected:
             wrong.append((start, min(start + _BLOCK, file.size)))
     if found != file.size:

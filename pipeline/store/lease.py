@@ -1,13 +1,13 @@
-"""A lease on a step: so that two executors do not do the same work twice.
+"""A lease on a step, which prevents two executors from doing the same work.
 
-Correctness does not rest on it: publishing is a conditional write (see `execute/attempt.py`). A
-lease is a numbered object, `leases/000007.json`, created if absent, so of two takers one wins and
-the number fences the loser. The holder counts heartbeats in `000007.beat`; `000007.done` releases
-it.
+Correctness does not depend on it: publishing is a conditional write (see `execute/attempt.py`). A
+lease is a numbered object, `leases/000007.json`, created if absent; so of two takers one wins, and
+the number is a fencing token against the older owner. The owner counts heartbeats in `000007.beat`;
+`000007.done` releases the lease.
 
-No wall clock is compared. A holder is dead when it ran on this host and its process is gone
-(noticed at once), or when its heartbeat count did not change for `STALE_SECONDS` of the observer's
-own monotonic clock. Every lease expires in one of these ways, so no manual cleanup is needed.
+No wall clocks are compared. An owner is dead when it ran on this host and its process is gone
+(detected at once), or when its heartbeat count did not change for `STALE_SECONDS` of the observer's
+own monotonic clock. Every lease ends in one of these ways, so no manual cleanup is needed.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ BEAT_SECONDS = 5.0
 STALE_SECONDS = 60.0
 LOOK_SECONDS = 0.5
 DIRECTORY = "leases"
-# A release or a heartbeat without its record counts too: its number is used up.
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+# A number is in use even where only its heartbeat or its release is left.
 _NAME = re.compile(r"([0-9]{6,18})\.(?:json|beat|done)")
 
 logger = logging.getLogger("ponente")
@@ -48,7 +48,8 @@ def _process_start(pid: int) -> float | None:
         psutil.NoSuchProcess: when it has ended.
     """
     try:
-        # In this order, psutil takes both from one reading of the wall clock, which may be set.
+        # In this order psutil derives both times from one reading of the wall clock, so setting the
+        # clock does not change their difference.
         boot = psutil.boot_time()
         process = psutil.Process(pid)
         if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
@@ -68,12 +69,12 @@ def _is_gone(pid: Any, start: Any) -> bool:
         found = _process_start(pid)
     except psutil.NoSuchProcess:
         return True
-    # Another process has taken the number. What is not known says nothing.
+    # With another start time, the pid was reused. An unknown start time proves nothing.
     return isinstance(start, float) and found is not None and abs(found - start) > 1.0
 
 
 def _this_host() -> str:
-    """Name, boot and process-id namespace: equal only where a pid means the same process."""
+    """Host name, boot id and pid namespace: equal only where a pid means the same process."""
     try:
         boot, namespace = _BOOT_ID.read_text().strip(), os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -88,7 +89,7 @@ def _this_owner() -> dict[str, Any]:
         "pid": pid,
         "process_start": _process_start(pid),
         "nonce": uuid.uuid4().hex,
-        "since": time.time(),  # For people; nothing is decided by it.
+        "since": time.time(),  # displayed only
     }
 
 
@@ -111,24 +112,25 @@ class Lease:
                 storage.write_atomic(self._base + ".beat", str(count).encode(), durable=False)
                 missed = False
             except Exception as error:  # noqa: BLE001 - a store's client may raise anything
-                # A missed beat only brings a takeover nearer, which publishing survives; a thread
-                # that ended with it would never beat again.
+                # The thread must go on: one missed heartbeat does no harm, a dead thread means a
+                # takeover, though publishing stays safe even then.
                 if not missed:
                     logger.warning("%s.beat: cannot be written: %r", self._base, error)
                 missed = True
 
     def newest(self) -> bool:
-        """Whether no other process took the lease over since."""
+        """Whether no other process has taken over the lease."""
         return _latest(self._root) == self.number
 
     def stop(self) -> None:
-        """Stop the heartbeats, and leave the lease to expire or to be deleted."""
+        """Stop the heartbeats without a release: the lease expires, or its owner deletes it."""
         self._stop.set()
-        # A beat that hangs in the store must not hold up the step; a late one does no harm.
+        # Bounded, as a heartbeat that hangs in the store must not block the step; a late one does
+        # no harm.
         self._thread.join(BEAT_SECONDS)
 
     def release(self) -> None:
-        """Stop the heartbeats and let the next taker in at once.
+        """Stop the heartbeats and free the lease at once.
 
         Never raises: the step has ended by now, and a lease that cannot be released expires.
         """
@@ -140,7 +142,7 @@ class Lease:
 
 
 class _Observer:
-    """Watches one foreign lease by this process's monotonic clock."""
+    """Watches one lease of another process, by this process's monotonic clock."""
 
     def __init__(self, base: str) -> None:
         self._base = base
@@ -153,13 +155,13 @@ class _Observer:
         if _is_there(self._base + ".done"):
             return "released"
         owner = describe(self._base + ".json")
-        # A torn or foreign record has no owner to ask and expires without heartbeats alone.
+        # A record that cannot be read has no pid to check; it expires by its heartbeats alone.
         if owner.get("host") == _this_host() and _is_gone(
             owner.get("pid"), owner.get("process_start")
         ):
             return "its process is gone"
-        # Only watched time counts: the time this process itself was stopped, or its machine was,
-        # says nothing about the holder. So the clock is read before the heartbeat.
+        # Time for which this process or its machine was suspended does not count against the owner:
+        # hence the cap at `BEAT_SECONDS`, and the clock is read before the heartbeat.
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, BEAT_SECONDS), now
         beat = _beat(self._base)
@@ -169,7 +171,7 @@ class _Observer:
 
 
 def _is_there(url: str) -> bool:
-    """Whether a small object is there, by reading it: one request, and never a listing."""
+    """Whether a small object exists, by reading it: one request, and never a listing."""
     try:
         storage.read_bytes(url)
     except FileNotFoundError:
@@ -185,7 +187,8 @@ def _beat(base: str) -> bytes:
     except FileNotFoundError:
         return b""
     except OSError:
-        # One failed read is a change and restarts the timeout; a lasting failure runs into it.
+        # The first failed read looks like a heartbeat and restarts the timeout; repeated failures
+        # look like none.
         return b"unreadable"
 
 
@@ -213,19 +216,19 @@ def _latest(root: str) -> int:
 def _newest(names: Iterable[str]) -> int:
     """The highest number of a lease among the names in its directory, 0 if none."""
     numbers = [(int(found[1]), found[1]) for name in names if (found := _NAME.fullmatch(name))]
-    # Of seven digits and more, only those without leading zeros are names of ours.
+    # `_base_url` pads to six digits, so a longer number has no leading zero.
     return max((number for number, text in numbers if text == f"{number:06d}"), default=0)
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lease as far as one look can tell.
+    """The owner of a lease, as far as one look can tell.
 
     Attributes:
-        number: of the lease.
-        owner: its record; empty when that cannot be read.
-        age: seconds since the last sign of it by the store's record and this machine's clock, for
-            people; None when the store does not say.
+        number: the lease's number.
+        owner: the owner's record; empty when it cannot be read.
+        age: seconds since the last heartbeat, from the store's modification time to this machine's
+            clock, for display; None when the store has no such time.
     """
 
     number: int
@@ -234,7 +237,7 @@ class Holder:
 
     @property
     def responsive(self) -> bool:
-        """Whether the last sign of it is recent, or its age is not known."""
+        """Whether the last heartbeat is recent, or its age is not known."""
         return self.age is None or self.age <= STALE_SECONDS
 
     def __str__(self) -> str:
@@ -243,12 +246,12 @@ class Holder:
 
 
 def holder(root: str, names: Collection[str] | None = None) -> Holder | None:
-    """Who holds the step's lease as far as one look can tell; None when it is free.
+    """The owner of the step's lease, as far as one look can tell; None when the lease is free.
 
     Args:
         root: the step's directory.
-        names: what a listing just showed in the lease's directory: a released lease costs no
-            request then.
+        names: names from a recent listing of the lease directory, which save the requests for a
+            released lease.
     """
     if names is not None and (not names or f"{_newest(names):06d}.done" in names):
         return None
@@ -263,9 +266,9 @@ def holder(root: str, names: Collection[str] | None = None) -> Holder | None:
 
 
 def end(root: str) -> Holder | None:
-    """Declare the newest lease released, whoever holds it; returns its owner, None if none held.
+    """Release the newest lease of any owner; returns the owner, None if the lease was free.
 
-    For an operator; publishing stays safe even if the owner is alive after all.
+    For an operator; publishing stays safe even if the owner is still alive.
     """
     found = holder(root)
     if found is not None:
@@ -274,26 +277,26 @@ def end(root: str) -> Holder | None:
 
 
 def words(owner: dict[str, Any]) -> str:
-    """A lease's owner in words: process, host, and since when by its own clock."""
+    """A lease's owner as text: process, host, and since when by the owner's clock."""
     text = f"process {owner.get('pid')} on {str(owner.get('host', '?')).split(' ')[0]}"
     since = owner.get("since")
     if isinstance(since, int | float):
         try:
             text += time.strftime(", since %Y-%m-%d %H:%M:%S", time.localtime(since))
         except (OverflowError, ValueError, OSError):
-            return text  # no time a calendar has
+            return text  # out of the calendar's range
     return text
 
 
 def acquire(
     root: str, *, published: Callable[[], bool], waiting: Callable[[dict[str, Any]], None]
 ) -> Lease | None:
-    """Take the lease on the step in directory `root`, waiting for a live holder.
+    """Take the lease on the step in directory `root`, waiting while a live owner holds it.
 
     Args:
         root: the step's directory.
-        published: asked on every look; the wait ends with None once it is true.
-        waiting: called with the holder once a look, while there is one to wait for.
+        published: called at every poll; once it returns True, the result is None.
+        waiting: called with the owner's record at every poll while it holds the lease.
     """
     observer, observed = _Observer(""), 0
     while True:
@@ -301,8 +304,8 @@ def acquire(
         if number != observed:
             observer, observed = _Observer(_base_url(root, number)), number
         free = observer.free() if number else "never taken"
-        # Asked after the look: a holder publishes before it releases, so whoever finds a released
-        # lease and then no output does not repeat finished work.
+        # Called after `free`: an owner publishes before it releases, so a released lease and then
+        # no output means that there is no finished work to repeat.
         if published():
             return None
         if not free:
@@ -313,7 +316,7 @@ def acquire(
 
 
 def acquire_free(roots: Iterable[str], *, wait: float = 0.0) -> dict[str, Lease]:
-    """Take those of the leases that are free, all watched together for `wait` seconds at most."""
+    """Take the leases that are free; watches all of them together for `wait` seconds at most."""
     left = {root: (_latest(root), _Observer("")) for root in roots}
     left = {r: (n, _Observer(_base_url(r, n))) for r, (n, _) in left.items()}
     held: dict[str, Lease] = {}
@@ -335,5 +338,5 @@ def _take(root: str, number: int, why: str) -> bool:
     url = _base_url(root, number) + ".json"
     if storage.create(url, json.dumps(owner).encode(), durable=False):
         return True
-    # A store whose answer was lost and which was asked again says no to the winner as well.
+    # A retried write whose first answer was lost is refused for the winner too; the nonce tells.
     return describe(url).get("nonce") == owner["nonce"]

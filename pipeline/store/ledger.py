@@ -1,15 +1,15 @@
-"""The ledger of a step: one record per finished shard, shared by attempts at the same thing.
+"""The ledger of a build: one record per finished shard, shared by all attempts of the build.
 
 A shard is finished when its record exists, and a record is created only after the shard's files
-are written and digested. A new attempt finds the records of a dead one and does not redo them; of
-two writers of one shard, the first record stands and the other's files are left to be discarded.
+are written and digested. A new attempt reuses the shards that a dead one recorded; of two writers
+of one shard, the first record is kept and the other writer's files are garbage.
 
 A record names the attempt that owns it, at first the one that wrote the shard. Only the owner may
 drop a shard, and a newer attempt becomes the owner by `claim`, a compare-and-swap: so an attempt
-that was paused and replaced can delete nothing that its successor counts on.
+that was paused and replaced cannot delete shards that its successor uses.
 
-Records are kept by generation: what is being built, from which contents. A rebuild, or a build over
-inputs that changed meanwhile, starts a ledger of its own, so shards of two things never mix.
+Each build has its own ledger (`generation`, the build's id). A rebuild, or a build over inputs that
+changed since, starts another one, so shards of two builds never mix.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The finished shards of the step in directory `root`, for one generation of it."""
+    """The finished shards of one build of the step in directory `root`."""
 
     root: str
     generation: str = "first"
@@ -64,7 +64,7 @@ class Ledger:
         return storage.join(self.directory, name.replace("/", "~") + ".json")
 
     def finished(self, prefix: str = "") -> dict[str, Shard]:
-        """Finished shards by name, those starting with `prefix`, in order of name.
+        """Finished shards by name: those starting with `prefix`, sorted.
 
         Raises:
             CorruptOutput: when a record cannot be read.
@@ -76,14 +76,14 @@ class Ledger:
         return {name: shard for name, shard in found if shard is not None}
 
     def find(self, name: str) -> Shard | None:
-        """The record of one shard, None when it is not finished; asks for it, lists nothing."""
+        """One shard, None when it is not finished; reads its record, without a listing."""
         try:
             return self.read(name)
         except FileNotFoundError:
             return None
 
     def names(self) -> frozenset[str]:
-        """What is in the ledger's directory, unread; a shard that is finished adds a name."""
+        """Names of all objects in the ledger's directory; every finished shard adds one."""
         return frozenset(storage.list_names(self.directory))
 
     def shard_names(self) -> frozenset[str]:
@@ -102,7 +102,7 @@ class Ledger:
         return sum(n.endswith(".json") for n in names), sum(expected)
 
     def expect(self, names: Iterable[str]) -> None:
-        """Say which shards will come, so that others can tell n of m."""
+        """Record how many shards the build will have, for `count`."""
         wanted = sorted(names)
         mark = f"{fingerprint.digest(wanted)[:8]}-{len(wanted)}-.expected"
         storage.create(storage.join(self.directory, mark), b"", durable=False)
@@ -131,17 +131,18 @@ class Ledger:
         result: Mapping[str, Any],
         measured: Iterable[File] = (),
     ) -> Shard:
-        """Record that the files under `directory` are shard `name`; returns the record that stands.
+        """Record the files under `directory` as shard `name`; returns the shard that is recorded.
 
         Args:
-            name: of the shard.
+            name: the shard's name.
             directory: a URL inside an attempt of the step.
-            result: what the shard says of itself.
-            measured: files whose digests were taken while they were written, not read again; each
-                must be there with its size. Every other file is read once for its digest.
+            result: the shard's JSON result.
+            measured: files that were digested while they were written, and are not read again; each
+                must exist with its size. Every other file is read once for its digest.
 
         Raises:
-            StorageError: the directory is not the step's, or a measured file is not as it was.
+            StorageError: when the directory is not in an attempt of the step, or a measured file is
+                missing or has another size.
         """
         shard = self._measure(name, directory, result, measured)
         if storage.create(self.record(name), Record(shard.attempt, shard).to_bytes()):
@@ -155,7 +156,7 @@ class Ledger:
         result: Mapping[str, Any],
         measured: Iterable[File] = (),
     ) -> Shard:
-        """As `add`, but a record of an older attempt gives way.
+        """As `add`, but replaces a record of an older attempt.
 
         Raises:
             WorkerLost: when a newer attempt owns the shard.
@@ -188,10 +189,10 @@ class Ledger:
                 return found.shard
 
     def drop(self, name: str, attempt: str) -> None:
-        """Forget a shard; before its files go, so that no reader finds a record without them.
+        """Delete a shard's record; to be called before its files are deleted.
 
         Raises:
-            WorkerLost: when a newer attempt owns it: then the files are not to be deleted.
+            WorkerLost: when a newer attempt owns it; its files must not be deleted then.
         """
         while not self._swap(name, attempt, None):
             pass
@@ -233,6 +234,6 @@ class Ledger:
 
 
 def age_of(attempt: str) -> tuple[int, str]:
-    """Orders attempts: their names begin with the number of their lease."""
+    """Sort key that orders attempts by age: their names begin with the number of their lease."""
     number = attempt.partition("-")[0]
     return (int(number) if number.isdecimal() else 0, attempt)

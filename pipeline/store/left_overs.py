@@ -1,8 +1,8 @@
-"""What is in an output's directory that no manifest needs, by one listing; deleted after a build.
+"""Find the paths in an output's directory that no manifest needs, and delete them after a build.
 
-Deleted is only what is provably ours, and only under the output's lease: an attempt's number is
-that of its lease, so the owner of lease n touches nothing of a later build, even if it was paused
-meanwhile.
+They are deleted only under the output's lease, and only those of attempts with the lease's number
+or a lower one: so the owner of lease n deletes no files of a later attempt, even if it was paused
+in between.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Tree:
 
     Attributes:
         root: URL of the directory.
-        entries: by path relative to it, bytes and the Unix time of the last write; a link and an
-            empty directory are entries too.
+        entries: path relative to it -> (bytes, Unix time of the last write); a link and an empty
+            directory are entries too.
     """
 
     def __init__(self, root: str) -> None:
@@ -55,19 +55,19 @@ class Tree:
         ]
 
     def measure(self, path: str = "") -> tuple[int, float]:
-        """(bytes, Unix time of the newest write, 0 if not known) of what is at or below a path."""
+        """(bytes, Unix time of the newest write, 0 if not known) of the entries under a path."""
         found = [self.entries[entry] for entry in self.under(path)]
         return sum(size for size, _ in found), max((time or 0.0 for _, time in found), default=0.0)
 
 
 def tidy(root: str, held: lease.Lease, attempt: str, *, lost: bool) -> None:
-    """Delete what no manifest needs after a build; logs and files in `keep/` stay.
+    """Delete the files that no manifest needs after a build; logs and files in `keep/` stay.
 
     Args:
         root: the step's directory.
-        held: the builder's lease; once another process has taken over, only data of the builder's
-            own attempt is deleted.
-        attempt: the builder's.
+        held: the lease of the build; once another process has taken over, only data of `attempt` is
+            deleted.
+        attempt: the attempt that held the lease.
         lost: another attempt published, perhaps without shards that this one had recorded.
     """
     number = held.number if held.newest() else None
@@ -90,16 +90,16 @@ def unneeded(
 ) -> list[str]:
     """Paths in an output's directory that no manifest needs, in the order to delete them.
 
-    Nothing while nothing is published, and nothing of an unfinished rebuild: its shards are worth
-    resuming from.
+    Empty while nothing is published. Shards of an unfinished rebuild are kept, to resume from.
 
     Args:
-        tree: what is in the directory.
+        tree: the files in the directory.
         published: its manifest.
-        mine: which attempts to look at, by name.
-        keep_retired: count manifests that a rebuild replaced; a reader may have them open.
-        thorough: look at every ledger record, even when there is one ledger only.
-        referenced: roots of shards that other outputs refer to; the manifests that have them stay.
+        mine: whether data of the attempt of this name may be deleted.
+        keep_retired: keep the shards of manifests that a rebuild replaced; a reader may use them.
+        thorough: read every ledger record, even when there is only one ledger.
+        referenced: roots of shards that other outputs refer to; replaced manifests that have such
+            shards are kept.
     """
     if published is None:
         return []
@@ -118,7 +118,7 @@ def unneeded(
         records = [n for n in tree.names(f"{LEDGER}/{generation}") if n.endswith(".json")]
         names = {ledger.shard_name(record) for record in records}
         if len(generations) == 1 and names <= {shard.name for shard in published.shards}:
-            continue  # the ledger of what is published, and nothing else in it
+            continue  # the ledger of the published output, with no other shards in it
         shards = ledger.finished()
         if _resumable(shards.values(), kept, published.attempt):
             kept |= {shard.root for shard in shards.values()}
@@ -134,7 +134,7 @@ def unneeded(
 
 
 def _resumable(shards: Iterable[manifest.Shard], kept: set[str], published: str) -> bool:
-    """Whether these are shards of a rebuild that began after what is published."""
+    """Whether these are shards of a rebuild that began after the published attempt."""
     shards = list(shards)
     return not any(shard.root in kept for shard in shards) and any(
         age_of(shard.attempt) > age_of(published) for shard in shards
@@ -155,7 +155,7 @@ def _of_attempt(tree: Tree, attempt: str, kept: set[str]) -> Iterator[str]:
         if not below:
             yield part
         else:
-            # Files of shards that were cut off, or that lost a race.
+            # Files of unfinished shards, or of shards that another writer recorded first.
             yield from (
                 path
                 for path in tree.under(part)

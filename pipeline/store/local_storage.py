@@ -1,8 +1,8 @@
-"""Files of this machine's disks: what `storage.py` does for a path that is not a URL.
+"""Files on this machine's disks: the operations of `storage.py` for a path that is not a URL.
 
-A disk can fail for a moment (a network file system does), so every operation is retried. Only a
-missing or existing file is an answer; anything else is never taken for one, since a directory that
-could not be listed is not an empty directory.
+A disk can fail for a moment (a network file system does), so every operation is retried. Only the
+errors about a missing or existing file are answers; any other error is raised, since a directory
+that could not be listed is not an empty directory.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ T = TypeVar("T")
 _POLICY = retry.Policy(seconds=60.0, first=0.1, attempts=3)
 _LOCK_SECONDS = 20.0
 _LOCK_PAUSE_SECONDS = 0.01
-# Not failures of the store but its answers, which callers act on.
+# Answers that callers act on, and no failures of the disk.
 _ANSWERS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 
 
 def with_retries(path: str, action: Callable[[], T]) -> T:
-    """What the action returns, retried after errors of the disk.
+    """The result of `action`, which is retried after errors of the disk.
 
     Raises:
         StoreUnavailable: when it still fails, naming `path`.
@@ -47,7 +47,7 @@ def with_retries(path: str, action: Callable[[], T]) -> T:
 
 
 def size(path: str) -> int | None:
-    """Size in bytes of what is at `path`; None when nothing is."""
+    """Size in bytes of the file at `path`; None when there is none."""
     try:
         return with_retries(path, lambda: os.stat(path).st_size)
     except (FileNotFoundError, NotADirectoryError):
@@ -65,7 +65,7 @@ def read(path: str) -> bytes:
 
 
 def open_write(path: str) -> IO[bytes]:
-    """Open a file for writing, in a directory that is made if need be."""
+    """Open a file for writing; makes its directory if necessary."""
 
     def once() -> IO[bytes]:
         make_directory(os.path.dirname(path))
@@ -79,13 +79,16 @@ def make_directory(path: str) -> None:
     try:
         os.makedirs(path, exist_ok=True)
     except FileExistsError:
-        # Also raised for a directory that could not be listed for a moment.
+        # `makedirs` also raises it for an existing directory whose `stat` failed for a moment.
         if not stat.S_ISDIR(os.stat(path).st_mode):
             raise NotADirectoryError(f"{path}: expected a directory, found a file") from None
 
 
 def create(path: str, data: bytes, durable: bool) -> bool:
-    """A hard link of a finished file: there whole or not at all; False when `path` existed."""
+    """Create a file with all of its content or not at all; False when `path` existed.
+
+    `os.link` of a finished temporary file is atomic and, unlike a rename, fails if `path` exists.
+    """
     tries: list[str] = []
 
     def once() -> bool:
@@ -97,7 +100,8 @@ def create(path: str, data: bytes, durable: bool) -> bool:
                 return False
         return True
 
-    # A disk that reported a failure may have done it first: then what is there is ours.
+    # An operation that failed may still have taken effect: after a retry, a file with this content
+    # is our own.
     return with_retries(path, once) or (len(tries) > 1 and read(path) == data)
 
 
@@ -124,7 +128,7 @@ def replace_if(path: str, data: bytes | None, version: str) -> bool:
             except FileNotFoundError:
                 return len(tries) > 1 and data is None
             if hashlib.sha256(found).hexdigest() != version:
-                # A disk that reported a failure may have done it first.
+                # As in `create`: a try that failed may still have taken effect.
                 return len(tries) > 1 and found == data
             if data is None:
                 os.unlink(path)
@@ -141,10 +145,10 @@ def replace_if(path: str, data: bytes | None, version: str) -> bool:
 
 @contextlib.contextmanager
 def _locked(directory: str) -> Iterator[None]:
-    """The lock on conditional writes in a directory; held for the time of one comparison.
+    """The lock on conditional writes in a directory, held for one comparison and write.
 
     Raises:
-        TimeoutError: when it is held for `_LOCK_SECONDS`, as by a process that was stopped.
+        TimeoutError: when another process, such as a stopped one, holds it for `_LOCK_SECONDS`.
     """
     name, deadline = os.path.join(directory, ".lock"), time.monotonic() + _LOCK_SECONDS
     while True:
@@ -169,7 +173,7 @@ def _taken(file: int) -> bool:
 
 
 def _same_file(file: int, name: str) -> bool:
-    """Whether the open file is still the one of that name, and not one that was deleted."""
+    """Whether the open file still has that name: a lock on a deleted file excludes nobody."""
     try:
         return os.path.samestat(os.fstat(file), os.stat(name))
     except FileNotFoundError:
@@ -178,7 +182,7 @@ def _same_file(file: int, name: str) -> bool:
 
 @contextlib.contextmanager
 def _temporary(path: str, data: bytes, durable: bool) -> Iterator[str]:
-    """A finished file of this content beside `path`, gone at the end unless it was renamed."""
+    """A finished temporary file in the directory of `path`; deleted at the end unless renamed."""
     name = f"{path}.{uuid.uuid4().hex}.tmp"
     try:
         try:
@@ -206,8 +210,7 @@ def _unlink_best_effort(name: str) -> None:
         except FileNotFoundError:
             return
         except OSError:
-            # Litter, at worst; what was to be done is done, or its error is on its way.
-            continue
+            continue  # at worst the file stays; the operation itself has succeeded or raised
         return
 
 
@@ -220,7 +223,7 @@ def list_names(path: str) -> list[str]:
 
 
 def walk(path: str) -> dict[str, int]:
-    """Size in bytes of every file under `path`, by its own path.
+    """Size in bytes of every file under `path`, by the file's path.
 
     Raises:
         InputError: for a symbolic link, a pipe or a device.
@@ -229,7 +232,7 @@ def walk(path: str) -> dict[str, int]:
 
 
 def inventory(path: str) -> dict[str, tuple[int, float | None]]:
-    """Bytes and Unix time of the last write of all files, links and empty directories below."""
+    """Path -> (bytes, Unix time of the last write) of the files, links and empty directories."""
     found: dict[str, tuple[int, float | None]] = {}
     for directory, inner, names in os.walk(path):
         links = [name for name in inner if os.path.islink(os.path.join(directory, name))]
@@ -263,14 +266,14 @@ def _walk(path: str) -> dict[str, int]:
                 found[os.path.join(directory, name)] = status.st_size
             elif not stat.S_ISDIR(status.st_mode):
                 raise InputError(
-                    f"{directory}/{name}: expected a file, found a symbolic link or something else "
-                    "that is none; an output's files must be in its own directory"
+                    f"{directory}/{name}: expected a regular file, found a symbolic link, a pipe "
+                    "or a device; an output's files must be in its own directory"
                 )
     return found
 
 
 def remove(path: str) -> None:
-    """Delete a file, or a directory with all that is in it; not being there is fine."""
+    """Delete a file, or a directory with its contents; does nothing if it does not exist."""
 
     def once() -> None:
         if stat.S_ISDIR(os.lstat(path).st_mode):
@@ -283,7 +286,7 @@ def remove(path: str) -> None:
 
 
 def check_writable(directory: str, name: str) -> None:
-    """Write and delete a file called `name`. Raises `InputError` saying why it cannot be."""
+    """Write and delete a file called `name`. Raises `InputError` with the reason if it cannot."""
     try:
         os.makedirs(directory, exist_ok=True)
         path = os.path.join(directory, name)
@@ -291,7 +294,7 @@ def check_writable(directory: str, name: str) -> None:
             file.write(b"ponente")
         os.unlink(path)
     except (FileExistsError, NotADirectoryError) as error:
-        raise InputError(f"{directory}: expected a directory, found a file on the way") from error
+        raise InputError(f"{directory}: expected a directory, found a file in the path") from error
     except OSError as error:
         raise InputError(
             f"{directory}: cannot be written ({error.strerror}); choose another prefix or "

@@ -1,10 +1,10 @@
 """The record that makes an output exist: `manifest.json`, written last and created if absent.
 
-It carries the full 256-bit key (compared on every hit), every file with size and SHA-256, what the
-step returned, a digest of the content, and where it came from. A manifest may own no files and
-refer to another output's instead (`Origin`): an adopted output, one whose inputs turned out to have
-the content they had before, the best of a sweep. A torn, foreign or future manifest is
-`CorruptOutput`, never a success.
+It contains the full 256-bit key (compared on every hit), every file with size and SHA-256, the
+result of the step, a digest of the content, and the provenance. A manifest may own no files and
+refer to those of another output (`Origin`): an adopted output, one made before from inputs of the
+same content, the best candidate of a sweep. A truncated or foreign manifest, or one of another
+schema, raises `CorruptOutput`.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from pipeline.store.parallel import list_together
 
 SCHEMA = 4
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # what a calendar can show
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # within the calendar's range
 NAME = "manifest.json"
-SOURCES = "sources"  # directory of listings beside it
+SOURCES = "sources"  # next to the manifest: directory of listings
 ATTEMPTS = "attempts"
 ADOPTED, SAME_INPUTS = "adopted", "same inputs"  # kinds of origins
 RETIRED = "retired"  # manifests that a rebuild replaced
 FAILURE = "failure.json"
 PROCESS_LOGS = "logs"  # in an attempt: logs of the processes of a gang
-KEEP = "keep"  # in an attempt: files for people, kept of every attempt
-_LIST_FROM = 4  # files
-_ELSEWHERE_SECONDS = 5.0
+KEEP = "keep"  # in an attempt: files to inspect, kept for every attempt
+_LIST_FROM = 4  # from this many files on, one listing replaces a request per file
+_ELSEWHERE_SECONDS = 5.0  # retries of requests to another store than the output's own
 _AWAY = "move the directory away and run again"
 
 OUTPUT = "{output}"
-"""Stands, in a headline, for the URL of the directory the output's files are in.
+"""Placeholder, in a headline, for the URL of the directory with the output's files.
 
-A store can be copied and moved, so nothing in a manifest says where its own store is.
+A store can be copied and moved, so a manifest never contains the URL of its own store.
 """
 
 
@@ -50,8 +50,9 @@ class File:
     Attributes:
         path: relative to the shard's root.
         size: in bytes.
-        sha256: in hex.
-        blocks: CRC-32 of every MiB, 8 hex digits each; empty for a file of one block or less.
+        sha256: SHA-256 in hex.
+        blocks: CRC-32 of every block of 1 MiB, 8 hex digits each; empty for a file of at most one
+            block.
     """
 
     path: str
@@ -62,12 +63,12 @@ class File:
 
 @dataclass(frozen=True)
 class Shard:
-    """A finished part of an output.
+    """A finished shard of an output.
 
     Attributes:
         name: logical name, such as "train/00003".
         root: directory of its files, relative to the step's directory (inside some attempt).
-        files: everything under `root`.
+        files: all files under `root`.
         result: the JSON mapping its writer returned (counts and the like).
     """
 
@@ -87,7 +88,7 @@ class Shard:
         return sum(file.size for file in self.files)
 
     def check(self) -> None:
-        """Raises `ValueError` for what no writer of ours records: places outside, no digest."""
+        """Raise `ValueError` for a path outside the attempts, and for a duplicate file."""
         try:
             if not storage.join("", self.root).startswith(f"/{ATTEMPTS}/"):
                 raise InputError(f"expected a directory in an attempt, got {self.root!r}")
@@ -96,19 +97,19 @@ class Shard:
         except InputError as error:
             raise ValueError(str(error)) from None
         if len({file.path for file in self.files}) != len(self.files):
-            raise ValueError(f"shard {self.name!r}: a file twice")
+            raise ValueError(f"shard {self.name!r}: duplicate file")
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The output whose files a referring manifest stands for.
+    """The output whose files a manifest refers to.
 
     Attributes:
         kind: "adopted", "same inputs" or "selected".
-        directory: its directory: a name beside the referring one, or a URL in another store.
-        key: its key.
-        input: name of the referring step's input that it is, when the step chose among its inputs.
-        differences: what an adoption ignored, a line a field.
+        directory: that output's directory: a name in the same store, or a URL in another store.
+        key: that output's key.
+        input: name of the input that the step selected; empty unless it chose among its inputs.
+        differences: differences that an adoption ignored, one line per field.
     """
 
     kind: str
@@ -120,23 +121,23 @@ class Origin:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What was published.
+    """The record of a published output.
 
     Attributes:
         key: full hex SHA-256 that identifies the output.
-        step: stable name of the step function; `version` its declared version.
-        label: what people call the step.
+        step: stable name of the step function; `version`: its declared version.
+        label: display name of the step.
         config: canonical configuration (see `fingerprint.canonical`).
         inputs: argument name -> {"key", "directory", "digest"} of the artifact that was read; the
-            directory is a name beside this output's own, or a URL in another store.
-        shards: every finished part, in order of name.
+            directory is a name in the same store, or a URL in another store.
+        shards: the output's shards, sorted by name.
         result: the JSON mapping the step returned.
         content, recipe, build: see `pipeline.identity.digests`.
         attempt: the attempt that published.
         started: Unix time in seconds; `seconds`: wall time of the publishing attempt.
         provenance: git commit, source digests, package versions (see `provenance.py`).
-        origin: whose files these are, when they are not this output's own.
-        sources: what each external argument stood for; `source_files` has the files.
+        origin: the output whose files these are; None when they are this output's own.
+        sources: listing of each external argument, without its files; `source_files` reads those.
     """
 
     key: str
@@ -159,7 +160,7 @@ class Manifest:
     schema: int = SCHEMA
 
     def shard(self, name: str) -> Shard:
-        """The shard of that name. Raises `KeyError` listing what there is."""
+        """The shard of that name. Raises `KeyError` that lists the existing ones."""
         for shard in self.shards:
             if shard.name == name:
                 return shard
@@ -173,23 +174,23 @@ class Manifest:
         return sum(shard.bytes for shard in self.shards)
 
     def home(self, path: str) -> str:
-        """The directory its shards are in, when the manifest itself is in directory `path`."""
+        """The directory with its shards, when the manifest itself is in directory `path`."""
         return path if self.origin is None else resolve_ref(path, self.origin.directory)
 
     def to_bytes(self) -> bytes:
-        """JSON for `load`; `ponente show` is for people."""
+        """JSON for `load`."""
         return to_json(self)
 
 
 def resolve_ref(path: str, directory: str) -> str:
-    """The directory a manifest in `path` means by `directory`: a sibling's name, or a URL."""
+    """URL of a `directory` in the manifest in `path`: a name in the same store, or a URL."""
     return directory if "/" in directory else storage.join(path.rpartition("/")[0], directory)
 
 
 def describe_inputs(
     root: str, inputs: Mapping[str, tuple[str, Manifest]]
 ) -> dict[str, dict[str, str]]:
-    """What a manifest in `root` says of its inputs, given as name -> (directory URL, manifest)."""
+    """`Manifest.inputs` of a manifest in `root`, from name -> (directory URL, manifest)."""
     return {
         name: {"key": found.key, "directory": make_ref(root, path), "digest": found.content}
         for name, (path, found) in inputs.items()
@@ -197,13 +198,13 @@ def describe_inputs(
 
 
 def make_ref(root: str, path: str) -> str:
-    """How a manifest in `root` names the directory `path`; the inverse of `resolve_ref`."""
+    """The reference to directory `path` in a manifest in `root`; the inverse of `resolve_ref`."""
     prefix, _, name = path.rpartition("/")
     return name if prefix == root.rpartition("/")[0] else path
 
 
 def keep_sources(path: str, listings: Mapping[str, Listing]) -> dict[str, Summary]:
-    """Write the files of listings into the step directory `path`; returns what to record."""
+    """Write the listings into the step directory `path`; returns `Manifest.sources`."""
     for listing in listings.values():
         if listing.files:
             url = storage.join(path, SOURCES, f"{listing.digest}.json")
@@ -212,7 +213,7 @@ def keep_sources(path: str, listings: Mapping[str, Listing]) -> dict[str, Summar
 
 
 def source_files(path: str, summary: Summary) -> tuple[ListedFile, ...] | None:
-    """The files of a listing recorded in the step directory `path`; None if they are not there."""
+    """The files of a listing recorded in the step directory `path`; None if it cannot be read."""
     try:
         return files_from_bytes(
             storage.read_bytes(storage.join(path, SOURCES, f"{summary.digest}.json"))
@@ -222,14 +223,14 @@ def source_files(path: str, summary: Summary) -> tuple[ListedFile, ...] | None:
 
 
 def chosen(path: str, manifest: Manifest) -> tuple[str, Manifest]:
-    """Directory and manifest of the input that an output was chosen from; any other output's own.
+    """Directory and manifest of the input that a selection chose; other outputs are unchanged.
 
     Raises:
         CorruptOutput: when the chosen input is missing.
     """
     while manifest.origin is not None and (name := manifest.origin.input):
-        # Not the origin: a candidate may itself refer to files whose inputs were deleted. Only an
-        # adopted selection may lack its inputs.
+        # Through the input and not the origin: the chosen candidate may itself refer to an output
+        # whose inputs were deleted. Only an adopted selection may lack its inputs.
         read = manifest.inputs.get(name)
         winner = resolve_ref(path, read["directory"] if read else manifest.origin.directory)
         found = load(winner)
@@ -243,7 +244,7 @@ def load(path: str) -> Manifest | None:
     """The manifest in the step directory `path`; None when nothing was published there.
 
     Raises:
-        CorruptOutput: when the object there is torn, foreign or of a later schema.
+        CorruptOutput: when the object is truncated, foreign or of another schema.
     """
     return parse(storage.join(path, NAME))
 
@@ -258,7 +259,7 @@ def parse(url: str) -> Manifest | None:
         if isinstance(error, NotADirectoryError) or (
             isinstance(error, StoreUnavailable) and not storage.is_local(url)
         ):
-            raise  # says nothing about this one object
+            raise  # the store cannot be reached; the object may be intact
         reason = error.__cause__ or error.__context__ or error  # without the number of retries
         raise CorruptOutput(f"{url}: not readable JSON ({reason}); {_AWAY}") from error
     try:
@@ -275,14 +276,14 @@ def parse(url: str) -> Manifest | None:
         if manifest.origin is not None:
             _check_directory(manifest.origin.directory)
         if len({shard.name for shard in manifest.shards}) != len(manifest.shards):
-            raise ValueError("a shard twice")
+            raise ValueError("duplicate shard")
         return manifest
     except ValueError as error:
         raise CorruptOutput(f"{url}: not a manifest of ours ({error!r}); {_AWAY}") from error
 
 
 def _check_directory(directory: str) -> None:
-    """Raises `ValueError` for what is neither a sibling's name nor a URL of a store."""
+    """Raise `ValueError` unless `directory` is a name in the same store or a URL of a store."""
     try:
         if "/" not in directory:
             storage.join("", directory)
@@ -293,7 +294,7 @@ def _check_directory(directory: str) -> None:
 
 
 def load_keyed(path: str, key: str) -> Manifest | None:
-    """The manifest at `path` if it was published for `key`; files are not looked at.
+    """The manifest at `path` if it was published for `key`; the files are not checked.
 
     Raises:
         CorruptOutput: when it cannot be read, or was published for another key.
@@ -310,7 +311,7 @@ def load_verified(path: str, key: str) -> Manifest | None:
     """The manifest at `path` if it was published for `key` and every file has its size.
 
     Raises:
-        CorruptOutput: naming the first thing that is not as recorded.
+        CorruptOutput: naming the first mismatch.
     """
     manifest = load_keyed(path, key)
     if manifest is not None:
@@ -319,9 +320,10 @@ def load_verified(path: str, key: str) -> Manifest | None:
 
 
 def check_files(path: str, manifest: Manifest) -> None:
-    """Raises `CorruptOutput` when the output's files, its own or another's, are not as recorded.
+    """Raise `CorruptOutput` when a file of the output, its own or of its origin, has another size.
 
-    Another store than the output's own is given up after a few seconds; the error has a cause then.
+    Requests to another store than the output's own have a deadline of a few seconds; the error for
+    an unreachable one has a `__cause__`.
     """
     home, remedy = manifest.home(path), f"build it again with --force {manifest.label}"
     if manifest.origin is None:
@@ -342,10 +344,10 @@ def check_files(path: str, manifest: Manifest) -> None:
 
 
 def load_built(path: str, key: str, replaces: str) -> Manifest | None:
-    """`load_verified`, but never the output of attempt `replaces`, which is to be replaced.
+    """`load_verified`, but None for the output of attempt `replaces`, which is to be replaced.
 
     Raises:
-        CorruptOutput: when what is there is not what was recorded, and nothing is to be replaced.
+        CorruptOutput: when the output differs from what was recorded, and `replaces` is empty.
     """
     try:
         found = load_verified(path, key)
@@ -357,15 +359,15 @@ def load_built(path: str, key: str, replaces: str) -> Manifest | None:
 
 
 def check_sizes(home: str, shards: Iterable[Shard], remedy: str) -> None:
-    """Raises `CorruptOutput` when a file of these shards has not the size that was recorded."""
+    """Raise `CorruptOutput` when a file of these shards does not have its recorded size."""
     for _, problem in wrong_sizes(home, shards):
         raise CorruptOutput(f"{problem}; {remedy}")
 
 
 def wrong_sizes(home: str, shards: Iterable[Shard]) -> Iterator[tuple[Shard, str]]:
-    """Shards with a file that has not the recorded size, and one line about the first such file.
+    """Shards with a file of another size than recorded, and one line about the first such file.
 
-    A remote store is asked for one listing, whatever the number of shards.
+    A remote store gets one listing request for any number of shards.
     """
     shards = tuple(shards)
     listed = _listed(home, shards)
@@ -374,7 +376,7 @@ def wrong_sizes(home: str, shards: Iterable[Shard]) -> Iterator[tuple[Shard, str
             if listed.get(f"{shard.root}/{file.path}") == file.size:
                 continue
             url = file_url(home, shard, file)
-            # A listing may lag behind: whatever it seems to lack is asked for.
+            # A listing may be out of date: if it disagrees, the store is asked for the object.
             found = storage.size(url)
             if found != file.size:
                 state = "missing" if found is None else f"{found} bytes"
@@ -383,14 +385,14 @@ def wrong_sizes(home: str, shards: Iterable[Shard]) -> Iterator[tuple[Shard, str
 
 
 def _listed(home: str, shards: tuple[Shard, ...]) -> dict[str, int]:
-    """Sizes by path below `home` where one listing takes fewer requests than asking for each."""
+    """Sizes by path below `home` from one listing; empty where a request per file is cheaper."""
     if storage.is_local(home) or sum(len(shard.files) for shard in shards) < _LIST_FROM:
         return {}
     return list_together(home, [shard.root for shard in shards])
 
 
 def file_url(home: str, shard: Shard, file: File) -> str:
-    """Where a file is. Raises `CorruptOutput` for a record that points out of its directory."""
+    """URL of a file. Raises `CorruptOutput` for a record that points out of its directory."""
     try:
         return storage.join(home, shard.root, file.path)
     except InputError as error:

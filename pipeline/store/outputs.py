@@ -1,9 +1,8 @@
-"""Where outputs are: the user's own store, and shared ones behind it that are only read.
+"""Finding outputs: in the user's own store, and then in shared stores, which are only read.
 
-`find` asks for an output by its node. `same` asks by what the node would be made from: when an
-input was built again and came out as it was, or under another configuration came out equal, what
-was made from it before is still right (early cutoff), and a small index of `recipe` digests
-says where it is.
+`find` looks up an output by the node's key. `same` looks it up by the node's recipe, in a small
+index of `recipe` digests: when an input was built again, or with another configuration, and has the
+same content as before, the output made from it before is still valid (early cutoff).
 """
 
 from __future__ import annotations
@@ -29,26 +28,26 @@ logger = logging.getLogger("ponente")
 
 
 class Wanted(Protocol):
-    """What an output is asked for by: a node of a graph."""
+    """The attributes of a node by which its output is found."""
 
     @property
     def key(self) -> str:
-        """Which output."""
+        """The output's key."""
         ...
 
     @property
     def directory(self) -> str:
-        """Its name in a store."""
+        """Name of the output's directory in a store."""
         ...
 
     @property
     def identity(self) -> Identity:
-        """What the node computes, whatever its inputs are."""
+        """Step, version and configuration, without the inputs."""
         ...
 
     @property
     def reads_lineage(self) -> bool:
-        """Whether equal contents of inputs do not make equal outputs."""
+        """Whether the output depends on more of its inputs than their contents."""
         ...
 
 
@@ -62,14 +61,14 @@ class Found:
 
     @property
     def headline(self) -> list[str]:
-        """Lines about the output to show, with the places of its files."""
+        """Lines about the output to display, with URLs of its files."""
         home = self.manifest.home(self.path)
         lines = self.manifest.result.get("headline", ())
         return [str(line).replace(manifest.OUTPUT, home) for line in lines]
 
     @property
     def origin(self) -> str | None:
-        """URL of the directory its files are in, when that is not its own in the user's store."""
+        """URL of the directory with its files; None when that is its own in the user's store."""
         home = self.manifest.home(self.path)
         return home if self.shared or home != self.path else None
 
@@ -90,7 +89,7 @@ class Store:
         """The node's output, from the first store that has it.
 
         Raises:
-            CorruptOutput: when it is in the user's own store but is not what was recorded.
+            CorruptOutput: when it is in the user's own store but differs from what was recorded.
         """
         path = self.path(node)
         own = manifest.load_keyed(path, node.key)
@@ -103,15 +102,15 @@ class Store:
         return None
 
     def _check_files(self, path: str, own: Manifest) -> None:
-        """`manifest.check_files`, asking another store that does not answer once only."""
-        elsewhere = own.home(path).rpartition("/")[0]
-        if elsewhere in self._unreachable:
-            raise CorruptOutput(f"{path}: {self._unreachable[elsewhere]}")
+        """`manifest.check_files`; a store that did not respond once is not asked again."""
+        other = own.home(path).rpartition("/")[0]
+        if other in self._unreachable:
+            raise CorruptOutput(f"{path}: {self._unreachable[other]}")
         try:
             manifest.check_files(path, own)
         except CorruptOutput as error:
             if error.__cause__ is not None:
-                self._unreachable[elsewhere] = f"refers to {elsewhere}, which cannot be read"
+                self._unreachable[other] = f"refers to {other}, which cannot be read"
             raise
 
     def _shared(self, prefix: str, directory: str, key: str) -> Found | None:
@@ -119,13 +118,13 @@ class Store:
         try:
             found = manifest.load_verified(path, key)
         except (PonenteError, OSError) as error:
-            # Somebody else's store: what is wrong there must not stop a build here.
+            # Another user's store: a corrupt output in it must not stop this build.
             logger.warning("shared store %s is skipped: %s", prefix, error)
             return None
         return Found(path, found, shared=True) if found is not None else None
 
     def same(self, node: Wanted, contents: Mapping[str, str]) -> Found | None:
-        """An output that the node's step and configuration made from these contents."""
+        """An output of the node's step and configuration made from inputs of these contents."""
         if node.reads_lineage or not contents:
             return None
         recipe = digests.recipe(node.identity, contents)
@@ -149,12 +148,12 @@ class Store:
         return storage.join(prefix, _INDEX, recipe[:2], f"{recipe}.json")
 
     def outputs(self) -> list[str]:
-        """Directories of the user's own store that are named as an output's, by name."""
+        """Names of the directories in the user's own store that have the form of an output's."""
         return [name for name in storage.list_names(self.prefix) if is_output_name(name)]
 
 
 def is_output_name(name: str) -> bool:
-    """Whether a directory is named as an output's: step, dash, the beginning of a key."""
+    """Whether a name has the form of an output's directory: step, dash, first digits of the key."""
     return _OUTPUT_NAME.fullmatch(name) is not None
 
 
@@ -168,7 +167,7 @@ def remember(path: str, recipe: str, key: str) -> None:
 
 
 def forget_missing(prefix: str) -> int:
-    """Delete index entries whose output is gone; returns how many there were."""
+    """Delete index entries whose output does not exist; returns their number."""
     gone = 0
     for part in storage.list_names(storage.join(prefix, _INDEX)):
         for name in storage.list_names(storage.join(prefix, _INDEX, part)):

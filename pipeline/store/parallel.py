@@ -1,4 +1,4 @@
-"""Asking a store about many objects at a time."""
+"""Concurrent requests to a store."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pipeline.store import storage
 
 T = TypeVar("T")
 R = TypeVar("R")
-_THREADS = 16  # requests of one caller at a time
+_THREADS = 16  # concurrent requests of one caller
 
 
 def concurrently(function: Callable[[T], R], items: Iterable[T], *, local: bool) -> list[R]:
     """`[function(item) for item in items]`; on a remote store, sixteen at a time.
 
     Args:
-        function: reads from a store; the first error is raised.
-        items: its arguments.
-        local: whether the store is a disk of this machine, where threads gain nothing.
+        function: called with each item; the first error is raised.
+        items: the items.
+        local: whether the store is a disk of this machine, where threads are no faster.
     """
     todo = list(items)
     if local or len(todo) < 2:
@@ -30,14 +30,14 @@ def concurrently(function: Callable[[T], R], items: Iterable[T], *, local: bool)
 
 
 def list_together(home: str, directories: Collection[str]) -> dict[str, int]:
-    """Sizes by path below `home` of all that is under these directories, by one listing.
+    """Sizes by path below `home` of all files under these directories, by one listing.
 
-    What stands beside them is in it too. It may lag behind: what it seems to lack is to be asked
-    for.
+    The listing is that of their deepest common parent, so it has other files too. It may be out of
+    date: request an object that it lacks before treating it as missing.
 
     Args:
-        home: URL.
-        directories: relative to it.
+        home: a URL.
+        directories: paths relative to `home`.
     """
     if not directories:
         return {}

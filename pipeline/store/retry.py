@@ -1,9 +1,9 @@
 """Retrying after transient errors: one policy for disks, object stores and sources.
 
-An operation is retried with exponential back-off and jitter until its deadline. What never answered
-this process (a name that does not resolve, a refused connection) is given up within
-`UNREACHABLE_SECONDS`, since it is most likely a mistake; a place that has answered before keeps the
-long deadline. Every wait hears a cancellation within `CANCEL_SECONDS`, and long ones are reported.
+An operation is retried with exponential back-off and jitter until its deadline. A host that never
+answered this process (its name does not resolve, it refuses connections) has the short deadline
+`UNREACHABLE_SECONDS`, since the address is most likely wrong; one that has answered before keeps
+the long one. A cancellation ends every wait within `CANCEL_SECONDS`; long waits are reported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 from pipeline.errors import Cancelled, InputError, StoreUnavailable
 
 UNREACHABLE_SECONDS = 3.0
-CANCEL_SECONDS = 1.0  # for what is in flight; afterwards an operation that still fails is given up
+CANCEL_SECONDS = 1.0  # deadline of a failing operation after a cancellation
 REPORT_SECONDS = 2.0
 _SLICE_SECONDS = 0.2
 _UNREACHABLE = re.compile(
@@ -41,8 +41,8 @@ class Policy:
 
     Attributes:
         seconds: deadline, from the first attempt.
-        first, longest: pauses before the second attempt and between late ones.
-        attempts: most attempts.
+        first, longest: first pause in seconds, and the longest one.
+        attempts: maximal number of attempts.
     """
 
     seconds: float
@@ -52,7 +52,10 @@ class Policy:
 
 
 def pauses(first: float, longest: float) -> Iterator[float]:
-    """Pauses that double from `first` to `longest`, each with jitter of a half."""
+    """Pauses that double from `first` to `longest`, each times a random factor of 0.5 to 1.5.
+
+    The jitter keeps clients that failed together from retrying together.
+    """
     while True:
         yield first * random.uniform(0.5, 1.5)
         first = min(2 * first, longest)
@@ -64,7 +67,7 @@ class _Scope:
     report: Callable[[dict[str, Any]], None] | None
 
 
-# Of this process, not of a thread: requests of object stores run in a thread of their own.
+# Global and not per thread: requests to object stores run in another thread, that of fsspec.
 _scopes: list[_Scope] = []
 _reached: set[str] = set()
 _lock = threading.Lock()
@@ -74,11 +77,11 @@ _lock = threading.Lock()
 def scope(
     cancelled: Callable[[], bool], report: Callable[[dict[str, Any]], None] | None = None
 ) -> Iterator[None]:
-    """While the block runs, retries in this process ask `cancelled` and report long waits.
+    """While the block runs, retries in this process check `cancelled` and report long waits.
 
     Args:
-        cancelled: whether to give up.
-        report: takes a "retrying" event; without it a line is logged.
+        cancelled: returns whether to give up.
+        report: called with a "retrying" event, in addition to the log line; None for no events.
     """
     mine = _Scope(cancelled, report)
     with _lock:
@@ -96,7 +99,7 @@ def _current() -> _Scope | None:
 
 
 def unreachable(error: BaseException | None) -> bool:
-    """Whether the other side was never spoken to: its name or its port does not answer."""
+    """Whether an error means that no connection was made: no such host, or it refuses them."""
     for _ in range(8):
         if error is None:
             return False
@@ -112,10 +115,10 @@ class Retry:
     """The attempts at one operation.
 
     Args:
-        what: the operation's object, for messages.
-        policy: how long.
-        place: whose answers count as contact, such as a host.
-        remedy: what a user can do when it is given up.
+        what: what the operation accesses, for messages.
+        policy: how long it is retried.
+        place: the host or endpoint; once it has answered, it counts as reachable.
+        remedy: end of the error message: what a user can do.
     """
 
     def __init__(self, what: str, policy: Policy, place: str = "", remedy: str = "") -> None:
@@ -132,7 +135,7 @@ class Retry:
         return max(self._policy.seconds - (time.monotonic() - self._begun), 0.0)
 
     def succeeded(self) -> None:
-        """Note that the place answered."""
+        """Record that the place answered."""
         _reached.add(self._place)
 
     def check(self) -> None:
@@ -148,8 +151,8 @@ class Retry:
 
         Args:
             error: what was raised.
-            cause: the same for people, in one line.
-            at_least: what the other side asked for.
+            cause: the error in one line, for messages.
+            at_least: seconds that the server requested, such as by Retry-After.
 
         Raises:
             InputError: when the place is unreachable and never answered.

@@ -1,12 +1,12 @@
-"""s3fs, with conditional writes and with our retries and errors.
+"""s3fs with conditional writes and this project's retries and errors.
 
-Every request passes `_call_s3`. There, what is transient (429, 5xx, a conflict with a write under
-way, connections reset) is retried as `retry` says for `GIVE_UP_SECONDS` and then raised as
-`StoreUnavailable`; what no retry mends (no permission, no bucket) is an `InputError` at once. Both
-name the s3:// URL.
+Every request goes through `_call_s3`. There a transient error (429, 5xx, a conflict with a write in
+flight, connection reset) is retried with the policy of `retry` for `GIVE_UP_SECONDS` and then
+raised as `StoreUnavailable`; a permanent one (no permission, no bucket) is an `InputError` at once.
+Both name the s3:// URL.
 
-A store must honour `If-None-Match: *` and `If-Match` on writes and `If-Match` on deletes, as
-Amazon's has since 2024 and 2025; `ponente doctor` tries the first.
+A store must implement `If-None-Match: *` and `If-Match` on writes and `If-Match` on deletes, as
+Amazon's has since 2024 and 2025; `ponente doctor` tests the first.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pipeline.store import retry
 GIVE_UP_SECONDS = 90.0
 FIRST_WAIT_SECONDS = 0.25
 LONGEST_WAIT_SECONDS = 16.0
-NO_DATA_SECONDS = 60  # a connection without data for so long is given up
+NO_DATA_SECONDS = 60  # read timeout of a connection
 
 _MARK = "ponente-writer"
 _PRECONDITION, _NOT_IMPLEMENTED = 412, 501
-_TRANSIENT = (408, 409, 429)  # 409: another write of the object is under way
+_TRANSIENT = (408, 409, 429)  # 409: another write of the object is in flight
 
 
 class S3Storage(S3FileSystem):
@@ -47,7 +47,7 @@ class S3Storage(S3FileSystem):
         }
         super().__init__(*args, config_kwargs=options, **kwargs)
         self.give_up_after = give_up_after
-        self.retries = 1  # ours are the only ones
+        self.retries = 1  # `_call_s3` retries, s3fs does not
 
     async def _call_s3(self, method: str, *args: Any, **kwargs: Any) -> Any:
         limit = GIVE_UP_SECONDS if self.give_up_after is None else self.give_up_after
@@ -73,16 +73,16 @@ class S3Storage(S3FileSystem):
     call_s3 = sync_wrapper(_call_s3)
 
     async def _makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Nothing: a bucket has no directories, and is not made by writing to it."""
+        """Does nothing: a bucket has no directories, and a write must not create a bucket."""
 
     async def _create(self, path: str, data: bytes) -> bool:
-        """Write an object if none is there; whether this call did."""
+        """Write an object if none exists; returns whether this call wrote it."""
         return await self._put_if(path, data, IfNoneMatch="*")
 
     create = sync_wrapper(_create)
 
     async def _replace_if(self, path: str, data: bytes | None, etag: str) -> bool:
-        """Replace the object, or delete it (None), while it has this ETag."""
+        """Replace the object, or delete it (None), if its ETag is `etag`."""
         if data is not None:
             return await self._put_if(path, data, IfMatch=etag)
         bucket, key, _ = self.split_path(path)
@@ -95,9 +95,10 @@ class S3Storage(S3FileSystem):
     replace_if = sync_wrapper(_replace_if)
 
     async def _put_if(self, path: str, data: bytes, **condition: str) -> bool:
-        """Write in one request, on a condition. A refusal may be of a write whose answer was lost:
+        """Write in one conditional request; returns whether the object is this call's.
 
-        its mark in the object's metadata tells.
+        A retried write can be refused because an earlier try, whose answer was lost, succeeded. A
+        random mark in the object's metadata identifies the writer.
         """
         bucket, key, _ = self.split_path(path)
         where, mark = {"Bucket": bucket, "Key": key}, uuid.uuid4().hex
@@ -110,12 +111,12 @@ class S3Storage(S3FileSystem):
         try:
             found = await self._call_s3("head_object", **where)
         except FileNotFoundError:
-            return False  # deleted meanwhile
+            return False  # deleted since
         return found.get("Metadata", {}).get(_MARK) == mark
 
 
 def _status(error: BaseException) -> int | None:
-    """HTTP status of the answer; None where there was none."""
+    """HTTP status of the response; None where there was none."""
     cause = error if isinstance(error, ClientError) else error.__cause__
     if not isinstance(cause, ClientError):
         return None
@@ -131,7 +132,7 @@ def _is_retriable(error: Exception) -> bool:
 
 
 def _translate_error(error: Exception, url: str) -> None:
-    """Raise what an error stands for; return when it is the caller's to handle."""
+    """Raise `InputError` or `FileExistsError` for known causes; return for any other error."""
     status, reason = _status(error), _one_line(error)
     if status in (401, 403) or isinstance(error, NoCredentialsError):
         raise InputError(
@@ -156,7 +157,7 @@ def _translate_error(error: Exception, url: str) -> None:
 
 
 def _code(error: BaseException) -> str | None:
-    """S3's own name of the error."""
+    """S3's error code, such as "NoSuchBucket"."""
     cause = error.__cause__
     return cause.response.get("Error", {}).get("Code") if isinstance(cause, ClientError) else None
 

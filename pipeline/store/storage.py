@@ -1,18 +1,18 @@
-"""The edge to storage: every read and write of the engine goes through fsspec, here.
+"""Access to storage: every read and write of the engine goes through this module, by fsspec.
 
 A location is a URL string (`./runs/x`, `/abs/x`, `gs://bucket/x`, `s3://bucket/x`, `memory://x`).
-Three operations carry the commit protocol:
+The commit protocol needs three operations:
 
-- `create` writes an object only if none is there, and its content appears whole or not at all.
-  Who wins a race is the store's decision: a hard link of a finished temporary file on a local
-  disk, a precondition (`ifGenerationMatch=0`, `If-None-Match: *`) on GCS and S3. There the answer
-  to a write may be lost and the write sent again, and refused because of itself; a mark in the
-  object's metadata tells.
-- `replace_if` replaces or deletes an object only while it is the version that was read: a
-  generation match on GCS, of the ETag on S3, a comparison under a file lock on a local disk.
+- `create` writes an object only if none exists, with all of its content or not at all. The store
+  decides who wins a race: by a hard link of a finished temporary file on a local disk, by a
+  precondition (`ifGenerationMatch=0`, `If-None-Match: *`) on GCS and S3. On those, the answer to a
+  write may be lost, and the retry is refused because the first try succeeded; a mark in the
+  object's metadata identifies the writer.
+- `replace_if` replaces or deletes an object only while it is the version that was read: the
+  generation must match on GCS, the ETag on S3; a local disk compares under a file lock.
 - `write_atomic` replaces an object; readers see the old bytes or the new, never a mixture.
 
-Nothing here renames a directory: object stores cannot.
+No operation renames a directory: object stores cannot.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _GOOGLE = ("gs://", "gcs://")
 _BUCKETS = (*_GOOGLE, "s3://")
 _STORES = ("gs", "gcs", "s3", "memory")
 _LOCAL = LocalFileSystem()
-# What means the same on every store and in every tool: nothing that a shell, a URL, a glob or
-# fsspec's chained URLs read as more than a letter, and no two names that look alike.
+# Names that every store and tool reads alike: no character that is special in a shell, a URL, a
+# glob or fsspec's chained URLs, and no two characters that look alike.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.=+@,~][A-Za-z0-9_.=+@,~-]{0,254}")
 _TEMPORARY = re.compile(r".*\.[0-9a-f]{32}\.tmp")
 
@@ -53,23 +53,23 @@ def filesystem(url: str, give_up_after: float | None = None) -> tuple[Any, str]:
     """The fsspec filesystem of `url` and the path inside it.
 
     Args:
-        url: see the module's text.
-        give_up_after: seconds of retrying one request to a bucket; None for its usual time.
+        url: see the module's docstring.
+        give_up_after: seconds of retrying one request to a bucket; None for the default.
     """
     if url.startswith(_BUCKETS):
-        # No listings cache: it would answer about objects that others wrote since.
+        # No listings cache: it would lack objects that other processes wrote since.
         limit = _give_up_after.get() if give_up_after is None else give_up_after
         options = {} if limit is None else {"give_up_after": limit}
         fs = _bucket_class(url)(use_listings_cache=False, **options)
         return fs, url.partition("://")[2].rstrip("/")
     if ":" not in url:
         return _LOCAL, os.path.abspath(os.path.expanduser(url))
-    # Typed as Any: fsspec's annotations admit text where only bytes are ever read or written.
+    # Typed as Any: fsspec's annotations allow text where this module uses bytes only.
     return url_to_fs(url)
 
 
 def _bucket_class(url: str) -> Any:
-    """Imported where it is used: the clients of buckets take a second to import."""
+    """The class for buckets; imported here because their clients take a second to import."""
     if url.startswith(_GOOGLE):
         from pipeline.store.google_storage import GoogleStorage
 
@@ -81,7 +81,7 @@ def _bucket_class(url: str) -> Any:
 
 @contextlib.contextmanager
 def giving_up_after(seconds: float) -> Iterator[None]:
-    """Within the block, this thread's requests are retried for so many seconds at most."""
+    """Within the block, this thread's requests are retried for at most `seconds`."""
     token = _give_up_after.set(seconds)
     try:
         yield
@@ -105,7 +105,7 @@ def normalise(url: str) -> str:
     """`url` with a local path made absolute, gs:// for gcs://, and no trailing slash.
 
     Raises:
-        InputError: for what is neither a path nor a URL of a store we can reach, before any access.
+        InputError: for anything but a path or a URL of a supported store; nothing is accessed.
     """
     wrong = _wrong_with(url)
     if wrong:
@@ -132,7 +132,7 @@ def _wrong_with(url: str) -> str:
         return "" if known else "no such user"
     scheme, _, path = url.partition("://")
     if scheme not in _STORES:
-        return f"{scheme}:// has no conditional write that we know, which publishing needs"
+        return f"{scheme}:// has no conditional write known to ponente, which publishing needs"
     try:
         get_filesystem_class(scheme)
     except ImportError as error:
@@ -147,9 +147,9 @@ def join(root: str, *parts: str) -> str:
     """`root` extended by relative `parts`.
 
     Raises:
-        InputError: for a part that could leave `root`, or that some store or tool could read as
-            another name than it is: only ASCII letters, digits and `_.=+@,~-` are taken, no `-` in
-            front, no `.` or `.tmp` at the end, at most 255 to a name.
+        InputError: for a part that could leave `root`, or that a store or tool could interpret as
+            another name: a name has at most 255 ASCII letters, digits and `_.=+@,~-`, does not
+            begin with `-`, and does not end with `.` or `.tmp`.
     """
     names: list[str] = []
     for part in parts:
@@ -164,7 +164,7 @@ def join(root: str, *parts: str) -> str:
 
 
 def exists(url: str) -> bool:
-    """Whether an object or a directory is at `url`, asked of the store and not of a cache."""
+    """Whether an object or a directory exists at `url`; never answered from a cache."""
     fs, path = filesystem(url)
     if isinstance(fs, LocalFileSystem):
         return local_storage.size(path) is not None
@@ -184,7 +184,7 @@ def size(url: str) -> int | None:
 
 
 def modified(url: str) -> float | None:
-    """Unix time in seconds at which the store last wrote the object; None when it cannot say."""
+    """Unix time in seconds of the object's last write; None without the object or such a time."""
     fs, path = filesystem(url)
     try:
         if isinstance(fs, LocalFileSystem):
@@ -192,13 +192,13 @@ def modified(url: str) -> float | None:
         return fs.modified(path).timestamp()
     except FileNotFoundError:
         return None
-    # What fsspec's stores without such a time raise: no method, no field, or a field without value.
+    # Stores of fsspec without such a time have no method, no field, or a field without a value.
     except (NotImplementedError, KeyError, AttributeError):
         return None
 
 
 def read_bytes(url: str) -> bytes:
-    """The object's content. Raises `FileNotFoundError` when it is not there."""
+    """The object's content. Raises `FileNotFoundError` when it does not exist."""
     fs, path = filesystem(url)
     return local_storage.read(path) if isinstance(fs, LocalFileSystem) else fs.cat_file(path)
 
@@ -207,8 +207,8 @@ def read_json(url: str) -> Any:
     """The object's content as JSON.
 
     Raises:
-        FileNotFoundError: when it is not there.
-        ValueError: when it is torn, no JSON, has a field twice, or is nested without end.
+        FileNotFoundError: when it does not exist.
+        ValueError: as for `decode.parse_json`.
     """
     return parse_json(read_bytes(url))
 
@@ -222,7 +222,7 @@ def open_read(url: str) -> IO[bytes]:
 
 
 def open_write(url: str) -> IO[bytes]:
-    """Open an object for writing; parent directories are made. Not atomic: for attempt files."""
+    """Open an object for writing; makes its directories. Not atomic: for files of an attempt."""
     fs, path = filesystem(url)
     if isinstance(fs, LocalFileSystem):
         return local_storage.open_write(path)
@@ -231,14 +231,15 @@ def open_write(url: str) -> IO[bytes]:
 
 
 def create(url: str, data: bytes, *, durable: bool = True) -> bool:
-    """Write `data` at `url` if nothing is there. True when written, False when it existed.
+    """Write `data` at `url` if no object exists. True when written, False when one existed.
 
-    The content appears whole or not at all, and of any number of racing callers one gets True.
+    All of the content appears or none, and of any number of racing callers one gets True.
 
     Args:
-        url: where.
-        data: the content.
-        durable: flush a local disk first, so that a power cut cannot lose what somebody has seen.
+        url: the object's URL.
+        data: its content.
+        durable: on a local disk, fsync before the object appears, so that a power failure cannot
+            lose an object that another process has read.
     """
     fs, path = filesystem(url)
     if isinstance(fs, LocalFileSystem):
@@ -257,7 +258,8 @@ def read_versioned(url: str) -> tuple[bytes, str]:
     """An object's content and the version `replace_if` compares. Raises `FileNotFoundError`."""
     fs, path = filesystem(url)
     if url.startswith(_BUCKETS):
-        # Asked for first: of an object replaced in between, the older version matches nothing.
+        # The version is read before the content: if the object is replaced in between, the older
+        # version matches nothing and `replace_if` fails safely.
         about = fs.info(path)
         version = str(about["generation" if url.startswith(_GOOGLE) else "ETag"])
         return fs.cat_file(path), version
@@ -266,10 +268,10 @@ def read_versioned(url: str) -> tuple[bytes, str]:
 
 
 def replace_if(url: str, data: bytes | None, version: str) -> bool:
-    """Replace the object by `data`, or delete it (None), while it has the version that was read.
+    """Replace the object by `data`, or delete it (None), if it still has this version.
 
     Returns:
-        False when it is another version or gone; then nothing was changed.
+        False when it has another version or does not exist; nothing was changed then.
     """
     fs, path = filesystem(url)
     if isinstance(fs, LocalFileSystem):
@@ -296,7 +298,7 @@ def _check_conditional(url: str) -> None:
 
 
 def write_atomic(url: str, data: bytes, *, durable: bool = True) -> None:
-    """Replace the object at `url` by `data`; a reader sees all of the old or all of the new."""
+    """Replace the object at `url` by `data`; readers see all of the old bytes or of the new."""
     fs, path = filesystem(url)
     if isinstance(fs, LocalFileSystem):
         local_storage.replace(path, data, durable)
@@ -307,7 +309,7 @@ def write_atomic(url: str, data: bytes, *, durable: bool = True) -> None:
 def list_names(url: str) -> list[str]:
     """Sorted names directly under a directory; empty when there is no such directory.
 
-    Another writer's unfinished `create` or `write_atomic` is not among them.
+    Leaves out the temporary files of another writer's unfinished `create` or `write_atomic`.
     """
     fs, path = filesystem(url)
     if isinstance(fs, LocalFileSystem):
@@ -324,13 +326,13 @@ def list_files(url: str) -> Iterator[tuple[str, int]]:
     """(path relative to `url`, size in bytes) of every object under `url`, sorted by path.
 
     Raises:
-        InputError: for a symbolic link, a pipe or a device: what it holds is not under `url`, so
-            it can be neither recorded nor kept.
+        InputError: for a symbolic link, a pipe or a device: its data is not under `url`, so it can
+            be neither recorded nor kept.
     """
     fs, path = filesystem(url)
     prefix = path.rstrip("/") + "/"
     if isinstance(fs, LocalFileSystem):
-        # fsspec leaves out what it cannot list: a shard would lose files unnoticed.
+        # Not by fsspec, which skips what it cannot list: a shard would lose files unnoticed.
         found = local_storage.walk(path)
     else:
         fs.invalidate_cache()
@@ -339,16 +341,15 @@ def list_files(url: str) -> Iterator[tuple[str, int]]:
         except FileNotFoundError:
             return
     for name, length in sorted(found.items()):
-        # Another writer's unfinished `create` or `write_atomic`.
-        if not _TEMPORARY.fullmatch(name):
+        if not _TEMPORARY.fullmatch(name):  # an unfinished `create` or `write_atomic`
             yield name.removeprefix(prefix), length
 
 
 def inventory(url: str) -> dict[str, tuple[int, float | None]]:
-    """Bytes and Unix time of the last write of everything under `url`, by path relative to it.
+    """Path relative to `url` -> (bytes, Unix time of the last write) of everything under it.
 
-    Unlike `list_files` it takes anything: a link is an entry, and so is an empty directory. Another
-    writer's unfinished `create` or `write_atomic` is none.
+    Unlike `list_files` it includes links and empty directories. It leaves out the temporary files
+    of another writer's unfinished `create` or `write_atomic`.
     """
     fs, path = filesystem(url)
     if isinstance(fs, LocalFileSystem):
@@ -383,14 +384,14 @@ def sha256(url: str) -> str:
 
 
 def delete_tree(url: str) -> None:
-    """Delete everything under `url`; not being there is fine."""
+    """Delete everything under `url`; does nothing if it does not exist."""
     fs, path = filesystem(url)
     if isinstance(fs, LocalFileSystem):
         local_storage.remove(path)
         return
     try:
         if has_magic(path):
-            for name in [*fs.find(path)]:  # rm would take the path for a pattern
+            for name in [*fs.find(path)]:  # `rm` would expand the path as a glob pattern
                 fs.rm_file(name)
         else:
             fs.rm(path, recursive=True)

@@ -1,4 +1,4 @@
-"""Whether a store can be used, asked before any work starts."""
+"""Check that a store can be read and written, before any work starts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _CHECK_SECONDS = 1.0
 
 
 def check_writable(prefix: str) -> None:
-    """Write, list, read and delete a small object under `prefix`, and give up after a second.
+    """Write, read, list and delete a small object under `prefix`, with a deadline of a second.
 
     Raises:
-        InputError: when `prefix` is a file, may not be written, or its bucket does not exist.
+        InputError: when `prefix` is a file, is not writable, or its bucket does not exist.
         StorageError: when the store refuses for another reason, such as a quota.
     """
     name = f"write-check-{uuid.uuid4().hex}"

@@ -1,8 +1,8 @@
-"""A checkpoint by its directory, and what it takes to use it, without the graph that made it.
+"""Find a checkpoint by its directory, and load it without the graph that produced it.
 
-A finished train step says in its manifest what its model is and what it was trained on. One that is
-still running, or was cut off, has no manifest yet: it says the same in a shard of its own, `about`,
-which is finished before training begins.
+The manifest of a finished train step has the configuration of its model and the sequences of its
+training. A step that is still running, or was interrupted, has no manifest; its shard `about`,
+which is finished before training begins, has the same data.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Trained:
 
     Attributes:
         path: URL of its directory.
-        step: optimizer steps it has seen.
+        step: optimizer steps that it has done.
         finished: whether its train step is published.
         model: shape of the model.
-        sequence_length: tokens of a row in training.
+        sequence_length: tokens of a sequence in training.
         compute_dtype: dtype of matmuls in training.
-        sequences: URL of the directory of what it was trained on; None for an imported model.
+        sequences: URL of the directory of the training sequences; None for an imported model.
         root: URL of its step's directory.
     """
 
@@ -57,11 +57,11 @@ class Trained:
     root: str
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the text it was trained on.
+        """The tokenizer of the training text, or the one the model was imported with.
 
         Raises:
-            InputError: the token cache says nothing of a tokenizer.
-            CorruptOutput: something between the checkpoint and the tokenizer is gone.
+            InputError: no tokenizer produced the token cache.
+            CorruptOutput: an output between the checkpoint and the tokenizer is gone.
         """
         if self.sequences is None:
             return Tokenizer(self.root, _published(self.root))
@@ -69,17 +69,17 @@ class Trained:
 
 
 def tokenizer_of(sequences: Sequences) -> Tokenizer:
-    """The tokenizer that made the tokens of `sequences`.
+    """The tokenizer that produced the tokens of `sequences`.
 
     Raises:
-        InputError: the token cache says nothing of a tokenizer.
-        CorruptOutput: it is gone.
+        InputError: no tokenizer produced the token cache.
+        CorruptOutput: the tokenizer's output is gone.
     """
     cache = sequences.cache
     while "tokenizer" not in cache.input_paths:
         if not cache.packed:
             raise InputError(
-                f"{cache.path}: these tokens were not made by a tokenizer's step; say which "
+                f"{cache.path}: these tokens were not made by a tokenizer's step; give a "
                 "tokenizer.json with --tokenizer FILE"
             )
         cache = cache.input("tokens", TokenCache)
@@ -95,14 +95,14 @@ def tokenizer_for(checkpoint: Checkpoint) -> Tokenizer:
 
 
 def is_run(published: Manifest) -> bool:
-    """Whether an output is a training run, or stands for one."""
+    """Whether an output is a training run, or a selection of one."""
     return {"checkpoint", "model", "train"} <= published.result.keys()
 
 
 def describe(
     run: StepContext, sequences: Sequences, model: TransformerConfig, train: TrainConfig
 ) -> None:
-    """Record, before training begins, what every checkpoint of this step is a checkpoint of."""
+    """Record the model and the training of this step's checkpoints, before training begins."""
     if run.finished(ABOUT):
         return
     about = {
@@ -110,23 +110,23 @@ def describe(
         "train": dataclasses.asdict(train),
         "sequences": make_ref(run.root, sequences.path),
     }
-    # Where the sequences are is no part of what was made.
+    # The content digest covers the sequences' content and not the URL of their directory.
     content = {"content": sequences.manifest.content}
     with run.shard(ABOUT, content) as directory:
         storage.write_atomic(storage.join(directory, "about.json"), json.dumps(about).encode())
 
 
 def open_model(path: str, config: TransformerConfig, dtype: str) -> Transformer:
-    """The model of a checkpoint on the first device, ready to write.
+    """The model of a checkpoint on the first device, ready for generation.
 
     Args:
-        path: of the checkpoint.
-        config: its shape.
-        dtype: of matmuls in training; on a CPU, which is no faster in bfloat16, they are float32.
+        path: URL of the checkpoint's directory.
+        config: shape of the model.
+        dtype: compute dtype of training; a CPU, which is no faster in bfloat16, uses float32.
 
     Raises:
         CorruptOutput: files are missing or changed.
-        InputError: the checkpoint is of another model.
+        InputError: the checkpoint is of a model with another shape.
     """
     import jax
     import jax.numpy as jnp
@@ -134,8 +134,8 @@ def open_model(path: str, config: TransformerConfig, dtype: str) -> Transformer:
     from models.precision import cast
     from training.checkpoint.restore import load_model
 
-    narrow = "float32" if jax.default_backend() == "cpu" else dtype
-    return cast(load_model(path, config), jnp.dtype(narrow))
+    compute = "float32" if jax.default_backend() == "cpu" else dtype
+    return cast(load_model(path, config), jnp.dtype(compute))
 
 
 def open_tokenizer(trained: Trained, file: str | None = None) -> TextTokenizer:
@@ -146,8 +146,8 @@ def open_tokenizer(trained: Trained, file: str | None = None) -> TextTokenizer:
         file: URL of a tokenizer.json, or of a directory with one, instead of that of training.
 
     Raises:
-        InputError: it is no tokenizer, or one with more or fewer ids than the model.
-        CorruptOutput: something between the checkpoint and the tokenizer is gone.
+        InputError: the file is no tokenizer, or has more or fewer ids than the model.
+        CorruptOutput: an output between the checkpoint and the tokenizer is gone.
     """
     tokenizer = _tokenizer_in(file) if file else trained.tokenizer().load()
     if tokenizer.vocab_size != trained.model.vocab_size:
@@ -171,14 +171,14 @@ def _tokenizer_in(file: str) -> TextTokenizer:
 
 
 def find(url: str) -> Trained:
-    """The newest checkpoint of a train step's directory, or the one whose own directory it is.
+    """The newest checkpoint in a train step's directory, or the checkpoint in its own directory.
 
     Args:
-        url: local or in a store: the directory of a train step, finished or not, or one committed
+        url: path or URL of the directory of a train step, finished or not, or of one committed
             checkpoint in it.
 
     Raises:
-        InputError: there is no checkpoint, or it is no directory of a train step.
+        InputError: there is no checkpoint, or the directory is not that of a train step.
         CorruptOutput: a record is not readable.
     """
     url = storage.normalise(url)
@@ -190,7 +190,7 @@ def find(url: str) -> Trained:
         raise InputError(f"{url}: expected a directory, found a file; give its step's") from error
     found = [] if published is None else _of_manifest(root, published)
     if published is None or (inside and url not in [candidate.path for candidate in found]):
-        # Perhaps of a build that replaces what is published.
+        # The checkpoint may be of a later build that has not replaced the published output yet.
         found += _of_ledgers(root)
     if inside:
         return _one(url, found).trained()
@@ -207,8 +207,8 @@ class _Candidate:
         path: URL of its directory.
         shard: its record.
         root: directory of its step.
-        manifest: of its step, when that is published.
-        ledger: which has its record, when it is not.
+        manifest: manifest of its step, if the step is published.
+        ledger: ledger with its record, if the step is not published.
     """
 
     path: str
@@ -219,11 +219,11 @@ class _Candidate:
 
     @property
     def age(self) -> tuple[str, int]:
-        """Attempts are numbered, and a later one may have begun again from an earlier step."""
+        """(attempt, step): a later attempt is newer even if it resumed from an earlier step."""
         return self.shard.root.split("/")[1], self.shard.result["step"]
 
     def trained(self) -> Trained:
-        """With what its step says of it."""
+        """The checkpoint with its model and training, from its step's manifest or ledger."""
         if self.manifest is not None:
             about: Mapping[str, Any] = self.manifest.result
             sequences = Checkpoint(self.root, self.manifest).input_paths.get("sequences")
@@ -247,15 +247,15 @@ def _one(url: str, found: list[_Candidate]) -> _Candidate:
     for candidate in found:
         if candidate.path == url:
             return candidate
-    there = ", ".join(candidate.path for candidate in found) or "none"
+    paths = ", ".join(candidate.path for candidate in found) or "none"
     raise InputError(
-        f"{url}: not a committed checkpoint of its step; there are {there}; give one of them, or "
+        f"{url}: not a committed checkpoint of its step; there are {paths}; give one of them, or "
         "the step's directory for the newest"
     )
 
 
 def _of_manifest(root: str, published: Manifest) -> list[_Candidate]:
-    """Checkpoints of a published step, the one it ends with last."""
+    """Checkpoints of a published step, with the final one last."""
     result, artifact = published.result, Checkpoint(root, published)
     if not is_run(published) or not (artifact.imported or "sequences" in artifact.input_paths):
         raise InputError(
@@ -271,7 +271,7 @@ def _of_manifest(root: str, published: Manifest) -> list[_Candidate]:
 
 
 def _of_ledgers(root: str) -> list[_Candidate]:
-    """Checkpoints of builds that are not published, those of the newest attempt last."""
+    """Checkpoints of unpublished builds, oldest first."""
     found = []
     for generation in storage.list_names(storage.join(root, LEDGER)):
         ledger = Ledger(root, generation)
@@ -281,11 +281,11 @@ def _of_ledgers(root: str) -> list[_Candidate]:
 
 
 def about_of(ledger: Ledger) -> dict[str, Any]:
-    """What a step that is not finished wrote before it trained: "model", "train" and "sequences".
+    """The record that `describe` wrote before training: "model", "train" and "sequences".
 
     Raises:
-        InputError: it has written nothing yet.
-        CorruptOutput: it cannot be read.
+        InputError: there is no such record yet.
+        CorruptOutput: the record cannot be read.
     """
     shard = ledger.find(ABOUT)
     if shard is None:
@@ -301,7 +301,7 @@ def about_of(ledger: Ledger) -> dict[str, Any]:
 
 
 def _nothing(root: str) -> str:
-    """Why there is no checkpoint in `root`, and what to give instead."""
+    """The error message for a `root` without a checkpoint: the reason, and what to give instead."""
     names = storage.list_names(root)
     if LEDGER in names or ATTEMPTS in names:
         return (
@@ -311,7 +311,7 @@ def _nothing(root: str) -> str:
     steps = [name for name in names if name.startswith("train-")]
     if steps:
         return f"{root}: a store, not a step; give one of {', '.join(steps[:5])} in it"
-    found = f"{len(names)} other things" if names else "nothing"
+    found = f"{len(names)} other entries" if names else "nothing"
     return (
         f"{root}: expected the directory of a train step (train-... in a store), or of a "
         f"checkpoint in it, found {found}"
@@ -322,7 +322,7 @@ def _published(path: str) -> Manifest:
     found = load(path)
     if found is None:
         raise CorruptOutput(
-            f"{path}: the checkpoint was made from this and it is gone; run again, or say which "
-            "tokenizer.json with --tokenizer FILE"
+            f"{path}: the checkpoint was made from this output, which is gone; run again, or give "
+            "a tokenizer.json with --tokenizer FILE"
         )
     return found

@@ -1,4 +1,4 @@
-"""`ponente export`: a model in another project's format, without a graph.
+"""`ponente export`: write a model in another project's format, without a graph.
 
 ponente export runs/train-0123456789 --to hf            a folder for transformers and vLLM
 ponente export runs/train-0123456789 --to gguf          a file for llama.cpp
@@ -23,7 +23,7 @@ _DEFAULTS = {"hf": "bfloat16", "gguf": "f16"}
 
 
 def run(arguments: list[str]) -> int:
-    """Read, convert, write; 0."""
+    """Read, convert and write the model; returns the exit status 0."""
     options = _parser().parse_args(arguments)
     source, kind = storage.normalise(options.directory), options.to
     dtype = options.dtype or _DEFAULTS[kind]
@@ -65,9 +65,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def to_hf(directory: str, out: str, dtype: str) -> dict[str, Any]:
-    """Write the Hugging Face folder of a train step or checkpoint; what `write_hf_folder` returns.
+    """Write the Hugging Face folder of a train step or checkpoint; returns as `write_hf_folder`.
 
-    The parameters are their average where the run kept one.
+    It exports the moving average (EMA) of the parameters if the run kept one.
     """
     from steps.checkpoints.find import find, open_tokenizer
     from steps.export.hf_folder import Export, write_hf_folder
@@ -89,7 +89,7 @@ def _hf_line(written: dict[str, Any]) -> str:
 
 
 def to_gguf(folder: str, out: str, dtype: str, name: str) -> dict[str, Any]:
-    """Write the GGUF file `out` of a Hugging Face folder; what `write_gguf` returns."""
+    """Write the GGUF file `out` of a Hugging Face folder; returns as `write_gguf`."""
     from steps.export.gguf_file import write_gguf
     from steps.export.local_files import read_locally, write_locally
 

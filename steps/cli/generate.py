@@ -1,10 +1,10 @@
-"""`ponente generate`: what a checkpoint writes after a prompt, printed as it comes.
+"""`ponente generate`: continue prompts with a checkpoint and print the text as it is generated.
 
     ponente generate runs/train-0123456789 --prompt "The three laws"
     ponente generate gs://bucket/runs/train-0123456789 < prompts.txt
 
-Several prompts are continued at once and printed one after the other. Without `--prompt`, every
-line of the standard input is one, continued as soon as it is there.
+Several prompts are continued as one batch and printed one after the other. Without `--prompt`,
+every line of the standard input is a prompt, which is continued as soon as it is read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TOKENS = 128
 
 
 def run(arguments: list[str]) -> int:
-    """Find, load, write; 0."""
+    """Find and load the checkpoint and print its completions; returns the exit status 0."""
     options = _parser().parse_args(arguments)
     _check(options)
     trained = find(options.checkpoint)
@@ -56,22 +56,22 @@ def _parser() -> argparse.ArgumentParser:
         "--tokens",
         type=int,
         metavar="N",
-        help=f"most new tokens ({_TOKENS}, or fewer where the training length ends before)",
+        help=f"most new tokens ({_TOKENS}, or fewer to stay within the training length)",
     )
     add("--temperature", type=float, default=0.8, help="0 is greedy (%(default)s)")
     add("--top-k", type=int, default=40, help="draw among the k likeliest; 0 for all (%(default)s)")
     add("--top-p", type=float, default=1.0, help="draw among the likeliest that have this share")
-    add("--seed", type=int, default=0, help="of the random numbers (%(default)s)")
+    add("--seed", type=int, default=0, help="seed of the random numbers (%(default)s)")
     add(
         "--tokenizer",
         metavar="FILE",
-        help="tokenizer.json or a directory with one, instead of the one it was trained on",
+        help="tokenizer.json or a directory with one, instead of the one it was trained with",
     )
     return parser
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Raise `InputError` in the words of the flags, which are not those of the functions below."""
+    """Raise `InputError` with the names of the flags, which differ from those of arguments."""
     for flag, value, right, wanted in (
         ("--tokens", options.tokens, options.tokens is None or options.tokens >= 1, "at least 1"),
         ("--temperature", options.temperature, 0 <= options.temperature < math.inf, "0 or above"),
@@ -84,7 +84,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _lines() -> Iterator[str]:
-    """Lines of the standard input, without waiting for more than one."""
+    """Lines of the standard input, each as soon as it is complete."""
     try:
         while line := sys.stdin.readline():
             yield line.removesuffix("\n")
@@ -97,7 +97,7 @@ def _lines() -> Iterator[str]:
 
 
 class Writer:
-    """A loaded checkpoint that prints what it writes."""
+    """Prints the completions of a checkpoint, which it loads at the first prompt."""
 
     def __init__(
         self, trained: Trained, tokenizer: TextTokenizer, options: argparse.Namespace
@@ -116,7 +116,7 @@ class Writer:
         self._model: Transformer | None = None
 
     def write(self, prompts: list[str]) -> None:
-        """Print each prompt and its completion, in order, a blank line between."""
+        """Print each prompt and its completion, in order, separated by blank lines."""
         from data.tokenizer.streaming_decode import TextStream, prompt_ids
         from models.generate.generate import check, stream
 
@@ -124,7 +124,7 @@ class Writer:
         longest = max(map(len, encoded))
         left = max(self._trained.sequence_length - longest, 1)
         new_tokens = min(_TOKENS, left) if self._wanted is None else self._wanted
-        # Before the model is read, which takes longer than to see that it cannot be asked this.
+        # Refuse an invalid prompt before the slow load of the model.
         check(self._trained.model, encoded, new_tokens)
         self._warn(longest + new_tokens)
         page = _Page(prompts)
@@ -162,20 +162,20 @@ class Writer:
 
 
 class _Page:
-    """Several texts that grow at once, printed one after the other."""
+    """Prints texts that grow concurrently one after the other."""
 
     def __init__(self, prompts: list[str]) -> None:
-        self._waiting = list(prompts)  # what is not printed yet of every text
+        self._waiting = list(prompts)  # the part of every text that is not printed yet
         self._ended = [False] * len(prompts)
         self._row = 0
 
     def add(self, row: int, piece: str) -> None:
-        """More of a text."""
+        """Append to a text."""
         self._waiting[row] += piece
         self._print()
 
     def end(self, row: int, piece: str) -> None:
-        """The last of a text."""
+        """Append the last piece of a text."""
         self._waiting[row] += piece
         self._ended[row] = True
         self._print()

@@ -1,11 +1,11 @@
-"""`ponente tune`: settings of a train step that are faster or smaller, by formula and compiler.
+"""`ponente tune`: find faster or smaller settings of a train step, by formula and compiler.
 
 ponente tune experiments/tomat_200m.py
 ponente tune experiments/tomat_1b.py --compile 2 --out tuned
 ponente tune experiments/tpuchat_130m.py --hardware v5e-8 --batches 32 128
 
-Searched are microbatches, recomputation, sharding over data, positions and heads, other batches
-where they are given, and heads of other sizes with as many weights. Nothing is run or rented.
+It searches microbatches, remat policies, sharding over data, positions and heads, other batches if
+given, and other head sizes with as many parameters. It runs no training and rents no hardware.
 """
 
 from __future__ import annotations
@@ -30,24 +30,26 @@ from steps.planning import memory
 from steps.planning.declared_run import DeclaredRun, declared_run
 from steps.tuning.candidates import CHANGES
 from steps.tuning.choices import flags
-from steps.tuning.compiled import ask
+from steps.tuning.compiled import compile_fastest
 from steps.tuning.search import Search, search
 from steps.tuning.table import HEAD, MEANING, cells, data, rows
 from training.cost.calibration import CALIBRATION
 
-_ROWS = 5  # of each kind, on the screen
-_PLANS = 3
+_ROWS = 5  # most rows of each kind in the terminal
+_PLANS = 3  # plans to compile by default
 _PROGRAM = "ponente tune FILE"
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What is tuned.
+    """The step to tune.
 
     Attributes:
-        label: of the step.
-        words: file, preset and settings as they were given.
-        settings: of the experiment.
+        label: label of the step.
+        run: the run that it declares.
+        chip: chip of its hardware.
+        words: file, preset and settings of the command line.
+        settings: settings of the experiment.
     """
 
     label: str
@@ -57,12 +59,12 @@ class Tuning:
     settings: Any
 
     def command(self, more: list[str]) -> str:
-        """The command that runs the experiment with more flags, which replace those given."""
+        """The command that runs the experiment with more flags, which replace given ones."""
         return shlex.join(["ponente", "run", *_without(self.words, more), *more])
 
 
 def run(arguments: list[str]) -> int:
-    """Search, ask the compiler, print and write; 0."""
+    """Search, compile the best plans, print and write the result; returns the exit status 0."""
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     if options.help:
@@ -78,7 +80,7 @@ def run(arguments: list[str]) -> int:
         show=lambda line: say(line, error=True),
     )
     if compile:
-        found = ask(found, tuning.run, compile, lambda line: say(line, error=True))
+        found = compile_fastest(found, tuning.run, compile, lambda line: say(line, error=True))
     if options.json:
         say(json.dumps(_plain(tuning, found), indent=2))
     else:
@@ -99,28 +101,28 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("-h", "--help", action="store_true")
-    add("--step", help="which of several steps that train (the first)")
-    add("--batches", type=int, nargs="+", default=(), help="batches to try too, in sequences")
+    add("--step", help="label of the step to tune, if several train (default: the first)")
+    add("--batches", type=int, nargs="+", default=(), help="more batch sizes to try, in sequences")
     add(
         "--compile",
         type=int,
         metavar="N",
-        help=f"plans to ask the TPU compiler about, minutes each ({_PLANS} where libtpu is there)",
+        help=f"plans to check with the TPU compiler, minutes each ({_PLANS} with libtpu installed)",
     )
     add("--out", metavar="DIR", help="write index.html, tune.json and arguments.txt there")
     add("--json", action="store_true", help="print all of it as JSON")
     return parser
 
 
-def _plans_to_compile(asked: int | None, tuning: Tuning) -> int:
-    there = tuning.run.hardware.kind == "tpu" and importlib.util.find_spec("libtpu") is not None
-    if asked and not there:
+def _plans_to_compile(requested: int | None, tuning: Tuning) -> int:
+    possible = tuning.run.hardware.kind == "tpu" and importlib.util.find_spec("libtpu") is not None
+    if requested and not possible:
         raise InputError(
             "--compile: needs a TPU slice as hardware, and libtpu, which `make` installs"
         )
-    if asked is not None:
-        return asked
-    return _PLANS if there and not os.environ.get("PONENTE_NO_COMPILE") else 0
+    if requested is not None:
+        return requested
+    return _PLANS if possible and not os.environ.get("PONENTE_NO_COMPILE") else 0
 
 
 def _tuning(rest: list[str], step: str | None) -> Tuning:
@@ -133,7 +135,9 @@ def _tuning(rest: list[str], step: str | None) -> Tuning:
     label, node = _training_step(experiment, settings, step)
     found = declared_run(node, {})
     if found is None:
-        raise InputError(f"{label}: its sequences' length is known once they are there; give it")
+        raise InputError(
+            f"{label}: its sequences are not built yet, so their length is unknown; give it"
+        )
     chip = memory.chip_of(found.hardware)
     if chip is None:
         raise InputError(
@@ -144,7 +148,7 @@ def _tuning(rest: list[str], step: str | None) -> Tuning:
 
 
 def _settings(experiment: Declaration[Any], words: list[str]) -> Any:
-    """Of presets and settings among the words. Raises `UsageError` for other flags of `plan`."""
+    """The settings from presets and flags. Raises `UsageError` for other flags of `plan`."""
     options, _, settings = engine.parse("plan", words, experiment, _PROGRAM)
     usual = vars(engine.defaults("plan"))
     given = {name for name, value in vars(options).items() if value != usual[name]}
@@ -169,7 +173,7 @@ def _training_step(
 
 
 def _without(words: list[str], more: list[str]) -> list[str]:
-    """The words without flags that are in `more`, and their values."""
+    """The words without the flags that are in `more` and without their values."""
     kept, dropping = [], False
     for word in words:
         if word.startswith("--"):

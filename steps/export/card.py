@@ -1,6 +1,6 @@
-"""README.md of an exported model, its card on the hub, and DATA.md, what it was trained on.
+"""Write README.md, the card of an exported model on the hub, and DATA.md, the card of its data.
 
-Every number is one of the run's own records; what was not recorded is left out, never guessed.
+Every number comes from the run's records; what was not recorded is omitted, never guessed.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def write_cards(
 
     Args:
         folder: URL of the exported model's directory.
-        model: what was exported.
-        written: what `write_hf_folder` returned.
+        model: the exported model.
+        written: result of `write_hf_folder`.
         name, license: of the model.
-        source_licenses: of what it was trained on.
+        source_licenses: licenses of the training data.
     """
     ancestors = lineage([model.path])
     card = [*_front(license), f"# {name}", "", *_model(model, written), *_use(model)]
@@ -57,7 +57,7 @@ def _write(folder: str, name: str, lines: Sequence[str]) -> None:
 
 
 def _front(license: str) -> list[str]:
-    # JSON is YAML, and quotes what YAML would read as something else.
+    # JSON is valid YAML, and its quotes keep YAML from reading a string as another type.
     known = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     if license:
         known["license"] = license
@@ -87,8 +87,8 @@ def _use(model: Checkpoint) -> list[str]:
         "## Use",
         "",
         "A base model: it continues text. In training every document followed an end-of-document",
-        "token, which is BOS and EOS here and is not inserted by the tokenizer: begin a text with",
-        f"it. Rows of training had {length:,} tokens.",
+        "token, which is both BOS and EOS. The tokenizer does not insert it: begin a text with it.",
+        f"Training sequences had {length:,} tokens.",
         "",
     ]
 
@@ -108,13 +108,13 @@ def _training(model: Checkpoint, record: RunRecord) -> list[str]:
         ("hardware", model.trained_on),
         ("wall time", readable.duration(seconds)),
         ("cost", _cost(name, seconds)),
-        ("continues a model of", "; ".join(_origins(model))),
+        ("continues", model.input_paths.get("checkpoint", "").rpartition("/")[2]),
     ]
     return ["## Training", "", *_rows(facts)]
 
 
 def _tokens(train: Any, steps: int) -> int:
-    """Tokens read in so many steps."""
+    """Tokens of a number of steps, under the schedule of batch sizes."""
     phases = batch_phases(train)
     ends = [*(phase.first for phase in phases[1:]), steps]
     return sum(
@@ -124,16 +124,10 @@ def _tokens(train: Any, steps: int) -> int:
 
 
 def _cost(hardware: str, seconds: float) -> str:
-    """At list prices; empty where the chip has none."""
-    where = pod(hardware)
-    price = price_of(where.generation) if where.generation else None
-    return price.of(where.devices * seconds / _HOUR) if price else ""
-
-
-def _origins(model: Checkpoint) -> list[str]:
-    return [
-        path.rpartition("/")[2] for name, path in model.input_paths.items() if name == "checkpoint"
-    ]
+    """The cost at list prices; empty if the chip has no price."""
+    found = pod(hardware)
+    price = price_of(found.generation) if found.generation else None
+    return price.of(found.devices * seconds / _HOUR) if price else ""
 
 
 def _evaluation(record: RunRecord) -> list[str]:
@@ -171,7 +165,7 @@ def _data(model: Checkpoint, ancestors: Sequence[Ancestor]) -> list[str]:
 
 
 def _licenses(given: Sequence[str]) -> list[str]:
-    lines = [f"- {_escaped(text)}" for text in given] or ["Not stated by who exported the model."]
+    lines = [f"- {_escaped(text)}" for text in given] or ["Not stated in the export."]
     return ["## Licences of the sources", "", *lines, ""]
 
 

@@ -1,4 +1,4 @@
-"""What a model can be exported as, read without numpy."""
+"""The dtypes and parameters that an export can have; imports no numpy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PARAMETERS = ("average", "last")
 
 
 def check_choices(owner: str, dtype: str, parameters: str) -> None:
-    """Raise `InputError` for a dtype or parameters that nothing can be exported as."""
+    """Raise `InputError` for a dtype or parameters that an export cannot have."""
     for name, value, known in (("dtype", dtype, DTYPES), ("parameters", parameters, PARAMETERS)):
         if value not in known:
             raise InputError(

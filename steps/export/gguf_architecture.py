@@ -1,8 +1,8 @@
-"""Which architecture of llama.cpp computes what a config.json of `transformers` does.
+"""The llama.cpp architecture that computes the same model as a config.json of `transformers`.
 
-An `Architecture` names every tensor that the model has, with its shape, and what a GGUF file says
-of its hyperparameters. A setting that llama.cpp's code for the architecture does not compute is
-refused: a file that loads and computes something else is the worst outcome.
+An `Architecture` has the names and shapes of a model's tensors, and writes its hyperparameters to a
+GGUF file. A setting that llama.cpp's code for the architecture does not support is refused: a file
+that loads and computes something else is the worst outcome.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model as both projects see it.
+    """The correspondence of a model in `transformers` and in llama.cpp.
 
     Attributes:
-        arch: llama.cpp's.
+        arch: llama.cpp's architecture.
         layers: number of blocks.
-        rows: of the embedding.
-        shapes: of every tensor, by its name in the safetensors files.
-        reordered: heads of the tensors whose rows llama.cpp wants in another order, see
-            `interleaved`.
-        transposed: names of the matrices stored [in, out]; llama.cpp has [out, in].
-        describe: adds the hyperparameters to a file.
-        made: tensors that no safetensors file has, by their name in GGUF.
+        rows: rows of the embedding.
+        shapes: shape of every tensor, by its name in the safetensors files.
+        reordered: number of heads, by name, of the tensors whose rows llama.cpp needs in another
+            order, see `interleaved`.
+        transposed: names of the matrices stored as [in, out]; llama.cpp stores [out, in].
+        describe: writes the hyperparameters to a file.
+        made: tensors that the safetensors files lack, by their name in GGUF.
     """
 
     arch: MODEL_ARCH
@@ -52,7 +52,7 @@ def architecture(config: Config) -> Architecture:
     """The architecture of a config.json.
 
     Raises:
-        InputError: llama.cpp has none that computes the same, or a setting is missing.
+        InputError: no known architecture of llama.cpp computes the same, or a setting is missing.
     """
     listed = config.get("architectures")
     name = listed[0] if isinstance(listed, list) and listed else None
@@ -76,9 +76,11 @@ def architecture(config: Config) -> Architecture:
 
 
 def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Rows [heads * head_size, ...] of queries or keys as llama.cpp's "llama" rotates them.
+    """Rows [heads * head_size, ...] of queries or keys in the order of llama.cpp's "llama".
 
-    It turns neighbours, (0, 1), (2, 3), ...; `transformers` turns feature i with i + head_size / 2.
+    Its rotary embedding rotates the pairs of features (0, 1), (2, 3), ...; `transformers` rotates
+    the pairs (i, i + head_size / 2). So row i of a head moves to 2 i, and i + head_size / 2 to
+    2 i + 1.
     """
     halves = rows.reshape(heads, 2, -1, *rows.shape[1:])
     return halves.swapaxes(1, 2).reshape(rows.shape)
@@ -117,8 +119,8 @@ def _qwen3(config: Config) -> Architecture:
         whole = isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)
     if not whole:
         raise InputError(
-            f"config.json: layer_types is {kinds!r:.80}; llama.cpp's Qwen3 sees the whole row in "
-            "every layer, so the file would compute something else"
+            f"config.json: layer_types is {kinds!r:.80}; llama.cpp's Qwen3 attends to the whole "
+            "sequence in every layer, so the file would compute something else"
         )
     rope = _rope(config)
     if rope["rope_type"] == "llama3":
@@ -204,7 +206,7 @@ _NUMBERS = ("rms_norm_eps", "layer_norm_epsilon", "rope_theta")
 
 
 def _expect(config: Config, **wanted: Any) -> None:
-    """Refuse settings that llama.cpp's code for the architecture does not follow."""
+    """Refuse settings that llama.cpp's code for the architecture ignores."""
     for name, value in wanted.items():
         allowed = value if isinstance(value, tuple) else (value,)
         if config.get(name, allowed[0]) not in allowed:
@@ -274,13 +276,14 @@ def _describe_yarn(writer: GGUFWriter, rope: Config) -> None:
     writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     writer.add_rope_scaling_yarn_beta_fast(rope.get("beta_fast") or 32.0)
     writer.add_rope_scaling_yarn_beta_slow(rope.get("beta_slow") or 1.0)
-    # llama.cpp multiplies the paper's factor by this one.
+    # YaRN scales attention by 0.1 ln(factor) + 1 (Peng et al., 2023, arXiv:2309.00071). llama.cpp
+    # multiplies this by the file's factor, so the file has the ratio of the two.
     paper = 0.1 * math.log(factor) + 1.0
     writer.add_rope_scaling_attn_factors((rope.get("attention_factor") or paper) / paper)
 
 
 def _rope(config: Config) -> dict[str, Any]:
-    """Rotary parameters, as transformers 5 writes them or as 4 did."""
+    """Rotary parameters, read as transformers 5 or transformers 4 writes them."""
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(given, Mapping) or any(isinstance(v, Mapping) for v in given.values()):
         raise InputError(
@@ -300,12 +303,14 @@ def _rope(config: Config) -> dict[str, Any]:
 
 
 def _llama3_factors(rope: Config, head: int) -> np.ndarray:
-    """float32 [head / 2]: what Llama 3's scaling divides each rotary frequency by.
+    """float32 [head / 2]: the divisors of rotary frequencies in Llama 3's scaling.
 
     As `transformers` computes it (Llama Team, 2024, arXiv:2407.21783, and the released code).
     """
     frequencies = rope["rope_theta"] ** -(np.arange(0, head, 2, dtype=np.float64) / head)
-    turns = rope["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    # Periods of each frequency in the original context: with at least `high` of them a frequency
+    # is unchanged, with at most `low` it is divided by `factor`, in between it is interpolated.
+    periods = rope["original_max_position_embeddings"] * frequencies / (2 * math.pi)
     low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
-    blend = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    blend = np.clip((periods - low) / (high - low), 0.0, 1.0)
     return (1.0 / (blend + (1.0 - blend) / factor)).astype(np.float32)

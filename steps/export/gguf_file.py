@@ -1,7 +1,7 @@
-"""A Hugging Face folder as one GGUF file, which llama.cpp and what is built on it read.
+"""Convert a Hugging Face folder to one GGUF file for llama.cpp and programs built on it.
 
-The folder has a config.json, a tokenizer.json and safetensors, ours or of `transformers`. Names of
-tensors and of metadata are those of the `gguf` package. One tensor at a time is in memory.
+The folder has a config.json, a tokenizer.json and safetensors, from `export_hf` or `transformers`.
+The `gguf` package gives the names of tensors and metadata. One tensor at a time is in memory.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _BLOCK = 32  # numbers that share a scale in q8_0
 def write_gguf(folder: str, path: str, dtype: str, name: str) -> dict[str, Any]:
     """Write the model in `folder` as the GGUF file `path`.
 
-    Matrices are stored as `dtype`, vectors and learned positions as float32; rows of a matrix that
-    q8_0 cannot divide into blocks of 32 are float16.
+    Matrices are stored as `dtype`, vectors and learned positions as float32; a matrix whose rows do
+    not divide into the blocks of 32 of q8_0 is stored as float16.
 
     Args:
         folder: path of the Hugging Face folder.
-        path: of the file.
+        path: path of the file.
         dtype: one of `TYPES`.
-        name: of the model, which programs show.
+        name: name of the model, which programs show.
 
     Returns:
         architecture, pre_tokenizer, composes (see `Vocabulary`), vocab_size, tensors, parameters
         and bytes.
 
     Raises:
-        InputError: the folder is not complete, or llama.cpp would compute something else.
+        InputError: the folder is incomplete, or llama.cpp would compute something else.
     """
     config = read_json(folder, "config.json")
     model = architecture(config)
@@ -86,7 +86,7 @@ _FILE_TYPES = {
 assert set(_FILE_TYPES) == set(TYPES)
 
 _Planned = tuple[str, tuple[int, ...], GGMLQuantizationType, Callable[[], np.ndarray]]
-"""Name in GGUF, shape, type and values of a tensor."""
+"""Name in GGUF, shape, type and reader of a tensor."""
 
 
 def _plan(
@@ -114,7 +114,7 @@ def _plan(
 
 
 def _write(writer: GGUFWriter, planned: Iterator[_Planned]) -> int:
-    """Everything in the file, in one pass; how many numbers the tensors have."""
+    """Write the whole file in one pass; returns the number of values of all tensors."""
     reads, count = [], 0
     for name, shape, kind, read in planned:
         size = int(np.prod(quant_shape_to_byte_shape(shape, kind)))
@@ -140,7 +140,7 @@ def _vocabulary(folder: str, config: Mapping[str, Any], rows: int) -> Vocabulary
 
 
 def _add_vocabulary(writer: GGUFWriter, vocabulary: Vocabulary) -> None:
-    writer.add_tokenizer_model("gpt2")  # llama.cpp's word for byte-level BPE
+    writer.add_tokenizer_model("gpt2")  # llama.cpp's name of byte-level BPE
     writer.add_tokenizer_pre(vocabulary.pre)
     writer.add_token_list(vocabulary.tokens)
     writer.add_token_types(vocabulary.types)

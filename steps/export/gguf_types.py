@@ -1,4 +1,4 @@
-"""How numbers of a GGUF file may be stored. Imports nothing: a plan reads it."""
+"""The types of numbers in a GGUF file. Imports nothing, because declarations of graphs read it."""
 
 TYPES = ("f16", "bf16", "q8_0", "f32")
-"""Names of llama.cpp; q8_0 has blocks of 32 whole numbers of 8 bits with a scale each."""
+"""llama.cpp's names; q8_0 has blocks of 32 integers of 8 bits with one scale per block."""

@@ -1,9 +1,10 @@
-"""A tokenizer.json as the vocabulary of a GGUF file.
+"""Convert a tokenizer.json to the vocabulary of a GGUF file.
 
-llama.cpp splits text by expressions of its own; a file only names one, its "pre-tokenizer type"
-(`llama_vocab::impl::load` and `llm_tokenizer_bpe` in its llama-vocab.cpp). Its converter finds that
-name by a table of hashes of published tokenizers, so it refuses every other one. Here it follows
-from the tokenizer's own expression: what llama.cpp would split differently is refused.
+llama.cpp splits text with its own regular expressions, and a file only names one of them, its
+"pre-tokenizer type" (`llama_vocab::impl::load` and `llm_tokenizer_bpe` in its llama-vocab.cpp).
+llama.cpp's converter looks up the name by hashes of published tokenizers and refuses all others.
+This module derives the name from the tokenizer's own expression, and refuses a tokenizer that
+llama.cpp would split differently.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _TIKTOKEN_GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+
 _LLAMA3 = rf"{_WORDS}|\p{{N}}{{1,3}}|{_TAIL}"
 _QWEN2 = rf"{_WORDS}|\p{{N}}|{_TAIL}"
 
-# By the expression, and whether a word that is in the vocabulary is taken whole (ignore_merges).
+# By expression and ignore_merges (whether a word in the vocabulary becomes one token unmerged).
 _PRE_TYPES = {
     (_GPT2, False): "gpt-2",
     (_TIKTOKEN_GPT2, False): "gpt-2",
@@ -46,16 +47,16 @@ _PLAIN_MODEL = {
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a GGUF file says of its tokenizer.
+    """The tokenizer metadata of a GGUF file.
 
     Attributes:
         pre: llama.cpp's name of the expression that divides text into words.
-        tokens: text of every id, in the byte-level alphabet; unused ones fill up the rows.
+        tokens: text of every id, in the byte-level alphabet; rows without an id get unused tokens.
         types: `gguf.TokenType` of every id.
-        merges: "left right", the first ones first.
+        merges: "left right", in the order of their priority.
         bos, eos, pad: ids; `pad` is None where there is none.
         add_bos: whether a text begins with BOS.
-        composes: whether training composed characters (NFC), which llama.cpp does not.
+        composes: whether the tokenizer normalizes text to NFC, which llama.cpp does not.
     """
 
     pre: str
@@ -73,13 +74,13 @@ def read_vocabulary(content: bytes, special: Mapping[str, Any], rows: int) -> Vo
     """The vocabulary of a model.
 
     Args:
-        content: of tokenizer.json.
+        content: contents of tokenizer.json.
         special: bos_token, eos_token and pad_token by name, as in tokenizer_config.json, or
             their ids (`..._id`), as in config.json.
-        rows: of the embedding.
+        rows: rows of the embedding.
 
     Raises:
-        InputError: llama.cpp would give a text other ids.
+        InputError: the file is not readable, or llama.cpp would encode a text as other ids.
     """
     try:
         description = json.loads(content)
@@ -125,14 +126,14 @@ def _pre_type(description: Mapping[str, Any]) -> str:
         if model.get(name) not in allowed:
             raise InputError(
                 f"tokenizer.json: model.{name} is {model[name]!r}, which llama.cpp's byte-level "
-                f"BPE has no word for; expected {allowed[0]!r}"
+                f"BPE does not support; expected {allowed[0]!r}"
             )
     whole = bool(model.get("ignore_merges"))
     expression = _expression(description.get("pre_tokenizer") or {})
     found = _PRE_TYPES.get((expression or "", whole))
     shown = expression or description.get("pre_tokenizer")
     normalizer = (description.get("normalizer") or {}).get("type")
-    # llama.cpp reads Qwen's tokenizers without their NFC, which text in use has already.
+    # llama.cpp reads Qwen's tokenizers without their NFC, since most texts are in NFC already.
     if found is None or normalizer not in ((None, "NFC") if found == "qwen2" else (None,)):
         raise InputError(
             f"tokenizer.json: no pre-tokenizer type of llama.cpp divides text like {shown!r:.200} "
@@ -143,7 +144,7 @@ def _pre_type(description: Mapping[str, Any]) -> str:
 
 
 def _expression(split: Mapping[str, Any]) -> str | None:
-    """The expression of a byte-level pre-tokenizer; None for one of any other form."""
+    """The regular expression of a byte-level pre-tokenizer; None for any other pre-tokenizer."""
     *parts, last = split["pretokenizers"] if split.get("type") == "Sequence" else [split]
     if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
         return None
@@ -177,7 +178,7 @@ def _tokens(description: Mapping[str, Any], rows: int) -> tuple[list[str], list[
     taken = set(texts.values())
     for index in set(range(rows)) - texts.keys():
         text = f"[PAD{index}]"
-        while text in taken:  # llama.cpp ends the process where two ids have one text
+        while text in taken:  # llama.cpp aborts if two ids have the same text
             text += "_"
         texts[index], types[index] = text, TokenType.UNUSED
     return [texts[i] for i in range(rows)], [int(types[i]) for i in range(rows)]
@@ -193,6 +194,6 @@ def _special(named: Mapping[str, Any], name: str, ids: Mapping[str, int]) -> int
             raise InputError(f"tokenizer_config.json: {name} is {token!r}, which is no token")
         return ids[token]
     index = named.get(f"{name}_id")
-    if isinstance(index, list):  # of several that end a text, the first
+    if isinstance(index, list):  # a model may have several EOS ids: take the first
         index = index[0] if index else None
     return index

@@ -1,4 +1,4 @@
-"""The files of a Hugging Face folder, read with errors that say what is wrong with it."""
+"""Readers of the files of a Hugging Face folder, with errors that name the file and the fault."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import ml_dtypes  # noqa: F401 - tells NumPy of bfloat16, which safetensors names
+import ml_dtypes  # noqa: F401 - registers bfloat16 with NumPy, for safetensors
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
@@ -15,11 +15,11 @@ from pipeline.store.decode import parse_json
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = ("BF16", "F16", "F32")
-_BUFFERS = (".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq")  # of old files; no parameters
+_BUFFERS = (".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq")  # in old files; ignored
 
 
 def read_file(folder: str, name: str) -> bytes:
-    """The content of a file. Raises `InputError` when it cannot be read."""
+    """The contents of a file. Raises `InputError` if it cannot be read."""
     path = os.path.join(folder, name)
     try:
         with open(path, "rb") as file:
@@ -32,7 +32,7 @@ def read_file(folder: str, name: str) -> bytes:
 
 
 def read_json(folder: str, name: str) -> dict[str, Any]:
-    """A file with a JSON object. Raises `InputError` when it cannot be read as that."""
+    """The JSON object in a file. Raises `InputError` if the file is not a readable JSON object."""
     path = os.path.join(folder, name)
     try:
         found = parse_json(read_file(folder, name))
@@ -47,7 +47,7 @@ class Tensors:
     """The safetensors files of a folder.
 
     Raises:
-        InputError: there are none, or one is not readable.
+        InputError: the folder has none, or one is not readable.
     """
 
     def __init__(self, folder: str, config: Mapping[str, Any]) -> None:
@@ -69,8 +69,8 @@ class Tensors:
             ) from error
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Refuse a tensor that is missing, of another shape, no floating-point number, or of no use
-        to the architecture."""
+        """Refuse a tensor that is missing, has another shape, is not floating-point, or does not
+        belong to the architecture."""
         left = {name for name in self._files if not name.endswith(_BUFFERS)} - shapes.keys()
         if self._tied:
             left.discard("lm_head.weight")
@@ -102,7 +102,7 @@ class Tensors:
             )
 
     def read(self, name: str) -> np.ndarray:
-        """The values of a tensor in the dtype they are stored in."""
+        """The values of a tensor in its stored dtype."""
         with self._open(self._files[name]) as opened:
             return opened.get_tensor(name)
 
@@ -111,11 +111,11 @@ class Tensors:
 
 
 def _weight_map(folder: str) -> dict[str, str]:
-    """The file of every tensor, by the index."""
+    """The file of every tensor, from the index."""
     found = read_json(folder, _INDEX).get("weight_map")
     if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
         raise InputError(
-            f"{os.path.join(folder, _INDEX)}: weight_map: expected a file's name for every tensor; "
+            f"{os.path.join(folder, _INDEX)}: weight_map: expected a file name for every tensor; "
             "export the model again"
         )
     return found

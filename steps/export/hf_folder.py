@@ -1,7 +1,7 @@
-"""A trained model as a folder that `transformers`, and whatever reads its files, loads.
+"""Write a trained model as a folder for `transformers` and compatible programs.
 
-One process reads the checkpoint's chunks tensor by tensor and writes safetensors as it reads:
-neither devices nor memory for the model are needed.
+One process streams the checkpoint's chunks into safetensors tensor by tensor, so the export needs
+neither accelerators nor memory for the whole model.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _SAMPLING = {"do_sample": True, "temperature": 0.8, "top_k": 40}  # as `ponente 
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """What to write.
+    """The model to export, and its format.
 
     Attributes:
         checkpoint: URL of a checkpoint's directory.
         config: shape of its model.
         positions: tokens of a sequence in training.
-        tokenizer: of training; None for a folder without one.
+        tokenizer: tokenizer of training; None for a folder without one.
         dtype: "bfloat16" or "float32".
-        parameters: "average", their moving average where the run kept one, or "last".
-        shard_bytes: of a safetensors file, at most.
+        parameters: "average" for their moving average (EMA), if the run kept one, or "last".
+        shard_bytes: most bytes of a safetensors file.
     """
 
     checkpoint: str
@@ -56,13 +56,13 @@ def write_hf_folder(folder: str, export: Export) -> dict[str, Any]:
 
     Args:
         folder: URL of an empty or absent directory.
-        export: what to write.
+        export: the model and its format.
 
     Returns:
         architecture, dtype, parameters ("average" or "last"), files, bytes and tensors.
 
     Raises:
-        InputError: the shape has no architecture, or the checkpoint is of another model.
+        InputError: no architecture computes the shape, or the checkpoint is of another model.
         CorruptOutput: files of the checkpoint are missing or changed.
         StorageError: a store failed.
     """
@@ -107,7 +107,7 @@ def _write_configs(folder: str, architecture: Architecture, export: Export) -> N
         "pad_token_id": None,
         "use_cache": True,
         "dtype": export.dtype,
-        "torch_dtype": export.dtype,  # the name before transformers 5
+        "torch_dtype": export.dtype,  # the name of "dtype" before transformers 5
     }
     _write_json(folder, "config.json", content)
     longest = export.config.context or export.positions
@@ -116,7 +116,7 @@ def _write_configs(folder: str, architecture: Architecture, export: Export) -> N
 
 
 def _pieces(stored: StoredModel, tensor: Tensor) -> Iterator[np.ndarray]:
-    """Values of a tensor in row-major order; of a table so many rows at a time."""
+    """Values of a tensor in row-major order; a table comes in pieces of `_PIECE_BYTES`."""
     first = tensor.parts[0]
     if first.layer is None and len(first.shape) == 2:
         rows, width = first.shape

@@ -1,4 +1,4 @@
-"""Files of a store where libraries that know no store want a path."""
+"""Local paths of files in a store, for libraries that need a path."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PIECE = 1 << 24  # bytes copied at once
 
 @contextlib.contextmanager
 def read_locally(folder: str) -> Iterator[str]:
-    """A path with the files of the URL `folder`: its own on a disk, else a copy that is deleted."""
+    """A path with the files of the URL `folder`: its own on a disk, else a temporary copy."""
     if storage.is_local(folder):
         yield storage.local_path(folder)
         return
@@ -30,9 +30,9 @@ def read_locally(folder: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def write_locally(url: str) -> Iterator[str]:
-    """A path to write the file `url` at; it gets its name, or its place in a bucket, on leaving.
+    """A temporary path whose file is renamed or uploaded to `url` when the context exits.
 
-    An error leaves nothing behind.
+    An error leaves no file behind.
     """
     with contextlib.ExitStack() as stack:
         local = storage.is_local(url)

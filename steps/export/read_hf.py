@@ -1,4 +1,4 @@
-"""A folder of Hugging Face as a checkpoint of ours, tensor by tensor."""
+"""Convert a Hugging Face folder to a checkpoint, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PIECE = 1 << 24  # bytes copied at once
 
 
 def list_model(source: str, seconds: float) -> Listing:
-    """The files of a folder on a disk or of a repository of the hub, as they are now."""
+    """The current files of a folder on a disk or of a repository on the hub."""
     if source.startswith(_HUB):
         return list_source(f"{source.rstrip('/')}/*", seconds, _is_model_file)
     return list_folder(storage.local_path(source), seconds)
@@ -38,7 +38,7 @@ def list_model(source: str, seconds: float) -> Listing:
 
 @contextlib.contextmanager
 def opened(source: str) -> Iterator[str]:
-    """A local path with the files of a source; those of the hub are copied and deleted again."""
+    """A local path with the files of a source; files of the hub are in a temporary copy."""
     if not source.startswith(_HUB):
         yield storage.local_path(source)
         return
@@ -56,16 +56,16 @@ def _is_model_file(name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class HfModel:
-    """A model in a local folder that was checked, but for the values of its tensors.
+    """A model in a local folder, checked except for the values of its tensors.
 
     Attributes:
-        folder: path.
+        folder: path of the folder.
         architecture: its class in `transformers`.
-        config: the shape; ids that the tokenizer lacks are rows of padding.
-        positions: longest rows that its config.json names.
-        tokenizer: the folder's.
-        tensors: of the files, in order.
-        content: of the files.
+        config: shape of the model; ids that the tokenizer lacks are padding rows.
+        positions: longest sequence, from config.json.
+        tokenizer: the folder's tokenizer.
+        tensors: names, shapes and parts of all tensors, in order.
+        content: reader of the safetensors files.
     """
 
     folder: str
@@ -78,16 +78,16 @@ class HfModel:
 
 
 def open_hf(folder: str, ignore_keys: Collection[str] = ()) -> HfModel:
-    """The model in a folder; everything but the values of its tensors is checked here.
+    """The model in a folder, after checking all but the values of its tensors.
 
     Args:
-        folder: path.
-        ignore_keys: keys of config.json that the caller knows to change nothing.
+        folder: path of the folder.
+        ignore_keys: unknown keys of config.json to ignore.
 
     Raises:
-        InputError: a file is missing or not readable, config.json asks for what cannot be computed
-            here, tensors are missing, left over or of another shape or dtype, or the tokenizer has
-            more ids than the model.
+        InputError: a file is missing or not readable, config.json has unsupported settings, tensors
+            are missing, left over or of another shape or dtype, or the tokenizer has more ids than
+            the model.
     """
     architecture, read, positions = from_json(read_json(folder, "config.json"), ignore_keys)
     tokenizer = _tokenizer(folder)
@@ -98,7 +98,7 @@ def open_hf(folder: str, ignore_keys: Collection[str] = ()) -> HfModel:
             f"is {rows}; they are not of one model"
         )
     content = Tensors(folder, {"tie_word_embeddings": read.tied})
-    # One more than there are is enough to find one missing, of however many layers.
+    # config.json may claim any number of layers: one tensor more than stored proves one missing.
     tensors = list(itertools.islice(architecture.tensors(read), len(content) + 1))
     content.check({tensor.name: tensor.shape for tensor in tensors})
     return HfModel(
@@ -113,7 +113,7 @@ def open_hf(folder: str, ignore_keys: Collection[str] = ()) -> HfModel:
 
 
 def write_checkpoint(model: HfModel, path: str) -> None:
-    """Write its tensors as a checkpoint of step 0, in float32, one tensor at a time.
+    """Write the model's tensors as a checkpoint of step 0, in float32, one tensor at a time.
 
     Raises:
         InputError: a value is not finite, or a file cannot be read.
@@ -138,16 +138,17 @@ def _tokenizer(folder: str) -> TextTokenizer:
 
 
 def _padded(config: TransformerConfig, ids: int) -> TransformerConfig:
-    """The shape with so many ids in as many rows as before."""
+    """The shape with a vocabulary of `ids`, padded to the same number of rows."""
     rows = config.vocab_size
     if ids == rows:
         return config
+    # The smallest multiple to which `ids` rounds up to exactly `rows`.
     multiple = next(n for n in range(rows - ids + 1, rows + 1) if rows % n == 0)
     return replace(config, vocab_size=ids, vocab_multiple=multiple)
 
 
 def described(model: HfModel) -> dict[str, Any]:
-    """What a result says of it."""
+    """The entry `imported` of the step's result."""
     return {
         "architecture": model.architecture,
         "parameters": model.config.parameter_count,

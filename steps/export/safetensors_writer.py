@@ -1,7 +1,7 @@
-"""Safetensors files that are written piece by piece: the library's own writer wants them whole.
+"""Write safetensors files piece by piece; the library's own writer needs all tensors in memory.
 
 A file is the length of a header (8 bytes, little-endian), the header (JSON of dtype, shape and
-place of every tensor), and their bytes (https://huggingface.co/docs/safetensors).
+offsets of every tensor), and the tensors' bytes (https://huggingface.co/docs/safetensors).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DTYPES: dict[str, tuple[str, Any]] = {
     "bfloat16": ("BF16", ml_dtypes.bfloat16),
     "float32": ("F32", np.float32),
 }
-"""Names in a file and in numpy by that of a checkpoint's matmuls."""
+"""The name in a file and the NumPy dtype, by the dtype of the export."""
 
 INDEX = "model.safetensors.index.json"
 _ALIGNED = 8
@@ -37,7 +37,7 @@ class ShardPlan:
 
 
 def plan_shards(tensors: Iterable[Tensor], itemsize: int, most: int) -> list[ShardPlan]:
-    """Files of at most so many bytes, in the tensors' order; a larger tensor has its own."""
+    """Files of at most `most` bytes, in the tensors' order; a larger tensor gets its own file."""
     groups: list[list[Tensor]] = [[]]
     size = 0
     for tensor in tensors:
@@ -59,13 +59,13 @@ def write_shard(
     dtype: str,
     pieces: Callable[[Tensor], Iterable[np.ndarray]],
 ) -> int:
-    """Write one file; returns the bytes of its tensors.
+    """Write one file; returns the number of bytes of its tensors.
 
     Args:
-        url: of the file.
-        tensors: in order.
-        dtype: of `DTYPES`.
-        pieces: float32 values of a tensor, in row-major order.
+        url: URL of the file.
+        tensors: the file's tensors, in order.
+        dtype: a key of `DTYPES`.
+        pieces: returns the float32 values of a tensor, in row-major order.
     """
     code, kind = DTYPES[dtype]
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -85,8 +85,8 @@ def write_shard(
         for tensor in tensors:
             count = 0
             for piece in pieces(tensor):
-                narrow = np.ascontiguousarray(piece.astype(kind, copy=False))
-                file.write(narrow.reshape(-1).view(np.uint8).data)
-                count += narrow.size
+                stored = np.ascontiguousarray(piece.astype(kind, copy=False))
+                file.write(stored.reshape(-1).view(np.uint8).data)
+                count += stored.size
             assert count == math.prod(tensor.shape), tensor.name
     return end

@@ -1,9 +1,8 @@
-"""The files by which `transformers` knows a tokenizer: tokenizer.json and two beside it.
+"""Write the tokenizer files that `transformers` loads: tokenizer.json and two configurations.
 
-`AutoTokenizer` gives the ids of training: nothing is put before or after a text. Documents were
-divided by EOS in training, so it is named as BOS too. The text of a special token is read as that
-token, as everywhere in `transformers`; in training it was text, which `split_special_tokens=True`
-gives in a call.
+`AutoTokenizer` then gives the ids of training and adds no tokens. EOS separated the documents in
+training, so it is BOS too. As always in `transformers`, the text of a special token is encoded as
+that token; training encoded it as plain text, as `split_special_tokens=True` does.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ def write_tokenizer_files(
     """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json.
 
     Args:
-        tokenizer: the one of training.
-        folder: URL to write to.
+        tokenizer: tokenizer of training.
+        folder: URL of the directory to write to.
         vocab_size: rows of the exported embedding; those beyond the tokenizer's ids are padding.
-        model_max_length: positions the model was trained on.
+        model_max_length: tokens of a sequence in training.
 
     Raises:
         InputError: the tokenizer has more ids than `vocab_size`.
@@ -46,7 +45,7 @@ def write_tokenizer_files(
         "add_eos_token": False,
         "clean_up_tokenization_spaces": False,
         "model_max_length": model_max_length,
-        # Any class of a model's own would put its pre-tokenizer in the place of this one.
+        # A model-specific class would replace the pre-tokenizer with its own.
         "tokenizer_class": "PreTrainedTokenizerFast",
         **special,
     }
@@ -60,7 +59,7 @@ def write_tokenizer_files(
 
 
 def _plain(content: bytes) -> dict:
-    """A tokenizer.json that neither cuts, pads nor adds tokens."""
+    """The tokenizer.json without truncation, padding and added tokens."""
     description = {**json.loads(content), "truncation": None, "padding": None}
     if inserted(Tokenizer.from_str(json.dumps(description))) != ([], []):
         description["post_processor"] = None
@@ -68,10 +67,10 @@ def _plain(content: bytes) -> dict:
 
 
 def inserted(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """The ids that encoding puts before a text and after it.
+    """The ids that encoding adds before a text and after it.
 
     Raises:
-        InputError: the text's own ids are not among what is encoded.
+        InputError: the encoded ids do not contain the text's own ids.
     """
     own = tokenizer.encode(_PROBE, add_special_tokens=False).ids
     ids = tokenizer.encode(_PROBE).ids

@@ -1,4 +1,4 @@
-"""How long a whole run will take and what it will cost: steps, and what comes on top of them."""
+"""Predicted time and cost of a whole run: steps, start, checkpoints, evaluations, preemptions."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from training.config.optimizer import state_bytes_per_parameter
 from training.cost.step_forecast import Forecast
 
 START_SECONDS = 120.0
-"""Of hosts that start, JAX, and the compiler: 40 s until devices are ready and 20 to 60 s of
-compiling in published logs."""
+"""From the start of the hosts to the first step; published logs have 40 s until the devices are
+ready and 20 to 60 s of compilation."""
 SAVE_BYTES = 32e9
-"""A second, from a chip to its host, for which a checkpoint stops the steps (Orbax's guide)."""
+"""Bytes per second from a chip to its host; a checkpoint blocks the steps for this copy (Orbax's
+guide)."""
 PREEMPTIONS_A_DAY = 2.0
-"""Assumed of a spot slice; no one publishes a rate."""
+"""An assumption for spot slices, since no rate is published."""
 
 
 @dataclass(frozen=True)
 class RunTime:
-    """Predicted seconds of a run, by what they are spent on."""
+    """Predicted seconds of a run, by activity."""
 
     steps: float
     start: float
@@ -32,34 +33,36 @@ class RunTime:
 
     @property
     def total(self) -> float:
-        """On demand; `preemptions` come on top on spot."""
+        """Seconds on demand; on spot, `preemptions` are added."""
         return self.steps + self.start + self.checkpoints + self.evaluations
 
 
 def checkpoint_bytes(run: DeclaredRun) -> float:
-    """Of one checkpoint: float32 parameters, their average, and the optimizer's state."""
+    """Bytes of one checkpoint: float32 parameters, their EMA, and the optimizer's state."""
     each = 4 + state_bytes_per_parameter(run.optimizer) + (4 if run.train.ema else 0)
     return each * run.model.parameter_count
 
 
 def run_time(run: DeclaredRun, train: TrainConfig, step: Forecast, seconds: float) -> RunTime:
-    """The whole run, if a step takes `seconds`."""
+    """The times of the whole run, if a step takes `seconds`."""
     assert run.steps is not None
     saves = run.steps // train.checkpoint_every + 1
-    looks = run.steps // train.evaluate_every + 2
+    evaluated = run.steps // train.evaluate_every + 2  # also before the first and after the last
     batches = 0 if train.evaluate_batches == "all" else int(train.evaluate_batches)
     useful = step.seconds - step.times.update - step.times.fixed
     steps = run.steps * seconds
-    start = START_SECONDS
     checkpoints = saves * checkpoint_bytes(run) / run.hardware.devices / SAVE_BYTES
-    evaluations = looks * batches * run.splits * useful / 3
-    whole = steps + start + checkpoints + evaluations
+    # A forward pass is a third of a step, whose backward pass costs twice as much.
+    evaluations = evaluated * batches * run.splits * useful / 3
+    whole = steps + START_SECONDS + checkpoints + evaluations
+    # A preemption costs a start and, on average, half of the steps between two checkpoints.
     lost = START_SECONDS + train.checkpoint_every / 2 * seconds
-    return RunTime(steps, start, checkpoints, evaluations, whole / 86400 * PREEMPTIONS_A_DAY * lost)
+    preemptions = whole / 86400 * PREEMPTIONS_A_DAY * lost
+    return RunTime(steps, START_SECONDS, checkpoints, evaluations, preemptions)
 
 
 def money(run: DeclaredRun, chip: Chip, times: tuple[RunTime, RunTime]) -> list[str]:
-    """Dollars on demand and on spot, as a range; a line that says so where no price is known."""
+    """Dollars on demand and on spot, as ranges, or a line that asks for a missing price."""
     price = price_of(chip.name)
     chips = run.hardware.devices
     if price is None or (price.on_demand is None and price.spot is None):

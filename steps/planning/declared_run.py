@@ -1,4 +1,4 @@
-"""The run that a node declares, as far as its graph tells before anything is built."""
+"""The training run that a node declares, as far as it follows from the graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.graph.facts import Results
 from pipeline.graph.node import Node
 from steps.artifacts import Documents
 from steps.budget import steps_of
-from steps.declared import asked
+from steps.declared import nearest_setting
 from training.config import OptimizerConfig, TrainConfig
 from training.config.batch_schedule import batch_phases
 
@@ -23,9 +23,9 @@ class DeclaredRun:
 
     Attributes:
         train: the configuration of its largest batch phase, with the sequences' length.
-        steps: optimizer steps; None where they depend on outputs that are not there.
-        splits: held-out splits that are evaluated on.
-        exact: whether `steps` is exact, and not from the tokens that sampling was asked for.
+        steps: optimizer steps; None if they depend on outputs that do not exist yet.
+        splits: number of held-out splits to evaluate on.
+        exact: whether `steps` is exact, or estimated from the token budget of `sample`.
     """
 
     model: TransformerConfig
@@ -45,20 +45,20 @@ class DeclaredRun:
 
 
 def declared_run(node: Node, results: Results) -> DeclaredRun | None:
-    """What `node` would train; None where the graph does not tell its model or length."""
-    model = asked(node, "model")
+    """The run that `node` declares; None if its model or length does not follow from the graph."""
+    model = nearest_setting(node, "model")
     sequences, train = node.inputs.get("sequences"), node.config["train"]
     if sequences is None or not isinstance(model, TransformerConfig):
         return None
     result = results.get(sequences.key, {})
     length = train.sequence_length or result.get("sequence_length")
-    length = length or asked(sequences, "sequence_length")
+    length = length or nearest_setting(sequences, "sequence_length")
     if not length:
         return None
     train = dataclasses.replace(train, sequence_length=length)
     steps, exact = _steps(node, sequences, train, result)
     largest = max(batch_phases(train), key=lambda phase: phase.rows)
-    wanted = node.config.get("splits") or asked(sequences, "splits", Documents) or ((),)
+    wanted = node.config.get("splits") or nearest_setting(sequences, "splits", Documents) or ((),)
     return DeclaredRun(
         model=model,
         optimizer=node.config["optimizer"],
@@ -76,9 +76,9 @@ def _steps(node: Node, sequences: Node, train: TrainConfig, result: Any) -> tupl
     if (tokens := node.config.get("tokens")) is not None:
         return steps_of(tokens // train.sequence_length, train), True
     epochs = node.config.get("epochs") or 1
-    if (there := result.get("sequences")) is not None:
-        return steps_of(int(epochs * there), train), True
-    sampled = asked(sequences, "tokens", Documents)
+    if (available := result.get("sequences")) is not None:
+        return steps_of(int(epochs * available), train), True
+    sampled = nearest_setting(sequences, "tokens", Documents)
     if sampled is None or sampled < 0:
         return None, False
     return steps_of(int(epochs * sampled) // train.sequence_length, train), False

@@ -1,4 +1,4 @@
-"""The facts of a step that trains, see `pipeline.graph.facts`: what `plan` shows and refuses."""
+"""The facts of a step that trains, which `plan` shows and checks; see `pipeline.graph.facts`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ _ACCELERATORS = ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*")
 
 
 def training_facts(node: Node, results: Results) -> Facts:
-    """Size, memory, predicted speed, time and cost of a step that trains; how the compiler is
-    asked; and a refusal where it cannot fit."""
+    """Size, memory, predicted speed, time and cost of a step that trains.
+
+    With a refusal if the step cannot fit, or the compiler's check as `examine` if one is available.
+    """
     run = declared_run(node, results)
     if run is None:
         return Facts()
@@ -56,7 +58,7 @@ def training_facts(node: Node, results: Results) -> Facts:
 
 
 def _size(run: DeclaredRun) -> tuple[list[str], dict[str, Any]]:
-    """What the run is."""
+    """Lines and data about the model, the length of training, the export and the trackers."""
     model, train = run.model, run.train
     count = parameters(model)
     flops = training_flops_per_token(model, train.sequence_length, causal=True)
@@ -71,12 +73,12 @@ def _size(run: DeclaredRun) -> tuple[list[str], dict[str, Any]]:
     size = f"{count.total:,} parameters, {count.without_embeddings:,} without embeddings"
     lines = [f"model       {size}; a checkpoint has {checkpoint_bytes(run) / 1e9:.2f} GB"]
     if run.tokens is None:
-        lines.append("training    steps are known once the sequences are there")
+        lines.append("training    the number of steps is known when the sequences are built")
     else:
         about = "" if run.exact else "about "
         lines.append(
             f"training    {about}{run.steps:,} steps, {run.tokens:,} tokens "
-            f"({run.tokens / count.total:.1f} a parameter), {flops * run.tokens:.2e} FLOPs"
+            f"({run.tokens / count.total:.1f} per parameter), {flops * run.tokens:.2e} FLOPs"
         )
     lines.append(f"afterwards  {architectures.describe(model)}")
     lines += [
@@ -88,13 +90,13 @@ def _size(run: DeclaredRun) -> tuple[list[str], dict[str, Any]]:
 
 
 def _on_this_machine(run: DeclaredRun) -> tuple[list[str], str]:
-    """A line on memory, and a refusal of a state that is larger than this machine's."""
-    need, there = memory.host_need(run), memory.host_memory()
+    """A line about memory, and a refusal if the state is larger than this machine's memory."""
+    need, available = memory.host_need(run), memory.host_memory()
     found = any(glob.glob(pattern) for pattern in _ACCELERATORS)
-    what = f"state and gradients {need / GIB:.2f} GiB, this machine has {there / GIB:.1f}"
+    what = f"state and gradients {need / GIB:.2f} GiB, this machine has {available / GIB:.1f}"
     if run.hardware.kind == "local" and found:
-        return [f"memory      {what}; its accelerators are not asked"], ""
-    if need <= there:
+        return [f"memory      {what}; its accelerators are not checked"], ""
+    if need <= available:
         return [f"memory      {what}"], ""
     return [f"memory      {what}"], (
         f"does not fit this machine: {what} GiB. Choose a smaller model or a pod, such as "
@@ -103,24 +105,24 @@ def _on_this_machine(run: DeclaredRun) -> tuple[list[str], str]:
 
 
 def _too_large(run: DeclaredRun, fit: Fit, lines: list[str], data: dict[str, Any]) -> Facts:
-    """Refused at once, or left to the compiler where the formula may be wrong."""
+    """A refusal, or a check by the compiler if the formula's error could make the step fit."""
     others = memory.nearest(run)
     data["fitting"] = others
     why = _changes(f"does not fit {run.hardware.name} by formula", fit, others)
     if fit.cannot:
         return Facts(tuple(lines), data, why)
-    look = _examination(run)
-    if look is None:
+    examine = _examination(run)
+    if examine is None:
         lines.append(
-            "            compiled peaks are 6 to 28 % below the formula; the compiler was not asked"
+            "            compiled peaks are 6 to 28 % below the formula; the compiler was not run"
         )
         lines += [f"            fits by formula: {other}" for other in others]
-    return Facts(tuple(lines), data, examine=look)
+    return Facts(tuple(lines), data, examine=examine)
 
 
 def _changes(what: str, fit: Fit, others: list[str]) -> str:
     need, limit = fit.estimate.total / GIB, fit.limit / GIB
-    short = f"{what}: {need:.1f} of {limit:.2f} GiB a device, short by {need - limit:.1f}"
+    short = f"{what}: {need:.1f} of {limit:.2f} GiB per device, short by {need - limit:.1f}"
     if not others:
         return f"{short}; no smaller batch and no larger slice of this kind fits by formula"
     return "\n".join([f"{short}; these fit by formula:", *(f"  {other}" for other in others)])
@@ -142,10 +144,10 @@ def _speed(
     }
     low, high = CALIBRATION.untuned
     lines = [
-        f"predicted   {fast:.3g} to {slow:.3g} s a step (middle {step.seconds:.3g}), "
+        f"predicted   {fast:.3g} to {slow:.3g} s per step (middle {step.seconds:.3g}), "
         f"{step.tokens / slow:,.0f} to {step.tokens / fast:,.0f} tokens/s, MFU about "
         f"{step.mfu:.0%} causal, {step.mfu_full:.0%} full attention",
-        f"            of its time: {shares}; remat {fit.train.remat}, "
+        f"            shares of its time: {shares}; remat {fit.train.remat}, "
         f"{fit.train.parallel.sharding}",
         f"            error on published runs, their source left out: median "
         f"{CALIBRATION.error:.0%}, 90th percentile {CALIBRATION.error_90:.0%} "
@@ -182,17 +184,17 @@ def _hours(time: RunTime) -> str:
 
 
 def _examination(run: DeclaredRun) -> Callable[[Callable[[str], None]], Facts] | None:
-    """The compiler's verdict, as a longer look; None where there is none to ask."""
+    """A check by the TPU compiler, which takes minutes; None for other hardware or no libtpu."""
     if run.hardware.kind != "tpu" or importlib.util.find_spec("libtpu") is None:
         return None
     return lambda show: compiled_facts(run, show)
 
 
 def compiled_facts(run: DeclaredRun, show: Callable[[str], None]) -> Facts:
-    """What the TPU compiler says of the run's largest step."""
+    """The TPU compiler's verdict on the memory of the run's largest step."""
     from training.compile_check import check
 
-    # The schedule's length is no part of what is compiled, except as a number in it.
+    # The schedule's length is only a constant of the program, so any number gives the same memory.
     train = dataclasses.replace(run.train, steps=run.steps or 1000)
     found = check(run.model, run.optimizer, train, run.hardware.name, show)
     need = found["need_gib"] if found["peak_gib"] is None else found["peak_gib"]
@@ -201,10 +203,10 @@ def compiled_facts(run: DeclaredRun, show: Callable[[str], None]) -> Facts:
         f"arguments {found['arguments_gib']:.2f}, temporaries {found['temporaries_gib']:.2f} GiB"
     )
     seconds, libtpu = found["compile_seconds"], found["versions"]["libtpu"]
-    asked = f"TPU compiler (libtpu {libtpu}, {seconds:.0f} s)"
+    compiler = f"TPU compiler (libtpu {libtpu}, {seconds:.0f} s)"
     data = {"compiled": {name: found[name] for name in _KEPT}}
     if found["fits"]:
-        line = f"memory      by the {asked}: peak {need:.2f} of {limit:.2f} GiB, fits; {sizes}"
+        line = f"memory      by the {compiler}: peak {need:.2f} of {limit:.2f} GiB, fits; {sizes}"
         return Facts((line,), data)
     over = f"needs {need:.2f} of {limit:.2f} GiB, short by {need - limit:.2f}; {sizes}"
     estimated = sum(found["estimate_gib"].values())
@@ -215,7 +217,7 @@ def compiled_facts(run: DeclaredRun, show: Callable[[str], None]) -> Facts:
         data={**data, "fitting": others},
         refusal="\n".join(
             [
-                f"does not fit {run.hardware.name} by the {asked}: {over}",
+                f"does not fit {run.hardware.name} by the {compiler}: {over}",
                 f"  largest by formula, GiB: {named}",
                 *(f"  fits by formula: {other}" for other in others),
             ]

@@ -1,4 +1,4 @@
-"""Whether a step fits the memory of its hardware by formula, and the nearest settings that do."""
+"""Whether a train step fits its hardware's memory by formula, and the nearest settings that fit."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from training.cost.memory_estimate import GIB, Estimate, estimate
 from training.cost.memory_plan import resolve
 
 CERTAIN = 1.4
-"""A program may need so much less than the estimate: compiled peaks are 6 to 28 % lower."""
+"""A step above this multiple of the limit cannot fit: compiled peaks are 6 to 28 % below the
+estimate."""
 GPU_SHARE = 0.75
-"""Of a GPU's memory, which JAX takes for itself."""
+"""Share of a GPU's memory that JAX preallocates."""
 SHOWN = 3
 
 
@@ -29,6 +30,7 @@ class Fit:
 
     Attributes:
         train: the configuration without "auto".
+        estimate: bytes by formula.
         limit: bytes that a program may use.
     """
 
@@ -38,16 +40,16 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """By the estimate."""
+        """Whether the estimate is within the limit."""
         return self.estimate.total <= self.limit
 
     @property
     def cannot(self) -> bool:
-        """Whether it would not fit even if the estimate were as wrong as it has been found."""
+        """Whether it does not fit even with the largest error that the estimate has shown."""
         return self.estimate.total > CERTAIN * self.limit
 
     def line(self, name: str) -> str:
-        """Need and limit, and the largest parts."""
+        """Estimate and limit for a chip of that `name`, and the largest parts, as text."""
         need, limit = self.estimate.total / GIB, self.limit / GIB
         verdict = "fits" if self.fits else f"short by {need - limit:.1f} GiB"
         parts = sorted(self.estimate.parts.items(), key=lambda part: -part[1])[:4]
@@ -56,7 +58,7 @@ class Fit:
 
 
 def chip_of(hardware: Hardware) -> Chip | None:
-    """The kind of chip asked for; None for CPUs and for whatever this machine has."""
+    """The kind of chip of the hardware; None for CPUs and for local hardware."""
     return {**TPUS, **GPUS}.get(hardware.generation)
 
 
@@ -68,7 +70,7 @@ def limit_of(chip: Chip) -> float:
 def fit(
     model: TransformerConfig, optimizer: OptimizerConfig, train: TrainConfig, hardware: Hardware
 ) -> Fit:
-    """The memory of a step on a kind of chip.
+    """The memory of a train step on a device of `hardware`, which has a known kind of chip.
 
     Raises:
         InputError: the batch or the mesh does not divide the devices.
@@ -89,11 +91,11 @@ def fit(
 
 
 def nearest(run: DeclaredRun, share: float = 1.0) -> list[str]:
-    """The nearest changes with which the step fits by formula, one a line.
+    """The nearest changes of settings with which the step fits by formula, one per line.
 
     Args:
-        run: what does not fit.
-        share: of the limit that may be filled, where the compiler found more than the formula did.
+        run: the run that does not fit.
+        share: share of the limit to fill, below 1 if the compiler needed more than the formula.
     """
     found = []
     for text, train, hardware in _changes(run):
@@ -110,7 +112,7 @@ def nearest(run: DeclaredRun, share: float = 1.0) -> list[str]:
 
 
 def _changes(run: DeclaredRun) -> Iterator[tuple[str, TrainConfig, Hardware]]:
-    """Settings near the run's own, those that change no result first."""
+    """Settings near the run's own; those that change no result come first."""
     train, hardware = run.train, run.hardware
     shards = _shards(train, hardware)
     auto = dataclasses.replace(train.parallel, sharding="auto", optimizer_memory="auto")
@@ -135,7 +137,7 @@ def _changes(run: DeclaredRun) -> Iterator[tuple[str, TrainConfig, Hardware]]:
 
 
 def _shards(train: TrainConfig, hardware: Hardware) -> int:
-    """Devices among which the rows of a batch are divided."""
+    """Number of devices that the sequences of a batch are divided among."""
     return hardware.devices // (train.parallel.sequence * train.parallel.tensor)
 
 
@@ -153,13 +155,13 @@ def _larger(hardware: Hardware) -> list[str]:
 
 
 def host_memory() -> int:
-    """Bytes of this machine's memory."""
+    """Bytes of physical memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def host_need(run: DeclaredRun) -> float:
-    """Bytes that the state of a run on this machine's CPUs takes at least."""
+    """Least bytes of the training state and gradients of a run on this machine's CPUs."""
     copies = max(1, run.hardware.devices) if run.train.parallel.sharding == "replicated" else 1
-    # Parameters, their gradients and the optimizer's state.
+    # Parameters and gradients in float32, and the optimizer's state.
     each = 8 + state_bytes_per_parameter(run.optimizer)
     return copies * each * run.model.parameter_count

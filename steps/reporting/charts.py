@@ -1,7 +1,7 @@
 """Charts of training runs as inline SVG, drawn with matplotlib.
 
-With one run in a chart every curve has a colour; with several, every run has. Legends stand above
-the axes, where no curve can run below them. The page's style sheet colours the text.
+A chart of one run has a colour per curve, a chart of several runs a colour per run. Legends are
+above the axes, where they hide no curve. The page's style sheet colours the text.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 INK, FAINT = "#64748b", "#7b8794"
 BLUE, ORANGE, GREEN = "#3182ce", "#dd6b20", "#38a169"
 COLOURS = (BLUE, ORANGE, GREEN, "#d53f8c", "#b7791f", "#319795", "#9f7aea", "#e53e3e")
-"""Distinct on white and on dark grey, and mostly for people who see few colours."""
+"""Distinct on white and on dark grey, and mostly with colour blindness too."""
 SMOOTHED_ABOVE = 300
-"""With more points than this a curve is drawn faintly, and its running mean over it."""
+"""A curve with more points is drawn faintly, under its running mean."""
 MOST_POINTS = 2000
 Rows = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Points of one label.
+    """A labelled curve.
 
     Attributes:
-        marked: few points that matter each, such as evaluations: drawn with dots, not smoothed.
-        faint: drawn behind the others and without a label of its own.
-        exact: has no noise and is never smoothed.
+        marked: whether to draw dots without smoothing, for few points such as evaluations.
+        faint: whether to draw it behind the others and without a label.
+        exact: whether it has no noise, so that it is never smoothed.
     """
 
     label: str
@@ -56,7 +56,7 @@ _STYLE: dict[str, Any] = {
     **{"axes.axisbelow": True, "legend.frameon": False, "legend.borderaxespad": 0.2},
     **{"legend.handlelength": 1.4, "legend.columnspacing": 1.2},
 }
-# Ids in the file follow the salt, so equal data gives equal bytes.
+# The fixed salt makes ids in the file deterministic, so equal data gives equal bytes.
 
 
 def figure(
@@ -65,7 +65,7 @@ def figure(
     x_label: str = "step",
     size: tuple[float, float] = (6.4, 3.3),
 ) -> str:
-    """An SVG of one pair of axes that `draw` fills."""
+    """The SVG of one pair of axes, on which `draw` draws."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -82,7 +82,7 @@ def figure(
 
 
 def legend_above(axes: Any) -> None:
-    """Outside the axes, over their upper edge."""
+    """Add a legend outside the axes, above their upper edge."""
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4)
 
 
@@ -95,15 +95,15 @@ def chart(
     reach: float = 0.0,
     restarts: Sequence[float] = (),
 ) -> str:
-    """Curves over a common axis; empty when there is nothing finite to draw.
+    """The SVG of curves over a common axis; empty if no value is finite.
 
     Args:
-        curves: drawn in order; those with one label for all need no legend.
+        curves: drawn in order; without a legend if all have the same label.
         y_label: with the unit.
-        logarithmic: the vertical axis, where values differ by a factor of ten or more.
-        from_zero: whether the vertical axis begins there.
-        reach: where it ends at least, if it does, so that little does not look like much.
-        restarts: where the run resumed from a checkpoint: faint vertical lines.
+        logarithmic: use a logarithmic vertical axis if values differ by a factor of ten or more.
+        from_zero: whether the vertical axis starts at zero.
+        reach: least end of an axis from zero, so that small values do not look large.
+        restarts: steps at which the run resumed from a checkpoint, drawn as faint vertical lines.
     """
     if not any(math.isfinite(value) for curve in curves for value in curve.y):
         return ""
@@ -151,7 +151,7 @@ def _draw(axes: Any, curve: Curve) -> None:
 def thinned(
     x: Sequence[float], y: Sequence[float], most: int = MOST_POINTS
 ) -> tuple[list[float], list[float]]:
-    """At most so many points that look the same: the lowest and the highest of every stretch."""
+    """At most `most` points that look the same: the minimum and the maximum of every interval."""
     if len(y) <= most:
         return list(x), list(y)
     width = -(-2 * len(y) // most)
@@ -165,7 +165,7 @@ def thinned(
 
 
 def smoothed(values: Sequence[float], share: float = 0.02) -> list[float]:
-    """Mean over the points around each one, `share` of all, without those that are not finite."""
+    """Centred running mean over a `share` of all points, without points that are not finite."""
     import numpy as np
 
     finite = np.isfinite(values)
@@ -185,9 +185,10 @@ def readable(value: float) -> str:
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart of the history: its columns with their labels, the one for comparisons first.
+    """One chart of the history.
 
     Attributes:
+        columns: labels of the columns; comparisons of runs draw the first column only.
         faint: columns drawn behind the others.
         reach: see `chart`.
     """
@@ -203,7 +204,7 @@ class Panel:
     reach: float = 0.0
 
     def of_run(self, run: RunRecord) -> str:
-        """The columns of one run; empty when it has none of them."""
+        """The SVG of one run's columns; empty if it has none of them."""
         curves = [
             curve
             for (name, label), colour in zip(self.columns.items(), COLOURS, strict=False)
@@ -212,7 +213,7 @@ class Panel:
         return self._draw(curves)
 
     def of_runs(self, runs: Sequence[RunRecord]) -> str:
-        """The first column of several runs."""
+        """The SVG of the first column of several runs."""
         name = next(iter(self.columns))
         pairs = zip(runs, _cycle(len(runs)), strict=True)
         return self._draw([c for run, x in pairs for c in self._curves(run, name, run.name, x)])
@@ -276,7 +277,7 @@ PANELS = (
 
 
 def column(rows: Rows, name: str, scale: float = 1.0) -> list[float]:
-    """One number of every row, NaN where a row has none; `data_wait` as a share of the step."""
+    """One number per row, NaN if the row has none; `data_wait` as a share of the step's time."""
 
     def number(row: Mapping[str, Any]) -> float:
         value = row.get(name)
@@ -292,7 +293,7 @@ def _cycle(count: int) -> list[str]:
 
 
 def loss_chart(run: RunRecord, restarts: Sequence[float] = ()) -> str:
-    """Training loss and that of every held-out set by step, over the corpus's unigram entropy."""
+    """Loss on training data and on every held-out split by step, with the unigram entropy."""
     steps = column(run.history, "step")
     curves = [Curve("training", steps, column(run.history, "loss"), BLUE)] if steps else []
     for name, colour in zip(run.sets, _cycle(len(run.sets) + 1)[1:], strict=True):
@@ -307,7 +308,7 @@ def loss_chart(run: RunRecord, restarts: Sequence[float] = ()) -> str:
 
 
 def overlaid(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
-    """(caption, SVG) of everything that several runs recorded, a colour per run."""
+    """(caption, SVG) of every metric of several runs, with a colour per run."""
     captioned = []
     for name in dict.fromkeys(name for run in runs for name in run.sets):
         curves = []
@@ -330,11 +331,11 @@ PARTS = {
     "dead": ("lost: dead time", "#bf4a4a"),
     "step": ("training steps", GREEN),
 }
-"""Part of an account of the wall time -> its name and colour."""
+"""Name and colour of every part of an account of the wall time."""
 
 
 def unit_of(seconds: float) -> tuple[float, str]:
-    """(seconds, name) of the unit for an axis as long as that."""
+    """(seconds, name) of the time unit of an axis that ends at `seconds`."""
     for size, name in ((86_400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
         if seconds >= 2 * size:
             return size, name
@@ -342,7 +343,7 @@ def unit_of(seconds: float) -> tuple[float, str]:
 
 
 def waterfall_chart(account: Account) -> str:
-    """From the total down to what was training, a bar for everything that took time."""
+    """A waterfall from the total wall time to the training steps, with a bar for every part."""
     size, unit = unit_of(account.total)
     bars, left = [("total", 0.0, account.total, FAINT)], account.total
     for part, (name, colour) in PARTS.items():
@@ -358,7 +359,7 @@ def waterfall_chart(account: Account) -> str:
             axes.barh(row, width / size, left=start / size, color=colour, height=0.68)
             share = f" {duration(width)}, {width / (account.total or 1.0):.1%} "
             end = start + width
-            # Right of the bar where there is room, left of it otherwise.
+            # Right of the bar if the text fits there, else left of it.
             right = end <= 0.99 * account.total or start < 0.3 * account.total
             x, side = (end, "left") if right else (start, "right")
             axes.text(x / size, row, share, va="center", ha=side, fontsize=8)
@@ -368,7 +369,7 @@ def waterfall_chart(account: Account) -> str:
 
 
 def bars_chart(runs: Sequence[tuple[str, Account]]) -> str:
-    """A stacked bar per run, each as long as 100 per cent of its wall time."""
+    """A stacked bar per run, with the parts of its wall time in per cent."""
     shown = [n for n in PARTS if any(a.parts[n] > 0.001 * a.total for _, a in runs)]
 
     def draw(axes: Any) -> None:
@@ -385,7 +386,7 @@ def bars_chart(runs: Sequence[tuple[str, Account]]) -> str:
 
 
 def _rows(axes: Any, names: Sequence[str], end: float) -> None:
-    """Name horizontal bars, first above."""
+    """Label horizontal bars, with the first one on top."""
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlim(0, end or 1.0)

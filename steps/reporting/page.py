@@ -11,11 +11,11 @@ _TEMPLATES = Path(__file__).with_name("templates")
 
 
 def render(template: str, **values: Any) -> str:
-    """A page: what the template `<template>.html` makes of the values."""
+    """The page of the template `<template>.html` with the values."""
     return environment(_TEMPLATES).get_template(f"{template}.html").render(**values)
 
 
 class Best(str):
-    """A cell of a table that its page shows as the best of its row."""
+    """A table cell that the page marks as the best of its row."""
 
     best = True

@@ -1,7 +1,8 @@
-"""What one training run left behind, as pages and comparisons look at it.
+"""The record of one training run, for reports and comparisons.
 
-A finished run is a `Checkpoint`; one that still goes is its step's directory, and one that went
-without the pipeline a directory with `metrics.jsonl`. What an older record does not have is empty.
+A finished run is a `Checkpoint`. A run in progress is read from its step's directory, and a run
+without the pipeline from a directory with `metrics.jsonl`. Fields that an older record lacks are
+empty.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 VALIDATION = "validation"
 _METRICS = "metrics.jsonl"
-_CONTINUED = "checkpoint"  # input of the steps that train on, whose model they begin with
+_CONTINUED = "checkpoint"  # input of `extend` and `warm_start`: the model that they continue
 _TAKEN = {None: "", "model": "with the model of ", "moments": "with the model and moments of "}
 
 
@@ -37,15 +38,15 @@ class RunRecord:
     """One run.
 
     Attributes:
-        name: for legends.
-        history: a row a step, see `training.metrics.recorder`.
-        evaluations: rows with step, loss and others, and the `set` they are of.
+        name: label in legends.
+        history: a row per step, see `training.metrics.recorder`.
+        evaluations: rows with step, loss and other metrics, and the `set` that was scored.
         samples: rows with step, prompt and completion.
         journals: accounts of the attempts as plain mappings.
-        config: what it was asked to be, nested. What a run that it continues was asked is not
-            in it: "continues" says which run that is.
-        entropy: unigram entropy of the training tokens in nats, None where it is not known.
-        partial: whether `config` may lack settings that the run has, as that of an unfinished one.
+        config: its settings, nested. The settings of a run that it continues are not included;
+            "continues" names that run.
+        entropy: unigram entropy of the training tokens in nats, None if unknown.
+        partial: whether `config` may lack settings of the run, as for an unfinished run.
     """
 
     name: str
@@ -59,15 +60,15 @@ class RunRecord:
 
     @property
     def sets(self) -> list[str]:
-        """Names of the held-out sets, in order of appearance."""
+        """Names of the held-out splits, in order of appearance."""
         return list(dict.fromkeys(set_of(row) for row in self.evaluations))
 
     def scores(self, name: str) -> list[Row]:
-        """The evaluations of one set."""
+        """The evaluations on one split."""
         return [row for row in self.evaluations if set_of(row) == name]
 
     def account(self) -> Account | None:
-        """Where its time went; None without a journal."""
+        """The account of its wall time; None without a journal."""
         from training.metrics.goodput import account
         from training.metrics.journal import Attempt
 
@@ -77,17 +78,17 @@ class RunRecord:
 
 
 def set_of(row: Mapping[str, Any]) -> str:
-    """Which held-out set an evaluation is of."""
+    """Name of the held-out split of an evaluation."""
     return str(row.get("set") or VALIDATION)
 
 
 def of_checkpoint(checkpoint: Checkpoint, name: str, ancestors: Iterable[Ancestor]) -> RunRecord:
-    """A finished run.
+    """The record of a finished run.
 
     Args:
         checkpoint: its output.
-        name: for legends.
-        ancestors: its lineage, which has the configuration of everything it was made from.
+        name: label in legends.
+        ancestors: its lineage, which has the configurations of all inputs.
     """
     tables = checkpoint.tables()
     return RunRecord(
@@ -102,16 +103,16 @@ def of_checkpoint(checkpoint: Checkpoint, name: str, ancestors: Iterable[Ancesto
 
 
 def _configuration(ancestors: Iterable[Ancestor], checkpoint: Checkpoint) -> dict[str, Any]:
-    """A run's own settings, and by step those of what it was made from.
+    """A run's own settings, and by step those of its inputs.
 
-    Of a selected run it is that of the run that was chosen.
+    For a selection it is the configuration of the selected run.
     """
     path, own = _meant(checkpoint.path, checkpoint.manifest)
     read = _read(path, own)
-    # A step that continues training has its model from the checkpoint; the number of steps, their
-    # length and the seed may follow from what is trained on.
+    # The result has settings that the configuration lacks: the model of a continued checkpoint, and
+    # steps, sequence length and seed that depend on the sequences.
     settings = {**plain(own.config), **_settings(own.result)}
-    for budget in ("epochs", "tokens"):  # of steps, which are among the settings
+    for budget in ("epochs", "tokens"):  # the settings have the steps that follow from them
         settings.pop(budget, None)
     found: dict[str, Any] = {}
     if _CONTINUED in read:
@@ -121,7 +122,7 @@ def _configuration(ancestors: Iterable[Ancestor], checkpoint: Checkpoint) -> dic
 
 
 def _point(path: str, at: int | None) -> str:
-    """The run in the directory `path`, and how far it was when another one continued it."""
+    """Name of the run in the directory `path`, with the step at which another run continued it."""
     published = load(path)
     if published is None:
         where = "" if at is None else f" at step {at}"
@@ -130,14 +131,14 @@ def _point(path: str, at: int | None) -> str:
     if at is None and is_run(run):
         at = run.shard(run.result["checkpoint"]).result["step"]
     where = "" if at is None else f" at step {at}"
-    # By its files too: another run may be called the same.
+    # The directory's name is added because another run may have the same label.
     return f"{run.label}{where} ({run.home(path).rpartition('/')[2]})"
 
 
 def _above(ancestors: Iterable[Ancestor], paths: Iterable[str]) -> dict[str, Any]:
-    """By step, the configuration of the outputs at `paths` and of what they were made from.
+    """By step, the configuration of the outputs at `paths` and of their ancestors.
 
-    Training runs are left out, with what nothing but they were made from.
+    Training runs are left out, and so are ancestors that are reached only through them.
     """
     ancestors = list(ancestors)
     manifests = {ancestor.path: ancestor.manifest for ancestor in ancestors}
@@ -154,7 +155,7 @@ def _above(ancestors: Iterable[Ancestor], paths: Iterable[str]) -> dict[str, Any
 
 
 def _meant(path: str, manifest: Manifest) -> tuple[str, Manifest]:
-    """Directory and manifest of what a selection chose, if that is still there; else its own."""
+    """Directory and manifest of the output that a selection chose, if it exists; else its own."""
     try:
         return chosen(path, manifest)
     except CorruptOutput:
@@ -164,17 +165,17 @@ def _meant(path: str, manifest: Manifest) -> tuple[str, Manifest]:
 def _read(path: str, manifest: Manifest) -> dict[str, str]:
     """URL of the directory of each input, by name."""
     if not manifest.inputs and manifest.origin is not None:
-        # An adopted output need not say what it was made from; whose files it has, does.
+        # An adopted output may record no inputs; the manifest of the original output has them.
         path = manifest.home(path)
         manifest = load(path) or manifest
     return {name: resolve_ref(path, read["directory"]) for name, read in manifest.inputs.items()}
 
 
 def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes a run of what it says of itself: the settings that a manifest has, as it has them.
+    """A run's recorded settings in the form of a manifest's configuration, so that both compare.
 
     Args:
-        given: some of model, optimizer and train, with all their fields as JSON holds them.
+        given: some of model, optimizer and train, with all their fields as JSON.
     """
     from models.config import TransformerConfig
     from training.config import OptimizerConfig, TrainConfig
@@ -191,20 +192,20 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
             try:
                 found[part] = plain(canonical(rebuild(fields)))
             except (InputError, KeyError, TypeError):
-                found[part] = dict(fields)  # of a version with other fields
+                found[part] = dict(fields)  # written by a version with other fields
     return found
 
 
 def of_directory(url: str, name: str) -> RunRecord:
-    """A run without a manifest: one that still goes, was cut off, or went without the pipeline.
+    """The record of a run without a manifest: in progress, interrupted, or without the pipeline.
 
     Args:
-        url: directory of its step, of one attempt, which stands for the run up to its end, or of a
-            `metrics.jsonl`, with the journals in `journal` beside it.
-        name: for legends.
+        url: directory of its step; of one attempt, for the run up to the end of that attempt; or of
+            a `metrics.jsonl`, with the journals in the subdirectory `journal`.
+        name: label in legends.
 
     Raises:
-        InputError: there is no such file.
+        InputError: the directory has no `metrics.jsonl`, or only an empty one.
     """
     from training.metrics.journal import read_journals
 
@@ -239,15 +240,15 @@ def _attempts(step: str, last: str = "") -> tuple[str, list[Attempt]]:
 
     Args:
         step: URL of the directory.
-        last: name of an attempt: of the run that it is of, and up to it. None are found where it
-            has no journal.
+        last: name of an attempt, to select its run and the attempts up to it. The result is empty
+            if it has no journal.
     """
     from training.metrics.journal import read_journals
 
     runs = []
     for generation in storage.list_names(storage.join(step, "journal")):
         journals = read_journals(storage.join(step, "journal", generation))
-        # Attempts are numbered, and clocks of machines contradict each other.
+        # Sorted by number, because the clocks of machines differ.
         journals.sort(key=lambda each: each.attempt)
         names = [each.attempt for each in journals]
         if last in names:
@@ -260,7 +261,7 @@ def _attempts(step: str, last: str = "") -> tuple[str, list[Attempt]]:
 
 
 def _lineage(ledger: Ledger) -> dict[str, Any]:
-    """By step, the configuration of what an unfinished run is trained on."""
+    """By step, the configuration of an unfinished run's training data."""
     about = ledger.find(ABOUT)
     if about is None:
         return {}
@@ -280,12 +281,12 @@ def _entries(directory: str) -> list[Row]:
 
 
 def _joined(attempts: list[list[Row]], kind: str) -> list[Row]:
-    """The entries of one kind in order of steps; of a step that was done again, the last ones."""
+    """The entries of one kind by step; for a step that was repeated, those of the last attempt."""
     joined: dict[tuple[Any, ...], Row] = {}
     for entries in attempts:
         rows = [each for each in entries if each["kind"] == kind]
         begins = [each["step"] for each in entries if each["kind"] == "began"]
-        # One that ended before it had read its checkpoint did nothing, and took nothing back.
+        # An attempt that ended before it restored its checkpoint repeats no steps.
         if begins or rows:
             first = begins[-1] if begins else 0
             joined = {k: row for k, row in joined.items() if k[0] <= first and (first or k[0])}

@@ -16,7 +16,7 @@ _DRAWN = 40  # points of a curve
 
 
 def loss_by_compute(law: ScalingLaw, bought: Sequence[Purchase]) -> str:
-    """The runs, the law's curve of each size, the best of all sizes with its band, the budgets."""
+    """The SVG of runs, budgets, the law at each size, and its minimum over sizes with its band."""
     ends = [each.flops for each in (*law.runs, *bought)]
     best = [law.buy(each) for each in np.geomspace(min(ends), max(ends), _DRAWN)]
     spent = [each.flops for each in best]
@@ -48,9 +48,9 @@ def loss_by_compute(law: ScalingLaw, bought: Sequence[Purchase]) -> str:
 
 
 def equal_compute(law: ScalingLaw) -> str:
-    """Of every budget of at least two sizes, the runs and the law's curve with its minimum.
+    """The SVG of loss by size for each budget with at least two sizes: runs, law and its minimum.
 
-    Empty where no budget has two.
+    Empty if no budget has two sizes.
     """
     budgets = [g for g in same_budget(law.runs) if len({point.parameters for point in g}) > 1]
     if not budgets:

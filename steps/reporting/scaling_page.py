@@ -1,4 +1,4 @@
-"""The page of a scaling law: its formula, what budgets buy by it, charts, and the runs."""
+"""The page of a scaling law: its formula, predictions for budgets, charts, and the runs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def render(law: ScalingLaw, bought: Sequence[Purchase], split: str) -> str:
     """The page.
 
     Args:
-        law: fitted.
-        bought: what the budgets buy by it.
-        split: whose loss was fitted.
+        law: the fitted law.
+        bought: the best run of each budget by the law.
+        split: held-out split whose loss was fitted.
     """
     charts = [(f"Loss on {split} by training FLOPs", loss_by_compute(law, bought))]
     if isinstance(law.fit.law, TwoVariableLaw):
@@ -30,7 +30,7 @@ def render(law: ScalingLaw, bought: Sequence[Purchase], split: str) -> str:
         head=[
             f"{len(law.points)} of {len(law.runs)} runs",
             f"loss on {split}, nats per token",
-            f"one run is {law.fit.noise:.2%} off the law (standard deviation)",
+            f"standard deviation of a run from the law {law.fit.noise:.2%}",
         ],
         why=law.why_compute,
         sentences=[sentence(law, each) for each in bought],
@@ -42,7 +42,7 @@ def render(law: ScalingLaw, bought: Sequence[Purchase], split: str) -> str:
 
 
 def formula(law: ScalingLaw) -> str:
-    """The law with its numbers."""
+    """The law with its fitted coefficients, as text."""
     c = {name: f"{each.value:.4g}" for name, each in law.coefficients().items()}
     if isinstance(law.fit.law, TwoVariableLaw):
         return f"L(N, D) = {c['E']} + {c['A']} / N^{c['alpha']} + {c['B']} / D^{c['beta']}"
@@ -50,7 +50,7 @@ def formula(law: ScalingLaw) -> str:
 
 
 def sentence(law: ScalingLaw, bought: Purchase) -> str:
-    """What a budget buys."""
+    """A sentence about the best run of a budget, compared with the best of the runs."""
     loss = bought.loss
     gain = min(point.loss for point in law.runs) - loss.value
     more = f"{bought.flops / law.largest:.3g}"
@@ -66,7 +66,7 @@ def _budgets(law: ScalingLaw, bought: Sequence[Purchase]) -> list[list[str]]:
     rows = [
         [
             *("FLOPs", "times the largest run", "parameters", f"{WITH} interval", "tokens"),
-            *("tokens a parameter", "loss", f"{WITH} interval"),
+            *("tokens per parameter", "loss", f"{WITH} interval"),
         ]
     ]
     for each in bought:

@@ -1,4 +1,4 @@
-"""Where the runs of a sweep ended: final loss against the setting that differs, or run by run."""
+"""Charts of a sweep's final losses: by the setting that differs, or by run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pipeline.pages.readable import flat
 from steps.reporting.charts import BLUE, figure, readable
 from steps.reporting.run_record import RunRecord
 
-_FEWEST = 3  # runs: two are read off the table
+_FEWEST = 3  # runs; for two a table is enough
 
 
 def final_losses(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
-    """(caption, SVG) for every held-out set that all of at least three runs were scored on.
+    """(caption, SVG) for every held-out split on which all runs, at least three, were scored.
 
-    Against the value of the one setting that differs, where there is one and it is a number;
-    otherwise a line for each run, the lowest loss on top.
+    The horizontal axis is the setting that differs, if there is exactly one and it is a number;
+    otherwise the chart has a line per run, with the lowest loss on top.
     """
     if len(runs) < _FEWEST:
         return []
@@ -35,7 +35,7 @@ def final_losses(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
 
 
 def _varied(runs: Sequence[RunRecord]) -> tuple[str, list[float]]:
-    """The only setting whose value is not the same in all runs, and its values if numbers."""
+    """Name and values of the only setting that differs; empty unless all values are numbers."""
     trees = [flat(run.config) for run in runs]
     names = [
         name

@@ -25,19 +25,19 @@ def render(
     """The page.
 
     Args:
-        step: its label.
-        head: what was searched, in a few words each.
-        search: what was found.
-        rows: of the fronts, by kind of change.
-        commands: of the chosen plans, by kind of change.
-        note: below the tables.
+        step: label of the step.
+        head: short facts about the search.
+        search: result of the search.
+        rows: rows of the fronts, by kind of change.
+        commands: commands of the chosen plans, by kind of change.
+        note: text below the tables.
     """
     return page.render(
         "tune",
         step=step,
         head=head,
         chosen=[(MEANING[kind], command) for kind, command in commands.items()],
-        charts=[("Tokens a second, predicted, by memory of a device", speed_by_memory(search))],
+        charts=[("Predicted tokens per second by memory of a device", speed_by_memory(search))],
         fronts=[(MEANING[kind], [list(HEAD), *found]) for kind, found in rows.items()],
         shares=_shares(search),
         note=note,
@@ -45,7 +45,7 @@ def render(
 
 
 def speed_by_memory(search: Search) -> str:
-    """The fronts, with the declared run and the limit."""
+    """The SVG of the fronts, with the declared run and the memory limit."""
 
     def draw(axes: Any) -> None:
         fronts = [(kind, plans) for kind, plans in search.fronts.items() if plans]
@@ -63,17 +63,17 @@ def speed_by_memory(search: Search) -> str:
         axes.set_xlim(left=0)
         legend_above(axes)
 
-    return figure(draw, "tokens a second", "GiB of a device, by formula")
+    return figure(draw, "tokens per second", "GiB of a device, by formula")
 
 
 def _shares(search: Search) -> list[list[str]]:
-    """Seconds of each part of the step, of the declared and the chosen plans."""
+    """Rows with the seconds of each part of a step, for the declared and the chosen plans."""
     plans: list[tuple[str, Plan]] = []
     if search.declared is not None:
         plans.append(("declared", search.declared))
     plans += [(MEANING[kind], plan) for kind, plan in search.chosen().items()]
     kinds = [field.name for field in dataclasses.fields(Times)]
-    rows = [["plan", *kinds, "s a step"]]
+    rows = [["plan", *kinds, "s per step"]]
     for name, plan in plans:
         parts = [f"{getattr(plan.step.times, kind):.4f}" for kind in kinds]
         rows.append([name, *parts, f"{plan.step.seconds:.4f}"])

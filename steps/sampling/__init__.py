@@ -1,1 +1,1 @@
-"""What the sample step's shards do, and what it reports."""
+"""The shard writers and the result of the step `sample`."""

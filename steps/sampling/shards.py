@@ -1,4 +1,4 @@
-"""The shard writers of `steps.sample`: what runs on the workers, and reading what they wrote."""
+"""The shard writers of `steps.sample`, which run on the workers, and readers of their files."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class Filter(NamedTuple):
-    """What decides about a document besides its id.
+    """The settings that decide, with its id, whether a document is sampled.
 
     Attributes:
-        seed: of the document hash.
-        min_score: documents that score less are dropped; None keeps all.
-        keep_hashes: whether duplicates will be looked for.
+        seed: seed of the document hash.
+        min_score: documents with a lower score are dropped; None keeps all.
+        keep_hashes: whether to write hashes of the texts, to find duplicates later.
     """
 
     seed: int
@@ -35,7 +35,7 @@ class Filter(NamedTuple):
 
 
 class SurveyItem(NamedTuple):
-    """Units to count; the bytes of the files in `verify` are checked first."""
+    """Units to count; the checksums of the files in `verify` are compared first."""
 
     units: tuple[Unit, ...]
     chosen: Filter
@@ -43,14 +43,14 @@ class SurveyItem(NamedTuple):
 
 
 class EdgeItem(NamedTuple):
-    """The directory of a survey's shard, and the bins whose documents are wanted."""
+    """The directory of a survey's shard, and the hash bins whose documents are needed."""
 
     directory: str
     bins: np.ndarray
 
 
 class BlockItem(NamedTuple):
-    """Row groups to count; `verify` checks the file's bytes first."""
+    """Row groups to count; with `verify` the file's checksum is compared first."""
 
     block: RowGroupBlock
     chosen: Filter
@@ -58,10 +58,10 @@ class BlockItem(NamedTuple):
 
 
 class ProbeItem(NamedTuple):
-    """Where to look for documents to tokenise: a row group of a unit, or row groups of a block.
+    """The row groups to probe with the tokenizer: one of a unit, or some of a block.
 
-    Of a block's row groups the part is every `parts`-th, from number `part`. `tokenizer` is the
-    URL and digest of one; `most_bytes` of text are tokenised, one document if it is longer.
+    Of a block's row groups it takes every `parts`-th, from index `part`. `tokenizer` is URL and
+    digest; the probe tokenises up to `most_bytes` of text, and at least one document.
     """
 
     where: tuple[Unit, int] | RowGroupBlock
@@ -73,7 +73,7 @@ class ProbeItem(NamedTuple):
 
 
 class SampleItem(NamedTuple):
-    """Units to sample: by ranges of the hash, or all of them for one split."""
+    """Units to sample: by ranges of the hash per split, or all documents for one split."""
 
     units: tuple[Unit, ...]
     splits: Ranges | str
@@ -81,14 +81,14 @@ class SampleItem(NamedTuple):
 
 
 class UniqueItem(NamedTuple):
-    """A sampled unit's directory and its rows to leave out, by split."""
+    """The directory of a sampled shard, and its rows to drop by split."""
 
     directory: str
     lost: dict[str, np.ndarray]
 
 
 def survey_shard(directory: str, item: SurveyItem) -> Mapping[str, Any]:
-    """Shard writer: counts of some units by hash bin and by length, and each document's hash."""
+    """Shard writer: counts of some units by hash bin and by length, and every document's hash."""
     import numpy as np
 
     from data.select.hash_histogram import survey
@@ -108,7 +108,7 @@ def survey_shard(directory: str, item: SurveyItem) -> Mapping[str, Any]:
 
 
 def edge_shard(directory: str, item: EdgeItem) -> Mapping[str, Any]:
-    """Shard writer: hash and count of the documents in some bins, out of a survey's."""
+    """Shard writer: hash and count of the documents in some bins of a survey's shard."""
     from data.select.hash_histogram import documents_in
 
     found = documents_in(_load(item.directory, "documents.npy"), item.bins)
@@ -117,7 +117,7 @@ def edge_shard(directory: str, item: EdgeItem) -> Mapping[str, Any]:
 
 
 def block_shard(directory: str, item: BlockItem) -> Mapping[str, Any]:
-    """Shard writer: what the row groups of a block hold, in the result; writes no file."""
+    """Shard writer: counts of a block's row groups, in the result; writes no file."""
     from data.select.row_groups import survey_block
 
     del directory
@@ -128,7 +128,7 @@ def block_shard(directory: str, item: BlockItem) -> Mapping[str, Any]:
 
 
 def probe_shard(directory: str, item: ProbeItem) -> Mapping[str, Any]:
-    """Shard writer: some documents tokenised, their counts in the result; writes no file."""
+    """Shard writer: tokenises some documents, with counts in the result; writes no file."""
     from data.select.row_groups import RowGroupBlock, block_units, only_group
     from data.select.token_ratio import probe
     from data.tokenizer.text_tokenizer import TextTokenizer
@@ -138,14 +138,13 @@ def probe_shard(directory: str, item: ProbeItem) -> Mapping[str, Any]:
         units = block_units(item.where, item.chosen.seed)[0]
     else:
         units = [only_group(*item.where)]
-    tokenizer = TextTokenizer.load_once(*item.tokenizer)
+    tokenizer, chosen = TextTokenizer.load_once(*item.tokenizer), item.chosen
     units = units[item.part :: item.parts]
-    chosen = item.chosen
     return asdict(probe(units, tokenizer, chosen.seed, chosen.min_score, item.most_bytes))
 
 
 def sample_shard(directory: str, item: SampleItem) -> Mapping[str, Any]:
-    """Shard writer: the documents of some units, a Parquet file per split."""
+    """Shard writer: the sampled documents of some units, one Parquet file per split."""
     from data.select.write_sample import sample_units
 
     return sample_units(
@@ -159,14 +158,14 @@ def sample_shard(directory: str, item: SampleItem) -> Mapping[str, Any]:
 
 
 def unique_shard(directory: str, item: UniqueItem) -> Mapping[str, Any]:
-    """Shard writer: a sampled unit without its duplicates."""
+    """Shard writer: a sampled shard without its duplicates."""
     from data.select.write_sample import drop_rows
 
     return drop_rows(item.directory, item.lost, directory)
 
 
 def load_survey(run: StepContext, shard: Shard) -> HashHistogram:
-    """What `survey_shard` wrote."""
+    """The counts that `survey_shard` wrote."""
     from data.select.hash_histogram import HashHistogram
     from data.select.length_histogram import Lengths
 
@@ -185,7 +184,7 @@ def load_survey(run: StepContext, shard: Shard) -> HashHistogram:
 
 
 def load_edge(run: StepContext, bins: np.ndarray, shards: Iterable[Shard]) -> BoundaryDocuments:
-    """What `edge_shard` wrote, of all of them."""
+    """The documents that all `edge_shard`s wrote."""
     import numpy as np
 
     from data.select.hash_ranges import BoundaryDocuments
@@ -200,17 +199,17 @@ def load_edge(run: StepContext, bins: np.ndarray, shards: Iterable[Shard]) -> Bo
 
 
 def clusters(shards: Mapping[str, Shard]) -> Sequence[Cluster]:
-    """What `probe_shard` found."""
+    """The counts that `probe_shard` returned, one cluster per shard."""
     from data.select.token_ratio import Cluster
 
     return [Cluster.from_json(shard.result) for shard in shards.values()]
 
 
 def verify(file: str) -> None:
-    """Check a file's bytes against the SHA-256 its publisher gives.
+    """Compare a file's SHA-256 with the one its publisher gives.
 
     Raises:
-        InputError: none is published, or the bytes have another.
+        InputError: no SHA-256 is published, or it differs.
     """
     from data.read.sha256sums import expected_checksum, verify_file
 

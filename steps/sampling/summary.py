@@ -1,4 +1,4 @@
-"""What `steps.sample` reports of its sample: counts that add up, and lengths of documents."""
+"""The result of `steps.sample`: counts that add up, and lengths of documents."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from data.select.token_budget import Budget
     from data.select.token_ratio import TokenRatio
 
-_FAR_OFF = 0.1  # of what was asked
+_FAR_OFF = 0.1  # relative difference from the budget above which the step warns
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """What to sample, and how it was chosen.
+    """The chosen documents, and statistics of the choice.
 
     Attributes:
-        items: for `sample_shard`, in order.
-        rate: what the source's count is in the tokenizer's tokens; None without a tokenizer.
-        counted: the survey of the whole source, when there was one.
-        passed_over: documents of row groups in which none scores high enough.
-        files: files of the source, when not all were opened.
-        fetched: compressed bytes of the row groups that were chosen, when such were.
+        items: items of `sample_shard`, in order.
+        rate: tokenizer tokens per token of the source's count; None without a tokenizer.
+        counted: counts of the whole source; None for unit="row_group".
+        passed_over: skipped documents, of row groups in which no document scores high enough.
+        files: number of files of the source, for unit="row_group", which may not open them all.
+        fetched: compressed bytes of the chosen row groups, for unit="row_group".
     """
 
     items: list[SampleItem]
@@ -49,10 +49,11 @@ def summary(
     unique: Mapping[str, Shard],
     repeated_ids: int | None,
 ) -> Result:
-    """The step's result. `documents_seen` is `documents_kept` and all of `dropped` together.
+    """The step's result, in which `documents_seen` = `documents_kept` + the sum of `dropped`.
 
-    Of a split: `tokens_asked`; `tokens_counted` by the source; `tokens_predicted` of the tokenizer,
-    and the standard error of that; how far it is from what was asked.
+    Every split has `tokens_asked`, its budget; `tokens_counted` by the source; `tokens_predicted`
+    for the tokenizer, with its standard error; and `predicted_over_asked`, the relative difference
+    of prediction and budget.
     """
     counted = all(unit.counted for item in chosen.items for unit in item.units)
     number = {name: name.rpartition("/")[2] for name in written}
@@ -92,7 +93,7 @@ def summary(
 def _split(
     run: StepContext, name: str, budget: Budget, rate: TokenRatio | None, shards: list[Shard]
 ) -> dict[str, Any]:
-    """Asked, counted and predicted, and what the split's documents are like."""
+    """A split's entry of the result: tokens asked, counted and predicted, and its documents."""
     from data.select.length_histogram import Lengths
     from data.select.token_ratio import TokenRatio
     from data.select.write_sample import read_lengths
@@ -119,7 +120,7 @@ def _split(
 
 
 def _source(chosen: Chosen) -> dict[str, Any]:
-    """What is known of the whole source: all that scores high enough, or how many files it has."""
+    """Counts of the source's documents that score high enough, or only its number of files."""
     if chosen.counted is None:
         return {"files": chosen.files, "length": None}
     return {
@@ -153,7 +154,7 @@ def _sum_hex(digests: Any) -> str:
 
 
 def _far_off(name: str, part: dict[str, Any]) -> str:
-    """What to say of a split that holds much more than was asked; empty when it does not."""
+    """The warning about a split that is far from its budget; empty for the others."""
     share = part["predicted_over_asked"]
     if share is None or abs(share) <= _FAR_OFF:
         return ""
@@ -164,7 +165,7 @@ def _far_off(name: str, part: dict[str, Any]) -> str:
 
 
 def _line(name: str, part: dict[str, Any], counted: bool) -> str:
-    """One split in a line; `counted` is whether the source has a `token_count`."""
+    """The headline of a split; `counted` is whether the source has a `token_count`."""
     by = "by the source's count" if counted else "estimated from bytes"
     asked = f"{part['tokens_asked']:,}" if part["tokens_asked"] > 0 else "all there is"
     error = part["predicted_standard_error"]

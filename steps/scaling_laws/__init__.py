@@ -1,1 +1,1 @@
-"""Laws of how the loss falls with parameters and tokens: what is fitted, and what it predicts."""
+"""Laws of how the loss falls with parameters and tokens: their fit and their predictions."""

@@ -1,14 +1,14 @@
-"""Laws fitted to losses of runs, and refits that say how well the runs determine them.
+"""Fit scaling laws to the losses of runs, with bootstrap refits that measure the uncertainty.
 
 L(N, D) = E + A / N^alpha + B / D^beta by approach 3 of Hoffmann et al., 2022 (arXiv:2203.15556,
-section 3.3): the least sum of Huber losses of log L, of width 0.001, from a grid of starts. scipy's
-`least_squares` minimises it, not L-BFGS, which had stopped before the minimum in that paper
+section 3.3): minimise the sum of Huber losses of log L, of width 0.001, from a grid of starts. The
+minimiser is scipy's `least_squares` and not L-BFGS, which stopped before the minimum in that paper
 (Besiroglu et al., 2024, arXiv:2404.10102).
 
 Intervals come from a parametric bootstrap (Efron and Tibshirani, 1993, chapter 6): runs keep their
 N and D, losses are drawn around the fitted law, and the law is fitted again. The variance of the
-noise in log L is the sum of squared residuals over a draw of chi-square, so that few runs give the
-wide intervals of Student's t. Resampling the runs would leave whole sizes out of a ladder of few.
+noise in log L is the sum of squared residuals divided by a chi-square draw, so that few runs give
+the wide intervals of Student's t. Resampling the runs could drop whole sizes of a small ladder.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from scipy.optimize import least_squares, nnls
 from steps.scaling_laws.points import COEFFICIENTS
 
 HUBER = 1e-3
-"""Width of the quadratic part, in log L: Hoffmann et al.'s."""
+"""Width of the quadratic part in log L, as in Hoffmann et al."""
 EXPONENTS = (0.01, 3.0)
-"""Between which alpha and beta are searched."""
+"""Bounds of alpha and beta."""
 _STARTS = (0.1, 0.2, 0.35, 0.5, 0.8, 1.2, 2.0)
-"""Of alpha and of beta; E, A and B follow by linear least squares."""
-_REFINED = 6  # of the starts
-_NOTHING = 1e-5  # of the loss: a term so small is absent
+"""Starts of alpha and of beta; E, A and B follow by linear least squares."""
+_REFINED = 6  # number of starts, the best ones, that are minimised
+_NEGLIGIBLE = 1e-5  # share of the loss below which a term counts as absent
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class TwoVariableLaw:
     beta: np.ndarray
 
     def loss(self, parameters: Any, tokens: Any) -> np.ndarray:
-        """float64: after so many tokens; arguments and coefficients broadcast."""
+        """float64: the loss of a size after a number of tokens; all inputs broadcast."""
         return self.E + self.A * parameters**-self.alpha + self.B * tokens**-self.beta
 
 
@@ -58,18 +58,18 @@ class PowerLaw:
     gamma: np.ndarray
 
     def loss(self, flops: Any) -> np.ndarray:
-        """float64: after so many FLOPs; argument and coefficients broadcast."""
+        """float64: the loss after a number of FLOPs; argument and coefficients broadcast."""
         return self.K * flops**-self.gamma
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A law, and how well the runs determine it.
+    """A fitted law and its uncertainty.
 
     Attributes:
-        law: of the measured losses, a `TwoVariableLaw` or a `PowerLaw`.
-        refits: of losses that are drawn again, coefficients [resamples, 1].
-        fitted: float64 [runs], the law's losses at the runs.
+        law: fit to the measured losses, a `TwoVariableLaw` or a `PowerLaw`.
+        refits: fits to bootstrap losses, with coefficients [resamples, 1].
+        fitted: float64 [runs], the law's losses of the runs.
         noise: standard deviation of log L of one run around the law.
     """
 
@@ -82,12 +82,12 @@ class Fit:
 def fit_two_variables(
     parameters: np.ndarray, tokens: np.ndarray, losses: np.ndarray, *, resamples: int, seed: int = 0
 ) -> tuple[Fit | None, str]:
-    """The law in N and D; or None, and why the losses do not determine it.
+    """The fit of L(N, D) and ""; or None and the reason why the losses do not determine it.
 
     Args:
         parameters, tokens, losses: float64 [runs], more than five.
-        resamples: how many refits.
-        seed: of their noise.
+        resamples: number of refits.
+        seed: seed of their noise.
     """
     search = _Search(parameters, tokens)
     best = search.from_grid(np.log(losses))
@@ -102,12 +102,12 @@ def fit_two_variables(
 
 
 def fit_power(flops: np.ndarray, losses: np.ndarray, *, resamples: int, seed: int = 0) -> Fit:
-    """The power law in compute: least squares of log L, for three runs or more.
+    """The power law in compute, by least squares of log L; it needs three runs or more.
 
     Args:
         flops, losses: float64 [runs].
-        resamples: how many refits.
-        seed: of their noise.
+        resamples: number of refits.
+        seed: seed of their noise.
     """
     x, y = np.log(flops), np.log(losses)
     slope, level = np.polyfit(x, y, 1)
@@ -122,7 +122,10 @@ def fit_power(flops: np.ndarray, losses: np.ndarray, *, resamples: int, seed: in
 def _drawn(
     residuals: np.ndarray, coefficients: int, resamples: int, seed: int
 ) -> tuple[float, np.ndarray]:
-    """The noise's standard deviation, and draws of it [resamples, runs] of uncertain scale."""
+    """The noise's standard deviation, and draws of the noise [resamples, runs].
+
+    Every resample has its own variance, the sum of squares divided by a chi-square draw.
+    """
     freedom = len(residuals) - coefficients
     squares = float(np.sum(residuals**2))
     random = np.random.default_rng(seed)
@@ -133,8 +136,9 @@ def _drawn(
 class _Search:
     """Minima over (log E, log A', log B', alpha, beta).
 
-    A' and B' are the two terms at the geometric means of N and D: with A and B themselves, which
-    follow from extrapolating to N = 1 and D = 1, the minimum lies in a long, narrow valley.
+    A' and B' are the two terms at the geometric means of N and D. A and B themselves are the terms
+    at N = 1 and D = 1, far outside of the runs; they correlate so strongly with alpha and beta that
+    the minimum would lie in a long, narrow valley.
     """
 
     def __init__(self, parameters: np.ndarray, tokens: np.ndarray) -> None:
@@ -148,15 +152,17 @@ class _Search:
         return np.exp([np.full_like(self.n, e), a - alpha * self.n, b - beta * self.d])
 
     def log_loss(self, theta: np.ndarray) -> np.ndarray:
-        """float64 [runs]."""
+        """float64 [runs]: log L."""
         return np.log(self.terms(theta).sum(axis=0))
 
     def minimum(self, log_losses: np.ndarray, start: np.ndarray) -> np.ndarray:
-        """The minimum that `start` leads to, to a small part of what refits differ by."""
+        """The minimum reached from `start`, to much less than the differences between refits."""
         return self._minimise(log_losses, start, tolerance=1e-6).x
 
     def from_grid(self, log_losses: np.ndarray) -> np.ndarray:
-        """The lowest minimum that the best starts of the grid lead to."""
+        """The lowest minimum reached from the best starts of the grid."""
+        # At fixed exponents L is linear in E, A' and B'. Dividing its equations by the losses makes
+        # the residuals relative, close to those of log L.
         losses = np.exp(log_losses)
         starts = []
         for alpha, beta in itertools.product(_STARTS, repeat=2):
@@ -177,8 +183,8 @@ class _Search:
         return np.exp(e), np.exp(scales[0]), alpha, np.exp(scales[1]), beta
 
     def absent(self, theta: np.ndarray, losses: np.ndarray) -> str:
-        """Which variable the losses do not fall with as with a power of it; empty for none."""
-        floor = np.log(2 * _NOTHING * losses.min())
+        """The reason why a term is absent: it is negligible or its exponent at a bound; or ""."""
+        floor = np.log(2 * _NEGLIGIBLE * losses.min())
         low, high = EXPONENTS
         for scale, exponent, name in (
             (theta[1], theta[3], "N, the model's size"),
@@ -190,7 +196,7 @@ class _Search:
 
     def _minimise(self, log_losses: np.ndarray, start: np.ndarray, tolerance: float) -> Any:
         lowest, highest = log_losses.min(), log_losses.max()
-        floor = lowest + np.log(_NOTHING)
+        floor = lowest + np.log(_NEGLIGIBLE)
         low = np.array([floor, floor, floor, EXPONENTS[0], EXPONENTS[0]])
         high = np.array([lowest, highest + 2, highest + 2, EXPONENTS[1], EXPONENTS[1]])
         inside = np.clip(start, low + 1e-9, high - 1e-9)
@@ -199,6 +205,7 @@ class _Search:
             return self.log_loss(theta) - log_losses
 
         def slopes(theta: np.ndarray) -> np.ndarray:
+            # d log L / d theta = (d L / d theta) / L, where every term is an exponential of theta.
             e, x, y = self.terms(theta)
             return np.stack([e, x, y, -self.n * x, -self.d * y], axis=1) / (e + x + y)[:, None]
 
@@ -215,10 +222,11 @@ class _Search:
 
 
 def _huber(squares: np.ndarray) -> np.ndarray:
-    """Twice Huber's function and its slope, in squared residuals over the width, [3, runs].
+    """rho(z), rho'(z) and 0 for z = (residual / width)^2, [3, runs]: twice Huber's function.
 
-    The second derivative is left at 0: the curvature then is that of least squares with Huber's
-    weights, which has a minimum also where most residuals are beyond the width.
+    rho(z) = z up to 1 and 2 sqrt(z) - 1 above. The second derivative is set to 0, so scipy uses the
+    curvature of least squares with Huber's weights, which stays positive where most residuals are
+    beyond the width.
     """
     root = np.sqrt(np.maximum(squares, 1.0))
     value = np.where(squares <= 1.0, squares, 2.0 * root - 1.0)

@@ -1,4 +1,4 @@
-"""What a budget of FLOPs buys by a fitted law: size, tokens and loss, each with its interval."""
+"""Predict the best size, tokens and loss of a budget of FLOPs from a fitted law."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from steps.scaling_laws.points import Point, frontier, why_not_two_variables
 
 CONFIDENCE = 0.9
 _SIZES = 1000
-"""On a logarithmic grid, of which the best is taken."""
+"""Sizes of the logarithmic grid that `buy` searches."""
 _WIDER = 10.0
-"""By how much the grid of sizes is wider than the runs', and than these grown as the FLOPs."""
+"""Factor by which the grid exceeds, at both ends, the runs' sizes scaled with the FLOPs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A number with the interval that holds it with `CONFIDENCE`."""
+    """A number with its interval of confidence `CONFIDENCE`."""
 
     value: float
     low: float
@@ -29,13 +29,13 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Purchase:
-    """The best that so many FLOPs buy.
+    """The predicted best run of a budget.
 
     Attributes:
-        flops: of the run.
+        flops: training FLOPs.
         parameters: N.
-        between: the interval of N; None by a power law in compute, where N is on the line through
-            log N and log FLOPs of the runs.
+        between: the interval of N; None for a power law in compute, where N comes from a line
+            fitted to log N over log FLOPs of the runs.
         tokens: D.
         loss: nats per token.
     """
@@ -52,15 +52,16 @@ class ScalingLaw:
 
     Args:
         points: the runs.
-        resamples: refits that intervals come from.
+        resamples: number of refits, which give the intervals.
 
     Attributes:
-        points: those it was fitted to, all runs or the frontier.
+        runs: all runs, by size and tokens.
+        points: the runs that the law was fitted to: all, or the frontier.
         fit: see `steps.scaling_laws.fit`.
-        why_compute: why it is a power law in compute; empty for one in N and D.
+        why_compute: why the law is a power law in compute; empty for L(N, D).
 
     Raises:
-        InputError: the runs determine neither.
+        InputError: the runs determine neither law.
     """
 
     def __init__(self, points: Sequence[Point], resamples: int) -> None:
@@ -83,7 +84,7 @@ class ScalingLaw:
         return max(point.flops for point in self.runs)
 
     def coefficients(self) -> dict[str, Interval]:
-        """By name."""
+        """The law's coefficients with their intervals, by name."""
         names = vars(self.fit.law)
         return {
             name: _interval(getattr(self.fit.law, name), getattr(self.fit.refits, name))
@@ -91,9 +92,9 @@ class ScalingLaw:
         }
 
     def flops_per_token(self, parameters: Any) -> np.ndarray:
-        """Training FLOPs a token of models of so many parameters.
+        """Training FLOPs per token of models with these numbers of parameters.
 
-        Between the runs' sizes the ratio to 6 N is interpolated in log N; beyond them it stays.
+        The ratio to 6 N is interpolated in log N between the runs' sizes, and constant beyond them.
         """
         size, flops, tokens = _columns(self.runs, "parameters", "flops", "tokens")
         sizes, index = np.unique(size, return_inverse=True)
@@ -101,11 +102,11 @@ class ScalingLaw:
         return 6 * parameters * np.interp(np.log(parameters), np.log(sizes), ratios)
 
     def loss_of(self, parameters: Any, flops: Any) -> np.ndarray:
-        """Nats per token of so many parameters at so many FLOPs, for a law in N and D."""
+        """Loss in nats per token by size and training FLOPs, for a law in N and D."""
         return self.fit.law.loss(parameters, flops / self.flops_per_token(parameters))
 
     def buy(self, flops: float) -> Purchase:
-        """The best that so many FLOPs buy: N that minimises L(N, D), or that of the runs' line."""
+        """The best run of a budget: N minimises L(N, D), or lies on the line through the runs."""
         if isinstance(self.fit.law, TwoVariableLaw):
             return self._minimum(flops)
         spent, sizes = (np.log(each) for each in _columns(self.points, "flops", "parameters"))
@@ -126,6 +127,7 @@ class ScalingLaw:
         tokens = flops / self.flops_per_token(sizes)
         losses, again = (law.loss(sizes, tokens) for law in (self.fit.law, self.fit.refits))
         best = int(np.argmin(losses))
+        # Every refit has its own best size; the interval is of these sizes.
         likely = _interval(sizes[best], sizes[np.argmin(again, axis=1)])
         return Purchase(
             flops=flops,

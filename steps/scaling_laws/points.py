@@ -1,6 +1,6 @@
-"""The points a scaling law is fitted to, and which form of law they can determine.
+"""The points of a scaling law, and the form of law that they can determine.
 
-Imports nothing heavy: `plan` asks it before anything is trained.
+It imports no large library, because `plan` uses it before any training.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from training.config import TrainConfig
 from training.config.batch_schedule import batch_phases
 
 COEFFICIENTS = 5
-"""Of L(N, D): E, A, alpha, B and beta."""
+"""Number of coefficients of L(N, D): E, A, alpha, B and beta."""
 _APART = 1.05
 """Sizes, or token counts, within this factor of each other count as one."""
 _BUDGETS_APART = 1.2
-"""The same of FLOPs: budgets are met to a whole number of steps."""
+"""The same for FLOPs, which differ more: runs have a whole number of steps."""
 _NARROW = 0.1
-"""Standard deviation across the line that log N and log D lie nearest to, in natural logarithms. A
-ladder of four sizes at two budgets a factor of two apart has 0.25."""
+"""Least standard deviation of (log N, log D) across their principal axis, in natural logarithms. A
+ladder of four sizes at two budgets that differ by a factor of two has 0.25."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +31,11 @@ class Point:
     """One run.
 
     Attributes:
-        name: for tables.
-        parameters: N, all of them, the embedding included (Hoffmann et al., 2022).
+        name: label in tables.
+        parameters: N, all parameters, embeddings included (Hoffmann et al., 2022).
         tokens: D, positions trained on.
-        flops: of the training, by `models.flops` (causal).
-        loss: on a held-out split, nats per token; NaN before the run.
+        flops: training FLOPs, by `models.flops` (causal).
+        loss: loss on a held-out split, nats per token; NaN before the run.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Point:
 
 
 def point_of(name: str, model: TransformerConfig, train: TrainConfig, loss: float) -> Point:
-    """The point of a run whose configuration has its steps and its sequences' length."""
+    """The point of a run; its configuration must have the steps and the sequences' length."""
     tokens, flops = 0, 0.0
     for phase in batch_phases(train):
         count = (phase.end - phase.first) * phase.rows * train.sequence_length
@@ -57,7 +57,7 @@ def point_of(name: str, model: TransformerConfig, train: TrainConfig, loss: floa
 
 
 def why_not_two_variables(points: Sequence[Point]) -> str:
-    """Why N and D of the points cannot determine L(N, D); empty where they can."""
+    """The reason why N and D of the points cannot determine L(N, D); empty if they can."""
     if len(points) <= COEFFICIENTS:
         return f"{len(points)} runs, L(N, D) needs {COEFFICIENTS + 1}"
     for what, values in (
@@ -72,7 +72,7 @@ def why_not_two_variables(points: Sequence[Point]) -> str:
 
 
 def same_budget(points: Sequence[Point]) -> list[list[Point]]:
-    """The points by FLOPs, in rising order: those of one budget together."""
+    """The points grouped by budget, in ascending order of FLOPs."""
     return [
         [points[index] for index in group]
         for group in groups([point.flops for point in points], _BUDGETS_APART)
@@ -80,10 +80,10 @@ def same_budget(points: Sequence[Point]) -> list[list[Point]]:
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:
-    """Of each budget the point of the lowest loss, where none of a smaller budget is as low.
+    """The point of lowest loss of each budget, without budgets that lower the loss no further.
 
     Raises:
-        InputError: fewer than three are left, so that not even a power law has an error.
+        InputError: fewer than three are left; a power law through two points has no error estimate.
     """
     best: list[Point] = []
     for group in same_budget(points):
@@ -104,7 +104,7 @@ def check_frontier(budgets: int) -> None:
 
 
 def groups(values: Sequence[float], apart: float) -> list[list[int]]:
-    """Indices of the values by size: those within a factor of a group's smallest together."""
+    """Indices of the values in groups; a group spans a factor `apart` from its smallest value."""
     found: list[list[int]] = []
     for index in sorted(range(len(values)), key=lambda index: values[index]):
         if found and values[index] <= apart * values[found[-1][0]]:
@@ -115,7 +115,7 @@ def groups(values: Sequence[float], apart: float) -> list[list[int]]:
 
 
 def short(count: float) -> str:
-    """Three digits and a unit: 82.0k, 1.24B."""
+    """A count with three digits and a unit: 82.0k, 1.24B."""
     count = float(f"{count:.3g}")
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= size:

@@ -1,1 +1,1 @@
-"""Scoring checkpoints, for evaluate, follow and downstream tasks."""
+"""Scoring of checkpoints, for `evaluate` and `follow`."""

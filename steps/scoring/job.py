@@ -1,4 +1,4 @@
-"""What a checkpoint is asked, put together from artifacts: shared by `evaluate` and `follow`."""
+"""The evaluations of a checkpoint, assembled from artifacts; `evaluate` and `follow` share them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Also:
-    """What is asked beside loss and bits per byte.
+    """Evaluations in addition to loss and bits per byte.
 
     Attributes:
-        prompts: texts to write after; they need the tokenizer as an input.
-        new_tokens: to write after each, at most.
-        temperature: 0 takes the most likely token every time.
-        top_k: sample among the k most likely only.
-        seed: of the draws; the same at every checkpoint.
-        questions: which continuation is the passage's own? So many at most, of the first set;
-            0 for none.
-        context_tokens, continuation_tokens: of each part of a question.
-        choices: continuations to choose from.
+        prompts: texts to continue; they need the tokenizer as an input.
+        new_tokens: most tokens of a completion.
+        temperature: 0 is greedy.
+        top_k: sample among the k likeliest tokens only.
+        seed: seed of the sampling, the same at every checkpoint.
+        questions: most multiple-choice questions, from the first split: which continuation is the
+            passage's own? 0 for none.
+        context_tokens, continuation_tokens: lengths of the parts of a question.
+        choices: number of continuations to choose from.
     """
 
     prompts: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ NOTHING_ELSE = Also()
 
 
 def check_questions(arguments: Mapping[str, Any]) -> None:
-    """Refuse what no checkpoint can be asked."""
+    """Refuse a number of sequences or a batch size that is invalid for every checkpoint."""
     check_sequences(arguments["sequences"])
     if (size := arguments["batch_size"]) is not None:
         at_least("evaluation", batch_size=(size, 1))
@@ -71,20 +71,20 @@ def score_job(
     also: Also,
     batch_size: int | None,
 ) -> ScoreJob:
-    """The job of a scorer.
+    """The job of a `Scorer`.
 
     Args:
-        tokens: with the held-out splits.
-        tokenizer: needed for prompts.
+        tokens: token cache with the held-out splits.
+        tokenizer: tokenizer of the prompts; None without prompts.
         model: shape of the model.
-        train: how it was, or is being, trained.
+        train: configuration of its training.
         splits: names of held-out splits.
-        sequences: of each that are read, spread over it; None for all.
-        also: what else is asked.
-        batch_size: sequences at once; None for as many as in a training step.
+        sequences: number of sequences of each split, spread over it; None for all.
+        also: further evaluations.
+        batch_size: sequences per batch; None for that of evaluations during training.
 
     Raises:
-        InputError: there is no such split.
+        InputError: the cache has no such split, or no split is named.
     """
     from training.config.prompts import Prompts
     from training.evaluate.checkpoint_scorer import Passages, ScoreJob
@@ -92,9 +92,9 @@ def score_job(
     sets = tokens.held_out(splits)
     if not sets:
         raise InputError(f"{tokens.path}: no held-out split; sample some validation tokens")
-    writing = passages = None
+    prompts = passages = None
     if tokenizer is not None and also.prompts:
-        writing = Prompts(
+        prompts = Prompts(
             tokenizer=tokenizer.file,
             prompts=also.prompts,
             new_tokens=also.new_tokens,
@@ -120,7 +120,7 @@ def score_job(
         token_bytes=tuple(tokens.token_bytes().tolist()),
         eos_id=tokens.result["eos_id"],
         tokenizer=tokens.result["tokenizer"],
-        prompts=writing,
+        prompts=prompts,
         passages=passages,
         masked=tokens.masked,
     )

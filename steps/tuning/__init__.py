@@ -1,1 +1,1 @@
-"""`ponente tune`: settings of a train step, searched by formula and asked of the TPU compiler."""
+"""`ponente tune`: search settings of a train step by formula, checked by the TPU compiler."""

@@ -1,4 +1,4 @@
-"""The settings that are searched for a train step: how it is carried out, and what it trains."""
+"""The settings that `ponente tune` searches: layout, batch and head sizes of a train step."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from training.cost.memory_plan import SHARDINGS
 HEAD_SIZES = (64, 128, 256)
 MOST_MICROBATCHES = 32
 _MESHES = ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (1, 4))
-"""Devices among which positions are split, and heads and MLP."""
+"""(sequence, tensor): devices that positions are split among, and devices for heads and MLP."""
 _TILE = 256
-"""Positions on a device are a multiple of it where they are split: two chunks of 128 lanes."""
+"""Positions per device are a multiple of this if they are split: two chunks of 128 lanes."""
 
 NOTHING, ROUNDING, TRAINING, MODEL = "", "rounding", "training", "model"
 CHANGES = (NOTHING, ROUNDING, TRAINING, MODEL)
-"""What a setting changes of a run's output: nothing; the order in which gradients are summed; what
-is trained on at each step; the model. Each takes in those before it."""
+"""The effect of settings on a run's output: none; another order of summing gradients; another batch
+per step; another model. Each kind includes those before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A train step.
+    """Settings of a train step.
 
     Attributes:
-        train: with concrete microbatches and sharding; what it recomputes is open.
-        changes: one of `CHANGES`, against the declared run.
+        model: shape of the model.
+        train: with concrete microbatches and sharding; its remat policy is chosen later.
+        changes: one of `CHANGES`, compared with the declared run.
     """
 
     model: TransformerConfig
@@ -41,11 +42,11 @@ class Candidate:
 
 
 def candidates(run: DeclaredRun, batches: Sequence[int] = ()) -> Iterator[Candidate]:
-    """Every candidate whose sizes divide, those that change nothing first.
+    """Every candidate whose sizes divide.
 
     Args:
-        run: what is declared.
-        batches: sequences of a step, other than the run's own, to try too.
+        run: the declared run.
+        batches: further batch sizes to try, in sequences.
     """
     train = run.train
     found = itertools.product(
@@ -70,7 +71,7 @@ def candidates(run: DeclaredRun, batches: Sequence[int] = ()) -> Iterator[Candid
 
 
 def _models(model: TransformerConfig) -> list[TransformerConfig]:
-    """The model, and others with as many weights in as many layers, in heads of other sizes."""
+    """The model, and variants with other head sizes and the same parameters in every layer."""
     found = [model]
     for size in HEAD_SIZES:
         heads, left = divmod(model.heads * model.head_size, size)
@@ -87,7 +88,7 @@ def _microbatches(train: TrainConfig) -> list[int]:
 
 
 def _divides(model: TransformerConfig, train: TrainConfig, hardware: Hardware) -> bool:
-    """Whether devices, rows, positions and features can be split so."""
+    """Whether the mesh divides devices, batch, positions and features evenly."""
     sequence, tensor = train.parallel.sequence, train.parallel.tensor
     rows, left = divmod(hardware.devices // hardware.slices, sequence * tensor)
     rows *= hardware.slices

@@ -1,4 +1,4 @@
-"""A plan as flags of its experiment."""
+"""Convert a plan to flags of its experiment."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _MODEL = ("heads", "kv_heads", "head_size")
 
 
 def flags(plan: Plan, run: DeclaredRun, settings: Any) -> list[str]:
-    """The flags that make the declared run the plan; one word each, and one for each value.
+    """The command-line words that change the declared run to the plan: --flag, value, ...
 
     Args:
-        plan: of the run.
-        run: as it is declared.
-        settings: of the experiment, whose fields the flags are named after.
+        plan: a plan of the run.
+        run: the declared run.
+        settings: settings of the experiment; flags are named after their fields.
     """
     return [
         word
@@ -33,25 +33,26 @@ def flags(plan: Plan, run: DeclaredRun, settings: Any) -> list[str]:
 
 
 def _differences(plan: Plan, run: DeclaredRun, settings: Any) -> Iterator[tuple[str, Any]]:
-    """(dotted name, value) of what differs from the declared run."""
-    training, model = (_field(settings, kind) for kind in (TrainConfig, TransformerConfig))
+    """(dotted name, value) of every setting that differs from the declared run."""
+    training = _field(settings, TrainConfig) or "training"
+    model = _field(settings, TransformerConfig) or "model"
     new, old = plan.fit.train, run.train
     for name in _TRAIN:
         if getattr(new, name) != getattr(old, name):
-            yield f"{training or 'training'}.{name}", getattr(new, name)
+            yield f"{training}.{name}", getattr(new, name)
     for name in _PARALLEL:
         if getattr(new.parallel, name) != getattr(old.parallel, name):
-            yield f"{training or 'training'}.parallel.{name}", getattr(new.parallel, name)
+            yield f"{training}.parallel.{name}", getattr(new.parallel, name)
     if new.parallel.optimizer_memory == "host" != old.parallel.optimizer_memory:
-        yield f"{training or 'training'}.parallel.optimizer_memory", "host"
+        yield f"{training}.parallel.optimizer_memory", "host"
     if plan.candidate.changes == MODEL:
         for name in _MODEL:
             if getattr(plan.candidate.model, name) != getattr(run.model, name):
-                yield f"{model or 'model'}.{name}", getattr(plan.candidate.model, name)
+                yield f"{model}.{name}", getattr(plan.candidate.model, name)
 
 
 def _field(settings: Any, kind: type) -> str | None:
-    """Name of the one setting that is of a kind; None where there is not just one."""
+    """Name of the only setting of a type; None if there are none or several."""
     names = [
         field.name
         for field in dataclasses.fields(settings)

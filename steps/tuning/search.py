@@ -1,4 +1,4 @@
-"""The candidates that fit by formula, and of these the fastest for every amount of memory."""
+"""Search the candidates that fit by formula for the fastest at every amount of memory."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ _SAVING = 0.03
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A candidate with what is known of it.
+    """A candidate with its predicted memory and time.
 
     Attributes:
         candidate: the settings.
-        fit: by formula; its `train` has no "auto".
-        step: the predicted step.
-        compiled: what the compiler says (`training.compile_check.check`); None where it was not
-            asked.
+        fit: memory by formula; its `train` has no "auto".
+        step: the predicted step time.
+        compiled: the compiler's verdict (`training.compile_check.check`); None if not compiled.
     """
 
     candidate: Candidate
@@ -37,34 +36,34 @@ class Plan:
 
     @property
     def seconds_per_token(self) -> float:
-        """Predicted, of the whole slice; batches of different sizes compare by it."""
+        """Predicted seconds per token of the whole slice, comparable between batch sizes."""
         return self.step.seconds / self.step.tokens
 
     @property
     def bytes(self) -> float:
-        """Of one device, by formula."""
+        """Bytes of one device, by formula."""
         return self.fit.estimate.total
 
     @property
     def may_fit(self) -> bool:
-        """Whether the compiler, where it was asked, has not refused it."""
+        """Whether the compiler has not refused the plan; true if it was not compiled."""
         return self.compiled is None or bool(self.compiled["fits"])
 
     @property
     def fits(self) -> bool:
-        """By the compiler where it was asked, else by formula."""
+        """Whether the plan fits, by the compiler if it was compiled, else by formula."""
         return self.fit.fits if self.compiled is None else self.may_fit
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
-        declared: the run as it is declared, with its "auto" resolved; None where it cannot be.
-        tried: candidates.
-        fitting: of these, how many fit by formula.
-        fronts: by `CHANGES`, see `front`.
+        declared: the declared run, with its "auto" resolved; None if its sizes do not divide.
+        tried: number of candidates.
+        fitting: number of plans that fit by formula.
+        fronts: fastest plans by `CHANGES`, see `front`.
     """
 
     declared: Plan | None
@@ -73,11 +72,11 @@ class Search:
     fronts: Mapping[str, Sequence[Plan]]
 
     def best(self, changes: str, *, certain: bool = True) -> Plan | None:
-        """The fastest that fits and changes no more than `changes`.
+        """The fastest plan that fits and changes no more than `changes`.
 
         Args:
             changes: one of `CHANGES`.
-            certain: leave out what is above the limit by formula, if the compiler was not asked.
+            certain: leave out plans that are above the limit by formula and were not compiled.
         """
         allowed = CHANGES[: CHANGES.index(changes) + 1]
         plans = [plan for kind in allowed for plan in self.fronts.get(kind, ())]
@@ -85,7 +84,7 @@ class Search:
         return min(found, key=lambda plan: plan.seconds_per_token, default=None)
 
     def chosen(self) -> dict[str, Plan]:
-        """By `CHANGES`, the best plans, each faster than the one that changes less."""
+        """The best plans by `CHANGES`, each faster than the plans that change less."""
         found: dict[str, Plan] = {}
         for kind in CHANGES:
             plan = self.best(kind)
@@ -102,14 +101,14 @@ def search(
     uncertain: bool = False,
     show: Callable[[str], None] = lambda _: None,
 ) -> Search:
-    """All candidates by formula.
+    """Predict memory and time of all candidates by formula, and keep the fastest.
 
     Args:
-        run: what is declared.
-        chip: its hardware's.
-        batches: other sizes of a batch to try.
-        uncertain: keep what may fit although the formula is above the limit, for a compiler.
-        show: is called with lines on how far it is.
+        run: the declared run.
+        chip: chip of its hardware.
+        batches: further batch sizes to try.
+        uncertain: also keep plans above the limit by formula that the compiler may find to fit.
+        show: called with progress lines.
     """
     most = CERTAIN if uncertain else 1.0
     tried, kept = 0, []
@@ -131,17 +130,17 @@ def search(
 
 
 def _recomputing(run: DeclaredRun, chip: Chip, candidate: Candidate) -> Iterator[Plan]:
-    """The candidate with nothing recomputed, or what has to be; and with ever more of it."""
-    nothing = _plan(run, chip, candidate, "matmuls")
-    if nothing is not None:
-        yield nothing
-    for remat in ("attention", "full") if nothing and nothing.fits else ("auto", "full"):
+    """The candidate under several remat policies, from the least recomputation to the most."""
+    least = _plan(run, chip, candidate, "matmuls")  # keeps all matmuls
+    if least is not None:
+        yield least
+    for remat in ("attention", "full") if least and least.fits else ("auto", "full"):
         if (plan := _plan(run, chip, candidate, remat)) is not None:
             yield plan
 
 
 def _plan(run: DeclaredRun, chip: Chip, candidate: Candidate, remat: str) -> Plan | None:
-    """What the formulas say; None for what the devices cannot be divided into."""
+    """The plan of a candidate under a remat policy; None if its sizes do not divide."""
     place = candidate.train.parallel.optimizer_memory
     if place == "auto" and remat != "auto":
         place = "device"
@@ -165,9 +164,9 @@ def _declared(run: DeclaredRun, chip: Chip) -> Plan | None:
 
 
 def front(plans: Iterable[Plan]) -> list[Plan]:
-    """The plans for which no other is as fast with as little memory, the fastest first.
+    """The Pareto front of time and memory, the fastest plan first.
 
-    One that saves less than `_SAVING` of the memory of the one before is left out.
+    A plan that saves less than the share `_SAVING` of its predecessor's memory is left out.
     """
     found: list[Plan] = []
     for plan in sorted(plans, key=lambda plan: (plan.seconds_per_token, plan.bytes)):

@@ -1,4 +1,4 @@
-"""Plans as rows of text, for a screen and for a page."""
+"""Convert plans to rows of text, for the terminal and for a page."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MEANING = {
     MODEL: "another model, with as many weights in heads of another size",
 }
 HEAD = (
-    *("s a step", "tokens/s", "MFU", "GiB, formula", "GiB, compiler"),
+    *("s per step", "tokens/s", "MFU", "GiB, formula", "GiB, compiler"),
     "settings that differ from the declared",
 )
 
 
 def rows(search: Search, run: DeclaredRun, settings: Any, most: int) -> dict[str, list[list[str]]]:
-    """The fronts as cells, by `CHANGES`, at most so many plans of each."""
+    """The cells of the fronts, by `CHANGES`, with at most `most` plans of each."""
     return {
         kind: [cells(plan, run, settings) for plan in plans[:most]]
         for kind, plans in search.fronts.items()
@@ -32,7 +32,7 @@ def rows(search: Search, run: DeclaredRun, settings: Any, most: int) -> dict[str
 
 
 def cells(plan: Plan, run: DeclaredRun, settings: Any) -> list[str]:
-    """One plan, see `HEAD`."""
+    """The cells of one plan, with the columns of `HEAD`."""
     step = plan.step
     limit = plan.fit.limit / GIB
     formula = f"{plan.bytes / GIB:.1f}" + ("" if plan.fit.fits else f" > {limit:.2f}")
@@ -47,7 +47,7 @@ def cells(plan: Plan, run: DeclaredRun, settings: Any) -> list[str]:
 
 
 def data(plan: Plan, run: DeclaredRun, settings: Any) -> dict[str, Any]:
-    """The same for programs."""
+    """The same plan as JSON."""
     step = plan.step
     return {
         "changes": plan.candidate.changes or "nothing",
@@ -67,7 +67,7 @@ def data(plan: Plan, run: DeclaredRun, settings: Any) -> dict[str, Any]:
 def _compiled(plan: Plan) -> str:
     found = plan.compiled
     if found is None:
-        return "not asked"
+        return "not compiled"
     size = found["need_gib"] if found["peak_gib"] is None else found["peak_gib"]
     if size is None:
         return "failed"

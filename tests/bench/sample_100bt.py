@@ -36,7 +36,7 @@ from data.select.document_hash import document_hash
 from data.select.hash_ranges import Ranges, select
 from data.select.token_budget import Budget
 from pipeline.store.manifest import Shard
-from steps.sample import _Ask, _choose_documents, _choose_row_groups
+from steps.sample import _choose_documents, _choose_row_groups, _Request
 from steps.sampling.shards import Filter, SampleItem
 
 GROUP, TEXT = 1000, 3000
@@ -209,7 +209,7 @@ class Run:
 def choose(server: Server, folder: str, options: argparse.Namespace, budget: Budget) -> dict:
     """What `sample` does before it reads a text."""
     run = Run(folder, options.processes)
-    ask = _Ask(
+    request = _Request(
         run=run,  # type: ignore[arg-type]
         source=server.address + "*.parquet",
         tokenizer=None,
@@ -219,7 +219,7 @@ def choose(server: Server, folder: str, options: argparse.Namespace, budget: Bud
         fields=Fields("text", None, "score", False),
     )
     begun = time.monotonic()
-    choice = (_choose_documents if options.unit == "document" else _choose_row_groups)(ask)
+    choice = (_choose_documents if options.unit == "document" else _choose_row_groups)(request)
     return {
         "unit": options.unit,
         "minutes": round((time.monotonic() - begun) / 60, 2),

@@ -98,9 +98,9 @@ def _ponente(words: list[str]) -> None:
     if "--help" in rest or not rest:
         return
     if verb == "join":
-        own, _, after = join._split(rest)
-        join._parser().parse_args(own)
-        if after:
+        end = rest.index("--") if "--" in rest else len(rest)
+        join._parser().parse_args(rest[:end])
+        if after := rest[end + 1 :]:
             check(shlex.join(after).replace(".venv/bin/", ""))
         return
     if verb == "tune":

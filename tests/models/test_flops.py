@@ -212,7 +212,7 @@ def test_document_lengths_of_segment_ids(rows, data):
 
 def test_impossible_documents_are_refused():
     """An id in two places of a row, and documents without tokens."""
-    with pytest.raises(InputError, match="row 1"):
+    with pytest.raises(InputError, match="sequence 1"):
         document_lengths(np.array([[0, 0, 1], [0, 1, 0]]))
     for documents in ([], [3, 0]):
         with pytest.raises(InputError, match="at least 1 token"):

@@ -118,7 +118,7 @@ WRITER = train(LONG, train=BATCH, epochs=1, **OTHER)
         ),
         (lambda: evaluate(WRITER, splits=("nothing",)), "no held-out split 'nothing'"),
         (lambda: evaluate(WRITER, batch_size=0), "batch_size"),
-        (lambda: extend(WRITER, LONG, train=BATCH, **REST), "how many steps to train in all"),
+        (lambda: extend(WRITER, LONG, train=BATCH, **REST), "the total number of steps"),
         (
             lambda: warm_start(MODEL, UNVALIDATED, take="model", train=SIX, **REST),
             "the tokenizer has 300",

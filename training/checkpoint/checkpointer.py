@@ -1,19 +1,19 @@
-"""Asynchronous checkpoints: `save` returns when the values are copied, long before they are stored.
+"""Asynchronous checkpoints: `save` returns once the values are in host memory, not yet stored.
 
-One checkpoint is one new directory `<directory>/<step:08d>.<attempt>`:
+Each checkpoint is a new directory `<directory>/<step:08d>.<attempt>`:
 
-    arrays/            a Zarr 3 array each, see `training.checkpoint.chunk_grid`
-    progress.json      where the run was: data offset and bytes of the metrics logs, a few numbers
-    parts/00001.json   what process 1 wrote, and so on; of process 0 there is none
-    index.json         last: all of it, with checksums, see `training.checkpoint.index`
+    arrays/            one Zarr 3 array per array, see `training.checkpoint.chunk_grid`
+    progress.json      progress of the run: data offset, bytes of the metrics logs, a few numbers
+    parts/00001.json   the list of what process 1 wrote, and so on; process 0 writes none
+    index.json         written last: all files with checksums, see `training.checkpoint.index`
 
-Every process writes its own chunks and says so through the store; process 0 waits for the others
-there, writes the index and calls `on_commit(step, path)`; only the record which that callback
-writes makes the checkpoint exist for a later run. No process meets another in a collective, and
-every wait has an end.
+Every process writes its own chunks and then its list in `parts`. Process 0 polls the store for
+these lists, writes the index and calls `on_commit(step, path)`. A later run finds the checkpoint
+only through the record that this callback writes. Saving uses no collective, and every wait has a
+timeout.
 
-A store may fail for a minute: a single failed save is logged and the next one made. A second in a
-row is an error, and so is the last save before `wait`.
+A store may be unavailable for a minute: a single failed save is logged and the next one is made. A
+second failure in a row raises, and so does a failure of the last save before `wait`.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ SAVE_TIMEOUT_SECONDS = 1800.0
 PARTS = "parts"
 _LONGEST_PAUSE_SECONDS = 1.0
 _GRACE_SECONDS = 30.0
-_FAILURES = 2  # in a row, that are an error
-_FINAL = (InputError, WorkerLost)  # no later save can do better
+_FAILURES = 2  # this many in a row raise
+_FINAL = (InputError, WorkerLost)  # permanent: a later save would fail in the same way
 _ERRORS = {"passing": StoreUnavailable, "input": InputError, "storage": StorageError}
 
 logger = logging.getLogger(__name__)
@@ -64,15 +64,17 @@ class Checkpointer:
     On CPUs it holds one copy of this process's part of the state between saves.
 
     Args:
-        directory: where checkpoints go: a local path or a URL of gs:// or s3://.
-        attempt: names this run of the trainer; a path that exists already is refused.
-        on_commit: called on process 0 when a checkpoint is complete, with (step, path).
-        on_drop: called on process 0 before a checkpoint is deleted, with (step, path); forget it.
-        on_failure: called by `save` with step and reason of an earlier one that failed.
-        retention: which ones are kept.
-        existing: sound committed checkpoints of earlier runs, oldest first; they count as kept.
+        directory: parent directory of the checkpoints: a local path, or a gs:// or s3:// URL.
+        attempt: name of this attempt; `save` refuses a path that exists already.
+        on_commit: called on process 0 with (step, path) when a checkpoint is complete.
+        on_drop: called on process 0 with (step, path) before a checkpoint is deleted; it must
+            remove the checkpoint's record.
+        on_failure: called by `save` with step and reason when the save before failed.
+        retention: the rules that select which checkpoints are kept.
+        existing: sound committed checkpoints of earlier attempts, oldest first; retention counts
+            them too.
         timeout_seconds: longest time from one save to its commit.
-        chunk_bytes: of one file at most, where an array can be cut so.
+        chunk_bytes: maximum size of a file, where the array can be cut that finely.
     """
 
     def __init__(
@@ -110,41 +112,42 @@ class Checkpointer:
 
     @property
     def committed(self) -> list[tuple[int, str]]:
-        """Step and path of every committed checkpoint that was kept, oldest first."""
+        """Step and path of every committed checkpoint that is kept, oldest first."""
         return list(self._committed)
 
     @property
     def begun(self) -> int:
-        """Step of the newest save that was begun; 0 before the first."""
+        """Step of the newest save that was started; 0 before the first."""
         return self._begun
 
     def path_of(self, step: int) -> str:
-        """Where a checkpoint of `step` goes."""
+        """Path of the checkpoint of `step`."""
         return storage.join(self._directory, f"{step:08d}.{self._attempt}")
 
     def reserve(self, state: Any) -> None:
-        """Begin to take the host memory for saves of such a state, while others do something."""
+        """Start to allocate the host memory for saves of such a state, in a background thread."""
         self._copies.reserve(tree_names.flatten(state))
 
     def save(self, step: int, state: Any, progress: dict[str, Any]) -> str:
-        """Begin to write `state`; its arrays may be donated as soon as this returns.
+        """Start to write `state`; its arrays may be donated as soon as this returns.
 
-        Waits for an earlier save to end and for the copy to host memory. Every process calls it.
+        Blocks until the save before has ended and the copy to host memory is done. Every process
+        calls it.
 
         Args:
-            step: of the run.
+            step: optimizer steps done.
             state: tree of arrays.
-            progress: JSON values, small whatever the step.
+            progress: JSON values, whose size does not grow with the step.
 
         Returns:
-            The path the checkpoint will have.
+            The path that the checkpoint will have.
 
         Raises:
-            InputError: when the path last saved to existed, or what was saved was not finite.
-            StorageError: when the last saves failed, or the one under way does not end in time.
+            InputError: the path of the save before existed already, or its values were not finite.
+            StorageError: the last two saves failed, or the save in flight does not end in time.
         """
         self._join()
-        self._tell_failure()
+        self._report_failure()
         path = self.path_of(step)
         deadline = Deadline(self._timeout_seconds, f"{path}: checkpoint")
         files = open_files(path, deadline)
@@ -170,11 +173,11 @@ class Checkpointer:
         return path
 
     def wait(self) -> None:
-        """Return when nothing is being written any more.
+        """Wait for the save in flight.
 
         Raises:
-            StorageError: when the last save failed, or does not end in time.
-            InputError: when its path existed already, or what was to be saved was not finite.
+            StorageError: the last save failed, or does not end in time.
+            InputError: its path existed already, or its values were not finite.
         """
         self._join()
         self._raise_failure()
@@ -189,14 +192,14 @@ class Checkpointer:
                 )
             self._thread = None
 
-    def _tell_failure(self) -> None:
-        """Of one save that failed; raises where that is no store's passing trouble."""
+    def _report_failure(self) -> None:
+        """Report a failed save; raise when the error is permanent or the second in a row."""
         if self._error is None:
             return
         if isinstance(self._error, _FINAL) or self._failures >= _FAILURES:
             self._raise_failure()
         error, self._error = self._error, None
-        logger.error("checkpoint of step %d failed, the next is tried: %s", self._begun, error)
+        logger.error("checkpoint of step %d failed, training continues: %s", self._begun, error)
         if self._on_failure is not None:
             self._on_failure(self._begun, str(error))
 
@@ -206,12 +209,12 @@ class Checkpointer:
         error, self._error = self._error, None
         if isinstance(error, _FINAL):
             raise error
-        # An `OSError` stays one, so that the step is retried.
+        # `StoreUnavailable` marks a transient error: the engine retries the step.
         kind = StoreUnavailable if isinstance(error, OSError) else StorageError
         raise kind(f"a checkpoint under {self._directory} failed: {error}") from error
 
     def close(self) -> None:
-        """Drain."""
+        """Wait for the save in flight, see `wait`."""
         self.wait()
 
     def _commit(
@@ -227,7 +230,7 @@ class Checkpointer:
         try:
             self._on_commit(step, path)
         except BaseException:
-            # Whether a record was made is not known: only what is forgotten may be deleted.
+            # The record may have been written, so delete the files only after `on_drop` removed it.
             if self._on_drop is not None:
                 with contextlib.suppress(Exception):
                     self._on_drop(step, path)
@@ -243,14 +246,14 @@ class Checkpointer:
                     if self._on_drop is not None:
                         self._on_drop(step, path)
                     storage.delete_tree(path)
-                except (StorageError, OSError) as error:  # the new one is there all the same
-                    logger.warning("%s: could not be deleted, tried again later: %s", path, error)
+                except (StorageError, OSError) as error:  # the new checkpoint is committed anyway
+                    logger.warning("%s: could not be deleted, will be retried: %s", path, error)
                     continue
             del self._committed[position]
 
 
 def describe(state: Any, chunk_bytes: int) -> dict[str, dict[str, Any]]:
-    """Axes, shape, dtype, bytes of a value and chunk shape of every array of a state."""
+    """Axes, shape, dtype, itemsize and chunk shape of every array of a state, by name."""
     arrays = tree_names.flatten(state)
     return {
         name: {
@@ -270,11 +273,11 @@ def describe(state: Any, chunk_bytes: int) -> dict[str, dict[str, Any]]:
 
 def _refuse_existing(path: str) -> None:
     """Raise `InputError` when this process has written to `path` before."""
-    mark = path
-    if jax.process_count() > 1:  # the others may have begun already
-        mark = storage.join(path, INDEX if jax.process_index() == 0 else _part_name())
-    if storage.exists(mark):
-        raise InputError(f"{mark}: exists already; give every run its own attempt")
+    marker = path
+    if jax.process_count() > 1:  # other processes may have created the directory already
+        marker = storage.join(path, INDEX if jax.process_index() == 0 else _part_name())
+    if storage.exists(marker):
+        raise InputError(f"{marker}: exists already; give every run its own attempt")
 
 
 def _write(
@@ -285,7 +288,7 @@ def _write(
     described: dict[str, Any],
     progress: bytes,
 ) -> WrittenChunks | None:
-    """Write this process's share; in process 0, returns what all have written."""
+    """Write this process's chunks; process 0 returns what all processes wrote, others None."""
     index, begun = jax.process_index(), False
     try:
         _refuse_existing(path)
@@ -301,9 +304,9 @@ def _write(
         return None
     except BaseException as error:
         if index == 0:
-            if begun:  # nothing that others wrote is deleted
+            if begun:  # otherwise the files at `path` are another checkpoint's
                 _discard(path)
-        elif begun or isinstance(error, OSError):
+        elif begun or isinstance(error, OSError):  # never replace another checkpoint's list
             with contextlib.suppress(Exception):
                 content = with_digest({"error": str(error), "kind": _kind(error)})
                 storage.write_atomic(storage.join(path, _part_name()), content)
@@ -314,9 +317,9 @@ def _gather(path: str, deadline: Deadline, written: WrittenChunks) -> None:
     """Wait until every other process has listed what it wrote.
 
     Raises:
-        InputError: one of them refused what was to be saved.
+        InputError: one of them had values that are not finite.
         StorageError: one of them failed.
-        StoreUnavailable: one of them failed for a reason that may pass, or did not answer in time.
+        StoreUnavailable: one of them had a transient error, or wrote no list in time.
     """
     missing = set(range(1, jax.process_count()))
     pause = 0.02
@@ -343,7 +346,7 @@ def _gather(path: str, deadline: Deadline, written: WrittenChunks) -> None:
 
 
 def _kind(error: BaseException) -> str:
-    """What an error is to the others, who need to know whether trying again may help."""
+    """Key of an error in `_ERRORS`: process 0 raises that class, which decides about a retry."""
     if isinstance(error, OSError):
         return "passing"
     return "input" if isinstance(error, InputError) else "storage"
@@ -355,6 +358,6 @@ def _part_name(index: int | None = None) -> str:
 
 
 def _discard(path: str) -> None:
-    """Delete what became no checkpoint, so that a full disk has room again."""
+    """Delete the files of a failed save, which may have filled the disk."""
     with contextlib.suppress(Exception):
         storage.delete_tree(path)

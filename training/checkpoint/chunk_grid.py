@@ -1,10 +1,10 @@
-"""How arrays lie in a checkpoint: a Zarr 3 array each, cut so that every piece has one writer.
+"""The chunk grid of a checkpoint's arrays: each is a Zarr 3 array whose chunks have one writer.
 
-    arrays/<name>/zarr.json   shape, dtype and chunks, for whoever opens it as Zarr
+    arrays/<name>/zarr.json   shape, dtype and chunks, for Zarr readers
     arrays/<name>/c.0.1       chunk 0, 1: little-endian values and their CRC-32C
 
-Every shard of an array is a whole number of chunks, so processes write without meeting and nothing
-is padded. Whoever reads takes the chunks that overlap what it needs, whatever the mesh was.
+Every shard of an array is a whole number of chunks, so processes write independently and nothing is
+padded. A reader takes the chunks that overlap what it needs, so it may use any mesh.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 ARRAYS = "arrays"
-CHUNK_BYTES = 32 << 20  # one object of a bucket: many are under way at once
+CHUNK_BYTES = 32 << 20  # size of one object in a bucket; many transfers are in flight at once
 CRC_BYTES = 4
 
 # Half-open range along every axis.
@@ -38,11 +38,11 @@ class ChunkGrid:
 
     @property
     def chunks(self) -> int:
-        """Chunks in all."""
+        """Total number of chunks."""
         return math.prod(self.count)
 
     def box(self, index: tuple[int, ...]) -> Box:
-        """What chunk `index` covers."""
+        """The range that chunk `index` covers."""
         return tuple((i * part, (i + 1) * part) for i, part in zip(index, self.chunk, strict=True))
 
     def overlapping(self, box: Box) -> Iterator[tuple[int, ...]]:
@@ -54,7 +54,7 @@ class ChunkGrid:
         return itertools.product(*ranges)
 
     def number(self, index: tuple[int, ...]) -> int:
-        """Position of chunk `index` among all."""
+        """Row-major number of chunk `index`."""
         found = 0
         for i, size in zip(index, self.count, strict=True):
             found = found * size + i
@@ -66,22 +66,23 @@ class ChunkGrid:
 
 
 def chunk_shape(shard: tuple[int, ...], itemsize: int, most: int) -> tuple[int, ...]:
-    """A shape that divides `shard` into chunks of about `most` bytes or less, cut in front first.
+    """A shape that divides `shard` into chunks of about `most` bytes or less.
 
-    An axis whose only divisors would make crumbs stays whole, so a chunk can be larger.
+    Cuts the leading axes first. An axis stays whole when its divisors would give more than four
+    times as many parts as needed, so a chunk can be larger than `most`.
     """
     chunk = [max(1, size) for size in shard]
     for axis, size in enumerate(chunk):
         parts = -(-math.prod(chunk) * itemsize // most)
         if parts > 1:
-            fitting = (n for n in range(min(parts, size), size + 1) if size % n == 0)
-            found = next(fitting)
-            chunk[axis] = size // found if found <= 4 * parts else size
+            # The smallest divisor of the axis that gives at least as many parts as needed.
+            divisor = next(n for n in range(min(parts, size), size + 1) if size % n == 0)
+            chunk[axis] = size // divisor if divisor <= 4 * parts else size
     return tuple(chunk)
 
 
 def box_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
-    """The box that slices of a sharding mean."""
+    """The box of a shard's slices, as JAX gives them."""
     return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
 
 
@@ -91,12 +92,15 @@ def shape_of(box: Box) -> tuple[int, ...]:
 
 
 def common(one: Box, other: Box) -> Box:
-    """The overlap of two boxes that have one."""
+    """The overlap of two boxes, which must overlap."""
     return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
 
 
 def within(box: Box, outer: Box) -> tuple[Any, ...]:
-    """An index that gives a view of `box` in an array that holds `outer`, also of no axes."""
+    """An index of the view of `box` in an array that holds `outer`.
+
+    The trailing `...` makes the index of a scalar array (no axes) give a view too.
+    """
     slices = [slice(a - c, b - c) for (a, b), (c, _) in zip(box, outer, strict=True)]
     return (*slices, ...)
 
@@ -115,7 +119,7 @@ def metadata(entry: dict[str, Any]) -> bytes:
     """zarr.json of an array.
 
     Args:
-        entry: with axes, shape, dtype and chunk, as in the index.
+        entry: axes, shape, dtype and chunk, as in the index.
     """
     tree = {
         "zarr_format": 3,

@@ -1,4 +1,4 @@
-"""Values to chunks and back, with the checksums that tell damage."""
+"""Writes arrays as chunks and reads them back, with checksums that detect corruption."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from training.checkpoint.device_to_host import HostShard
 from training.checkpoint.files import Files, damaged, in_parallel
 from training.checkpoint.index import WrittenChunks
 
-_AHEAD_BYTES = 512 << 20  # read and not yet on a device
-_STRIDE = 1 << 20  # bytes of one call of the checksum, which keeps Python's lock
+_AHEAD_BYTES = 512 << 20  # host memory of a restore: values read and not yet on a device
+_STRIDE = 1 << 20  # bytes per call of `extend`, which holds the GIL
 
 
 def checksum(data: np.ndarray) -> int:
@@ -44,11 +44,11 @@ def checksum(data: np.ndarray) -> int:
 def write_chunks(
     files: Files, shards: Iterable[HostShard], leaves: Mapping[str, dict[str, Any]]
 ) -> WrittenChunks:
-    """Write the chunks of this process's shards.
+    """Write the chunks of this process's shards; returns their digests.
 
     Args:
-        files: of the checkpoint.
-        shards: copied from the devices.
+        files: files of the checkpoint.
+        shards: shards in host memory.
         leaves: axes, shape, dtype and chunk of every array.
 
     Raises:
@@ -62,9 +62,9 @@ def write_chunks(
     ]
 
     def write(task: tuple[HostShard, ChunkGrid, tuple[int, ...], bool]) -> tuple[int, str]:
-        shard, grid, index, finite = task
+        shard, grid, index, named = task
         values = np.ascontiguousarray(shard.values[within(grid.box(index), shard.box)])
-        if finite:
+        if named:
             _check_finite(shard.name, values)
         data = _bytes(values)
         crc = checksum(data)
@@ -95,14 +95,14 @@ def read_arrays(
 ) -> dict[str, jax.Array]:
     """Arrays of a checkpoint with the shardings of `target`.
 
-    A process reads every chunk that one of its devices needs once, and no other. Host memory holds
-    a few arrays at a time.
+    A process reads each chunk that its devices need once, and no other chunk. Host memory holds a
+    few arrays at a time.
 
     Args:
-        path: of the checkpoint, for errors.
-        files: of the checkpoint.
-        leaves: of the index.
-        target: `jax.ShapeDtypeStruct` with sharding by name; as the index describes them.
+        path: path of the checkpoint, for errors.
+        files: files of the checkpoint.
+        leaves: `leaves` of the index.
+        target: `jax.ShapeDtypeStruct` with a sharding, by name; shape and dtype as in the index.
 
     Raises:
         CorruptOutput: a chunk is missing or changed.
@@ -110,11 +110,11 @@ def read_arrays(
     """
     arrays: dict[str, jax.Array] = {}
     with ThreadPoolExecutor(files.threads, "restore") as pool:
-        under_way: deque[tuple[str, list[_Part], list[Future[None]]]] = deque()
+        in_flight: deque[tuple[str, list[_Part], list[Future[None]]]] = deque()
         ahead = 0
 
         def finish() -> int:
-            name, parts, futures = under_way.popleft()
+            name, parts, futures = in_flight.popleft()
             for future in futures:
                 future.result()
             arrays[name] = _placed(target[name], parts)
@@ -132,11 +132,11 @@ def read_arrays(
                     pool.submit(_fill, path, files, name, checksums, grid, *item)
                     for item in needed.items()
                 ]
-                under_way.append((name, parts, futures))
+                in_flight.append((name, parts, futures))
                 ahead += sum(part.values.nbytes for part in parts)
-                while ahead > _AHEAD_BYTES and len(under_way) > 1:
+                while ahead > _AHEAD_BYTES and len(in_flight) > 1:
                     ahead -= finish()
-            while under_way:
+            while in_flight:
                 finish()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -148,11 +148,11 @@ def read_box(path: str, files: Files, name: str, entry: Mapping[str, Any], box: 
     """The values of one box of an array, in host memory.
 
     Args:
-        path: of the checkpoint, for errors.
-        files: of the checkpoint.
-        name: of the array.
-        entry: of the index.
-        box: what to read.
+        path: path of the checkpoint, for errors.
+        files: files of the checkpoint.
+        name: name of the array.
+        entry: the array's entry in the index.
+        box: the range to read along every axis.
 
     Raises:
         CorruptOutput: a chunk is missing or changed.
@@ -177,16 +177,17 @@ def _fill(
     index: tuple[int, ...],
     parts: list[_Part],
 ) -> None:
-    """Read one chunk, check it, and put it where it belongs."""
+    """Read one chunk, verify its checksums and copy it into the parts that it overlaps."""
     box = grid.box(index)
-    values = _place_for(box, parts)
+    values = _read_buffer(box, parts)
     data, tail = _bytes(values), np.empty(CRC_BYTES, np.uint8)
     file = chunk_file(name, index)
     files.read(file, data, tail)
     found = checksum(data)
-    # The chunk's own, which Zarr has too, finds damage; that of the index another chunk as well.
+    # The CRC stored in the chunk (Zarr's codec) detects corruption; the index's CRC also detects
+    # a chunk that was replaced by a valid chunk of other values.
     if int.from_bytes(tail.tobytes(), "little") != found or checksums[grid.number(index)] != found:
-        raise damaged(path, file, "a content that disagrees with its CRC-32C")
+        raise damaged(path, file, "content that does not match its CRC-32C")
     for part in parts:
         shared = common(box, part.box)
         target = part.values[within(shared, part.box)]
@@ -194,8 +195,8 @@ def _fill(
             target[...] = values[within(shared, box)]
 
 
-def _place_for(box: Box, parts: list[_Part]) -> np.ndarray:
-    """Where a chunk can be read to: the array it is for, when it lies there in one piece."""
+def _read_buffer(box: Box, parts: list[_Part]) -> np.ndarray:
+    """A buffer for a chunk: a view of its part when that is contiguous, else new memory."""
     part = parts[0]
     if len(parts) == 1 and common(box, part.box) == box:
         place = part.values[within(box, part.box)]
@@ -205,7 +206,7 @@ def _place_for(box: Box, parts: list[_Part]) -> np.ndarray:
 
 
 def _parts(want: Any) -> list[_Part]:
-    """The distinct boxes that this process's devices hold, with room for them."""
+    """The distinct boxes that this process's devices hold, with uninitialised values."""
     devices: dict[Box, list[Any]] = {}
     for device, index in want.sharding.addressable_devices_indices_map(want.shape).items():
         devices.setdefault(box_of(index, want.shape), []).append(device)
@@ -232,11 +233,14 @@ def _bytes(values: np.ndarray) -> np.ndarray:
 
 
 def _check_finite(name: str, values: np.ndarray) -> None:
-    if values.dtype.kind != "f":
+    if not jax.dtypes.issubdtype(values.dtype, np.floating):
         return
     with np.errstate(over="ignore", invalid="ignore"):
-        # A sum is finite only when its terms are, and costs a fraction of asking each.
-        if np.isfinite(values.sum()) or np.isfinite(values).all():
+        # A finite sum proves that all terms are finite, and costs a fraction of testing each one,
+        # but not in bfloat16, which numpy sums slowly and whose kind is not "f". A sum that is not
+        # finite may be an overflow of finite terms.
+        summed = values.dtype.kind == "f" and np.isfinite(values.sum())
+        if summed or np.isfinite(values).all():
             return
     raise InputError(
         f"{name}: expected finite values to save, found {int((~np.isfinite(values)).sum())} that "

@@ -1,7 +1,7 @@
-"""The part of a save that training waits for: device to host.
+"""Copies the state from devices to host memory, the part of a save that blocks training.
 
 Every distinct shard is copied from one of the devices that hold it, chosen so that all devices of
-all processes copy about the same number of bytes. All transfers are begun before one is waited for.
+all processes copy about the same number of bytes. All transfers start before the first wait.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ import numpy as np
 
 from training.checkpoint.chunk_grid import Box, box_of, shape_of
 
-_PIECE_BYTES = 8 << 20  # of one thread's copy
+_PIECE_BYTES = 8 << 20  # size of one task of the copy threads
 _THREADS = min(8, os.cpu_count() or 1)
 _PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, eq=False)
 class HostShard:
-    """One shard of an array in host memory, which nothing else writes to.
+    """One shard of an array in host memory; only `HostCopies` writes to it.
 
     Attributes:
-        name: of the array.
-        box: where in the array it lies.
+        name: name of the array.
+        box: range of the array that the shard holds.
         values: numpy array of the box's shape.
     """
 
@@ -42,16 +42,16 @@ class HostShard:
 
 
 class HostCopies:
-    """Copies the shards this process has to write; on CPUs always into the same memory."""
+    """Copies the shards that this process writes; on CPUs every save reuses the same memory."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, Box], np.ndarray] = {}
         self._reserving: threading.Thread | None = None
 
     def reserve(self, arrays: Mapping[str, jax.Array]) -> None:
-        """Begin to take the memory that `take` copies such arrays into, in a thread of its own.
+        """Start to allocate the memory that `take` copies such arrays into, in a background thread.
 
-        The system finds pages only as they are written to, for which the first save would wait.
+        The kernel allocates a page at the first write to it, which would slow down the first save.
         """
         self._reserved()
         missing = [one for one in _mine(arrays) if one[:2] not in self._kept]
@@ -63,48 +63,47 @@ class HostCopies:
             self._reserving.start()
 
     def _reserved(self) -> None:
+        """Wait for the thread of `reserve`."""
         if self._reserving is not None:
             self._reserving.join()
             self._reserving = None
 
     def take(self, arrays: Mapping[str, jax.Array]) -> list[HostShard]:
-        """This process's shards, copied: the arrays may be donated when this returns.
+        """Copies of this process's shards; the arrays may be donated when this returns.
 
-        Values of an earlier call are overwritten. Waits until the arrays are computed.
+        Overwrites the values of an earlier call. Blocks until the arrays are computed.
         """
         self._reserved()
         mine = _mine(arrays)
         for _, _, data in mine:
             if not _on_host(data):
                 data.copy_to_host_async()
-        # Of a CPU's array this is a view, of an accelerator's the copy that was begun.
-        found = [(name, box, np.asarray(data), _on_host(data)) for name, box, data in mine]
-        shards = [
-            HostShard(name, box, self._target(name, box, values) if view else values)
-            for name, box, values, view in found
-        ]
-        pairs = [
-            (shard.values, values)
-            for shard, (_, _, values, view) in zip(shards, found, strict=True)
-            if view
-        ]
+        shards, pairs = [], []
+        for name, box, data in mine:
+            # A view of a CPU's array, which must be copied, or the finished copy of a device's.
+            values = np.asarray(data)
+            if _on_host(data):
+                target = self._target(name, box, values)
+                pairs.append((target, values))
+                values = target
+            shards.append(HostShard(name, box, values))
         _copy(pairs)
         return shards
 
     def _target(self, name: str, box: Box, values: np.ndarray | jax.Array) -> np.ndarray:
         kept = self._kept.get((name, box))
         if kept is None or kept.shape != values.shape or kept.dtype != values.dtype:
-            # Fresh memory costs more than the copy: it is kept for the next save.
+            # Page faults of new memory cost more than the copy, so the next save reuses it.
             kept = self._kept[name, box] = np.empty(values.shape, values.dtype)
         return kept
 
 
 @functools.lru_cache(maxsize=4)
 def assigned(arrays: tuple[tuple[str, tuple[int, ...], int, Any], ...]) -> dict[Any, int]:
-    """The id of the device that writes each shard, the same answer in every process.
+    """The id of the device that each shard is copied from, the same result in every process.
 
     Args:
-        arrays: name, shape, bytes of a value and sharding of each.
+        arrays: name, shape, itemsize and sharding of each array.
 
     Returns:
         Device id by (name, box).
@@ -116,6 +115,7 @@ def assigned(arrays: tuple[tuple[str, tuple[int, ...], int, Any], ...]) -> dict[
             box = box_of(index, shape)
             holders.setdefault((name, box), []).append(device.id)
             sizes[name, box] = math.prod(shape_of(box)) * itemsize
+    # Greedy balancing: the largest shards first, each to its least loaded holder.
     load: Counter[int] = Counter()
     writers = {}
     for shard in sorted(holders, key=lambda shard: (-sizes[shard], shard)):
@@ -126,7 +126,7 @@ def assigned(arrays: tuple[tuple[str, tuple[int, ...], int, Any], ...]) -> dict[
 
 
 def _mine(arrays: Mapping[str, jax.Array]) -> list[tuple[str, Box, jax.Array]]:
-    """What this process writes: name, place and one device's values of each shard."""
+    """Name, box and one device's values of each shard that this process writes."""
     writers = assigned(
         tuple((name, x.shape, x.dtype.itemsize, x.sharding) for name, x in arrays.items())
     )
@@ -139,19 +139,19 @@ def _mine(arrays: Mapping[str, jax.Array]) -> list[tuple[str, Box, jax.Array]]:
 
 
 def _touch(arrays: list[np.ndarray]) -> None:
-    """Write to every page of arrays whose values do not matter."""
+    """Write to every page of uninitialised arrays, so that the kernel allocates them."""
     for array in arrays:
         array.reshape(-1).view(np.uint8)[::_PAGE_BYTES] = 0
 
 
 def _on_host(data: jax.Array) -> bool:
-    """Whether numpy would look at the array's own memory."""
+    """Whether `np.asarray` gives a view of the array's own memory."""
     device = next(iter(data.devices()))
     return device.platform == "cpu" or "host" in (data.sharding.memory_kind or "")
 
 
 def _copy(pairs: list[tuple[np.ndarray, np.ndarray]]) -> None:
-    """Copy each second array into the first, large ones in pieces by several threads."""
+    """Copy each (target, source) pair; several threads share the pieces of large arrays."""
     pieces = []
     for target, source in pairs:
         if not source.flags.c_contiguous or source.nbytes <= _PIECE_BYTES:

@@ -1,7 +1,7 @@
 """Files of a checkpoint, each written and read whole, on a local disk or in a bucket.
 
-A local file is flushed to the disk before `write` returns. A bucket is spoken to through
-TensorStore, which retries. Nothing is checked here: a reader compares what comes back.
+A local file is synced to the disk (fsync) before `write` returns. Buckets are accessed through
+TensorStore, which retries. This module checks sizes only: callers compare the checksums.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Result = TypeVar("Result")
 
 _TRIES = 3
 _PAUSE_SECONDS = 0.1
-_NOT_THERE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+_NOT_FOUND = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 class Deadline:
-    """A moment after which nothing is waited for."""
+    """The time limit that all operations of one save or restore share."""
 
     def __init__(self, seconds: float, what: str) -> None:
         self._seconds = seconds
@@ -34,7 +34,7 @@ class Deadline:
         self._end = time.monotonic() + seconds
 
     def left(self) -> float:
-        """Seconds until then. Raises `StoreUnavailable` when there are none."""
+        """Seconds until the deadline. Raises `StoreUnavailable` when it has passed."""
         left = self._end - time.monotonic()
         if left <= 0:
             raise StoreUnavailable(
@@ -45,12 +45,12 @@ class Deadline:
 
 
 class Files(Protocol):
-    """The files of one checkpoint. `threads` of them can be under way at once."""
+    """The files of one checkpoint. Callers may use it from `threads` threads at once."""
 
     threads: int
 
     def write(self, name: str, *parts: Any) -> None:
-        """Write a file of these bytes, one after the other. Raises `StorageError`."""
+        """Write a file of the concatenated `parts`. Raises `StorageError`."""
         ...
 
     def read(self, name: str, *targets: np.ndarray) -> None:
@@ -64,7 +64,7 @@ class Files(Protocol):
 
 
 def open_files(path: str, deadline: Deadline) -> Files:
-    """The files of the checkpoint at `path`. Raises `InputError` for a store we do not write to."""
+    """The files of the checkpoint at `path`. Raises `InputError` for an unsupported store."""
     if storage.is_local(path):
         return _LocalFiles(path, deadline)
     return _BucketFiles(path, deadline)
@@ -73,7 +73,7 @@ def open_files(path: str, deadline: Deadline) -> Files:
 def in_parallel(
     function: Callable[[Item], Result], items: Iterable[Item], threads: int
 ) -> list[Result]:
-    """`function` of every item, in order; the first error stops what has not begun."""
+    """`function` of every item, in order; an error cancels the calls that have not started."""
     with ThreadPoolExecutor(threads, "checkpoint") as pool:
         futures = [pool.submit(function, item) for item in items]
         try:
@@ -84,7 +84,7 @@ def in_parallel(
 
 
 def damaged(path: str, name: str, found: str) -> CorruptOutput:
-    """The error for a file that is not what was written."""
+    """The error for a file whose content is not what was written."""
     return CorruptOutput(
         f"{path}/{name}: expected what was saved, found {found}; an older checkpoint is needed"
     )
@@ -98,29 +98,29 @@ class _LocalFiles:
 
     def write(self, name: str, *parts: Any) -> None:
         url = storage.join(self._path, name)
-        self._steadily(url, lambda: _write_local(url, parts))
+        self._with_retries(url, lambda: _write_local(url, parts))
 
     def read(self, name: str, *targets: np.ndarray) -> None:
         url = storage.join(self._path, name)
         try:
-            found = self._steadily(url, lambda: _read_local(storage.local_path(url), targets))
-        except _NOT_THERE as error:
+            found = self._with_retries(url, lambda: _read_local(storage.local_path(url), targets))
+        except _NOT_FOUND as error:
             raise damaged(self._path, name, "no file") from error
         expected = sum(target.nbytes for target in targets)
         if found != expected:
             raise damaged(self._path, name, f"{found:,} bytes instead of {expected:,}")
 
-    def _steadily(self, url: str, action: Callable[[], Result]) -> Result:
-        for more in reversed(range(_TRIES)):
+    def _with_retries(self, url: str, action: Callable[[], Result]) -> Result:
+        for retries_left in reversed(range(_TRIES)):
             self._deadline.left()
             try:
                 return action()
-            except _NOT_THERE:
+            except _NOT_FOUND:
                 raise
             except OSError as error:
-                if not more:
+                if not retries_left:
                     raise StoreUnavailable(f"{url}: {error}; check the disk, run again") from error
-                time.sleep(_PAUSE_SECONDS * (_TRIES - more))
+                time.sleep(_PAUSE_SECONDS * (_TRIES - retries_left))
         raise AssertionError("unreachable")
 
 
@@ -163,13 +163,13 @@ class _BucketFiles:
 
         self._path = path
         self._deadline = deadline
-        self._store = self._settle(ts.KvStore.open(store_spec(path), context=store_context()))
+        self._store = self._wait(ts.KvStore.open(store_spec(path), context=store_context()))
 
     def write(self, name: str, *parts: Any) -> None:
-        self._settle(self._store.write(name, b"".join(parts)))
+        self._wait(self._store.write(name, b"".join(parts)))
 
     def read(self, name: str, *targets: np.ndarray) -> None:
-        found = self._settle(self._store.read(name))
+        found = self._wait(self._store.read(name))
         if found.state != "value":
             raise damaged(self._path, name, "no file")
         content, expected = found.value, sum(target.nbytes for target in targets)
@@ -180,8 +180,9 @@ class _BucketFiles:
             target[:] = np.frombuffer(content, np.uint8, target.nbytes, begin)
             begin += target.nbytes
 
-    def _settle(self, future: Any) -> Any:
+    def _wait(self, future: Any) -> Any:
         from data.cache.shard_io import wait
 
-        # An answer is an answer here, also "not found": nothing that is read counts as damaged yet.
+        # `writing=True` reports every failed request as an error of the store. A file that does not
+        # exist is no failed request: the store returns a result without a value.
         return wait(future, self._path, self._deadline.left(), writing=True)

@@ -1,10 +1,10 @@
-"""The index of a checkpoint: what is in it, and the proof that it is still there.
+"""The index of a checkpoint: its contents, with digests that detect corruption.
 
-`index.json` is written after everything else, so a checkpoint without one is none. It has the
-step, every array (axes, shape, dtype, chunks, CRC-32C and SHA-256 of every chunk), every small file
-(size, SHA-256) and a digest of itself. All digests were taken of the bytes that were given to the
-store: nothing is read back to save. A missing, truncated, changed or exchanged file does not agree
-with the index when it is read.
+`index.json` is written after all other files, so a directory without it is not a checkpoint. It has
+the step, every array (axes, shape, dtype, chunks, CRC-32C and SHA-256 of every chunk), every small
+file (size, SHA-256) and a digest of itself. All digests are of the bytes passed to the store: a
+save reads nothing back. A reader detects a missing, truncated, changed or swapped file because it
+does not match the index.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class WrittenChunks:
     """Chunks and small files that a process wrote, with their digests.
 
     Attributes:
-        chunks: [CRC-32C of the values, SHA-256 of the file] by number, by array.
+        chunks: (CRC-32C of the values, SHA-256 of the file) by array, then by chunk number.
         files: the other files.
     """
 
@@ -45,12 +45,12 @@ class WrittenChunks:
     files: list[Measured] = field(default_factory=list)
 
     def add_file(self, files: Files, name: str, content: bytes) -> None:
-        """Write a small file and remember it."""
+        """Write a small file and add it to `files`."""
         files.write(name, content)
         self.remember(name, content)
 
     def remember(self, name: str, content: bytes) -> None:
-        """A small file of this content is there."""
+        """Add a small file of this content, which was written already, to `files`."""
         self.files.append((name, len(content), hashlib.sha256(content).hexdigest()))
 
     def join(self, other: WrittenChunks) -> None:
@@ -60,7 +60,7 @@ class WrittenChunks:
         self.files += other.files
 
     def to_json(self) -> dict[str, Any]:
-        """For `from_json`, by way of JSON."""
+        """JSON values, for `from_json`."""
         chunks = {name: [[n, *c] for n, c in found.items()] for name, found in self.chunks.items()}
         return {"chunks": chunks, "files": self.files}
 
@@ -80,10 +80,14 @@ def with_digest(content: Any) -> bytes:
 
 
 def verify_digest(url: str, what: str) -> Any:
-    """The content that `with_digest` gave the bytes at `url`.
+    """The content of the file at `url`, which `with_digest` encoded.
+
+    Args:
+        url: URL of the file.
+        what: name of the file's content in error messages.
 
     Raises:
-        CorruptOutput: when it is missing, torn or changed.
+        CorruptOutput: the file is missing, truncated or changed.
     """
     try:
         document = storage.read_json(url)
@@ -99,16 +103,16 @@ def verify_digest(url: str, what: str) -> Any:
 
 
 def write_index(path: str, step: int, leaves: Mapping[str, Any], written: WrittenChunks) -> None:
-    """Make the checkpoint at `path` whole.
+    """Write the index, which completes the checkpoint at `path`.
 
     Args:
-        path: of the checkpoint.
-        step: of the run.
+        path: path of the checkpoint.
+        step: optimizer steps done.
         leaves: axes, shape, dtype and chunk of every array.
-        written: by all processes.
+        written: what all processes wrote.
 
     Raises:
-        StorageError: when somebody's chunk is missing.
+        StorageError: the processes did not write all chunks of an array.
     """
     described = {}
     for name, entry in leaves.items():
@@ -117,7 +121,7 @@ def write_index(path: str, step: int, leaves: Mapping[str, Any], written: Writte
         if sorted(chunks) != list(range(expected)):
             raise StorageError(
                 f"{path}: expected {expected} chunks of {name}, the processes "
-                f"wrote {len(chunks)}; they do not agree on how it is split"
+                f"wrote {len(chunks)}; their shardings of it differ"
             )
         ordered = [chunks[number] for number in range(expected)]
         described[name] = {
@@ -138,8 +142,8 @@ def read_index(path: str) -> dict[str, Any]:
     """The index of the checkpoint at `path`.
 
     Raises:
-        CorruptOutput: when it is missing, torn or changed.
-        InputError: when it was written by another version of this code.
+        CorruptOutput: the index is missing, truncated or changed.
+        InputError: another version of this code wrote it.
     """
     url = storage.join(path, INDEX)
     content = verify_digest(url, "the checkpoint's index")
@@ -153,7 +157,7 @@ def read_index(path: str) -> dict[str, Any]:
 
 
 def measured(index: Mapping[str, Any]) -> Iterator[Measured]:
-    """Every file of the checkpoint but the index: path, size and SHA-256, as written."""
+    """Path, size and SHA-256 of every file of the checkpoint except the index, as written."""
     yield from (tuple(file) for file in index["files"])
     for name, entry in index["leaves"].items():
         grid = ChunkGrid(tuple(entry["shape"]), tuple(entry["chunk"]))
@@ -163,20 +167,19 @@ def measured(index: Mapping[str, Any]) -> Iterator[Measured]:
 
 
 def content_of(index: Mapping[str, Any]) -> str:
-    """Digest of what the checkpoint says: its step and arrays, from digests taken while it was
-    written; nothing of progress and times."""
+    """Content digest of the checkpoint: of its step and its arrays' digests, not of progress."""
     return digest({"step": index["step"], "leaves": index["leaves"]})
 
 
 def check_file(path: str, files: Files, name: str, size: int, sha256: str) -> bytes:
-    """The content of a small file of the checkpoint at `path`, as the index has it.
+    """The content of a small file of the checkpoint at `path`, verified against the index.
 
     Raises:
-        CorruptOutput: it is missing or changed.
+        CorruptOutput: the file is missing or changed.
         StorageError: the store failed.
     """
     content = np.empty(size, np.uint8)
     files.read(name, content)
     if hashlib.sha256(content.data).hexdigest() != sha256:
-        raise damaged(path, name, "another content")
+        raise damaged(path, name, "other content")
     return content.tobytes()

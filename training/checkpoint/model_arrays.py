@@ -1,4 +1,4 @@
-"""The parameters of a checkpoint array by array, in the memory of one process without devices."""
+"""Reads and writes the parameters of a checkpoint array by array, in one process, on no device."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def describe(config: TransformerConfig) -> dict[str, dict[str, Any]]:
 
 
 class StoredModel:
-    """The parameters of a checkpoint, of which a part is read at a time.
+    """The parameters of a checkpoint, for reading one part at a time.
 
     Args:
-        path: of the checkpoint.
+        path: path of the checkpoint.
         config: shape of its model.
-        average: of the parameters' moving average where the run kept one; else of the last ones.
+        average: read the parameter EMA where the run kept one; otherwise the last parameters.
 
     Attributes:
-        averaged: whether it is the average that is read.
+        averaged: whether `read` returns the EMA.
 
     Raises:
         CorruptOutput: the index is missing or changed.
@@ -65,7 +65,7 @@ class StoredModel:
             raise InputError(f"{path}: {difference}; the checkpoint is of another model")
 
     def read(self, name: str, rows: tuple[int, int] | None = None) -> np.ndarray:
-        """The values of an array, or of rows [begin, end) of its first axis.
+        """The values of an array, or of indices [begin, end) of its first axis.
 
         Raises:
             CorruptOutput: a chunk is missing or changed.
@@ -78,10 +78,10 @@ class StoredModel:
 
 
 class ModelWriter:
-    """Writes a checkpoint of parameters alone, of step 0.
+    """Writes a checkpoint of parameters only, of step 0.
 
     Args:
-        path: of the checkpoint; there is nothing yet.
+        path: path of the checkpoint; must not exist yet.
         config: shape of the model.
     """
 
@@ -95,14 +95,14 @@ class ModelWriter:
         }
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of an array."""
+        """Shape of an array."""
         return tuple(self._leaves[MODEL + name]["shape"])
 
     def write(self, name: str, values: np.ndarray, rows: tuple[int, int]) -> None:
-        """Float32 values of rows [begin, end) of an array's first axis; each row once.
+        """Write float32 values of indices [begin, end) of an array's first axis, each index once.
 
         Raises:
-            InputError: they are not finite.
+            InputError: the values are not finite.
             StorageError: the store failed.
         """
         entry = self._leaves[MODEL + name]
@@ -111,7 +111,7 @@ class ModelWriter:
         self._written.join(write_chunks(self._files, [shard], self._leaves))
 
     def finish(self) -> None:
-        """Make the checkpoint whole. Raises `StorageError` when rows are missing."""
+        """Complete the checkpoint. Raises `StorageError` when rows are missing."""
         for name, entry in self._leaves.items():
             self._written.add_file(self._files, metadata_file(name), metadata(entry))
         self._written.add_file(self._files, PROGRESS, b"{}")
@@ -119,7 +119,7 @@ class ModelWriter:
 
 
 def _chunk(name: str, shape: Iterable[int]) -> list[int]:
-    """Of a stack of layers, no chunk has parts of two: they are written one by one."""
+    """Chunk shape; chunks of stacked layers do not span layers, which are written one by one."""
     first, *others = shape
     part = (1 if name.startswith("blocks.") else first, *others)
     return list(chunk_shape(part, 4, CHUNK_BYTES))

@@ -1,8 +1,8 @@
-"""Reading checkpoints back, onto any mesh and any number of processes.
+"""Restores checkpoints onto any mesh and any number of processes.
 
-Three cases are distinguished. There is no checkpoint: a run begins at step 0. A checkpoint is
-damaged (`CorruptOutput`): the next older one is used and the damage is reported. A checkpoint is
-sound but of another model (`InputError`): nothing is cast, padded or initialised to make it fit.
+Distinguishes three cases. No checkpoint exists: the run begins at step 0. A checkpoint is corrupt
+(`CorruptOutput`): the error is reported and the next older one is used. A checkpoint is sound but
+of another model (`InputError`): nothing is cast, padded or initialised to make it fit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from training.sharding.layout import Layout, make_layout
 
 Tree = TypeVar("Tree")
 RESTORE_TIMEOUT_SECONDS = 1800.0
-# Mildest first; a kind stands after those it derives from.
+# By rising severity; a subclass comes after its base class.
 _VERDICTS = (StorageError, StoreUnavailable, InputError, CorruptOutput)
 _DESCRIBED = ("axes", "shape", "dtype")
 AVERAGE, MODEL = "average.", "model."
@@ -37,14 +37,14 @@ logger = logging.getLogger(__name__)
 def restore(path: str, like: Tree, *, part: str = "", step: int | None = None) -> Tree:
     """The arrays of the checkpoint at `path`, shaped and sharded as `like`.
 
-    Every process calls this with the same arguments. Each reads and checks what its own devices
-    need, once however many of them hold it, and all agree on whether it was sound.
+    Every process calls this with the same arguments. Each reads and checks only the values that
+    its own devices need, and reads replicated values once. If one process fails, all of them raise.
 
     Args:
-        path: of one checkpoint.
+        path: path of the checkpoint.
         like: tree of `jax.ShapeDtypeStruct` with shardings.
         part: restore only arrays whose names begin with this ("model."); `like` is that part.
-        step: that it must be of; None for any.
+        step: the step that the checkpoint must have; None for any.
 
     Raises:
         CorruptOutput: files are missing or changed, or the checkpoint is of another step.
@@ -58,7 +58,7 @@ def restore(path: str, like: Tree, *, part: str = "", step: int | None = None) -
 
 
 def read_progress(path: str) -> dict[str, Any]:
-    """What the trainer saved of its progress with a checkpoint, as it gave it to `save`.
+    """The `progress` that the trainer passed to `Checkpointer.save`.
 
     Raises:
         CorruptOutput: it is missing or changed.
@@ -75,13 +75,13 @@ def load_model(
 ) -> Transformer:
     """The float32 model of a checkpoint; the optimizer's state is not read into memory.
 
-    Of a run that keeps an average of its parameters (`TrainConfig.ema`) it is that average.
+    Returns the parameter EMA when the run keeps one (`TrainConfig.ema`).
 
     Args:
         checkpoint_path: as `on_commit` and `TrainResult.checkpoint` give it.
         config: shape of the model that was trained.
-        devices: to hold one copy each; default the first one of this process. Every process of
-            a group calls this.
+        devices: each holds one copy; by default this process's first device. Every process of a
+            group calls this.
 
     Raises:
         CorruptOutput: files are missing or changed.
@@ -91,7 +91,7 @@ def load_model(
 
 
 def load_model_onto(layout: Layout, checkpoint_path: str, config: TransformerConfig) -> Transformer:
-    """The same on the devices of a mesh, in every one of its processes."""
+    """`load_model` onto the mesh of `layout`; every process of the mesh calls it."""
     shapes = jax.eval_shape(lambda key: Transformer.init(config, key=key), jax.random.key(0))
     arrays = fail_together(lambda: read_index(checkpoint_path))["leaves"]
     averaged = any(name.startswith(AVERAGE) for name in arrays)
@@ -104,33 +104,33 @@ def newest_sound(
     on_damage: Callable[[int, str, str], None] | None = None,
     read: Callable[[str], dict[str, Any]] = read_progress,
 ) -> tuple[int, str, Tree, dict[str, Any]] | None:
-    """The newest sound one of `checkpoints`, (step, path) oldest first.
+    """Restore the newest of `checkpoints` that is sound.
 
     Args:
-        checkpoints: to choose from.
+        checkpoints: (step, path), oldest first.
         like: see `restore`.
-        on_damage: called with step, path and reason of each that is damaged.
-        read: reads the progress of the one at a path; may find it damaged.
+        on_damage: called with step, path and reason of each corrupt checkpoint.
+        read: reads the progress of the checkpoint at a path; may raise `CorruptOutput`.
 
     Returns:
         Step, path, restored state and progress; None when `checkpoints` is empty.
 
     Raises:
-        CorruptOutput: when there are checkpoints and none is sound.
-        InputError: when a sound one is of another model.
+        CorruptOutput: there are checkpoints and none is sound.
+        InputError: a sound one is of another model.
     """
     for step, path in reversed(checkpoints):
         try:
             state = restore(path, like, step=step)
             return step, path, state, fail_together(lambda path=path: read(path))
         except CorruptOutput as error:
-            logger.warning("checkpoint of step %d is damaged, trying an older one: %s", step, error)
+            logger.warning("checkpoint of step %d is corrupt, trying an older one: %s", step, error)
             if on_damage is not None:
                 on_damage(step, path, str(error))
     if checkpoints:
         raise CorruptOutput(
             f"none of {len(checkpoints)} checkpoints is sound (newest: {checkpoints[-1][1]}); "
-            "training does not begin again by itself: delete their records to start at step 0"
+            "training does not restart by itself: delete their records to start at step 0"
         )
     return None
 
@@ -142,7 +142,7 @@ def _restored(
     part: str,
     step: int | None,
 ) -> dict[str, jax.Array]:
-    """The arrays `target`, when the checkpoint's arrays of that part are those `wanted`."""
+    """Check that the checkpoint's arrays of that part are `wanted`, then read `target`."""
     index = fail_together(lambda: read_index(path))
     if step is not None and index["step"] != step:
         raise CorruptOutput(f"{path}: expected a checkpoint of step {step}, found {index['step']}")
@@ -158,6 +158,7 @@ def _restored(
 
     def read() -> dict[str, jax.Array]:
         files = open_files(path, Deadline(RESTORE_TIMEOUT_SECONDS, f"{path}: restoring"))
+        # The processes share the work of checking the small files.
         small = index["files"][jax.process_index() :: jax.process_count()]
         in_parallel(lambda file: check_file(path, files, *file), small, files.threads)
         return read_arrays(path, files, index["leaves"], target)
@@ -168,12 +169,13 @@ def _restored(
 def fail_together(check: Callable[[], Tree]) -> Tree:
     """The result of `check`; raises in every process when it raised in one.
 
-    Every process raises the same kind of error, so that all of them take the older checkpoint, or
-    all end, whatever mixture of errors they met. The gravest one decides: an error that is none of
-    the store's, then a corrupt checkpoint (no retry makes it sound), then the rest of `_VERDICTS`.
+    Every process raises the same class of error, so that all of them fall back to the older
+    checkpoint or all of them end, even when their own errors differ. The most severe error wins: an
+    error that is not in `_VERDICTS`, then a corrupt checkpoint (no retry repairs it), then the
+    others of `_VERDICTS` from the last to the first.
 
     Raises:
-        RuntimeError: another process failed with an error of no kind known here.
+        RuntimeError: another process failed with an error that is not in `_VERDICTS`.
     """
     result, error = None, None
     try:
@@ -182,12 +184,12 @@ def fail_together(check: Callable[[], Tree]) -> Tree:
         error = raised
     if jax.process_count() > 1:
         verdicts = multihost_utils.process_allgather(np.asarray(_verdict(error)))
-        gravest = int(verdicts.max())
-        if gravest and gravest != _verdict(error):
-            kind = _VERDICTS[gravest - 1] if gravest <= len(_VERDICTS) else RuntimeError
-            bad = np.flatnonzero(verdicts == gravest).tolist()
+        worst = int(verdicts.max())
+        if worst and worst != _verdict(error):
+            kind = _VERDICTS[worst - 1] if worst <= len(_VERDICTS) else RuntimeError
+            bad = np.flatnonzero(verdicts == worst).tolist()
             raise kind(
-                f"processes {bad} could not read the checkpoint; their logs say why"
+                f"processes {bad} could not read the checkpoint; their logs have the reason"
             ) from error
     if error is not None:
         raise error

@@ -1,4 +1,4 @@
-"""Which checkpoints stay."""
+"""Selects the checkpoints to keep."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from training.config import TrainConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """What is kept when a newer checkpoint is committed; whatever one rule keeps is kept.
+    """Rules for which checkpoints stay when a newer one is committed; one matching rule is enough.
 
     Attributes:
-        newest: this many newest checkpoints.
-        every: of the others, those of a step that is a multiple of it; 0 for none.
-        milestones: steps that are never dropped.
+        newest: number of newest checkpoints to keep.
+        every: keep also the steps that are a multiple of it; 0 for none.
+        milestones: steps to keep always.
     """
 
     newest: int = 2
@@ -35,16 +35,16 @@ class Retention:
 
     @staticmethod
     def of(config: TrainConfig) -> Retention:
-        """What a run's configuration keeps."""
+        """The rules of a run's configuration."""
         return Retention(
             newest=config.keep_checkpoints, every=config.keep_every, milestones=config.milestones
         )
 
     def dropped(self, steps: Sequence[int]) -> list[int]:
-        """Positions in `steps` of the checkpoints to drop.
+        """Indices into `steps` of the checkpoints to drop.
 
         Args:
-            steps: of all checkpoints there are, oldest first.
+            steps: steps of all existing checkpoints, oldest first.
         """
         old = range(max(0, len(steps) - self.newest))
         return [p for p in old if not stays(steps[p], self.every, self.milestones)]
@@ -56,10 +56,10 @@ def stays(step: int, keep_every: int, milestones: Sequence[int]) -> bool:
 
 
 def kept_for_good(step: int, train: TrainConfig) -> bool:
-    """Whether the checkpoint of `step` is there in the end, whenever attempts began and ended."""
+    """Whether the checkpoint of `step` exists after the run, however it was split into attempts."""
     return step == train.steps or stays(step, train.keep_every, train.milestones)
 
 
 def due(step: int, train: TrainConfig) -> bool:
-    """Whether a checkpoint is to be saved after `step`, counted from 1."""
+    """Whether to save a checkpoint after `step`, counted from 1."""
     return step % train.checkpoint_every == 0 or kept_for_good(step, train)

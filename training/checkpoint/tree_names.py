@@ -1,8 +1,8 @@
 """A tree of arrays as a flat dict from stable names to arrays, and back.
 
-Names are the attribute path ("model.blocks.attention.query.weight"). They and the named axes are
-what a checkpoint is described by, so two trees match when, and only when, every array has the same
-name, axes, shape and dtype. Nothing depends on how a class is pickled or registered.
+A name is the attribute path ("model.blocks.attention.query.weight"). A checkpoint describes its
+arrays by name, axes, shape and dtype: two trees match if and only if these are equal for every
+array. Nothing depends on how a class is pickled or registered.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def describe(tree: Any) -> dict[str, dict[str, Any]]:
 
 
 def unflatten(like: Any, arrays: dict[str, jax.Array]) -> Any:
-    """A tree shaped as `like` with `arrays` in it."""
+    """A tree with the structure of `like` and the leaves `arrays`."""
     assert list(arrays) == list(flatten(like)), "names differ from the tree's"
     return jax.tree.unflatten(jax.tree.structure(like), list(arrays.values()))
 
 
 def mismatch(stored: dict[str, Any], wanted: dict[str, Any]) -> str | None:
-    """The first difference of two descriptions in words that name the array; None when equal."""
+    """A message about the first array that differs; None when the descriptions are equal."""
     for name in wanted:
         if name not in stored:
             return f"array {name!r} is missing"

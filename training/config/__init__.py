@@ -1,4 +1,4 @@
-"""A run's configuration: steps, batches, optimizer, parallelism. Imports no JAX."""
+"""The configuration of a run: steps, batches, optimizer, parallelism. Imports no JAX."""
 
 from training.config.axis_rules import SPLIT_TABLES, AxisRules
 from training.config.optimizer import OptimizerConfig

@@ -1,13 +1,14 @@
-"""Which named axis is split over which axes of the mesh, as plain data.
+"""Logical axis rules as plain data: the mesh axes that split each named axis.
 
-A rule is (named axis, mesh axes). For one array the rules are taken in order: a rule applies when
+A rule is (named axis, mesh axes). The rules are tried in order for each array: a rule applies when
 the array has the named axis, no earlier rule split that axis or used one of the mesh axes, and the
-axis is divisible by the devices along them. Mesh axes of one device split nothing.
+axis size is divisible by the number of devices along them. Mesh axes of size 1 are ignored.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -24,14 +25,14 @@ _TENSOR_PARALLEL: Rules = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class AxisRules:
-    """Where arrays lie; none of it changes what is learned.
+    """The sharding of arrays; the trained model does not depend on it.
 
     Attributes:
-        activations: of what layers pass on. "batch" and "position" divide the tokens, "kv_heads"
-            the attention kernels.
-        compute_params: of parameters while layers multiply them.
-        params: of float32 parameters, their average and gradients between steps.
-        optimizer_state: of moments; None for the rules of `params`.
+        activations: rules of activations. "batch" and "position" split the tokens, "kv_heads" the
+            attention kernels.
+        compute_params: rules of parameters while layers multiply them.
+        params: rules of float32 parameters, their EMA and their gradients between steps.
+        optimizer_state: rules of moments; None for the rules of `params`.
     """
 
     activations: Rules = (("batch", (DATA, FSDP)), ("position", (SEQUENCE,)), *_TENSOR_PARALLEL)
@@ -53,12 +54,12 @@ class AxisRules:
             )
 
     def axes(self, name: str) -> tuple[str, ...]:
-        """Mesh axes by which activations are split along a named axis."""
+        """Mesh axes that split a named axis of activations."""
         return dict(self.activations).get(name, ())
 
     @property
     def splits_tables(self) -> bool:
-        """Whether embedding and head stay split over the devices of a group while multiplied."""
+        """Whether embedding and head stay split over the devices of a group during matmuls."""
         batch = {*self.axes("batch")}
         return any(name == "vocab" and batch & {*axes} for name, axes in self.compute_params)
 
@@ -82,22 +83,24 @@ def _checked(field: str, rules: object) -> Rules:
 
 
 SPLIT_TABLES = AxisRules(compute_params=(*_TENSOR_PARALLEL, ("vocab", (FSDP,))))
-"""Embedding and head are whole on no device: rows are gathered instead, chunk by chunk. Less memory
-for a vocabulary that is large beside the rows of a group, more communication else."""
+"""Keeps embedding and head split: a group all-gathers ids and hidden states instead of the tables,
+chunk by chunk. Saves memory if the vocabulary is large compared with the tokens of a group, and
+communicates more if it is not."""
 
 
 def assign(
     axes: Mapping[str, int], rules: Rules, mesh: Mapping[str, int]
 ) -> dict[str, tuple[str, ...]]:
-    """Mesh axes by the name of the array's axis that they split.
+    """The mesh axes that split each named axis of an array; unsplit axes are left out.
 
     Args:
         axes: sizes of the array's named axes.
-        rules: in the order in which they apply.
-        mesh: devices along each axis of the mesh.
+        rules: rules in the order in which they are tried.
+        mesh: number of devices along each mesh axis.
 
     Raises:
-        InputError: an axis that a rule names is not divisible, and no other takes its mesh axes.
+        InputError: an axis that a rule names is not divisible, and no other rule uses its mesh
+            axes.
     """
     found: dict[str, tuple[str, ...]] = {}
     refused: dict[str, tuple[tuple[str, ...], int]] = {}
@@ -106,9 +109,7 @@ def assign(
         used = {axis for taken in found.values() for axis in taken}
         if name not in axes or name in found or not over or used & {*over}:
             continue
-        devices = 1
-        for axis in over:
-            devices *= mesh[axis]
+        devices = math.prod(mesh[axis] for axis in over)
         if axes[name] % devices:
             refused[name] = over, devices
         else:

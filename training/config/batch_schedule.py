@@ -1,7 +1,8 @@
-"""A run as phases of one batch shape each: what the schedules of batch size and length mean.
+"""Divides a run into batch phases, one for each batch shape of its two schedules.
 
-A phase says which rows of the data's endless order its steps read, so the data offset of any
-step is a pure function of the configuration and a resumed run reads what it would have read.
+A phase defines the rows of the data's endless order that its steps read. The data offset of a step
+is therefore a pure function of the configuration, and a resumed run reads the same rows. A row is a
+stored sequence of `TrainConfig.sequence_length` tokens, cut into one or more training sequences.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchPhase:
-    """Steps with batches of one shape.
+    """Consecutive steps with batches of one shape.
 
     Attributes:
         first: steps done before the phase.
-        end: steps done after it.
-        rows: of the data in a batch, each of `TrainConfig.sequence_length` tokens.
-        pieces: sequences that a row is cut into.
-        data_offset: of the phase's first row in the data's order.
+        end: steps done after the phase.
+        rows: rows of the data in a batch.
+        pieces: sequences that each row is cut into.
+        data_offset: offset of the phase's first row in the data's order.
     """
 
     first: int
@@ -46,29 +47,30 @@ class BatchPhase:
         )
 
     def read_rows(self, rows: np.ndarray) -> np.ndarray:
-        """Rows of the stored batch that hold the rows `rows` of the batch that is trained on."""
+        """The stored rows that contain the training sequences `rows`, indices in the batch."""
         import numpy as np
 
         return np.unique(rows // self.pieces)
 
     def cut(self, read: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """int32 [read, length] -> [rows, length / pieces], in the order of the text.
+        """int32 [read, length] -> [rows, length / pieces]; pieces of a row keep their order.
 
         Args:
-            read: the rows `read_rows(rows)` of the stored batch.
-            rows: of the batch that is trained on, ascending.
+            read: the stored rows of `read_rows(rows)`.
+            rows: indices of training sequences in the batch, ascending.
         """
         if self.pieces == 1:
             return read
         import numpy as np
 
+        # Training sequence n is piece n % pieces of stored row n // pieces.
         pieces = read.reshape(len(read) * self.pieces, -1)
         first = np.searchsorted(self.read_rows(rows), rows // self.pieces) * self.pieces
         return pieces[first + rows % self.pieces]
 
 
 def batch_phases(train: TrainConfig) -> tuple[BatchPhase, ...]:
-    """The batch phases of a run, in order: all of its steps, without an end if it has none."""
+    """The batch phases of a run in order; the last has no end if `train.steps` is 0."""
     steps = train.steps or sys.maxsize
     sizes, cuts = dict(train.batch_schedule), dict(train.length_schedule)
     firsts = sorted(step for step in {0, *sizes, *cuts} if step < steps)

@@ -1,7 +1,7 @@
-"""What one training run is given and what it gives back: plain data, no JAX.
+"""The input and the result of one training run, as plain data without JAX.
 
-A `TrainJob` can be sent to another process as it is. It names data by directory and checkpoints by
-path, so whoever builds it decides where things are and which of them exist.
+A `TrainJob` can be sent to another process unchanged. It refers to data by directory and to
+checkpoints by path, so its creator decides on their locations and which of them exist.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ if TYPE_CHECKING:
 
 MetricsRow = dict[str, Any]
 
-
 TAKES = ("model", "moments", "everything")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """A trained checkpoint that a new run begins with; says what of it is taken, and nothing else.
+    """A checkpoint that a new run begins with, and the part of it that the run takes.
 
-    "model" takes the parameters: the optimizer's moments are zero and step, schedule and data begin
-    at 0. "moments" takes the optimizer's state too, its counts included. "everything" continues
-    where the checkpoint stopped: its step, data position, history and average, under this run's
-    number of steps and schedule.
+    "model" takes the parameters: the optimizer's moments are zero, and step, schedule and data
+    begin at 0. "moments" also takes the optimizer state with its counts. "everything" continues
+    from the checkpoint: its step, data offset, history and EMA, with this run's number of steps and
+    schedule.
 
     Attributes:
         checkpoint: path of a committed checkpoint.
@@ -55,9 +54,9 @@ class KeptProgram:
 
     Attributes:
         path: URL of its one file, in a directory of its own.
-        size: bytes.
-        sha256: of the file, in hex.
-        made_for: what it was compiled from and for: program, versions, devices, flags.
+        size: size of the file in bytes.
+        sha256: SHA-256 of the file, in hex.
+        made_for: the conditions it was compiled for: program, versions, devices, flags.
     """
 
     path: str
@@ -72,23 +71,23 @@ class TrainJob:
 
     Attributes:
         model: shape of the model.
-        optimizer: AdamW and its schedule.
-        train: steps, batches and cadence.
+        optimizer: the optimizer and its schedule.
+        train: steps, batches and intervals.
         data: the training sequences and their order.
-        held_out: name and shards of every held-out set to evaluate on; empty for no evaluation.
-        token_bytes: UTF-8 bytes of every id, for bits per byte.
-        checkpoint_directory: where checkpoints are written.
-        prompts: what to write after at every evaluation; None for nothing.
+        held_out: name and shards of every split to evaluate on; empty for no evaluation.
+        token_bytes: number of UTF-8 bytes of every id, for bits per byte.
+        checkpoint_directory: directory to write checkpoints to.
+        prompts: prompts to continue at every evaluation; None for no generated samples.
         padded: whether training sequences may end in padding.
-        attempt: part of their names, different for every run that shares the directory.
+        attempt: part of the checkpoints' names; differs among attempts that share the directory.
         resume_from: (step, path) of committed checkpoints of this run, oldest first.
-        start: what a run with nothing to resume from begins with; None for new parameters.
-        name: of the run, the same for all attempts at it; for trackers.
-        run_directory: of this attempt, for `metrics.jsonl`, traces and trackers' files; empty for
-            a directory beside the checkpoints, and neither traces nor trackers.
-        journal_directory: of all attempts' accounts of their time; empty for none.
+        start: checkpoint to begin with if `resume_from` is empty; None for new parameters.
+        name: name of the run for trackers, the same for all its attempts.
+        run_directory: directory of this attempt for `metrics.jsonl`, traces and trackers' files; if
+            empty, metrics go next to the checkpoints, without traces and trackers.
+        journal_directory: directory of the journals of all attempts; empty for no journal.
         programs: compiled steps of earlier attempts, oldest first.
-        program_directory: of this attempt, for its compiled steps; empty to keep and load none.
+        program_directory: directory of this attempt's compiled steps; empty to keep and load none.
     """
 
     model: TransformerConfig
@@ -111,32 +110,33 @@ class TrainJob:
 
     @property
     def metrics_directory(self) -> str:
-        """Where `metrics.jsonl` of this attempt is."""
-        beside = f"{self.checkpoint_directory.rstrip('/')}/metrics.{self.attempt}"
-        return self.run_directory or beside
+        """The directory of this attempt's `metrics.jsonl`."""
+        default = f"{self.checkpoint_directory.rstrip('/')}/metrics.{self.attempt}"
+        return self.run_directory or default
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """What a run did.
+    """The result of a run.
 
     Attributes:
-        steps: steps done, counted from the very first one.
-        history: where the run's rows are: (directory, bytes) of every metrics log that they are
-            in, for `training.metrics.history.read_history`. Of kind "step" one a step, those
-            before a resume included (see `training.metrics.recorder`); "evaluation" one a held-out
-            set with step, set, loss (nats per token), bits_per_byte (of text), tokens, bytes;
-            "sample" with step, prompt, completion.
+        steps: steps done, including those before a resume.
+        history: (directory, bytes) of every metrics log with rows of the run, for
+            `training.metrics.history.read_history`. Rows of kind "step": one per step, also those
+            before a resume (see `training.metrics.recorder`). "evaluation": one per split, with
+            step, set, loss (nats per token), bits_per_byte (of text), tokens, bytes. "sample":
+            step, prompt, completion.
         checkpoint: path of the newest committed checkpoint; empty when preempted before the first.
         checkpoints: (step, path) of every committed checkpoint that was kept, oldest first.
-        preempted: a termination signal ended the run before its last step.
-        devices: count and JAX's name of what it ran on, such as "16 x TPU v6 lite".
-        backend: attention back end used; `backend_reason` says why that one.
-        notes: what the program chose and why, and shapes that waste the chip, one sentence each.
-        memory: estimated bytes of a device at the fullest moment, by what they hold.
-        seconds: wall time of this run by part; "total" is all of it.
-        compilations: of the train step: one for each phase of the schedules of batch and length
-            that had steps to do, so 1 for most runs; none where an earlier attempt's was loaded.
+        preempted: whether SIGTERM ended the run before its last step or last evaluation.
+        devices: number of devices and JAX's name of their kind, such as "16 x TPU v6 lite".
+        backend: attention backend used; `backend_reason` is why it was chosen.
+        notes: choices of the program with reasons, and shapes that waste the chip; one sentence
+            each.
+        memory: estimated peak bytes of one device, by content.
+        seconds: wall time of this attempt by phase; "total" is the sum.
+        compilations: compilations of the train step: one for each batch phase with steps left, so 1
+            for most runs; 0 for a phase whose step was loaded from an earlier attempt.
     """
 
     steps: int
@@ -154,10 +154,11 @@ class TrainResult:
 
 
 def check_job(job: TrainJob) -> None:
-    """Refuse what cannot be trained, before anything is started or compiled.
+    """Check a job before anything is started or compiled.
 
     Raises:
-        InputError: vocabularies differ, or there is less data than one batch.
+        InputError: vocabularies or sequence lengths differ, the number of steps is missing, there
+            is less data than one batch, or `resume_from` is not in rising order.
     """
     data, vocab_size = job.data, job.data.vocab_size
     if job.model.vocab_size != vocab_size:

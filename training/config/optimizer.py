@@ -1,4 +1,4 @@
-"""Which optimizer a run uses, and what its state costs, without importing JAX."""
+"""The optimizer of a run and the size of its state, without importing JAX."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ KINDS = ("adamw", "muon", "lion")
 SCHEDULES = ("cosine", "linear", "wsd", "inverse_sqrt", "constant")
 MOMENT_BYTES = {"float32": 4, "bfloat16": 2}
 
-# A bfloat16 number has 8 significant bits. Multiplied by more than this it can round back to
-# itself, and a moment that should fade stays for ever.
+# A bfloat16 number has 8 significant bits. Multiplied by a larger beta it can round back to itself,
+# and a moment that should decay never changes.
 LARGEST_BFLOAT16_BETA = 1.0 - 2.0**-8
 
 
 def count_of(part: float, steps: int) -> int:
-    """Steps meant by `part`: a fraction of `steps` below 1 (rounded to nearest), else a count."""
+    """Number of steps: `part` of `steps` if below 1 (rounded to nearest), else `part` itself."""
     return round(part * steps) if part < 1.0 else int(part)
 
 
@@ -32,40 +32,40 @@ def count_of(part: float, steps: int) -> int:
 class OptimizerConfig:
     """An optimizer with decoupled weight decay and a learning-rate schedule.
 
-    "adamw" (https://arxiv.org/abs/1711.05101) is for every parameter. "muon"
-    (https://kellerjordan.github.io/posts/muon) is for the matrices of the blocks, with AdamW by the
-    fields above it for embedding, head, norms and biases; see `training.optimizer.muon`. "lion"
-    (https://arxiv.org/abs/2302.06675) is for every parameter; its update is a sign, so its
-    paper advises a 3 to 10 times smaller learning rate than AdamW's and as much more decay.
+    "adamw" (https://arxiv.org/abs/1711.05101) updates every parameter. "muon"
+    (https://kellerjordan.github.io/posts/muon) updates the matrices of the blocks; embedding, head,
+    norms and biases use AdamW with its fields, see `training.optimizer.muon`. "lion"
+    (https://arxiv.org/abs/2302.06675) updates every parameter; its update is a sign, so the paper
+    advises a learning rate 3 to 10 times smaller than AdamW's and a weight decay as much larger.
 
-    A field of another kind than `kind` has no effect.
+    Fields of kinds other than `kind` have no effect.
 
     Attributes:
         kind: "adamw", "muon" or "lion".
-        learning_rate: peak rate.
+        learning_rate: peak learning rate.
         schedule: "cosine", "linear" (https://arxiv.org/abs/2502.15938), "wsd" (warmup, stable,
             decay: a constant rate with a linear tail, https://arxiv.org/abs/2404.06395),
             "inverse_sqrt" (https://arxiv.org/abs/1706.03762) or "constant".
         warmup: linear warmup; a fraction of all steps when below 1, else a number of steps.
         decay: length of the "wsd" tail; a fraction of all steps when below 1, else steps.
-        min_ratio: last rate over peak rate ("cosine", "linear", "wsd"); below that the rate does
-            not fall ("inverse_sqrt").
+        min_ratio: last rate over peak rate ("cosine", "linear", "wsd"), or lower bound of that
+            ratio ("inverse_sqrt").
         beta1: decay of AdamW's mean of gradients.
         beta2: decay of AdamW's mean of squared gradients.
         epsilon: added to AdamW's denominator.
         weight_decay: decoupled decay of matrices; norms, biases and embeddings have none.
-        decay_tables: whether embeddings decay too, a tied one included.
-        clip_norm: global gradient norm above which gradients are scaled down to it.
-        moment_dtype: dtype that moments are kept in between steps, "float32" or "bfloat16" (as in
+        decay_tables: whether weight decay applies to embeddings too, also to a tied one.
+        clip_norm: maximum global gradient norm; larger gradients are scaled down to it.
+        moment_dtype: dtype of moments between steps, "float32" or "bfloat16" (as in
             https://arxiv.org/abs/2412.19437, section 3.3.3); they are computed in float32.
-        muon_learning_rate: peak rate of the matrices, on the same schedule; None for
-            `learning_rate`, as Moonshot shares it (https://arxiv.org/abs/2502.16982).
+        muon_learning_rate: peak learning rate of Muon's matrices, on the same schedule; None for
+            `learning_rate`, which Moonshot shares too (https://arxiv.org/abs/2502.16982).
         muon_momentum: decay of the mean of gradients; 0.95 is Jordan's.
-        muon_nesterov: whether the newest gradient counts once more; Jordan's choice.
+        muon_nesterov: whether to use Nesterov momentum; Jordan's choice.
         muon_steps: Newton-Schulz iterations; 5 is Jordan's.
         muon_rms: root mean square of a full-rank update, which is scaled by
-            `muon_rms * sqrt(max(fan_in, fan_out))`; 0.2 is Moonshot's, near that of AdamW's
-            updates. None for Jordan's `sqrt(max(1, fan_out / fan_in))`, which goes with a
+            `muon_rms * sqrt(max(fan_in, fan_out))`; 0.2 is Moonshot's, near the RMS of AdamW's
+            updates. None for Jordan's factor `sqrt(max(1, fan_out / fan_in))`, for a
             `muon_learning_rate` of about 0.02.
         lion_beta1: weight of the momentum in the update; 0.9 is the paper's.
         lion_beta2: decay of the momentum; 0.99 is the paper's.
@@ -122,13 +122,13 @@ class OptimizerConfig:
         self._check_moments(owner)
 
     def phases(self, steps: int) -> tuple[int, int]:
-        """Steps of the warmup and, of "wsd", of the decay.
+        """Number of steps of the warmup, and of the decay of "wsd" (0 for other schedules).
 
         Args:
-            steps: of the whole run.
+            steps: steps of the whole run.
 
         Raises:
-            InputError: they do not fit into it.
+            InputError: warmup and decay together are longer than the run.
         """
         warmup = count_of(self.warmup, steps)
         decay = count_of(self.decay, steps) if self.schedule == "wsd" else 0
@@ -141,7 +141,7 @@ class OptimizerConfig:
 
     @property
     def muon_ratio(self) -> float:
-        """Learning rate of Muon's matrices over `learning_rate`."""
+        """`muon_learning_rate` over `learning_rate`; 1 where they are the same."""
         if self.muon_learning_rate is None or self.muon_learning_rate == self.learning_rate:
             return 1.0
         return self.muon_learning_rate / self.learning_rate
@@ -152,7 +152,7 @@ class OptimizerConfig:
         at_least(owner, muon_learning_rate=(self.muon_learning_rate, 0.0))
         if self.muon_learning_rate > 0.0 and self.learning_rate == 0.0:
             raise InputError(
-                f"{owner}.muon_learning_rate: it follows the schedule of learning_rate, which is "
+                f"{owner}.muon_learning_rate: it scales the schedule of learning_rate, which is "
                 f"0; found {self.muon_learning_rate}, expected learning_rate above 0"
             )
 
@@ -167,19 +167,20 @@ class OptimizerConfig:
         for name in used[self.kind]:
             if getattr(self, name) > LARGEST_BFLOAT16_BETA:
                 raise InputError(
-                    f"{owner}.{name}: bfloat16 moments cannot fade by {getattr(self, name)}, they "
+                    f"{owner}.{name}: bfloat16 moments cannot decay by {getattr(self, name)}, they "
                     f"round back to themselves; expected at most {LARGEST_BFLOAT16_BETA}, or "
                     'moment_dtype "float32"'
                 )
 
 
 def state_bytes_per_parameter(config: OptimizerConfig, *, block_matrix: bool = True) -> float:
-    """Bytes of optimizer state for one parameter, gradients and a few scalars not counted.
+    """Bytes of optimizer state per parameter, without gradients and a few scalars.
 
     Args:
         config: kind and moment dtype.
-        block_matrix: of a matrix of a block (`training.optimizer.muon.is_block_matrix`); else of
-            any other parameter. They differ for "muon".
+        block_matrix: whether the parameter belongs to a matrix of a block
+            (`training.optimizer.muon.is_block_matrix`); matters for "muon" only, which has one
+            moment for these and AdamW's two for the others.
     """
     one_moment = config.kind == "lion" or (config.kind == "muon" and block_matrix)
     return float(MOMENT_BYTES[config.moment_dtype] * (1 if one_moment else 2))

@@ -1,4 +1,4 @@
-"""How a run is spread over devices, as plain data: what is copied and what is split."""
+"""How a run is sharded over devices, as plain data."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ PLACES = ("auto", "device", "host")
 
 @dataclass(frozen=True, kw_only=True)
 class Parallelism:
-    """What devices share; none of it changes what is learned.
+    """The division of a run over devices; the trained model does not depend on it.
 
-    The batch is always split over all devices that `sequence` and `tensor` leave.
+    The batch is always split into devices / (sequence x tensor) shards.
 
     Attributes:
         sharding: "replicated" (every device has the whole state), "zero1" (parameters and optimizer
-            state are split and one copy in the compute dtype is gathered a step;
+            state are split, and a copy in the compute dtype is gathered once a step;
             https://arxiv.org/abs/1910.02054, stage 1), "fsdp" (gathered layer by layer, twice a
             step; stage 3) or "auto" (the first of these that fits the memory).
-        group: devices that share one copy of a split state, "all" for all of a slice.
-        sequence: devices among which the positions of a row are split.
-        tensor: devices among which heads, MLP and vocabulary are split.
-        rules: which named axes these devices split.
-        optimizer_memory: where optimizer state is between steps: "device", "host" (the memory of
-            the host, from which a step brings it; https://arxiv.org/abs/2101.06840) or "auto" (the
-            device, unless nothing fits).
+        group: number of devices that share one copy of a split state; "all" for all of a slice.
+        sequence: number of devices that split the positions of a sequence.
+        tensor: number of devices that split heads, MLP and vocabulary.
+        rules: logical axis rules of the mesh.
+        optimizer_memory: memory of the optimizer state between steps: "device", "host" (a step
+            copies it to the device; https://arxiv.org/abs/2101.06840) or "auto" (the device,
+            unless nothing fits).
     """
 
     sharding: str = "auto"
@@ -57,14 +57,14 @@ class Parallelism:
 
     @property
     def splits_state(self) -> bool:
-        """Whether parameters and optimizer state are split at rest."""
+        """Whether parameters and optimizer state are split between steps."""
         return self.sharding in ("zero1", "fsdp")
 
     def within_slices(self, devices: int, slices: int) -> Parallelism:
-        """The same for devices of several slices, which only the data axis of the mesh joins.
+        """The same parallelism with a `group` within one slice: only "data" spans slices.
 
         Raises:
-            InputError: the devices of one slice are not divisible so.
+            InputError: the sizes do not divide the devices of one slice.
         """
         if slices == 1:
             return self

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Prompts:
-    """What is written after which prompts.
+    """Prompts and the sampling of their continuations.
 
     Attributes:
         tokenizer: URL of tokenizer.json.
         prompts: texts to continue; an empty one begins a document.
-        new_tokens: to add at most.
-        temperature: 0 takes the most likely token every time.
-        top_k: sample among the k most likely only; None for all.
-        top_p: sample among the likeliest that together have this probability; None for all.
-        seed: of the draws; the same at every checkpoint.
+        new_tokens: maximum number of tokens to generate.
+        temperature: sampling temperature; 0 always takes the most likely token.
+        top_k: sample from the k most likely tokens; None for all.
+        top_p: sample from the likeliest tokens that together have this probability; None for all.
+        seed: seed of the sampling, the same at every checkpoint.
     """
 
     tokenizer: str

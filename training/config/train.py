@@ -1,9 +1,8 @@
-"""What a training run computes, as two frozen dataclasses that import no JAX.
+"""The configuration of a training run, as a frozen dataclass that imports no JAX.
 
-Fields marked `Runtime` say how the computation is carried out (sharding, recomputation) and how
-often one looks (to log, to evaluate, to save a checkpoint to resume from); changing one of them
-changes neither the model nor which checkpoints are kept for good, so it is not part of the identity
-of a run. Every other field is.
+Fields marked `Runtime` set how the computation is executed (sharding, remat) and the intervals of
+logging, evaluation and checkpoints to resume from. They change neither the model nor which
+checkpoints are kept for good, so they are not part of the identity of a run. All other fields are.
 """
 
 from __future__ import annotations
@@ -29,52 +28,53 @@ from training.config.validation import (
 
 ATTENTION = ("auto", "reference", "blockwise", "splash", "cudnn")
 COMPUTE_DTYPES = ("bfloat16", "float32")
-LONGEST_SEQUENCE = 2**22  # tokens; tiles and batches are chosen by counting along a row
+LONGEST_SEQUENCE = 2**22  # tokens; tile and batch sizes are searched by counting along a sequence
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How long, on what batches and with which cadence to train.
+    """Number of steps, batches, intervals and execution of a training run.
 
     Attributes:
-        steps: optimizer steps; 0 for as many as the budget of the train step gives.
+        steps: optimizer steps; 0 to derive them from the budget of the train step.
         batch_size: sequences per step, over all devices (the global batch).
-        sequence_length: tokens per sequence; 0 for that of the sequences trained on.
-        separate_documents: attention stops at the end of a document (see
+        sequence_length: tokens per sequence; 0 for the length of the sequences trained on.
+        separate_documents: whether attention stops at the end of a document (see
             `training.step.document_mask`).
-        microbatches: parts a global batch is cut into to save memory; gradients are summed.
-        seed: of the initial parameters; None for that of the sequences trained on.
+        microbatches: microbatches per global batch, to save memory; their gradients are summed.
+        seed: seed of the initial parameters; None for the seed of the sequences trained on.
         compute_dtype: dtype of matmuls; parameters are float32.
         z_loss: weight of the squared log-partition term in the loss; 0 for none.
-        batch_schedule: (steps done, batch_size) pairs in rising order: from there on batches have
-            so many rows instead of `batch_size`.
-        length_schedule: (steps done, pieces) pairs in rising order: from there on every row is cut
-            into so many sequences of equal length, so a step has as many tokens as before. Such as
-            ((0, 4), (1000, 2), (2000, 1)) for a short context first.
-        ema: decay of an average of the parameters, which is then what is evaluated and exported;
-            0 for none.
-        spike_guard: a step whose loss is more than this many times the median of the last applied
-            ones (see `training.step.train_step`) is not applied; 0 for none.
+        batch_schedule: (steps done, batch_size) pairs in rising order: from that step on, batches
+            have this size instead of `batch_size`.
+        length_schedule: (steps done, pieces) pairs in rising order: from that step on, every
+            sequence of `sequence_length` tokens is cut into this many equal ones, so a step has as
+            many tokens as before. ((0, 4), (1000, 2), (2000, 1)) begins with a short context.
+        ema: decay of the parameter EMA that is then evaluated and exported; 0 for none.
+        spike_guard: a step is not applied when its loss is more than this many times the median
+            loss of the last applied steps (see `training.step.loss_spike`); 0 for no guard.
         evaluate_every: steps between evaluations; also before the first and after the last.
-        evaluate_batches: how much of each held-out set an evaluation reads: so many batches'
-            sequences, spread over the set, or "all".
+        evaluate_batches: an evaluation reads this many times `batch_size` sequences of each
+            held-out split, spread over the split; "all" for the whole split.
         evaluate_batch_size: sequences evaluated at once; None for as many as in a step.
         checkpoint_every: steps between checkpoints to resume from; also after the last.
-        keep_checkpoints: of these, how many newest ones stay; older ones are dropped when a newer
-            one is committed. What is published beside them is what the next two name.
-        keep_every: multiples of so many steps are saved and never dropped; 0 for none.
-        milestones: steps at which a checkpoint is saved that is never dropped.
+        keep_checkpoints: number of the newest of these that are kept; older ones are deleted when a
+            newer one is committed. Only checkpoints of the next two fields, and the last one, are
+            published.
+        keep_every: a checkpoint is saved at each multiple of this many steps and never deleted; 0
+            for none.
+        milestones: steps at which a checkpoint is saved and never deleted.
         log_every: steps between progress reports.
-        max_skipped: steps in a row that were not applied after which training stops with an error.
-        watchdog_seconds: least time without progress after which the run is ended, once its
-            steps' length is known, see `training.fault.watchdog`.
-        remat: what the backward pass keeps ("auto", "none", "matmuls", "attention", "full",
-            "dots", "save:name,...;offload:name,..."), see `models.remat_names`.
-        attention: "auto", "reference", "blockwise", "splash" or "cudnn".
-        parallel: what the devices share, see `training.config.parallelism`.
-        unroll: layers in one turn of the compiled loop over layers.
-        loss_chunks: parts the logits are computed in, or "auto".
-        trackers: where metrics are shown beside `metrics.jsonl`: "tensorboard", "wandb", "trackio".
+        max_skipped: training stops with an error when this many steps in a row were not applied.
+        watchdog_seconds: lower bound of the timeout without progress that ends the run, once the
+            duration of its steps is known, see `training.fault.watchdog`.
+        remat: intermediates that the backward pass keeps ("auto", "none", "matmuls", "attention",
+            "full", "dots", "save:name,...;offload:name,..."), see `models.remat_names`.
+        attention: backend: "auto", "reference", "blockwise", "splash" or "cudnn".
+        parallel: sharding over the devices, see `training.config.parallelism`.
+        unroll: layers per iteration of the compiled loop over layers.
+        loss_chunks: chunks in which the logits are computed, or "auto".
+        trackers: trackers that get the rows of `metrics.jsonl`: "tensorboard", "wandb", "trackio".
         profile: (first step, number of steps) to trace, see `training.metrics.profiler`.
     """
 
@@ -110,7 +110,7 @@ class TrainConfig:
 
     @classmethod
     def from_plain(cls, fields: Mapping[str, Any]) -> TrainConfig:
-        """From what `dataclasses.asdict` gives, as it comes back from JSON; some may be absent."""
+        """A config from the JSON of `dataclasses.asdict`; absent fields have their defaults."""
         rebuilt = dict(fields)
         if "parallel" in fields:
             rebuilt["parallel"] = Parallelism(**fields["parallel"])
@@ -123,7 +123,7 @@ class TrainConfig:
 
     @property
     def evaluate_sequences(self) -> int | None:
-        """Sequences of each held-out set that an evaluation reads; None for all."""
+        """Sequences of each held-out split that an evaluation reads; None for all."""
         return None if self.evaluate_batches == "all" else self.evaluate_batches * self.batch_size
 
     def _check_evaluation(self) -> None:

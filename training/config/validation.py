@@ -1,4 +1,4 @@
-"""Checks of configuration fields, each an `InputError` of one line that names the field."""
+"""Checks of configuration fields; each raises an `InputError` of one line naming the field."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pipeline.errors import InputError
 _NUMBERS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 TRACKERS = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
-"""Names of trackers, which are those of our extras, and their modules; none is imported here."""
+"""Tracker name, which is also the name of its extra -> its module; none is imported here."""
 
 INSTALL = "install it with: pip install -e '.[{}]' in the checkout of ponente"
-"""What to do where a tracker's module is not there, by its extra."""
+"""The hint when a tracker's module is not installed; formatted with its extra."""
 
 
 def check_types(config: Any) -> None:
-    """Raise unless every field of one plain type, or None, has a value of it; ints are floats."""
+    """Raise unless every field of a plain type (or None) has a value of it; an int is a float."""
     for name, (kind, optional) in _plain_types(type(config)).items():
         value = getattr(config, name)
         if optional and value is None:
@@ -36,9 +36,9 @@ def check_types(config: Any) -> None:
 
 @functools.cache
 def _plain_types(owner: type) -> dict[str, tuple[type, bool]]:
-    """Field -> (its plain type, whether it may be None), of the fields that have one."""
+    """Field -> (its plain type, whether it may be None), for the fields with a plain type."""
     found = {}
-    # Without extras an `Annotated[int, Runtime]` is an int.
+    # `get_type_hints` resolves `Annotated[int, Runtime]` to int.
     for name, hint in typing.get_type_hints(owner).items():
         union = typing.get_origin(hint) in (typing.Union, types.UnionType)
         members = typing.get_args(hint) if union else (hint,)
@@ -84,7 +84,7 @@ def below_one(owner: str, **fields: float) -> None:
 
 
 def rising(owner: str, name: str, pairs: tuple[tuple[int, int], ...]) -> None:
-    """Raise unless the first numbers of the pairs rise from 0 or more and the others are >= 1."""
+    """Raise unless the pairs have rising first numbers >= 0 and second numbers >= 1."""
     firsts = [first for first, _ in pairs]
     if any(a >= b for a, b in zip([-1, *firsts], firsts, strict=False)) or any(
         value < 1 for _, value in pairs
@@ -96,13 +96,13 @@ def rising(owner: str, name: str, pairs: tuple[tuple[int, int], ...]) -> None:
 
 
 def one_of(owner: str, name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Raise unless the value is among the allowed words."""
+    """Raise unless the value is one of the allowed words."""
     if value not in allowed:
         raise InputError(f"{owner}.{name}: expected one of {', '.join(allowed)}, got {value!r}")
 
 
 def check_sequences(sequences: int | None) -> None:
-    """Raise `InputError` unless it says how many rows of a set are to be read."""
+    """Raise `InputError` unless `sequences`, to read of each split, is None (all) or >= 1."""
     if sequences is not None and sequences < 1:
         raise InputError(
             f"sequences: expected at least 1 of each set, found {sequences}; None reads all"
@@ -110,7 +110,7 @@ def check_sequences(sequences: int | None) -> None:
 
 
 def check_trackers(field: str, names: Sequence[str]) -> None:
-    """Raises `InputError` for a name that is no tracker's, or is there twice."""
+    """Raise `InputError` for a name that is not a tracker's, or is given twice."""
     for name in names:
         if name not in TRACKERS or list(names).count(name) > 1:
             raise InputError(

@@ -1,1 +1,1 @@
-"""What a program needs: memory, FLOPs, and shapes that waste the chip."""
+"""Cost of a program: memory, FLOPs, time, and shapes that waste the chip."""

@@ -1,4 +1,4 @@
-"""The fitted numbers of `training.cost.step_time`, and how far they are from published runs.
+"""The fitted parameters of `training.cost.step_time`, and their errors for published runs.
 
 Fitted by `python -m tests.bench.predictions` to 128 published rows of 9 sources;
 docs/predictions.md has every row with its error.
@@ -14,15 +14,15 @@ from training.cost.step_time import Rates
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Numbers of one fit.
+    """Statistics of one fit.
 
     Attributes:
-        date: of the fit.
-        rows, sources: that were fitted.
-        error: median of the relative error's size, where a row's source was left out of the fit.
-        error_90: its 90th percentile.
-        fast, slow: 10th and 90th percentile of published over predicted time, of tuned runs.
-        untuned: published over predicted time of the two untuned runs.
+        date: date of the fit.
+        rows, sources: numbers of published rows and sources in the fit.
+        error: median absolute relative error, with each row's source left out of the fit.
+        error_90: 90th percentile of the same error.
+        fast, slow: 10th and 90th percentile of published / predicted time of tuned runs.
+        untuned: published / predicted time of the two untuned runs.
     """
 
     date: str = "2026-11-23"
@@ -37,13 +37,13 @@ class Calibration:
 
 CALIBRATION = Calibration()
 MATMUL = {"v4": 0.724, "v5e": 0.779, "v5p": 0.718, "v6e": 0.717, "a100": 0.654, "h100": 0.503}
-"""Share of the peak in large matmuls. An H200 has the H100's multiprocessors."""
-_SAME = {"h200": "h100"}
-_FAMILY = 0.572  # GPUs without rows
+"""Share of the peak that large matmuls reach, by chip."""
+_SAME = {"h200": "h100"}  # the same multiprocessors
+_FAMILY = 0.572  # GPUs without published rows
 
 
 def rates(chip: Chip) -> Rates:
-    """The fitted numbers for a chip; those of its family where no row is of it."""
+    """The fitted parameters for a chip, or for its family where no published row has the chip."""
     tpu = chip.name in TPUS
     return Rates(
         matmul=MATMUL.get(_SAME.get(chip.name, chip.name), _FAMILY),

@@ -1,20 +1,19 @@
-"""FLOPs that a train step executes: the upper side of HFU.
+"""Counts the FLOPs that a train step executes, the numerator of HFU.
 
-    executed = sum over matmuls, as often as loops and recomputation repeat them, of
-                   2 x (elements of the result) x (length of what is contracted)
-             + sum over fused attention kernels of (matmuls the kernel makes) x
+    executed = sum over matmuls, times their repetitions by loops and recomputation, of
+                   2 x (elements of the result) x (length of the contracted axes)
+             + sum over fused attention kernels of (matmuls of the kernel) x
                    2 x batch x heads x head_size x pairs that the mask lets through
 
-Counted in the traced program, after what nothing needs has been dropped: the second forward pass
-that `jax.checkpoint` asks for is in it, and so are attention scores above the diagonal where a back
-end multiplies them. The compiler may drop a matmul that it finds to be equal to another one (2 %
-of a small model's with everything recomputed, none without). Kernels make 2 matmuls forward and,
-because the scores are made again, 5 backward (7 by splash attention's two separate kernels); blocks
-that a kernel only touches are counted by what the mask lets through. Elementwise work is not
-counted, as in every MFU.
+The count is of the traced program after dead-code elimination. It includes the second forward pass
+of `jax.checkpoint`, and attention scores above the diagonal where a back end computes them. The
+compiler may merge equal matmuls (2 % of a small model's FLOPs with full recomputation, none
+without). Attention kernels make 2 matmuls forward and 5 backward, as they recompute the scores (7
+with splash attention's two separate kernels); a tile that the mask hides in part counts only its
+visible pairs. Elementwise work does not count, as in MFU.
 
-What cannot be counted this way (a loop whose length is not known, a kernel that is not known) gives
-no figure instead of a wrong one.
+A program with parts that cannot be counted (a loop of unknown length, an unknown kernel) has no
+count rather than a wrong one.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ _MULTIPLIES = ("dot_general", "pallas_call", "conv_general_dilated", "ragged_dot
 def executed_flops(
     closed: Any, model: TransformerConfig, sequence_length: int, devices: int
 ) -> tuple[float | None, str]:
-    """FLOPs of one step over all devices together, or None; and a sentence on the count.
+    """FLOPs of one step over all devices together, or None; and a sentence about the count.
 
     Args:
         closed: closed jaxpr of the step, traced for all devices.
-        model: its windows bound what kernels look at.
-        sequence_length: tokens per row.
-        devices: that share the step.
+        model: its windows limit the pairs that kernels compute.
+        sequence_length: tokens per sequence.
+        devices: number of devices that share the step.
     """
-    # Dropped first, or it would be looked through for nothing.
+    # Dead code must not count, and must not make the program uncountable.
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
     found = list(_special(jaxpr, 1, devices))
     unknown = sorted({reason for _, reason in found if reason})
@@ -59,13 +58,13 @@ def executed_flops(
 
 
 def window_share(model: TransformerConfig, length: int) -> float:
-    """Pairs that windows let through, as a share of a causal mask's, over all layers."""
+    """Visible pairs with windows / pairs of a causal mask, the mean over all layers."""
     whole = attended_pairs(length)
     return math.fsum(attended_pairs(length, w) / whole for w in model.windows) / len(model.windows)
 
 
 def _special(jaxpr: Any, times: int, share: int) -> Iterator[tuple[float, str]]:
-    """FLOPs on one device of kernels that `jaxpr_cost` does not know, or why there is no count."""
+    """(FLOPs on one device, "") of cuDNN's kernels; (0, reason) of parts that cannot be counted."""
     for equation in jaxpr.eqns:
         kind = equation.primitive.name
         if kind in CUDNN:
@@ -79,7 +78,7 @@ def _special(jaxpr: Any, times: int, share: int) -> Iterator[tuple[float, str]]:
         elif kind in ("while", "cond"):
             if any(_multiplies(inner) for inner in called(equation)):
                 what = "a loop" if kind == "while" else "a branch"
-                yield 0.0, f"{what} with matmuls in it runs we cannot tell how often"
+                yield 0.0, f"{what} with matmuls in it runs an unknown number of times"
         elif kind in ("ffi_call", "custom_call", "conv_general_dilated", "ragged_dot_general"):
             yield 0.0, f"{kind} is not counted"
         else:

@@ -1,9 +1,9 @@
-"""What one step of a compiled program costs on one device, counted from its HLO.
+"""Counts the cost of one step of a compiled program on one device from its HLO.
 
-Counts are of one execution with loops multiplied out. Cycles are the TPU compiler's own estimates;
-it gives none for Pallas kernels and collectives, and knows nothing of what overlaps, so they rank
-programs and are no prediction of seconds. FLOPs of matmuls are exact; attention kernels
-are counted by formula over the pairs that a causal mask lets through.
+Counts are of one execution with loops multiplied out. Cycles are the TPU compiler's estimates. It
+gives none for Pallas kernels and collectives and ignores overlap, so cycles rank programs but do
+not predict seconds. FLOPs of matmuls are exact; those of attention kernels are a formula over the
+pairs that a causal mask lets through.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import numpy as np
 from training.cost.hlo_parser import Computation, Instruction, Module, Visit, walk
 
 RECOMPUTED = "rematted_computation"
-"""What `jax.checkpoint` calls the second computation of a forward pass, in names of operations."""
+"""The part of an operation's name that marks a recomputation by `jax.checkpoint`."""
 
 MATMULS = {"fwd": 2, "dq": 3, "dkv": 4}
-"""Matmuls over all pairs that a kernel makes: scores and values; scores again, the scores'
-gradient and the queries'; scores again and the gradients of values, scores and keys."""
+"""Matmuls over all pairs by kernel. Forward: scores, output. dq: scores (recomputed), gradients of
+scores and queries. dkv: scores (recomputed), gradients of values, scores and keys."""
 
 _COLLECTIVES = (
     *("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all"),
@@ -38,7 +38,7 @@ _MOVES = {
     *("get-tuple-element", "slice-start", "slice-done"),
 }
 LAYER_LOOP = "layers"
-"""In the name of every loop over layers: the axis that the model stacks its blocks along."""
+"""Part of the name of every loop over layers: the axis along which the model stacks its blocks."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,9 @@ class Collective:
     """Communication of one kind in a step.
 
     Attributes:
-        count: executions.
-        bytes: of operand or result, whichever is larger, on one device, over all executions.
+        kind: opcode of the collective, see `_collective_kind`.
+        count: number of executions.
+        bytes: bytes of operand or result on one device, the larger one, over all executions.
         in_layer_loops: executions inside the loops over layers.
     """
 
@@ -59,13 +60,15 @@ class Collective:
 
 @dataclass(frozen=True)
 class Operation:
-    """An instruction that the compiler gave an estimate for.
+    """An instruction with the compiler's estimate.
 
     Attributes:
+        name: name of the instruction.
         kind: "matmul", "copy" or "other".
-        cycles: over all executions in a step.
-        times: executions in a step.
-        flops: of matmuls, over all executions.
+        cycles: estimated cycles of all executions in a step.
+        times: number of executions in a step.
+        flops: FLOPs of its matmuls, over all executions.
+        op_name: name of the operation in the traced program.
         result: its arrays, such as "bf16[8,128]".
     """
 
@@ -80,22 +83,22 @@ class Operation:
 
 @dataclass(frozen=True)
 class Cost:
-    """One step on one device.
+    """Cost of one step on one device.
 
     Attributes:
         source: "compiled", or "traced" where the program did not compile: then there are no
             cycles, collectives or operations.
-        matmul_flops: of matmuls outside kernels.
-        attention_flops: of attention kernels, over the pairs of a causal mask.
-        recomputed_dots: matmuls and forward attention kernels that run a second time
-            because a policy of `jax.checkpoint`, or the compiler, did not keep their result.
-        recomputed_flops: of those.
+        matmul_flops: FLOPs of matmuls outside kernels.
+        attention_flops: FLOPs of attention kernels, over the pairs of a causal mask.
+        recomputed_dots: matmuls and forward attention kernels that run a second time because the
+            remat policy of `jax.checkpoint`, or the compiler, did not keep their result.
+        recomputed_flops: FLOPs of those.
         kernels: executions of every Pallas kernel by name.
-        cycles: estimate outside kernels and collectives, None without one.
-        cycles_by_kind: the same by kind of instruction.
-        collectives: by kind.
-        operations: by falling cycles.
-        unknown_loops: loops counted as one turn because their length is not in the text.
+        cycles: estimate outside kernels and collectives; None when the compiler gave none.
+        cycles_by_kind: the same by `Operation.kind`.
+        collectives: one entry per kind.
+        operations: in descending order of cycles.
+        unknown_loops: loops counted as one iteration because the text does not have their length.
     """
 
     source: str
@@ -113,11 +116,13 @@ class Cost:
 
 @dataclass(frozen=True)
 class Matmul:
-    """A matmul or a kernel call as both counters see it.
+    """A matmul or a kernel call, as the HLO and the jaxpr counter report it.
 
     Attributes:
         kernel: the kernel's name, "" for a plain matmul.
-        flops: of one plain matmul, or of one of a kernel's matmuls over all its pairs.
+        flops: FLOPs of one plain matmul, or of one of a kernel's matmuls over all its pairs.
+        times: executions in a step.
+        recomputed: whether it repeats a forward computation in the backward pass.
     """
 
     kernel: str
@@ -135,22 +140,23 @@ def phase(kernel: str) -> str | None:
 def pair_flops(queries: tuple[int, ...], keys: tuple[int, ...]) -> int:
     """FLOPs of one matmul over the visible pairs of queries [..., heads, position, head_size].
 
-    Where a device has a part of a row's queries and all of its keys [..., position, head_size], it
-    sees its equal share of the row's pairs: causal work is balanced over the devices of a row.
+    A device with Q of a sequence's K positions as queries and all K as keys counts Q (K + 1) / 2
+    pairs, its equal share of K (K + 1) / 2: the devices of a sequence balance the causal work.
     """
     *outer, first, second = queries
+    # The last two axes come in either order; the position axis is taken to be the longer one.
     position, head_size = max(first, second), min(first, second)
     return 2 * math.prod(outer) * head_size * position * (max(keys[-2:]) + 1) // 2
 
 
 def summarise(matmuls: Iterable[Matmul], source: str) -> Cost:
-    """FLOPs and recomputation of a list of matmuls; what only HLO knows is left empty."""
+    """FLOPs and recomputation of a list of matmuls; fields that need HLO stay empty."""
     found = list(matmuls)
     kernels: dict[str, int] = defaultdict(int)
     for each in found:
         if each.kernel:
             kernels[each.kernel] += each.times
-    # The fused backward kernel makes the queries' gradient too, and has the other one's name.
+    # The fused backward kernel is named dkv but also computes the queries' gradient: 5 matmuls.
     fused = not any(phase(name) == "dq" for name in kernels)
 
     def flops(each: Matmul) -> int:
@@ -212,7 +218,7 @@ def _fused(visits: list[Visit]) -> dict[int, set[str]]:
 
 
 def _estimated(visits: list[Visit]) -> list[tuple[Instruction, int]]:
-    """Instructions with an estimate, each once, with all its executions."""
+    """Each instruction with an estimate, with the sum of its executions."""
     times: dict[int, int] = defaultdict(int)
     found: dict[int, Instruction] = {}
     for visit in visits:
@@ -255,13 +261,16 @@ def _matmul(visit: Visit) -> Matmul | None:
 
 
 def _kernel_name(call: Instruction) -> str:
-    """What the program calls it: its operation is ".../name/pallas_call"."""
+    """The kernel's name in the traced program, from the op_name ".../name/pallas_call"."""
     parts = call.op_name.split("/")
     return parts[-2] if len(parts) > 1 else re.sub(r"[.\d]+$", "", call.name)
 
 
 def _kernel_flops(kernel: Instruction, computation: Computation) -> int:
-    """Of one matmul: queries and keys are the first operands with heads, positions, features."""
+    """FLOPs of one of the kernel's matmuls.
+
+    Queries and keys are the first float operands with at least three axes.
+    """
     arrays = (array for arrays in computation.operands(kernel) for array in arrays)
     found = (a.dimensions for a in arrays if "f" in a.dtype and len(a.dimensions) >= 3)
     queries, keys = next(found, None), next(found, None)
@@ -269,17 +278,17 @@ def _kernel_flops(kernel: Instruction, computation: Computation) -> int:
 
 
 def dot_flops(dot: Instruction, computation: Computation) -> int:
-    """Two operations per element of the result and contracted position."""
+    """FLOPs of a dot: 2 x elements of the result x length of the contracted axes."""
     left = computation.operands(dot)[0][0].dimensions
     contracted = math.prod(left[axis] for axis in dot.numbers("lhs_contracting_dims"))
     return 2 * dot.arrays[0].size * contracted
 
 
 def convolution_flops(convolution: Instruction, computation: Computation) -> int:
-    """Of a convolution, which is what the TPU compiler makes of every matmul.
+    """FLOPs of a convolution, the form that the TPU compiler gives every matmul.
 
-    Several contracted, batch or head axes become windows that slide into the padding; only taps
-    on real elements count.
+    Additional contracted, batch or head axes become spatial axes whose windows slide into the
+    padding. Only taps on real elements count: 2 x batch x input features x output features x taps.
     """
     left, right = (arrays[0].dimensions for arrays in computation.operands(convolution)[:2])
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", convolution.text)
@@ -304,13 +313,14 @@ _WINDOW = ("stride", "pad", "lhs_dilate", "rhs_dilate")
 
 
 def _window(text: str) -> dict[str, list[int]]:
-    """Stride, padding below and dilations of every window axis; one where the text is silent."""
+    """Stride, low padding and dilations of every window axis; the text omits default values."""
     found = re.search(r"window=\{([^}]*)\}", text)
     given = dict(part.split("=") for part in found[1].split()) if found else {}
     values: dict[str, list[int]] = {}
     for name in _WINDOW:
         listed = given[name].split("x") if name in given else []
         default = 0 if name == "pad" else 1
+        # Padding is "low_high"; the low part alone determines which elements a tap meets.
         numbers = [int(each.split("_")[0]) for each in listed]
         values[name] = numbers or [default] * 8
     return values
@@ -320,7 +330,11 @@ def _window(text: str) -> dict[str, list[int]]:
 def _taps(
     left: int, kernel: int, result: int, stride: int, pad: int, left_dilate: int, dilate: int
 ) -> int:
-    """Pairs of output position and window position that meet a real element of the left side."""
+    """Number of (output position, window position) pairs that meet a real element of the input.
+
+    Output o and tap t meet the dilated input at o x stride - pad + t x dilate. It is a real element
+    if it lies inside the input and is a multiple of `left_dilate`.
+    """
     outputs = np.arange(result) * stride - pad
     count = 0
     for tap in range(kernel):
@@ -347,8 +361,11 @@ def _collectives(visits: list[Visit]) -> tuple[Collective, ...]:
 
 
 def _collective_kind(each: Instruction) -> str | None:
-    """Its opcode, or "all-reduce between slices" where libtpu's runtime carries it over the
-    data-centre network; None for what is no collective."""
+    """The opcode of a collective; None for other instructions.
+
+    A send over the data-centre network by libtpu's runtime is, for example, "all-reduce between
+    slices".
+    """
     if each.opcode == "send":
         found = re.search(r'_xla_megascale_transfer_type="(\w+)"', each.text)
         return f"{found[1].lower().replace('_', '-')} between slices" if found else None
@@ -360,5 +377,5 @@ def _bytes_moved(collective: Instruction, computation: Computation) -> int:
     operands = sum(a.bytes for arrays in computation.operands(collective) for a in arrays)
     results = sum(array.bytes for array in collective.arrays)
     if collective.opcode in ("all-gather-start", "collective-permute-start", "send"):
-        results -= operands  # these return their operands too
+        results -= operands  # the results of these contain their operands
     return max(operands, results)

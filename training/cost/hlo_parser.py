@@ -1,8 +1,8 @@
-"""Reading a compiled program: the text of `compiled.as_text()` as computations, and a walk over it.
+"""Parses the HLO text of a compiled program into computations and walks over its instructions.
 
-The walk starts at ENTRY and goes into loops, calls, branches and fusions. It says for every
-instruction how many times one step executes it: loops are multiplied out, which XLA's own
-`cost_analysis` does not do.
+The walk starts at ENTRY and enters loops, calls, branches and fusions. It yields every instruction
+with its number of executions per step: loops are multiplied out, which XLA's own `cost_analysis`
+does not do.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _NAME = re.compile(r"%?([A-Za-z_][\w.\-]*)$")
 
 @dataclass(frozen=True)
 class Array:
-    """Element type and dimensions of one array on one device, layout left out."""
+    """Element type and dimensions of one array on one device, without its layout."""
 
     dtype: str
     dimensions: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.dimensions)
 
     @property
     def bytes(self) -> int:
-        """Without the padding of tiles."""
+        """Number of bytes, without the padding of tiles."""
         return self.size * _bits(self.dtype) // 8
 
     def __str__(self) -> str:
@@ -55,9 +55,12 @@ class Instruction:
     """One line of HLO.
 
     Attributes:
+        name: name within its computation.
+        opcode: HLO opcode.
         arrays: the result; several when it is a tuple.
         operands: names within the same computation.
-        text: everything behind the operands: attributes, metadata, backend configuration.
+        text: the text after the operands: attributes, metadata, backend configuration.
+        root: whether its result is the computation's result.
     """
 
     name: str
@@ -69,7 +72,7 @@ class Instruction:
 
     @property
     def op_name(self) -> str:
-        """Where in the traced program it comes from; "" where the compiler does not say."""
+        """Name of its operation in the traced program; "" where the text has none."""
         found = re.search(r'op_name="([^"]*)"', self.text)
         return found[1] if found else ""
 
@@ -80,24 +83,24 @@ class Instruction:
         return int(found[1]) if found else None
 
     def attribute(self, name: str) -> str | None:
-        """The name or number behind `name=`."""
+        """The name or number after `name=`; None where the text does not have it."""
         found = re.search(rf"\b{name}=%?([\w.\-]+)", self.text)
         return found[1] if found else None
 
     @property
     def target(self) -> str:
-        """What a custom call calls, "" for other instructions."""
+        """Target of a custom call, "" for other instructions."""
         found = re.search(r'custom_call_target="([^"]*)"', self.text)
         return found[1] if found else ""
 
     def numbers(self, name: str) -> tuple[int, ...]:
-        """The list behind `name={...}`, empty where there is none."""
+        """The list after `name={...}`, empty where the text does not have it."""
         found = re.search(rf"\b{name}=\{{([\d,\s]*)\}}", self.text)
         return tuple(int(x) for x in found[1].split(",") if x.strip()) if found else ()
 
     @property
     def branches(self) -> tuple[str, ...]:
-        """Computations of a conditional."""
+        """Names of a conditional's computations."""
         if found := re.search(r"branch_computations=\{([^}]*)\}", self.text):
             return tuple(name.strip().lstrip("%") for name in found[1].split(","))
         names = (self.attribute("true_computation"), self.attribute("false_computation"))
@@ -113,11 +116,11 @@ class Computation:
 
     @property
     def root(self) -> Instruction:
-        """The instruction whose result is the computation's."""
+        """The instruction whose result is the computation's result."""
         return next(each for each in self.instructions.values() if each.root)
 
     def operands(self, instruction: Instruction) -> list[tuple[Array, ...]]:
-        """Arrays of every operand."""
+        """Arrays of each operand."""
         return [
             self.instructions[name].arrays if name in self.instructions else ()
             for name in instruction.operands
@@ -134,13 +137,15 @@ class Module:
 
 @dataclass(frozen=True)
 class Visit:
-    """An instruction with how often a step executes it.
+    """An instruction and its number of executions per step.
 
     Attributes:
+        instruction: the instruction.
+        computation: the computation that contains it.
         times: executions per step.
         loops: op_name of every loop around it, outermost first.
-        fusion: the outermost fusion it is in, None outside.
-        unknown: it is a loop whose number of turns cannot be read, counted as one.
+        fusion: the outermost fusion that contains it; None outside fusions.
+        unknown: whether it is a loop of unknown trip count, which counts as 1.
     """
 
     instruction: Instruction
@@ -152,10 +157,10 @@ class Visit:
 
 
 def parse(text: str) -> Module:
-    """`compiled.as_text()` as computations; `lowered.as_text(dialect="hlo")` can be read too.
+    """Parse `compiled.as_text()` or `lowered.as_text(dialect="hlo")`.
 
     Raises:
-        InputError: when there is no ENTRY computation.
+        InputError: the text has no ENTRY computation.
     """
     computations: dict[str, Computation] = {}
     entry, current, pending = None, None, ""
@@ -165,9 +170,9 @@ def parse(text: str) -> Module:
                 current = computations.setdefault(header[2], Computation(header[2]))
                 entry = header[2] if header[1] else entry
             continue
-        # A kernel's attributes contain newlines and lines that start with "}", so only a brace
-        # with nothing behind it but a thread ends a computation, and only "  name = " starts an
-        # instruction.
+        # A kernel's attributes contain newlines and lines that start with "}". Therefore only a
+        # line with a brace and at most an execution thread ends a computation, and only
+        # "  name = " starts an instruction.
         end = _END.match(line)
         if not end and not _INSTRUCTION.match(line):
             pending += "\n" + line
@@ -215,16 +220,16 @@ def _closing(text: str) -> int:
 
 def _operands(text: str) -> tuple[str, ...]:
     text = re.sub(r"/\*.*?\*/", "", text)
-    # Operands may carry their type, whose dimensions have commas of their own.
+    # Remove operand types, because their dimensions contain commas.
     text = re.sub(r"\{[^}]*\}|\[[^\]]*\]", "", text)
     names = (_NAME.search(part.strip()) for part in text.split(","))
     return tuple(name[1] for name in names if name)
 
 
 def walk(module: Module) -> Iterator[Visit]:
-    """Every instruction that a step executes, those inside fusions included.
+    """Every instruction that a step executes, including those inside fusions.
 
-    A loop whose number of turns cannot be read counts as one turn (see `turns`). All branches of a
+    A loop of unknown trip count counts as one iteration (see `turns`). All branches of a
     conditional are visited, as if each were taken.
     """
     return _walk(module, module.entry, 1, (), None)
@@ -239,8 +244,8 @@ def _walk(
         yield Visit(each, computation, times, loops, fusion, unknown=count is None)
         if each.opcode == "while":
             inside = (*loops, each.op_name)
-            turned = times * (1 if count is None else count)
-            yield from _walk(module, str(each.attribute("body")), turned, inside, fusion)
+            inner_times = times * (1 if count is None else count)
+            yield from _walk(module, str(each.attribute("body")), inner_times, inside, fusion)
         elif each.opcode == "fusion":
             called = str(each.attribute("calls"))
             yield from _walk(module, called, times, loops, fusion or each)
@@ -253,12 +258,11 @@ def _walk(
 
 
 def turns(module: Module, computation: Computation, loop: Instruction) -> int | None:
-    """How often a counted loop runs its body, None when the text does not tell.
+    """Trip count of a counted loop: ceil((bound - start) / step); None when it cannot be read.
 
-    The condition compares an element of the carried tuple with a constant; the element starts at a
-    constant and grows by a constant: the compiler unrolls its ring loops and lets them grow by two.
-    A start that cannot be read is taken to be zero, a step to be one. XLA's own annotation goes
-    first where there is one.
+    Prefers XLA's own annotation. Otherwise the condition compares an element of the carried tuple
+    with a constant; the element starts at a constant and grows by a constant (by two in the ring
+    loops that the compiler unrolls). A start that cannot be read counts as 0, a step as 1.
     """
     if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.text):
         return int(known[1])
@@ -276,7 +280,7 @@ def turns(module: Module, computation: Computation, loop: Instruction) -> int | 
 
 
 def _step(module: Module, body: Computation, index: int) -> int:
-    """What the body adds to an element of the carried tuple, 1 where that cannot be read."""
+    """The constant that the body adds to an element of the carried tuple; 1 if not readable."""
     if body.root.opcode != "tuple":
         return 1
     each = body.instructions.get(body.root.operands[index])
@@ -295,7 +299,7 @@ def _step(module: Module, body: Computation, index: int) -> int:
 
 
 def _bound(module: Module, condition: Computation) -> tuple[int, int] | None:
-    """The compared element of the carried tuple, and the first value that ends the loop."""
+    """(index of the compared element of the carried tuple, exclusive bound); None if not found."""
     root = condition.root
     inner, outer = condition, {}
     if root.opcode == "fusion":
@@ -328,7 +332,7 @@ def _parameters(computation: Computation) -> list[str]:
 
 
 def _constant(computation: Computation, name: str) -> int | None:
-    """The value of an integer constant, seen through copies; None for anything else."""
+    """The value of an integer constant, also through copies; None for anything else."""
     each = computation.instructions.get(name)
     while each is not None and each.opcode in ("copy", "bitcast", "convert"):
         each = computation.instructions.get(each.operands[0])

@@ -1,8 +1,8 @@
-"""The same counts as `training.cost.hlo_cost`, from a traced program that was not compiled.
+"""The counts of `training.cost.hlo_cost`, from a traced program instead of a compiled one.
 
-A program that does not fit in memory has no HLO. Its trace has the same matmuls and
-kernels; what nothing needs is dropped first, as the compiler would. Inside `shard_map` shapes are
-those of one device, elsewhere those of all devices together, which share the matmuls evenly.
+A program that does not fit in memory has no compiled HLO, but its trace has the same matmuls and
+kernels after dead-code elimination. Inside `shard_map` shapes are those of one device; outside they
+are global, and the count assumes that the devices share the matmuls evenly.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from training.cost.hlo_cost import RECOMPUTED, Cost, Matmul, pair_flops, phase, 
 def traced_cost(closed: Any, devices: int) -> Cost:
     """Cost of one step on one of `devices` devices, from a closed jaxpr.
 
-    Cycles, collectives and operations are the compiler's to say and are left empty.
+    Cycles, collectives and operations stay empty, because only the compiler determines them.
     """
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
     return summarise(_matmuls(jaxpr, 1, devices, False), "traced")
@@ -59,7 +59,7 @@ def _dot_flops(equation: Any) -> int:
     (contracted, _), (batch, _) = equation.params["dimension_numbers"]
     left, right = (variable.aval.shape for variable in equation.invars)
     if len(contracted) + len(batch) == len(left) == len(right):
-        return 0  # sums of elementwise products, which the compiler makes no matmul of
+        return 0  # a sum of elementwise products, which the compiler does not execute as a matmul
     return 2 * equation.outvars[0].aval.size * math.prod(left[axis] for axis in contracted)
 
 

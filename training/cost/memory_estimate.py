@@ -1,8 +1,8 @@
-"""How much memory a train step takes on one device, as a table of what it holds.
+"""Estimates the memory of a train step on one device, as a table of its contents.
 
-The estimate is arithmetic on shapes, fitted to what libtpu's compiler says of the programs that
-`training.step.program` builds; tests/training/cost/test_memory_estimate.py has how near it is. The
-compiler itself has the last word, see `training.preflight`.
+The estimate is arithmetic on shapes, fitted to the memory that libtpu's compiler reports for the
+programs of `training.step.program`; tests/training/cost/test_memory_estimate.py has its error. The
+compiler's own figure is authoritative, see `training.preflight`.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from training.config.optimizer import state_bytes_per_parameter
 GIB = 2**30
 
 BROUGHT = 1.25
-"""Moments on the device while they are updated, in units of all that come from the host: libtpu
-brings all, and keeps the new values of two arrays of eight beside them until they have gone."""
+"""Peak device memory of offloaded moments during the update, in units of their size: libtpu brings
+all of them, plus the new values of two arrays of eight that are still on the way to the host."""
 
 Parts = Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Bytes on one device, by what they hold; `backward`, `loss` and `update` are not simultaneous.
+    """Bytes on one device, by content; `backward`, `loss` and `update` are not simultaneous.
 
     Attributes:
-        state: what is there all the time: parameters, their average, optimizer state, the
-            parameters in the compute dtype, gradients.
+        state: in memory during the whole step: parameters, their EMA, optimizer state, the compute
+            parameters, gradients.
         residuals: what the forward pass keeps for the backward pass, by the names of
             `models.remat_names`.
         backward: intermediates of one layer's backward pass.
-        loss: of one chunk.
-        update: optimizer state that comes from the host when the residuals are gone, and goes
+        loss: logits of one chunk and their gradient.
+        update: optimizer state that comes from the host after the residuals are freed, and goes
             back.
-        host: what lies in the host's memory, on no device.
+        host: bytes in the host's memory.
     """
 
     state: Parts
@@ -53,25 +53,25 @@ class Estimate:
 
     @property
     def parts(self) -> dict[str, float]:
-        """Bytes by name at the moment when there are most of them; they add up to `total`."""
+        """Bytes by name at the peak; they add up to `total`."""
         backward = {**self.residuals, **self.backward}
-        moments = (backward, {**self.residuals, **self.loss}, self.update)
-        fullest = max(moments, key=lambda parts: sum(parts.values()))
-        return {name: size for name, size in {**self.state, **fullest}.items() if size}
+        phases = (backward, {**self.residuals, **self.loss}, self.update)
+        peak = max(phases, key=lambda parts: sum(parts.values()))
+        return {name: size for name, size in {**self.state, **peak}.items() if size}
 
     @property
     def total(self) -> float:
-        """The most there is at a moment."""
+        """Peak bytes."""
         return sum(self.parts.values())
 
     def __str__(self) -> str:
-        away = sum(self.host.values())
+        host = sum(self.host.values())
         return f"{self.total / GIB:.1f} GiB" + (
-            f" and {away / GIB:.1f} of the host" if away else ""
+            f" and {host / GIB:.1f} of the host" if host else ""
         )
 
     def table(self) -> str:
-        """A line a part in GiB, their sum, and what lies in the host's memory."""
+        """One line per part in GiB, their sum, and the parts in the host's memory."""
         rows = [*self.parts.items(), ("sum", self.total)]
         rows += [(f"host: {name}", size) for name, size in self.host.items() if size]
         return "\n".join(f"{name:<36}{size / GIB:>9.3f} GiB" for name, size in rows)
@@ -88,11 +88,11 @@ def estimate(
     """Memory of one step with concrete settings.
 
     Args:
-        model: the shape.
-        optimizer: its state counts.
-        train: what is computed, with nothing "auto".
-        devices: of the run.
-        platform: "tpu", "gpu" or "cpu"; the splash kernel runs on the first alone.
+        model: shape of the model.
+        optimizer: determines the size of the optimizer state.
+        train: the training configuration, without "auto".
+        devices: number of devices of the run.
+        platform: "tpu", "gpu" or "cpu"; the splash kernel runs only on "tpu".
 
     Raises:
         InputError: a setting is still "auto".
@@ -136,7 +136,7 @@ def _times(count: float, parts: Parts) -> dict[str, float]:
 
 
 def _moments(model: TransformerConfig, optimizer: OptimizerConfig) -> float:
-    """Bytes of optimizer state; Muon's of tables has two moments, of block matrices one."""
+    """Bytes of optimizer state; with Muon, tables have two moments and block matrices one."""
     tables = _table_parameters(model)
     return (
         state_bytes_per_parameter(optimizer) * (model.parameter_count - tables)
@@ -147,10 +147,10 @@ def _moments(model: TransformerConfig, optimizer: OptimizerConfig) -> float:
 def _parameters(
     model: TransformerConfig, train: TrainConfig, width: int, group: int, tensor: int
 ) -> dict[str, float]:
-    """Parameters and what is shaped like them: copies in the compute dtype, and gradients.
+    """Bytes of the parameters, of their copies in the compute dtype and of the gradients.
 
-    With "fsdp" only embedding and head are gathered whole. Gradients are there in the compute
-    dtype and in float32, and so is the update.
+    With "fsdp" only embedding and head are gathered as a whole. Gradients exist in the compute
+    dtype and in float32, and the update in float32: width + 4 + 4 bytes per parameter.
     """
     parameters, tables = model.parameter_count / tensor, _table_parameters(model) / tensor
     layers = parameters - tables
@@ -167,25 +167,25 @@ def _parameters(
 
 
 def _table_parameters(model: TransformerConfig) -> int:
-    """Of the embedding and an untied head."""
+    """Parameters of the embedding and of an untied head."""
     return model.padded_vocab_size * model.embed * (1 if model.tied else 2)
 
 
 _STREAMS = (BLOCK_INPUT, "attention_input", "attention_output", "mlp_input")
-"""Names with an axis [embed], which is whole under "tensor"."""
+"""Names with the axis [embed], which tensor parallelism does not split."""
 
 
 def _residuals(
     model: TransformerConfig, remat: str, width: int, tensor: int
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Bytes of a token and layer by name: on the device, and moved to the host."""
+    """Bytes per token and layer by name: kept on the device, and offloaded to the host."""
     size = {name: width * count for name, count in widths(model).items()}
     size = {name: n if name in _STREAMS else n / tensor for name, n in size.items()}
     if remat in ("none", "dots"):
         saved, offloaded = MATMULS, ()
     else:
         saved, offloaded = saved_names(remat)
-    # A block's input is kept whatever the policy, unless it is moved.
+    # Every policy keeps a block's input, unless it is offloaded.
     names = [name for name in (BLOCK_INPUT, *saved) if name not in offloaded]
     kept = {name: size[name] for name in dict.fromkeys(names)}
     if "attention_residuals" in kept and remat not in ("none", "dots"):
@@ -198,15 +198,17 @@ def _residuals(
 def _working(
     model: TransformerConfig, remat: str, width: int, parallel: Parallelism
 ) -> dict[str, float]:
-    """Bytes of a token in one layer's backward pass.
+    """Bytes per token of one layer's backward pass.
 
-    The kernel's log-sum-exp fills 128 lanes. Where a row is divided and its devices do not exchange
-    positions for heads, every device has keys, values and their cotangents of all of it.
+    The kernel's log-sum-exp fills 128 lanes. Where a sequence is divided and its devices do not
+    exchange positions for heads (all-to-all), every device holds the keys, values and cotangents of
+    the whole sequence.
     """
     heads = model.heads * model.head_size / parallel.tensor
     gathered = 4 * model.kv_heads * model.head_size * (parallel.sequence - 1) / parallel.tensor
     if _way(model, parallel) == "heads":
         gathered = 0.0
+    # Arrays of width `mlp` that are in memory at once: two more when gate and up are recomputed.
     wide = 5 if remat in ("none", "dots") or _keeps_mlp(model, remat) else 7
     return {
         "attention, with cotangents": width * 8 * heads,
@@ -218,12 +220,12 @@ def _working(
 
 
 def _way(model: TransformerConfig, parallel: Parallelism) -> Way:
-    """How devices that share a row divide attention, where its length is a multiple of enough."""
+    """How devices that share a sequence divide attention, if its length fits the kernel's tiles."""
     return choose_way(model.kv_heads // parallel.tensor, True, None, parallel.sequence)
 
 
 def _keeps_mlp(model: TransformerConfig, remat: str) -> bool:
-    """Whether nothing of the MLP's matmuls is made again."""
+    """Whether the backward pass recomputes no matmul of the MLP."""
     known = sum(saved_names(remat), ())
     return all(name in known for name in ("gate", "up") if widths(model)[name])
 
@@ -231,7 +233,10 @@ def _keeps_mlp(model: TransformerConfig, remat: str) -> bool:
 def _partial_sums(
     model: TransformerConfig, train: TrainConfig, rows: float, platform: str
 ) -> float:
-    """Bytes that splash's fused backward kernel writes in one layer; 0 where it does not run."""
+    """Bytes of the partial sums that splash's fused backward kernel writes in one layer.
+
+    0 where this kernel does not run.
+    """
     sequence, length = train.parallel.sequence, train.sequence_length
     runs = platform == "tpu" and train.attention in ("auto", "splash")
     if not runs or length % (LANES * sequence):

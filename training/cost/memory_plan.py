@@ -1,9 +1,9 @@
-"""The settings of memory that fit: what "auto" of remat, sharding, loss chunks and offload means.
+"""Resolves "auto" of remat, sharding, loss chunks and offload to settings that fit in memory.
 
-Of the combinations that `training.cost.memory_estimate` says fit, the cheapest is taken; the host's
-memory is used where nothing fits without. A device whose memory is not known is taken to have
-enough. An estimate may fill a device: what it counts is there at one moment at most, and the peak
-that the compiler finds for a program that fits is 6 to 21 % lower.
+Chooses the cheapest combination that fits by `training.cost.memory_estimate`, and uses the host's
+memory only when nothing else fits. A device of unknown memory is assumed to have enough. An
+estimate may fill a device completely: all that it counts is in memory only at the peak, and the
+compiler's peak of a program that fits is 6 to 21 % lower.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from training.cost.memory_estimate import GIB, Estimate, estimate
 from training.cost.recompute import recomputed
 
 SHARDINGS = {"replicated": 0.0, "zero1": 0.01, "fsdp": 0.1}
-"""What each costs, as a share of the forward pass, for "auto": gathering parameters once a step is
-next to nothing, gathering them layer by layer twice is worth a tenth of recomputation."""
+"""Cost of each sharding for "auto", as a share of the forward pass: gathering parameters once a
+step is nearly free, gathering them layer by layer twice costs as much as 10 % of recomputation."""
 LOGIT_BYTES = {"cpu": 2**24}
 DEFAULT_LOGIT_BYTES = 2**29
 OFFLOADED = f"offload:{BLOCK_INPUT}"
-"""The setting of remat with the least memory: blocks are recomputed, and their inputs moved."""
+"""The remat setting with the least memory: blocks are recomputed, and their inputs offloaded."""
 
 
 def resolve(
@@ -38,25 +38,24 @@ def resolve(
     limit: float | None,
     slices: int = 1,
 ) -> tuple[TrainConfig, str]:
-    """`train` without "auto", and a sentence on why.
+    """`train` without "auto", and a sentence with the reason.
 
-    Of the settings that are "auto" the cheapest combination is taken that fits, where recomputed
-    FLOPs and a split state cost something. Where none fits, the optimizer state is moved to the
-    host's memory, which happens once a step; then residuals, which are moved in every layer of
-    every microbatch; then both. Where still none fits the smallest is taken, and the sentence says
-    by how much it is too large.
+    Chooses the cheapest combination that fits; recomputed FLOPs and a sharded state have a cost.
+    If none fits, it offloads the optimizer state, which moves once a step; then residuals, which
+    move in every layer of every microbatch; then both. If still none fits, it chooses the smallest,
+    and the sentence reports its size and the limit.
 
     Args:
-        model: the shape.
-        optimizer: its state counts.
-        train: what to resolve.
-        devices: of the run.
+        model: shape of the model.
+        optimizer: determines the size of the optimizer state.
+        train: the configuration to resolve.
+        devices: number of devices of the run.
         platform: "tpu", "gpu" or "cpu".
-        limit: bytes of one device that a program may use, None when that is not known.
-        slices: among which the devices are divided; no state is split over several.
+        limit: bytes that a program may use on one device; None when not known.
+        slices: number of slices of the devices; no state is sharded over several.
 
     Raises:
-        InputError: the mesh does not divide the devices, or the model not the mesh.
+        InputError: the mesh does not divide the devices, or the model does not divide over it.
     """
     candidates = []
     for remat, sharding, place in itertools.product(
@@ -69,9 +68,10 @@ def resolve(
         found = dataclasses.replace(train, remat=remat, parallel=parallel)
         found = dataclasses.replace(found, loss_chunks=_chunks(model, found, devices, platform))
         size = estimate(model, optimizer, found, devices, platform=platform)
-        moved = (2 if remat == OFFLOADED else 0) + (place == "host")
+        # Ranked by offload first (none, optimizer state, residuals, both), then by cost.
+        offload = (2 if remat == OFFLOADED else 0) + (place == "host")
         cost = recomputed(model, remat, train.sequence_length) + SHARDINGS[sharding]
-        candidates.append(((moved, cost), size.total, found, size))
+        candidates.append(((offload, cost), size.total, found, size))
     if not candidates:
         chosen = train.parallel.sharding
         group = train.parallel.mesh_shape(devices // slices)[1]
@@ -88,9 +88,10 @@ def resolve(
 
 
 def _remats(model: TransformerConfig, train: TrainConfig) -> list[str]:
-    """Everything kept, every subset of the matmuls beside attention and the middle, nothing.
+    """The remat settings to compare, from all matmuls kept to none kept.
 
-    And nothing with the blocks' inputs moved to the host.
+    In between, attention's result and the attention output projection are kept with every subset of
+    the other matmuls. The last setting keeps nothing and offloads the blocks' inputs.
     """
     if train.remat != "auto":
         return [train.remat]
@@ -121,7 +122,7 @@ def _places(train: TrainConfig) -> tuple[str, ...]:
 
 
 def _divides(model: TransformerConfig, parallel: Parallelism, devices: int) -> bool:
-    """Whether a split state is possible; other shardings are left to fail where they are made."""
+    """Whether the group divides `embed`, which a sharded state needs."""
     group = parallel.mesh_shape(devices)[1]
     return parallel.sharding == "replicated" or model.embed % group == 0
 

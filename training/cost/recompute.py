@@ -1,4 +1,4 @@
-"""What a setting of `remat` makes the backward pass compute again, by name; imports no JAX."""
+"""The matmuls that the backward pass recomputes with each `remat` setting; imports no JAX."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from models.remat_names import MATMULS, saved_names, widths
 
 
 def recomputed(model: TransformerConfig, remat: str, sequence_length: int) -> float:
-    """Share of the blocks' forward FLOPs that the backward pass repeats, causal attention counted.
+    """Share of the blocks' forward FLOPs that the backward pass repeats, with causal attention.
 
-    A matmul is repeated when its result is not kept; attention also needs queries, keys and
-    values, which are there or repeated too. Nothing is repeated where only norms and activations
-    are.
+    A matmul is repeated when its result is not kept; repeated attention also needs queries, keys
+    and values, which are kept or repeated too. Recomputed norms and activations count 0.
     """
     flops = forward_flops(model, sequence_length)
     again = sum(flops[name] for name in repeated(model, remat))
@@ -19,14 +18,17 @@ def recomputed(model: TransformerConfig, remat: str, sequence_length: int) -> fl
 
 
 def repeated(model: TransformerConfig, remat: str) -> tuple[str, ...]:
-    """Names whose matmul, or attention, the backward pass makes again."""
+    """Names whose matmul or attention the backward pass recomputes."""
     kept = MATMULS if remat in ("none", "dots") else sum(saved_names(remat), ())
     again = [name for name in forward_flops(model, 1) if name not in kept]
     return tuple(again) if remat != "dots" else (*again, "attention_residuals")
 
 
 def forward_flops(model: TransformerConfig, sequence_length: int) -> dict[str, float]:
-    """Forward FLOPs of a token and layer behind each kept name; the down projection has none."""
+    """Forward FLOPs per token and layer of the computation of each name.
+
+    The MLP's down projection has no name: no gradient needs its result, so it is never recomputed.
+    """
     size, attended = widths(model), (sequence_length + 1) / 2
     into = {name: 2 * model.embed * size[name] for name in ("queries", "keys", "values")}
     into |= {name: 2 * model.embed * size[name] for name in ("gate", "up") if size[name]}

@@ -1,7 +1,7 @@
-"""Warnings about a model's shape on a TPU, before it runs.
+"""Warns before a run about sizes of a model that waste a TPU.
 
 A v6e matrix unit multiplies 256 x 256 tiles; its memory tiles are 8 or 16 rows by 128 lanes. The
-rules are about layouts the compiler cannot mend.
+rules cover shapes that the compiler cannot improve.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ def lint(
     platform: str,
     sequence_length: int,
 ) -> list[str]:
-    """One sentence for every size that wastes the matrix unit or memory; none off TPUs.
+    """One warning for every size that wastes the matrix unit or memory; none except on TPUs.
 
     Args:
-        model: the shape.
-        parallel: what `tensor` and `sequence` divide.
+        model: shape of the model.
+        parallel: its `tensor` and `sequence` divide the sizes.
         platform: "tpu", "gpu" or "cpu".
-        sequence_length: tokens per row.
+        sequence_length: tokens per sequence.
     """
     if platform != "tpu":
         return []
@@ -68,7 +68,10 @@ def _tiles(model: TransformerConfig, positions: int) -> list[str]:
 
 
 def _contractions(model: TransformerConfig, tensor: int) -> list[str]:
-    """A split state is gathered before it is multiplied, so only `tensor` cuts contractions."""
+    """Warnings about contracted axes that `tensor` cuts below the matrix unit.
+
+    Sharded state does not count: it is gathered before the matmul.
+    """
     if tensor == 1:
         return []
     cut = {

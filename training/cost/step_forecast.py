@@ -1,4 +1,4 @@
-"""What `plan` predicts of a run's steps, from its configuration and the kind of chip; no JAX."""
+"""Predicts a run's step time for `plan` from its configuration and kind of chip; imports no JAX."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from training.cost.step_work import Job, work
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """A predicted step; a prediction, never a measurement.
+    """A predicted step.
 
     Attributes:
-        times: seconds by what they are spent on.
-        tokens: of a step, over all devices.
-        mfu: model FLOPs over the peak, attention counted causally.
-        mfu_full: the same with attention over the full square.
+        times: seconds by kind of work.
+        tokens: tokens per step, over all devices.
+        mfu: model FLOPs over the peak, with causal attention.
+        mfu_full: the same with attention over all pairs.
     """
 
     times: Times
@@ -33,17 +33,17 @@ class Forecast:
 
     @property
     def seconds(self) -> float:
-        """Of one step."""
+        """Predicted seconds of one step."""
         return self.times.total
 
     @property
     def range(self) -> tuple[float, float]:
-        """Seconds between which 8 of 10 tuned published runs lie when predicted like this."""
+        """80 % interval of the step's seconds, from the errors for tuned published runs."""
         return self.seconds * CALIBRATION.fast, self.seconds * CALIBRATION.slow
 
     @property
     def shares(self) -> dict[str, float]:
-        """Of the step's time by kind, the largest first."""
+        """Share of the step's time by kind of work, the largest first."""
         kinds = [field.name for field in dataclasses.fields(Times)]
         found = {kind: getattr(self.times, kind) / self.seconds for kind in kinds}
         return dict(sorted(found.items(), key=lambda item: -item[1]))
@@ -57,7 +57,7 @@ def forecast(
     devices: int,
     slices: int = 1,
 ) -> Forecast:
-    """The prediction for a configuration without "auto" on so many chips of a kind."""
+    """The prediction for a configuration without "auto" on `devices` chips of one kind."""
     _, group, sequence, tensor = train.parallel.mesh_shape(devices)
     job = Job(
         model=model,
@@ -76,8 +76,8 @@ def forecast(
     )
     found = times(work(job, chip), chip, rates(chip))
     causal, full = (
-        job.tokens * training_flops_per_token(model, train.sequence_length, causal=way)
-        for way in (True, False)
+        job.tokens * training_flops_per_token(model, train.sequence_length, causal=causal)
+        for causal in (True, False)
     )
     peak = chip.peak * found.total
     return Forecast(

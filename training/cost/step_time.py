@@ -1,10 +1,11 @@
-"""How long a train step will take: counts of `training.cost.step_work` over a chip's rates.
+"""Predicts the time of a train step: the counts of `training.cost.step_work` / a chip's rates.
 
-A roofline by parts. Matmuls take the longer of their operations and their bytes; norms,
-activations, loss and update take their bytes; attention takes its scores, which go through the
-vector unit at a rate that hardly depends on the width of a head, or its matmuls. Collectives run
-while the chip computes, but for a share. Where two things overlap, a sum of fourth powers stands
-for the larger of them. The free numbers are in `training.cost.calibration`, with their origin.
+A roofline model of each part. The time of matmuls is the larger of FLOPs / peak and bytes /
+bandwidth; that of norms, activations, loss and update is bytes / bandwidth; that of attention is
+the larger of its matmuls and its scores, which the vector unit computes at a rate that hardly
+depends on the head size. Collectives overlap with computation, except for a share. The larger of
+two overlapping times is the 4-norm of both, a smooth maximum. The free parameters and their origin
+are in `training.cost.calibration`.
 """
 
 from __future__ import annotations
@@ -16,25 +17,26 @@ from pipeline.accelerators import TPUS, Chip
 from training.cost.step_work import Work
 
 NETWORK = {"v4": 6.25e9, "v5e": 6.25e9, "v5p": 6.25e9, "v6e": 12.5e9, "a100": 25e9}
-"""Bytes a second of one chip to other slices or hosts ("How to Scale Your Model", table of chips;
+"""Bytes per second of one chip to other slices or hosts ("How to Scale Your Model", table of chips;
 eight 200 Gb/s adapters for eight A100)."""
 EXPONENTIALS = {"a100": 2.4e12, "h100": 3.7e12, "h200": 3.7e12, "b200": 4.4e12}
-"""A second: multiprocessors x 16 a clock x boost clock; attention on a GPU waits for them."""
+"""Exponentials per second, which limit attention on a GPU: multiprocessors x 16 per clock x boost
+clock."""
 DEFAULT_NETWORK = 50e9  # eight 400 Gb/s adapters for eight GPUs
 HOST_LINK = 16e9
-"""Bytes a second between one chip and its host, as far as several chips share the host's."""
+"""Bytes per second between one chip and its host, when several chips share the host's link."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """The free numbers, for one chip.
+    """The free parameters, for one chip.
 
     Attributes:
         matmul: share of the peak that large matmuls reach.
-        scores: time of one attention score, forward, in units of `score_seconds`.
-        streams: bytes of `Work.stream_bytes` and `logit_bytes` that reach memory, as a share.
-        exposed: share of the collectives' time in which the chip waits.
-        fixed: seconds of a step that nothing above explains.
+        scores: forward time of one attention score, in units of `score_seconds`.
+        streams: share of `Work.stream_bytes` and `Work.logit_bytes` that reaches memory.
+        exposed: share of the collectives' time that computation never hides.
+        fixed: seconds per step that no other term explains.
     """
 
     matmul: Any
@@ -46,7 +48,7 @@ class Rates:
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Seconds of one step, by what they are spent on."""
+    """Seconds of one step, by kind of work; `communication` is what computation does not hide."""
 
     matmul: Any
     head: Any
@@ -58,7 +60,7 @@ class Times:
 
     @property
     def total(self) -> Any:
-        """All of them; overlapped communication is not among them."""
+        """Seconds of the step: the sum of all kinds."""
         return (
             self.matmul
             + self.head
@@ -71,7 +73,7 @@ class Times:
 
 
 def times(work: Work, chip: Chip, rates: Rates) -> Times:
-    """Seconds of the parts of one step."""
+    """Predicted seconds of one step, by kind of work."""
     speed = chip.peak * rates.matmul
     matmuls = _larger(work.matmul_flops / speed, work.matmul_bytes / chip.bandwidth)
     head = matmuls * (work.head_flops / work.matmul_flops)
@@ -90,8 +92,10 @@ def times(work: Work, chip: Chip, rates: Rates) -> Times:
 
 
 def score_seconds(chip: Chip) -> float:
-    """The unit of `Rates.scores`: an exponential of a GPU; of a TPU 256 operations of its peak, as
-    published rows agree with its peak better than with the clock of its vector unit."""
+    """The unit of `Rates.scores`: one exponential on a GPU, 256 FLOPs at peak on a TPU.
+
+    TPUs use the peak because it fits the published rows better than the vector unit's clock.
+    """
     return 256 / chip.peak if chip.name in TPUS else 1 / EXPONENTIALS[chip.name]
 
 
@@ -101,6 +105,7 @@ def _waiting(work: Work, chip: Chip, rates: Rates, compute: Any) -> Any:
     moved = (work.gathered_bytes + work.activation_bytes) / (chip.link * links)
     moved += work.network_bytes / NETWORK.get(chip.name, DEFAULT_NETWORK)
     moved += work.host_bytes / HOST_LINK
+    # Transfers longer than the computation, plus the share that never overlaps.
     return _larger(compute, moved) - compute + rates.exposed * moved
 
 

@@ -1,6 +1,6 @@
-"""What one train step makes a chip do, from shapes alone: matmuls, scores, bytes; imports no JAX.
+"""Counts the work of one train step on a chip from shapes: matmuls, scores, bytes; imports no JAX.
 
-Everything here is a count without a free number. `training.cost.step_time` turns it into seconds.
+`training.cost.step_time` converts the counts into seconds; its free parameters are not used here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pipeline.accelerators import TPUS, Chip
 from training.cost.recompute import repeated
 
 HOST_CHIPS = 8
-"""GPUs that NVLink joins."""
+"""GPUs that NVLink connects."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,18 +23,19 @@ class Job:
     """A train step on a kind of chip.
 
     Attributes:
-        model: the shape.
-        rows: sequences of a step over chips; may be a fraction where chips share one.
-        sequence_length: tokens of a sequence.
-        chips: of the run.
+        model: shape of the model.
+        rows: sequences per step / chips; a fraction where chips share a sequence.
+        sequence_length: tokens per sequence.
+        chips: number of chips of the run.
         group: chips that share one copy of parameters and optimizer state.
         sharding: "replicated", "zero1" or "fsdp", see `training.config.parallelism`.
-        sequence, tensor: chips that share a row's positions, and heads, MLP and vocabulary.
-        slices: groups of chips that only the data-centre network joins.
-        microbatches: of a step.
+        sequence: chips that share the positions of a sequence.
+        tensor: chips that share heads, MLP and vocabulary.
+        slices: groups of chips that only the data-centre network connects.
+        microbatches: number of microbatches per step.
         remat: see `models.remat_names`; "half" keeps the matmuls of every second layer.
-        state_bytes: of optimizer state, a parameter.
-        on_host: optimizer state lies in the host's memory.
+        state_bytes: bytes of optimizer state per parameter.
+        on_host: whether the optimizer state is in the host's memory.
     """
 
     model: TransformerConfig
@@ -59,22 +60,22 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Of one step on one chip; operations and bytes.
+    """FLOPs and bytes of one step on one chip.
 
     Attributes:
-        matmul_flops: of matmuls with weights, executed, at sizes padded to the matrix unit.
-        matmul_bytes: operands and results of these matmuls.
+        matmul_flops: executed FLOPs of matmuls with weights, at sizes padded to the matrix unit.
+        matmul_bytes: bytes of operands and results of these matmuls.
         head_flops: the part of `matmul_flops` of the output head.
-        scores: pairs of query and key, times heads, that kernels go through; the backward pass
-            counts as `BACKWARD_SCORES` forward passes.
-        score_flops: of attention's matmuls at padded head sizes, over these pairs.
-        stream_bytes: what norms, activations and residual additions read and write.
-        logit_bytes: what the loss reads and writes beside its matmul.
-        update_bytes: parameters, gradients and optimizer state in the update.
-        host_bytes: moved between chip and host.
-        gathered_bytes: parameters and gradients of one chip's share of collectives.
-        activation_bytes: of collectives over `tensor` and `sequence`.
-        network_bytes: the part that leaves the slice, or the host with GPUs.
+        scores: (query, key) pairs times heads that the kernels compute; the backward pass counts as
+            `BACKWARD_SCORES` forward passes.
+        score_flops: FLOPs of attention's matmuls over these pairs, at padded head sizes.
+        stream_bytes: bytes that norms, activations and residual additions read and write.
+        logit_bytes: bytes that the loss reads and writes, without its matmul.
+        update_bytes: bytes of parameters, gradients and optimizer state that the update moves.
+        host_bytes: bytes moved between chip and host.
+        gathered_bytes: bytes of parameters and gradients that collectives move per chip.
+        activation_bytes: bytes of collectives over `tensor` and `sequence`.
+        network_bytes: bytes that leave the slice, or the host with GPUs.
     """
 
     matmul_flops: float
@@ -92,8 +93,8 @@ class Work:
 
 
 BACKWARD_SCORES = 2.3
-"""Time of attention's backward kernel in forward ones: 2.2 to 2.4 measured on tpu7x; 5 matmuls
-for 2."""
+"""Time of attention's backward kernel / its forward kernel: 2.2 to 2.4 measured on tpu7x. The ratio
+of their matmuls is 5 to 2."""
 
 
 def work(job: Job, chip: Chip) -> Work:
@@ -103,6 +104,8 @@ def work(job: Job, chip: Chip) -> Work:
     if job.remat == "half":
         again = dict.fromkeys(again, 0.5)
     flops, operands = _layer_matmuls(job, chip, again)
+    # One forward and two backward matmuls. `tensor` chips share tensor x tokens, and each has
+    # 1 / tensor of the vocabulary, so the FLOPs per chip do not depend on `tensor`.
     head = 3 * tokens * 2 * _pad(model.padded_vocab_size, chip) * _pad(model.embed, chip)
     table = model.padded_vocab_size / job.tensor
     head_bytes = 3 * 2 * (tokens * job.tensor * (model.embed + table) + table * model.embed)
@@ -125,7 +128,7 @@ def work(job: Job, chip: Chip) -> Work:
 
 
 def _tile(chip: Chip) -> int:
-    """Side of the matrix unit's tile; of a GPU that of its usual kernels."""
+    """Side of the matrix unit's tile; on a GPU, of the tile of its usual kernels."""
     if chip.name not in TPUS:
         return 64
     return 256 if chip.name == "v6e" else 128
@@ -141,7 +144,8 @@ def _layer_matmuls(job: Job, chip: Chip, again: dict[str, float]) -> tuple[float
     model, tensor = job.model, job.tensor
     size = {name: width / tensor for name, width in widths(model).items()}
     into = ("queries", "keys", "values", "gate", "up")
-    # (rows of the weight, its columns, forward passes); backward counts as two.
+    # (rows of the weight, its columns, executions). Without recomputation 3: one forward matmul,
+    # and two backward, for the gradients of the input and of the weight.
     matmuls = [(float(model.embed), size[n], 3 + again.get(n, 0.0)) for n in into if size[n]]
     matmuls.append((size["queries"], float(model.embed), 3 + again.get("mlp_input", 0.0)))
     matmuls.append((size["up"], float(model.embed), 3.0))
@@ -155,17 +159,18 @@ def _layer_matmuls(job: Job, chip: Chip, again: dict[str, float]) -> tuple[float
 
 
 def _attention(job: Job, chip: Chip, again: float) -> tuple[float, float]:
-    """(scores, operations at padded head sizes) of all layers, causal and inside windows."""
+    """(scores, FLOPs at padded head sizes) of all layers, causal and inside windows."""
     model = job.model
     attended = math.fsum(mean_attended([job.sequence_length], w) for w in model.windows)
     scores = job.tokens * model.heads * attended * (1 + BACKWARD_SCORES + again)
     lanes = 128 if chip.name in TPUS else 64
+    # Two matmuls of 2 x head_size FLOPs per score: queries with keys, probabilities with values.
     return scores, scores * 4 * lanes * math.ceil(model.head_size / lanes)
 
 
 def _streams(job: Job, again: dict[str, float]) -> float:
-    """Bytes of a forward pass over the residual stream and the MLP's middle, three times, and
-    once more where the block is recomputed."""
+    """Bytes of elementwise work: three times a forward pass over the residual stream, the heads and
+    the MLP's hidden arrays, and once more where the block is recomputed."""
     model = job.model
     middle = (3 if model.mlp_kind == "swiglu" else 2) * model.mlp
     heads = 4 * (model.heads + 2 * model.kv_heads) * model.head_size
@@ -175,35 +180,41 @@ def _streams(job: Job, again: dict[str, float]) -> float:
 
 
 def _update(job: Job) -> float:
-    """Gradients are read; parameters and optimizer state are read and written."""
+    """Bytes of the update: gradients are read; parameters and optimizer state read and written.
+
+    Each microbatch after the first reads and writes the accumulated float32 gradients.
+    """
     own = job.model.parameter_count / job.tensor / job.group
     return own * (4 + 2 * (4 + job.state_bytes)) + own * 8 * (job.microbatches - 1)
 
 
 def _host(job: Job) -> float:
-    """Residuals to the host and back, and optimizer state."""
+    """Bytes of residuals and optimizer state that move to the host and back."""
     model, moved = job.model, 0.0
     if job.remat not in ("none", "dots", "half"):
         size = widths(model)
+        # Twice (there and back), 2 bytes each.
         moved = 2 * 2 * job.tokens * model.layers * sum(size[n] for n in saved_names(job.remat)[1])
     own = model.parameter_count / job.tensor / job.group
     return moved + (2 * own * job.state_bytes if job.on_host else 0.0)
 
 
 def _state_traffic(job: Job, chip: Chip) -> tuple[float, float]:
-    """(bytes inside slice or host, bytes that leave it) of parameters and gradients, by a ring.
+    """(bytes inside the slice or host, bytes that leave it) of parameters and gradients.
 
-    Gradients are summed over the chips after every microbatch: by the TPU compiler 111, 222 and
-    415 MB for 1, 2 and 4 microbatches of one step on v6e-16. Of several slices each chip sends its
-    share of them to the others, whatever the sharding: a quarter on two v6e-4, as often.
+    Collectives are rings over n chips: an all-gather or reduce-scatter moves (n - 1) / n of the
+    array per chip, an all-reduce twice that. Gradients are summed over the chips after every
+    microbatch: the TPU compiler reports 111, 222 and 415 MB for 1, 2 and 4 microbatches of one step
+    on v6e-16. With several slices, each chip sends its share of the gradients to the other slices
+    as often, with every sharding: a quarter on two v6e-4.
     """
     size = 2 * job.model.parameter_count / job.tensor  # in the compute dtype
     ring = (job.group - 1) / job.group
     gathers = {"replicated": 0, "zero1": 1, "fsdp": 2 * job.microbatches}[job.sharding]
     sums = job.microbatches
-    inside = size * ring * (gathers + 2 * sums)  # gradients are summed in float32
+    inside = size * ring * (gathers + 2 * sums)  # float32 gradients have 2 x `size` bytes
     copies = job.chips / (job.group * job.sequence * job.tensor)
-    if copies > 1:  # all-reduce of what one chip holds of the gradients
+    if copies > 1:  # all-reduce (hence the other 2) of one chip's shard of the gradients
         inside += sums * 2 * 2 * size / job.group * (copies - 1) / copies
     if chip.name in TPUS:
         share = job.slices * job.tensor / job.chips
@@ -213,9 +224,11 @@ def _state_traffic(job: Job, chip: Chip) -> tuple[float, float]:
 
 
 def _activations(job: Job) -> float:
-    """All-reduces of the residual stream over `tensor`, keys and values over `sequence`."""
+    """Bytes of all-reduces of the residual stream over `tensor`, and of keys and values over
+    `sequence`."""
     model, tokens = job.model, job.tokens * job.tensor
     again = 1 if job.remat not in ("none", "matmuls", "dots") else 0
+    # 2 bytes, moved twice by an all-reduce; two all-reduces forward, two backward, one recomputed.
     tensor = 2 * 2 * (2 + 2 + again) * tokens * model.embed * (job.tensor - 1) / job.tensor
     kv = 2 * 2 * model.kv_heads * model.head_size * tokens * (job.sequence - 1) * (3 + again)
     return model.layers * (tensor + kv)

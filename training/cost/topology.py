@@ -1,7 +1,7 @@
-"""Described TPU slices: devices to compile for on a machine that has none.
+"""Describes TPU slices: devices to compile for on a machine without TPUs.
 
-libtpu holds the TPU compiler and can describe any slice. A `Program` built on these devices lowers
-and compiles, and runs nowhere.
+libtpu contains the TPU compiler and can describe any slice. A `Program` built on these devices can
+be lowered and compiled, but not run.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pipeline.errors import InputError
 
 
 def describe(slice_name: str) -> list[Any]:
-    """Devices of a slice or several: "v6e-16", "2xv6e-16", or a topology such as "v6e:4x4".
+    """Devices of one or several slices: "v6e-16", "2xv6e-16", or a topology such as "v6e:4x4".
 
-    Sets the environment variables with which libtpu compiles without looking for a TPU; one that
-    is set already stays, except the slice's own type.
+    Sets the environment variables that let libtpu compile without a TPU. Variables that are already
+    set stay, except TPU_ACCELERATOR_TYPE.
 
     Raises:
-        InputError: when the name is unknown or libtpu is not installed.
+        InputError: the name is unknown or libtpu is not installed.
     """
     found, topology = _topology(slice_name)
     tpu = found.tpu
@@ -34,12 +34,12 @@ def describe(slice_name: str) -> list[Any]:
         )
     sides = [int(side) for side in topology.split("x")]
     _set_environment(f"{tpu.google_name}-{math.prod(sides) * tpu.cores}")
-    # Imported late: JAX reads JAX_PLATFORMS when it starts.
+    # Imported after the environment is set, because JAX reads JAX_PLATFORMS at import.
     from jax.experimental import topologies
 
-    # libtpu takes a host to have 2x2 chips unless given another count.
-    whole = tpu.hosts(found.chips) == 1
-    bounds = {"chips_per_host_bounds": [*sides, 1, 1][:3]} if whole else {}
+    # libtpu assumes 2x2 chips per host unless it is given other bounds.
+    one_host = tpu.hosts(found.chips) == 1
+    bounds = {"chips_per_host_bounds": [*sides, 1, 1][:3]} if one_host else {}
     described = topologies.get_topology_desc(
         platform="tpu",
         topology_name=f"{tpu.name}:{topology}",
@@ -51,7 +51,7 @@ def describe(slice_name: str) -> list[Any]:
 
 
 def _topology(slice_name: str) -> tuple[Slices, str]:
-    """What a name means, and the topology of one slice: "v6e-16" has "4x4"."""
+    """The slices that a name denotes, and the topology of one slice: "v6e-16" has "4x4"."""
     if match := re.fullmatch(r"(v\d+[a-z]*):([1-9]\d*(?:x[1-9]\d*){1,2})", slice_name):
         tpu, chips = TPUS.get(match[1]), math.prod(int(side) for side in match[2].split("x"))
         if tpu is not None:
@@ -72,7 +72,7 @@ def _set_environment(accelerator_type: str) -> None:
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_WORKER_HOSTNAMES": "localhost",
         "TPU_WORKER_ID": "0",
-        # libtpu locks the machine's TPU for one process; compiling uses none.
+        # libtpu locks the machine's TPU for one process, but compiling does not use the TPU.
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     }.items():
         os.environ.setdefault(name, value)

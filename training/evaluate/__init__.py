@@ -1,1 +1,1 @@
-"""Scores of a model: losses on splits, tasks, and generated samples."""
+"""Evaluates models: losses on held-out splits, tasks, and generated samples."""

@@ -1,4 +1,4 @@
-"""A checkpoint's loss on held-out sets, its samples and its answers, on every device there is."""
+"""Scores checkpoints on all devices: loss on held-out splits, generated samples, a task."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Passages:
-    """The task of `training.evaluate.continuation_task`: which continuation is the passage's own?
+    """The task of `training.evaluate.continuation_task`: choose the passage's own continuation.
 
     Attributes:
-        name: of the split.
-        shards: of it.
+        name: name of the split.
+        shards: shards of the split.
         items, context, continuation, choices: see `continuation_questions`.
     """
 
@@ -52,23 +52,24 @@ class Passages:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreJob:
-    """What checkpoints of one model are scored on: plain data, to be sent to other processes.
+    """The evaluation of checkpoints of one model, as plain data that other processes can receive.
 
     Attributes:
         model: shape of the model.
-        train: the configuration it was trained with: batch, sequence length, dtype.
-        held_out: name and shards of each set; may be empty.
-        sequences: of each set that are read, spread over it; None for all.
-        batch_size: sequences at once; None for as many as in a training step.
-        token_bytes: UTF-8 bytes of every id.
+        train: the training configuration: batch, sequence length, dtype.
+        held_out: name and shards of each split; may be empty.
+        sequences: sequences to read of each split, spread over it; None for all.
+        batch_size: sequences per batch; None for `TrainConfig.evaluate_batch_size`, or the batch
+            size of training without one.
+        token_bytes: number of UTF-8 bytes of every id.
         eos_id: the id that ends a document.
         tokenizer: digest of the tokenizer that wrote the shards.
-        prompts: what to write after; None for no samples.
+        prompts: prompts of generated samples; None for no samples.
         passages: a multiple-choice task; None for none.
         masked: whether ids are stored with a loss mask, see `training.step.document_mask`.
 
     Raises:
-        InputError: `sequences` is below 1; here, before machines are asked for.
+        InputError: `sequences` is below 1. Checked here, before machines are requested.
     """
 
     model: TransformerConfig
@@ -89,12 +90,12 @@ class ScoreJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """Of one checkpoint.
+    """Scores of one checkpoint.
 
     Attributes:
-        rows: a row a held-out set, see `Evaluator`.
-        samples: {"prompt", "completion"} each.
-        tasks: rows with task, set, acc, acc_bytes and more, see
+        rows: one metrics row per held-out split, see `Evaluator`.
+        samples: one {"prompt", "completion"} per prompt.
+        tasks: metrics rows with task, set, acc, acc_bytes and more, see
             `training.evaluate.multiple_choice`.
     """
 
@@ -106,10 +107,11 @@ class Scored:
 class Scorer:
     """Scores any number of checkpoints; every program is compiled once. Close it after use.
 
-    Every process makes one and calls it with the same arguments.
+    Every process creates one and calls it with the same arguments.
 
     Raises:
-        InputError: a set is too small, or the batch does not spread over the devices.
+        InputError: a split is too small, or the batch size is not a multiple of the devices that
+            share a batch.
     """
 
     def __init__(self, job: ScoreJob, devices: Sequence[Any] | None = None) -> None:
@@ -150,13 +152,13 @@ class Scorer:
         return load_model_onto(self._layout, checkpoint, self._job.model)
 
     def score(self, model: Transformer) -> Scored:
-        """Everything the job asks for."""
-        job, tasks = self._job, list[MetricsRow]()
+        """Losses, samples and tasks of a model that `load` returned."""
+        passages, tasks = self._job.passages, list[MetricsRow]()
         rows = self._evaluator(model)
-        if job.passages is not None:
+        if passages is not None:
             answers = answer(self._likelihood, model, self._questions)
-            figures = accuracy(self._questions, answers)
-            tasks.append({"task": "continuation", "set": job.passages.name, **figures})
+            scores = accuracy(self._questions, answers)
+            tasks.append({"task": "continuation", "set": passages.name, **scores})
         return Scored(rows=rows, samples=self._samples(model), tasks=tasks)
 
     def _samples(self, model: Transformer) -> list[dict[str, str]]:
@@ -168,7 +170,7 @@ class Scorer:
         return self._writer(model)
 
     def close(self) -> None:
-        """Close the sets' files."""
+        """Close the splits' files."""
         self._evaluator.close()
 
 
@@ -181,7 +183,7 @@ def load_scored(
     batch_size: int | None = None,
     devices: Sequence[Any] | None = None,
 ) -> tuple[Likelihood, Transformer]:
-    """What scores continuations, and the model of a checkpoint on its devices.
+    """A `Likelihood` and the model of a checkpoint, both on `devices` (default: all).
 
     Raises:
         InputError: the checkpoint is of another model.
@@ -197,10 +199,10 @@ def load_scored(
 def _placed(
     model: TransformerConfig, train: TrainConfig, devices: Sequence[Any] | None
 ) -> tuple[TrainConfig, Layout]:
-    """The configuration with nothing left "auto" for these devices, and their layout.
+    """The configuration with every "auto" resolved for these devices, and their layout.
 
-    Scores do not depend on how devices share the model, so what suited the hardware of training
-    must not keep it from being scored on other hardware.
+    Scores do not depend on the sharding, so when the parallelism of training does not fit these
+    devices, the automatic one replaces it.
     """
     devices = devices or jax.devices()
     try:

@@ -1,7 +1,7 @@
-"""A multiple-choice task made of held-out text at hand: which continuation is the passage's own?
+"""A multiple-choice task made from a held-out split: choose the passage's own continuation.
 
-The wrong choices are continuations of other passages. Nothing is downloaded and nothing is drawn at
-random: the same tokens make the same questions on any machine.
+The wrong choices are continuations of other passages. The task needs no download and no random
+numbers: the same tokens make the same questions on any machine.
 """
 
 from __future__ import annotations
@@ -28,29 +28,30 @@ def continuation_questions(
     continuation: int,
     choices: int,
 ) -> list[Question]:
-    """Questions about the beginnings of documents, spread evenly over the set.
+    """Questions about the beginnings of documents, spread evenly over the split.
 
     Args:
-        shards: of a held-out set.
-        token_bytes: UTF-8 bytes of every id.
-        eos_id: ends a document, and stands before every context.
+        shards: shards of a held-out split.
+        token_bytes: number of UTF-8 bytes of every id.
+        eos_id: the EOS id, which also begins every context.
         tokenizer: digest of the tokenizer that wrote the shards; "" for any.
-        items: questions at most; as many as there are documents that are long enough.
+        items: maximum number of questions; there are no more than documents that are long enough.
         context, continuation: tokens of each part.
-        choices: continuations to choose from.
+        choices: number of continuations to choose from.
 
     Raises:
-        InputError: when there are fewer such documents than choices.
+        InputError: fewer documents are long enough than there are choices, or too few of their
+            continuations differ.
     """
     starts = _long_documents(shards, context + continuation)
     if len(starts) < choices:
         raise InputError(
-            f"the held-out set has {len(starts)} documents of at least {context + continuation} "
-            f"tokens, {choices} choices need as many; ask for shorter passages or more text"
+            f"the held-out split has {len(starts)} documents of at least {context + continuation} "
+            f"tokens, {choices} choices need as many; set shorter passages or select more documents"
         )
     count = min(items, len(starts))
     chosen = starts[np.arange(count, dtype=np.int64) * len(starts) // count]
-    # The wrong choices come from all documents, so that a few questions have as many of them.
+    # Wrong choices come from the whole split, so that a few questions have as many to choose from.
     with TokenArray(shards, len(token_bytes), tokenizer_digest=tokenizer) as array:
         passages = array.read(chosen, context + continuation)
         others = array.read(starts[:: max(1, len(starts) // 1024)] + context, continuation)
@@ -59,6 +60,7 @@ def continuation_questions(
     for number, passage in enumerate(passages):
         right = tuple(passage[context:].tolist())
         wrong = _others(others, number, right, choices - 1)
+        # A hash places the right choice: uniform over the indices, and the same on any machine.
         gold = int(digest(["continuation", number])[:8], 16) % choices
         offered = (*wrong[:gold], right, *wrong[gold:])
         found.append(
@@ -73,7 +75,7 @@ def continuation_questions(
 
 
 def _long_documents(shards: Sequence[TokenShard], least: int) -> np.ndarray:
-    """Where documents of at least `least` tokens, without their end, begin: int64 [document]."""
+    """Starts of documents with at least `least` tokens before their EOS, int64 [document]."""
     found, base = [np.zeros(0, np.int64)], 0
     for shard in shards:
         offsets = read_offsets(shard.directory, shard.check)
@@ -86,15 +88,15 @@ def _others(
     others: np.ndarray, number: int, right: tuple[int, ...], count: int
 ) -> list[tuple[int, ...]]:
     """`count` continuations of other passages, all different, none of them the right one."""
-    there, found = len(others), list[tuple[int, ...]]()
-    # Strides over the whole set first: neighbours in it are often about the same thing.
-    strides = [(number + 1 + step * (there // (count + 1) + 1)) % there for step in range(count)]
-    for at in (*strides, *range(there)):
-        other = tuple(others[at].tolist())
+    size, found = len(others), list[tuple[int, ...]]()
+    # Try strides over the whole split first: neighbouring documents often have the same topic.
+    strides = [(number + 1 + step * (size // (count + 1) + 1)) % size for step in range(count)]
+    for index in (*strides, *range(size)):
+        other = tuple(others[index].tolist())
         if other != right and other not in found:
             found.append(other)
         if len(found) == count:
             return found
     raise InputError(
-        f"the held-out set has fewer than {count + 1} different continuations; ask for longer ones"
+        f"the held-out split has fewer than {count + 1} different continuations; set longer ones"
     )

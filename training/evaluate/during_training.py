@@ -1,4 +1,4 @@
-"""Evaluation between the steps of a run: losses on held-out text, and generated samples."""
+"""Evaluation between the steps of a run: losses on held-out splits, and generated samples."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class InTrainingEvaluation:
-    """Scores and samples of a run. Close it after use.
+    """Evaluates a run and generates samples. Close it after use.
 
     Args:
         job: the run.
-        program: where its state is.
-        watch: its stopwatch.
+        program: the run's program.
+        watch: the run's stopwatch.
 
     Raises:
-        InputError: a held-out set or a prompt cannot be used.
+        InputError: a held-out split or a prompt cannot be used.
     """
 
     def __init__(self, job: TrainJob, program: Program, watch: Stopwatch) -> None:
@@ -34,14 +34,14 @@ class InTrainingEvaluation:
         self._evaluator = _evaluator(job, program)
         self._generator: SampleGenerator | None = None
         if job.prompts is not None:
-            # Libraries of text: a fifth of a second that a run on ids alone need not wait.
+            # Imports the tokenizer libraries (0.2 s), which a run without prompts does not need.
             from training.evaluate.generate_samples import SampleGenerator
 
             dtype = program.train.compute_dtype
             self._generator = SampleGenerator(job.prompts, program.model, program.layout, dtype)
 
     def should_evaluate(self, step: int, evaluated: int) -> bool:
-        """Whether to evaluate after `step`: also where a preempted run had no time left for it.
+        """Whether to evaluate after `step`; true too when a preempted attempt left it out.
 
         Args:
             step: steps done.
@@ -53,12 +53,14 @@ class InTrainingEvaluation:
     def __call__(
         self, step: int, state: TrainState, stopping: Callable[[], bool]
     ) -> tuple[list[MetricsRow], list[MetricsRow]] | None:
-        """Rows of the held-out sets and of the prompts; every process calls it.
+        """(rows of the held-out splits, rows of the prompts), or None when it was cancelled.
+
+        Every process calls it.
 
         Args:
             step: steps done.
-            state: after them.
-            stopping: asked before every batch whether to leave; then there are no rows, but None.
+            state: training state after `step`.
+            stopping: called before every batch; returns whether to cancel.
         """
         try:
             with self._watch.during("evaluation"):
@@ -72,7 +74,7 @@ class InTrainingEvaluation:
             return scores, [{"step": step, **text} for text in self._generator(state.eval_params)]
 
     def close(self) -> None:
-        """Close the sets' files."""
+        """Close the splits' files."""
         self._evaluator.close()
 
 

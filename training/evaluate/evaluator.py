@@ -1,14 +1,14 @@
-"""Loss and bits per byte on held-out sets: the same rows at every evaluation and on any hardware.
+"""Loss and bits per byte on held-out splits, of the same sequences every time on any hardware.
 
-A set is cut into rows of one sequence, in order; the last may be shorter. An evaluation reads all
-of them, or a fixed number spread evenly over the set, so that no part of it (a crawl, a file)
-stands for the rest. Batches are read while the devices work on the ones before, and the host waits
-for nothing but room: sums come back once, at the end. A row's sum is float32, and rows are added in
-float64 by the host, so neither the batch size nor the number of devices enters the result, but for
-the rounding inside a row. Every counted token weighs the same.
+A split is cut into sequences in order; the last may be shorter. An evaluation reads all of them, or
+a fixed number spread evenly over the split, so that no part of it (a crawl, a file) dominates.
+Batches are read while the devices compute the ones before; the host blocks only when `IN_FLIGHT`
+batches are pending and reads the sums once, at the end. The sum of a sequence is float32 and the
+host adds the sequences in float64, so the result depends on neither the batch size nor the number
+of devices, except for rounding within a sequence. All counted tokens have the same weight.
 
-Bits per byte divide the summed negative log-likelihood (in bits) by the UTF-8 bytes of the
-predicted tokens, so models with different tokenizers can be compared.
+Bits per byte are the summed negative log-likelihood (in bits) / the UTF-8 bytes of the predicted
+tokens, so models with different tokenizers can be compared.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from training.step.evaluation_step import EvaluationStep
 Read = Callable[[np.ndarray, int], np.ndarray]
 HeldOut = tuple[str, tuple[TokenShard, ...]]
 
-# Batches that devices may be behind the host: enough to keep them busy, few enough to hold.
+# Batches in flight: enough to keep the devices busy, few enough to fit in memory.
 IN_FLIGHT = 4
 
 
 @dataclass(frozen=True)
 class SequenceSpans:
-    """Rows of a set: int64 [row] each, where a row starts and how many tokens it has."""
+    """Start and number of tokens of each sequence of a split, both int64 [sequence]."""
 
     starts: np.ndarray
     lengths: np.ndarray
@@ -47,24 +47,24 @@ class SequenceSpans:
 
 @dataclass(frozen=True)
 class EvaluationBatch:
-    """Tokens int32 [batch, position] and the real ones of each row, int32 [batch]; on devices."""
+    """Tokens int32 [batch, position] and lengths without padding int32 [batch], on devices."""
 
     tokens: jax.Array
     lengths: jax.Array
 
 
 def plan_sequences(tokens: int, length: int, most: int | None = None) -> SequenceSpans:
-    """The rows that an evaluation reads of a set of `tokens` tokens.
+    """The sequences of a split that an evaluation reads.
 
     Args:
-        tokens: of the set.
-        length: of a row; the last row of the set has what is left, if that is 2 or more.
-        most: rows to read, spread evenly over the set; None for all of them.
+        tokens: number of tokens of the split.
+        length: tokens per sequence; the last sequence has the remainder, if that is 2 or more.
+        most: sequences to read, spread evenly over the split; None for all of them.
     """
-    sequences, left = divmod(tokens, length)
-    there = sequences + (left >= 2)
-    count = there if most is None else min(most, there)
-    chosen = np.arange(count, dtype=np.int64) * there // max(count, 1)
+    whole, left = divmod(tokens, length)
+    available = whole + (left >= 2)
+    count = available if most is None else min(most, available)
+    chosen = np.arange(count, dtype=np.int64) * available // max(count, 1)
     starts = chosen * length
     return SequenceSpans(starts, np.minimum(length, tokens - starts))
 
@@ -72,14 +72,15 @@ def plan_sequences(tokens: int, length: int, most: int | None = None) -> Sequenc
 def read_batches(
     rows: SequenceSpans, read: Read, length: int, batch_size: int, layout: Layout
 ) -> Iterator[EvaluationBatch]:
-    """The rows as batches of one shape, each process reading only its own rows.
+    """The sequences as batches of one shape; each process reads only its own part.
 
     Args:
-        rows: of one set.
-        read: (starts int64 [n], length) -> int32 [n, length], from the set's token array.
+        rows: sequences of one split.
+        read: (starts int64 [n], length) -> int32 [n, length], from the split's token array.
         length: positions of a batch.
-        batch_size: rows of a batch, over all processes; rows that are missing have length 0.
-        layout: where the batches go.
+        batch_size: sequences per batch, over all processes; the last batch is filled up with
+            sequences of length 0.
+        layout: sharding of the batches.
     """
     mine = layout.process_rows(batch_size)
     for start in range(0, len(rows.starts), batch_size):
@@ -87,7 +88,7 @@ def read_batches(
         starts, sizes = rows.starts[part], rows.lengths[part]
         tokens, lengths = np.zeros((len(mine), length), np.int32), np.zeros(len(mine), np.int32)
         lengths[: len(sizes)] = sizes
-        for size in np.unique(sizes).tolist():
+        for size in np.unique(sizes).tolist():  # one read per length; at most two lengths occur
             (at,) = np.nonzero(sizes == size)
             tokens[at, :size] = read(starts[at], size)
         yield EvaluationBatch(layout.place(tokens, batch_size), layout.place(lengths, batch_size))
@@ -98,10 +99,15 @@ def evaluate(
     model: Transformer,
     batches: Iterable[EvaluationBatch],
     token_bytes: jax.Array,
+    name: str,
 ) -> MetricsRow:
-    """Mean loss in nats per token, bits_per_byte, and the tokens and bytes they are over.
+    """Metrics row of the split `name`: loss, bits_per_byte, tokens and bytes.
 
-    There is no bits_per_byte where the predicted tokens have no bytes at all.
+    The loss is the mean in nats per token. Omits bits_per_byte when the predicted tokens have no
+    bytes.
+
+    Raises:
+        InputError: the loss mask excludes every token.
     """
     sums: list[tuple[jax.Array, jax.Array, jax.Array]] = []
     for batch in batches:
@@ -113,7 +119,10 @@ def evaluate(
         sum(np.sum(part[i], dtype=kind).item() for part in parts)
         for i, kind in enumerate((np.float64, np.int64, np.int64))
     )
+    if not tokens:
+        raise InputError(f"split {name!r}: expected tokens that count, the loss mask excludes all")
     return {
+        "set": name,
         "loss": nll / tokens,
         **({"bits_per_byte": nll / math.log(2) / size} if size else {}),
         "tokens": tokens,
@@ -122,7 +131,7 @@ def evaluate(
 
 
 class Interrupted(Exception):
-    """An evaluation was asked to leave before its end."""
+    """An evaluation was cancelled."""
 
 
 def _while_not(
@@ -135,22 +144,23 @@ def _while_not(
 
 
 class Evaluator:
-    """Held-out sets, open, and what it takes to score a model on them. Close it after use.
+    """Scores models on held-out splits, whose files it keeps open. Close it after use.
 
     Args:
         step: see `make_evaluation_step`; it is compiled at the first call.
-        layout: where batches go.
-        held_out: name and shards of each set.
-        token_bytes: UTF-8 bytes of every id.
+        layout: sharding of the batches.
+        held_out: name and shards of each split.
+        token_bytes: number of UTF-8 bytes of every id.
         tokenizer: digest of the tokenizer that wrote the shards; "" for any.
-        stored_ids: what ids in the shards are below; None for the number of `token_bytes`.
-        sequence_length: of a row.
-        batch_size: rows at once, over all processes.
-        sequences: rows of a set that are read, spread over it; None for all.
+        stored_ids: exclusive upper bound of the ids in the shards; None for the number of
+            `token_bytes`.
+        sequence_length: tokens per sequence.
+        batch_size: sequences per batch, over all processes.
+        sequences: sequences to read of each split, spread over it; None for all.
 
     Raises:
-        InputError: a set has fewer than two tokens, no rows of it are to be read, or the batch does
-            not spread over the devices.
+        InputError: a split has fewer than two tokens, `sequences` is below 1, or the batch size is
+            not a multiple of the devices that share a batch.
     """
 
     def __init__(
@@ -181,8 +191,8 @@ class Evaluator:
             rows = plan_sequences(len(array), sequence_length, sequences)
             if not len(rows.starts):
                 raise InputError(
-                    f"the held-out set {name!r} has {len(array)} tokens, at least 2 are needed; "
-                    "ask for more of them"
+                    f"the held-out split {name!r} has {len(array)} tokens, at least 2 are needed; "
+                    "select more documents for it"
                 )
             self._sets.append((name, rows, self._files.enter_context(array)))
         self._token_bytes = jax.device_put(np.asarray(token_bytes, np.int32), layout.replicated)
@@ -190,24 +200,25 @@ class Evaluator:
     def __call__(
         self, model: Transformer, stopping: Callable[[], bool] = lambda: False
     ) -> list[MetricsRow]:
-        """A row a set: its name, loss, bits_per_byte, tokens and bytes, see `evaluate`.
+        """One metrics row per split, see `evaluate`.
 
         Every process calls this with the same model and gets the same rows.
 
         Args:
             model: parameters on the layout.
-            stopping: asked before every batch whether to leave.
+            stopping: called before every batch; returns whether to cancel.
 
         Raises:
-            Interrupted: it returned true.
+            Interrupted: `stopping` returned true.
+            InputError: the loss mask of a split excludes every token.
         """
         found = []
         for name, rows, array in self._sets:
             batches = read_batches(rows, array.read, self._length, self._batch_size, self._layout)
-            going = _while_not(stopping, batches)
-            found.append({"set": name, **evaluate(self._step, model, going, self._token_bytes)})
+            batches = _while_not(stopping, batches)
+            found.append(evaluate(self._step, model, batches, self._token_bytes, name))
         return found
 
     def close(self) -> None:
-        """Close the sets' files."""
+        """Close the splits' files."""
         self._files.close()

@@ -1,7 +1,7 @@
-"""Scoring checkpoints as they are committed, beside the training that commits them.
+"""Scores checkpoints as a concurrent training run commits them.
 
-All processes of the group run this loop. In every turn process 0 says what comes next, and all of
-them hear it, and whether any of them was asked to stop, in one collective.
+All processes of the group run this loop. In every iteration process 0 looks for the next
+checkpoint, and one all-gather shares its result and whether any process was asked to stop.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from training.evaluate.checkpoint_scorer import Scored, Scorer
 LOOK_SECONDS = 1.0
 MOST_FAILED_LOOKS = 5
 _MESSAGE_BYTES = 4096
-# What became of a load, by how much it weighs when processes disagree: no error of the store
-# makes damage sound.
-_READ, _UNAVAILABLE, _DAMAGED = range(3)
+# Result of a load. The maximum over processes wins: a corrupt file is not repaired by a retry, even
+# where another process only met a transient error.
+_READ, _UNAVAILABLE, _CORRUPT = range(3)
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Next:
-    """What process 0 found: a checkpoint to score, or the end; neither means to look again later.
+    """What process 0 found: a checkpoint to score, the end, or neither (poll again later).
 
     Attributes:
-        name: what it calls the checkpoint.
-        step: of the checkpoint.
-        path: of its directory.
-        end: nothing more will come.
+        name: name of the checkpoint.
+        step: its step.
+        path: path of its directory.
+        end: no more checkpoints will come.
     """
 
     name: str = ""
@@ -55,24 +55,24 @@ Skip = Callable[[Next, str], None]
 
 
 def follow(scorer: Scorer, find: Find, keep: Keep, skip: Skip) -> bool:
-    """Score checkpoints until the end; False when a signal asked to leave before.
+    """Score checkpoints until the end; False when SIGTERM cancelled the loop before.
 
     Args:
         scorer: the same in every process.
-        find: asked in process 0, again and again, for what is next.
-        keep: given every score, in process 0, before `find` is asked again.
-        skip: called in process 0 with a checkpoint that cannot be read and why: gone, or damaged.
+        find: returns the next checkpoint; called repeatedly in process 0.
+        keep: stores a score; called in process 0, before the next call of `find`.
+        skip: called in process 0 with a checkpoint that is missing or corrupt, and the reason.
 
     Raises:
-        StoreUnavailable: the store failed `MOST_FAILED_LOOKS` times, with no answer in between.
+        StoreUnavailable: the store failed `MOST_FAILED_LOOKS` times in a row.
     """
     leader = jax.process_index() == 0
     failed = 0
     with _StopRequest() as stop:
         while True:
-            found, leave = _agree(find() if leader else Next(), stop())
-            if leave or found.end:
-                return not leave
+            found, cancelled = _share(find() if leader else Next(), stop())
+            if cancelled or found.end:
+                return not cancelled
             if not found.path:
                 time.sleep(LOOK_SECONDS)
                 continue
@@ -84,23 +84,23 @@ def follow(scorer: Scorer, find: Find, keep: Keep, skip: Skip) -> bool:
                 logger.warning("%s: will be read again: %s", found.path, reason)
                 time.sleep(LOOK_SECONDS)
                 continue
-            if state == _DAMAGED:
+            if state == _CORRUPT:
                 if leader:
                     skip(found, reason)
                 continue
             scored = scorer.score(model)
-            del model  # before the next one is read
+            del model  # free its memory before the next one is read
             if leader:
                 keep(found, scored)
 
 
 def _load(scorer: Scorer, path: str) -> tuple[Any, int, str]:
-    """The model, what became of the load, and why; agreed on by all processes but for the why."""
+    """(model or None, result, reason); the result is the same in all processes."""
     model, state, reason = None, _READ, ""
     try:
         model = scorer.load(path)
     except (CorruptOutput, FileNotFoundError) as error:
-        state, reason = _DAMAGED, " ".join(str(error).split())
+        state, reason = _CORRUPT, " ".join(str(error).split())
     except (StorageError, OSError) as error:
         state, reason = _UNAVAILABLE, " ".join(str(error).split())
     if jax.process_count() > 1:
@@ -110,24 +110,24 @@ def _load(scorer: Scorer, path: str) -> tuple[Any, int, str]:
     return None, state, reason or "another process could not read it"
 
 
-def _agree(found: Next, stop: bool) -> tuple[Next, bool]:
-    """What process 0 found, and whether any process was asked to stop."""
+def _share(found: Next, stop: bool) -> tuple[Next, bool]:
+    """What process 0 found, and whether any process was asked to stop, in all processes."""
     if jax.process_count() == 1:
         return found, stop
     fields = json.dumps([found.name, found.step, found.path, found.end]).encode()
     message = np.zeros(_MESSAGE_BYTES, np.uint8)
     message[: len(fields)] = np.frombuffer(fields, np.uint8)
     message[-1] = stop
-    everybody = multihost_utils.process_allgather(message)
-    words = json.loads(bytes(everybody[0, :-1]).rstrip(b"\0"))
-    return Next(*words), bool(everybody[:, -1].any())
+    messages = multihost_utils.process_allgather(message)
+    words = json.loads(bytes(messages[0, :-1]).rstrip(b"\0"))
+    return Next(*words), bool(messages[:, -1].any())
 
 
 class _StopRequest:
-    """Context in which SIGTERM asks to leave instead of ending the process."""
+    """Context in which SIGTERM sets a flag instead of ending the process."""
 
     def __init__(self) -> None:
-        # No `threading.Event`: its lock may be held by what the handler interrupts.
+        # Not a `threading.Event`: the handler may interrupt code that holds the event's lock.
         self._requested = False
         self._old: Any = None
 

@@ -1,9 +1,9 @@
-"""Generated samples of the model in training, after fixed prompts.
+"""Generates samples from fixed prompts with the model in training.
 
-One program for the whole run: prompts, lengths and settings are constants of it, and the parameters
-of the moment are its only argument. They stay where the train step keeps them, split or copied; the
-compiler divides the work of one token, which is small, as it sees fit. Every process calls it at
-the same step and gets the same text.
+One program serves the whole run: prompts, lengths and settings are its constants, and the current
+parameters are its only argument. They keep the sharding of the train step; the compiler partitions
+the (small) computation of one token. Every process calls it at the same step and gets the same
+text.
 """
 
 from __future__ import annotations
@@ -26,26 +26,27 @@ from models.transformer import Transformer
 from training.config.prompts import Prompts
 from training.sharding.layout import Layout
 
-_ALL_SCORES_UP_TO = 512
+_REFERENCE_MAX_PROMPT = 512
 
 
 class Sampler:
-    """Completions of fixed prompts by whatever parameters it is given.
+    """Completes fixed prompts with the parameters that each call passes.
 
     Args:
         config: shape of the model.
-        layout: where its parameters are.
-        prompts: at least one id each.
-        new_tokens: how many to add to each at most.
+        layout: mesh and shardings of the parameters.
+        prompts: ids of each prompt, at least one.
+        new_tokens: maximum number of ids to add to each prompt.
         compute_dtype: dtype of matmuls.
-        sampling: how to choose; by default the likeliest token every time.
-        eos_id: ends a completion, and is part of it.
+        sampling: how to choose tokens; by default greedily.
+        eos_id: the id that ends a completion; the completion includes it.
 
     Attributes:
-        compilations: how often its program was compiled: 1 after the first call.
+        compilations: how often the program was compiled: 1 after the first call.
 
     Raises:
-        InputError: a prompt is empty, of other ids, or too long for the learned positions.
+        InputError: a prompt is empty, has ids outside the vocabulary, or is too long for the
+            learned positions.
     """
 
     def __init__(
@@ -64,10 +65,10 @@ class Sampler:
         positions = cache_length(config, prompts, new_tokens)
         sampling = sampling or Sampling()
         eos = NO_TOKEN if eos_id is None else eos_id
-        # Both back ends are plain JAX, which the compiler can divide over any mesh.
-        backend = "reference" if tokens.shape[1] <= _ALL_SCORES_UP_TO else "blockwise"
+        # Both back ends are plain JAX, which the compiler can partition over any mesh.
+        backend = "reference" if tokens.shape[1] <= _REFERENCE_MAX_PROMPT else "blockwise"
 
-        self.compilations = 0  # a program is traced for its compilation, and only then
+        self.compilations = 0  # `sample` runs only when JAX traces it, once per compilation
 
         def sample(model: Transformer) -> jax.Array:
             self.compilations += 1
@@ -96,19 +97,19 @@ class Sampler:
         """The new ids of every prompt; all processes of the mesh call it at the same step.
 
         Args:
-            model: float32 parameters, always placed alike.
+            model: float32 parameters, with the same sharding in every call.
         """
         rows = np.asarray(jax.device_get(self._sample(model)))
         return [[int(token) for token in row if token != NO_TOKEN] for row in rows]
 
 
 class SampleGenerator:
-    """Completes the prompts with whatever parameters it is given; compiled once.
+    """Completes text prompts with the parameters that each call passes; compiles one program.
 
     Args:
-        prompts: to complete, and how.
+        prompts: the prompts, their tokenizer and the sampling settings.
         config: shape of the model.
-        layout: where its parameters are.
+        layout: mesh and shardings of the parameters.
         compute_dtype: dtype of matmuls.
 
     Raises:
@@ -137,7 +138,7 @@ class SampleGenerator:
         )
 
     def __call__(self, model: Transformer) -> list[dict[str, str]]:
-        """{"prompt", "completion"} for each; every process calls it and gets the same.
+        """One {"prompt", "completion"} per prompt; every process calls it and gets the same.
 
         Args:
             model: float32 parameters on the layout.

@@ -1,8 +1,8 @@
-"""A trained model as EleutherAI's lm-evaluation-harness wants one: `lm_eval.api.model.TemplateLM`.
+"""Adapts a trained model to EleutherAI's lm-evaluation-harness (`lm_eval.api.model.TemplateLM`).
 
-The harness is an optional extra (`pip install ponente[lm-eval]`) and is imported where it is used.
-Written against its release 0.4.13. One process, with all of its devices; every document begins with
-the end-of-document id, as documents did in training.
+The harness is an optional extra (`pip install ponente[lm-eval]`), imported on use. Written for its
+release 0.4.13. It runs in one process, on all of its devices. Every document begins with the EOS
+id, as in training.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from models.transformer import Transformer
 from pipeline.errors import InputError
 from training.evaluate.loglikelihood import Continuation, Likelihood
 
-_NEW_TOKENS = 64  # where a task does not say
+_NEW_TOKENS = 64  # default where a task sets no max_gen_toks
 
 
 def harness() -> Any:
@@ -33,22 +33,22 @@ def harness() -> Any:
 def adapter(
     model: Transformer, likelihood: Likelihood, tokenizer: TextTokenizer, longest: int
 ) -> Any:
-    """An `LM` that answers loglikelihood, loglikelihood_rolling and generate_until.
+    """An `LM` that implements loglikelihood, loglikelihood_rolling and generate_until.
 
     Args:
-        model: on the devices of `likelihood`; on one device, for tasks that generate.
+        model: parameters on the devices of `likelihood`; on one device, for tasks that generate.
         likelihood: scores rows of at most `longest` tokens.
-        tokenizer: of the model.
-        longest: tokens of the longest row, the one before the first prediction included.
+        tokenizer: tokenizer of the model.
+        longest: tokens of the longest row, including the one before the first prediction.
     """
     harness()
     from lm_eval import utils  # pyrefly: ignore[missing-import]
     from lm_eval.api.model import TemplateLM  # pyrefly: ignore[missing-import]
 
     def scores(pairs: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
-        # A continuation of no tokens is certain; the model cannot be asked about it.
-        asked = [Continuation((*c, *k), len(c)) for c, k in pairs if k]
-        found = iter(likelihood(model, asked))
+        # An empty continuation has log-likelihood 0, and `Likelihood` does not accept it.
+        requests = [Continuation((*c, *k), len(c)) for c, k in pairs if k]
+        found = iter(likelihood(model, requests))
         answers = [next(found) if k else None for _, k in pairs]
         return [(a.nats, a.greedy) if a is not None else (0.0, True) for a in answers]
 
@@ -86,11 +86,11 @@ def adapter(
             return found
 
         def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-            return [self._written(*request.args) for request in requests]
+            return [self._generate(*request.args) for request in requests]
 
-        def _written(self, context: str, settings: dict[str, Any]) -> str:
+        def _generate(self, context: str, settings: dict[str, Any]) -> str:
             if settings.get("do_sample") or settings.get("temperature"):
-                raise InputError("generate_until: only greedy decoding is offered to the harness")
+                raise InputError("generate_until: expected greedy decoding, got sampling settings")
             most = min(int(settings.get("max_gen_toks", _NEW_TOKENS)), longest // 2)
             prompt = self.tok_encode(context)[-(longest - most) :]
             eos = tokenizer.eos_id
@@ -108,11 +108,11 @@ def run_tasks(lm: Any, tasks: Sequence[Any], **settings: Any) -> dict[str, dict[
 
     Args:
         lm: see `adapter`.
-        tasks: names, or configurations as mappings.
-        settings: of `lm_eval.simple_evaluate`, such as num_fewshot and limit.
+        tasks: names of tasks, or their configurations as mappings.
+        settings: arguments of `lm_eval.simple_evaluate`, such as num_fewshot and limit.
 
     Raises:
-        InputError: the harness is not installed, or knows no such task.
+        InputError: the harness is not installed, or has no such task.
     """
     evaluate = harness().simple_evaluate
     try:

@@ -1,7 +1,7 @@
-"""Log-likelihoods of given continuations, many at once: what multiple-choice tasks are made of.
+"""Log-likelihoods of given continuations in batches, the basis of multiple-choice tasks.
 
-Requests are sorted by length and padded to a few row lengths (powers of two), so a handful of
-programs is compiled whatever comes. Nothing waits for the device but room; numbers are read once.
+Requests are sorted by length and padded to powers of two, so only a few programs are compiled. The
+host blocks only when `IN_FLIGHT` batches are pending, and reads the results once, at the end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CHUNK_BYTES = 128 * 2**20
 
 @dataclass(frozen=True)
 class Continuation:
-    """Ids of a row, and the first that counts: all from there on are the continuation."""
+    """Ids of a row, and the index at which its continuation begins."""
 
     ids: tuple[int, ...]
     first: int
@@ -49,16 +49,19 @@ class LogLikelihood:
 
 
 class Likelihood:
-    """Scores continuations by a model of one shape; compiled once for each row length met.
+    """Scores continuations with models of one shape; compiles one program per padded length.
 
     Args:
         model: shape of the model.
-        train: the configuration it was trained with: dtype, attention, sharding.
-        layout: devices.
-        boundaries: what ends of documents mean.
-        batch_size: rows at once, over all processes.
-        longest: positions of the longest row; default the length it was trained on. What is longer
-            loses its beginning.
+        train: the training configuration: dtype, attention, sharding.
+        layout: mesh and shardings.
+        boundaries: how documents within a row are separated.
+        batch_size: rows per batch, over all processes.
+        longest: positions of the longest row; by default the sequence length of training. Longer
+            rows are cut at the beginning.
+
+    Raises:
+        InputError: the batch size is not a multiple of the devices that share a batch.
     """
 
     def __init__(
@@ -81,7 +84,7 @@ class Likelihood:
         self._step = _make_step(model, train, layout, boundaries)
 
     def __call__(self, model: Transformer, requests: Sequence[Continuation]) -> list[LogLikelihood]:
-        """In the order of the requests; every process gives the same ones and gets all answers.
+        """Results in the order of the requests; every process passes all requests and gets all.
 
         Raises:
             InputError: a request has nothing before its continuation, or no continuation.
@@ -93,7 +96,7 @@ class Likelihood:
                     f"{request.first} of {len(request.ids)}; put the end-of-document id before it"
                 )
         found: list[Any] = []
-        groups = list(self._groups([_cut(request, self._longest) for request in requests]))
+        groups = list(self._groups([_truncate(request, self._longest) for request in requests]))
         for length, group in groups:
             if len(found) >= IN_FLIGHT:
                 jax.block_until_ready(found[-IN_FLIGHT])
@@ -107,7 +110,7 @@ class Likelihood:
     def _groups(
         self, requests: list[Continuation]
     ) -> Iterator[tuple[int, list[tuple[int, Continuation]]]]:
-        """(row length, (index, request) of a batch), long ones first."""
+        """(padded length, (index, request) of each row) of every batch, longest first."""
         order = sorted(enumerate(requests), key=lambda pair: (-len(pair[1].ids), pair[0]))
         for start in range(0, len(order), self._batch_size):
             group = order[start : start + self._batch_size]
@@ -125,10 +128,10 @@ class Likelihood:
         return tuple(self._layout.place(x[own], self._batch_size) for x in (tokens, *ends))
 
 
-def _cut(request: Continuation, longest: int) -> Continuation:
-    """The request's last `longest` tokens."""
-    gone = max(0, len(request.ids) - longest)
-    return Continuation(request.ids[gone:], max(1, request.first - gone))
+def _truncate(request: Continuation, longest: int) -> Continuation:
+    """The request's last `longest` tokens; the first token is context and never scored."""
+    removed = max(0, len(request.ids) - longest)
+    return Continuation(request.ids[removed:], max(1, request.first - removed))
 
 
 def _make_step(
@@ -140,7 +143,7 @@ def _make_step(
         model: Transformer, tokens: jax.Array, first: jax.Array, end: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         batch, length = tokens.shape
-        # What suits the trained length need not suit a short row.
+        # The attention and chunks chosen for the training length may not fit a short row.
         of_length = dataclasses.replace(
             train, sequence_length=length, loss_chunks="auto", attention="auto"
         )
@@ -159,6 +162,7 @@ def _make_step(
             vocab = config.padded_vocab_size
             chunks = chunk_count(batch, length, vocab, shards=shards, budget=_CHUNK_BYTES)
             nll, best = _losses(whole, hidden.array, jnp.roll(tokens, -1, axis=1), chunks)
+        # Position i predicts token i + 1: count those whose target is in [first, end).
         target = jnp.arange(1, length + 1)[None]
         counted = (target >= first[:, None]) & (target < end[:, None])
         return jnp.sum(jnp.where(counted, nll, 0.0), axis=1), jnp.all(best | ~counted, axis=1)
@@ -169,9 +173,15 @@ def _make_step(
 def _losses(
     model: Transformer, hidden: jax.Array, targets: jax.Array, chunks: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Of hidden states [batch, position, embed]: nll of every target, and whether it is the best.
+    """Negative log-likelihood of every target [batch, position], and whether it has the top logit.
 
-    Logits are made for a part of the positions at a time.
+    Scans over chunks of positions, so that only one chunk's logits are in memory.
+
+    Args:
+        model: the model whose head makes the logits.
+        hidden: hidden states [batch, position, embed].
+        targets: ids [batch, position].
+        chunks: number of chunks; divides the positions.
     """
 
     def one(_: None, part: tuple[jax.Array, jax.Array]) -> tuple[None, Any]:

@@ -1,9 +1,9 @@
 """Accuracy on multiple-choice questions, by the log-likelihood of each choice's tokens.
 
-Accuracies as EleutherAI's lm-evaluation-harness 0.4.13 defines them (`lm_eval/api/task.py`,
+Accuracies are those of EleutherAI's lm-evaluation-harness 0.4.13 (`lm_eval/api/task.py`,
 `ConfigurableTask.process_results`): `acc` takes the choice with the largest summed log-likelihood;
-`acc_norm` divides each sum by the characters of the choice's text first, and `acc_bytes` by its
-UTF-8 bytes, so that a long choice is not wrong for being long. Of equals the first wins.
+`acc_norm` first divides each sum by the characters of the choice's text, `acc_bytes` by its UTF-8
+bytes, which removes the bias against long choices. The first of equal choices wins.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ class Question:
     """One question, in ids.
 
     Attributes:
-        context: what stands before every choice; at least one id, such as the end-of-document id
-            that a document begins with.
+        context: ids before every choice; at least one, such as the EOS id that begins a document.
         choices: ids of each choice.
-        gold: index of the right choice.
-        sizes: of each choice's text, in UTF-8 bytes.
-        characters: of each choice's text; empty where only its tokens are known.
+        gold: index of the correct choice.
+        sizes: number of UTF-8 bytes of each choice's text.
+        characters: number of characters of each choice's text; empty where only ids are known.
     """
 
     context: tuple[int, ...]
@@ -49,20 +48,21 @@ def text_question(
     *,
     delimiter: str = " ",
 ) -> Question:
-    """A question given as text, encoded as lm-evaluation-harness encodes it for a causal model.
+    """A question from text, encoded as lm-evaluation-harness encodes it for a causal model.
 
-    Context and choice are encoded together and cut where the context alone ends; spaces at the end
-    of the context count as the choice's. The document begins with the end-of-document id.
+    Context and choice are encoded together and split at the length of the context alone; trailing
+    spaces of the context move to the choice. The document begins with the EOS id.
 
     Args:
-        tokenizer: of the model.
-        context: may be empty.
-        choices: texts to choose from; only these count as characters and bytes.
-        gold: index of the right one.
-        delimiter: between context and choice.
+        tokenizer: tokenizer of the model.
+        context: text before the choice; may be empty.
+        choices: texts to choose from; `sizes` and `characters` count these without the delimiter.
+        gold: index of the correct choice.
+        delimiter: text between context and choice.
 
     Raises:
-        InputError: fewer than two choices, an empty one, or no such gold one.
+        InputError: fewer than two choices, an empty choice, `gold` out of range, or a choice
+            without tokens of its own.
     """
     if len(choices) < 2 or not all(choices) or not 0 <= gold < len(choices):
         raise InputError(
@@ -90,7 +90,7 @@ def text_question(
 def answer(
     likelihood: Likelihood, model: Transformer, questions: Sequence[Question]
 ) -> list[np.ndarray]:
-    """Summed log-likelihood in nats of every choice, float64 [choice] a question."""
+    """Summed log-likelihood in nats of every choice: one float64 [choice] per question."""
     requests = [
         Continuation((*question.context, *choice), len(question.context))
         for question in questions
@@ -102,9 +102,9 @@ def answer(
 
 
 def accuracy(questions: Sequence[Question], answers: Sequence[np.ndarray]) -> MetricsRow:
-    """acc, acc_bytes and their standard errors of the mean, the number of items, and chance.
+    """acc and acc_bytes, their standard errors, the number of items, and chance accuracy.
 
-    acc_norm too, where characters are known.
+    Also acc_norm where the numbers of characters are known.
     """
     found: MetricsRow = {"items": len(questions)}
     found["chance"] = float(np.mean([1 / len(q.choices) for q in questions]))
@@ -124,7 +124,7 @@ def accuracy(questions: Sequence[Question], answers: Sequence[np.ndarray]) -> Me
 
 
 def _standard_error(values: Sequence[bool]) -> float:
-    """Of the mean, from the sample's own variance; NaN of a single value."""
+    """Standard error of the mean, from the sample variance; NaN for a single value."""
     if len(values) < 2:
         return math.nan
     return float(np.std(values, ddof=1) / math.sqrt(len(values)))

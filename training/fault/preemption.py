@@ -1,9 +1,8 @@
-"""Noticing SIGTERM, which a spot machine gets some 30 seconds before it is taken away.
+"""Handles SIGTERM, which a spot machine gets some 30 seconds before it is preempted.
 
-One process: a handler sets a flag that the loop looks at between steps. Many processes: JAX's
-coordination service hears the signal of any of them and answers yes in all of them at the same
-step, so that all leave the loop together. A second signal changes nothing, also when it comes while
-the process is on its way out.
+One process: a handler sets a flag that the loop reads between steps. Many processes: when any of
+them gets the signal, JAX's coordination service reports it in all of them at the same step, so that
+all leave the loop together. A second signal has no effect, also while the process exits.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ logger = logging.getLogger(__name__)
 
 
 class StopSignal:
-    """Context in which SIGTERM asks the loop to stop instead of ending the process."""
+    """Context in which SIGTERM requests a stop of the loop instead of ending the process."""
 
     def __init__(self, *, many_processes: bool) -> None:
         self._many = many_processes
-        self._asked = 0
-        # No `threading.Event`: its lock may be held by what the handler interrupts.
+        self._calls = 0
+        # Not a `threading.Event`: the code that the handler interrupts may hold its lock.
         self._stopping = False
         self._old: object = None
         self._installed = False
@@ -39,7 +38,8 @@ class StopSignal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # By default a second one would end the process before it has reported its preemption.
+        # The default handler would let a second SIGTERM end the process before it has reported its
+        # preemption, so ours stays.
         leaving = self._stopping and self._old is signal.SIG_DFL
         if self._installed and not leaving:
             signal.signal(signal.SIGTERM, self._old)  # pyrefly: ignore
@@ -48,17 +48,17 @@ class StopSignal:
         self._stopping = True
 
     def requested(self) -> bool:
-        """Whether to stop now; many processes must all ask, equally often and at the same places.
+        """Whether to stop now; stays True once it was True.
 
-        Once they have agreed to stop, it stays so.
+        With many processes, all must call it equally often and at the same points of the loop.
         """
         if self._many and not self._stopping:
-            self._asked += 1
-            if multihost_utils.reached_preemption_sync_point(self._asked):
+            self._calls += 1
+            if multihost_utils.reached_preemption_sync_point(self._calls):
                 self._stopping = True
         return self._stopping
 
     @property
     def alone(self) -> bool:
-        """Whether the signal has arrived and no other process need agree."""
+        """Whether to stop at once: the signal has arrived and there is no other process."""
         return not self._many and self._stopping

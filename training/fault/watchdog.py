@@ -1,18 +1,19 @@
-"""Ends a run that makes no progress, with the stacks of every process, instead of idling.
+"""Ends a run that makes no progress and logs the stacks of every process.
 
-JAX notices a process that died (`training.sharding.distributed`), but not one that lives and never
-enters a collective: the others wait for it for ever (https://github.com/jax-ml/jax/issues/38503).
-So a thread in every process watches the time since the loop's last sign of life. After too long it
+JAX detects a process that died (`training.sharding.distributed`), but not one that is alive and
+never enters a collective: the others wait for it for ever
+(https://github.com/jax-ml/jax/issues/38503). A thread in every process therefore measures the time
+since the loop's last heartbeat. After the timeout it
 
-1. says so in the coordination service, so that the other processes end within seconds too,
+1. posts the reason in the coordination service, so that the other processes end within seconds too,
 2. logs where each process was, which of them are behind, and the stack of every thread,
 3. ends the process with `EXIT_CODE`. The next attempt resumes from the newest checkpoint.
 
-Between steps, too long is `FACTOR` times the median of the last steps, and at least the seconds
-given; before `LEAST` steps are known, and in everything that takes long once (compiling, restoring,
-evaluating, saving), `PATIENCE` times these. While any process is in such a phase the others wait
-for it in a collective: their silence counts from its end. A C timer ends the process should Python
-itself be stuck.
+Between steps the timeout is `FACTOR` times the median duration of the last steps, and at least
+`seconds`. Before `LEAST` steps are known, and in long phases (compiling, restoring, evaluating,
+saving), it is `PATIENCE` times `seconds`. While any process is in a long phase the others wait for
+it in a collective, so their time without progress counts from its end. If Python itself is blocked,
+a C timer ends the process.
 """
 
 from __future__ import annotations
@@ -34,24 +35,24 @@ from typing import Any, Protocol
 
 logger = logging.getLogger("ponente.watchdog")
 
-EXIT_CODE = 75  # EX_TEMPFAIL: trying again may help
+EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: a retry may help
 FACTOR = 20.0
 PATIENCE = 30.0
 POLL_SECONDS = 2.0
-STEPS = 32  # in the median
-LEAST = 5  # steps, before which the median says nothing
-TELLING_SECONDS = 10.0  # for `on_end`, which may write to the store that the run is stuck at
+STEPS = 32  # steps in the median
+LEAST = 5  # steps before the median is used
+TELLING_SECONDS = 10.0  # limit of `on_end`, which may write to the store that blocks the run
 
 
 class Board(Protocol):
-    """Where processes leave short texts for each other; none of the calls may wait for long."""
+    """A key-value store of short texts, shared by the processes; no call may block for long."""
 
     def put(self, name: str, text: str) -> None:
-        """Leave a text, over an older one of that name."""
+        """Store a text under a name; replaces an older one."""
         ...
 
     def all(self) -> dict[str, str]:
-        """Every text by name."""
+        """All texts by name."""
         ...
 
 
@@ -61,7 +62,7 @@ class CoordinationBoard:
     _PREFIX = "ponente/watchdog/"
 
     def __init__(self) -> None:
-        from jax._src import distributed  # the only way to the service's key-value store
+        from jax._src import distributed  # no public API for the service's key-value store
 
         self._client: Any = distributed.global_state.client
 
@@ -75,12 +76,12 @@ class CoordinationBoard:
         return {name.removeprefix(self._PREFIX): text for name, text in found}
 
 
-_SHORT = ("step", "between steps")  # phases of ordinary steps; every other may take long
+_STEP_PHASES = ("step", "between steps")  # every other phase is a long one
 
 
 @dataclass(frozen=True)
-class _Sign:
-    """A sign of life: where the process was after how many steps, by the watchdog's clock."""
+class _Heartbeat:
+    """When the loop last reported: its phase, steps begun, and the watchdog's clock."""
 
     phase: str
     step: int
@@ -88,15 +89,15 @@ class _Sign:
 
 
 class Watchdog:
-    """Context in which the process is ended when `beat` and `phase` are silent for too long.
+    """Context that ends the process when neither `beat` nor `phase` is called for too long.
 
     Args:
-        seconds: least silence between two steps that ends the run.
-        index: of this process.
-        count: of processes.
-        board: where processes see each other; None for a single one.
+        seconds: lower bound of the timeout between two steps.
+        index: index of this process.
+        count: number of processes.
+        board: shared by the processes; None for a single process.
         on_end: called in a thread with the report before the process ends; its errors are ignored,
-            and it is not waited for longer than `TELLING_SECONDS`.
+            and the watchdog waits at most `TELLING_SECONDS` for it.
         end: ends the process; for tests.
         clock: monotonic seconds; for tests.
     """
@@ -119,9 +120,9 @@ class Watchdog:
         self._on_end = on_end
         self._end = end
         self._clock = clock
-        # Replaced as a whole: the watching thread never sees a phase with the time of another.
-        self._sign = _Sign("starting", 0, clock())
-        self._excused = clock()  # until then another process was in a long phase
+        # Replaced as a whole: the watching thread never reads a phase with another phase's time.
+        self._heartbeat = _Heartbeat("starting", 0, clock())
+        self._others_long_until = clock()  # when another process was last in a long phase
         self._durations: deque[float] = deque(maxlen=STEPS)
         self._closed = threading.Event()
         self._poll = min(POLL_SECONDS, seconds / 4)
@@ -136,60 +137,61 @@ class Watchdog:
         faulthandler.cancel_dump_traceback_later()
 
     def beat(self, step: int) -> None:
-        """`step` steps were begun; the loop is alive."""
-        now, last = self._clock(), self._sign
+        """Record a heartbeat after `step` steps were begun."""
+        now, last = self._clock(), self._heartbeat
         if last.phase == "step":
             self._durations.append(now - last.at)
-        self._sign = _Sign("step", step, now)
+        self._heartbeat = _Heartbeat("step", step, now)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Something that is not a step and may take `PATIENCE` times as long."""
-        before = self._sign
-        self._sign = _Sign(name, before.step, self._clock())
+        """Context for a phase that is not a step; its timeout is `PATIENCE` times `seconds`."""
+        before = self._heartbeat
+        self._heartbeat = _Heartbeat(name, before.step, self._clock())
         yield
-        # Not "step": the time from here to the next beat is of no step's length.
+        # Not "step": the time from here to the next beat is not the duration of a step.
         after = "between steps" if before.phase == "step" else before.phase
-        self._sign = _Sign(after, before.step, self._clock())
+        self._heartbeat = _Heartbeat(after, before.step, self._clock())
 
     @property
     def limit(self) -> float:
-        """Seconds of silence allowed now."""
-        return self._allowed(self._sign)
+        """The current timeout in seconds."""
+        return self._timeout(self._heartbeat)
 
-    def _allowed(self, sign: _Sign) -> float:
-        if sign.phase not in _SHORT or len(self._durations) < LEAST:
+    def _timeout(self, heartbeat: _Heartbeat) -> float:
+        if heartbeat.phase not in _STEP_PHASES or len(self._durations) < LEAST:
             return PATIENCE * self._seconds
         return max(self._seconds, FACTOR * statistics.median(self._durations))
 
     def _watch(self) -> None:
         while not self._closed.wait(self._poll):
-            sign = self._sign
-            silence, allowed = self._clock() - sign.at, self._allowed(sign)
-            # Should Python be stuck, nothing here runs: the timer of C dumps stacks and ends it.
+            heartbeat = self._heartbeat
+            silence, allowed = self._clock() - heartbeat.at, self._timeout(heartbeat)
+            # If Python is blocked, this thread does not run: the C timer dumps stacks and exits.
             with contextlib.suppress(ValueError, OSError, AttributeError):  # no stderr to write to
                 faulthandler.dump_traceback_later(
                     2 * allowed + 60.0, exit=True, file=sys.__stderr__ or sys.stderr
                 )
-            others = self._exchange(sign, silence)
-            if sign.phase in _SHORT and _any_in_long_phase(others):
-                self._excused = self._clock()
-            silence = min(silence, self._clock() - self._excused)
+            others = self._exchange(heartbeat, silence)
+            if heartbeat.phase in _STEP_PHASES and _any_in_long_phase(others):
+                self._others_long_until = self._clock()
+            silence = min(silence, self._clock() - self._others_long_until)
             if self._closed.is_set():
-                faulthandler.cancel_dump_traceback_later()  # perhaps set after the run took it back
+                # The timer may have been set above after `__exit__` cancelled it.
+                faulthandler.cancel_dump_traceback_later()
                 return
-            if silence > allowed and sign is self._sign:
-                self._finish(_reason(self._index, sign, silence, allowed), others, first=True)
+            if silence > allowed and heartbeat is self._heartbeat:
+                self._finish(_reason(self._index, heartbeat, silence, allowed), others, first=True)
                 return
             if (reason := others.get("end")) is not None:
                 self._finish(reason, others, first=False)
                 return
 
-    def _exchange(self, sign: _Sign, silence: float) -> dict[str, str]:
-        """Tell the others where this process is, and hear where they are."""
+    def _exchange(self, heartbeat: _Heartbeat, silence: float) -> dict[str, str]:
+        """Post this process's progress on the board; returns the whole board."""
         if self._board is None:
             return {}
-        mine = {"step": sign.step, "phase": sign.phase, "silent": round(silence, 1)}
+        mine = {"step": heartbeat.step, "phase": heartbeat.phase, "silent": round(silence, 1)}
         try:
             self._board.put(f"process/{self._index}", json.dumps(mine))
             return self._board.all()
@@ -201,36 +203,35 @@ class Watchdog:
         if first and self._board is not None:
             with contextlib.suppress(Exception):
                 self._board.put("end", reason)
-        report = "\n".join(
-            [f"watchdog: {reason}; ending process {self._index}", *_where(others), _stacks()]
-        )
+        header = f"watchdog: {reason}; ending process {self._index}"
+        report = "\n".join([header, *_progress_lines(others), _stacks()])
         logger.critical("%s", report)
         if self._on_end is not None:
-            telling = threading.Thread(target=self._tell, args=(report,), daemon=True)
-            telling.start()
-            telling.join(TELLING_SECONDS)
+            callback = threading.Thread(target=self._call_on_end, args=(report,), daemon=True)
+            callback.start()
+            callback.join(TELLING_SECONDS)
         for handler in logging.getLogger().handlers:
             handler.flush()
         if self._count > 1:
-            # Until the others have read the reason. Process 0 holds the service: it goes last.
+            # Give the others time to read the reason. Process 0 hosts the service, so it ends last.
             time.sleep(2 * self._poll + (POLL_SECONDS if self._index == 0 else 0.0))
         self._end(EXIT_CODE)
 
-    def _tell(self, report: str) -> None:
+    def _call_on_end(self, report: str) -> None:
         assert self._on_end is not None
         with contextlib.suppress(Exception):
             self._on_end(report)
 
 
-def _reason(index: int, sign: _Sign, silence: float, allowed: float) -> str:
+def _reason(index: int, heartbeat: _Heartbeat, silence: float, allowed: float) -> str:
     return (
-        f"process {index} made no progress for {silence:.0f} s in {sign.phase!r} after "
-        f"step {sign.step} (allowed: {allowed:.0f} s; TrainConfig.watchdog_seconds)"
+        f"process {index} made no progress for {silence:.0f} s in {heartbeat.phase!r} after "
+        f"step {heartbeat.step} (allowed: {allowed:.0f} s; TrainConfig.watchdog_seconds)"
     )
 
 
-def _positions(board: dict[str, str]) -> dict[int, dict[str, Any]]:
-    """Step, phase and silence of every process that wrote on the board, by its index."""
+def _progress(board: dict[str, str]) -> dict[int, dict[str, Any]]:
+    """Step, phase and seconds without progress of every process on the board, by index."""
     return {
         int(name.removeprefix("process/")): json.loads(text)
         for name, text in board.items()
@@ -239,21 +240,21 @@ def _positions(board: dict[str, str]) -> dict[int, dict[str, Any]]:
 
 
 def _any_in_long_phase(board: dict[str, str]) -> bool:
-    return any(at["phase"] not in _SHORT for at in _positions(board).values())
+    return any(at["phase"] not in _STEP_PHASES for at in _progress(board).values())
 
 
-def _where(others: dict[str, str]) -> list[str]:
-    """One line a process, and one that names those that are behind."""
-    found = _positions(others)
+def _progress_lines(board: dict[str, str]) -> list[str]:
+    """One line for each process, and one that names the processes that are behind."""
+    found = _progress(board)
     lines = [
-        f"  process {index}: step {at['step']}, in {at['phase']!r}, silent for {at['silent']} s"
+        f"  process {index}: step {at['step']}, in {at['phase']!r}, idle for {at['silent']} s"
         for index, at in sorted(found.items())
     ]
     if found:
         furthest = max(at["step"] for at in found.values())
         behind = [index for index, at in sorted(found.items()) if at["step"] < furthest]
-        stuck = f"behind the others: process {', '.join(map(str, behind))}"
-        lines.append(f"  {stuck if behind else 'no process is behind the others'}")
+        named = f"behind the others: process {', '.join(map(str, behind))}"
+        lines.append(f"  {named if behind else 'no process is behind the others'}")
     return lines
 
 

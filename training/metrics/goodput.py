@@ -1,18 +1,19 @@
-"""Where the wall time of a whole run went, over all its attempts; the parts add up to it.
+"""Accounts for the wall time of a whole run over all its attempts; the parts add up to the total.
 
-An attempt that another one followed counts up to the checkpoint it resumed from: what it did
-after that was done again, and is lost (`redone`). Where an attempt resumed from an older checkpoint
-than the last, everything since that one is lost, whichever attempts did it. So is an attempt that
-ended before it had its state (restoring, compiling): it resumed from nothing, and says nothing of
-what became of the others' work. Before the next attempt, the newest checkpoint is taken for
-the one that it will resume from. From an attempt's last sign of life to the beginning of the next
-nothing happened that is known of (`dead`: the kill, the wait for machines, the start of processes;
-up to one interval of the journal of training as well). The last attempt counts in full.
+An attempt's work counts up to the checkpoint that the next attempt resumed from. The work after
+that checkpoint was done again, and is lost (`redone`). When an attempt resumed from an older
+checkpoint than the newest, all work since that checkpoint is lost, over all attempts that did it.
+An attempt that ended before it had its state (while restoring or compiling) is lost as a whole: it
+has no first step, so it does not change how the others' work counts. While no later attempt has a
+first step, the account assumes that the next one will resume from the newest checkpoint. The time
+from an attempt's last journal entry to the start of the next attempt is `dead`: the kill, the wait
+for machines, the start of processes, and up to one journal interval of training. The last attempt
+counts in full.
 
-Attempts follow one another, in the order of their leases where their names tell it, else of the
-times they began. Where the clocks of two machines say that one began before the other had ended,
-the earlier one ends there if it had taken the checkpoint by then (a process that was given up but
-lived on), else the later one is taken to begin when it had.
+Attempts are ordered by the lease number in their names, or by start time when a name has none.
+Clocks of two machines may differ, so that an attempt seems to begin before the one before it ended.
+Then the earlier attempt ends at that time if its counted work was done by then (a process that
+kept running after its lease was lost); otherwise the later attempt begins where that work ended.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ LOST = ("redone", "dead")
 
 @dataclass(frozen=True)
 class Span:
-    """One attempt on the run's time axis; seconds since the run began.
+    """One attempt on the run's time axis, in seconds since the run began.
 
     Attributes:
-        began, useful, ended: it counts from the first to the second and is lost to the third.
-        checkpoints: (time, step) of those it took.
-        dead: seconds from its end to the next attempt.
+        attempt: the attempt's journal.
+        began, useful, ended: its work counts from `began` to `useful`, and is lost from `useful` to
+            `ended`.
+        checkpoints: (time, step) of the checkpoints that it took.
+        dead: seconds from its end to the start of the next attempt.
     """
 
     attempt: Attempt
@@ -47,11 +50,11 @@ class Span:
 
 @dataclass(frozen=True)
 class Account:
-    """Seconds of a run by what they went to.
+    """Seconds of a run by what they were spent on.
 
     Attributes:
-        total: from the beginning of the first attempt to the last sign of life of the last.
-        parts: seconds of every bucket that counts, of `redone` and of `dead`; they add up to
+        total: from the start of the first attempt to the last journal entry of the last one.
+        parts: counted seconds of every bucket, and those of `redone` and `dead`; they add up to
             `total`.
         spans: the attempts in order.
     """
@@ -62,7 +65,7 @@ class Account:
 
     @property
     def goodput(self) -> float:
-        """Share of the total that went to steps which were not done again; NaN of no time."""
+        """Share of the total spent on steps that were not redone; NaN when the total is 0."""
         return self.parts["step"] / self.total if self.total else math.nan
 
     @property
@@ -76,13 +79,17 @@ class Account:
         return max(0, len(self.spans) - 1)
 
     def rows(self) -> list[tuple[str, float, float]]:
-        """(part, seconds, share of the total), parts in the order of the day."""
+        """(part, seconds, share of the total), in the order of `BUCKETS` and `LOST`."""
         whole = self.total or 1.0
         return [(name, self.parts[name], self.parts[name] / whole) for name in (*BUCKETS, *LOST)]
 
 
 def account(journals: Sequence[Attempt]) -> Account:
-    """The account of the run that these attempts were made at, in any order."""
+    """The account of a run.
+
+    Args:
+        journals: all attempts of the run, in any order.
+    """
     attempts = in_order(journals)
     parts = dict.fromkeys((*BUCKETS, *LOST), 0.0)
     spans: list[Span] = []
@@ -96,7 +103,7 @@ def account(journals: Sequence[Attempt]) -> Account:
         next_begins = max(following, ends)
         for bucket, seconds in kept.items():
             parts[bucket] += seconds
-        # Sums of the same seconds in another order may differ in their last bits.
+        # Float sums of the same seconds in another order may differ in the last bits: clip at 0.
         parts["redone"] += max(0.0, ends - begins - counted)
         parts["dead"] += next_begins - ends
         spans.append(
@@ -115,33 +122,35 @@ def account(journals: Sequence[Attempt]) -> Account:
 
 
 def _kept(attempt: Attempt, later: Sequence[Attempt]) -> dict[str, float]:
-    """Seconds by bucket of the part of an attempt that counts; `later` are those after it."""
+    """Counted seconds of an attempt by bucket; `later` are the attempts after it."""
     kept = dict.fromkeys(BUCKETS, 0.0)
-    for bucket, seconds in _known(attempt, later).items():
-        # A journal of another version of this code may have a bucket that this one has not.
+    for bucket, seconds in _counted(attempt, later).items():
+        # A journal that another version of this code wrote may have unknown buckets.
         kept[bucket if bucket in kept else "other"] += seconds
     return kept
 
 
-def _known(attempt: Attempt, later: Sequence[Attempt]) -> Mapping[str, float]:
-    """The attempt's buckets, as they were when the part of it that counts ended."""
+def _counted(attempt: Attempt, later: Sequence[Attempt]) -> Mapping[str, float]:
+    """The attempt's buckets at the moment when its counted work ended."""
     if not later:
         return attempt.buckets
     first = attempt.first_step
     if first is None:
         return {}
     newest = attempt.marks[-1].step if attempt.marks else first
+    # The minimum: a later attempt may resume from an older checkpoint than the next one did.
     resumed = min((a.first_step for a in later if a.first_step is not None), default=newest)
-    ended_well = attempt.outcome != "running" and resumed == attempt.last_step
-    # Where the next one knows of more steps than the journal, the journal ends before the kill.
-    if ended_well or resumed > attempt.last_step:
+    closed = attempt.outcome != "running" and resumed == attempt.last_step
+    # A later attempt that resumed from a step after `last_step` proves that the journal stops short
+    # of the attempt's last checkpoint.
+    if closed or resumed > attempt.last_step:
         return attempt.buckets
     marks = [m for m in attempt.marks if first < m.step <= resumed]
     return marks[-1].buckets if marks else {}
 
 
 def text(found: Account) -> str:
-    """The account as a table of plain text."""
+    """The account as a plain-text table."""
     lines = [f"{'part':<12}{'seconds':>12}{'share':>9}"]
     lines += [f"{name:<12}{seconds:>12.1f}{share:>9.1%}" for name, seconds, share in found.rows()]
     lines.append(f"{'total':<12}{found.total:>12.1f}{1:>9.1%}")

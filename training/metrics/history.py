@@ -1,7 +1,7 @@
-"""Reading the history of a run from the metrics logs of its attempts.
+"""Reads the history of a run from the metrics logs of its attempts.
 
-The history is `metrics.jsonl` of every attempt up to the checkpoint that the next one resumed from:
-see `training.metrics.metrics_log`, which writes them. Everything here reads a line at a time.
+The history is the `metrics.jsonl` of every attempt up to the checkpoint that the next one resumed
+from; `training.metrics.metrics_log` writes these files. Logs are read as streams, not as a whole.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from pipeline.store import storage
 
 Entry = dict[str, Any]
 Segment = tuple[str, int]
-"""A directory with a metrics log, and how many of its bytes count."""
+"""A directory with a metrics log, and how many bytes of the log belong to the history."""
 
 NAME = "metrics.jsonl"
 TABLES = {"history": "step", "evaluations": "evaluation", "samples": "sample"}
-"""Tables of a run, and the kind of entry of their rows."""
+"""Tables of a run, and the `kind` of the entries that are their rows."""
 MEASURED = frozenset(
     {
         *("seconds", "data_wait", "tokens_per_second", "tokens_per_second_average"),
         *("useful_tokens_per_second", "mfu", "mfu_full", "hfu", "memory_bytes"),
     }
 )
-"""Columns that depend on the machine and its clock; the others are the same in every repetition."""
+"""Columns that depend on the machine and its clock; the others are the same in a repeated run."""
 _FILES = re.compile(r"metrics(\.[0-9]{15})?\.jsonl")
 _READ_BYTES = 1 << 20
 
@@ -40,23 +40,23 @@ def log_files(directory: str) -> list[str]:
 
 
 def read_log(directory: str, end: int | None = None) -> Iterator[Entry]:
-    """The entries of one attempt's metrics log; none where there is no log.
+    """The entries of one attempt's metrics log; none where the log does not exist.
 
-    A torn last line, which a kill leaves behind, is skipped.
+    Skips an incomplete last line, which a kill leaves.
 
     Args:
-        directory: URL.
-        end: number of bytes to read; None for all there are.
+        directory: URL of the log's directory.
+        end: number of bytes to read; None for the whole log.
 
     Raises:
-        CorruptOutput: there are fewer than `end` bytes.
+        CorruptOutput: the log has fewer than `end` bytes.
         ValueError: a line is not JSON.
     """
-    torn, found = b"", 0
+    incomplete, found = b"", 0
     for data in _read(directory):
         data = data if end is None else data[: end - found]
         found += len(data)
-        *lines, torn = (torn + data).split(b"\n")
+        *lines, incomplete = (incomplete + data).split(b"\n")
         yield from map(json.loads, lines)
         if found == end:
             return
@@ -82,29 +82,33 @@ def _read(directory: str) -> Iterator[bytes]:
 def read_history(
     history: Sequence[Segment], kinds: Collection[str] = frozenset(TABLES.values())
 ) -> Iterator[Entry]:
-    """The entries of a run's history, attempt by attempt, as an uninterrupted run has them.
+    """The entries of a run's history in order, the same as of an uninterrupted run.
+
+    Args:
+        history: the run's segments, in the order of its attempts.
+        kinds: the kinds of entries to return.
 
     Raises:
-        CorruptOutput: a log is shorter than it was.
+        CorruptOutput: a log is shorter than its segment.
     """
     for directory, end in history:
         yield from (entry for entry in read_log(directory, end) if entry["kind"] in kinds)
 
 
 def check_history(history: Sequence[Segment]) -> None:
-    """Raise `CorruptOutput` where a log is shorter than it was; reads no entries."""
+    """Raise `CorruptOutput` when a log is shorter than its segment; reads no entries."""
     for directory, end in history:
         sizes = [storage.size(storage.join(directory, name)) for name in log_files(directory)]
         _check_size(directory, sum(size or 0 for size in sizes), end)
 
 
 def plain(entry: Mapping[str, Any]) -> Entry:
-    """The fields of an entry as its writer gave them: without `kind` and `time`."""
+    """The fields of an entry that its writer passed: all except `kind` and `time`."""
     return {name: value for name, value in entry.items() if name not in ("kind", "time")}
 
 
 def tables(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
-    """The rows of a run by table: "history" (one a step), "evaluations" and "samples"."""
+    """The rows of a run by table: "history" (one per step), "evaluations" and "samples"."""
     found: dict[str, list[Entry]] = {name: [] for name in TABLES}
     names = {kind: name for name, kind in TABLES.items()}
     for entry in entries:
@@ -114,14 +118,14 @@ def tables(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
 
 
 def write_history(directory: str, history: Sequence[Segment]) -> None:
-    """Write the history of a whole run as one metrics log."""
+    """Write the whole history of a run as one metrics log."""
     with storage.open_write(storage.join(directory, NAME)) as file:
         for entry in read_history(history):
             file.write(json.dumps(entry).encode() + b"\n")
 
 
 def content_of(history: Sequence[Segment]) -> str:
-    """Hex SHA-256 of a run's history without the columns that a clock filled."""
+    """Hex SHA-256 of a run's history without the columns of `MEASURED`."""
     found = {kind: hashlib.sha256() for kind in TABLES.values()}
     for entry in read_history(history):
         row = {name: value for name, value in plain(entry).items() if name not in MEASURED}
@@ -130,7 +134,7 @@ def content_of(history: Sequence[Segment]) -> str:
 
 
 def to_relative(history: Sequence[Segment], base: str) -> list[list[Any]]:
-    """A history for a file in the directory `base`, which may move together with the logs."""
+    """A history with directories relative to `base`, so that both can move together."""
     return [[_relative(directory, base), end] for directory, end in history]
 
 

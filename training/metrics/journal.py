@@ -1,11 +1,11 @@
-"""The account of one attempt at a run, written while it runs, so that a kill loses seconds of it.
+"""The time journal of one attempt, written while it runs, so that a kill loses only seconds of it.
 
-A thread writes `<directory>/<attempt>.json` every ten seconds, after every checkpoint that was
-begun and at the end, whole or not at all. It says how the time was spent so far, how far the
-training got, and how both stood when each checkpoint was taken: `training.metrics.goodput` makes
-the account of a run with many attempts from it. Nothing that goes wrong here reaches the run.
+A thread writes `<directory>/<attempt>.json` atomically every ten seconds, after the start of every
+save and at the end. The journal holds the seconds by bucket and the steps done, both now and at
+each checkpoint; `training.metrics.goodput` combines the journals of all attempts into the account
+of the run. Errors are logged and never reach the run.
 
-Unix time is for people. How long something took comes from a clock that does not jump.
+The start time is Unix time, comparable between attempts; durations come from a monotonic clock.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ INTERVAL_SECONDS = 10.0
 SPACING_SECONDS = 1.0
 MOST_MARKS = 2000
 OUTCOMES = ("running", "finished", "preempted", "failed")
-# As `pipeline.execute.attempt` names attempts: the lease's number, which only rises, and a nonce.
+# The attempt names of `pipeline.execute.attempt`: the lease number, which only rises, and a nonce.
 _NAME = re.compile(r"[0-9]{6,18}-[0-9a-f]{8}")
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A checkpoint, and the seconds of every bucket when its state was taken."""
+    """A checkpoint, and the seconds of every bucket when its state was copied."""
 
     step: int
     buckets: Mapping[str, float]
@@ -48,21 +48,22 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """What a journal says.
+    """The content of a journal.
 
     Attributes:
-        attempt: its name.
-        began: Unix time.
-        buckets: seconds by bucket until the last sign of life.
-        first_step: optimizer steps done when it had its state: of the checkpoint it resumed from,
-            or 0. None until then, so also of one that ended in restoring or compiling.
-        last_step: steps done at the last sign of life.
-        outcome: "running" also of one that was killed.
-        marks: the checkpoints, by step; the newest 2,000.
-        device: kind of device, `devices` of them, over `processes` processes.
-        startup: seconds from the gang's start to the end of the first step, by
-            `training.metrics.startup.PARTS`; of the parts that ended.
-        loaded: whether its compiled step was an earlier attempt's.
+        attempt: name of the attempt.
+        began: Unix time of its start.
+        buckets: seconds by bucket when the journal was written.
+        first_step: step of the checkpoint that the attempt resumed from, or 0; None until its state
+            is ready, so also for an attempt that ended while restoring or compiling.
+        last_step: optimizer steps done when the journal was written.
+        outcome: one of `OUTCOMES`; a killed attempt stays "running".
+        marks: its checkpoints, by step; the newest 2,000.
+        device: kind of device.
+        devices: number of devices.
+        processes: number of processes.
+        startup: seconds of those parts of `training.metrics.startup.PARTS` that have ended.
+        loaded: whether it loaded the compiled step of an earlier attempt.
     """
 
     attempt: str
@@ -80,16 +81,16 @@ class Attempt:
 
     @property
     def seconds(self) -> float:
-        """From its beginning to its last sign of life."""
+        """Seconds from its start to the journal's last write."""
         return sum(self.buckets.values())
 
     def to_json(self) -> bytes:
-        """As a journal's file holds it."""
+        """The content of a journal file."""
         return json.dumps({"format": FORMAT, **asdict(self)}).encode()
 
     @staticmethod
     def from_json(text: bytes) -> Attempt:
-        """Raises `ValueError` for what is no journal."""
+        """The inverse of `to_json`. Raises `ValueError` when `text` is not a journal."""
         try:
             tree = json.loads(text)
             found = tree.pop("format")
@@ -98,21 +99,21 @@ class Attempt:
             tree["marks"] = tuple(Mark(**mark) for mark in tree["marks"])
             return Attempt(**tree)
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"no journal: {error!r}") from error
+            raise ValueError(f"not a journal: {error!r}") from error
 
 
 class Journal:
-    """Writes the account of this attempt; process 0 has one.
+    """Writes the journal of this attempt; only process 0 has one.
 
     Args:
-        directory: shared by all attempts at the run.
-        attempt: name of this one.
-        watch: whose buckets are written down.
-        startup: whose parts are written down.
-        device, devices, processes: what it runs on.
-        interval: seconds between two writes, at most.
-        write: puts bytes at a URL, whole or not at all.
-        unix: the time of day, asked once.
+        directory: directory of the journals of all attempts of the run.
+        attempt: name of this attempt.
+        watch: stopwatch with the seconds by bucket.
+        startup: stopwatch of the startup parts.
+        device, devices, processes: see `Attempt`.
+        interval: longest time between two writes, in seconds.
+        write: writes bytes to a URL atomically.
+        unix: returns the Unix time; called once.
     """
 
     def __init__(
@@ -145,48 +146,49 @@ class Journal:
         self._loaded = False
         self._last = 0
         self._outcome = "running"
-        # Replaced and never changed: the thread reads it at any moment.
+        # Immutable and replaced as a whole: the writer thread may read it at any time.
         self._marks: tuple[Mark, ...] = ()
-        self._complained = False
+        self._warned = False
         self._wake, self._closed = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
         self._thread.start()
 
     def begin(self, step: int, *, loaded: bool = False) -> None:
-        """The run resumes from the checkpoint of `step`, or begins at 0."""
+        """Record that the run resumes from the checkpoint of `step`, or begins at step 0."""
         self._first = self._last = step
         self._loaded = loaded
 
     def step(self, step: int) -> None:
-        """So many steps are done."""
+        """Record that `step` steps are done."""
         self._last = step
 
     def mark(self, step: int) -> None:
-        """The state after `step` was just taken for a checkpoint.
+        """Record that the state after `step` was just copied for a checkpoint.
 
-        Not when it was committed: what the run did in between is done again by an attempt that
-        resumes from it. Which checkpoints were committed shows in what later attempts began with.
+        The time of the copy counts, not that of the commit: an attempt that resumes from the
+        checkpoint redoes the steps in between. The first steps of later attempts show which
+        checkpoints were committed.
         """
         self._last = step
         self._marks = (*self._marks[1 - MOST_MARKS :], Mark(step, self._watch.seconds()))
         self._wake.set()
 
     def close(self, outcome: str, seconds: float = 5.0) -> None:
-        """Write the last account and end the thread, or leave it behind after so long.
+        """Write the final journal and end the thread.
 
         Args:
             outcome: one of `OUTCOMES`.
-            seconds: to wait.
+            seconds: longest wait, after which the thread is abandoned.
         """
         self._outcome = outcome
         self._closed.set()
         self._wake.set()
         self._thread.join(seconds)
         if self._thread.is_alive():
-            self._complain("the store does not answer")
+            self._warn_once("the store does not answer")
 
     def snapshot(self) -> Attempt:
-        """The account until now."""
+        """The journal's content until now."""
         return Attempt(
             **self._fixed,
             buckets=self._watch.seconds(),
@@ -203,28 +205,28 @@ class Journal:
             closed = self._closed.is_set()
             try:
                 self._write(self._url, self.snapshot().to_json())
-            except Exception as error:  # noqa: BLE001 - an account must never end what it is of
-                self._complain(repr(error))
+            except Exception as error:  # noqa: BLE001 - the journal must never end the run
+                self._warn_once(repr(error))
             if closed:
                 return
-            # Checkpoints that follow each other closely share a write.
+            # Checkpoints in quick succession share a write.
             self._closed.wait(min(SPACING_SECONDS, self._interval))
             self._wake.wait(self._interval)
             self._wake.clear()
 
-    def _complain(self, reason: str) -> None:
-        if not self._complained:
-            self._complained = True
-            logger.warning("%s: the account of this attempt has gaps: %s", self._url, reason)
+    def _warn_once(self, reason: str) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning("%s: the journal of this attempt has gaps: %s", self._url, reason)
 
 
 def _write(url: str, data: bytes) -> None:
-    # Not flushed to the disk: a power cut may take some seconds of an account.
+    # No fsync: a power failure may lose the journal's last seconds.
     storage.write_atomic(url, data, durable=False)
 
 
 def read_journals(directory: str) -> list[Attempt]:
-    """All attempts' accounts, `in_order`; what is no account is left out, with a warning."""
+    """The journals of all attempts, `in_order`; skips unreadable ones with a warning."""
     found = []
     for name in storage.list_names(directory):
         if not name.endswith(".json"):
@@ -238,9 +240,9 @@ def read_journals(directory: str) -> list[Attempt]:
 
 
 def in_order(attempts: Iterable[Attempt]) -> list[Attempt]:
-    """In the order they were made: by lease where all names tell it, else by the time they began.
+    """Attempts by lease number when all names have one, otherwise by start time.
 
-    No clock decides who holds a lease, and two machines' clocks may be an hour apart.
+    Lease numbers do not depend on clocks; two machines' clocks may differ by an hour.
     """
     found = sorted(attempts, key=lambda each: (each.began, each.attempt))
     leases = [_NAME.fullmatch(each.attempt) for each in found]

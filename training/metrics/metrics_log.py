@@ -1,14 +1,16 @@
-"""`metrics.jsonl`: what happened in a run, written once; the only history of it.
+"""Writes `metrics.jsonl`, the only record of a run's metrics and events.
 
-A JSON object a line: `kind` ("config", "began", "step", "evaluation", "sample" or the name of an
-event), `time` (Unix) and fields; those of a step are in `training.metrics.recorder`. Process 0
-encodes a line at once and a thread appends it within a second, so the loop waits for no disk and no
-store. A checkpoint holds no lines: it holds how many bytes of which attempts' files the run had
-written (a `Segment` each), and is recorded after those bytes are stored. What an attempt wrote
-after the checkpoint that the next one resumed from stays in its file and is in no history.
+Each line is a JSON object: `kind` ("config", "began", "step", "evaluation", "sample" or the name of
+an event), `time` (Unix) and fields; `training.metrics.recorder` defines those of a step. Process 0
+encodes a line immediately and a thread appends it within a second, so the training loop never
+blocks on a disk or store. A checkpoint holds no lines. It holds a `Segment` per attempt (the
+attempt's directory and how many bytes of its log count), and is recorded after those bytes are
+stored. Lines that an attempt wrote after the checkpoint that the next one resumed from stay in its
+file but are not part of the run's history.
 
-A local directory has one file. An object store has no append: there bytes [n, n + PART_BYTES) are
-the object `metrics.<n>.jsonl`, and only the last object is uploaded again while it grows.
+In a local directory the log is one file. An object store has no append, so bytes
+[n, n + PART_BYTES) are the object `metrics.<n>.jsonl`, and only the last object is uploaded again
+as it grows.
 """
 
 from __future__ import annotations
@@ -39,15 +41,15 @@ class MetricsLog:
     """Appends entries to the metrics log of one attempt.
 
     Args:
-        directory: URL; no attempt has written a metrics log there.
+        directory: URL of a directory that contains no metrics log yet.
         every: seconds between two appends to the local file.
         upload_every: seconds between two uploads to an object store.
 
     Attributes:
-        path: the local file, whole lines but for the last.
+        path: the local file; its last line may be incomplete.
 
     Raises:
-        InputError: there is a metrics log already.
+        InputError: the directory contains a metrics log already.
     """
 
     def __init__(
@@ -60,13 +62,13 @@ class MetricsLog:
         self._directory = directory
         self._every, self._upload_every = every, upload_every
         self._remote = not storage.is_local(directory)
-        folder = tempfile.mkdtemp(prefix="ponente-") if self._remote else _made(directory)
+        folder = tempfile.mkdtemp(prefix="ponente-") if self._remote else _make_local(directory)
         self.path = os.path.join(folder, NAME)
-        # Unbuffered: what a full disk did not take must be known, to be written again.
+        # Unbuffered: after a failed write (disk full) the rest is known and can be retried.
         self._file = open(self.path, "xb", buffering=0)  # noqa: SIM115 - closed by the thread
         self._lock, self._writing = threading.Lock(), threading.Lock()
         self._pending: list[bytes] = []  # lines that are not yet in the file
-        self._bytes = 0  # encoded in all
+        self._bytes = 0  # of all lines, pending ones included
         self._uploaded = 0
         self._next_upload = time.monotonic() + upload_every
         self._before: tuple[Segment, ...] = ()
@@ -76,7 +78,7 @@ class MetricsLog:
         self._thread.start()
 
     def write(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Add an entry; returns at once. What JSON has no type for is written as text."""
+        """Add an entry without blocking. Values that JSON has no type for are written as text."""
         entry = {"kind": kind, "time": round(time.time(), 3), **fields}
         line = json.dumps(entry, default=str).encode() + b"\n"
         with self._lock:
@@ -84,11 +86,11 @@ class MetricsLog:
             self._bytes += len(line)
 
     def resume(self, history: Sequence[Segment]) -> None:
-        """The history of this run so far, in logs of earlier attempts."""
+        """Set the run's history so far, which earlier attempts wrote."""
         self._before = tuple(history)
 
     def copy(self, history: Sequence[Segment]) -> None:
-        """Begin with the history of another run, whose files this one will not depend on."""
+        """Copy the history of another run, so that this run does not depend on its files."""
         for entry in read_history(history):
             self.write(entry.pop("kind"), entry)
             if len(self._pending) > _COPY_LINES:
@@ -96,14 +98,14 @@ class MetricsLog:
 
     @property
     def history(self) -> tuple[Segment, ...]:
-        """The run's history until now, of which `flush` stores the part that is not stored yet."""
+        """The run's history until now; `flush` stores the part that is still pending."""
         return (*self._before, (self._directory, self._bytes))
 
     def flush(self) -> None:
-        """Return when every entry so far is stored.
+        """Store every entry written so far.
 
         Raises:
-            OSError: the disk or the store failed; the entries are kept for the next try.
+            OSError: the disk or the store failed; the entries are kept for a retry.
         """
         with self._writing:
             self._append()
@@ -113,7 +115,7 @@ class MetricsLog:
                 os.fsync(self._file.fileno())
 
     def close(self, seconds: float) -> None:
-        """Store what is left and end the thread, or leave it behind after so long."""
+        """Store pending entries and end the thread; abandon it after `seconds`."""
         self._closed.set()
         self._thread.join(seconds)
         if self._thread.is_alive() or self._failing:
@@ -135,9 +137,9 @@ class MetricsLog:
                 if self._remote and due:
                     self._upload()
             self._failing = False
-        except Exception as error:  # noqa: BLE001 - a checkpoint's `flush` raises it, the loop not
+        except Exception as error:  # noqa: BLE001 - only `flush` raises, before a checkpoint
             if not self._failing:
-                logger.warning("%s: not written, tried again later: %s", self._directory, error)
+                logger.warning("%s: not written, will be retried: %s", self._directory, error)
             self._failing = True
 
     def _append(self) -> None:
@@ -147,7 +149,7 @@ class MetricsLog:
         try:
             while done < len(data):
                 done += self._file.write(data[done:])
-        finally:
+        finally:  # an error keeps the unwritten rest at the front, in order
             if done < len(data):
                 with self._lock:
                     self._pending.insert(0, data[done:])
@@ -165,7 +167,7 @@ class MetricsLog:
                 self._uploaded = first + len(data)
 
 
-def _made(directory: str) -> str:
+def _make_local(directory: str) -> str:
     path = storage.local_path(directory)
     os.makedirs(path, exist_ok=True)
     return path

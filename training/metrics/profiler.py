@@ -1,13 +1,12 @@
-"""Traces of some steps for xprof and Perfetto, asked for in the configuration or during a run.
+"""Traces of some steps for xprof and Perfetto, requested in the configuration or during a run.
 
-To ask during a run, make a file named `profile` in its directory, with the number of steps in it
-(3 when it is empty). A thread looks for it every few seconds, removes it and asks the loop, so
-the loop looks at nothing but a number. Only the first process of a gang is profiled: the others run
-the same program, and a trace of each would be hundreds of files.
+To request one during a run, create a file named `profile` in its directory that contains the number
+of steps (3 when it is empty). A thread polls for the file every few seconds, removes it and sets
+a number, which is all that the loop checks. Only the first process of a gang is profiled: the
+others run the same program, and a trace of each would be hundreds of files.
 
-A trace is a directory `traces/step-<first>` with what xprof and TensorBoard's profile plugin show
-(`*.xplane.pb`) and what ui.perfetto.dev opens (`perfetto_trace.json.gz`). Whatever goes wrong with
-it is logged and costs the run nothing but the time it took.
+A trace is a directory `traces/step-<first>` with `*.xplane.pb` for xprof and TensorBoard's profile
+plugin, and `perfetto_trace.json.gz` for ui.perfetto.dev. Errors are logged and do not end the run.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ class Profiler:
     """Starts and stops traces between steps.
 
     Args:
-        directory: URL of the run's directory, where requests are looked for and traces go.
-        window: (first step, number of steps) to profile without being asked; None for none.
-        poll: seconds between looks for a request; None for two on local disks and ten elsewhere.
-        start, stop: begin a trace that goes to a local directory, and end it.
+        directory: URL of the run's directory, which gets requests and traces.
+        window: (first step, number of steps) to profile without a request; None for none.
+        poll: seconds between polls for a request; None for 2 on local disks and 10 in a store.
+        start, stop: start a trace into a local directory, and stop it.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Profiler:
         self._window = window
         self._start = start or _start
         self._stop = stop
-        self._asked = 0
+        self._requested = 0  # steps to profile, set by the thread
         self._until = 0
         self._spool: Spool | None = None
         self._uploads: list[threading.Thread] = []
@@ -68,24 +67,24 @@ class Profiler:
         self._thread.start()
 
     def due(self, step: int) -> bool:
-        """Whether `before(step)` has something to do: cheap, and false in nearly every step."""
+        """Whether `before(step)` has work to do: cheap, and false in nearly every step."""
         if self._spool is not None:
             return step >= self._until
-        return self._asked > 0 or (self._window is not None and step == self._window[0])
+        return self._requested > 0 or (self._window is not None and step == self._window[0])
 
     def before(self, step: int) -> None:
-        """Begin or end a trace before `step` is queued; the step before must have finished."""
+        """Start or stop a trace before `step` is queued; the step before must have finished."""
         if self._spool is not None and step >= self._until:
             self._end()
-        count = self._asked
+        count = self._requested
         if self._window is not None and step == self._window[0]:
             count = max(count, self._window[1])
         if count > 0 and self._spool is None:
-            self._asked = 0
+            self._requested = 0
             self._begin(step, count)
 
     def close(self, seconds: float = 15.0) -> None:
-        """End a trace that is under way, stop looking, and wait so long for uploads."""
+        """Stop the running trace and the polling, and wait up to `seconds` for uploads."""
         self._closed.set()
         if self._spool is not None:
             self._end()
@@ -106,35 +105,35 @@ class Profiler:
 
     def _end(self) -> None:
         spool, self._spool = self._spool, None
-        assert spool is not None, "a trace is under way"
+        assert spool is not None, "a trace is running"
         try:
             self._stop()
         except Exception:
             logger.warning("the profile to %s was lost", spool.path, exc_info=True)
             return
-        # Uploading hundreds of megabytes is not for the loop to wait for.
+        # In a thread: the loop must not wait for an upload of hundreds of megabytes.
         upload = threading.Thread(target=_finish, args=(spool,), name="trace", daemon=True)
         upload.start()
         self._uploads.append(upload)
 
     def _watch(self) -> None:
         url = storage.join(self._directory, REQUEST)
-        complained = False
+        warned = False
         while not self._closed.wait(self._poll):
             try:
                 if storage.size(url) is not None:
                     words = storage.read_bytes(url).split()
                     storage.delete_tree(url)
-                    self._asked = max(1, int(words[0])) if words else DEFAULT_STEPS
+                    self._requested = max(1, int(words[0])) if words else DEFAULT_STEPS
             except Exception:
-                if not complained:
+                if not warned:
                     logger.warning("%s: cannot be read as a request", url, exc_info=True)
-                complained = True
+                warned = True
 
 
 def _start(directory: str) -> None:
     options = jax.profiler.ProfileOptions()
-    # Every call of every Python function would drown the steps, and slow them down.
+    # A trace of every Python call would hide the steps, and slow them down.
     options.python_tracer_level = 0
     jax.profiler.start_trace(directory, create_perfetto_trace=True, profiler_options=options)
 

@@ -1,41 +1,41 @@
-"""Rows of a run's steps, their definitions, and the recorder that reads them a step late.
+"""Metrics rows of training steps, their definitions, and the recorder that makes them a step late.
 
-Reading a metric waits for the device. The recorder keeps the device arrays of the newest step and
-reads those of the step before, which have (nearly) been computed, so the device always has the next
-step queued while the host looks at numbers.
+Reading a metric blocks until the device has computed it. The recorder keeps the device arrays of
+the newest step and reads those of the step before, which are (nearly) computed, so the device
+always has the next step queued while the host reads.
 
-A row is about one optimizer step:
+A row describes one optimizer step:
 
     step                        optimizer steps done, this one included
     loss                        mean over the counted tokens, nats
-    grad_norm, parameter_norm   2-norms over everything; the gradient's before clipping
-    learning_rate               of this step
+    grad_norm, parameter_norm   2-norm over all arrays together; the gradient's before clipping
+    learning_rate               learning rate of this step
     tokens                      useful tokens: predictions that count in the loss
-    padded                      predictions that do not count, of batch x (length - 1): padding
-    skipped                     steps so far that were not applied because they were not finite
-    seconds                     from the end of the step before to the end of this one, the wait
-                                for data included; compilation, evaluation, checkpoints and samples
-                                are not
-    data_wait                   of these, seconds in which the devices had nothing to do because a
-                                batch was not there: mostly the next step's, which is waited for
-                                before the numbers of this one are read
-    tokens_per_second           positions of the batch (batch x length, padding among them) a second
-    tokens_per_second_average   the same over the last 50 steps together: positions over seconds
-    useful_tokens_per_second    `tokens` a second
-    mfu, mfu_full               model FLOPs of all positions a second over the devices' peak: the
-                                forward pass three times, nothing recomputed, the output head in and
-                                the embedding's gather out. `mfu` counts attention over what a
-                                causal mask (and a window) lets through, `mfu_full` over the square
-                                (see `models.flops`)
-    hfu                         FLOPs that the program executes a second over the same peak: matrix
-                                matmuls and attention kernels as they are traced, with what the
-                                backward pass computes again (see `training.cost.executed_flops`)
-    memory_bytes                peak bytes in use on this process's fullest device; where devices
-                                do not say (CPUs) the process's peak resident set. Asked once a
-                                second at most
+    padded                      padding: the other predictions, out of batch x (length - 1)
+    skipped                     steps so far that were not applied: not finite, or a loss spike
+    seconds                     from the end of the step before to the end of this one, including
+                                the wait for data, excluding compilation, evaluation, checkpoints
+                                and samples
+    data_wait                   the part of `seconds` in which the devices were idle because a batch
+                                was not ready: mostly the next step's, because the loop waits for it
+                                before it reads the numbers of this one
+    tokens_per_second           positions of the batch (batch x length, padding included) per second
+    tokens_per_second_average   the same over the last 50 steps: sum of positions / sum of seconds
+    useful_tokens_per_second    `tokens` per second
+    mfu, mfu_full               model FLOPs of all positions per second / peak of all devices. Model
+                                FLOPs are three times the forward pass, without recomputation, with
+                                the output head and without the embedding's gather. `mfu` counts
+                                attention over the pairs that a causal mask (and a window) lets
+                                through, `mfu_full` over all pairs (see `models.flops`)
+    hfu                         executed FLOPs per second / the same peak: matmuls and attention
+                                kernels as traced, including what the backward pass recomputes (see
+                                `training.cost.executed_flops`)
+    memory_bytes                peak bytes in use on this process's fullest device, or the process's
+                                peak resident set where devices report none (CPUs); read at most
+                                once a second
 
-The three utilisations are there when the peak is known. It is the dense bfloat16 one, also for a
-run in float32. More columns of the step's own are passed through.
+A row has the three utilisations when the peak is known. The peak is the dense bfloat16 one, also
+for a run in float32. Other columns of the step are passed through.
 """
 
 from __future__ import annotations
@@ -57,19 +57,20 @@ _Pending = tuple[int, dict[str, jax.Array], float, Throughput]
 
 
 class Recorder:
-    """Makes one row per step.
+    """Makes one metrics row per step.
 
     Args:
         on_row: called with every row.
-        throughput: of the steps to come; None where there will be none.
-        max_skipped: non-finite steps in a row after which `push` raises.
-        skipped: `skipped` of the recorder before.
-        memory: bytes for the column of that name, None for no such column.
+        throughput: rates of the coming steps; None when no step will run.
+        max_skipped: `push` raises after this many skipped steps in a row.
+        skipped: the attribute `skipped` of the recorder before this one.
+        clock: returns seconds.
+        memory: returns `memory_bytes`, or None for a row without it.
 
     Attributes:
-        throughput: set it anew when batches change; it counts from the next `push` on.
-        skipped: the `skipped` column of the last row, and how many steps in a row were skipped up
-            to there; an interruption ends no such series.
+        throughput: assign a new one when the batch phase changes; it applies from the next `push`.
+        skipped: (the `skipped` column of the last row, number of skipped steps in a row up to that
+            row); a resumed attempt continues the series.
     """
 
     def __init__(
@@ -93,24 +94,25 @@ class Recorder:
         self.restart_clock()
 
     def restart_clock(self) -> None:
-        """Time from here on belongs to the next row; what lies before belongs to none."""
+        """Count the next row's seconds from now; no row counts the time before."""
         self._last = self._clock()
 
     def push(self, step: int, metrics: dict[str, jax.Array], data_wait: float) -> None:
-        """Keep the arrays of `step` and write the row of the step before, or both if it is over.
+        """Keep the arrays of `step`, write the row of the step before, and this one's if ready.
 
         Args:
-            step: the one that was just queued, or on CPUs computed.
+            step: the step that was just queued (on CPUs: computed).
             metrics: its device arrays.
             data_wait: seconds waited for a batch since the last `push` or `drain`.
 
         Raises:
-            InputError: too many steps in a row were not finite.
+            InputError: too many steps in a row were skipped.
         """
         before = self._take(data_wait)
-        # The clock has run for the step before until now, and only without one for this step.
-        own = data_wait if before is None else 0.0
-        self._pending = (step, metrics, own, self.throughput)
+        # A row's seconds end when it is written, so the wait until now belongs to the step before.
+        # Only without a pending step does it belong to this one.
+        own_wait = data_wait if before is None else 0.0
+        self._pending = (step, metrics, own_wait, self.throughput)
         if before is not None:
             self._write(*before)
         arrays: Any = metrics.values()  # jax.Array's annotations lack `is_ready`
@@ -118,7 +120,7 @@ class Recorder:
             self.drain()
 
     def drain(self, data_wait: float = 0.0) -> None:
-        """Wait for the newest step and write its row; `data_wait` as for `push`."""
+        """Wait for the newest step and write its row; `data_wait` is as in `push`."""
         before = self._take(data_wait)
         if before is not None:
             self._write(*before)
@@ -157,7 +159,7 @@ class Recorder:
             raise InputError(
                 f"step {step}: loss or gradients were not finite, or the loss was a spike, in "
                 f"{in_a_row} steps in a row, none was applied; lower the learning "
-                "rate or lengthen warmup, or look at this part of the data"
+                "rate or lengthen warmup, or inspect this part of the data"
             )
 
 

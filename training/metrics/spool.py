@@ -1,7 +1,7 @@
-"""Files of other libraries, written on this machine and kept in an object store.
+"""A directory that other libraries write files to, mirrored to an object store.
 
-A local directory is written to as it is. An object store has no append, so there a file grows in a
-temporary directory and is uploaded whole, every half minute. A kill loses what was not uploaded.
+With a local URL the files are written in place. An object store has no append, so files grow in a
+temporary directory and are uploaded whole every 30 seconds. A kill loses what was not yet uploaded.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Spool:
     """A directory to write to, and its copy at a URL.
 
     Args:
-        url: where the files belong; written to directly when it is on this machine's disks.
-        clock: seconds.
+        url: destination of the files; a local directory is written to directly.
+        clock: returns seconds.
 
     Attributes:
         path: the directory to write to.
@@ -43,20 +43,20 @@ class Spool:
         self.path.mkdir(parents=True, exist_ok=True)
 
     def sync(self) -> None:
-        """Upload files that have grown, when it is time to; a store that fails is tried later."""
+        """Upload files whose size changed, at most every 30 seconds; errors are logged."""
         if not self._remote or self._clock() < self._next:
             return
         try:
             self._upload()
         except OSError as error:
-            logger.warning("%s: not uploaded, tried again later: %s", self._url, error)
+            logger.warning("%s: not uploaded, will be retried: %s", self._url, error)
         self._next = self._clock() + UPLOAD_SECONDS
 
     def close(self) -> None:
-        """Upload what is left and delete the temporary copy.
+        """Upload the remaining changes and delete the temporary copy.
 
         Raises:
-            OSError: the store failed; the temporary copy is left.
+            OSError: the store failed; the temporary copy is kept.
         """
         if self._remote:
             self._upload()

@@ -1,16 +1,16 @@
-"""From the start of a gang to the end of its first step, by part.
+"""Times the parts of a gang's startup, from its start to the end of its first step.
 
-    starting     a process of the gang is started, on hardware that is there
-    importing    the trainer and its libraries
-    joining      the processes meet and find their devices
-    restoring    the state is read or made, while the step is compiled or loaded
-    compiling    what was left of compiling or loading it then
-    evaluation   scoring before the first step, of new parameters
-    first batch  until the loader has it
-    first step   until its numbers are read
+    starting     start of the gang's processes, on hardware that is ready
+    importing    import of the trainer and its libraries
+    joining      the processes connect and find their devices
+    restoring    restore or initialisation of the state, while the step is compiled or loaded
+    compiling    the rest of that compilation or load
+    evaluation   scoring of new parameters before the first step
+    first batch  wait for the loader's first batch
+    first step   until its metrics are read
 
-Each part begins where the one before ended, so they add up to the whole; those that did not come to
-pass have none.
+Each part begins where the one before ended, so they add up to the whole. A part that did not happen
+has no entry.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ PARTS = (
 
 
 class Startup:
-    """Times the parts; one thread ends them, any may read.
+    """Times the parts; one thread ends them, any thread may read.
 
     Args:
-        before: seconds of parts that ended before this was made.
-        clock: seconds of a clock that never goes back.
+        before: seconds of parts that ended before this object was created.
+        clock: returns the seconds of a monotonic clock.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class Startup:
     ) -> None:
         self._clock = clock
         self._since = clock()
-        # Replaced and never changed: the journal's thread reads it at any moment.
+        # Replaced as a whole and never modified: the journal's thread may read it at any time.
         self._seconds = dict(before or {})
 
     def ended(self, part: str) -> None:
-        """The part ends now, and the next one begins; what ended before is left as it was."""
+        """End `part` now and begin the next one; no effect when `part` or the last part ended."""
         if part in self._seconds or PARTS[-1] in self._seconds:
             return
         now = self._clock()
@@ -57,5 +57,5 @@ class Startup:
         self._since = now
 
     def seconds(self) -> dict[str, float]:
-        """Seconds by part, of those that ended."""
+        """Seconds of each part that has ended."""
         return self._seconds

@@ -1,14 +1,14 @@
-"""Where the wall time of one attempt goes: a stopwatch that is always in exactly one bucket.
+"""A stopwatch that divides the wall time of one attempt into buckets; exactly one is running.
 
-    init        from the beginning until the first batch is asked for, restore included
-    compile     waiting for the train step's compiler
-    data_wait   the devices had nothing to do because the next batch was not there (see
+    init        from the start until the first batch is requested, restore included
+    compile     waiting for the compilation of the train step
+    data_wait   the devices were idle because the next batch was not ready (see
                 `training.trainer.data_wait`)
-    step        training: queueing steps, reading their numbers, waiting for the devices
-    evaluation  scoring held-out text, its compilation included
-    checkpoint  the part of saving that keeps the loop waiting
-    samples     writing text from prompts
-    other       profiles, tracing and whatever else has no name
+    step        training: queueing steps, reading their metrics, waiting for the devices
+    evaluation  scoring held-out splits, compilation included
+    checkpoint  the part of a save that blocks the training loop
+    samples     generating samples from prompts
+    other       profiles, tracing and everything else
 
 Time is counted in whole nanoseconds, so buckets add up to the wall time exactly.
 """
@@ -25,13 +25,13 @@ BUCKETS = ("init", "compile", "data_wait", "step", "evaluation", "checkpoint", "
 
 
 class Stopwatch:
-    """Adds the time that passes to the bucket it is in.
+    """Adds elapsed time to the current bucket.
 
     One thread switches; any thread may read.
 
     Args:
-        bucket: the first one.
-        clock: nanoseconds of a clock that never goes back.
+        bucket: the first bucket.
+        clock: returns the nanoseconds of a monotonic clock.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class Stopwatch:
         self._since = clock()
 
     def switch(self, bucket: str) -> str:
-        """Time from now on belongs to `bucket`; returns the one before.
+        """Count time from now on in `bucket`; returns the bucket before.
 
         Raises:
-            InputError: there is no such bucket.
+            InputError: the bucket is unknown.
         """
         _known(bucket)
         with self._lock:
@@ -58,11 +58,14 @@ class Stopwatch:
         return before
 
     def during(self, bucket: str) -> _During:
-        """A context whose time belongs to `bucket`; the bucket before continues after it."""
+        """A context that counts its time in `bucket`, then continues the bucket before."""
         return _During(self, _known(bucket))
 
     def count_as(self, bucket: str, nanoseconds: int) -> None:
-        """Count the last so many nanoseconds as `bucket`'s, since the last switch at most."""
+        """Move the last `nanoseconds` from the current bucket to `bucket`.
+
+        Moves no time from before the last switch.
+        """
         with self._lock:
             now = self._clock()
             moved = min(max(0, nanoseconds), now - self._since)
@@ -71,19 +74,19 @@ class Stopwatch:
             self._since = now
 
     def nanoseconds(self) -> dict[str, int]:
-        """What each bucket has until now; the sum is the time since the beginning, exactly."""
+        """Nanoseconds of each bucket until now; their sum is exactly the time since the start."""
         with self._lock:
             spent = dict(self._spent)
             spent[self._bucket] += self._clock() - self._since
         return spent
 
     def seconds(self) -> dict[str, float]:
-        """The same in seconds."""
+        """`nanoseconds` in seconds."""
         return {bucket: spent / 1e9 for bucket, spent in self.nanoseconds().items()}
 
 
 class _During:
-    """Written as a class because generators cost a step of a small model more than they should."""
+    """A class because a generator's context manager is slow compared with a small model's step."""
 
     __slots__ = ("_before", "_bucket", "_watch")
 

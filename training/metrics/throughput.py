@@ -20,11 +20,11 @@ MEMORY_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Throughput:
-    """Turns seconds per step into rates and utilisations.
+    """Converts seconds per step into rates and utilisations.
 
     Attributes:
         tokens: positions per global batch.
-        flops: training FLOPs per token, causal and full attention.
+        flops: training FLOPs per token with (causal, full) attention.
         peak: dense bfloat16 FLOP/s of all devices together; None when not known.
         rows: sequences per global batch.
         executed: FLOPs that all devices together execute in a step; None when not counted.
@@ -45,7 +45,16 @@ class Throughput:
         devices: int,
         executed: float | None = None,
     ) -> Throughput:
-        """For `devices` devices of JAX's device kind `kind`."""
+        """Rates of one batch phase.
+
+        Args:
+            model: shape of the model.
+            batch_size: sequences per global batch.
+            sequence_length: positions per sequence.
+            kind: JAX's device kind.
+            devices: number of devices.
+            executed: FLOPs that all devices together execute in a step; None when not counted.
+        """
         one = peak_flops(kind)
         return Throughput(
             tokens=batch_size * sequence_length,
@@ -59,7 +68,7 @@ class Throughput:
         )
 
     def row(self, seconds: float) -> MetricsRow:
-        """tokens_per_second and, when the peak is known, mfu, mfu_full and hfu (if counted)."""
+        """tokens_per_second and, when the peak is known, mfu, mfu_full and (if counted) hfu."""
         seconds = max(seconds, 1e-9)
         rate = self.tokens / seconds
         row = {"tokens_per_second": rate}
@@ -71,16 +80,17 @@ class Throughput:
         return row
 
     def padded(self, useful: float) -> float:
-        """Predictions of a batch that did not count."""
+        """Predictions of a batch that did not count; N tokens of a row make N - 1 predictions."""
         return max(0.0, self.tokens - self.rows - useful)
 
 
 @dataclass
 class PeakMemory:
-    """Calling it gives the `memory_bytes` of a row, asked anew once a second at most.
+    """A call returns `memory_bytes` of a row; it reads a new value at most once a second.
 
     Attributes:
-        devices: of this process.
+        devices: this process's devices.
+        clock: returns seconds.
     """
 
     devices: Sequence[Any]
@@ -89,7 +99,7 @@ class PeakMemory:
     _bytes: int | None = dataclasses.field(default=None, init=False)
 
     def __call__(self) -> int | None:
-        """Bytes; None where they are not known."""
+        """Peak bytes in use; None when not known."""
         now = self.clock()
         if now - self._asked >= MEMORY_SECONDS:
             self._asked, self._bytes = now, _peak_bytes(self.devices)
@@ -99,7 +109,7 @@ class PeakMemory:
 def _peak_bytes(devices: Sequence[Any]) -> int | None:
     try:
         stats = [device.memory_stats() for device in devices]
-    except Exception:  # noqa: BLE001 - a runtime that does not tell raises what it likes
+    except Exception:  # noqa: BLE001 - runtimes without statistics raise various exceptions
         stats = []
     peaks = [one["peak_bytes_in_use"] for one in stats if one and "peak_bytes_in_use" in one]
     return max(peaks, default=None) if peaks else _peak_resident()

@@ -1,1 +1,1 @@
-"""Optimizers and learning rates by their configuration."""
+"""Optimizers and learning-rate schedules, built from their configuration."""

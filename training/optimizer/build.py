@@ -1,9 +1,9 @@
-"""AdamW, Muon and Lion as optax chains; the learning rate is not part of the chain.
+"""AdamW, Muon and Lion as optax chains without the learning rate.
 
-The chain ends before the learning rate: the train step multiplies by `schedule(step)` itself. So a
-step that was skipped because of a non-finite gradient leaves the whole optimizer state as it was,
-and the schedule still ends where it should. A learning rate of its own for a group of parameters
-is a constant factor inside the chain.
+The train step multiplies the chain's output by `schedule(step)` itself. A step that is not applied
+therefore leaves the whole optimizer state unchanged, while the schedule, which counts all steps,
+still ends at the last one. A group of parameters with its own learning rate has a constant factor
+inside the chain.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = ["Schedule", "build", "decay_mask", "schedule"]
 def decay_mask(model: Any, *, tables: bool = False) -> Any:
     """True where weight decay applies, one bool per named parameter of `model`.
 
-    It applies to matrices: parameters with at least two axes beside "layers", but not to norms,
-    biases and embeddings (of tokens or positions), whatever axes they have. A rare token's row
-    gets a gradient of note only where the token occurs, and decay would shrink it at every step
-    between. That holds for a table that is also the output head: the softmax's gradient of a row is
-    as small as its token is rare. What bounds the size of logits is `TrainConfig.z_loss`.
-    `tables` has it apply to embeddings all the same.
+    Weight decay applies to matrices: parameters with at least two axes besides "layers". It does
+    not apply to norms, biases and embeddings (of tokens or positions), whatever axes they have. A
+    rare token's row gets a notable gradient only when the token occurs, and decay would shrink the
+    row at every step in between. The same holds for a table that is also the output head: the
+    softmax's gradient of a row is as small as its token is rare. `TrainConfig.z_loss` bounds the
+    size of logits instead. With `tables`, decay applies to embeddings too.
     """
     other = [word for word in muon.NOT_MATRICES if not (tables and word == "embedding")]
     decays = functools.partial(muon.is_matrix, other=other)
@@ -40,7 +40,7 @@ def decay_mask(model: Any, *, tables: bool = False) -> Any:
 
 
 def build(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Clipping, moments and decay: gradients to a descent direction before `-rate`."""
+    """Clipping, moments and decay: gradients -> direction d, where the update is `-rate * d`."""
     make = {"adamw": _adamw, "muon": _muon, "lion": _lion}[config.kind]
     dtype = jnp.dtype(config.moment_dtype)
     return optax.chain(
@@ -52,11 +52,11 @@ def build(config: OptimizerConfig) -> optax.GradientTransformation:
 def keep_moments_in(
     dtype: jnp.dtype, inner: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-    """`inner`, with its moments stored in `dtype` between steps and computed on in float32.
+    """`inner` with its moments stored in `dtype` between steps and computed in float32.
 
-    optax itself offers this for first moments only (`mu_dtype`); Adam's second moment has the
-    parameters' dtype there. Moments are the named arrays of the state; counts and coefficients are
-    plain arrays and stay as they are.
+    optax has such an option for first moments only (`mu_dtype`); its second moment of Adam has the
+    parameters' dtype. Moments are the named arrays of the state; counts and coefficients are plain
+    arrays and keep their dtype.
     """
 
     def cast(state: Any, to: Any) -> Any:
@@ -83,6 +83,7 @@ def _decay(config: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def _adamw(config: OptimizerConfig) -> Transformations:
+    # Decoupled decay: the direction is m / (sqrt(v) + eps) + weight_decay * p, m and v unbiased.
     adam = optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon)
     return adam, _decay(config)
 

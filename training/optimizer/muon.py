@@ -1,13 +1,13 @@
-"""Which parameters Muon is for, and as what matrices it sees them.
+"""Selects the parameters that Muon updates, and gives the matrix dimensions of each.
 
-Muon moves a matrix along its momentum with all singular values brought near 1
-(https://kellerjordan.github.io/posts/muon). The method is `optax.contrib.scale_by_muon`; here is
-only what it must know about our named arrays: every layer of a stacked array is a matrix of its
-own, and the several axes of a projection's heads are one side of it.
+Muon updates a matrix by its momentum after orthogonalization: Newton-Schulz iterations bring all
+singular values near 1 (https://kellerjordan.github.io/posts/muon). `optax.contrib.scale_by_muon`
+implements it; this module describes our named arrays to it: each layer of a stacked array is a
+matrix of its own, and all head axes of a projection together are one side of the matrix.
 
-Two differences to Jordan's code are optax's: the momentum and the Nesterov term are divided by
-Adam's bias correction, which changes their proportion in the first steps, and the iteration runs in
-the gradient's dtype, float32 here.
+optax differs from Jordan's code in two points: it divides the momentum and the Nesterov term by
+Adam's bias correction, which changes their ratio in the first steps, and it runs the iteration in
+the gradient's dtype, here float32.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ from models.axes import EMBED, LAYERS
 from training.config import OptimizerConfig
 from training.sharding.layout import is_named
 
-# Along these axes an array holds independent matrices. Two projections fused along any other axis
+# An array holds independent matrices along these axes. Two projections fused along any other axis
 # are one matrix to Muon.
 STACKED = (LAYERS,)
 
-# What has one of these words in its name is not a matrix that multiplies activations, however many
-# axes it has: rows of a table, or one number per head and feature.
+# A parameter with one of these words in its name does not multiply activations as a matrix, however
+# many axes it has: it is a table of rows, or has one number per head and feature.
 NOT_MATRICES = ("embedding", "bias", "norm")
 
 
 def is_matrix(path: tuple[Any, ...], leaf: Any, other: Collection[str] = NOT_MATRICES) -> bool:
-    """Whether a parameter is a matrix by its axes, two or more beside "layers", and its name,
-    which holds none of the `other` words."""
+    """Whether a parameter has two or more axes besides "layers" and no `other` word in its name."""
     if not is_named(leaf):
         return False
     name = jax.tree_util.keystr(path).lower()
@@ -44,7 +43,7 @@ def is_matrix(path: tuple[Any, ...], leaf: Any, other: Collection[str] = NOT_MAT
 
 
 def is_block_matrix(path: tuple[Any, ...], leaf: Any) -> bool:
-    """Whether a parameter is a matrix of a block that reads or writes "embed"."""
+    """Whether a parameter is a matrix of a block with "embed" as its input or output."""
     if not is_matrix(path, leaf):
         return False
     names = {axis.name for axis in leaf.axes}
@@ -52,10 +51,10 @@ def is_block_matrix(path: tuple[Any, ...], leaf: Any) -> bool:
 
 
 def matrix_axes(array: hax.NamedArray) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Positions of the input axes (contracted with activations) and the output axes of a matrix.
+    """Indices of the input axes (contracted with activations) and of the output axes of a matrix.
 
-    "embed" is one side and all other axes but stacked ones are the other. Parameters are written
-    inputs first, so the side that stands first is the input.
+    "embed" is one side, and all other axes except the stacked ones are the other side. Parameters
+    have their input axes first, so the first side is the input.
     """
     sides = _sides(array)
     names = [array.axes[i].name for i in sides]
@@ -68,7 +67,7 @@ def matrix_axes(array: hax.NamedArray) -> tuple[tuple[int, ...], tuple[int, ...]
 
 
 def labels(tree: Any) -> Any:
-    """The optimizer of every parameter of a model (or of its gradients), "muon" or "adamw"."""
+    """The optimizer of each parameter of a model (or of its gradients), "muon" or "adamw"."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: "muon" if is_block_matrix(path, leaf) else "adamw",
         tree,
@@ -77,7 +76,7 @@ def labels(tree: Any) -> Any:
 
 
 def directions(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Gradients of block matrices to scaled orthogonal directions, before decay and rate."""
+    """Gradients of block matrices -> scaled orthogonal directions, before decay and rate."""
     orthogonal = optax.contrib.scale_by_muon(
         ns_steps=config.muon_steps,
         beta=config.muon_momentum,
@@ -94,13 +93,14 @@ def directions(config: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def shape_factor(array: hax.NamedArray, rms: float | None) -> float:
-    """What a direction with singular values of 1 is multiplied by, see `OptimizerConfig.muon_rms`.
+    """The factor for a direction with singular values of 1, see `OptimizerConfig.muon_rms`.
 
-    `optax.contrib.muon` does the same, by a function that is not public.
+    `optax.contrib.muon` computes the same factor in a private function.
     """
     fan_in, fan_out = (math.prod(array.axes[i].size for i in side) for side in matrix_axes(array))
     if rms is None:
         return math.sqrt(max(1.0, fan_out / fan_in))
+    # An orthogonal m x n matrix has the squared norm min(m, n), so its RMS is 1 / sqrt(max(m, n)).
     return rms * math.sqrt(max(fan_in, fan_out))
 
 
@@ -109,7 +109,7 @@ def _sides(array: hax.NamedArray) -> list[int]:
 
 
 def _all_dimension_numbers(tree: Any) -> Any:
-    """Dimension numbers in place of every array inside the named arrays of `tree`."""
+    """`tree` with dimension numbers in place of the array inside each named array."""
 
     def inside(leaf: hax.NamedArray) -> Any:
         numbers = MuonDimensionNumbers(*matrix_axes(leaf))

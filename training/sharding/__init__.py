@@ -1,1 +1,1 @@
-"""The device mesh, where arrays lie on it, and its processes."""
+"""The device mesh, the sharding of arrays over it, and its processes."""

@@ -1,10 +1,10 @@
-"""Many processes as one program.
+"""Joins the processes of a run into one JAX program.
 
-Every process calls `initialize` with the same address and its own index before it touches a device.
-When a process dies the others are ended by JAX's coordination service after the heartbeat timeout:
-the unit of failure is the whole group, and the remedy is the newest checkpoint.
+Every process calls `initialize` with the same address and its own index before it uses a device.
+When a process dies, JAX's coordination service ends the others after the heartbeat timeout: the
+gang fails as a whole, and the next attempt resumes from the newest checkpoint.
 
-Environment variables of XLA and JAX are read when JAX starts, so the caller sets them before.
+JAX reads its environment variables and XLA's when it starts, so the caller sets them before.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pipeline.errors import InputError, ResourcesUnavailable
 
 HEARTBEAT_SECONDS = 60
 INITIALIZATION_SECONDS = 300
-# libtpu's words, and the kernel's.
+# Messages of libtpu and of the kernel.
 _BUSY = re.compile("already in use|resource busy", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Coordinator:
-    """Where process 0 listens ("host:port"), the number of processes, and which one this is."""
+    """Address ("host:port") of process 0, number of processes, and index of this process."""
 
     address: str
     count: int
@@ -44,11 +44,11 @@ def initialize(
     heartbeat_seconds: int = HEARTBEAT_SECONDS,
     initialization_seconds: int = INITIALIZATION_SECONDS,
 ) -> None:
-    """Join the group, if there is one (a single process has no coordinator), and open the devices.
+    """Join the gang, unless `coordinator` is None (a single process), and open the devices.
 
     Raises:
         ResourcesUnavailable: when another process holds this host's chips, such as one left from
-            an earlier run; the step waits and is placed again.
+            an earlier run; the step then waits for resources and is scheduled again.
     """
     import jax
 
@@ -73,7 +73,7 @@ def initialize(
 
 
 def shutdown() -> None:
-    """Leave the group; waits until every process has come here. Call it after success only."""
+    """Leave the gang; blocks until every process has called it. Call it after success only."""
     import jax
 
     jax.distributed.shutdown()

@@ -1,9 +1,9 @@
-"""A mesh of devices and what `AxisRules` split over it.
+"""Shardings of a run's arrays on a mesh, by its `AxisRules`.
 
-A split state (https://arxiv.org/abs/1910.02054) is split along "embed", tables along "vocab", over
-"fsdp". Where layers multiply, parameters are whole but for what "tensor" splits: `Layout.gather`
-brings them there, and brings gradients back to where the state is, so that the compiler never
-contracts over a piece of "embed".
+A split state (https://arxiv.org/abs/1910.02054) is sharded over "fsdp": along "embed", and tables
+along "vocab". While layers multiply them, parameters are split by "tensor" only: `Layout.gather`
+gathers them over "fsdp", and its backward pass returns gradients in the sharding of the state, so
+the compiler never contracts over a shard of "embed".
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Tree = TypeVar("Tree")
 
 
 def is_named(leaf: Any) -> bool:
-    """Whether a tree node is a named array (a leaf for everything that looks at axis names)."""
+    """Whether a tree node is a named array; `is_leaf` of functions that read axis names."""
     return isinstance(leaf, hax.NamedArray)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A mesh and what is split over it."""
+    """A mesh with the rules that shard arrays over it."""
 
     mesh: Mesh
     parallel: Parallelism
@@ -49,26 +49,26 @@ class Layout:
 
     @property
     def platform(self) -> str:
-        """Of the devices: "tpu", "gpu" or "cpu"."""
+        """Platform of the devices: "tpu", "gpu" or "cpu"."""
         return self.mesh.devices.flat[0].platform
 
     @property
     def rules(self) -> AxisRules:
-        """Which named axes the mesh splits."""
+        """The logical axis rules."""
         return self.parallel.rules
 
     @property
     def batch_shards(self) -> int:
-        """Number of pieces of the batch."""
+        """Number of shards of the batch."""
         return self._devices(self.rules.axes("batch"))
 
     @contextmanager
     def activations(self) -> Iterator[None]:
-        """Traced inside, `haliax.auto_sharded` puts activations where the rules say.
+        """Context for tracing in which `haliax.auto_sharded` shards activations by the rules.
 
-        Haliax constrains nothing where it finds no mesh, and code written per device needs one. The
-        abstract one is set while tracing, so the program is the same in whatever thread it is
-        traced and for a topology description.
+        Haliax adds no constraint without a mesh, and code written per device needs one. Setting the
+        abstract mesh here makes the program the same in every thread that traces it and for a
+        topology description.
         """
         mapping = {name: axes for name, axes in self.rules.activations if self._devices(axes) > 1}
         with use_abstract_mesh(self.mesh.abstract_mesh), hax.axis_mapping(mapping):
@@ -76,7 +76,7 @@ class Layout:
 
     @property
     def mesh_axes(self) -> MeshAxes:
-        """The mesh axes of activations, for the code that is written per device."""
+        """The mesh axes of activations, for code written per device."""
         batch = self.rules.axes("batch")
         split = {axis for name, axes in self.rules.params if name == "vocab" for axis in axes}
         return MeshAxes(
@@ -94,10 +94,12 @@ class Layout:
         return tuple(axis for axis in axes if self.mesh.shape[axis] > 1)
 
     def gather(self, tree: Tree) -> Tree:
-        """Parameters at rest to where they are multiplied; cotangents the other way."""
+        """Parameters as stored -> as multiplied (all-gather); cotangents the other way."""
         if self.mesh.shape[FSDP] == 1:
             return tree
-        at_rest, whole = self.shardings(tree), self._shardings(tree, self.rules.compute_params)
+        at_rest, whole = self.shardings(tree), self.shardings(tree, self.rules.compute_params)
+        # The transpose of a sharding constraint is the same constraint, which would keep cotangents
+        # whole on every device. In the stored sharding XLA can reduce-scatter their sum.
 
         @jax.custom_vjp
         def move(tree: Tree) -> Tree:
@@ -110,29 +112,29 @@ class Layout:
         return move(tree)
 
     def gather_model(self, model: Any) -> Any:
-        """`gather` of what a whole step needs: all with "zero1", all but the blocks with "fsdp"."""
+        """`gather` once a step: the whole model with "zero1", all but the blocks with "fsdp"."""
         if self.parallel.sharding != "fsdp":
             return self.gather(model)
         outside = self.gather(eqx.tree_at(lambda m: m.blocks, model, None))
         return eqx.tree_at(lambda m: m.blocks, outside, model.blocks, is_leaf=lambda x: x is None)
 
     def gather_block(self, block: Tree) -> Tree:
-        """`gather` of one layer with "fsdp", else nothing."""
+        """`gather` of one layer with "fsdp"; else the layer as it is, gathered before."""
         return self.gather(block) if self.parallel.sharding == "fsdp" else block
 
     @property
     def replicated(self) -> NamedSharding:
-        """A whole copy on every device."""
+        """The sharding of an array that every device has whole."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     @property
     def batch(self) -> NamedSharding:
-        """Of an array [batch, ...]: rows over all devices that "sequence" and "tensor" leave."""
+        """The sharding of an array [batch, ...]: split over the mesh axes of "batch"."""
         return NamedSharding(self.mesh, PartitionSpec(self.rules.axes("batch")))
 
     @property
     def microbatch(self) -> NamedSharding:
-        """Of an array [microbatch, batch, ...]: every microbatch's rows over all devices."""
+        """The sharding of an array [microbatch, batch, ...]: each microbatch split as a batch."""
         return NamedSharding(self.mesh, PartitionSpec(None, self.rules.axes("batch")))
 
     def shardings(self, tree: Any, rules: Rules | None = None) -> Any:
@@ -140,14 +142,12 @@ class Layout:
 
         Args:
             tree: parameters, gradients, optimizer state.
-            rules: default those of parameters between steps.
+            rules: rules to apply; default those of parameters between steps.
 
         Raises:
-            InputError: when an axis is not divisible by what splits it.
+            InputError: when an axis is not divisible by the devices that split it.
         """
-        return self._shardings(tree, self.rules.params if rules is None else rules)
-
-    def _shardings(self, tree: Any, rules: Rules) -> Any:
+        rules = self.rules.params if rules is None else rules
         return jax.tree.map(lambda leaf: self._sharding(leaf, rules), tree, is_leaf=is_named)
 
     def _sharding(self, leaf: Any, rules: Rules) -> Any:
@@ -159,7 +159,7 @@ class Layout:
         return hax.NamedArray(sharding, leaf.axes)  # pyrefly: ignore
 
     def abstract(self, shapes: Any, rules: Rules | None = None) -> Any:
-        """`shapes` (of `jax.eval_shape`) with the sharding every array will have."""
+        """`shapes` (of `jax.eval_shape`) with the sharding of every array."""
         return jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
             shapes,
@@ -167,14 +167,14 @@ class Layout:
         )
 
     def process_rows(self, batch_size: int) -> np.ndarray:
-        """Rows of a batch that this process's devices hold, int64, ascending.
+        """Indices of the batch's sequences on this process's devices, int64, ascending.
 
-        Processes among which "sequence" or "tensor" divide the model hold the same rows.
+        Processes that differ only along "sequence" or "tensor" have the same indices.
         """
         return _process_rows(self.batch, batch_size)
 
     def place(self, rows: np.ndarray, batch_size: int) -> jax.Array:
-        """The global array [batch_size, ...]; `rows` are those of `process_rows`, in order."""
+        """The global array [batch_size, ...]; `rows` holds `process_rows`, in that order."""
         mine = self.process_rows(batch_size)
 
         def part(index: Any) -> np.ndarray:
@@ -203,18 +203,18 @@ def make_layout(devices: Sequence[Any], parallel: Parallelism | None = None) -> 
     """A layout over `devices` (of `jax.devices()` or of a topology description).
 
     Args:
-        devices: all of them, of all processes.
-        parallel: with a concrete sharding; default all copied.
+        devices: all devices, of all processes.
+        parallel: without "auto" as `sharding`; default "replicated".
 
     Raises:
-        InputError: when the devices cannot be divided so.
+        InputError: when the sizes of the mesh axes do not divide the devices.
     """
     parallel = parallel or Parallelism(sharding="replicated")
     return Layout(make_mesh(devices, parallel), parallel)
 
 
 def check_batch(layout: Layout, batch_size: int, microbatches: int) -> None:
-    """Raise `InputError` unless every microbatch spreads evenly over all devices."""
+    """Raise `InputError` unless every microbatch splits evenly over the batch shards."""
     axes = layout.rules.axes("batch")
     if batch_size % (layout.batch_shards * microbatches):
         raise InputError(

@@ -1,8 +1,8 @@
 """The mesh of devices, with the axes "data", "fsdp", "sequence" and "tensor".
 
-On TPUs neighbours on the mesh are neighbours in the slice's torus, and several slices, which only
-the data-centre network joins, are divided along "data". Elsewhere devices are ordered by process,
-so that the last axes, which communicate most, stay within a host as long as they fit there.
+On TPUs, neighbours on the mesh are neighbours in the slice's torus. Only the data-center network
+joins several slices, and only "data" spans them. Other devices are ordered by process, so that the
+last axes, which communicate most, stay within a host if they fit.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def make_mesh(devices: Sequence[Any], parallel: Parallelism) -> Mesh:
     """The mesh of `devices` (of `jax.devices()` or of a topology description).
 
     Args:
-        devices: all of them, of all processes.
-        parallel: with a concrete sharding.
+        devices: all devices, of all processes.
+        parallel: without "auto" as `sharding`.
 
     Raises:
-        InputError: when the devices cannot be divided so.
+        InputError: when the sizes of the mesh axes do not divide the devices.
     """
     shape = parallel.mesh_shape(len(devices))
     arranged = _on_torus if devices[0].platform == "tpu" else _by_process
@@ -44,10 +44,10 @@ def _by_process(devices: Sequence[Any], shape: Shape) -> np.ndarray:
 
 
 def slice_count(devices: Sequence[Any]) -> int:
-    """TPU slices that the devices are of; 1 for other devices, which JAX counts by host."""
+    """Number of TPU slices of the devices; 1 for other devices, where JAX counts hosts instead."""
     if devices[0].platform != "tpu":
         return 1
-    # Devices of a described slice have the attribute only where there are several.
+    # Devices of a topology description have the attribute only with several slices.
     return len({getattr(device, "slice_index", 0) for device in devices})
 
 

@@ -1,13 +1,13 @@
-"""Where documents end inside a row and which tokens are predicted, read off the stored ids.
+"""Document boundaries and the loss mask of a sequence, derived from its stored ids.
 
-A row says by itself what attention and loss must know, so batches carry ids and nothing else:
+The stored ids determine both masks, so a batch holds ids only:
 
-- An EOS begins a segment: it stands before the document that follows it as that document's first
-  token, which is also how a prompt begins. Attention stays inside a segment, so no prediction sees
-  another document's text; the EOS itself is predicted from the document it ends.
-- An EOS after an EOS is padding (see `data.batches.packing`): predicting it does not count.
-- Where a cache has a loss mask, an id of the vocabulary's size and more stands for the id that is
-  so much smaller, of a token that is read and whose prediction does not count.
+- An EOS begins a segment: it is the first token of the document that follows it, and a prompt
+  begins with it too. Attention stays inside a segment, so no prediction sees another document's
+  text; the EOS itself is predicted from the document that it ends.
+- An EOS after an EOS is padding (see `data.batches.packing`); its prediction does not count.
+- Where a cache has a loss mask, an id >= vocab_size stands for the token id - vocab_size: the model
+  reads the token, and its prediction does not count.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from models.axes import BATCH, POSITION
 
 @dataclass(frozen=True, kw_only=True)
 class Boundaries:
-    """What stored ids mean in a run.
+    """Derives tokens, segments and loss mask from the stored ids of a run.
 
     Attributes:
         eos_id: the id that ends a document.
         separate: whether attention stops at the end of a document.
-        padded: whether rows may end in padding.
+        padded: whether sequences may end in padding.
         masked_from: the vocabulary's size where ids are stored with a loss mask, else None.
     """
 
@@ -39,24 +39,26 @@ class Boundaries:
     masked_from: int | None = None
 
     def tokens(self, stored: jax.Array) -> jax.Array:
-        """The vocabulary's ids: int32 [batch, position], as the ids as they are stored."""
+        """Token ids, int32 [batch, position], of stored ids of the same shape and dtype."""
         if self.masked_from is None:
             return stored
         return jnp.where(stored < self.masked_from, stored, stored - self.masked_from)
 
     def segments(self, tokens: jax.Array) -> NamedArray | None:
-        """int32 [batch, position], equal within a document; None when attention crosses them."""
+        """int32 [batch, position], equal within a document; None if attention crosses documents."""
         if not self.separate:
             return None
+        # Position i has the number of EOS ids in 0..i, so an EOS shares the next document's number.
         ends = (tokens == self.eos_id).astype(jnp.int32)
         return hax.named(jnp.cumsum(ends, axis=1), (BATCH, POSITION))
 
     def counted(self, stored: jax.Array) -> NamedArray | None:
-        """Bool [batch, position]: whether predicting the next token counts; None where all do.
+        """Bool [batch, position]: whether the prediction of token i + 1 counts; None if all do.
 
         Args:
             stored: int32 [batch, position].
         """
+        # The last position has no next token; the loss ignores the value that wraps around to it.
         following, counts = jnp.roll(stored, -1, axis=1), []
         if self.masked_from is not None:
             counts.append(following < self.masked_from)

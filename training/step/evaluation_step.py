@@ -1,4 +1,4 @@
-"""The compiled evaluation step: negative log-likelihood, tokens and bytes of each row."""
+"""The compiled evaluation step: negative log-likelihood, tokens and bytes of each sequence."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ EvaluationStep = Callable[
 def make_evaluation_step(
     config: TrainConfig, layout: Layout, backend: str, boundaries: Boundaries
 ) -> EvaluationStep:
-    """Jitted (model, tokens, lengths, token_bytes) -> nll, tokens and bytes of every row, [batch].
+    """Jitted (model, tokens, lengths, token_bytes) -> nll, tokens and bytes per sequence, [batch].
 
     Negative log-likelihoods are in nats, float32; the counts are int32.
     """
 
-    # Held-out sets have no padding, and one empty document after another is predicted.
+    # Held-out splits have no padding: there, EOS after EOS is an empty document, which counts.
     unpadded = dataclasses.replace(boundaries, padded=False)
 
     def evaluation_step(
@@ -49,10 +49,10 @@ def make_evaluation_step(
                 unroll=config.unroll,
                 gather=layout.gather_block,
             ).array
-        # Position i predicts token i + 1, which must be a real one.
+        # Position i predicts token i + 1, which must lie before the end of its sequence.
         counted = jnp.arange(1, tokens.shape[1])[None] < lengths[:, None]
-        if (asked := unpadded.counted(stored)) is not None:
-            counted = counted & asked.array[:, :-1]
+        if (unmasked := unpadded.counted(stored)) is not None:
+            counted = counted & unmasked.array[:, :-1]
         target_bytes = jnp.where(counted, token_bytes[tokens[:, 1:]], 0)
         return (
             jnp.sum(jnp.where(counted, nll[:, :-1], 0.0), axis=1),

@@ -1,8 +1,8 @@
-"""The compiled parts of a run for one set of devices, real or only described.
+"""The jitted steps of a run for one set of devices, real ones or those of a topology description.
 
-Everything that decides what the compiler sees is here: mesh, optimizer, schedule, attention back
-end. A preflight builds the same `Program` for a topology description and lowers it without a
-device; the loop builds it for `jax.devices()` and runs it.
+Everything that decides the compiled program is chosen here: mesh, optimizer, schedule, attention
+backend. A preflight builds the same `Program` for a topology description and lowers it without a
+device; the training loop builds it for `jax.devices()` and runs it.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Program:
     Attributes:
         step: jitted, see `training.step.train_step.make_train_step`.
         evaluation_step: jitted, see `training.step.evaluation_step.make_evaluation_step`.
-        train: the configuration with nothing left "auto".
-        backend: attention back end; `backend_reason` says why that one.
-        notes: sentences for the log: the back end, memory settings, and shapes that waste the chip.
+        train: the configuration with every "auto" resolved.
+        backend: attention backend; `backend_reason` is why it was chosen.
+        notes: sentences for the log: the backend, memory settings, and shapes that waste the chip.
         abstract: shapes, dtypes and shardings of the state.
-        estimate: memory of a device by what it holds.
+        estimate: estimated memory of one device, by content.
     """
 
     model: TransformerConfig
@@ -68,16 +68,16 @@ class Program:
         )
 
     def abstract_batch(self) -> jax.ShapeDtypeStruct:
-        """Tokens int32 [batch, position] as the step takes them."""
+        """Shape and sharding of the tokens that the step takes, int32 [batch, position]."""
         shape = (self.train.batch_size, self.train.sequence_length)
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self.layout.batch)
 
     def compile(self) -> Any:
-        """The compiled train step; calling it with anything but those shapes is an error."""
+        """The compiled train step; calling it with other shapes is an error."""
         return self.lower().compile()
 
     def lower(self) -> Any:
-        """The train step lowered for its devices; `.compile()` needs their compiler only."""
+        """The lowered train step; its `.compile()` needs the devices' compiler, but no device."""
         return self.step.lower(self.abstract, self.abstract_batch())
 
 
@@ -97,9 +97,9 @@ def build_program(
         model: shape of the model.
         optimizer: the optimizer and its schedule.
         train: batches and how to compute on them.
-        devices: real ones, or a topology's.
+        devices: real devices, or those of a topology description.
         eos_id: the id that ends a document.
-        padded: whether rows may end in padding.
+        padded: whether sequences may end in padding.
         masked: whether ids are stored with a loss mask, see `training.step.document_mask`.
 
     Raises:
@@ -108,7 +108,7 @@ def build_program(
     train, reason = resolved(model, optimizer, train, devices)
     layout = make_layout(devices, train.parallel)
     check_batch(layout, train.batch_size, train.microbatches)
-    checkpoint_policy(train.remat)  # refuses an unknown setting now and not while tracing
+    checkpoint_policy(train.remat)  # raises for an unknown setting here and not while tracing
     platform = devices[0].platform
     backend, backend_reason = attention_backend(model, train, platform)
     parallel, length = train.parallel, train.sequence_length
@@ -144,11 +144,11 @@ def phase_programs(
     devices: Sequence[Any],
     **setting: Any,
 ) -> list[tuple[BatchPhase, Program]]:
-    """A program for each batch phase of the run, all with the state of `program` where it is.
+    """A program for each batch phase of the run; all keep the state as `program` shards it.
 
     Args:
-        program: of the run.
-        optimizer, train, devices, setting: what `program` was built from.
+        program: the program of the run.
+        optimizer, train, devices, setting: arguments that `program` was built from.
 
     Raises:
         InputError: when a phase's batch does not fit the devices.
@@ -164,7 +164,7 @@ def phase_programs(
 
 
 def attention_backend(model: TransformerConfig, train: TrainConfig, platform: str) -> BackendChoice:
-    """The attention back end of a run, see `choose_backend`."""
+    """The attention backend of a run, see `choose_backend`."""
     return choose_backend(
         train.attention,
         platform,
@@ -194,10 +194,10 @@ def resolved(
 
 
 def memory_limit(device: Any) -> float | None:
-    """Bytes that a program may use on a device, None where it cannot be known."""
+    """Bytes that a program may use on a device; None when the limit is unknown."""
     chip = chip_of(device.device_kind)
     if chip is not None and chip.usable is not None:
         return chip.usable
-    if device.platform == "cpu":  # a share of the host, which says nothing of what is free
+    if device.platform == "cpu":  # its limit is a share of the host's memory, not what is free
         return None
     return (device.memory_stats() or {}).get("bytes_limit")

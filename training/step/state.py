@@ -1,7 +1,7 @@
-"""Everything a step reads and writes, as one tree of arrays.
+"""The train state: everything that a step reads and writes, as one tree of arrays.
 
-The data position is `step` itself (batch n is a pure function of n) and the model draws no random
-numbers while it trains, so a checkpoint of this tree is a checkpoint of the run.
+`step` determines the data offset (batch n is a pure function of n) and training draws no random
+numbers, so a checkpoint of this tree is a checkpoint of the run.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class TrainState(eqx.Module):
     """State of a training run.
 
     Attributes:
-        step: int32 scalar, batches seen.
-        skipped: int32 scalar, how many of them were not applied: not finite, or a loss spike.
+        step: int32 scalar, steps done; each read one batch.
+        skipped: int32 scalar, steps of these that were not applied: not finite, or a loss spike.
         model: float32 parameters.
-        optimizer_state: moments, shaped and split as the parameters, and counts.
-        average: exponential moving average of the parameters, None without `TrainConfig.ema`.
-        recent: losses applied last, see `training.step.loss_spike`; None without
+        optimizer_state: moments, shaped and by default sharded as the parameters, and counts.
+        average: EMA of the parameters; None without `TrainConfig.ema`.
+        recent: losses of the last applied steps, see `training.step.loss_spike`; None without
             `TrainConfig.spike_guard`.
     """
 
@@ -44,7 +44,7 @@ class TrainState(eqx.Module):
 
     @property
     def eval_params(self) -> Transformer:
-        """What is evaluated and exported: the average where there is one, else the model."""
+        """The parameters to evaluate and export: the EMA if there is one, else the model."""
         return self.model if self.average is None else self.average
 
 
@@ -54,7 +54,7 @@ def _make(
     def make(key: jax.Array) -> TrainState:
         model = Transformer.init(config, key=key)
         zero = jnp.zeros((), jnp.int32)
-        # optax takes any pytree; its annotations name fewer.
+        # optax takes any pytree; its type annotations allow fewer.
         optimizer_state = optimizer.init(cast(Any, model))
         return TrainState(
             step=zero,
@@ -74,7 +74,7 @@ def abstract_state(
     layout: Layout,
     train: TrainConfig,
 ) -> TrainState:
-    """The state's shapes, dtypes and shardings, without a single array: for restore and AOT."""
+    """The state's shapes, dtypes and shardings without arrays, for restore and AOT compilation."""
     shapes = jax.eval_shape(_make(config, optimizer, train), jax.random.key(0))
     moments = layout.abstract(shapes.optimizer_state, layout.rules.optimizer_state)
     if layout.parallel.optimizer_memory == "host":
@@ -83,7 +83,7 @@ def abstract_state(
 
 
 def in_host_memory(tree: Any) -> Any:
-    """Abstract arrays as they lie in the host's memory; scalars such as counts stay."""
+    """`tree` with its abstract arrays sharded in host memory; scalars such as counts stay."""
 
     def move(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         if not leaf.ndim or leaf.sharding is None:
@@ -105,7 +105,7 @@ def init_state(
     abstract: TrainState,
     platform: str,
 ) -> TrainState:
-    """A new state from `train.seed`, every array created on the devices that keep it."""
+    """A new state from `train.seed`; every array is created with its own sharding."""
     make = jax.jit(
         _make(config, optimizer, train),
         out_shardings=shardings_of(abstract),

@@ -2,11 +2,11 @@
 
 The loss of a microbatch is a *sum* over its counted tokens. Sums of losses and gradients are
 accumulated in float32 and divided once by the number of counted tokens in the whole batch, so the
-result does not depend on the number of microbatches, also when masks make them unequal.
+result does not depend on the number of microbatches, even when masks make their counts unequal.
 
 A step whose loss, gradient norm or updated parameters are not finite, or whose loss is a spike
-(`training.step.loss_spike`), leaves parameters, their average and the optimizer state unchanged and
-is counted in `skipped`; the batch counts as seen.
+(`training.step.loss_spike`), leaves parameters, EMA and optimizer state unchanged and increments
+`skipped`; `step` advances, so the next step reads the next batch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TrainStep = Callable[[TrainState, jax.Array, jax.Array], tuple[TrainState, Metri
 
 @dataclass(frozen=True)
 class LossSums:
-    """Over the counted tokens of a batch, float32 scalars: nll in nats, z-loss, token count."""
+    """Sums over the counted tokens of a batch, float32 scalars: nll in nats, z-loss, count."""
 
     nll: jax.Array
     z: jax.Array
@@ -50,13 +50,13 @@ jax.tree_util.register_dataclass(LossSums, ("nll", "z", "count"), ())
 
 @dataclass(frozen=True)
 class LossFunction:
-    """The summed loss of a batch with its gradients, for parameters in float32.
+    """The summed loss of a batch, and its gradients with respect to float32 parameters.
 
     Attributes:
-        config: of the training run.
-        layout: mesh and axis mappings.
-        backend: attention back end, see `models.attention.dispatch`.
-        boundaries: what the ends of documents mean.
+        config: configuration of the run.
+        layout: mesh and axis rules.
+        backend: attention backend, see `models.attention.dispatch`.
+        boundaries: derives segments and loss mask from the stored ids.
     """
 
     config: TrainConfig
@@ -67,11 +67,11 @@ class LossFunction:
     def __call__(
         self, compute_params: Transformer, stored: jax.Array
     ) -> tuple[jax.Array, LossSums]:
-        """Summed objective (nll + z) and its parts.
+        """The summed objective, nll + z-loss, and its two terms with the token count.
 
         Args:
             compute_params: the model in the compute dtype, gathered.
-            stored: int32 [batch, position], ids as they are stored.
+            stored: stored ids, int32 [batch, position].
         """
         tokens = self.boundaries.tokens(stored)
         with self.layout.activations():
@@ -95,14 +95,14 @@ class LossFunction:
     def gradients(self, model: Transformer, tokens: jax.Array) -> tuple[LossSums, Transformer]:
         """Summed losses and summed float32 gradients of a global batch [batch, position].
 
-        The compute-dtype copy of the parameters is made once, whatever the number of microbatches;
-        a microbatch's gradients have its dtype and their sum is float32.
+        Parameters are cast to the compute dtype once a step, not once a microbatch. Gradients of a
+        microbatch are computed in the compute dtype and summed in float32.
         """
         compute_params = self.layout.gather_model(cast(model, jnp.dtype(self.config.compute_dtype)))
-        value_and_grad = jax.grad(self, has_aux=True)
+        grad_and_sums = jax.grad(self, has_aux=True)
 
         def microbatch_grads(tokens: jax.Array) -> tuple[LossSums, Transformer]:
-            gradient, sums = value_and_grad(compute_params, tokens)
+            gradient, sums = grad_and_sums(compute_params, tokens)
             gradient = jax.lax.with_sharding_constraint(gradient, self.layout.shardings(gradient))
             return sums, jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradient)
 
@@ -113,21 +113,22 @@ class LossFunction:
         def add(total: Any, batch: jax.Array) -> tuple[Any, None]:
             return jax.tree.map(jnp.add, total, microbatch_grads(batch)), None
 
-        parts = self._split_microbatches(tokens)
+        microbatches = self._split_microbatches(tokens)
+        one = jax.ShapeDtypeStruct(microbatches.shape[1:], microbatches.dtype)
         zero = jax.tree.map(
-            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
-            jax.eval_shape(microbatch_grads, jax.ShapeDtypeStruct(parts.shape[1:], parts.dtype)),
+            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(microbatch_grads, one)
         )
-        return jax.lax.scan(add, zero, parts)[0]
+        return jax.lax.scan(add, zero, microbatches)[0]
 
     def _split_microbatches(self, rows: jax.Array) -> jax.Array:
-        """[batch, position] -> [microbatch, batch, position] without moving a row between devices.
+        """[batch, position] -> [microbatch, batch, position], no sequence changes its device.
 
-        Rows of a device are contiguous, so every microbatch takes every n-th row of each device.
+        A device's sequences are contiguous in the batch. Microbatch m takes those with index m mod
+        n, so it has an equal share of every device's sequences.
         """
         count = self.config.microbatches
-        parts = rows.reshape(rows.shape[0] // count, count, *rows.shape[1:]).swapaxes(0, 1)
-        return jax.lax.with_sharding_constraint(parts, self.layout.microbatch)
+        split = rows.reshape(rows.shape[0] // count, count, *rows.shape[1:]).swapaxes(0, 1)
+        return jax.lax.with_sharding_constraint(split, self.layout.microbatch)
 
 
 def _select(keep: jax.Array, new: Any, old: Any) -> Any:
@@ -144,26 +145,28 @@ def _apply(
     config: TrainConfig,
 ) -> tuple[TrainState, Metrics]:
     norm = optax.tree.norm(gradients)
-    # Typed as Any: optax takes any pytree, its annotations name fewer.
+    # Typed as Any: optax takes any pytree, its type annotations allow fewer.
     update: Any = optimizer.update
-    # Adam's bias correction in optax raises a float to an integer power.
+    # Under strict promotion, optax's bias correction (float to an integer power) would raise.
     with jax.numpy_dtype_promotion("standard"):
         direction, optimizer_state = update(gradients, state.optimizer_state, state.model)
     model = jax.tree.map(lambda p, d: p - rate * d, state.model, direction)
     parameter_norm = optax.tree.norm(model)
-    sound = finite & jnp.isfinite(norm) & jnp.isfinite(parameter_norm)
+    # A norm is finite only if all its elements are, so two scalars check every gradient and
+    # parameter. The step is computed in any case and then selected: no branch waits for the host.
+    applied = finite & jnp.isfinite(norm) & jnp.isfinite(parameter_norm)
     average, recent = state.average, state.recent
     if recent is not None:
-        sound &= ~is_spike(recent, loss, config.spike_guard)
-        recent = _select(sound, remember(recent, loss), recent)
+        applied &= ~is_spike(recent, loss, config.spike_guard)
+        recent = _select(applied, remember(recent, loss), recent)
     if average is not None:
         updated = jax.tree.map(lambda a, p: config.ema * a + (1.0 - config.ema) * p, average, model)
-        average = _select(sound, updated, average)
+        average = _select(applied, updated, average)
     new = TrainState(
         step=state.step + 1,
-        skipped=state.skipped + jnp.where(sound, 0, 1).astype(jnp.int32),
-        model=_select(sound, model, state.model),
-        optimizer_state=_select(sound, optimizer_state, state.optimizer_state),
+        skipped=state.skipped + jnp.where(applied, 0, 1).astype(jnp.int32),
+        model=_select(applied, model, state.model),
+        optimizer_state=_select(applied, optimizer_state, state.optimizer_state),
         average=average,
         recent=recent,
     )
@@ -179,24 +182,24 @@ def make_train_step(
     boundaries: Boundaries,
     abstract: TrainState,
 ) -> TrainStep:
-    """The jitted step (state, tokens) -> (state, metrics); the state is donated, as `abstract`.
+    """The jitted step (state, tokens) -> (state, metrics); the state is donated.
 
-    Tokens are ids as they are stored, int32 [batch, position] split by `layout.batch`. Metrics are
-    float32 scalars: `loss` (mean nll in nats per counted token), `grad_norm` and `parameter_norm`
-    (global 2-norms), `learning_rate`, `tokens` (counted in the loss) and `skipped` (steps not
-    applied so far).
+    The state has the shapes and shardings of `abstract`. Tokens are stored ids, int32 [batch,
+    position], sharded as `layout.batch`. Metrics are float32 scalars: `loss` (mean nll in nats per
+    counted token), `grad_norm` and `parameter_norm` (global 2-norms), `learning_rate`, `tokens`
+    (counted in the loss) and `skipped` (steps not applied so far).
 
-    No device is needed to make it, nor to lower it for a described topology.
+    Neither making the step nor lowering it for a topology description needs a device.
     """
     loss_function = LossFunction(config, layout, backend, boundaries)
 
     def train_step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, Metrics]:
         sums, summed = loss_function.gradients(state.model, tokens)
-        count = jnp.maximum(sums.count, 1.0)
+        count = jnp.maximum(sums.count, 1.0)  # a batch without counted tokens has gradients of 0
         gradients = jax.tree.map(lambda g: g / count, summed)
         if layout.parallel.optimizer_memory == "host":
-            brought = jax.device_put(state.optimizer_state, on_device)
-            state = dataclasses.replace(state, optimizer_state=brought)
+            copied = jax.device_put(state.optimizer_state, on_device)
+            state = dataclasses.replace(state, optimizer_state=copied)
         learning_rate = rate(state.step)
         loss = sums.nll / count
         finite = jnp.isfinite(loss + sums.z)
@@ -210,7 +213,7 @@ def make_train_step(
         return new, {name: value.astype(jnp.float32) for name, value in metrics.items()}
 
     target = shardings_of(abstract)
-    on_device = jax.tree.map(lambda kept: kept.with_memory_kind("device"), target.optimizer_state)
+    on_device = jax.tree.map(lambda s: s.with_memory_kind("device"), target.optimizer_state)
     return jax.jit(
         train_step,
         donate_argnums=0,

@@ -1,1 +1,1 @@
-"""The training loop and what surrounds it."""
+"""The training loop, its initial state, compilation and run context."""

@@ -1,9 +1,9 @@
-"""The beginning of a run: its state is made or read while its first step is compiled or loaded.
+"""Compiles or loads a run's first step while its state is restored or initialized.
 
-Compiling needs no arrays and reading them needs little of the processor, so the longer of the two
-is what a run waits for. SIGTERM meanwhile ends both: a compilation may take minutes, and a spot
-machine has 30 seconds. XLA cannot be broken off, though: a process that ends by itself after that
-waits for the compilation, and when it is killed instead nothing is lost.
+Compiling needs no arrays and reading arrays needs little CPU time, so a run waits only for the
+longer of the two. In a run of one process SIGTERM ends the wait for a compilation, which may take
+minutes while a spot machine has 30 seconds. XLA compilation itself cannot be cancelled, so a
+process that exits normally still waits for it; killing the process instead loses nothing.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from training.trainer.run_context import RunContext
 
 logger = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class CompiledPhase:
-    """A batch phase's step, which takes arrays of its shapes only, and what its steps cost."""
+    """A batch phase's compiled step, for its batch shape only, and the throughput of its steps."""
 
     step: Any
     throughput: Throughput
@@ -42,12 +42,12 @@ class PhaseCompiler:
 
     Args:
         job: the run.
-        batch_phases: all of the run's, with their programs.
-        kept: what earlier attempts compiled.
+        batch_phases: all phases of the run with their programs.
+        kept: the steps that earlier attempts compiled.
 
     Attributes:
-        count: compilations so far, those not counted that were loaded.
-        loaded: steps that were loaded.
+        count: steps compiled so far; loaded steps are not counted.
+        loaded: steps loaded so far.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class PhaseCompiler:
         self.count = self.loaded = 0
 
     def __call__(self, phase: BatchPhase) -> CompiledPhase:
-        """Compile one; any thread."""
+        """Compile or load the step of one phase; may be called in any thread."""
         program = self._programs[phase]
         traced = program.step.trace(program.abstract, program.abstract_batch())
         throughput = self._throughput(program, traced)
@@ -76,11 +76,11 @@ class PhaseCompiler:
         kind = layout.mesh.devices.flat[0].device_kind
         shape = (self._job.model, train.batch_size, train.sequence_length, kind, layout.devices)
         found = Throughput.of(*shape)
-        if found.peak is None:  # nothing to compare them with
+        if found.peak is None:  # without a peak there is no utilization to compute
             return found
         length = train.sequence_length
-        executed, why = executed_flops(traced.jaxpr, self._job.model, length, layout.devices)
-        logger.info("%s", why)
+        executed, reason = executed_flops(traced.jaxpr, self._job.model, length, layout.devices)
+        logger.info("%s", reason)
         return Throughput.of(*shape, executed)
 
 
@@ -91,9 +91,9 @@ def restore_and_compile(
     compiler: PhaseCompiler,
     run: RunContext,
 ) -> tuple[InitialState, CompiledPhase | None]:
-    """Where the run begins, and the compiled step of that place.
+    """The state a run begins with, and the compiled step of its batch phase.
 
-    The second is None where there is no step to do, or SIGTERM came while it was compiled.
+    The second is None when no step is left to do, or when SIGTERM came during compilation.
 
     Raises:
         CorruptOutput, InputError: see `training.trainer.initial_state.restore_or_init`.
@@ -111,7 +111,7 @@ def restore_and_compile(
         if compiling is None or phase is not early:
             compiling = thread.submit(compiler, phase)
         with run.watchdog.phase("compile"), run.watch.during("compile"):
-            compiled = _unless_stopped(compiling, run.stop)
+            compiled = _result_or_stop(compiling, run.stop)
         run.startup.ended("compiling")
         return start, compiled
     finally:
@@ -121,10 +121,10 @@ def restore_and_compile(
 def compile_phase(
     compiler: PhaseCompiler, phase: BatchPhase, stop: StopSignal
 ) -> CompiledPhase | None:
-    """The compiled step of a later phase; None where SIGTERM came while it was compiled."""
+    """The compiled step of a later phase; None when SIGTERM came during compilation."""
     thread = ThreadPoolExecutor(1, "compile")
     try:
-        return _unless_stopped(thread.submit(compiler, phase), stop)
+        return _result_or_stop(thread.submit(compiler, phase), stop)
     finally:
         thread.shutdown(wait=False)
 
@@ -132,15 +132,15 @@ def compile_phase(
 def _likely_phase(
     job: TrainJob, batch_phases: Sequence[tuple[BatchPhase, Program]]
 ) -> BatchPhase | None:
-    """The phase that the newest checkpoint is in; None where only reading it will tell."""
+    """The phase of the newest checkpoint; None when only reading the checkpoint shows it."""
     if not job.resume_from and job.start is not None and job.start.take == "everything":
         return None
     likely = job.resume_from[-1][0] if job.resume_from else 0
     return next((phase for phase, _ in batch_phases if phase.end > likely), None)
 
 
-def _unless_stopped(compiling: Future[Any], stop: StopSignal) -> CompiledPhase | None:
-    while not wait([compiling], timeout=_LOOK_SECONDS).done:
+def _result_or_stop(compiling: Future[Any], stop: StopSignal) -> CompiledPhase | None:
+    while not wait([compiling], timeout=_POLL_SECONDS).done:
         if stop.alone:
             return None
     return compiling.result()

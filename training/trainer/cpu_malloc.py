@@ -1,12 +1,13 @@
-"""Freed memory stays with the process while a CPU trains.
+"""Keeps freed memory in the process while it trains on CPUs.
 
-XLA allocates a step's intermediates anew in every step. glibc maps large blocks and unmaps them
-when they are freed, so the kernel clears every page again in the next step: a fifth of a small
-model's step. Inside `kept` such blocks come from the heap, which is not given back.
+XLA allocates a step's intermediates again in every step. glibc maps large blocks and unmaps them
+when they are freed, so the kernel zeroes every page again in the next step: a fifth of a small
+model's step time. Inside `kept`, such blocks come from the heap, and glibc does not return it to
+the kernel.
 
-Only the heap of a process's first thread can hold blocks of more than 64 MiB: a step has to be
-computed there, in the thread that calls it, and not in one of XLA's. Threads keep heaps of their
-own, without which the compiler's wait for each other.
+Only the heap of the main thread can hold blocks of more than 64 MiB, so a step must be computed in
+that thread, which calls it, and not in one of XLA's. Other threads keep arenas of their own:
+sharing one would make the compiler's threads wait for each other.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ KEEP = {TRIM_THRESHOLD: 2**31 - 1, TOP_PAD: 64 * 2**20, MMAP_MAX: 0}
 
 
 def compute_in_calling_thread() -> None:
-    """Have a CPU finish a step in the thread that calls it; other devices are not concerned.
+    """Make a CPU compute a step in the thread that calls it; no effect on other devices.
 
-    Call it before JAX is asked for a device, in the only process of a run: one of several that
-    waits in a step for another is ahead of it, as on TPUs, where it has called the step already.
+    Call it before JAX initializes its devices, and only where the run has one process. With several
+    processes dispatch stays asynchronous, as on TPUs: a process that waits in a step for another
+    has then called more steps than that one, and the watchdog sees which process is behind.
     """
     jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 @contextmanager
 def kept(platform: str) -> Iterator[None]:
-    """Keep freed memory until the end; nothing elsewhere than on CPUs with glibc."""
+    """Keep freed memory until the context exits; does nothing except on CPUs with glibc."""
     library = _glibc() if platform == "cpu" else None
     if library is None:
         yield

@@ -1,8 +1,7 @@
-"""Where in which data a checkpoint stands, so that no run resumes somewhere else by mistake.
+"""The data offset of a checkpoint, checked so that no run resumes at another one by mistake.
 
 A batch is a pure function of the data's order and the step, so a checkpoint needs no iterator
-state; it says which order that was and how many of its rows were read, and whoever resumes from it
-compares.
+state: it stores a digest of the order and the number of sequences read, and a resume compares both.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from training.config.batch_schedule import batch_phases
 
 
 def data_offset(data: DatasetSpec, train: TrainConfig, step: int) -> dict[str, Any]:
-    """What a checkpoint of `step` says, as JSON values: rows read, their length, and the order."""
+    """The data offset after `step`, as JSON values: sequences read, their length, and the order."""
     rows = 0
     for phase in batch_phases(train):
         if phase.first <= step <= phase.end:
@@ -26,7 +25,7 @@ def data_offset(data: DatasetSpec, train: TrainConfig, step: int) -> dict[str, A
 
 
 def _order(data: DatasetSpec) -> str:
-    """Digest of everything that decides which tokens row n has; not of where the files are."""
+    """Digest of everything that decides the tokens of sequence n; file locations are left out."""
     sources = [
         {
             "shards": [[shard.tokens, shard.check] for shard in source.shards],
@@ -41,10 +40,10 @@ def _order(data: DatasetSpec) -> str:
 
 
 def check_data_offset(stored: dict[str, Any], wanted: dict[str, Any], path: str) -> None:
-    """Refuse to resume from a checkpoint in other data, or elsewhere in it.
+    """Refuse to resume from a checkpoint of other data, or at another offset.
 
     Raises:
-        InputError: names both.
+        InputError: the offsets differ; the message names both.
     """
     names = {"sequence_length": "sequences of {} tokens", "order": "data order {:.12}"}
     names["rows"] = "{} sequences read"

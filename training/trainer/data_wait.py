@@ -1,4 +1,4 @@
-"""How long the devices waited for batches."""
+"""Measures how long the devices waited for batches."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 from training.metrics.stopwatch import Stopwatch
 
 BEHIND_SECONDS = 1e-3
-"""A batch that was waited for longer shows that the loader does not keep up."""
+"""A longer wait for a batch shows that the loader does not keep up."""
 
 
 class TimedBatches:
-    """The loader's batches, with the time the devices waited for them in `data_wait`.
+    """Iterates over the loader's batches; counts the devices' idle time as `data_wait`.
 
     While the newest step still runs on the devices, waiting for a batch costs nothing and is part
-    of `step`. Where a batch was waited for and the step was done when it came, the wait counts;
-    how much of it the step had covered is not known. So from then on, until the loader keeps up
-    again, the step is waited for first (with an empty queue of batches that delays nothing but
-    the hand-over of the next one), and only what comes after it counts.
+    of `step`. If the step has ended by the time the batch arrives, the whole wait counts, although
+    the step covered an unknown part of it. From then on, until the loader keeps up again, the host
+    first waits for the step, and only the wait after it counts. The loader's queue is empty then,
+    so this delays only the hand-over of the next batch.
 
     Args:
         batches: the loader.
-        watch: in `step` while the loop runs.
-        clock: as the watch's.
+        watch: the stopwatch, in `step` while the loop runs.
+        clock: the stopwatch's clock, in nanoseconds.
         ready: whether a JAX array has been computed.
-        settle: waits for one.
+        settle: waits until a JAX array has been computed.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class TimedBatches:
         return self
 
     def set_inflight(self, array: Any) -> None:
-        """Say which array the step that was just queued will compute; None for no step."""
+        """Set an array that the step just queued computes; None when no step is in flight."""
         self._running = array
 
     def pop_data_wait(self) -> float:
-        """Seconds of `data_wait` since this was asked before."""
+        """Seconds of `data_wait` since the last call."""
         waited, self._waited = self._waited, 0
         return waited / 1e9
 
@@ -62,12 +62,12 @@ class TimedBatches:
         running = self._running
         if self._behind and running is not None:
             self._settle(running)
-        began = self._clock()
+        started = self._clock()
         batch = next(self._batches)
-        waited = self._clock() - began
-        missed = running is None or self._ready(running)
-        self._behind = missed and running is not None and waited > BEHIND_SECONDS * 1e9
-        if missed:
+        waited = self._clock() - started
+        idle = running is None or self._ready(running)
+        self._behind = idle and running is not None and waited > BEHIND_SECONDS * 1e9
+        if idle:
             self._watch.count_as("data_wait", waited)
             self._waited += waited
         return batch

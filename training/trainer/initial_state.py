@@ -1,7 +1,7 @@
 """The state a run begins with: its own newest checkpoint, another run's, or new parameters.
 
-Which of the three is never guessed: a run with checkpoints of its own resumes from them or fails;
-one that was given a `Start` takes exactly what that says; only one with neither makes parameters.
+The choice is explicit: a run with checkpoints of its own resumes from them or fails; a run with a
+`Start` takes exactly the parts that it names; only a run with neither initializes new parameters.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from training.trainer.run_context import RunContext
 
 @dataclass(frozen=True)
 class InitialState:
-    """Where a run begins.
+    """The state and the progress that a run begins with.
 
     Attributes:
-        state: its arrays.
-        step: steps done before.
-        history: of the steps before; of another run where `copied`.
-        copied: whether this run takes over that history instead of continuing it.
+        state: arrays of the train state.
+        step: steps already done.
+        history: metrics logs of these steps; another run's where `copied`.
+        copied: whether `history` is another run's, to be copied and not continued in place.
         evaluated: step of the last evaluation, -1 before the first.
         skipped: see `training.metrics.recorder.Recorder`.
         existing: (step, path) of sound checkpoints of this run, oldest first.
-        passed_over: (step, path) of newer ones that are damaged.
-        event: what to tell, (kind, fields); None for new parameters.
+        passed_over: (step, path) of newer checkpoints, which are corrupt.
+        event: (kind, fields) of the event to report; None for new parameters.
     """
 
     state: TrainState
@@ -52,12 +52,11 @@ class InitialState:
 
 
 def restore_or_init(job: TrainJob, program: Program, run: RunContext) -> InitialState:
-    """Resume, start from another run's checkpoint, or make new parameters.
+    """Resume, start from another run's checkpoint, or initialize new parameters.
 
     Raises:
-        CorruptOutput: there are checkpoints to resume from and none is sound, or the one to start
-            from is damaged.
-        InputError: a checkpoint is of another model, at another place in the data, or has more
+        CorruptOutput: every checkpoint to resume from is corrupt, or the one to start from is.
+        InputError: a checkpoint is of another model, has another data offset, or has no fewer
             steps than this run.
     """
 
@@ -68,52 +67,51 @@ def restore_or_init(job: TrainJob, program: Program, run: RunContext) -> Initial
     if found is not None:
         step, path, state, progress = found
         check_data_offset(progress["data_offset"], data_offset(job.data, job.train, step), path)
-        known = job.resume_from.index((step, path)) + 1
+        count = job.resume_from.index((step, path)) + 1
         return InitialState(
             state,
             step,
-            **_continued(progress),
-            existing=job.resume_from[:known],
-            passed_over=job.resume_from[known:],
+            **_carried_over(progress),
+            existing=job.resume_from[:count],
+            passed_over=job.resume_from[count:],
             event=("resumed", {"step": step, "path": path}),
         )
     if job.start is not None:
-        return _from(job.start, job, program)
+        return _start_from(job.start, job, program)
     return InitialState(program.init())
 
 
 def _read_progress(path: str) -> dict[str, Any]:
-    """With the URLs of its history, all of which is there."""
+    """Progress of a checkpoint, with absolute URLs of its history, which is checked to exist."""
     progress = read_progress(path)
     history = from_relative(progress["history"], path)
     check_history(history)
     return {**progress, "history": history}
 
 
-def _continued(progress: dict[str, Any]) -> dict[str, Any]:
-    skipped, in_a_row = progress["skipped"]
-    names = ("history", "evaluated")
-    return {**{name: progress[name] for name in names}, "skipped": (skipped, in_a_row)}
+def _carried_over(progress: dict[str, Any]) -> dict[str, Any]:
+    fields = {name: progress[name] for name in ("history", "evaluated")}
+    return {**fields, "skipped": tuple(progress["skipped"])}
 
 
-def _from(start: Start, job: TrainJob, program: Program) -> InitialState:
+def _start_from(start: Start, job: TrainJob, program: Program) -> InitialState:
     event = ("started_from", {"path": start.checkpoint, "take": start.take})
     if start.take == "everything":
         state = restore(start.checkpoint, program.abstract)
         step, steps = int(state.step), job.train.steps
         if step >= steps:
             raise InputError(
-                f"{start.checkpoint} has done {step} steps and TrainConfig.steps is {steps}; to go "
-                "on from it ask for more steps, or choose an earlier checkpoint"
+                f"{start.checkpoint} has done {step} steps and TrainConfig.steps is {steps}; to "
+                "continue from it set more steps, or choose an earlier checkpoint"
             )
         progress = _read_progress(start.checkpoint)
-        here = data_offset(job.data, job.train, step)
-        check_data_offset(progress["data_offset"], here, start.checkpoint)
-        return InitialState(state, step, **_continued(progress), copied=True, event=event)
+        wanted = data_offset(job.data, job.train, step)
+        check_data_offset(progress["data_offset"], wanted, start.checkpoint)
+        return InitialState(state, step, **_carried_over(progress), copied=True, event=event)
     state = program.init()
     model = restore(start.checkpoint, program.abstract.model, part="model.")
     state = eqx.tree_at(lambda s: s.model, state, model)
-    if state.average is not None:
+    if state.average is not None:  # the EMA starts at the parameters; a copy, as state is donated
         average = jax.tree.map(jnp.copy, model)
         state = eqx.tree_at(lambda s: s.average, state, average)
     if start.take == "moments":

@@ -1,13 +1,14 @@
-"""The compiled step, kept in the store, so that a resumed run does not compile it again.
+"""Keeps the compiled step in the store, so that a resumed run does not compile it again.
 
-What is kept is the entry of JAX's persistent compilation cache for the step and nothing else: XLA's
-own serialised executable. No pickle of a file is ever read. Process 0 writes it, in a thread, after
-it compiled; every process of a later attempt reads it, and takes it only where its checksum is
-right and it was made from the same program, for the same versions, devices, flags and, on CPUs,
-instruction set. Anything else is ignored with a line in the log, and the step is compiled.
+Only the step's entry of JAX's persistent compilation cache is kept: XLA's own serialized
+executable. No pickle is ever loaded from a file. After process 0 has compiled the step, it writes
+the entry in a thread. Every process of a later attempt reads the entry, and uses it only when its
+checksum is right and it was compiled from the same program, for the same versions, devices, flags
+and, on CPUs, instruction set. Any other entry is ignored with a warning, and the step is compiled.
 
-JAX's keys of one program differ among the processes of a CPU pod, and JAX writes none but process
-0's. So the program's own digest is compared, and JAX's key as well wherever it is the same in all.
+JAX's cache key of one program differs among the processes of a CPU pod, and JAX writes only the
+entry of process 0. The digest of the program is therefore compared, and JAX's key only where all
+processes have the same one.
 """
 
 from __future__ import annotations
@@ -40,19 +41,21 @@ CLOSE_SECONDS = 15.0
 _READ_SECONDS = 60.0
 _HIT = "/jax/compilation_cache/cache_hits"
 _KEY = "JAX's key"
-# Flags that say what to write about a compilation, and how many devices a CPU has.
+# Flags that do not change the compiled step: dump options, and the number of devices of a CPU
+# ("devices" in `conditions` has it).
 _NEUTRAL_FLAGS = ("--xla_dump_", "--xla_force_host_platform_device_count")
 
 logger = logging.getLogger(__name__)
 
 
 class KeptPrograms:
-    """Compiles steps, or loads what an earlier attempt compiled.
+    """Compiles steps, or loads the steps that an earlier attempt compiled.
 
     Args:
-        programs: of earlier attempts, oldest first.
-        directory: URL where this attempt keeps its own; empty to keep and load none.
-        on_program: called in a thread of process 0 when one is in the store; write its record.
+        programs: kept programs of earlier attempts, oldest first.
+        directory: URL where this attempt writes its own; empty to keep and load none.
+        on_program: called in a thread of process 0 with each program written to the store; writes
+            its record.
     """
 
     def __init__(
@@ -71,17 +74,17 @@ class KeptPrograms:
             self._directory = ""
 
     def compile(self, program: Program, lowered: Any) -> tuple[Any, bool]:
-        """The compiled step, and whether it was loaded; any thread.
+        """The compiled step, and whether it was loaded; may be called in any thread.
 
         Args:
-            program: whose step it is.
+            program: the program that the step belongs to.
             lowered: its step, lowered for the shapes it takes.
         """
         if not self._directory:
             return lowered.compile(), False
         made_for = conditions(program, lowered.as_text())
         entry = _Entry(lambda key: self._find({**made_for, _KEY: key}))
-        with _cache(entry), _hits() as hits:
+        with _jax_cache(entry), _cache_hits() as hits:
             compiled = lowered.compile()
         if entry.offered and not hits:
             logger.warning("kept program ignored: XLA cannot load it (see the warning above)")
@@ -90,13 +93,13 @@ class KeptPrograms:
         return compiled, bool(hits)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Wait for what is on its way to the store; what is late is not recorded any more."""
+        """Wait up to `seconds` for each write in flight; a later write gets no record."""
         for thread in self._threads:
             thread.join(seconds)
         self._closed = True
 
     def _find(self, made_for: Mapping[str, str]) -> bytes | None:
-        """The bytes of a program made for these conditions; the reason is logged where none is."""
+        """Bytes of the newest program made for these conditions; warns and returns None if none."""
         reasons = []
         for kept in reversed(self._programs):
             reason = different(kept.made_for, made_for)
@@ -124,7 +127,7 @@ class KeptPrograms:
                 storage.write_atomic(kept.path, data)
                 if self._on_program is not None and not self._closed:
                     self._on_program(kept)
-            except Exception as error:  # noqa: BLE001 - a restart in seconds is worth no failed run
+            except Exception as error:  # noqa: BLE001 - a faster restart must not fail a run
                 logger.warning("%s: not kept, a restart compiles again: %s", kept.path, error)
 
         thread = threading.Thread(target=work, name="keep-program", daemon=True)
@@ -136,7 +139,7 @@ def read(kept: KeptProgram) -> bytes:
     """The bytes of a kept program.
 
     Raises:
-        ValueError: they are not those that were written.
+        ValueError: size or checksum differs from the record.
         OSError, PonenteError: they cannot be read.
     """
     with storage.giving_up_after(_READ_SECONDS):
@@ -150,7 +153,7 @@ def read(kept: KeptProgram) -> bytes:
 
 
 def different(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str | None:
-    """The first condition that a program was made for and that is another here; None when equal."""
+    """The first condition that differs between a kept program and this run; None when equal."""
     for name, value in ours.items():
         if name == _KEY and not _same_key_in_all(ours):
             continue
@@ -160,10 +163,10 @@ def different(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str | None:
 
 
 def conditions(program: Program, text: str) -> dict[str, str]:
-    """All that a compiled step depends on, what says most to a reader first.
+    """Everything that a compiled step depends on, the most readable differences first.
 
     Args:
-        program: whose step it is.
+        program: the program that the step belongs to.
         text: the step in StableHLO.
     """
     devices = list(program.layout.mesh.devices.flat)
@@ -185,7 +188,7 @@ def conditions(program: Program, text: str) -> dict[str, str]:
 
 
 def _same_key_in_all(ours: Mapping[str, str]) -> bool:
-    """Whether JAX's key is that of process 0, which wrote the entry."""
+    """Whether this process has the same JAX cache key as process 0, which wrote the entry."""
     return ours["platform"] != "cpu" or jax.process_index() == 0
 
 
@@ -197,15 +200,15 @@ def _version(package: str) -> str:
 
 
 def _flags() -> list[str]:
-    given = [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
-    flags = " ".join(given).split() + [each for each in sys.argv if each.startswith("--xla")]
+    variables = [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")]
+    flags = " ".join(variables).split() + [each for each in sys.argv if each.startswith("--xla")]
     return sorted(flag for flag in flags if not flag.startswith(_NEUTRAL_FLAGS))
 
 
 def _processor() -> str:
-    """Model and a digest of the instruction set; code for another one may be an illegal one here.
+    """CPU model and a digest of its features; other code may hold illegal instructions here.
 
-    XLA checks the instruction set of what it loads, but compiles for the model as well.
+    XLA checks the instruction set of an executable it loads, but it also compiles for the model.
     """
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -221,12 +224,12 @@ def _processor() -> str:
 
 
 class _Entry(CacheInterface):
-    """A cache of one program, for one compilation in one thread.
+    """A compilation cache with one entry, for one compilation in one thread.
 
     Attributes:
-        key: what JAX asked for.
-        offered: whether it was given a kept program.
-        compiled: what JAX gave to keep.
+        key: the key that JAX looked up.
+        offered: whether the lookup returned a kept program.
+        compiled: the executable that JAX stored; None before.
     """
 
     def __init__(self, find: Callable[[str], bytes | None]) -> None:
@@ -237,7 +240,7 @@ class _Entry(CacheInterface):
         self.compiled: bytes | None = None
 
     def get(self, key: str) -> Any:
-        """Bytes that an earlier attempt kept, or None."""
+        """Bytes of the program that an earlier attempt kept, or None."""
         if threading.get_ident() != self._thread:
             return None
         self.key = key
@@ -246,14 +249,14 @@ class _Entry(CacheInterface):
         return found
 
     def put(self, key: str, value: bytes) -> None:
-        """Take what was just compiled."""
+        """Keep the executable that was just compiled."""
         if threading.get_ident() == self._thread and key == self.key:
             self.compiled = value
 
 
 @contextlib.contextmanager
-def _cache(entry: _Entry) -> Iterator[None]:
-    """JAX asks `entry` meanwhile, for however short a compilation, and never fails for it."""
+def _jax_cache(entry: _Entry) -> Iterator[None]:
+    """Make `entry` JAX's compilation cache, also for short compilations; its errors only warn."""
     before, compilation_cache._cache = compilation_cache._cache, entry
     try:
         with (
@@ -266,8 +269,8 @@ def _cache(entry: _Entry) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _hits() -> Iterator[list[str]]:
-    """What this thread loaded from the cache instead of compiling it."""
+def _cache_hits() -> Iterator[list[str]]:
+    """A list that gets one item for each cache hit of this thread."""
     thread, found = threading.get_ident(), []
 
     def listen(event: str, **_: Any) -> None:

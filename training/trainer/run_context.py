@@ -1,8 +1,8 @@
-"""What the trainer is given beside its job: who hears of the run, what times it, what may end it.
+"""The context of one attempt: callbacks, metrics log, journal, stopwatches, stop signal, watchdog.
 
-One `RunContext` for one attempt. The caller makes it with the functions that it wants called; the
-trainer opens it, and what happens in the run goes through it once: to `metrics.jsonl`, the journal
-and the caller. Process 0 alone keeps these and takes profiles; in the others the calls keep time.
+The caller creates a `RunContext` with its callbacks and the trainer opens it. The trainer reports
+every event to it once, and it forwards the event to `metrics.jsonl`, the journal and the callbacks.
+Only process 0 writes these files and takes profiles; the other processes only measure time.
 Nothing here waits for a device, and only a metrics log that cannot be opened raises.
 """
 
@@ -41,29 +41,31 @@ Event = Callable[[str, dict[str, Any]], None]
 
 
 def _ignore(*_: Any) -> None:
-    """What a caller wants to hear nothing of."""
+    """The default callback: does nothing."""
 
 
 class RunContext:
-    """One attempt at a run.
+    """One attempt of a run.
 
     Args:
-        coordinator: where the processes meet; None for a single process.
-        on_commit: (step, path) of a complete checkpoint; write its record. Process 0, in a thread.
-        on_drop: (step, path) of a checkpoint about to be deleted, or found damaged beside a sound
-            older one; remove its record. Process 0.
-        on_progress: (step, steps, row) every `log_every` steps. Process 0.
-        on_program: a compiled step is in the store; write its record. Process 0, in a thread.
+        coordinator: coordinator of the processes; None for a single process.
+        on_commit: called with (step, path) of a complete checkpoint; writes its record. Process 0,
+            in a thread.
+        on_drop: called with (step, path) of a checkpoint about to be deleted, or found corrupt
+            while an older one is sound; removes its record. Process 0.
+        on_progress: called with (step, steps, row) every `log_every` steps. Process 0.
+        on_program: called with a compiled step that is in the store; writes its record. Process 0,
+            in a thread.
         before: seconds since the gang's start, by `training.metrics.startup.PARTS`.
-        on_event: (kind, fields): "damaged_checkpoint", "failed_checkpoint", "resumed",
+        on_event: called with (kind, fields): "damaged_checkpoint", "failed_checkpoint", "resumed",
             "started_from", "evaluation", "sample", "tracker" and "preempted" in process 0,
             "watchdog" in any.
 
     Attributes:
         watch: stopwatch of the attempt, running.
         startup: parts of the time to the first step.
-        stop: whether to stop; after `open`, as the following.
-        watchdog: what ends a process that makes no progress.
+        stop: whether to stop; set by `open`, like `watchdog` and `log`.
+        watchdog: ends a process that makes no progress.
         log: the metrics log; None in processes other than 0.
         leader: whether this is process 0.
     """
@@ -99,16 +101,18 @@ class RunContext:
 
     @contextmanager
     def open(self, job: TrainJob, *, device: str = "", devices: int = 0) -> Iterator[None]:
-        """Everything runs inside; `end` says how the attempt ended, which else has failed.
+        """Open the logs, the stop signal and the watchdog; the whole attempt runs inside.
+
+        An attempt that does not call `end` is recorded as failed.
 
         Args:
             job: the run.
-            device, devices: kind and number of what it is on.
+            device, devices: kind and number of its devices.
 
         Raises:
             InputError: the attempt has a metrics log already.
         """
-        self._job, many = job, jax.process_count() > 1
+        self._job = job
         self.leader = jax.process_index() == 0
         with ExitStack() as stack:
             self.stop = stack.enter_context(StopSignal(many_processes=self.coordinator is not None))
@@ -117,7 +121,7 @@ class RunContext:
                     job.train.watchdog_seconds,
                     index=jax.process_index(),
                     count=jax.process_count(),
-                    board=CoordinationBoard() if many else None,
+                    board=CoordinationBoard() if jax.process_count() > 1 else None,
                     on_end=self._watchdog_ends,
                 )
             )
@@ -146,9 +150,9 @@ class RunContext:
             self._profiler = Profiler(job.run_directory, job.train.profile)
 
     def began(self, step: int, *, loaded: bool = False) -> None:
-        """The state is there: of the checkpoint of `step`, or a new one at 0.
+        """Record that the state exists, restored after `step` steps or new at step 0.
 
-        `loaded` says whether its compiled step is an earlier attempt's.
+        `loaded`: whether the compiled step was loaded from an earlier attempt.
         """
         if self._journal is not None:
             self._journal.begin(step, loaded=loaded)
@@ -156,7 +160,7 @@ class RunContext:
             self.log.write("began", {"step": step})
 
     def row(self, row: MetricsRow) -> None:
-        """A step's metrics are known."""
+        """Record the metrics row of a step."""
         self.startup.ended("first step")
         step, train = int(row["step"]), self._job.train
         if self._journal is not None:
@@ -169,12 +173,12 @@ class RunContext:
             self._report(self._trackers.failures())
 
     def saved(self, step: int) -> None:
-        """The state after `step` was taken for a checkpoint; it may still be on its way."""
+        """Record that a checkpoint of `step` was begun; its write may still be in flight."""
         if self._journal is not None:
             self._journal.mark(step)
 
     def commit(self, step: int, path: str) -> None:
-        """A checkpoint is complete: store the metrics that belong to it, then record it.
+        """Flush the metrics up to a complete checkpoint, then write its record.
 
         Raises:
             OSError: the store failed.
@@ -184,29 +188,29 @@ class RunContext:
         self._on_commit(step, path)
 
     def event(self, kind: str, **fields: Any) -> None:
-        """An evaluation, a sample or anything else that happened."""
+        """Log an event, such as an evaluation or a generated sample, and pass it to `on_event`."""
         if self.log is not None:
             self.log.write(kind, fields)
         if self.leader:
             self._on_event(kind, fields)
 
     def profile(self, step: int, pause: Callable[[], AbstractContextManager[None]]) -> None:
-        """Begin or end a trace before `step` is queued, when one is asked for.
+        """Begin or end a requested trace before `step` is queued.
 
         Args:
-            step: the one that is about to be queued.
-            pause: waits for the step before; the time inside belongs to no step.
+            step: the step about to be queued.
+            pause: waits for the previous step; the time inside belongs to no step.
         """
         if self._profiler is not None and self._profiler.due(step):
             with pause(), self.watch.during("other"):
                 self._profiler.before(step)
 
     def end(self, *, preempted: bool) -> None:
-        """The attempt has done what it could."""
+        """Record that the attempt finished or was preempted, and so did not fail."""
         self._outcome = "preempted" if preempted else "finished"
 
     def _close(self) -> None:
-        """End everything; takes 45 seconds at most, and 8 when the machine is about to be taken."""
+        """Close all parts; takes at most 40 seconds, and at most 8 when preempted."""
         seconds = PREEMPTED_SECONDS if self._outcome == "preempted" else CLOSE_SECONDS
         short = min(seconds, SHORT_SECONDS)
         with self.watchdog.phase("ending"):
@@ -216,7 +220,7 @@ class RunContext:
                 self.log.close(short)
             if self._trackers is not None:
                 self._report(self._trackers.close(seconds))
-            # Last, so that the account has the time that the others took.
+            # Closed last, so that the journal counts the time of the other closes.
             if self._journal is not None:
                 self._journal.close(self._outcome, short)
 
@@ -231,13 +235,13 @@ class RunContext:
 
 
 def tracker_context(job: TrainJob, path: str) -> dict[str, Any]:
-    """What trackers get of a run, whose metrics log is the file `path`."""
+    """The description of a run for trackers; `path` is the file of its metrics log."""
     parts = ("model", "optimizer", "train")
     return {
         "path": path,
         "directory": job.run_directory,
         "run": job.name or job.metrics_directory.rstrip("/").rpartition("/")[2],
-        # A run that is built anew has another directory for its attempts' accounts.
+        # A rebuilt run has a new journal directory, so this name tells the builds apart.
         "build": job.journal_directory.rstrip("/").rpartition("/")[2],
         "config": {part: dataclasses.asdict(getattr(job, part)) for part in parts},
     }

@@ -1,8 +1,9 @@
-"""The training loop: batches in, checkpoints and metric rows out.
+"""The training loop: reads batches, writes checkpoints and metrics rows.
 
-The host never waits for the newest step: it queues step k and then reads the numbers of step k-1.
-Only evaluation, a checkpoint and the end wait. A resumed run sees the batches, computes the losses
-and ends with the parameters of the run that was never interrupted, bit for bit on the same devices.
+The host does not wait for the newest step: it queues step k, then reads the metrics of step k-1.
+Only evaluation, a checkpoint and the end of the run wait for the newest step. A resumed run reads
+the same batches, computes the same losses and ends with the same parameters as an uninterrupted
+run, bit for bit on the same devices.
 """
 
 from __future__ import annotations
@@ -44,21 +45,25 @@ logger = logging.getLogger(__name__)
 def train(
     job: TrainJob, run: RunContext | None = None, *, devices: Sequence[Any] | None = None
 ) -> TrainResult:
-    """Run `job` to its last step, or until SIGTERM.
+    """Train `job` to its last step, or until SIGTERM.
 
     Args:
         job: what to train; the same in every process.
-        run: who hears of it; default no one, in a single process.
-        devices: to run on; default all.
+        run: callbacks and coordinator of this attempt; default no callbacks and a single process.
+        devices: devices to train on; default all.
+
+    Returns:
+        What the run did; `preempted` is set where SIGTERM ended it.
 
     Raises:
-        InputError: the job is refused, or training diverged for `max_skipped` steps.
-        CorruptOutput: there are checkpoints to resume from and none is sound.
+        InputError: the job is invalid, or `max_skipped` steps in a row were not applied.
+        CorruptOutput: every checkpoint to resume from is corrupt.
         StorageError: a checkpoint could not be written.
     """
     run = run or RunContext()
     check_job(job)
-    if run.coordinator is None:  # the watchdog compares processes by how far they have called
+    # Several processes keep asynchronous dispatch: the watchdog compares the steps each has queued.
+    if run.coordinator is None:
         cpu_malloc.compute_in_calling_thread()
     distributed.initialize(run.coordinator)
     data = job.data
@@ -83,7 +88,7 @@ def train(
 
 
 class _Trainer:
-    """One attempt at a run: its loop, its checkpoints and its evaluations."""
+    """One attempt of a run: its loop, its checkpoints and its evaluations."""
 
     def __init__(
         self,
@@ -109,17 +114,19 @@ class _Trainer:
                 logger.info("estimated memory of a device:\n%s", program.estimate.table())
 
     def go(self) -> TrainResult:
-        """Begin or resume, train, and drain the last checkpoint."""
+        """Initialize or resume, train, and wait for the last checkpoint."""
         start, compiled = compile_ahead.restore_and_compile(
             self.job, self.program, self.batch_phases, self.compiler, self.run
         )
-        self._take_over(start)
+        self._record_start(start)
         self.recorder = self._recorder(start, compiled)
         with ExitStack() as stack:
             self.checkpointer = self._checkpointer(start)
             stack.push(self._drain)
             steps, preempted = start.step, compiled is None and start.step < self.config.steps
-            if not preempted:
+            if preempted:
+                self.run.event("preempted", step=steps)
+            else:
                 self.evaluator = stack.enter_context(
                     closing(InTrainingEvaluation(self.job, self.program, self.watch))
                 )
@@ -128,8 +135,8 @@ class _Trainer:
         self.watch.switch("other")
         return self._result(steps, preempted)
 
-    def _take_over(self, start: InitialState) -> None:
-        """Continue the history where it was at the checkpoint."""
+    def _record_start(self, start: InitialState) -> None:
+        """Continue the metrics history from the checkpoint; report how the run starts."""
         self.evaluated, self.history = start.evaluated, start.history
         if self.run.log is not None:
             if start.copied:
@@ -140,8 +147,8 @@ class _Trainer:
         if start.event is not None:
             self.run.event(start.event[0], **start.event[1])
         if self.run.leader:
-            for passed_over in start.passed_over:
-                self.run.on_drop(*passed_over)
+            for step, path in start.passed_over:
+                self.run.on_drop(step, path)
 
     def _drain(
         self,
@@ -149,23 +156,23 @@ class _Trainer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Wait for the last checkpoint, also on the way out of an error, which goes first."""
+        """Wait for the last checkpoint; an error that is already propagating takes precedence."""
         try:
             with self.watch.during("checkpoint"), self.run.watchdog.phase("checkpoint"):
                 self.checkpointer.wait()
-        except (InputError, StorageError) as another:
+        except (InputError, StorageError) as late:
             if error is None:
                 raise
-            logger.error("%s", another)
+            logger.error("%s", late)
 
     def _train(
         self, start: InitialState, compiled: CompiledPhase | None, dataset: Dataset
     ) -> tuple[int, bool]:
-        """Every batch phase from where the run begins: steps done, and whether it was preempted."""
+        """Train the remaining batch phases; return the steps done and whether it was preempted."""
         state, step = start.state, start.step
         if step < self.config.steps:
             self.checkpointer.reserve(state)
-        if self._should_evaluate(step):  # new parameters, or the attempt before had no time for it
+        if self._should_evaluate(step):  # new parameters, or the last attempt stopped before it
             if not self._evaluate(step, state):
                 self.run.event("preempted", step=step)
                 return step, True
@@ -205,7 +212,8 @@ class _Trainer:
         config, layout, batch_size = self.config, program.layout, program.train.batch_size
         rows = layout.process_rows(batch_size)
         feed, step, stopping = TimedBatches(loader, self.watch), start, False
-        # Writing a trace may take minutes. It begins after the wait for a batch of its own.
+        # Writing a trace may take minutes, which no row counts. The wait for this step's batch is
+        # over by then, and counts in the row of the step before.
         profiling = functools.partial(self._pause, "profile", feed)
         self.watch.switch("step")
         self.recorder.restart_clock()
@@ -232,7 +240,7 @@ class _Trainer:
         return self.evaluator.should_evaluate(step, self.evaluated)
 
     def _evaluate(self, step: int, state: TrainState) -> bool:
-        """Score and write; False where a signal to stop came first, and there are no rows."""
+        """Evaluate and write the rows; returns False, without rows, when a stop was requested."""
         with self._pause("evaluation"):
             found = self.evaluator(step, state, self.run.stop.requested)
         if found is None:
@@ -259,7 +267,7 @@ class _Trainer:
 
     @contextmanager
     def _pause(self, phase: str, feed: TimedBatches | None = None) -> Iterator[None]:
-        """Time that belongs to no row; the newest step's row is written first, with its waits."""
+        """Exclude the time inside from all rows; first write the newest row with `feed`'s waits."""
         self.recorder.drain(feed.pop_data_wait() if feed is not None else 0.0)
         with self.run.watchdog.phase(phase):
             yield
@@ -280,22 +288,19 @@ class _Trainer:
         )
 
     def _recorder(self, start: InitialState, compiled: CompiledPhase | None) -> Recorder:
-        throughput = compiled.throughput if compiled is not None else None
-        memory = PeakMemory(jax.local_devices())
         return Recorder(
             self.run.row,
-            throughput,
+            compiled.throughput if compiled is not None else None,
             self.config.max_skipped,
             skipped=start.skipped,
-            memory=memory,
+            memory=PeakMemory(jax.local_devices()),
         )
 
     def _loader(self, dataset: Dataset, phase: BatchPhase, program: Program, step: int) -> Loader:
-        rows = program.layout.process_rows(program.train.batch_size)
         return Loader(
             dataset,
             batch_size=phase.rows,
-            rows=phase.read_rows(rows),
+            rows=phase.read_rows(program.layout.process_rows(program.train.batch_size)),
             start_batch=step - phase.first,
             stop_batch=phase.end - phase.first,
             first=phase.data_offset,

@@ -1,1 +1,1 @@
-"""Executing requests, shards and gangs on Ray; imported only when something must run there."""
+"""Executing requests, shards and gangs on Ray; imported only when a step must run there."""

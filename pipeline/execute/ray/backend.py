@@ -1,4 +1,4 @@
-"""Requests as Ray tasks. Ray is started, or joined, when the first step has to run."""
+"""Executes requests as Ray tasks. Ray is started, or joined, when the first step has to run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _CALL_SECONDS = 2.0
 _STARTS = 3
 _START_PAUSE_SECONDS = 5.0
 _OBJECT_STORE_BYTES = 256 * 2**20
-# Of a Ray of this process's own there is one: who computes on all of this machine is alone in that.
+# A Ray started by this process has one unit of this resource. Steps on "local" hardware, which use
+# all of the machine's devices, request it, so that only one of them runs at a time.
 _WHOLE_MACHINE = {"ponente_machine": 1.0}
 
 logger = logging.getLogger("ponente")
@@ -36,7 +37,7 @@ class _Running:
 
 
 def _start(address: str | None) -> None:
-    """Start or join Ray, once more after a failure: on a busy machine it may miss its own deadline.
+    """Start or join Ray, with retries: on a busy machine Ray may miss its own start-up deadline.
 
     Raises:
         InputError: when there is no such cluster, or Ray does not start on this machine.
@@ -64,14 +65,14 @@ def _start(address: str | None) -> None:
 def _start_once(address: str | None) -> None:
     import ray
 
-    # What failed to import has no module.
+    # `outside` may name modules whose import failed, which are not in `sys.modules`.
     for name in outside & sys.modules.keys():
         ray.cloudpickle.register_pickle_by_value(sys.modules[name])
     for name, value in runtime_env.STARTING.items():
         os.environ.setdefault(name, value)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
-        # "local": without it Ray joins any cluster that was left running on this machine.
+        # Without "local", Ray joins any cluster that is still running on this machine.
         ray.init(
             "local",
             include_dashboard=False,
@@ -90,11 +91,11 @@ class RayBackend:
     """Executes requests as tasks of a local Ray, or of the cluster at `address`.
 
     Args:
-        address: of the cluster; None for a Ray of this process's own.
+        address: address of the cluster; None to start a local Ray.
         wait: seconds that a gang may wait for its hardware; None for no limit.
     """
 
-    slots = 10_000  # how many run at once is decided by the resources they ask for
+    slots = 10_000  # no limit: the requested resources decide how many steps run at once
 
     def __init__(self, address: str | None = None, wait: float | None = None) -> None:
         _start(address)
@@ -137,7 +138,7 @@ class RayBackend:
         self._drain: Any = None
 
     def submit(self, request: Request) -> None:
-        """Start the step as a task with the resources its body asked for."""
+        """Start the step as a task with the resources that it declares."""
         heartbeat = f"{request.label}-{uuid.uuid4().hex}"
         wants = request.step.resources
         task = self._run_step.options(
@@ -145,19 +146,19 @@ class RayBackend:
             memory=wants.memory or None,
             resources={**wants.custom, **self._machine(request)} or None,
             name=request.label,
-            label_selector=self._watch.elsewhere,
+            label_selector=self._watch.responsive_nodes,
         )
         reference = task.remote(request, self._collector, heartbeat)
         self._running[reference] = _Running(request, heartbeat, time.monotonic())
 
     def _machine(self, request: Request) -> dict[str, float]:
-        """The machine, for a step that computes on all of it; a follower runs beside another."""
+        """`_WHOLE_MACHINE` for a step on "local" hardware, except a follower: it shares it."""
         places = [v for v in request.arguments.values() if isinstance(v, Hardware)]
         alone = self._own and not request.live and any(p.kind == "local" for p in places)
         return _WHOLE_MACHINE if alone else {}
 
     def poll(self) -> list[tuple[Request, Outcome]]:
-        """Outcomes of tasks that ended; transient where a worker died or is unresponsive."""
+        """Outcomes of ended tasks; transient failures where a worker died or is unresponsive."""
         if not self._running:
             return []
         ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=_POLL_SECONDS)
@@ -187,7 +188,7 @@ class RayBackend:
     def events(self) -> list[dict[str, Any]]:
         """Events of all workers since the last call."""
         pending = self._drain or self._collector.drain.remote()
-        # Asked again when it is late: what a drain returns is gone from the collector.
+        # A late call is kept and waited for again: its events are gone from the collector.
         self._drain = pending
         if not self._ray.wait([pending], timeout=_CALL_SECONDS)[0]:
             return []
@@ -196,15 +197,15 @@ class RayBackend:
         return events
 
     def end(self, key: str) -> None:
-        """Cancel the step and its workers, at their next heartbeat, after what is in flight."""
+        """Cancel the step and its workers at their next heartbeat; shards in flight finish."""
         for running in self._running.values():
             if running.request.key == key:
                 self._collector.stop.remote(running.heartbeat)
 
     def stop(self) -> None:
-        """Cancel every worker, at its next heartbeat, after what is in flight."""
+        """Cancel all workers at their next heartbeat; shards in flight finish."""
         self._collector.stop.remote()
 
     def close(self) -> None:
-        """Leave Ray; a local Ray ends, with everything that runs in it."""
+        """Disconnect from Ray; a local Ray ends, with everything that runs in it."""
         self._ray.shutdown()

@@ -1,7 +1,7 @@
 """A gang on Ray: one process per host of the hardware, all of them or none.
 
-The loss of one process, or its heartbeats' timeout, ends them all, and the executor decides what
-then. Each process keeps a log of its own.
+The loss of one process, or a timeout of its heartbeats, ends them all, and the executor decides
+whether to retry. Each process writes a separate log.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from pipeline.graph.step_context import Emit, GangProcess
 from pipeline.store import storage
 from pipeline.store.manifest import ATTEMPTS
 
-_BEGIN_SECONDS = 120.0  # for a process whose place is reserved
+_BEGIN_SECONDS = 120.0  # start-up deadline of a process with reserved resources
 _LOOK_SECONDS = 5.0
-_LOOK_AGAIN_SECONDS = 1.0  # while a process may have been lost
+_LOOK_AGAIN_SECONDS = 1.0  # after the first unexpected error
 _LATE_SECONDS = 2.0  # a heartbeat may arrive this long after its process died
 
 logger = logging.getLogger("ponente")
 
-# Kinds of error the executor distinguishes: a process's error of one of these is the step's.
+# Errors that the executor distinguishes: an error of a process is raised in the step as the same.
 _KINDS: dict[str, type[PonenteError]] = {
     kind.__name__: kind
     for kind in (
@@ -63,13 +63,13 @@ _KINDS: dict[str, type[PonenteError]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Reports:
-    """Where the processes of a gang report to.
+    """Where the processes of a gang send their events and logs.
 
     Attributes:
-        collector: the driver's.
-        stamp: fields of their events.
+        collector: the driver's collector.
+        stamp: fields added to every event.
         logs: URL of the directory of their logs.
-        packages: loggers whose information these keep.
+        packages: loggers whose INFO records the logs keep.
     """
 
     collector: Any
@@ -96,7 +96,7 @@ class _GangProcess:
         heartbeat: str,
         environment: Mapping[str, str],
     ) -> tuple[str, Any]:
-        """Call the function; errors come back as data, so that no class needs to unpickle."""
+        """Call the function; returns errors as data, so that no exception has to be unpickled."""
         os.environ.update(environment)
         log = storage.join(reports.logs, f"process-{process.index:03d}.txt")
         with capture(log, redirect=True, packages=reports.packages):
@@ -121,11 +121,11 @@ class _GangProcess:
                 return "done", function(job, process=process, emit=emit)
         except PonenteError as error:
             return _kind(error), str(error)
-        except FileNotFoundError:  # the one OSError that trying again does not help
+        except FileNotFoundError:  # the only OSError that is not transient
             return "error", traceback.format_exc()
         except OSError:
             return "OSError", traceback.format_exc()
-        except Exception:  # noqa: BLE001 - travels back as text and is raised there
+        except Exception:  # noqa: BLE001 - returned as text and raised in the step
             return "error", traceback.format_exc()
 
 
@@ -134,7 +134,7 @@ def _kind(error: PonenteError) -> str:
     return next(names, PonenteError.__name__)
 
 
-# Typed as Any: ray.remote adds `.remote` and `.options`, which its annotations do not say.
+# Typed as Any: ray.remote adds `.remote` and `.options`, which its annotations lack.
 _GangActor: Any = ray.remote(max_restarts=0)(_GangProcess)
 
 
@@ -147,22 +147,22 @@ def run_gang(
     heartbeat: Heartbeat,
     wait: float | None = None,
 ) -> Any:
-    """Run `function(job, process=..., emit=...)` on the hardware; process 0's answer.
+    """Run `function(job, process=..., emit=...)` on the hardware; process 0's result.
 
     Args:
-        hardware: where.
-        function: what every process calls.
-        job: its argument, the same in all.
+        hardware: the hardware to run on.
+        function: called by every process.
+        job: its argument, the same in all processes.
         emit: the step's emitter, for a gang that is this process.
-        reports: where its processes report to.
-        heartbeat: the step's own.
+        reports: where the processes send events and logs.
+        heartbeat: the step's own heartbeat.
         wait: seconds to wait for the hardware; None for no limit.
 
     Raises:
         ResourcesUnavailable: when the hardware is not free in that time.
         WorkerLost: when a process died or its heartbeats stopped.
-        Preempted: when the processes were asked to stop, and saved.
-        Cancelled: when the user had asked to stop before.
+        Preempted: when the processes received a SIGTERM and saved.
+        Cancelled: when the step was cancelled before the gang started.
     """
     if heartbeat.stopping:
         raise Cancelled("stopped before its processes were started")
@@ -225,7 +225,7 @@ def _address(first: Any, hardware: Hardware) -> str:
 
 
 def _between_slices(hardware: Hardware, index: int, address: str | None) -> dict[str, str]:
-    """The environment in which libtpu, which reads it when it starts, joins several slices."""
+    """Environment variables by which libtpu joins several slices; it reads them when it starts."""
     if hardware.slices == 1:
         return {}
     from ray.util.tpu import get_tpu_coordinator_env_vars
@@ -237,7 +237,7 @@ def _between_slices(hardware: Hardware, index: int, address: str | None) -> dict
 
 
 def _accelerators() -> dict[str, float]:
-    """GPUs and TPU chips of this node; Ray hides them from whoever does not ask."""
+    """GPUs and TPU chips of this node; Ray hides them from processes that do not request them."""
     node = ray.get_runtime_context().get_node_id()
     mine = [n["Resources"] for n in ray.nodes() if n["NodeID"] == node]
     return {k: v for k, v in (mine[0] if mine else {}).items() if k in ("GPU", "TPU") and v > 0}
@@ -246,9 +246,9 @@ def _accelerators() -> dict[str, float]:
 def _collect(answers: list[Any], heartbeats: list[str], hardware: Hardware, collector: Any) -> Any:
     """Wait for all processes; the first failure or unresponsive process ends the wait.
 
-    An unexpected error may be a consequence of the loss of another process, and a broken connection
-    is noticed before a lost host is: so it counts only once every other process has answered or has
-    sent a heartbeat since.
+    An unexpected error may be a consequence of the loss of another process, as a broken connection
+    is detected before a lost host is: so it is raised only once every other process has returned or
+    has sent a heartbeat since. A loss found before that is raised instead, as it can be retried.
     """
     pending, watch = list(answers), FailureDetector()
     waited_for = dict.fromkeys(heartbeats, time.monotonic())
@@ -272,7 +272,7 @@ def _collect(answers: list[Any], heartbeats: list[str], hardware: Hardware, coll
         except RayError as error:
             raise _lost(f"{_name(index, hardware)} died ({_line(error)})", first) from error
         if status == "error":
-            line = value.rstrip().rpartition("\n")[2]  # the whole of it is in the process's log
+            line = value.rstrip().rpartition("\n")[2]  # the full traceback is in the process's log
             first = first or _Failure(f"{_name(index, hardware)}: {line}", time.monotonic())
         elif status in _KINDS:
             raise _KINDS[status](value)
@@ -295,20 +295,20 @@ class _Failure:
     def stands(
         self, ages: HeartbeatAges, waited_for: Iterable[str], asked: float, limit: float
     ) -> bool:
-        """Whether no other process's loss explains it.
+        """Whether the loss of another process can be ruled out as its cause.
 
         Args:
-            ages: what the collector says.
-            waited_for: those that have not answered.
-            asked: when the collector was asked, on the monotonic clock.
-            limit: seconds without a heartbeat that are a loss.
+            ages: ages of heartbeats from the collector.
+            waited_for: heartbeat names of the processes that have not returned.
+            asked: when the ages were requested, on the monotonic clock.
+            limit: heartbeat timeout in seconds.
         """
         passed = asked - self.since
-        # What has not begun sends none; a loss would have been noticed a look after the limit.
+        # By now a loss would have been detected. A process that has not begun sends no heartbeats.
         if passed > limit + _LOOK_SECONDS:
             return True
-        heard = passed - _LATE_SECONDS
-        return all(ages.workers.get(name, passed) < heard for name in waited_for)
+        # A heartbeat that arrived more than `_LATE_SECONDS` after the error was sent after it.
+        return all(ages.workers.get(name, passed) < passed - _LATE_SECONDS for name in waited_for)
 
 
 def _lost(what: str, first: _Failure | None) -> WorkerLost:

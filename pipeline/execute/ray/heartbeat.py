@@ -1,10 +1,10 @@
 """Control channel between workers and the driver: events, heartbeats, cancellation.
 
-One actor on the driver's node collects everything. A live worker sends a heartbeat every few
-seconds; a waiter gives an unresponsive one up, since Ray notices a process that died
-but not, for minutes, a machine that stopped responding. Ages of heartbeats are measured on the
-collector's own monotonic clock. An unresponsive machine may also hold tasks that have not begun: so
-once one is found, those are submitted again, elsewhere.
+One actor on the driver's node, the collector, receives all of them. A live worker sends a heartbeat
+every few seconds; its failure detector gives up a worker after a timeout, since Ray detects a dead
+process at once, but an unresponsive machine only after minutes. Ages of heartbeats are measured on
+the collector's own monotonic clock. An unresponsive machine may also hold tasks that have not
+begun: so once one is found, such tasks are submitted again, to other nodes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pipeline.graph.step_context import Emit
 
 _TIMEOUT_SECONDS = 60.0
 _BEATS_IN_TIMEOUT = 12
-_QUEUED = 10  # timeouts that a task may take to begin before it is submitted again
+_QUEUED = 10  # a task that has not begun after so many timeouts is submitted again
 
 
 def heartbeat_timeout() -> float:
@@ -51,7 +51,7 @@ def heartbeat_timeout() -> float:
 
 @dataclasses.dataclass(frozen=True)
 class HeartbeatAges:
-    """Seconds since the last heartbeat, by worker; by node, the least of its workers."""
+    """Seconds since the last heartbeat, by worker; by node, the minimum over its workers."""
 
     workers: Mapping[str, float] = dataclasses.field(default_factory=dict)
     nodes: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -66,12 +66,13 @@ class _Collector:
         self._stopped: set[str] = set()
 
     def emit(self, event: dict[str, Any]) -> None:
-        """Keep one event."""
+        """Append one event."""
         self._events.append(event)
 
     def beat(self, name: str, node: str) -> bool:
-        """Take a heartbeat of `name` on `node`; returns whether it is to stop."""
+        """Record a heartbeat of `name` on `node`; returns whether the sender is cancelled."""
         self._beats[name] = (time.monotonic(), node)
+        # The first part of a name is the step's body, the empty one stands for all.
         return not self._stopped.isdisjoint({"", name, name.partition("/")[0]})
 
     def forget(self, name: str) -> None:
@@ -102,22 +103,22 @@ class _Collector:
         return events, self.ages()
 
 
-# Typed as Any: ray.remote adds `.remote` and `.options`, which its annotations do not say.
+# Typed as Any: ray.remote adds `.remote` and `.options`, which its annotations lack.
 _Actor: Any = ray.remote(num_cpus=0, max_restarts=0)(_Collector)
 
 
 def start_collector() -> Any:
-    """A collector on the node of the caller, so that it is there as long as the driver is."""
+    """A collector on the caller's node, so that it lives as long as the driver's machine."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     return _Actor.options(scheduling_strategy=here).remote()
 
 
 def emitter(collector: Any, stamp: Mapping[str, str] | None = None) -> Emit:
-    """An emitter that posts to a collector without waiting, stamped with this machine's time.
+    """An emitter that sends events to a collector without waiting, with this machine's time.
 
     Args:
-        collector: the driver's.
-        stamp: fields every event gets, such as the step it belongs to.
+        collector: the driver's collector.
+        stamp: fields added to every event, such as the step's label.
     """
 
     def emit(event: dict[str, Any]) -> None:
@@ -127,10 +128,10 @@ def emitter(collector: Any, stamp: Mapping[str, str] | None = None) -> Emit:
 
 
 class Heartbeat:
-    """Context in which this process sends heartbeats under a name, and learns of a cancellation.
+    """Context in which this process sends heartbeats and receives a cancellation in the answers.
 
     Attributes:
-        name: under which it sends them.
+        name: the name of its heartbeats.
         on_stop: called once, in the heartbeat's thread, on a cancellation.
     """
 
@@ -169,12 +170,12 @@ class Heartbeat:
             beat = self._collector.beat.remote(self.name, self._node)
             stop = ray.get(beat, timeout=self._timeout / 2)
         except RayError:
-            # The driver is gone or out of reach: Ray ends this process in the first case, and the
-            # step is run elsewhere in the second.
+            # The driver is dead or unreachable. Ray ends this process in the first case; the driver
+            # runs the step on another node in the second.
             return
         if stop and not self.stopping:
             self._stopping.set()
-            on_stop = self.on_stop  # read once: another thread takes it back
+            on_stop = self.on_stop  # read once: another thread may set it to None
             if on_stop is not None:
                 on_stop()
 
@@ -184,21 +185,21 @@ def terminate_self() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-_tasks: list[str] = []  # names of this process's tasks: the last one counts
+_tasks: list[str] = []  # names of this process's tasks; the last one is running
 
 
 def exit_with_parent(task: str, collector: Any) -> None:
-    """End this process once the step's body that `task` (`body/...`) belongs to is unresponsive.
+    """End this process once the step's body of `task` (`body/...`) is unresponsive.
 
-    Ray keeps an idle worker and its cores for the process that leased them, also for one that is
-    unresponsive.
+    Ray keeps an idle worker and its cores reserved for the process that leased them, even if that
+    process is unresponsive.
     """
     _tasks.append(task)
     if len(_tasks) == 1:
-        threading.Thread(target=_leave, args=(collector,), name="leave", daemon=True).start()
+        threading.Thread(target=_watch, args=(collector,), name="watch", daemon=True).start()
 
 
-def _leave(collector: Any) -> None:
+def _watch(collector: Any) -> None:
     limit = heartbeat_timeout()
     while True:
         time.sleep(limit / _BEATS_IN_TIMEOUT)
@@ -206,32 +207,33 @@ def _leave(collector: Any) -> None:
         body = _tasks[-1].partition("/")[0]
         with contextlib.suppress(RayError):
             if ray.get(collector.age.remote(body), timeout=limit) > limit:
-                # So that this node is not taken for an unresponsive one.
+                # So that the failure detector does not count this node as unresponsive.
                 ray.get(collector.forget.remote(_tasks[-1]), timeout=limit)
                 os._exit(1)
 
 
 class FailureDetector:
-    """From the ages of heartbeats: which tasks are lost, and which nodes to avoid."""
+    """Derives from the ages of heartbeats which tasks are lost and which nodes to avoid."""
 
     def __init__(self) -> None:
         self.seconds = heartbeat_timeout()
         self._avoided: frozenset[str] | None = None
 
     @property
-    def elsewhere(self) -> dict[str, str] | None:
-        """Ray's label selector for nodes that respond."""
+    def responsive_nodes(self) -> dict[str, str] | None:
+        """Ray's label selector for the nodes that respond; None for all nodes."""
         nodes = ",".join(sorted(self._avoided or ()))
         return {"ray.io/node-id": f"!in({nodes})"} if nodes else None
 
     def lost(self, ages: HeartbeatAges, waited_for: Mapping[str, float]) -> dict[str, bool]:
-        """Tasks to give up, and whether they had begun.
+        """Names of lost tasks -> whether they had begun.
 
         Args:
-            ages: what the collector says.
-            waited_for: when each was submitted, on this process's monotonic clock.
+            ages: ages of heartbeats from the collector.
+            waited_for: when each task was submitted, on this process's monotonic clock.
         """
-        # In the end Ray has noticed too, and a node that was wronged gets another chance.
+        # Nodes are avoided until `end`: by then Ray has removed a dead one itself, and one that was
+        # only slow may be used again.
         end = _QUEUED * self.seconds
         unresponsive = frozenset(n for n, s in ages.nodes.items() if self.seconds < s < end)
         found = unresponsive - (unresponsive if self._avoided is None else self._avoided)
@@ -241,7 +243,8 @@ class FailureDetector:
             seconds = ages.workers.get(name)
             if seconds is not None and seconds > self.seconds:
                 lost[name] = True
-            # The second: a node that stopped before anything had begun there has sent none.
+            # Not begun: submit it again if a node just became unresponsive, which may hold it, or
+            # after `end`, as a node that failed before its first heartbeat is in no list.
             elif seconds is None and (found or now - since > end):
                 lost[name] = False
         return lost

@@ -1,8 +1,7 @@
-"""Hardware for a whole gang, reserved all at once or not at all, and waiting for it.
+"""Reserving hardware for a whole gang, all or nothing, and waiting for it.
 
-Slices of TPU chips are reserved by Ray's own slice scheduler; CPU pods by a placement group. A wait
-is reported at growing intervals, ends within a second of a cancellation, and else at the user's
-deadline alone.
+TPU slices are reserved by Ray's own slice scheduler, other hardware by a placement group. A wait is
+reported at growing intervals, and ends within a second of a cancellation or at the user's deadline.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from pipeline.graph.hardware import Hardware
 from pipeline.graph.step_context import Emit
 
 _POLL_SECONDS = 0.5
-_RESERVE_SECONDS = 60.0  # of one try of Ray's slice scheduler
+_RESERVE_SECONDS = 60.0  # timeout of one try of Ray's slice scheduler
 _FIRST_REPORT_SECONDS = 10.0
 _FOLLOWER_SECONDS = 120.0
 _REPORT_AT_LEAST_EVERY = 1800.0
@@ -38,10 +37,10 @@ class Waiting:
     """A wait for hardware.
 
     Args:
-        hardware: what is waited for.
-        heartbeat: of the step, which learns of cancellations.
-        emit: takes "waiting_for_resources" events.
-        limit: seconds after which it is given up; None for no limit.
+        hardware: the requested hardware.
+        heartbeat: the step's heartbeat, which receives cancellations.
+        emit: called with "waiting_for_resources" events.
+        limit: deadline in seconds; None for no limit.
     """
 
     def __init__(
@@ -53,11 +52,11 @@ class Waiting:
         self._report_at = _FIRST_REPORT_SECONDS
 
     def until(self, done: Callable[[], bool], missing: str) -> None:
-        """Wait until `done` says so.
+        """Wait until `done` returns True.
 
         Raises:
-            ResourcesUnavailable: at the deadline, naming what is `missing`.
-            Cancelled: when the step is to end.
+            ResourcesUnavailable: at the deadline, with the text `missing`.
+            Cancelled: when the step was cancelled.
         """
         name = self._hardware.name
         while not done():
@@ -100,7 +99,7 @@ class Placement:
             ready = cast(Any, self._group).ready()
             waiting.until(
                 lambda: bool(ray.wait([ready], timeout=_POLL_SECONDS)[0]),
-                f"no room for {hardware.processes} processes",
+                f"not enough free resources for {hardware.processes} processes",
             )
         except BaseException:
             self.release()
@@ -114,7 +113,7 @@ class Placement:
             count = self._hardware.devices_per_process
             environment |= {
                 "JAX_PLATFORMS": "cpu",
-                # Other flags of the user's hold on the pod too; of two equal ones the last does.
+                # Appended to the user's flags: of a flag that occurs twice, the last one counts.
                 "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} "
                 f"--xla_force_host_platform_device_count={count}",
             }
@@ -130,7 +129,7 @@ class Placement:
         ).remote()
 
     def release(self) -> None:
-        """Give the hardware back."""
+        """Release the hardware."""
         if self._slice is not None:
             self._slice.shutdown()
         elif self._group is not None:
@@ -138,7 +137,7 @@ class Placement:
 
 
 def _gpus(hardware: Hardware) -> dict[str, float]:
-    """GPUs of one host, and a trace of the resource by which Ray knows their kind."""
+    """GPUs of one host, and a small amount of Ray's resource for hosts with this kind of GPU."""
     if hardware.kind != "gpu":
         return {}
     kind = f"accelerator_type:{GPUS[hardware.generation].ray_type}"
@@ -147,7 +146,7 @@ def _gpus(hardware: Hardware) -> dict[str, float]:
 
 def _refuse_if_too_small(hardware: Hardware, bundle: Mapping[str, float]) -> None:
     if runtime_env.on_cluster():
-        return  # hosts may join it; a Ray of this machine alone never grows
+        return  # hosts may join a cluster; a local Ray never grows
     there = ray.cluster_resources()
     for name, amount in bundle.items():
         if there.get(name, 0) < amount * hardware.processes:
@@ -158,7 +157,7 @@ def _refuse_if_too_small(hardware: Hardware, bundle: Mapping[str, float]) -> Non
 
 
 def _reserve_slice(hardware: Hardware, waiting: Waiting) -> Any:
-    """A slice of Ray's scheduler, which blocks: so it is asked in a thread."""
+    """A slice reserved by Ray's scheduler; its call blocks, so it runs in a thread."""
     while True:
         reservation = _Reservation(hardware)
         try:
@@ -188,20 +187,19 @@ class _Reservation:
         self._thread.start()
 
     def over(self, seconds: float) -> bool:
-        """Whether it has ended, within `seconds`."""
+        """Wait for at most `seconds`; returns whether the try has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def abandon(self) -> None:
-        """Give the slice back as soon as there is one."""
+        """Release the slice, now or as soon as it is reserved."""
         with self._lock:
             self._abandoned = True
             if self.slice is not None:
                 self.slice.shutdown()
 
     def _reserve(self) -> None:
-        # Ray's slice scheduler knows hosts, heads and topologies; it is imported here because it is
-        # alpha and only a TPU run needs it.
+        # Imported here because the module is alpha, and only a TPU run needs it.
         from ray.util.tpu import SlicePlacementGroup
 
         hardware = self._hardware
@@ -212,7 +210,7 @@ class _Reservation:
                 accelerator_version=TPUS[hardware.generation].google_name,
                 chips_per_vm=hardware.devices_per_process,
                 num_slices=hardware.slices,
-                # Processes of a slice in the order of its hosts, as the TPU itself counts them.
+                # Process i of a slice runs on the slice's host i, in the order of the TPU runtime.
                 bundle_label_selector=hosts * hardware.slices if len(hosts) > 1 else None,
                 head_reservation_timeout_s=_RESERVE_SECONDS,
             )
@@ -226,7 +224,7 @@ class _Reservation:
 
 
 def bounded(wait: float | None, follower: bool) -> float | None:
-    """Seconds that a step may wait: one that follows another gives way to what it follows."""
+    """Seconds that a step may wait; few for a follower, which must not block its live input."""
     limits = [] if wait is None else [wait]
     limits += [_FOLLOWER_SECONDS] if follower else []
     return min(limits, default=None)

@@ -1,4 +1,4 @@
-"""What a cluster's workers must have: the driver's code, sent with its digest, and its store."""
+"""The requirements on a cluster's workers: the driver's code, checked by digest, and its store."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pipeline.store import storage
 
 ROOT = Path(__file__).parents[3]
 TIMEOUT = "PONENTE_HEARTBEAT_TIMEOUT"  # read by `heartbeat.heartbeat_timeout`
-# Read when Ray starts; a user's own setting wins. Workers at Ray's own niceness of 15 take minutes
-# to start beside any other program that computes.
+# Read when Ray starts; the user's environment takes precedence. At Ray's default niceness of 15,
+# workers take minutes to start while another program uses the CPUs.
 STARTING = {
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 _VARIABLE = "PONENTE_CODE"
-# Without a slash at the end, which would have Ray walk through all that is in them.
+# Without a trailing slash, with which Ray would walk through these directories.
 _EXCLUDES = ["/runs", "/.venv", "/.git", "/tests", "/docs", "__pycache__"]
 
 
@@ -37,8 +37,8 @@ def code_digest(root: Path) -> str:
 
 
 def _sent(root: Path) -> list[Path]:
-    """What Ray sends of a directory: of what is sent it would send everything again."""
-    # Ray has its own mind about ignore files, so it is asked; it does not offer that in public.
+    """The files of a directory that Ray sends to workers."""
+    # Ray's own function, since its rules for ignore files are special; it has no public API.
     from ray._private.runtime_env import packaging
 
     excludes, found = [packaging._get_excludes(root, _EXCLUDES)], []
@@ -49,7 +49,7 @@ def _sent(root: Path) -> list[Path]:
 
 
 def runtime_environment(root: Path = ROOT) -> dict[str, Any]:
-    """Ray's settings, with which workers get the driver's code and know which it is."""
+    """Ray's runtime environment, which sends workers the driver's code and its digest."""
     handed = {name: os.environ[name] for name in (TIMEOUT,) if name in os.environ}
     return {
         "working_dir": str(root),
@@ -59,7 +59,7 @@ def runtime_environment(root: Path = ROOT) -> dict[str, Any]:
 
 
 def on_cluster() -> bool:
-    """Whether this process works for a driver that joined a cluster of its own making."""
+    """Whether this process is a worker of a driver that joined an existing cluster."""
     return _VARIABLE in os.environ
 
 
@@ -69,7 +69,7 @@ def _own_digest() -> str:
 
 
 def require_same_code() -> None:
-    """Refuse to work in a process that imported other code than the driver's.
+    """Refuse to work in a process whose code differs from the driver's.
 
     Raises:
         InputError: naming both digests and where this code is.
@@ -86,7 +86,7 @@ def require_store(directory: str) -> None:
     """Refuse to work on a host that does not see the driver's local store.
 
     Args:
-        directory: URL of one that the driver has made.
+        directory: URL of a directory that the driver has made.
 
     Raises:
         InputError: naming the host and the directory.

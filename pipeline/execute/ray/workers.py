@@ -1,7 +1,7 @@
 """A step's fan-out on Ray: shards as tasks, each retried when its worker is lost.
 
-Ray's own retries are off everywhere: it would run a task that kills its worker three times, and
-report none of it. A lost shard is retried here, in a directory of its own, and counted.
+Ray's own retries are always off: it would run a task that kills its worker three times without a
+report. This module retries a lost shard, in a separate directory, and counts its tries.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def _shard_task(task: ShardTask, collector: Any, heartbeat: str) -> Shard:
     exit_with_parent(heartbeat, collector)
     with Heartbeat(collector, heartbeat) as beating:
         if beating.stopping:
-            raise Cancelled(f"shard {task.name} was not begun")
+            raise Cancelled(f"shard {task.name} was not started")
         with retry.scope(lambda: beating.stopping):
             return write_shard(task)
 
 
-# Typed as Any: ray.remote adds `.remote` and `.options`, which its annotations do not say.
+# Typed as Any: ray.remote adds `.remote` and `.options`, which its annotations lack.
 _write: Any = ray.remote(num_cpus=1, max_retries=0)(_shard_task)
 
 
@@ -56,10 +56,10 @@ class RayWorkers:
     """Workers of a step that itself runs as a Ray task.
 
     Args:
-        collector: the driver's (see `ray.heartbeat`).
-        label, key: stamped on events that gang processes emit.
-        heartbeat: this step's own.
-        packages: loggers whose information the logs of gang processes keep.
+        collector: the driver's collector (see `ray.heartbeat`).
+        label, key: added to events that gang processes emit.
+        heartbeat: this step's own heartbeat.
+        packages: loggers whose INFO records the logs of gang processes keep.
         wait: seconds that a gang may wait for its hardware; None for no limit.
     """
 
@@ -87,7 +87,7 @@ class RayWorkers:
         """Write the shards as tasks of one core each, a bounded number in flight."""
         limit = max(1, int(ray.cluster_resources().get("CPU", 1)) * _IN_FLIGHT_PER_CPU)
         waiting, running, look_at = deque(tasks), dict[Any, _Running](), 0.0
-        stopped = False  # a shard may learn of it before this step does
+        stopped = False  # a shard's worker may receive the cancellation before this step does
         while running or (waiting and not (stopped or self.stopping)):
             if time.monotonic() > look_at:
                 waiting.extendleft(self._given_up(running, emit))
@@ -96,7 +96,7 @@ class RayWorkers:
                 task = waiting.popleft()
                 running.update([self._begin(task)])
             if not running:
-                continue  # cancelled just now
+                continue  # cancelled since the loop's condition was evaluated
             ready, _ = ray.wait(list(running), num_returns=1, timeout=_LOOK_SECONDS)
             for reference in ready:
                 done = running.pop(reference)
@@ -111,11 +111,11 @@ class RayWorkers:
                     self._collector.forget.remote(done.heartbeat)
                     waiting.appendleft(_again(done.task, f"its worker died ({_line(error)})", emit))
         if waiting:
-            raise Cancelled(f"{len(waiting)} shards are left to do")
+            raise Cancelled(f"{len(waiting)} shards are not finished")
 
     def _begin(self, task: ShardTask) -> tuple[Any, _Running]:
         heartbeat = f"{self._heartbeat.name}/{task.name}/{uuid.uuid4().hex[:8]}"
-        write = _write.options(label_selector=self._watch.elsewhere)
+        write = _write.options(label_selector=self._watch.responsive_nodes)
         reference = write.remote(task, self._collector, heartbeat)
         return reference, _Running(task, heartbeat, time.monotonic())
 
@@ -129,7 +129,7 @@ class RayWorkers:
             done = running.pop(reference)
             if lost[done.heartbeat]:
                 tasks.append(_again(done.task, "its worker stopped responding", emit))
-            else:  # It has not been tried: perhaps it only queued.
+            else:  # it has not begun, so this is no try
                 self._collector.forget.remote(done.heartbeat)
                 tasks.append(done.task)
         return tasks

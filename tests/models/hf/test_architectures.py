@@ -103,7 +103,7 @@ def test_every_parameter_has_one_tensor(name):
             ),
             "but for rope_scaling",
         ),
-        (dataclasses.replace(SHAPES["Llama tied"], embed=50), "no multiple of heads"),
+        (dataclasses.replace(SHAPES["Llama tied"], embed=50), "not a multiple of heads"),
     ],
 )
 def test_the_line_of_plan(config, line):
@@ -146,7 +146,7 @@ GPT2 = to_json(SHAPES["GPT2"], POSITIONS)
         ({**CONTENT, "quantization_config": {"bits": 4}}, "quantization_config is"),
         ({**CONTENT, "hidden_size": "48"}, "hidden_size: expected a positive integer, found '48'"),
         ({**QWEN, "layer_types": ["chunked_attention"] * 3}, "layer_types has 'chunked_attention'"),
-        ({**QWEN, "layer_types": ["full_attention"]}, "expected 3 of them"),
+        ({**QWEN, "layer_types": ["full_attention"]}, "expected a list of 3"),
         ({**QWEN, "attention_bias": True}, "attention_bias is True"),
         ({**GPT2, "activation_function": "relu"}, "activation_function is 'relu'"),
         ({**GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),

@@ -118,7 +118,7 @@ CHANGES = [
     (_event("retrying", what="gs://b/x", cause="503", attempt=3, seconds=40), "x, 503, attempt 3"),
     (_event("failed", cause="no such file"), "FAILED: no such file"),
     (_event("skipped", cause="tokens failed"), "skipped: tokens failed"),
-    (_event("stopped", cause="3 shards are left to do"), "stopped: 3 shards are left to do"),
+    (_event("stopped", cause="3 shards are not finished"), "stopped: 3 shards are not finished"),
     (_event("warning", message="odd"), "warning: odd"),
     (
         _event("shard_retried", shard="part/003", cause="its worker stopped responding", tries=2),

@@ -50,7 +50,7 @@ def test_a_run_is_stopped_through_its_store_and_resumed(ponente, tmp_path, monke
     status, _, err = ponente("run", experiment=SLOW)
     thread.join()
     assert status == 130
-    assert "as `ponente stop` asked" in err
+    assert "requested by `ponente stop`" in err
     status, out, _ = ponente("status", "--watch", experiment=SLOW)
     assert status == 1
     assert f"run {asked[0]}: interrupted" in out

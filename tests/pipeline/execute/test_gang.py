@@ -341,7 +341,7 @@ def test_gpus_of_several_hosts_are_one_gang(tmp_path, monkeypatch):
     try:
         graph = seen(hardware="2x2xh100")
         execution = run_on(backend, str(tmp_path / "s"), graph, events.append)
-        with pytest.raises(StepFailed, match="no room for 3 processes within 5 s"):
+        with pytest.raises(StepFailed, match="free resources for 3 processes within 5 s"):
             run_on(backend, str(tmp_path / "t"), seen(hardware="3x2xh100"), wait=5)
     finally:
         backend.close()

@@ -221,7 +221,7 @@ def test_plan_and_explain_say_that_it_follows(store, marks, capsys):
     lines = list(explain(entries, entries[1], Store(store)))
     assert any("numbers = counting (miss, live)" in line for line in lines)
     lines = list(explain(entries, entries[0], Store(store)))
-    assert any("watching: runs while it runs" in line for line in lines)
+    assert any("watching: starts while it runs" in line for line in lines)
 
     class Asked:
         targets = [as_node(watcher)]  # noqa: RUF012

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import http.client
 import threading
 import time
 
@@ -188,6 +189,18 @@ def test_a_lost_host_is_replaced(met, monkeypatch):
     monkeypatch.setattr(meeting, "LOST_SECONDS", 0.0)
     time.sleep(0.01)
     assert host.report(0, "new")["cause"] == ""
+
+
+@pytest.mark.parametrize("length", ["-1", "many", "2"])
+def test_a_malformed_report_is_refused(met, length):
+    """A length that is none, and a body that is no report: status 400, at once."""
+    head, _, host = met
+    connection = http.client.HTTPConnection("127.0.0.1", head.port, timeout=5)
+    headers = {"Authorization": "Bearer secret", "Content-Length": length}
+    connection.request("POST", "/", b"{}", headers)
+    assert connection.getresponse().status == 400
+    connection.close()
+    assert host.report(0, "a")["cause"] == ""
 
 
 def test_without_the_secret_the_head_answers_nothing(met):

@@ -118,7 +118,7 @@ def test_waiting_for_another_run_counts_as_reuse(tmp_path):
     step = run_record.read(str(tmp_path), "shared").steps[key("documents")]
     assert (step.state, step.reason) == (
         "waiting",
-        "waiting for process 7 on north, which builds it already",
+        "waiting for process 7 on north, which is already building it",
     )
     log.at(5).tell("finished", "documents", seconds=0.0, status="reused", result={})
     record = run_record.read(str(tmp_path), "shared")

@@ -184,7 +184,7 @@ def copied(tmp_path):
     ("fields", "line"),
     [
         ({"architectures": ["NanoChatForCausalLM"]}, "NanoChatForCausalLM has no counterpart"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "sees the whole row"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "attends to the whole"),
         ({"attention_bias": True}, "attention_bias is True"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "type 'longrope'"),

@@ -134,15 +134,16 @@ def test_a_store_that_never_answers_is_an_error_in_time(new_checkpointer, monkey
         checkpointer.wait()
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_parameter_that_is_not_finite_is_never_committed(new_checkpointer, tmp_path, bad):
+def test_a_parameter_that_is_not_finite_is_never_committed(new_checkpointer, tmp_path, bad, dtype):
     """The array is named; a sum that overflows is no reason to refuse, nor is a plain array."""
     axes = hax.make_axes(embed=4)
-    fine = {"w": hax.named(jnp.full(4, 3e38), axes), "losses": jnp.array([bad])}
+    fine = {"w": hax.named(jnp.full(4, 3e38, dtype), axes), "losses": jnp.array([bad])}
     checkpointer = new_checkpointer()
     checkpointer.save(1, fine, {})
     checkpointer.wait()
-    checkpointer.save(2, {"w": hax.named(jnp.array([1, bad, 1, 1.0]), axes)}, {})
+    checkpointer.save(2, {"w": hax.named(jnp.array([1, bad, 1, 1.0], dtype), axes)}, {})
     with pytest.raises(InputError, match=r"w: expected finite values to save, found 1"):
         checkpointer.wait()
     assert os.listdir(tmp_path) == ["00000001.a"]

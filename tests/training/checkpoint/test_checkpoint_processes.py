@@ -46,7 +46,7 @@ def test_processes_save_without_meeting_and_agree_on_what_is_there(tmp_path, cou
     assert "arrays/rows/c.0.0: expected what was saved, found no file" in first["damaged"]
     for report in others:
         assert report["damaged"] == (
-            "CorruptOutput: processes [0] could not read the checkpoint; their logs say why"
+            "CorruptOutput: processes [0] could not read the checkpoint; their logs have the reason"
         )
     verdicts = {report["mixed"].partition(":")[0] for report in (first, *others)}
     assert verdicts == {"CorruptOutput"}

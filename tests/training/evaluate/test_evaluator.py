@@ -73,7 +73,7 @@ def scores(program, model, read, rows, batch_size=tiny.BATCH):
     """One evaluation of these rows."""
     batches = read_batches(rows, read, tiny.LENGTH, batch_size, program.layout)
     table = jnp.asarray(tiny.TOKEN_BYTES, jnp.int32)
-    return evaluate(program.evaluation_step, model, batches, table)
+    return evaluate(program.evaluation_step, model, batches, table, "validation")
 
 
 @pytest.mark.slow
@@ -106,6 +106,15 @@ def test_devices_and_batch_size_do_not_enter_the_figures(devices, batch_size):
     assert got["bits_per_byte"] == pytest.approx(want["bits_per_byte"], rel=1e-6)
 
 
+def test_a_split_whose_loss_mask_excludes_all_is_refused():
+    """By its name: there is no mean of no tokens."""
+    program = tiny.program(1, masked=True)
+    masked = np.full((8, tiny.LENGTH), tiny.VOCAB + 3, np.int32)
+    rows = plan_sequences(8 * tiny.LENGTH, tiny.LENGTH)
+    with pytest.raises(InputError, match=r"split 'validation': .* the loss mask excludes all"):
+        scores(program, program.init().model, lambda starts, _: masked[: len(starts)], rows)
+
+
 def test_uniform_model_has_log_vocab_loss():
     """A model with zero output scores log(vocab) nats per token whatever the text."""
     program = tiny.program(1)
@@ -113,7 +122,8 @@ def test_uniform_model_has_log_vocab_loss():
     _, read = random_split(256)
     rows = plan_sequences(256, tiny.LENGTH)
     batches = read_batches(rows, read, tiny.LENGTH, tiny.BATCH, program.layout)
-    found = evaluate(program.evaluation_step, model, batches, jnp.ones(tiny.VOCAB, jnp.int32))
+    table = jnp.ones(tiny.VOCAB, jnp.int32)
+    found = evaluate(program.evaluation_step, model, batches, table, "validation")
     assert found["loss"] == pytest.approx(math.log(tiny.VOCAB), rel=1e-5)
     assert found["bits_per_byte"] == pytest.approx(math.log2(tiny.VOCAB), rel=1e-5)
 
@@ -145,7 +155,7 @@ def test_the_host_waits_for_room_only_and_reads_once(monkeypatch):
     """Of 500 batches few are on the way at any time, and numbers come back in one transfer."""
     machine = Machine(monkeypatch, 1000.1)
     batches = (EvaluationBatch(np.zeros((8, 4)), np.zeros(8)) for _ in range(500))
-    found = evaluate(machine.step, None, batches, None)
+    found = evaluate(machine.step, None, batches, None, "validation")
     assert 1 < machine.most <= evaluation.IN_FLIGHT
     assert machine.fetched == 1
     # In float32 the sum of 4,000 such numbers is off by some 1e-5 of itself.

@@ -174,7 +174,7 @@ def test_a_store_that_fails_for_a_while_gets_everything_when_it_is_back(monkeypa
             log.flush()
             assert steps("memory://fails/run") == list(range(step + 1))
     log.close(10)
-    assert caplog.text.count("tried again later: 503") == 1
+    assert caplog.text.count("will be retried: 503") == 1
 
 
 class Full:

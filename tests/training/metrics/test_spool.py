@@ -63,7 +63,7 @@ def test_a_store_that_fails_is_tried_again_and_given_up_at_the_end(monkeypatch, 
         clock.now += 31
         spool.sync()
     assert storage.read_bytes(f"memory://gone/run/{NAME}") == b"1\n"
-    assert caplog.text.count("tried again later") == 1
+    assert caplog.text.count("will be retried") == 1
     (spool.path / NAME).write_text("1\n2\n")
     store.failures = 1
     with pytest.raises(StoreUnavailable):

@@ -18,6 +18,7 @@ from training.checkpoint import files
 from training.checkpoint.restore import load_model
 from training.evaluate import evaluator
 from training.trainer import run_context
+from training.trainer.kept_program import KeptPrograms
 from training.trainer.run_context import RunContext
 from training.trainer.trainer import train
 
@@ -218,6 +219,22 @@ def test_no_validation_split_means_no_evaluation(data, tmp_path):
     """Without held-out sets the run trains and its evaluations are empty."""
     job = tiny.make_job(data, held_out=(), checkpoint_directory=str(tmp_path))
     assert tiny.rows(train(job, devices=jax.devices()[:1]), "evaluations") == []
+
+
+def test_sigterm_does_not_wait_for_the_first_compilation(data, tmp_path, monkeypatch):
+    """The run ends at step 0 without a checkpoint, and its log has one "preempted" event."""
+    compiled = KeptPrograms.compile
+
+    def signalled(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+        return compiled(*arguments)
+
+    monkeypatch.setattr(KeptPrograms, "compile", signalled)
+    job = tiny.make_job(data, checkpoint_directory=str(tmp_path))
+    stopped = train(job, devices=jax.devices()[:1])
+    assert (stopped.preempted, stopped.steps, stopped.checkpoint) == (True, 0, "")
+    assert len(tiny.entries(job, "preempted")) == 1
 
 
 @pytest.mark.slow

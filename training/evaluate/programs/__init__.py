@@ -1,1 +1,1 @@
-"""Programs that a model writes: run in a sandbox and counted."""
+"""Runs programs that a model generates in a sandbox, and counts the ones that pass."""

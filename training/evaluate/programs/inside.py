@@ -1,11 +1,12 @@
-"""The inside of the sandbox: this file runs as a script, and its child is process 1 in there.
+"""The inside of the sandbox: this file runs as a script, whose child is process 1 of the namespace.
 
-It reads a job as JSON from standard input, enters new namespaces, and makes a file system of its
-own, of which programs can write to one small part. Then it runs the job's commands one after the
-other, each with limits, and writes a line of JSON for each to the descriptor in its argument; what
-programs print goes to standard output. `training.evaluate.programs.sandbox` starts it.
+It reads a job as JSON from standard input, enters new namespaces and builds a root file system in
+which programs can write only to one small folder. Then it runs the job's commands in sequence, each
+with limits, and writes a line of JSON for each to the file descriptor in its argument. The
+programs' output goes to standard output. `training.evaluate.programs.sandbox` starts it.
 
-Only the standard library is imported; Python 3.11 has no `os.unshare` and none has `mount`.
+It imports only the standard library and calls libc through ctypes, because Python 3.11 has no
+`os.unshare` and no Python has `mount`.
 """
 
 from __future__ import annotations
@@ -28,16 +29,17 @@ _NEWNS, _NEWUSER = 0x20000, 0x10000000
 _NEWUTS, _NEWIPC, _NEWPID, _NEWNET = 0x4000000, 0x8000000, 0x20000000, 0x40000000
 _BIND, _RECURSIVE, _PRIVATE, _NOSUID, _NODEV = 0x1000, 0x4000, 1 << 18, 0x2, 0x4
 _DETACH = 2
-_MOUNT_SETATTR, _PIVOT_ROOT = 442, {"x86_64": 155, "aarch64": 41}  # the first is everywhere
+# System call numbers; mount_setattr has the same one on all architectures.
+_MOUNT_SETATTR, _PIVOT_ROOT = 442, {"x86_64": 155, "aarch64": 41}
 _SET_READ_ONLY, _SET_NOSUID = 0x1, 0x2
 _AT_RECURSIVE = 0x8000
 _DEATH_SIGNAL, _DUMPABLE, _NO_NEW_PRIVILEGES = 1, 4, 38
 
-_USER = 1000  # inside; no root, so that starting a program drops all capabilities
+_USER = 1000  # user id inside; not root, so that execve drops all capabilities
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _MOST_FILES = 4096
 _POLL = 0.01  # seconds
-# What no program under test needs, and what holds memory that no other limit counts.
+# Calls that no program under test needs, and calls that allocate memory outside all limits.
 _REFUSED_CALLS = (
     *("socket", "memfd_create", "memfd_secret", "shmget", "msgget", "semget", "mq_open"),
     *("unshare", "setns", "mount", "fsopen", "fsmount", "open_tree", "move_mount", "pivot_root"),
@@ -77,7 +79,7 @@ def main() -> None:
 
 
 def _call(name: str, *arguments: Any) -> int:
-    """A function of libc.
+    """Call a function of libc.
 
     Raises:
         OSError: it failed; `filename` is the function's name.
@@ -96,10 +98,10 @@ def _c(argument: Any) -> Any:
 
 
 def _enter(job: dict[str, Any], proc: int) -> None:
-    """Enter new namespaces, with a root of our own and a user that owns no file of the machine."""
+    """Enter new namespaces, with a new root and a user that owns no file of the machine."""
     separate = _NEWUSER | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS
     if os.geteuid() == 0:
-        # Root is not counted by the limit of processes, so a user of this sandbox's own is.
+        # The process limit does not apply to root, so the sandbox switches to a user id of its own.
         _call("unshare", _NEWNS)
         _make_root(job)
         _become(0x70000000 + os.getpid())
@@ -111,7 +113,7 @@ def _enter(job: dict[str, Any], proc: int) -> None:
         _call("unshare", separate | _NEWNS)
         _map(proc, user, group)
         _make_root(job)
-    # A program in a user namespace of its own could mount file systems without a limit.
+    # In a nested user namespace a program could mount file systems of unlimited size.
     _write(proc, "sys/user/max_user_namespaces", "0")
 
 
@@ -121,10 +123,11 @@ def _become(user: int) -> None:
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
     except OSError as error:
-        # Such as in a container whose root is the only user; there it has to start as another one.
+        # Containers may have no user but root; start the evaluation as another user there.
         raise OSError(error.errno, error.strerror, f"root becoming user {user}") from error
-    _call("prctl", _DUMPABLE, 1, 0, 0, 0)  # else the map below would belong to root
-    _call("prctl", _DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)  # forgotten with the old user
+    # A change of user clears both: without DUMPABLE root owns /proc/self/uid_map.
+    _call("prctl", _DUMPABLE, 1, 0, 0, 0)
+    _call("prctl", _DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
 
 def _map(proc: int, user: int, group: int) -> None:
@@ -143,7 +146,7 @@ def _write(proc: int, name: str, text: str) -> None:
 
 
 def _make_root(job: dict[str, Any]) -> None:
-    """A root that shows programs the job's `visible` paths, read-only, and one folder to write."""
+    """Switch to a root with the job's `visible` paths, read-only, and one writable folder."""
     root = job["root"]
     _call("mount", None, "/", None, _RECURSIVE | _PRIVATE, None)
     _call("mount", "tmpfs", root, "tmpfs", _NOSUID | _NODEV, "size=1m,mode=755")
@@ -168,7 +171,7 @@ def _make_root(job: dict[str, Any]) -> None:
 
 
 def _show(path: str, target: str, *, writable: bool = False) -> None:
-    """Let `path` of the machine be at `target`, a link as a link."""
+    """Bind-mount `path` of the machine at `target`; copy a symbolic link as a link."""
     os.makedirs(os.path.dirname(target), exist_ok=True)
     if os.path.islink(path):
         os.symlink(os.readlink(path), target)
@@ -183,14 +186,14 @@ def _show(path: str, target: str, *, writable: bool = False) -> None:
 
 
 def _restrict(target: str, flags: int = 0) -> None:
-    """Make a mount read-only, with all mounts in it if flags say so (Linux 5.12)."""
+    """Make a mount read-only, with `_AT_RECURSIVE` all mounts below it too (Linux 5.12)."""
     attributes = (ctypes.c_uint64 * 4)(_SET_READ_ONLY | _SET_NOSUID, 0, 0, 0)
     size = ctypes.sizeof(attributes)
     _call("syscall", _MOUNT_SETATTR, -100, target, flags, ctypes.byref(attributes), size)
 
 
 def _run(command: dict[str, Any], limits: dict[str, int], call_filter: Any) -> dict[str, Any]:
-    """Run one command to its end or its time, and end whatever it started."""
+    """Run one command until it ends or its time is over, then kill all of its processes."""
     began = time.monotonic()
     program = os.fork()
     if not program:
@@ -208,7 +211,7 @@ def _run(command: dict[str, Any], limits: dict[str, int], call_filter: Any) -> d
         elif not pid:
             time.sleep(_POLL)
     with contextlib.suppress(ProcessLookupError):
-        os.kill(-1, signal.SIGKILL)  # everything in here but this process
+        os.kill(-1, signal.SIGKILL)  # every process of the namespace except this one
     with contextlib.suppress(ChildProcessError):
         while True:
             os.wait()
@@ -240,11 +243,11 @@ def _become_program(command: dict[str, Any], limits: dict[str, int], call_filter
     os.execve(command["program"][0], command["program"], environment)
 
 
-_MSGQUEUE = 12  # RLIMIT_MSGQUEUE, which the module does not name
+_MSGQUEUE = 12  # RLIMIT_MSGQUEUE, which the module `resource` does not define
 
 
 def _call_filter() -> Any:
-    """(libseccomp's loading function, a filter), or None where it is not installed."""
+    """(libseccomp's `seccomp_load`, a filter), or None when libseccomp is not installed."""
     try:
         library = ctypes.CDLL("libseccomp.so.2")
     except OSError:

@@ -1,7 +1,7 @@
-"""Programming problems: a prompt, what a model writes after it, and tests that the whole must pass.
+"""Programming problems: a prompt that a model completes, and tests that the program must pass.
 
 A program is the prompt, the completion's first function body and the tests, in one file. It passes
-if it compiles and, run, exits with 0, as in HumanEval (Chen et al., 2021, arXiv:2107.03374).
+if it compiles and exits with 0, as in HumanEval (Chen et al., 2021, arXiv:2107.03374).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _FIELDS = {"name", "language", "prompt", "tests"}
 
 @dataclass(frozen=True)
 class Language:
-    """How a language is compiled and run.
+    """How to compile and run a language.
 
     Attributes:
-        file: what the program is called.
-        tool: looked for in the system's folders; empty for this Python.
-        compile, run: arguments; the tool stands before the first, and before the second if
-            `run_by_tool`.
+        file: name of the program's file.
+        tool: name of the compiler or interpreter; empty for this Python.
+        compile, run: arguments of the two commands. The tool is prepended to `compile`, and to
+            `run` if `run_by_tool`.
     """
 
     file: str
@@ -58,11 +58,11 @@ class Problem:
     """One problem.
 
     Attributes:
-        name: of its own.
+        name: unique name.
         language: one of `LANGUAGES`.
-        prompt: how the program begins, up to the first line of the function's body.
-        tests: how it ends; they exit with another status than 0 where a test fails.
-        completion: a given answer; None where a model is to write one.
+        prompt: the beginning of the program, up to the first line of the function's body.
+        tests: the end of the program; it exits with a nonzero status when a test fails.
+        completion: a given answer; None when a model generates it.
     """
 
     name: str
@@ -74,14 +74,14 @@ class Problem:
 
 @dataclass(frozen=True)
 class Judged:
-    """What became of one answer.
+    """The result of one answer.
 
     Attributes:
-        problem, language: which.
-        program: the whole text.
-        compiled, passed: whether it did.
-        ended: of its last command, see `sandbox.Outcome`.
-        output: what it printed, the compiler's messages included.
+        problem, language: name and language of the problem.
+        program: text of the whole program.
+        compiled, passed: whether it compiled, and whether it also passed the tests.
+        ended: how its last command ended, see `sandbox.Outcome`.
+        output: what it printed, including the compiler's messages.
     """
 
     problem: str
@@ -97,7 +97,7 @@ def parse_problems(lines: bytes, source: str) -> list[Problem]:
     """Problems from JSON lines.
 
     Raises:
-        InputError: naming the line that is not a problem.
+        InputError: a line is not a problem, or names are not unique; names the line.
     """
     found: list[Problem] = []
     for number, line in enumerate(lines.split(b"\n"), 1):
@@ -124,10 +124,10 @@ def parse_problems(lines: bytes, source: str) -> list[Problem]:
 
 
 def function_body(completion: str) -> str:
-    """What a completion adds to the function that the prompt begins.
+    """The part of a completion that belongs to the function that the prompt begins.
 
-    It ends before the first line, after the line that the prompt began, that is neither empty nor
-    indented; if that line begins with a brace, the brace is part of it.
+    The completion's first line continues the prompt's last one. The body ends before the next line
+    that is neither empty nor indented; if that line begins with "}", the brace is kept.
     """
     first, *rest = completion.split("\n")
     kept = [first]
@@ -139,10 +139,10 @@ def function_body(completion: str) -> str:
 
 
 def tool(language: str) -> str:
-    """Absolute path of what compiles a language.
+    """Absolute path of the compiler or interpreter of a language.
 
     Raises:
-        InputError: it is not installed where programs in the sandbox see it.
+        InputError: it is not installed in a directory that the sandbox shows.
     """
     name = LANGUAGES[language].tool
     if not name:
@@ -160,7 +160,7 @@ def judge(problem: Problem, completion: str, limits: Limits) -> Judged:
     """Compile and run one answer in the sandbox.
 
     Raises:
-        InputError: this machine has no compiler for it, or cannot run it safely.
+        InputError: this machine has no compiler for the language, or cannot run a sandbox.
     """
     language, command = LANGUAGES[problem.language], tool(problem.language)
     program = f"{problem.prompt}{function_body(completion)}\n{problem.tests}\n"
@@ -179,10 +179,10 @@ def judge(problem: Problem, completion: str, limits: Limits) -> Judged:
 
 
 def rates(judged: Sequence[Judged]) -> dict[str, dict[str, Any]]:
-    """For "all" and each language: problems, answers to each, and how many did how well.
+    """Pass rates for "all" and each language, with the numbers of problems and of answers to each.
 
-    `compiled` and `pass@1` are shares of the answers; `pass@n`, with n answers to a problem, is the
-    share of the problems that one of them solves.
+    `compiled` and `pass@1` are shares of the answers; `pass@n`, with n answers per problem, is the
+    share of problems that at least one of them solves.
     """
     groups: Mapping[str, list[Judged]] = {"all": list(judged)}
     for language in sorted({one.language for one in judged}):

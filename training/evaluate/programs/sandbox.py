@@ -1,12 +1,12 @@
-"""Run untrusted programs on Linux, without root.
+"""Runs untrusted programs on Linux, without root.
 
-A program gets a process, network and user namespace of its own, a file system that shows it the
-machine's programs and libraries read-only and one small folder in memory, and limits on time,
-memory, processes, files and output. Where libseccomp is installed, it refuses system calls that
-such programs do not need. `inside.py` is the code that does so; here it is started and watched.
+A program gets its own process, network and user namespaces, a file system with the machine's
+programs and libraries (read-only) and one small writable folder in memory, and limits on time,
+memory, processes, files and output. Where libseccomp is installed, a filter refuses system calls
+that such programs do not need. `inside.py` sets this up; this module starts and watches it.
 
-It is no defence against a fault in the kernel, which the program shares. Evaluate models
-that somebody may have trained to attack on a virtual machine of their own.
+The sandbox shares the machine's kernel and does not protect against kernel bugs. Evaluate models
+that may have been trained to attack on a separate virtual machine.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _SYSTEM = (
 )
 _INSIDE = Path(__file__).with_name("inside.py")
 _POLL = 0.1  # seconds
-_MARGIN = 30.0  # seconds to start and end, on a busy machine
+_MARGIN = 30.0  # seconds allowed for start and end, on a busy machine
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a program may use.
+    """Limits of a program's resources.
 
     Attributes:
-        seconds: of wall time, for each command; as much processor time for each process.
-        memory: bytes, of address space for each process and of resident memory for all together.
-        processes: at once, threads included.
-        files: bytes in the folder it can write to, which is memory too.
+        seconds: wall time of each command, and CPU time of each process.
+        memory: bytes of address space of each process, and of resident memory of all together.
+        processes: number of processes and threads at once.
+        files: bytes in the writable folder, which is in memory too.
         output: bytes of standard output and error together.
     """
 
@@ -64,14 +64,15 @@ class Limits:
 
 @dataclass
 class Outcome:
-    """What became of a program.
+    """The result of a program's commands.
 
     Attributes:
-        ended: for each command that was run "exit N", the name of a signal, "time", or, where that
-            ended everything, "memory", "output", or "killed" (by the kernel, out of memory).
+        ended: how each command ended: "exit N", the name of a signal or "time"; the last one is
+            "time", "memory", "output" or "killed" (by the kernel, out of memory) when the whole
+            sandbox was ended.
         output: what the commands printed, up to the limit.
-        seconds: wall time of each command; fewer than `ended` where all was ended.
-        layers: what kept the program in.
+        seconds: wall time of each command; one fewer than `ended` when the sandbox was ended.
+        layers: the isolation layers in use, see `check`.
     """
 
     ended: list[str] = field(default_factory=list)
@@ -81,19 +82,19 @@ class Outcome:
 
 
 def run(files: Mapping[str, str], commands: Sequence[Sequence[str]], limits: Limits) -> Outcome:
-    """Run commands one after the other until one does not exit with 0.
+    """Run commands in sequence until one does not exit with 0.
 
     Args:
-        files: text of each file in the folder the commands start in, by name.
-        commands: absolute path of a program, and its arguments.
-        limits: on each command.
+        files: text of each file in the commands' working directory, by name.
+        commands: absolute path and arguments of each program.
+        limits: limits of each command.
 
     Raises:
-        InputError: this machine cannot run a program safely. Nothing was run.
+        InputError: this machine cannot run a program safely. No command was run.
     """
     if not sys.platform.startswith("linux"):
         raise InputError(
-            f"sandbox: expected Linux, whose namespaces it is made of, found {sys.platform}; "
+            f"sandbox: expected Linux, whose namespaces it uses, found {sys.platform}; "
             "evaluate code on a Linux machine"
         )
     with tempfile.TemporaryDirectory(prefix="sandbox-") as root:
@@ -118,15 +119,15 @@ def run(files: Mapping[str, str], commands: Sequence[Sequence[str]], limits: Lim
             try:
                 return _watch(process, reading, job, limits)
             finally:
-                process.kill()  # and with it everything inside
+                process.kill()  # its child, process 1 of the namespace, dies too (PR_SET_PDEATHSIG)
                 os.close(reading)
 
 
 def check(limits: Limits) -> tuple[str, ...]:
-    """What keeps programs in on this machine: "namespaces", "system call filter".
+    """The isolation layers on this machine: "namespaces", "system call filter".
 
     Raises:
-        InputError: it cannot run a program safely, or `limits` leave no room for one.
+        InputError: this machine cannot run a program safely, or `limits` are too small for one.
     """
     shell = ["/bin/sh", "-c", "/bin/true & wait $! && echo ready"]
     found = run({}, [shell], limits)
@@ -140,7 +141,7 @@ def check(limits: Limits) -> tuple[str, ...]:
 
 
 def visible() -> list[str]:
-    """Paths of the machine that programs see: its programs, its libraries and this Python."""
+    """Paths of the machine that programs can read: its programs, its libraries, this Python."""
     python = os.path.realpath(sys.base_prefix)
     found = [path for path in _SYSTEM if os.path.lexists(path)]
     return found if python.startswith("/usr") else [*found, python]
@@ -149,10 +150,10 @@ def visible() -> list[str]:
 def _watch(
     process: subprocess.Popen[bytes], reading: int, job: dict[str, Any], limits: Limits
 ) -> Outcome:
-    """Give the job and read what comes back, until the end or a limit that is only seen here."""
+    """Send the job and read output and report, until the end or a limit of the whole sandbox."""
     assert process.stdin is not None
     assert process.stdout is not None
-    with contextlib.suppress(BrokenPipeError):  # it did not start, and says why
+    with contextlib.suppress(BrokenPipeError):  # it did not start; its output has the reason
         process.stdin.write(json.dumps(job).encode())
         process.stdin.close()
     deadline = time.monotonic() + limits.seconds * len(job["commands"]) + _MARGIN
@@ -181,7 +182,10 @@ def _watch(
 
 
 def _resident(pid: int) -> int:
-    """Bytes of memory of the processes that `pid` started; its own are not the program's."""
+    """Resident bytes of the program's processes: descendants of `pid` except the first.
+
+    The first descendant is process 1 of the namespace, which is part of the sandbox.
+    """
     total = 0
     try:
         started = psutil.Process(pid).children(recursive=True)[1:]
@@ -201,7 +205,7 @@ def _outcome(output: bytes, report: bytes) -> Outcome:
         message = json.loads(line)
         if "refused" in message:
             raise InputError(
-                f"sandbox: this kernel does not let a user without root make one "
+                f"sandbox: this kernel does not let a user without root create one "
                 f"({message['refused']}); allow user namespaces (sysctl "
                 "kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns="
                 "0, or a container run with --security-opt seccomp=unconfined), on Linux 5.12 or "
@@ -213,5 +217,5 @@ def _outcome(output: bytes, report: bytes) -> Outcome:
             found.ended.append(message["ended"])
             found.seconds.append(message["seconds"])
     if not found.layers:
-        raise InputError(f"sandbox: it did not start: {found.output[-300:]!r}")
+        raise InputError(f"sandbox: its process did not start: {found.output[-300:]!r}")
     return found

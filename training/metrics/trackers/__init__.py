@@ -1,1 +1,1 @@
-"""Metrics for services, none of which may hold up the run."""
+"""Metrics trackers for external services, none of which can block the run."""

@@ -1,9 +1,10 @@
-"""TensorBoard, Weights & Biases and trackio: a function each that shows the entries of a run.
+"""Backends for TensorBoard, Weights & Biases and trackio: one function each logs a run's entries.
 
-Their libraries are extras, imported in the child process of `training.metrics.trackers.follow`;
-`context` is as `training.metrics.trackers.children.Trackers` has it. Where they send things and who
-they are is set in the environment, as their own manuals have it: WANDB_API_KEY, WANDB_ENTITY,
-WANDB_PROJECT, WANDB_MODE, TRACKIO_DIR, TRACKIO_PROJECT, TRACKIO_SPACE_ID.
+The libraries are optional extras, imported in the child process of
+`training.metrics.trackers.follow`; `training.metrics.trackers.children.Trackers` defines `context`.
+Destination and credentials come from the environment variables that the libraries document:
+WANDB_API_KEY, WANDB_ENTITY, WANDB_PROJECT, WANDB_MODE, TRACKIO_DIR, TRACKIO_PROJECT,
+TRACKIO_SPACE_ID.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _NOT_METRICS = ("kind", "time", "step", "set")
 
 
 def scalars(entry: Entry) -> dict[str, float]:
-    """The numbers of an entry under the names that trackers show: "train/loss", "web/loss"."""
+    """The numbers of an entry under the trackers' names, such as "train/loss" and "web/loss"."""
     groups = {"step": "train", "evaluation": entry.get("set", "validation")}
     group = groups.get(entry["kind"], entry["kind"])
     return {
@@ -61,7 +62,7 @@ def tensorboard(context: Mapping[str, Any], entries: Entries) -> None:
 
 
 def wandb(context: Mapping[str, Any], entries: Entries) -> None:
-    """One W&B run for all attempts; the step is a column, so that redone steps are no error."""
+    """One W&B run for all attempts; the step is a metric, so redone steps are logged too."""
     library = _library("wandb")
     directory = context["directory"]
     run = library.init(
@@ -71,7 +72,7 @@ def wandb(context: Mapping[str, Any], entries: Entries) -> None:
         resume="allow",
         config=dict(context["config"]),
         dir=storage.local_path(directory) if storage.is_local(directory) else None,
-        # The remote of a repository may hold a token; code and output are not for a service.
+        # Upload no output, code or git data: the URL of a git remote may contain a token.
         settings=library.Settings(
             console="off", disable_git=True, disable_code=True, disable_job_creation=True
         ),
@@ -90,7 +91,7 @@ def wandb(context: Mapping[str, Any], entries: Entries) -> None:
 
 
 def trackio(context: Mapping[str, Any], entries: Entries) -> None:
-    """A trackio run: a local database, or a Hugging Face space that TRACKIO_SPACE_ID names."""
+    """A trackio run in a local database, or in the Hugging Face space of TRACKIO_SPACE_ID."""
     run = _library("trackio").init(
         project=os.environ.get("TRACKIO_PROJECT", PROJECT),
         name=_run_id(context),
@@ -108,11 +109,11 @@ BACKENDS = {"tensorboard": tensorboard, "wandb": wandb, "trackio": trackio}
 
 
 def _run_id(context: Mapping[str, Any]) -> str:
-    """The same for all attempts at a run, and another when the run is built anew."""
+    """An id that all attempts of a run share; a rebuild of the run has another."""
     build = context.get("build")
     return _identifier(f"{context['run']}-{build}" if build else context["run"])
 
 
 def _identifier(run: str) -> str:
-    """A name that services take as an id: letters, digits, `_.-`."""
+    """`run` as an id that the services accept: ASCII letters, digits, `_.-`, at most 64."""
     return "".join(c if c.isascii() and (c.isalnum() or c in "_.-") else "-" for c in run)[-64:]

@@ -1,10 +1,10 @@
-"""Trackers of a run: a child process each, which follows `metrics.jsonl` as the run writes it.
+"""Trackers of a run, each a child process that follows `metrics.jsonl` as the run writes it.
 
-Whatever a tracker does, the run does not notice: it writes nothing to a tracker and waits for none.
-The libraries start threads, catch signals and wait for uploads at exit; they do so in the child,
-and one that is slow reads the file later. A child that ends before its run has failed, and its last
-words are the reason. When the run ends, also by a kill, its end of the child's standard input is
-closed; the child reads the file to the end and finishes.
+A tracker cannot slow down or end the run, which sends it no metrics and does not wait for it. The
+libraries start threads, catch signals and wait for uploads at exit, all in the child; a slow child
+only reads the file later. A child that ends before its run has failed, and the last line of its
+standard error is the reason. When the run ends, also by a kill, the child's standard input is
+closed; the child reads the file to the end and exits.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Trackers:
     """The trackers of one attempt.
 
     Args:
-        names: of `training.config.validation.TRACKERS`.
-        context: what they get of the run, as JSON values: `directory` (URL for their files, this
-            attempt's own), `run` (name of the run, the same for all its attempts), `build` (tells
+        names: names from `training.config.validation.TRACKERS`.
+        context: JSON values that every child gets: `directory` (URL for its files, this attempt's
+            own), `run` (name of the run, the same for all its attempts), `build` (distinguishes
             this run's attempts from those of an earlier run of that name; empty where there is only
-            one), `config` (the resolved configuration; never an environment) and `path` of the file
-            of entries.
-        command: of a child; its own module's by default.
+            one), `config` (the resolved configuration, without environment variables) and `path`
+            (the metrics log).
+        command: command of a child; by default `training.metrics.trackers.follow`.
 
     Raises:
         InputError: a name is not one of `TRACKERS`.
@@ -62,7 +62,7 @@ class Trackers:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._errors[name],
-            # Ctrl-C and the signals of a job's end are for the run, which then ends the child.
+            # Ctrl-C and a job's end signal only the run's process group; the run ends the child.
             start_new_session=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )
@@ -70,33 +70,33 @@ class Trackers:
         try:
             child.stdin.write(json.dumps({"kind": name, **context}, default=str).encode() + b"\n")
             child.stdin.flush()
-        except OSError:  # it has ended, which `failures` reports
-            logger.debug("tracker %s took no context", name, exc_info=True)
+        except OSError:  # the child has ended, which `failures` reports
+            logger.debug("tracker %s did not read its context", name, exc_info=True)
         return child
 
     def failures(self) -> list[str]:
-        """A line about each tracker that has ended since this was called before."""
+        """A message for each tracker that failed since the last call."""
         found = []
         for name, child in self._children.items():
             if name not in self._reported and child.poll() is not None:
                 if child.returncode or not self._closing:
-                    reason = self._last_words(name, child.returncode)
+                    reason = self._last_error(name, child.returncode)
                     found.append(f"tracker {name} is off, the run continues without it: {reason}")
                 self._reported.add(name)
         return found
 
     def close(self, seconds: float) -> list[str]:
-        """Let all finish, for so long together and no longer; returns the last `failures`."""
+        """Wait up to `seconds` for all children, kill the rest; returns the last `failures`."""
         deadline, self._closing = time.monotonic() + seconds, True
         for child in self._children.values():
             assert child.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # entries that an ended one did not take
+            with contextlib.suppress(BrokenPipeError):  # the child ended and left input unread
                 child.stdin.close()
         for name, child in self._children.items():
             try:
                 child.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                logger.warning("tracker %s: not done in time, ended", name)
+                logger.warning("tracker %s: not done in time, killed", name)
                 self._reported.add(name)
                 child.kill()
                 child.wait()
@@ -105,7 +105,7 @@ class Trackers:
             file.close()
         return found
 
-    def _last_words(self, name: str, status: int) -> str:
+    def _last_error(self, name: str, status: int) -> str:
         self._errors[name].seek(0)
         lines = self._errors[name].read().decode(errors="replace").split("\n")
         text = [line.strip() for line in lines if line.strip()]

@@ -1,7 +1,7 @@
-"""The child process of a tracker: passes the entries of a growing file to its library.
+"""The child process of a tracker, which passes the entries of a growing file to the library.
 
-python -m training.metrics.trackers.follow     reads a line with the context from standard input,
-                                               whose end means that the file will not grow further
+python -m training.metrics.trackers.follow     reads the context, one JSON line, from standard
+                                               input; its end means that the file is complete
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ LOOK_SECONDS = 1.0
 
 
 def follow(path: str, ended: Callable[[], bool]) -> Iterator[Entry]:
-    """The entries of a file, as they come.
+    """The entries of a growing file, as they are appended.
 
     Args:
-        path: of the file; its last line may be unfinished.
-        ended: called where there is no more; waits a while, and says whether there will be none.
+        path: path of the file; its last line may be incomplete.
+        ended: called at the end of the file; waits a while and returns whether it is complete.
     """
     with open(path, "rb") as file:
         last = False
@@ -31,7 +31,7 @@ def follow(path: str, ended: Callable[[], bool]) -> Iterator[Entry]:
             if line.endswith(b"\n"):
                 yield json.loads(line)
                 continue
-            file.seek(-len(line), 1)
+            file.seek(-len(line), 1)  # back to the start of an incomplete line
             if last:
                 return
             last = ended()
