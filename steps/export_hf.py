@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from models.config import TransformerConfig
 from models.hf.architectures import architecture_of
 from pipeline import InputError, Result, Runtime, StepContext, step
 from steps.artifacts import Checkpoint, HuggingFaceModel
-from steps.checkpoints.find import tokenizer_for
+from steps.checkpoints.find import find_tokenizer
 from steps.declared import nearest_setting
 from training.config.validation import at_least
+
+if TYPE_CHECKING:
+    from data.tokenizer.text_tokenizer import TextTokenizer
 
 _MEMORY = 1 << 30  # bytes; 1.24 B parameters need half of it, see tests/bench/export.py
 
@@ -47,6 +50,8 @@ def export_hf(
 ) -> Result:
     """config.json, safetensors, tokenizer, generation settings, a model card and a data card.
 
+    A model that was trained on rows of integers has no tokenizer, and its folder none either.
+
     The declaration of the step refuses a shape that no architecture of `transformers` computes.
 
     Args:
@@ -69,7 +74,7 @@ def export_hf(
         checkpoint=model.at(at),
         config=model.model,
         positions=train.sequence_length,
-        tokenizer=tokenizer_for(model).load(),
+        tokenizer=_tokenizer(model),
         dtype=dtype,
         parameters=parameters,
         shard_bytes=shard_bytes,
@@ -81,6 +86,14 @@ def export_hf(
         _upload(directory, upload)
     size = f"{written['bytes'] / 1e9:,.2f} GB in {len(written['files'])} files"
     return {**written, "headline": [f"{written['architecture']}, {dtype}, {size}"]}
+
+
+def _tokenizer(model: Checkpoint) -> TextTokenizer | None:
+    """The tokenizer of a model; None for one that was trained on rows of integers."""
+    if model.imported:
+        return model.own_tokenizer.load()
+    found = find_tokenizer(model.sequences)
+    return None if found is None else found.load()
 
 
 def _upload(folder: str, repository: str) -> None:

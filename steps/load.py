@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import InputError
 from steps.artifacts import Checkpoint
-from steps.checkpoints.find import Trained, find, open_model, open_tokenizer
+from steps.checkpoints.find import Trained, find, has_tokenizer, open_model, open_tokenizer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,11 +26,13 @@ class LanguageModel:
 
     Attributes:
         trained: the checkpoint's step, the model's shape and the training's sequence length.
-        tokenizer: encodes text and decodes ids.
+        tokenizer: encodes text and decodes ids; None for a model of rows of integers.
         network: the model on the first device, in float32 on a CPU and else in the compute dtype.
     """
 
-    def __init__(self, trained: Trained, tokenizer: TextTokenizer, network: Transformer) -> None:
+    def __init__(
+        self, trained: Trained, tokenizer: TextTokenizer | None, network: Transformer
+    ) -> None:
         self.trained = trained
         self.tokenizer = tokenizer
         self.network = network
@@ -39,11 +41,20 @@ class LanguageModel:
         """Ids of a text, with no token added; for an empty text the id that begins a document.
 
         Raises:
-            InputError: the text has a lone surrogate, which UTF-8 cannot express.
+            InputError: the text has a lone surrogate, which UTF-8 cannot express, or there is no
+                tokenizer.
         """
         from data.tokenizer.streaming_decode import prompt_ids
 
-        return prompt_ids(self.tokenizer, text)
+        return prompt_ids(self._need_tokenizer(), text)
+
+    def _need_tokenizer(self) -> TextTokenizer:
+        if self.tokenizer is None:
+            raise InputError(
+                f"{self.trained.path}: expected a tokenizer, this model was trained on rows of "
+                "integers; call model(ids), or load it with tokenizer=FILE"
+            )
+        return self.tokenizer
 
     def __call__(self, tokens: Any) -> np.ndarray:
         """Logits of the next token at each position (causal attention).
@@ -91,13 +102,14 @@ class LanguageModel:
                 a temperature of 0 is greedy.
 
         Raises:
-            InputError: an argument is out of its range, or the text is too long for the model's
-                learned positions.
+            InputError: an argument is out of its range, the text is too long for the model's
+                learned positions, or there is no tokenizer.
         """
         from models.generate.generate import generate
         from models.generate.sampling_config import Sampling
 
-        eos = self.tokenizer.eos_id
+        tokenizer = self._need_tokenizer()
+        eos = tokenizer.eos_id
         (ids,) = generate(
             self.network,
             [self.encode(text)],
@@ -105,7 +117,7 @@ class LanguageModel:
             sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
             eos_id=eos,
         )
-        return self.tokenizer.decode([token for token in ids if token != eos])
+        return tokenizer.decode([token for token in ids if token != eos])
 
 
 def load(
@@ -119,10 +131,11 @@ def load(
         tokenizer: URL of a tokenizer.json or of its directory, instead of the one of training.
 
     Raises:
-        InputError: there is no model, or its tokenizer cannot be found.
+        InputError: there is no model, or `tokenizer` is none of this model.
         CorruptOutput: files are missing or changed.
     """
     trained = find(model.path if isinstance(model, Checkpoint) else os.fspath(model))
-    opened = open_tokenizer(trained, tokenizer)
+    tokenized = tokenizer is not None or has_tokenizer(trained.sequences)
+    opened = open_tokenizer(trained, tokenizer) if tokenized else None
     network = open_model(trained.path, trained.model, trained.compute_dtype)
     return LanguageModel(trained, opened, network)

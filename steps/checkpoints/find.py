@@ -68,6 +68,21 @@ class Trained:
         return tokenizer_of(Sequences(self.sequences, _published(self.sequences)))
 
 
+def find_tokenizer(sequences: Sequences) -> Tokenizer | None:
+    """The tokenizer that produced the tokens of `sequences`; None for rows of integers.
+
+    Raises:
+        CorruptOutput: the tokenizer's output is gone.
+    """
+    cache = sequences.cache
+    while "tokenizer" not in cache.input_paths:
+        if not cache.packed:
+            return None
+        cache = cache.input("tokens", TokenCache)
+    path = cache.input_paths["tokenizer"]
+    return Tokenizer(path, _published(path))
+
+
 def tokenizer_of(sequences: Sequences) -> Tokenizer:
     """The tokenizer that produced the tokens of `sequences`.
 
@@ -75,16 +90,13 @@ def tokenizer_of(sequences: Sequences) -> Tokenizer:
         InputError: no tokenizer produced the token cache.
         CorruptOutput: the tokenizer's output is gone.
     """
-    cache = sequences.cache
-    while "tokenizer" not in cache.input_paths:
-        if not cache.packed:
-            raise InputError(
-                f"{cache.path}: these tokens were not made by a tokenizer's step; give a "
-                "tokenizer.json with --tokenizer FILE"
-            )
-        cache = cache.input("tokens", TokenCache)
-    path = cache.input_paths["tokenizer"]
-    return Tokenizer(path, _published(path))
+    found = find_tokenizer(sequences)
+    if found is None:
+        raise InputError(
+            f"{sequences.cache.path}: these tokens were not made by a tokenizer's step; give a "
+            "tokenizer.json with --tokenizer FILE"
+        )
+    return found
 
 
 def tokenizer_for(checkpoint: Checkpoint) -> Tokenizer:
@@ -92,6 +104,16 @@ def tokenizer_for(checkpoint: Checkpoint) -> Tokenizer:
     if checkpoint.imported:
         return checkpoint.own_tokenizer
     return tokenizer_of(checkpoint.sequences)
+
+
+def has_tokenizer(sequences: str | None) -> bool:
+    """Whether a model trained on the sequences in this directory has a tokenizer.
+
+    None is the directory of an imported model, which always has one.
+    """
+    if sequences is None:
+        return True
+    return find_tokenizer(Sequences(sequences, _published(sequences))) is not None
 
 
 def is_run(published: Manifest) -> bool:

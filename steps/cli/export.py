@@ -43,10 +43,22 @@ def run(arguments: list[str]) -> int:
     elif folder:
         say(_line(out, to_gguf(source, out, dtype, name)))
     else:
+        _check_tokenizer(source)
         with tempfile.TemporaryDirectory() as between:
             to_hf(source, between, "float32")
             say(_line(out, to_gguf(between, out, dtype, name)))
     return 0
+
+
+def _check_tokenizer(source: str) -> None:
+    """Raise `InputError` if the model was trained on rows of integers."""
+    from steps.checkpoints.find import find, has_tokenizer
+
+    if not has_tokenizer(find(source).sequences):
+        raise InputError(
+            f"{source}: expected a model with a tokenizer, which a GGUF file contains; this one "
+            "was trained on rows of integers. Export it --to hf"
+        )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -67,9 +79,10 @@ def _parser() -> argparse.ArgumentParser:
 def to_hf(directory: str, out: str, dtype: str) -> dict[str, Any]:
     """Write the Hugging Face folder of a train step or checkpoint; returns as `write_hf_folder`.
 
-    It exports the moving average (EMA) of the parameters if the run kept one.
+    It exports the moving average (EMA) of the parameters if the run kept one. A model that was
+    trained on rows of integers is exported without a tokenizer.
     """
-    from steps.checkpoints.find import find, open_tokenizer
+    from steps.checkpoints.find import find, has_tokenizer, open_tokenizer
     from steps.export.hf_folder import Export, write_hf_folder
 
     trained = find(directory)
@@ -77,7 +90,7 @@ def to_hf(directory: str, out: str, dtype: str) -> dict[str, Any]:
         checkpoint=trained.path,
         config=trained.model,
         positions=trained.sequence_length,
-        tokenizer=open_tokenizer(trained),
+        tokenizer=open_tokenizer(trained) if has_tokenizer(trained.sequences) else None,
         dtype=dtype,
     )
     return write_hf_folder(out, export)

@@ -16,6 +16,7 @@ from pipeline.plan.lineage import Ancestor, lineage
 from pipeline.prices import price_of
 from pipeline.store import storage
 from steps.artifacts import Checkpoint
+from steps.checkpoints.find import find_tokenizer
 from steps.reporting.run_record import RunRecord, of_checkpoint
 from training.config.batch_schedule import batch_phases
 
@@ -83,14 +84,15 @@ def _model(model: Checkpoint, written: Mapping[str, Any]) -> list[str]:
 
 def _use(model: Checkpoint) -> list[str]:
     length = model.train.sequence_length
-    return [
-        "## Use",
-        "",
-        "A base model: it continues text. In training every document followed an end-of-document",
-        "token, which is both BOS and EOS. The tokenizer does not insert it: begin a text with it.",
-        f"Training sequences had {length:,} tokens.",
-        "",
-    ]
+    if model.imported or find_tokenizer(model.sequences) is not None:
+        lines = [
+            "A base model: it continues text. In training every document followed an",
+            "end-of-document token, which is both BOS and EOS. The tokenizer does not insert it:",
+            "begin a text with it.",
+        ]
+    else:
+        lines = ["It was trained on rows of integers, which have no text and no tokenizer."]
+    return ["## Use", "", *lines, f"Training sequences had {length:,} tokens.", ""]
 
 
 def _training(model: Checkpoint, record: RunRecord) -> list[str]:
@@ -134,7 +136,8 @@ def _evaluation(record: RunRecord) -> list[str]:
     last = [record.scores(name)[-1] for name in record.sets]
     lines = ["## Evaluation", "", "| set | nats per token | bits per byte |", "|---|---|---|"]
     for name, row in zip(record.sets, last, strict=True):
-        lines.append(f"| {name} | {row['loss']:.4f} | {row['bits_per_byte']:.4f} |")
+        bits = f"{row['bits_per_byte']:.4f}" if "bits_per_byte" in row else ""
+        lines.append(f"| {name} | {row['loss']:.4f} | {bits} |")
     return [*lines, ""]
 
 
@@ -157,9 +160,16 @@ def _data(model: Checkpoint, ancestors: Sequence[Ancestor]) -> list[str]:
     if model.imported:
         return lines
     splits = model.sequences.cache.result["splits"]
-    lines += ["## Splits", "", "| split | documents | tokens | bytes |", "|---|---|---|---|"]
+    counted = next(iter(splits.values()))
+    fields = [field for field in ("documents", "rows", "tokens", "bytes") if field in counted]
+    lines += [
+        "## Splits",
+        "",
+        f"| split | {' | '.join(fields)} |",
+        f"|{'---|' * (1 + len(fields))}",
+    ]
     for name, split in splits.items():
-        numbers = [f"{split[field]:,}" for field in ("documents", "tokens", "bytes")]
+        numbers = [f"{split[field]:,}" for field in fields]
         lines.append(f"| {name} | {' | '.join(numbers)} |")
     return [*lines, ""]
 

@@ -121,7 +121,7 @@ def test_rows_longer_than_learned_positions_are_refused(model):
 
     learned = dataclasses.replace(model.trained.model, positions="learned", context=24)
     network = Transformer.init(learned, key=jax.random.key(0))
-    with pytest.raises(InputError, match="at most 24 ids"):
+    with pytest.raises(InputError, match="at most 24 positions"):
         next_token_logits(network, np.ones((1, 25), np.int32))
 
 
