@@ -66,7 +66,7 @@ def test_rows_longer_than_the_learned_positions_are_refused():
     """There is no vector for a position beyond the context; the message says both lengths."""
     model = small.model(positions="learned", context=8)
     assert model.logits(small.named(small.tokens(position=8))).size == 2 * 8 * 61
-    with pytest.raises(InputError, match="of at most 8 positions"):
+    with pytest.raises(InputError, match="at most 8 positions"):
         model.hidden(small.named(small.tokens(position=9)))
 
 
