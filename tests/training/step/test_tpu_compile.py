@@ -111,4 +111,6 @@ def test_train_step_compiles_for_v6e():
     # Moved to the host: both moments, and a block's inputs of two rows in each of two layers.
     assert found["on_host"] == pytest.approx(state * 2 / 3, rel=0.05)
     assert found["moved_arguments"] < 0.45 * found["arguments"]
-    assert found["inputs_on_host"] == 2 * 2 * 512 * 256 * 2
+    # libtpu 0.0.50.1, of the newest stack, allocates at least 2 MiB.
+    inputs = 2 * 2 * 512 * 256 * 2
+    assert found["inputs_on_host"] in (inputs, max(inputs, 2 << 20))
