@@ -237,7 +237,7 @@ def _write(
     }
     files = open_files(directory)
     with ArrayWriter(directory) as writer:
-        # Create `tokens` first and alone: its creation is exclusive, so only one process goes on.
+        # Create `tokens` first and alone: its creation is exclusive, so only one process continues.
         writer.begin({chunks.TOKENS: (about[chunks.TOKENS], tokens[:count])})
         checksums = chunks.chunk_checksums(tokens)
         checksums += [chunks.checksum(offsets), _checksum_of_file(files, chunks.TOKENS)]

@@ -79,7 +79,7 @@ def find(hardware: str, worker: str, name: str, slice_id: str = "") -> Host:
     Raises:
         InputError: a necessary fact is in no source, or two sources differ.
     """
-    variables = {**_VARIABLES, **_SLICE_VARIABLES}
+    variables = _VARIABLES | _SLICE_VARIABLES
     sources = {
         "the environment": {k: os.environ.get(v, "") for k, v in variables.items()},
         "the machine's metadata": metadata.known(),
@@ -111,11 +111,11 @@ def _number(fact: str, facts: Mapping[str, str], count: int, wanted: Hardware) -
     text = facts[fact] or ("0" if count == 1 else "")
     if text.isdecimal() and int(text) < count:
         return int(text)
+    variable = (_VARIABLES | _SLICE_VARIABLES)[fact]
     raise InputError(
         f"join: expected a {fact} from 0 to {count - 1} on {wanted.name}, "
-        f"{f'found {text!r}' if text else 'found none'}; it is read from "
-        f"{ {**_VARIABLES, **_SLICE_VARIABLES}[fact] } and the machine's metadata, or give "
-        f"--{fact.replace(' ', '-')}"
+        f"{f'found {text!r}' if text else 'found none'}; it is read from {variable} and the "
+        f"machine's metadata, or give --{fact.replace(' ', '-')}"
     )
 
 

@@ -112,7 +112,7 @@ class Lease:
                 storage.write_atomic(self._base + ".beat", str(count).encode(), durable=False)
                 missed = False
             except Exception as error:  # noqa: BLE001 - a store's client may raise anything
-                # The thread must go on: one missed heartbeat does no harm, a dead thread means a
+                # The thread must continue: one missed heartbeat does no harm, a dead thread means a
                 # takeover, though publishing stays safe even then.
                 if not missed:
                     logger.warning("%s.beat: cannot be written: %r", self._base, error)

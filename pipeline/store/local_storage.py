@@ -173,7 +173,7 @@ def _taken(file: int) -> bool:
 
 
 def _same_file(file: int, name: str) -> bool:
-    """Whether the open file still has that name: a lock on a deleted file excludes nobody."""
+    """Whether the open file still has that name: a lock on a deleted file excludes no process."""
     try:
         return os.path.samestat(os.fstat(file), os.stat(name))
     except FileNotFoundError:
