@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from models.config import TransformerConfig
 from models.hf.architectures import architecture_of
 from pipeline import InputError, Result, Runtime, StepContext, step
 from steps.artifacts import Checkpoint, HuggingFaceModel
-from steps.checkpoints.find import find_tokenizer
+from steps.checkpoints.find import own_tokenizer
 from steps.declared import nearest_setting
 from training.config.validation import at_least
-
-if TYPE_CHECKING:
-    from data.tokenizer.text_tokenizer import TextTokenizer
 
 _MEMORY = 1 << 30  # bytes; 1.24 B parameters need half of it, see tests/bench/export.py
 
@@ -69,12 +66,12 @@ def export_hf(
     from steps.export.card import write_cards
     from steps.export.hf_folder import Export, write_hf_folder
 
-    train = model.train
+    train, tokenizer = model.train, own_tokenizer(model)
     export = Export(
         checkpoint=model.at(at),
         config=model.model,
         positions=train.sequence_length,
-        tokenizer=_tokenizer(model),
+        tokenizer=None if tokenizer is None else tokenizer.load(),
         dtype=dtype,
         parameters=parameters,
         shard_bytes=shard_bytes,
@@ -86,14 +83,6 @@ def export_hf(
         _upload(directory, upload)
     size = f"{written['bytes'] / 1e9:,.2f} GB in {len(written['files'])} files"
     return {**written, "headline": [f"{written['architecture']}, {dtype}, {size}"]}
-
-
-def _tokenizer(model: Checkpoint) -> TextTokenizer | None:
-    """The tokenizer of a model; None for one that was trained on rows of integers."""
-    if model.imported:
-        return model.own_tokenizer.load()
-    found = find_tokenizer(model.sequences)
-    return None if found is None else found.load()
 
 
 def _upload(folder: str, repository: str) -> None:

@@ -106,6 +106,11 @@ def tokenizer_for(checkpoint: Checkpoint) -> Tokenizer:
     return tokenizer_of(checkpoint.sequences)
 
 
+def own_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
+    """As `tokenizer_for`; None for a model that was trained on rows of integers."""
+    return checkpoint.own_tokenizer if checkpoint.imported else find_tokenizer(checkpoint.sequences)
+
+
 def has_tokenizer(sequences: str | None) -> bool:
     """Whether a model trained on the sequences in this directory has a tokenizer.
 

@@ -16,7 +16,7 @@ from pipeline.plan.lineage import Ancestor, lineage
 from pipeline.prices import price_of
 from pipeline.store import storage
 from steps.artifacts import Checkpoint
-from steps.checkpoints.find import find_tokenizer
+from steps.checkpoints.find import own_tokenizer
 from steps.reporting.run_record import RunRecord, of_checkpoint
 from training.config.batch_schedule import batch_phases
 
@@ -84,7 +84,7 @@ def _model(model: Checkpoint, written: Mapping[str, Any]) -> list[str]:
 
 def _use(model: Checkpoint) -> list[str]:
     length = model.train.sequence_length
-    if model.imported or find_tokenizer(model.sequences) is not None:
+    if own_tokenizer(model) is not None:
         lines = [
             "A base model: it continues text. In training every document followed an",
             "end-of-document token, which is both BOS and EOS. The tokenizer does not insert it:",
