@@ -46,7 +46,7 @@ def check(
     slice_name: str,
     show: Callable[[str], None],
 ) -> dict[str, Any]:
-    """The compiler's verdict: the fields of `training.preflight.Preflight` without `cost`.
+    """The compiler's verdict: the fields of `training.preflight.Preflight`.
 
     Args:
         model, optimizer, train: configuration of the run, "auto" allowed.
@@ -151,10 +151,7 @@ def _main() -> None:
         devices,
         eos_id=0,
     )
-    verdict = preflight(program)
-    found = {field.name: getattr(verdict, field.name) for field in dataclasses.fields(verdict)}
-    found.pop("cost")  # a list of thousands of operations, which callers do not use
-    sys.stdout.write(f"{json.dumps(found)}\n")
+    sys.stdout.write(f"{json.dumps(dataclasses.asdict(preflight(program)))}\n")
 
 
 if __name__ == "__main__":

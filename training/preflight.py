@@ -18,12 +18,7 @@ from typing import Any
 
 import jax
 
-from models.flops import training_flops_per_token
 from pipeline.accelerators import chip_of
-from training.cost.executed_flops import window_share
-from training.cost.hlo_cost import Cost, cost
-from training.cost.hlo_parser import parse
-from training.cost.jaxpr_cost import traced_cost
 from training.step.program import Program
 
 GIB = 2**30
@@ -50,7 +45,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Preflight:
-    """The compiler's verdict on a train step; sizes in GiB and FLOPs are those of one device.
+    """The compiler's verdict on a train step; sizes are those of one device.
 
     Attributes:
         fits: whether it compiled.
@@ -62,10 +57,6 @@ class Preflight:
         temporaries_gib: intermediates, without those offloaded to the host.
         host_gib: host memory; None when it does not fit.
         compile_seconds: wall time of the compiler.
-        model_flops: forward and backward pass, attention counted causally, nothing recomputed.
-        model_flops_full: the same with attention over the full square.
-        window_share: share of a causal mask's pairs that the model's windows keep.
-        cost: operations of a step; its attention kernels count the pairs of a causal mask.
         estimate_gib: estimate of `training.cost.memory_estimate` by content; compare its sum with
             `need_gib`.
         versions: versions of jax and libtpu.
@@ -79,33 +70,24 @@ class Preflight:
     temporaries_gib: float
     host_gib: float | None
     compile_seconds: float
-    model_flops: float
-    model_flops_full: float
-    window_share: float
-    cost: Cost
     estimate_gib: dict[str, float]
     versions: dict[str, str | None]
 
-    @property
-    def executed_over_model(self) -> float:
-        """FLOPs of matmuls and attention kernels over `model_flops`.
-
-        Attention's backward pass recomputes the scores, which the model's FLOPs do not count, so
-        the ratio is above 1 even when nothing else is recomputed.
-        """
-        kernels = self.cost.attention_flops * self.window_share
-        return (self.cost.matmul_flops + kernels) / self.model_flops
-
 
 def preflight(program: Program) -> Preflight:
-    """Compile the train step of `program` for its devices and report its memory and FLOPs.
+    """Compile the train step of `program` for its devices and report its memory.
 
     Compiler errors other than too little device memory propagate.
     """
+    return compile_step(program)[0]
+
+
+def compile_step(program: Program) -> tuple[Preflight, jax.stages.Compiled | None]:
+    """The verdict, see `preflight`, and the compiled step, None if it does not fit."""
     lowered = program.lower()
     started = time.perf_counter()
     refusal: Refusal | None = None
-    compiled: Any = None
+    compiled: jax.stages.Compiled | None = None
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
@@ -114,39 +96,20 @@ def preflight(program: Program) -> Preflight:
             raise
     seconds = time.perf_counter() - started
     chip = chip_of(program.layout.mesh.devices.flat[0].device_kind)
-    known = chip.usable if chip is not None else None
-    arguments = argument_bytes(program)
+    limit = chip.usable if chip is not None else None
     if refusal is not None:
-        spent = _spent_when_refused(refusal, arguments)
-        counted = trace(program)
+        spent, limit = _spent_when_refused(refusal, argument_bytes(program)), refusal.limit
     else:
         spent = _spent(compiled)
-        counted = cost(parse(compiled.as_text()))
-    devices, train = program.layout.devices, program.train
-    tokens = train.batch_size * train.sequence_length / devices
-    causal, full = (
-        tokens * training_flops_per_token(program.model, train.sequence_length, causal=causal)
-        for causal in (True, False)
-    )
-    limit = known if refusal is None else refusal.limit
-    return Preflight(
+    verdict = Preflight(
         fits=refusal is None,
         limit_gib=None if limit is None else limit / GIB,
         **spent,
         compile_seconds=seconds,
-        model_flops=causal,
-        model_flops_full=full,
-        window_share=window_share(program.model, train.sequence_length),
-        cost=counted,
         estimate_gib={name: size / GIB for name, size in program.estimate.parts.items()},
         versions=versions(),
     )
-
-
-def trace(program: Program) -> Cost:
-    """Cost of one step on one device, without compiling; see `training.cost.jaxpr_cost`."""
-    traced = program.step.trace(program.abstract, program.abstract_batch())
-    return traced_cost(traced.jaxpr, program.layout.devices)
+    return verdict, compiled
 
 
 def argument_bytes(program: Program) -> int:

@@ -46,9 +46,11 @@ LEVANTER: dict[tuple[str, str, int, int], dict[str, dict[str, Any]]] = {
 def line(options: argparse.Namespace, remat: str) -> dict[str, Any]:
     """The measurement of one policy."""
     program = make_program(options, remat=remat)
-    from training.preflight import preflight
+    from tests.training.hlo.cost import model_flops, program_cost
+    from training.preflight import compile_step
 
-    found = preflight(program)
+    found, compiled = compile_step(program)
+    cost = program_cost(program, compiled)
     shape = (options.model, options.slice.replace("v6e:4x4", "v6e-16"), options.batch, options.seq)
     peers = {} if options.set_model else LEVANTER.get(shape, {})
     return {
@@ -63,9 +65,9 @@ def line(options: argparse.Namespace, remat: str) -> dict[str, Any]:
         "host_gib": None if found.host_gib is None else round(found.host_gib, 3),
         "estimate_gib": {name: round(size, 3) for name, size in found.estimate_gib.items()},
         "estimated_need_gib": round(sum(found.estimate_gib.values()), 3),
-        "recomputed_dots": found.cost.recomputed_dots,
-        "recomputed_over_model_flops": round(found.cost.recomputed_flops / found.model_flops, 4),
-        "recomputed_from": found.cost.source,
+        "recomputed_dots": cost.recomputed_dots,
+        "recomputed_over_model_flops": round(cost.recomputed_flops / model_flops(program), 4),
+        "recomputed_from": "compiled" if found.fits else "traced",
         "compile_seconds": round(found.compile_seconds, 1),
         "versions": found.versions,
         "levanter": {**peers, "source": LEVANTER_SOURCE} if peers else None,

@@ -47,28 +47,29 @@ def fields(name: str) -> dict[str, Any]:
 
 def line(options: Any, name: str) -> dict[str, Any]:
     """The measurement of one layout."""
+    from tests.training.hlo.cost import executed_over_model, program_cost
     from training.config import OptimizerConfig
     from training.cost.memory_estimate import GIB, estimate
-    from training.preflight import preflight
+    from training.preflight import compile_step
 
     remat = options.remat[0] if options.remat else "matmuls"
     program = make_program(options, remat=remat, parallel=fields(name))
-    found = preflight(program)
+    found, compiled = compile_step(program)
+    cost = program_cost(program, compiled)
     optimizer = OptimizerConfig(**dict(options.set_optimizer))
     guess = estimate(program.model, optimizer, program.train, program.layout.devices)
-    compiled = found.peak_gib or found.need_gib
     return {
         "measure": "layout",
         "layout": name,
         **described(options, program),
         "fits": found.fits,
-        "gib": round(compiled, 3),
+        "gib": round(found.peak_gib or found.need_gib, 3),
         "estimate_gib": round(guess.total / GIB, 3),
-        "cycles": found.cost.cycles,
-        "executed_over_model": round(found.executed_over_model, 4),
+        "cycles": cost.cycles,
+        "executed_over_model": round(executed_over_model(program, cost), 4),
         "collectives": {
             each.kind: {"count": each.count, "mb": round(each.bytes / 1e6, 1)}
-            for each in found.cost.collectives
+            for each in cost.collectives
         },
         "compile_seconds": round(found.compile_seconds, 1),
     }

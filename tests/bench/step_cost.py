@@ -29,10 +29,11 @@ from tests.bench.tpu_options import described, make_program, parser
 
 def line(options: argparse.Namespace, name: str, program: Any) -> tuple[dict[str, Any], Any]:
     """The measurement of one program, and its cost."""
-    from training.preflight import preflight
+    from tests.training.hlo.cost import executed_over_model, model_flops, program_cost
+    from training.preflight import compile_step
 
-    found = preflight(program)
-    cost, model = found.cost, program.model
+    found, compiled = compile_step(program)
+    cost, model = program_cost(program, compiled), program.model
     tokens = options.batch * options.seq / program.layout.devices
     return {
         "measure": "step_cost",
@@ -41,11 +42,11 @@ def line(options: argparse.Namespace, name: str, program: Any) -> tuple[dict[str
         "fits": found.fits,
         "need_gib": round(found.need_gib, 3),
         "peak_gib": None if found.peak_gib is None else round(found.peak_gib, 3),
-        "counted_in": cost.source,
-        "model_tflops": round(found.model_flops / 1e12, 3),
+        "counted_in": "compiled" if found.fits else "traced",
+        "model_tflops": round(model_flops(program) / 1e12, 3),
         "matmul_tflops": round(cost.matmul_flops / 1e12, 3),
         "attention_tflops": round(cost.attention_flops / 1e12, 3),
-        "executed_over_model": round(found.executed_over_model, 4),
+        "executed_over_model": round(executed_over_model(program, cost), 4),
         "matmul_over_model": round(cost.matmul_flops / (6 * model.matmul_parameters * tokens), 4),
         "recomputed_dots": cost.recomputed_dots,
         "recomputed_tflops": round(cost.recomputed_flops / 1e12, 3),

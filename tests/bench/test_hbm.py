@@ -14,8 +14,8 @@ from tests.bench.hbm import LEVANTER
 from tests.bench.step_cost import operations, without_options
 from tests.bench.tpu_options import parser, setting
 from tests.training import tiny
-from training.cost.hlo_cost import Cost, Operation, cost
-from training.cost.hlo_parser import parse
+from tests.training.hlo.cost import CompiledCost, Operation, cost
+from tests.training.hlo.parser import parse
 
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
 
@@ -47,7 +47,7 @@ def test_the_most_expensive_operations():
     """Already in order; shares are of the whole program."""
     found = [Operation("a", "matmul", 30, 3, 300, "f/dot", "bf16[8]")]
     found.append(Operation("b", "other", 10, 1, 0, "", "f32[]"))
-    whole = Cost("compiled", 300, 0, 0, 0, {}, cycles=40, operations=tuple(found))
+    whole = CompiledCost(300, 0, 0, 0, {}, cycles=40, operations=tuple(found))
     (line,) = operations(whole, 1)
     assert (line["rank"], line["share"], line["flops_per_cycle"]) == (1, 0.75, 10)
     assert [each["name"] for each in operations(whole, 9)] == ["a", "b"]

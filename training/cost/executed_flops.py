@@ -19,15 +19,18 @@ count rather than a wrong one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
-
-from jax.interpreters import partial_eval
 
 from models.config import TransformerConfig
 from models.flops import attended_pairs
-from training.cost.hlo_cost import pair_flops, phase
-from training.cost.jaxpr_cost import called, traced_cost
+from training.cost.jaxpr_cost import (
+    Visit,
+    called,
+    live_equations,
+    pair_flops,
+    phase,
+    traced_cost,
+)
 
 CUDNN = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 5}
 _MULTIPLIES = ("dot_general", "pallas_call", "conv_general_dilated", "ragged_dot_general")
@@ -44,9 +47,7 @@ def executed_flops(
         sequence_length: tokens per sequence.
         devices: number of devices that share the step.
     """
-    # Dead code must not count, and must not make the program uncountable.
-    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
-    found = list(_special(jaxpr, 1, devices))
+    found = [_special(visit) for visit in live_equations(closed, devices)]
     unknown = sorted({reason for _, reason in found if reason})
     if unknown:
         return None, f"HFU is not shown: {'; '.join(unknown)}"
@@ -63,32 +64,21 @@ def window_share(model: TransformerConfig, length: int) -> float:
     return math.fsum(attended_pairs(length, w) / whole for w in model.windows) / len(model.windows)
 
 
-def _special(jaxpr: Any, times: int, share: int) -> Iterator[tuple[float, str]]:
+def _special(visit: Visit) -> tuple[float, str]:
     """(FLOPs on one device, "") of cuDNN's kernels; (0, reason) of parts that cannot be counted."""
-    for equation in jaxpr.eqns:
-        kind = equation.primitive.name
-        if kind in CUDNN:
-            batch, position, heads, head_size = equation.invars[0].aval.shape
-            shape = (batch, heads, position, head_size)
-            pairs = pair_flops(shape, shape)
-            yield CUDNN[kind] * pairs * times / share, ""
-        elif kind == "pallas_call":
-            if phase(str(equation.params["name"])) is None:
-                yield 0.0, f"kernel {equation.params['name']!r} is not known"
-        elif kind in ("while", "cond"):
-            if any(_multiplies(inner) for inner in called(equation)):
-                what = "a loop" if kind == "while" else "a branch"
-                yield 0.0, f"{what} with matmuls in it runs an unknown number of times"
-        elif kind in ("ffi_call", "custom_call", "conv_general_dilated", "ragged_dot_general"):
-            yield 0.0, f"{kind} is not counted"
-        else:
-            turns = equation.params["length"] if kind == "scan" else 1
-            local = share
-            if kind == "shard_map":
-                mesh, manual = equation.params["mesh"], equation.params["newly_manual_axes"]
-                local = max(share // math.prod(mesh.shape[axis] for axis in manual), 1)
-            for inner in called(equation):
-                yield from _special(inner, times * turns, local)
+    equation, kind = visit.equation, visit.equation.primitive.name
+    if kind in CUDNN:
+        batch, position, heads, head_size = equation.invars[0].aval.shape
+        shape = (batch, heads, position, head_size)
+        return CUDNN[kind] * pair_flops(shape, shape) * visit.times / visit.share, ""
+    if kind == "pallas_call" and phase(str(equation.params["name"])) is None:
+        return 0.0, f"kernel {equation.params['name']!r} is not known"
+    if kind in ("while", "cond") and any(_multiplies(inner) for inner in called(equation)):
+        what = "a loop" if kind == "while" else "a branch"
+        return 0.0, f"{what} with matmuls in it runs an unknown number of times"
+    if kind in ("ffi_call", "custom_call", "conv_general_dilated", "ragged_dot_general"):
+        return 0.0, f"{kind} is not counted"
+    return 0.0, ""
 
 
 def _multiplies(jaxpr: Any) -> bool:

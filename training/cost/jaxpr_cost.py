@@ -1,49 +1,108 @@
-"""The counts of `training.cost.hlo_cost`, from a traced program instead of a compiled one.
+"""Counts the matmuls and attention kernels of a traced program.
 
-A program that does not fit in memory has no compiled HLO, but its trace has the same matmuls and
-kernels after dead-code elimination. Inside `shard_map` shapes are those of one device; outside they
-are global, and the count assumes that the devices share the matmuls evenly.
+Counts are of one execution on one device, with loops multiplied out, after dead-code elimination.
+Inside `shard_map` shapes are those of one device; outside they are global, and the count assumes
+that the devices share the matmuls evenly.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from jax.interpreters import partial_eval
 
-from training.cost.hlo_cost import RECOMPUTED, Cost, Matmul, pair_flops, phase, summarise
+RECOMPUTED = "rematted_computation"
+"""The part of an operation's name that marks a recomputation by `jax.checkpoint`."""
+
+MATMULS = {"fwd": 2, "dq": 3, "dkv": 4}
+"""Matmuls over all pairs by kernel. Forward: scores, output. dq: scores (recomputed), gradients of
+scores and queries. dkv: scores (recomputed), gradients of values, scores and keys."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Matmuls of one step on one device.
+
+    Attributes:
+        matmul_flops: FLOPs of matmuls outside kernels.
+        attention_flops: FLOPs of attention kernels, over the pairs of a causal mask.
+        recomputed_dots: matmuls and forward attention kernels that run a second time because the
+            remat policy of `jax.checkpoint`, or the compiler, did not keep their result.
+        recomputed_flops: FLOPs of those.
+        kernels: executions of every Pallas kernel by name.
+    """
+
+    matmul_flops: int
+    attention_flops: int
+    recomputed_dots: int
+    recomputed_flops: int
+    kernels: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """A matmul or a kernel call.
+
+    Attributes:
+        kernel: the kernel's name, "" for a plain matmul.
+        flops: FLOPs of one plain matmul, or of one of a kernel's matmuls over all its pairs.
+        times: executions in a step.
+        recomputed: whether it repeats a forward computation in the backward pass.
+    """
+
+    kernel: str
+    flops: int
+    times: int
+    recomputed: bool
+
+
+@dataclass(frozen=True)
+class Visit:
+    """An equation of a jaxpr.
+
+    Attributes:
+        equation: the equation.
+        times: executions per step; the body of a loop of unknown length counts once.
+        share: number of devices that its shapes are divided among.
+        recomputed: whether `jax.checkpoint` repeats it in the backward pass.
+    """
+
+    equation: Any
+    times: int
+    share: int
+    recomputed: bool
 
 
 def traced_cost(closed: Any, devices: int) -> Cost:
-    """Cost of one step on one of `devices` devices, from a closed jaxpr.
+    """Matmuls of one step on one of `devices` devices, from a closed jaxpr."""
+    return summarise(_matmuls(live_equations(closed, devices)))
 
-    Cycles, collectives and operations stay empty, because only the compiler determines them.
-    """
+
+def live_equations(closed: Any, devices: int) -> Iterator[Visit]:
+    """The equations of a closed jaxpr, inner ones included, without dead code."""
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
-    return summarise(_matmuls(jaxpr, 1, devices, False), "traced")
+    return _visits(jaxpr, 1, devices, False)
 
 
-def _matmuls(jaxpr: Any, times: int, share: int, again: bool) -> Iterator[Matmul]:
+def _visits(jaxpr: Any, times: int, share: int, again: bool) -> Iterator[Visit]:
     for equation in jaxpr.eqns:
         kind = equation.primitive.name
-        name = str(equation.source_info.name_stack)
-        inside = again or RECOMPUTED in name
-        if kind == "dot_general":
-            if flops := _dot_flops(equation):
-                yield Matmul("", flops // share, times, inside)
-        elif kind == "pallas_call":
-            kernel = str(equation.params["name"])
-            yield Matmul(kernel, _kernel_flops(equation, kernel) // share, times, inside)
-        else:
-            turns = equation.params["length"] if kind == "scan" else 1
-            local = share
-            if kind == "shard_map":
-                mesh, manual = equation.params["mesh"], equation.params["newly_manual_axes"]
-                local = max(share // math.prod(mesh.shape[axis] for axis in manual), 1)
-            for inner in called(equation):
-                yield from _matmuls(inner, times * turns, local, inside)
+        inside = again or RECOMPUTED in str(equation.source_info.name_stack)
+        yield Visit(equation, times, share, inside)
+        if kind == "pallas_call":
+            continue
+        turns = equation.params["length"] if kind == "scan" else 1
+        local = share
+        if kind == "shard_map":
+            mesh, manual = equation.params["mesh"], equation.params["newly_manual_axes"]
+            local = max(share // math.prod(mesh.shape[axis] for axis in manual), 1)
+        for inner in called(equation):
+            yield from _visits(inner, times * turns, local, inside)
 
 
 def called(equation: Any) -> Iterator[Any]:
@@ -53,6 +112,20 @@ def called(equation: Any) -> Iterator[Any]:
             each = getattr(each, "jaxpr", each)
             if hasattr(each, "eqns"):
                 yield each
+
+
+def _matmuls(visits: Iterable[Visit]) -> Iterator[Matmul]:
+    for visit in visits:
+        equation, kind = visit.equation, visit.equation.primitive.name
+        if kind == "dot_general":
+            kernel, flops = "", _dot_flops(equation)
+        elif kind == "pallas_call":
+            kernel = str(equation.params["name"])
+            flops = _kernel_flops(equation, kernel)
+        else:
+            continue
+        if flops or kernel:
+            yield Matmul(kernel, flops // visit.share, visit.times, visit.recomputed)
 
 
 def _dot_flops(equation: Any) -> int:
@@ -69,3 +142,52 @@ def _kernel_flops(equation: Any, kernel: str) -> int:
     arrays = (variable.aval for variable in equation.invars)
     found = (a.shape for a in arrays if a.ndim >= 3 and "float" in a.dtype.name)
     return pair_flops(next(found), next(found))
+
+
+def phase(kernel: str) -> str | None:
+    """ "fwd", "dq" or "dkv" of a splash kernel's name; None for other kernels."""
+    found = re.search(r"splash_\w*?_(fwd|dq|dkv)(?:_|$)", kernel)
+    return found[1] if found else None
+
+
+def pair_flops(queries: tuple[int, ...], keys: tuple[int, ...]) -> int:
+    """FLOPs of one matmul over the visible pairs of queries [..., heads, position, head_size].
+
+    A device with Q of a sequence's K positions as queries and all K as keys counts Q (K + 1) / 2
+    pairs, its equal share of K (K + 1) / 2: the devices of a sequence balance the causal work.
+    """
+    *outer, first, second = queries
+    # The last two axes come in either order; the position axis is taken to be the longer one.
+    position, head_size = max(first, second), min(first, second)
+    return 2 * math.prod(outer) * head_size * position * (max(keys[-2:]) + 1) // 2
+
+
+def summarise(matmuls: Iterable[Matmul]) -> Cost:
+    """FLOPs and recomputation of a list of matmuls."""
+    found = list(matmuls)
+    kernels: dict[str, int] = defaultdict(int)
+    for each in found:
+        if each.kernel:
+            kernels[each.kernel] += each.times
+    # The fused backward kernel is named dkv but also computes the queries' gradient: 5 matmuls.
+    fused = not any(phase(name) == "dq" for name in kernels)
+
+    def flops(each: Matmul) -> int:
+        if not each.kernel:
+            return each.flops * each.times
+        kind = phase(each.kernel)
+        made = 0 if kind is None else MATMULS[kind] + (kind == "dkv" and fused)
+        return each.flops * made * each.times
+
+    again = [
+        each
+        for each in found
+        if each.recomputed and (not each.kernel or phase(each.kernel) == "fwd")
+    ]
+    return Cost(
+        matmul_flops=sum(flops(each) for each in found if not each.kernel),
+        attention_flops=sum(flops(each) for each in found if each.kernel),
+        recomputed_dots=sum(each.times for each in again),
+        recomputed_flops=sum(flops(each) for each in again),
+        kernels=dict(kernels),
+    )

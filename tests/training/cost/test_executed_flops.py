@@ -8,9 +8,9 @@ import pytest
 
 from models.flops import training_flops_per_token
 from tests.training import tiny
+from tests.training.hlo.cost import cost
+from tests.training.hlo.parser import parse
 from training.cost.executed_flops import executed_flops
-from training.cost.hlo_cost import cost
-from training.cost.hlo_parser import parse
 
 MODEL = tiny.MODEL
 

@@ -14,9 +14,9 @@ from jax.sharding import PartitionSpec
 
 from tests.bench import layouts
 from tests.training import tiny
+from tests.training.hlo.cost import cost
+from tests.training.hlo.parser import parse
 from training.config import Parallelism
-from training.cost.hlo_cost import cost
-from training.cost.hlo_parser import parse
 
 LAYOUTS = {name: Parallelism(**layouts.fields(name)) for name in layouts.LAYOUTS}
 STATE = {"all-reduce", "all-gather", "reduce-scatter"}

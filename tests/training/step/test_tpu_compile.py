@@ -17,8 +17,8 @@ SCRIPT = """
 import dataclasses, json, sys
 from models.config import TransformerConfig
 from training.config import OptimizerConfig, TrainConfig
-from training.cost.hlo_parser import parse
-from training.cost.hlo_cost import cost
+from tests.training.hlo.parser import parse
+from tests.training.hlo.cost import cost
 from training.cost.topology import describe
 from training.config.parallelism import Parallelism
 from training.step.program import build_program

@@ -8,24 +8,28 @@ pairs that a causal mask lets through.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from training.cost.hlo_parser import Computation, Instruction, Module, Visit, walk
-
-RECOMPUTED = "rematted_computation"
-"""The part of an operation's name that marks a recomputation by `jax.checkpoint`."""
-
-MATMULS = {"fwd": 2, "dq": 3, "dkv": 4}
-"""Matmuls over all pairs by kernel. Forward: scores, output. dq: scores (recomputed), gradients of
-scores and queries. dkv: scores (recomputed), gradients of values, scores and keys."""
+from models.flops import training_flops_per_token
+from tests.training.hlo.parser import Computation, Instruction, Module, Visit, parse, walk
+from training.cost.executed_flops import window_share
+from training.cost.jaxpr_cost import (
+    RECOMPUTED,
+    Cost,
+    Matmul,
+    pair_flops,
+    phase,
+    summarise,
+    traced_cost,
+)
+from training.step.program import Program
 
 _COLLECTIVES = (
     *("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all"),
@@ -82,18 +86,10 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Cost of one step on one device.
+class CompiledCost(Cost):
+    """Cost of one step of a compiled program on one device.
 
     Attributes:
-        source: "compiled", or "traced" where the program did not compile: then there are no
-            cycles, collectives or operations.
-        matmul_flops: FLOPs of matmuls outside kernels.
-        attention_flops: FLOPs of attention kernels, over the pairs of a causal mask.
-        recomputed_dots: matmuls and forward attention kernels that run a second time because the
-            remat policy of `jax.checkpoint`, or the compiler, did not keep their result.
-        recomputed_flops: FLOPs of those.
-        kernels: executions of every Pallas kernel by name.
         cycles: estimate outside kernels and collectives; None when the compiler gave none.
         cycles_by_kind: the same by `Operation.kind`.
         collectives: one entry per kind.
@@ -101,12 +97,6 @@ class Cost:
         unknown_loops: loops counted as one iteration because the text does not have their length.
     """
 
-    source: str
-    matmul_flops: int
-    attention_flops: int
-    recomputed_dots: int
-    recomputed_flops: int
-    kernels: dict[str, int]
     cycles: int | None = None
     cycles_by_kind: dict[str, int] = field(default_factory=dict)
     collectives: tuple[Collective, ...] = ()
@@ -114,78 +104,40 @@ class Cost:
     unknown_loops: int = 0
 
 
-@dataclass(frozen=True)
-class Matmul:
-    """A matmul or a kernel call, as the HLO and the jaxpr counter report it.
+def program_cost(program: Program, compiled: Any) -> CompiledCost:
+    """Cost of one step on one device; of the traced step if the program was not compiled.
 
-    Attributes:
-        kernel: the kernel's name, "" for a plain matmul.
-        flops: FLOPs of one plain matmul, or of one of a kernel's matmuls over all its pairs.
-        times: executions in a step.
-        recomputed: whether it repeats a forward computation in the backward pass.
+    The latter has no cycles, collectives or operations, because only the compiler determines them.
     """
-
-    kernel: str
-    flops: int
-    times: int
-    recomputed: bool
-
-
-def phase(kernel: str) -> str | None:
-    """ "fwd", "dq" or "dkv" of a splash kernel's name; None for other kernels."""
-    found = re.search(r"splash_\w*?_(fwd|dq|dkv)(?:_|$)", kernel)
-    return found[1] if found else None
+    if compiled is not None:
+        return cost(parse(compiled.as_text()))
+    traced = program.step.trace(program.abstract, program.abstract_batch())
+    return CompiledCost(**vars(traced_cost(traced.jaxpr, program.layout.devices)))
 
 
-def pair_flops(queries: tuple[int, ...], keys: tuple[int, ...]) -> int:
-    """FLOPs of one matmul over the visible pairs of queries [..., heads, position, head_size].
+def executed_over_model(program: Program, cost: Cost) -> float:
+    """FLOPs of matmuls and attention kernels over the model's, attention counted causally.
 
-    A device with Q of a sequence's K positions as queries and all K as keys counts Q (K + 1) / 2
-    pairs, its equal share of K (K + 1) / 2: the devices of a sequence balance the causal work.
+    Attention's backward pass recomputes the scores, which the model's FLOPs do not count, so the
+    ratio is above 1 even when nothing else is recomputed.
     """
-    *outer, first, second = queries
-    # The last two axes come in either order; the position axis is taken to be the longer one.
-    position, head_size = max(first, second), min(first, second)
-    return 2 * math.prod(outer) * head_size * position * (max(keys[-2:]) + 1) // 2
+    length = program.train.sequence_length
+    kernels = cost.attention_flops * window_share(program.model, length)
+    return (cost.matmul_flops + kernels) / model_flops(program)
 
 
-def summarise(matmuls: Iterable[Matmul], source: str) -> Cost:
-    """FLOPs and recomputation of a list of matmuls; fields that need HLO stay empty."""
-    found = list(matmuls)
-    kernels: dict[str, int] = defaultdict(int)
-    for each in found:
-        if each.kernel:
-            kernels[each.kernel] += each.times
-    # The fused backward kernel is named dkv but also computes the queries' gradient: 5 matmuls.
-    fused = not any(phase(name) == "dq" for name in kernels)
-
-    def flops(each: Matmul) -> int:
-        if not each.kernel:
-            return each.flops * each.times
-        kind = phase(each.kernel)
-        made = 0 if kind is None else MATMULS[kind] + (kind == "dkv" and fused)
-        return each.flops * made * each.times
-
-    again = [
-        each
-        for each in found
-        if each.recomputed and (not each.kernel or phase(each.kernel) == "fwd")
-    ]
-    return Cost(
-        source=source,
-        matmul_flops=sum(flops(each) for each in found if not each.kernel),
-        attention_flops=sum(flops(each) for each in found if each.kernel),
-        recomputed_dots=sum(each.times for each in again),
-        recomputed_flops=sum(flops(each) for each in again),
-        kernels=dict(kernels),
-    )
+def model_flops(program: Program) -> float:
+    """FLOPs of the model on one device: nothing recomputed, attention counted causally."""
+    train = program.train
+    tokens = train.batch_size * train.sequence_length / program.layout.devices
+    return tokens * training_flops_per_token(program.model, train.sequence_length, causal=True)
 
 
-def cost(module: Module) -> Cost:
+def cost(module: Module) -> CompiledCost:
     """Count a compiled program."""
     visits = list(walk(module))
     matmuls = [(visit, _matmul(visit)) for visit in visits]
-    counted = summarise((each for _, each in matmuls if each is not None), "compiled")
+    counted = summarise(each for _, each in matmuls if each is not None)
     flops: dict[int, int] = defaultdict(int)
     for visit, each in matmuls:
         if each is not None and not each.kernel:
@@ -198,8 +150,8 @@ def cost(module: Module) -> Cost:
     by_kind: dict[str, int] = {}
     for each in operations:
         by_kind[each.kind] = by_kind.get(each.kind, 0) + each.cycles
-    return dataclasses.replace(
-        counted,
+    return CompiledCost(
+        **vars(counted),
         cycles=sum(each.cycles for each in operations) if operations else None,
         cycles_by_kind=by_kind,
         collectives=_collectives(visits),

@@ -1,0 +1,1 @@
+"""What a compiled program does, read from its HLO text; for tests and benches."""
