@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from data.read.listing import absolute, list_source
+from data.read.listing import absolute, list_documents
 from data.read.unit import Fields
 from data.select.token_budget import ALL_THAT_IS_LEFT, Budget
 from pipeline import External, InputError, Result, Runtime, StepContext, step
@@ -75,7 +75,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
 @step(output=Documents, version=4, cpus=0, check=_check)
 def sample(
     run: StepContext,
-    source: Annotated[str, External(list_source, absolute)],
+    source: Annotated[str, External(list_documents, absolute)],
     tokenizer: Tokenizer | None = None,
     *,
     tokens: int,

@@ -224,7 +224,7 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
         emit({"event": "progress", "done": step, "total": steps, "unit": "steps", "note": note})
 
     def on_event(kind: str, fields: dict[str, Any]) -> None:
-        if kind == "damaged_checkpoint":
+        if kind == "corrupt_checkpoint":
             emit({"event": "warning", "message": f"corrupt checkpoint: {fields['reason']}"})
         elif kind == "failed_checkpoint":
             text = f"checkpoint of step {fields['step']} failed, the next will be saved"

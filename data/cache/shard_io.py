@@ -180,7 +180,7 @@ class LocalFiles:
             while done < target.nbytes:
                 more = os.preadv(self._descriptor, (target.reshape(-1)[done:].data,), begin + done)
                 if not more:
-                    raise damaged(self.directory, f"a data file that ends at byte {begin + done}")
+                    raise corrupt(self.directory, f"a data file that ends at byte {begin + done}")
                 done += more
         except OSError as error:
             raise _failed(self.directory, error) from error
@@ -190,7 +190,7 @@ class LocalFiles:
         try:
             return storage.read_bytes(path)
         except _MISSING as error:
-            raise damaged(self.directory, f"no file {name}") from error
+            raise corrupt(self.directory, f"no file {name}") from error
         except OSError as error:
             raise _failed(self.directory, error) from error
 
@@ -199,13 +199,13 @@ class LocalFiles:
         try:
             descriptor = os.open(os.path.join(self._path, name), os.O_RDONLY | os.O_CLOEXEC)
         except _MISSING as error:
-            raise damaged(self.directory, f"no file {name}") from error
+            raise corrupt(self.directory, f"no file {name}") from error
         except OSError as error:
             raise _failed(self.directory, error) from error
         found = os.fstat(descriptor).st_size
         if found != size:
             os.close(descriptor)
-            raise damaged(self.directory, f"{found:,} bytes in {name} instead of {size:,}")
+            raise corrupt(self.directory, f"{found:,} bytes in {name} instead of {size:,}")
         return descriptor
 
 
@@ -250,7 +250,7 @@ class StoreFiles:
         def read_into(target: np.ndarray) -> None:
             content = self._content(future, name)
             if len(content) != size:
-                raise damaged(self.directory, f"{len(content)} bytes at {begin} of {name}")
+                raise corrupt(self.directory, f"{len(content)} bytes at {begin} of {name}")
             target.reshape(-1)[:] = np.frombuffer(content, np.uint8)
 
         return read_into
@@ -258,7 +258,7 @@ class StoreFiles:
     def _content(self, future: ts.Future, name: str) -> bytes:
         found = wait(future, self.directory, self._timeout_s)
         if found.state != "value":
-            raise damaged(self.directory, f"no file {name}")
+            raise corrupt(self.directory, f"no file {name}")
         return found.value
 
 
@@ -287,13 +287,13 @@ def read_head(files: ShardFiles, check: str) -> ShardHead:
 def _head(directory: str, about: bytes, sealed: bytes, check: str) -> ShardHead:
     found = chunks.unseal(sealed, chunks.CRC)
     if found is None or len(found) < chunks.BEYOND_CHUNKS:
-        raise damaged(directory, "checksums that disagree with their own checksum")
+        raise corrupt(directory, "checksums that disagree with their own checksum")
     actual = hashlib.sha256(found.tobytes()).hexdigest()
     if check and actual != check:
-        raise damaged(directory, f"checksums with SHA-256 {actual} instead of {check}")
+        raise corrupt(directory, f"checksums with SHA-256 {actual} instead of {check}")
     checksums, (offsets, metadata) = np.split(found, [-chunks.BEYOND_CHUNKS])
     if chunks.checksum(about) != metadata:
-        raise damaged(directory, "a tokens/zarr.json that disagrees with its checksum")
+        raise corrupt(directory, "a tokens/zarr.json that disagrees with its checksum")
     # The checksums match, so an unexpected layout from here on was written by other code.
     try:
         tree = json.loads(about)
@@ -306,9 +306,9 @@ def _head(directory: str, about: bytes, sealed: bytes, check: str) -> ShardHead:
         )
         expected = chunks.tokens_metadata(head.tokens, head.dtype, head.attributes)
     except (ValueError, LookupError, TypeError) as error:
-        raise damaged(directory, f"another layout than this code reads ({error!r})") from error
+        raise corrupt(directory, f"another layout than this code reads ({error!r})") from error
     if expected != tree or len(checksums) != chunks.chunk_count(head.tokens):
-        raise damaged(directory, "another layout than this code reads")
+        raise corrupt(directory, "another layout than this code reads")
     return head
 
 
@@ -345,12 +345,12 @@ def wait(
                 f"another shard ({reason}); delete the directory or choose another"
             ) from error
         if not writing and reason.startswith(_CORRUPT):
-            raise damaged(directory, reason) from error
+            raise corrupt(directory, reason) from error
         kind = StoreUnavailable if reason.startswith(_UNAVAILABLE) else StorageError
         raise kind(f"{directory}: {reason}; check the storage, run again") from error
 
 
-def damaged(directory: str, found: str) -> CorruptOutput:
+def corrupt(directory: str, found: str) -> CorruptOutput:
     """The error for a corrupt shard, in which `found` was read instead of what was written."""
     return CorruptOutput(
         f"{directory}: expected the shard written earlier, found {found}; "

@@ -25,7 +25,7 @@ from data.cache.shard_io import (
     Fill,
     ShardFiles,
     ShardHead,
-    damaged,
+    corrupt,
     open_files,
     start_head_read,
 )
@@ -226,7 +226,7 @@ class TokenArray:
     def _checked(self, shard: TokenShard, head: ShardHead) -> np.ndarray:
         """The checksums of a head that fits the shard and this array; raises as `read`."""
         if (head.tokens, head.dtype) != (shard.tokens, self.dtype):
-            raise damaged(
+            raise corrupt(
                 shard.directory,
                 f"{head.tokens} tokens of {head.dtype.name} instead of "
                 f"{shard.tokens} tokens of {self.dtype.name}",
@@ -306,7 +306,7 @@ class TokenArray:
             for index in range(first, last):
                 if not self._checker.agree(own.records[at : at + 1], own.checksums[at : at + 1]):
                     directory = self._shards[shard].directory
-                    raise damaged(directory, f"damage in chunk {index} of {_DATA}")
+                    raise corrupt(directory, f"corrupt chunk {index} of {_DATA}")
                 at += 1
         raise AssertionError("chunks that are sound one by one are sound together")
 

@@ -25,7 +25,7 @@ import numpy as np
 from data.cache import chunks
 from data.cache.array_writer import ArrayWriter
 from data.cache.chunks import CHUNK, ChunkChecker, token_dtype
-from data.cache.shard_io import ShardFiles, ShardHead, damaged, open_files, read_head
+from data.cache.shard_io import ShardFiles, ShardHead, corrupt, open_files, read_head
 from pipeline.errors import CorruptOutput, InputError, StorageError
 
 __all__ = [
@@ -282,7 +282,7 @@ def _read_back(
     for _ in _blocks(files.directory, head):
         pass
     if not np.array_equal(_offsets(files, head), offsets):
-        raise damaged(files.directory, "other offsets")
+        raise corrupt(files.directory, "other offsets")
     if head.tokens:
         _check_index(head, files.directory)
         size += chunks.data_bytes(head.tokens, head.dtype)
@@ -299,7 +299,7 @@ def _check_metadata(files: ShardFiles, array: str, expected: dict[str, Any]) -> 
     except ValueError:
         same = False
     if not same:
-        raise damaged(files.directory, f"another layout in {name}")
+        raise corrupt(files.directory, f"another layout in {name}")
     return len(content)
 
 
@@ -312,7 +312,7 @@ def _check_index(head: ShardHead, directory: str) -> None:
     expected = chunks.regular_index(count, head.dtype)
     found = chunks.unseal(tail.tobytes(), expected.dtype)
     if found is None or not np.array_equal(found.reshape(-1, 2), expected):
-        raise damaged(directory, f"another index in {chunks.data_file(chunks.TOKENS)}")
+        raise corrupt(directory, f"another index in {chunks.data_file(chunks.TOKENS)}")
 
 
 def _blocks(directory: str, head: ShardHead) -> Iterator[np.ndarray]:
@@ -327,7 +327,7 @@ def _blocks(directory: str, head: ShardHead) -> Iterator[np.ndarray]:
         records = np.empty((len(checksums), record), np.uint8)
         files.read_into(first * record, records)
         if not checker.agree(records, checksums):
-            raise damaged(directory, f"damage in chunks {first} to {first + len(records) - 1}")
+            raise corrupt(directory, f"corrupt chunks {first} to {first + len(records) - 1}")
         tokens = chunks.tokens_of(records, head.dtype).reshape(-1)
         yield tokens[: min(left, len(tokens))]
         left -= len(tokens)
@@ -338,7 +338,7 @@ def _offsets(files: ShardFiles, head: ShardHead) -> np.ndarray:
     found = chunks.unseal(sealed, chunks.OFFSET)
     crc = int.from_bytes(sealed[-chunks.CRC.itemsize :], "little")  # `unseal` verifies it
     if found is None or crc != head.offsets_checksum:
-        raise damaged(files.directory, "offsets that disagree with their checksum")
+        raise corrupt(files.directory, "offsets that disagree with their checksum")
     return found.astype(np.int64)
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from data.read.arrow_file import arrow_file
 from data.read.byte_ranges import FileState, open_ranges
 from data.read.parquet_file import check_schema
-from data.read.parquet_table import is_damage, one_line
+from data.read.parquet_table import is_corrupt, one_line
 from data.read.retry import redact
 from data.read.unit import BATCH_ROWS, UNKNOWN, Fields, Unit
 from pipeline.errors import InputError
@@ -68,7 +68,7 @@ def _open(url: str, state: FileState) -> Iterator[Any]:
                 opened = pa.ipc.open_file if head == _MAGIC else pa.ipc.open_stream
                 yield opened(source)
     except (pa.ArrowException, OSError) as error:
-        if not is_damage(error):
+        if not is_corrupt(error):
             raise
         raise InputError(
             f"{redact(url)}: expected a whole Arrow file or stream, found {one_line(error)}; "

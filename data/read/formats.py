@@ -54,6 +54,21 @@ def kind_of(url: str, state: FileState) -> Kind:
         InputError: the format is not supported.
         StorageError: the store does not answer.
     """
+    if (kind := kind_by_name(url)) is not None:
+        return kind
+    with open_ranges(url, state) as file:
+        head = file.read(6)
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    return "arrow" if head.startswith(b"ARROW1") else "text"
+
+
+def kind_by_name(url: str) -> Kind | None:
+    """The format by the extension; None if only the first bytes can show it.
+
+    Raises:
+        InputError: the format is not supported.
+    """
     ending, packed = _endings(url)
     if ending in _REFUSED:
         raise InputError(
@@ -66,13 +81,7 @@ def kind_of(url: str, state: FileState) -> Kind:
             f"{redact(url)}: expected lines or text under .{packed}, found {ending}, which packs "
             "its own columns; unpack the file"
         )
-    if kind is not None or packed:
-        return kind or "text"
-    with open_ranges(url, state) as file:
-        head = file.read(6)
-    if head.startswith(b"PAR1"):
-        return "parquet"
-    return "arrow" if head.startswith(b"ARROW1") else "text"
+    return kind or ("text" if packed else None)
 
 
 @contextmanager

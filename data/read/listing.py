@@ -21,7 +21,7 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from data.read.byte_ranges import WEB, FileState, file_state, info, protocol, state_of
-from data.read.formats import READ, is_document_file
+from data.read.formats import READ, is_document_file, kind_by_name
 from data.read.local_digest import digest_files
 from data.read.retry import redact, run_with_timeout, with_retries
 from data.source import PYTHON_DOCS, check_embedded, is_embedded
@@ -107,6 +107,14 @@ def list_source(source: str, seconds: float, accept: Accept = is_document_file) 
         revision=revision,
         skipped=tuple(name.removeprefix(root) for name in skipped),
     )
+
+
+def list_documents(source: str, seconds: float) -> Listing:
+    """As `list_source`, and refuses a file whose extension is that of an unsupported format."""
+    listing = list_source(source, seconds)
+    for name in [file.name for file in listing.files] or [source]:
+        kind_by_name(name)
+    return listing
 
 
 def list_folder(path: str, seconds: float) -> Listing:

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from data.read.arrow_file import arrow_file
 from data.read.arrow_strings import is_text
 from data.read.byte_ranges import FileState, open_ranges
-from data.read.parquet_table import is_damage, one_line
+from data.read.parquet_table import is_corrupt, one_line
 from data.read.retry import redact
 from data.read.unit import Fields
 from pipeline.errors import InputError
@@ -75,7 +75,7 @@ def open_parquet(url: str, state: FileState | None = None) -> Iterator[pq.Parque
                     _keep_footer(url, state, parquet.metadata)
                 yield parquet
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        if not (is_damage(error) or isinstance(error, UnicodeDecodeError)):
+        if not (is_corrupt(error) or isinstance(error, UnicodeDecodeError)):
             raise
         raise _unsound(url, redact(one_line(error))) from error
 
@@ -88,7 +88,7 @@ def _parquet(
             source, metadata=footer, pre_buffer=True, page_checksum_verification=True
         )
     except (pa.ArrowException, OSError) as error:
-        found = _what_it_is(handle) if is_damage(error) else ""
+        found = _what_it_is(handle) if is_corrupt(error) else ""
         if not found:
             raise
         raise _unsound(url, f"{found} ({redact(one_line(error))})") from error

@@ -80,7 +80,7 @@ def read_table(
         CorruptOutput: the file is missing, truncated or changed.
     """
     with (
-        _as_damage(url),
+        _as_corrupt(url),
         storage.open_read(url) as handle,
         arrow_file(handle) as source,
         pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=True) as file,
@@ -95,16 +95,16 @@ def count_row_groups(url: str) -> int:
     Raises:
         CorruptOutput: the file is missing, truncated or changed.
     """
-    with _as_damage(url), storage.open_read(url) as handle, pq.ParquetFile(handle) as file:
+    with _as_corrupt(url), storage.open_read(url) as handle, pq.ParquetFile(handle) as file:
         return file.num_row_groups
 
 
 @contextmanager
-def _as_damage(url: str) -> Iterator[None]:
+def _as_corrupt(url: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        if not is_damage(error):
+        if not is_corrupt(error):
             raise
         raise CorruptOutput(
             f"{url}: expected the Parquet file written earlier, found {one_line(error)}; "
@@ -112,7 +112,7 @@ def _as_damage(url: str) -> Iterator[None]:
         ) from error
 
 
-def is_damage(error: Exception) -> bool:
+def is_corrupt(error: Exception) -> bool:
     """Whether `error` means that an Arrow or Parquet file is corrupt or missing.
 
     Arrow reports corrupt data as its own exceptions or as an `OSError` without an error number; an

@@ -57,7 +57,7 @@ def verify_file(url: str, expected: str) -> None:
     if digest.hexdigest() != expected.lower():
         raise InputError(
             f"{redact(url)}: expected SHA-256 {expected.lower()}, found {digest.hexdigest()}; "
-            "the file is damaged or not the one that was published: fetch it again"
+            "the file is corrupt or not the one that was published: fetch it again"
         )
 
 

@@ -204,7 +204,7 @@ def read_unit(
     if unit.rows != UNKNOWN and rows != unit.rows:
         raise InputError(
             f"{redact(unit.file)}: row groups {unit.row_groups[0]} to {unit.row_groups[-1]}: "
-            f"expected {unit.rows:,} rows, found {rows:,}; the file is damaged: fetch it again"
+            f"expected {unit.rows:,} rows, found {rows:,}; the file is corrupt: fetch it again"
         )
 
 

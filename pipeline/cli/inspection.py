@@ -17,7 +17,7 @@ from pipeline.plan.explain import explain as explained
 from pipeline.plan.lineage import lineage, users
 from pipeline.plan.plan import Planned
 from pipeline.plan.plan import plan as planned
-from pipeline.plan.state import DAMAGED, pick, resolve
+from pipeline.plan.state import CORRUPT, pick, resolve
 from pipeline.store import storage
 
 
@@ -163,7 +163,7 @@ def _graph_page(context: Context) -> int:
     from pipeline.pages.page import render
     from pipeline.pages.record import RunRecord, StepRecord
 
-    states = {"running": "running", "failed": "failed", "damaged": "failed"}
+    states = {"running": "running", "failed": "failed", "corrupt": "failed"}
     now = time.time()
     prefix, command = context.store.prefix, context.command
     record = RunRecord("plan", prefix, command, started=now, ended=now, last=now, outcome="plan")
@@ -230,7 +230,7 @@ def show(context: Context) -> int:
     """Print one step's output: its manifest, its inputs and the outputs that use it."""
     entry = _entry(context, context.step())
     if entry.found is None:
-        reason = entry.reason if entry.status == DAMAGED else f"nothing published at {entry.path}"
+        reason = entry.reason if entry.status == CORRUPT else f"nothing published at {entry.path}"
         raise InputError(f"{entry.node.label}: {reason} ({entry.status})")
     path, manifest = entry.found.path, entry.found.manifest
     up = [a for a in lineage([path]) if a.path != path]

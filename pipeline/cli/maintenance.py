@@ -27,7 +27,7 @@ def verify(context: Context) -> int:
         path = context.store.path(node)
         try:
             manifest = load_keyed(path, node.key)
-            problems = list(integrity.damage(path, manifest)) if manifest else []
+            problems = list(integrity.problems(path, manifest)) if manifest else []
         except StoreUnavailable:
             raise
         except PonenteError as error:

@@ -153,7 +153,7 @@ VERBS = {
 }
 # Verbs that need no experiment.
 FREE = ("doctor",)
-EXIT_CODES = "exit codes: 0 done, 1 refused, failed or damaged, 2 wrong usage, 130 interrupted"
+EXIT_CODES = "exit codes: 0 done, 1 refused, failed or corrupt, 2 wrong usage, 130 interrupted"
 
 
 class UsageParser(argparse.ArgumentParser):

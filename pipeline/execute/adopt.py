@@ -65,7 +65,7 @@ def adopt(store: Store, node: Node, seen: GraphState, source: Candidate) -> Foun
     Raises:
         CorruptOutput: when its bytes differ from what was recorded.
     """
-    for problem in integrity.damage(source.path, source.manifest):
+    for problem in integrity.problems(source.path, source.manifest):
         raise CorruptOutput(f"{problem}; not adopted")
     inputs = {name: seen.found[n.key] for name, n in node.inputs.items() if n.key in seen.found}
     found = Found(source.path, source.manifest)

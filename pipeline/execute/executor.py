@@ -131,7 +131,7 @@ class Execution:
     def _reason(self, node: Node, seen: GraphState) -> str:
         if self._states[node.key].forced:
             return "--force"
-        return seen.stale.get(node.key) or seen.damaged.get(node.key) or "not built yet"
+        return seen.stale.get(node.key) or seen.corrupt.get(node.key) or "not built yet"
 
     def why_small(self, needed: list[Node]) -> str:
         """Why the nodes that `look` returned can run in this process; empty if they need Ray."""

@@ -77,16 +77,19 @@ class ChangeLog:
         return best
 
     def differences(self, old: Manifest, node: Node) -> list[str]:
-        """Differences from the output `old` to the node, one line per field or input."""
+        """Differences from the output `old` to the node, one line per field and per root cause."""
         lines = fingerprint.difference(old.config, node.identity.config)
         if old.version != node.step.version:
             lines.append(f"version: {old.version} -> {node.step.version}")
+        changed: dict[str, list[str]] = {}
         for name in sorted({*old.inputs, *node.inputs}):
             new = node.inputs.get(name)
             if name not in old.inputs or new is None:
                 lines.append(f"input {name}: {'added' if new is not None else 'removed'}")
             elif old.inputs[name]["key"] != new.key:
-                lines.append(f"input {name} changed{self._root_causes(new)}")
+                changed.setdefault(self._root_causes(new), []).append(name)
+        for causes, names in changed.items():
+            lines.append(f"input {', '.join(names)} changed{causes}")
         return lines
 
     def _root_causes(self, child: Node) -> str:

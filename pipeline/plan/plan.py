@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.graph.node import Node, topological
 from pipeline.identity import digests, source_code
 from pipeline.plan.changes import NEVER, ChangeLog
-from pipeline.plan.state import DAMAGED, GraphState, contents, look, needed_keys
+from pipeline.plan.state import CORRUPT, GraphState, contents, look, needed_keys
 from pipeline.store import lease, storage
 from pipeline.store.builds import Build, find_build
 from pipeline.store.ledger import Ledger
@@ -25,7 +25,7 @@ class Planned:
 
     Attributes:
         status: "hit", "unchecked" (a hit whose sources cannot be listed), "stale", "partial",
-            "running", "failed", "miss" or "damaged".
+            "running", "failed", "miss" or "corrupt".
         reason: one line: what is reused, how many shards are finished, what changed.
         needed: whether a run would execute it (an input of a hit is not needed).
         refused: whether a run stops at once, as it would have to replace a corrupt output without
@@ -130,8 +130,8 @@ def _describe(
             **more,
         )
 
-    if node.key in seen.damaged:
-        return entry(DAMAGED, seen.damaged[node.key], refused=needed and node.key not in forced)
+    if node.key in seen.corrupt:
+        return entry(CORRUPT, seen.corrupt[node.key], refused=needed and node.key not in forced)
     if (found := seen.found.get(node.key)) is not None:
         unchecked = node.key in seen.listings.unreachable
         return entry(

@@ -20,7 +20,7 @@ from pipeline.store.manifest import source_files
 from pipeline.store.outputs import Found, Store
 from pipeline.store.parallel import concurrently
 
-DAMAGED = "damaged"
+CORRUPT = "corrupt"
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class GraphState:
         same: keys of those in `found` that were made for another key, from inputs of the same
             content.
         stale: why an existing output is stale.
-        damaged: why an existing output is corrupt.
+        corrupt: why an existing output is corrupt.
         attempts: the attempt that published each output in the user's own store, also stale ones.
         listings: current listings of the sources of the graph.
     """
@@ -59,13 +59,13 @@ class GraphState:
     found: dict[str, Found] = field(default_factory=dict)
     same: set[str] = field(default_factory=set)
     stale: dict[str, str] = field(default_factory=dict)
-    damaged: dict[str, str] = field(default_factory=dict)
+    corrupt: dict[str, str] = field(default_factory=dict)
     attempts: dict[str, str] = field(default_factory=dict)
     listings: Listings = field(default_factory=Listings)
 
     def replaces(self, key: str) -> str:
         """The attempt whose output a build of this key replaces; empty for none."""
-        return DAMAGED if key in self.damaged else self.attempts.get(key, "")
+        return CORRUPT if key in self.corrupt else self.attempts.get(key, "")
 
 
 def look(order: list[Node], store: Store) -> GraphState:
@@ -84,7 +84,7 @@ def look(order: list[Node], store: Store) -> GraphState:
         strict=True,
     ):
         if isinstance(found, CorruptOutput):
-            seen.damaged[node.key] = " ".join(str(found).split())
+            seen.corrupt[node.key] = " ".join(str(found).split())
             continue
         if found is not None:
             if not found.shared:
@@ -197,7 +197,7 @@ def decide(
             needed |= needed_keys(node.inputs.values(), seen.found)
     if choice.only:
         _refuse_missing(needed - chosen, order, choice)
-    for key, problem in seen.damaged.items():
+    for key, problem in seen.corrupt.items():
         if key in needed and key not in forced:
             raise CorruptOutput(problem)
     for node in order:

@@ -37,7 +37,7 @@ def _blocks(url: str, size: int | None = None) -> Iterator[bytes]:
             yield block
 
 
-def damage(path: str, manifest: Manifest) -> Iterator[str]:
+def problems(path: str, manifest: Manifest) -> Iterator[str]:
     """One line for each file or byte range of an output that differs from its manifest.
 
     Reads every byte. Files that are not in the manifest are reported too; nothing reads them. A
@@ -54,7 +54,7 @@ def damage(path: str, manifest: Manifest) -> Iterator[str]:
             found = listed[shard.root]
         lines = []
         for file in shard.files:
-            lines += _file_damage(file_url(home, shard, file), file, found.get(file.path))
+            lines += _file_problems(file_url(home, shard, file), file, found.get(file.path))
         for name in sorted(found.keys() - recorded):
             lines.append(f"{storage.join(home, shard.root, name)}: not recorded, and never read")
         return lines
@@ -73,7 +73,7 @@ def _by_root(home: str, shards: tuple[Shard, ...]) -> dict[str, dict[str, int]]:
     return found
 
 
-def _file_damage(url: str, file: File, found: int | None = None) -> Iterator[str]:
+def _file_problems(url: str, file: File, found: int | None = None) -> Iterator[str]:
     # A listing may be out of date: if it disagrees, the store is asked for the object itself.
     found = storage.size(url) if found != file.size else found
     if found is None:

@@ -236,7 +236,7 @@ def tensorstore_alone(seed: int, count: int, workspace: Path) -> dict[str, Any]:
         try:
             return opening.result()[begin:end].read().result()
         except ValueError as error:
-            raise shard_io.damaged(str(place), str(error)) from error
+            raise shard_io.corrupt(str(place), str(error)) from error
 
     def trial(number: int) -> None:
         numbers, place = random.Random(number), workspace / str(number)

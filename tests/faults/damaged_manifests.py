@@ -19,7 +19,7 @@ from pipeline.graph.node import as_node, topological
 from pipeline.plan.explain import explain
 from pipeline.plan.lineage import lineage, users
 from pipeline.plan.plan import plan
-from pipeline.plan.state import DAMAGED
+from pipeline.plan.state import CORRUPT
 from pipeline.store import manifest
 from pipeline.store.garbage import Keep, find_garbage
 from pipeline.store.outputs import Store
@@ -132,7 +132,7 @@ def _questions(path: Path, cut: Any, sound: Any) -> str:
     """What plan, run, verify, explain, show and gc say; returns the line about the damaged one."""
     store, targets = Store(str(path)), [as_node(cut), as_node(sound)]
     entries = plan(targets, store)
-    (bad,) = [entry for entry in entries if entry.status == DAMAGED]
+    (bad,) = [entry for entry in entries if entry.status == CORRUPT]
     assert bad.refused
     assert {e.status for e in entries if e is not bad} == {"hit"}, "a sound step is not a hit"
     assert _refusal(path, cut, sound) == bad.reason, "plan and run disagree"

@@ -37,7 +37,7 @@ def _published(node: Node, store: Path) -> manifest.Manifest:
     path = str(store / node.directory)
     found = manifest.load_verified(path, node.key)
     assert found is not None, "nothing was published"
-    assert not list(integrity.damage(path, found))
+    assert not list(integrity.problems(path, found))
     return found
 
 

@@ -26,7 +26,7 @@ from training.checkpoint.chunk_grid import (
     within,
 )
 from training.checkpoint.device_to_host import HostShard
-from training.checkpoint.files import Files, damaged, in_parallel
+from training.checkpoint.files import Files, corrupt, in_parallel
 from training.checkpoint.index import WrittenChunks
 
 _AHEAD_BYTES = 512 << 20  # host memory of a restore: values read and not yet on a device
@@ -187,7 +187,7 @@ def _fill(
     # The CRC stored in the chunk (Zarr's codec) detects corruption; the index's CRC also detects
     # a chunk that was replaced by a valid chunk of other values.
     if int.from_bytes(tail.tobytes(), "little") != found or checksums[grid.number(index)] != found:
-        raise damaged(path, file, "content that does not match its CRC-32C")
+        raise corrupt(path, file, "content that does not match its CRC-32C")
     for part in parts:
         shared = common(box, part.box)
         target = part.values[within(shared, part.box)]

@@ -83,7 +83,7 @@ def in_parallel(
             raise
 
 
-def damaged(path: str, name: str, found: str) -> CorruptOutput:
+def corrupt(path: str, name: str, found: str) -> CorruptOutput:
     """The error for a file whose content is not what was written."""
     return CorruptOutput(
         f"{path}/{name}: expected what was saved, found {found}; an older checkpoint is needed"
@@ -105,10 +105,10 @@ class _LocalFiles:
         try:
             found = self._with_retries(url, lambda: _read_local(storage.local_path(url), targets))
         except _NOT_FOUND as error:
-            raise damaged(self._path, name, "no file") from error
+            raise corrupt(self._path, name, "no file") from error
         expected = sum(target.nbytes for target in targets)
         if found != expected:
-            raise damaged(self._path, name, f"{found:,} bytes instead of {expected:,}")
+            raise corrupt(self._path, name, f"{found:,} bytes instead of {expected:,}")
 
     def _with_retries(self, url: str, action: Callable[[], Result]) -> Result:
         for retries_left in reversed(range(_TRIES)):
@@ -171,10 +171,10 @@ class _BucketFiles:
     def read(self, name: str, *targets: np.ndarray) -> None:
         found = self._wait(self._store.read(name))
         if found.state != "value":
-            raise damaged(self._path, name, "no file")
+            raise corrupt(self._path, name, "no file")
         content, expected = found.value, sum(target.nbytes for target in targets)
         if len(content) != expected:
-            raise damaged(self._path, name, f"{len(content):,} bytes instead of {expected:,}")
+            raise corrupt(self._path, name, f"{len(content):,} bytes instead of {expected:,}")
         begin = 0
         for target in targets:
             target[:] = np.frombuffer(content, np.uint8, target.nbytes, begin)

@@ -22,7 +22,7 @@ from pipeline.errors import CorruptOutput, InputError, StorageError
 from pipeline.identity.fingerprint import digest
 from pipeline.store import storage
 from training.checkpoint.chunk_grid import CRC_BYTES, ChunkGrid, chunk_file
-from training.checkpoint.files import Files, damaged
+from training.checkpoint.files import Files, corrupt
 
 INDEX = "index.json"
 PROGRESS = "progress.json"
@@ -181,5 +181,5 @@ def check_file(path: str, files: Files, name: str, size: int, sha256: str) -> by
     content = np.empty(size, np.uint8)
     files.read(name, content)
     if hashlib.sha256(content.data).hexdigest() != sha256:
-        raise damaged(path, name, "other content")
+        raise corrupt(path, name, "other content")
     return content.tobytes()

@@ -101,7 +101,7 @@ def load_model_onto(layout: Layout, checkpoint_path: str, config: TransformerCon
 def newest_sound(
     checkpoints: Sequence[tuple[int, str]],
     like: Tree,
-    on_damage: Callable[[int, str, str], None] | None = None,
+    on_corrupt: Callable[[int, str, str], None] | None = None,
     read: Callable[[str], dict[str, Any]] = read_progress,
 ) -> tuple[int, str, Tree, dict[str, Any]] | None:
     """Restore the newest of `checkpoints` that is sound.
@@ -109,7 +109,7 @@ def newest_sound(
     Args:
         checkpoints: (step, path), oldest first.
         like: see `restore`.
-        on_damage: called with step, path and reason of each corrupt checkpoint.
+        on_corrupt: called with step, path and reason of each corrupt checkpoint.
         read: reads the progress of the checkpoint at a path; may raise `CorruptOutput`.
 
     Returns:
@@ -125,8 +125,8 @@ def newest_sound(
             return step, path, state, fail_together(lambda path=path: read(path))
         except CorruptOutput as error:
             logger.warning("checkpoint of step %d is corrupt, trying an older one: %s", step, error)
-            if on_damage is not None:
-                on_damage(step, path, str(error))
+            if on_corrupt is not None:
+                on_corrupt(step, path, str(error))
     if checkpoints:
         raise CorruptOutput(
             f"none of {len(checkpoints)} checkpoints is sound (newest: {checkpoints[-1][1]}); "

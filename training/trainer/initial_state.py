@@ -60,10 +60,10 @@ def restore_or_init(job: TrainJob, program: Program, run: RunContext) -> Initial
             steps than this run.
     """
 
-    def on_damage(step: int, path: str, reason: str) -> None:
-        run.event("damaged_checkpoint", step=step, path=path, reason=reason)
+    def on_corrupt(step: int, path: str, reason: str) -> None:
+        run.event("corrupt_checkpoint", step=step, path=path, reason=reason)
 
-    found = newest_sound(job.resume_from, program.abstract, on_damage, _read_progress)
+    found = newest_sound(job.resume_from, program.abstract, on_corrupt, _read_progress)
     if found is not None:
         step, path, state, progress = found
         check_data_offset(progress["data_offset"], data_offset(job.data, job.train, step), path)

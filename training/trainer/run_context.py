@@ -57,7 +57,7 @@ class RunContext:
         on_program: called with a compiled step that is in the store; writes its record. Process 0,
             in a thread.
         before: seconds since the gang's start, by `training.metrics.startup.PARTS`.
-        on_event: called with (kind, fields): "damaged_checkpoint", "failed_checkpoint", "resumed",
+        on_event: called with (kind, fields): "corrupt_checkpoint", "failed_checkpoint", "resumed",
             "started_from", "evaluation", "sample", "tracker" and "preempted" in process 0,
             "watchdog" in any.
 

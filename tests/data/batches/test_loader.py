@@ -120,7 +120,7 @@ class Fake:
         with self.lock:
             self.now -= 1
         if self.fail_at in rows:
-            raise CorruptOutput("shard 3 is damaged")
+            raise CorruptOutput("shard 3 is corrupt")
         return np.repeat(rows[:, None], self.sequence_length, 1).astype(np.int32)
 
 

@@ -158,7 +158,7 @@ def test_a_sound_shard_in_the_place_of_another_is_refused(tmp_path, length):
     with pytest.raises(CorruptOutput, match="SHA-256"):
         TokenArray([swapped], 500).read(np.array([0]), length)
     (tmp_path / "b/tokens/c/0").rename(tmp_path / "a/tokens/c/0")
-    with pytest.raises(CorruptOutput, match=r"damage in chunk 1 of tokens/c/0"):
+    with pytest.raises(CorruptOutput, match=r"corrupt chunk 1 of tokens/c/0"):
         TokenArray([first], 500).read(np.array([1024]), length)
 
 
@@ -172,7 +172,7 @@ def test_chunks_swapped_inside_a_file_are_refused(tmp_path):
     array = TokenArray([shard], 500)
     assert np.array_equal(array.read(np.array([2048]), 1024)[0], tokens[2048:3072])
     for start, length in ((0, 1024), (0, 2048), (1000, 500)):
-        with pytest.raises(CorruptOutput, match="damage in chunk 0"):
+        with pytest.raises(CorruptOutput, match="corrupt chunk 0"):
             array.read(np.array([2048, start]), length)
 
 

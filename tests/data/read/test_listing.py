@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data.read import local_digest
-from data.read.listing import absolute, list_folder, list_source
+from data.read.listing import absolute, list_documents, list_folder, list_source
 from data.source import python_documentation
 from pipeline.errors import InputError, PonenteError
 from pipeline.store import storage
@@ -240,3 +240,20 @@ def test_only_local_paths_are_made_absolute(tmp_path, monkeypatch):
     assert absolute("./a/../x.parquet") == f"{tmp_path}/x.parquet"
     for url in ("gs://b/x", "hf://datasets/a/b/*.parquet", python_documentation(), None):
         assert absolute(url) == url
+
+
+@pytest.mark.parametrize("pattern", ["x.csv", "*.csv", "*.gz"])
+def test_a_named_file_of_an_unsupported_format_is_refused(tmp_path, pattern):
+    """While planning, before any work; a folder without it is read."""
+    for name in ("x.csv", "x.parquet.gz", "x.txt"):
+        (tmp_path / name).write_text("a,b")
+    with pytest.raises(InputError, match=r"convert it|unpack the file"):
+        list_documents(f"{tmp_path}/{pattern}", SECONDS)
+    (tmp_path / "x.parquet.gz").unlink()
+    assert names(list_documents(str(tmp_path), SECONDS)) == ["x.txt"]
+
+
+def test_an_unsupported_format_on_the_hub_is_refused_without_a_request():
+    """The source is pinned, so nothing is listed."""
+    with pytest.raises(InputError, match=r"found a \.csv file"):
+        list_documents(f"hf://datasets/owner/name@{COMMIT}/data/*.csv", SECONDS)

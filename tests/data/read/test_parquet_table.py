@@ -114,9 +114,9 @@ def test_a_missing_file_is_damage(tmp_path):
 
 def test_a_failing_disk_is_not_called_damage():
     """An error with a number is the system's and is left as it is."""
-    assert not parquet_table.is_damage(OSError(5, "Input/output error"))
-    assert not parquet_table.is_damage(ConnectionError("reset"))
-    assert parquet_table.is_damage(OSError("Corrupt snappy compressed data."))
+    assert not parquet_table.is_corrupt(OSError(5, "Input/output error"))
+    assert not parquet_table.is_corrupt(ConnectionError("reset"))
+    assert parquet_table.is_corrupt(OSError("Corrupt snappy compressed data."))
 
 
 # Threads may end between their listing and the call.

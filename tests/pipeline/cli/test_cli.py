@@ -78,7 +78,7 @@ def test_plan_and_explain_name_the_field_that_changed(ponente, tmp_path):
     ponente()
     out = ponente("plan", "--limit", "5")[1]
     assert "limit: 100 -> 5" in out
-    assert "input left changed (clamp: limit: 100 -> 5)" in out
+    assert "input left, right changed (clamp: limit: 100 -> 5)" in out
     out = ponente("explain", "clamp", "--limit", "5")[1]
     assert f"nearest    {_path(tmp_path, clamp(numbers(count=10), limit=100))}" in out
     assert "limit: 100 -> 5" in out

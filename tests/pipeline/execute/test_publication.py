@@ -31,7 +31,7 @@ def hooked(run: StepContext, *, count: int) -> Result:
 def _published(store):
     path = storage.join(str(store), as_node(hooked(count=4)).directory)
     found = manifest.load(path)
-    assert not list(integrity.damage(path, found))
+    assert not list(integrity.problems(path, found))
     return [shard.name for shard in found.shards]
 
 
@@ -88,7 +88,7 @@ def test_a_rebuild_that_was_paused_does_not_replace_the_one_that_was_published(
     bring_up(store, wanted, force=("numbers",))
     path = storage.join(store, as_node(wanted).directory)
     assert manifest.load(path) == replaced[1]
-    assert not list(integrity.damage(path, replaced[1]))
+    assert not list(integrity.problems(path, replaced[1]))
 
 
 def test_an_older_attempt_cannot_drop_or_replace_what_a_newer_one_owns(tmp_path):

@@ -128,7 +128,7 @@ def test_a_directory_with_another_keys_output_is_not_a_hit(tmp_path, monkeypatch
     bring_up(str(tmp_path), numbers(count=2))
     before = (tmp_path / "numbers-" / "manifest.json").read_bytes()
     (entry,) = plan([as_node(numbers(count=4))], Store(str(tmp_path)))
-    assert entry.status == "damaged"
+    assert entry.status == "corrupt"
     with pytest.raises(CorruptOutput, match=as_node(numbers(count=4)).key):
         bring_up(str(tmp_path), numbers(count=4))
     assert (tmp_path / "numbers-" / "manifest.json").read_bytes() == before

@@ -230,17 +230,17 @@ def test_verify_names_the_bytes_that_are_wrong(tmp_path):
     assert measured.size == 4 * 2**20 + 17
     assert len(measured.blocks) == 8 * 5
     url = f"{directory}/big"
-    assert list(integrity._file_damage(url, measured)) == []
+    assert list(integrity._file_problems(url, measured)) == []
     with open(url, "r+b") as file:
         file.seek(2 * 2**20 + 5)
         byte = file.read(1)
         file.seek(-1, 1)
         file.write(bytes([byte[0] ^ 1]))
-    (line,) = integrity._file_damage(url, measured)
+    (line,) = integrity._file_problems(url, measured)
     assert f"bytes {2 * 2**20}-{3 * 2**20 - 1} " in line
     with open(url, "r+b") as file:
         file.truncate(3 * 2**20 + 1)
-    lines = list(integrity._file_damage(url, measured))
+    lines = list(integrity._file_problems(url, measured))
     assert f"{3 * 2**20 + 1} bytes, expected" in lines[0]
     assert any(f"bytes {2 * 2**20}-{3 * 2**20} " in line for line in lines)
 

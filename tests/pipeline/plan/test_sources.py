@@ -165,7 +165,7 @@ def test_gc_keeps_files_that_a_moved_sources_output_refers_to(tmp_path, corpus):
     delete(store, find_garbage(store, kept).garbage)
     assert executed(store.prefix, first, second) == []
     path = storage.join(store.prefix, as_node(second).directory)
-    assert list(integrity.damage(path, load(path))) == []
+    assert list(integrity.problems(path, load(path))) == []
     delete(store, find_garbage(store, kept[:1]).garbage)
     delete(store, find_garbage(store, kept[:1]).garbage)
     assert not list((tmp_path / "store" / kept[0].directory / "retired").iterdir())

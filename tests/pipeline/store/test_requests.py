@@ -13,7 +13,7 @@ import pytest
 from pipeline import Result, StepContext, step
 from pipeline.graph.node import as_node
 from pipeline.plan.plan import plan
-from pipeline.plan.state import DAMAGED
+from pipeline.plan.state import CORRUPT
 from pipeline.store import integrity, manifest, storage
 from pipeline.store.manifest import Manifest, load
 from pipeline.store.outputs import Store
@@ -73,7 +73,7 @@ def test_verify_takes_one_listing_whatever_the_number_of_shards(server):
     for shards in (2, 3, 30):
         path, found = published(shards)
         before = len(server.log)
-        assert list(integrity.damage(path, found)) == []
+        assert list(integrity.problems(path, found)) == []
         listings.append(sum(kind(*sent[:3]) == "list" for sent in server.log[before:]))
     assert listings == [1, 1, 1]
 
@@ -86,7 +86,7 @@ def test_verify_finds_by_one_listing_what_each_shard_has_and_lacks(server):
     storage.delete_tree(f"{roots[5]}/n.txt")
     storage.write_atomic(f"{roots[7]}/deep/er.txt", b"foreign")
     storage.write_atomic(f"{roots[0]}0/n.txt", b"beside")
-    assert list(integrity.damage(path, found)) == [
+    assert list(integrity.problems(path, found)) == [
         f"{roots[3]}/n.txt: bytes 0-0 are not what was written",
         f"{roots[5]}/n.txt: missing, expected 1 bytes",
         f"{roots[7]}/deep/er.txt: not recorded, and never read",
@@ -97,7 +97,7 @@ def test_verify_asks_for_what_a_listing_that_lags_behind_does_not_show(server):
     """A file that is there is sound, whether it is listed or not."""
     path, found = published(5)
     server.faults.stale = 10_000
-    assert list(integrity.damage(path, found)) == []
+    assert list(integrity.problems(path, found)) == []
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_a_store_elsewhere_that_does_not_answer_is_asked_once(asked, tmp_path, m
         tree = {**json.loads(url.read_bytes()), "origin": {**origin, "differences": []}}
         url.write_text(json.dumps(tree))
     entries = plan(targets, store)
-    assert [entry.status for entry in entries] == [DAMAGED, DAMAGED]
+    assert [entry.status for entry in entries] == [CORRUPT, CORRUPT]
     assert all(STORE in e.reason and "cannot be read" in e.reason for e in entries)
     assert asked
     assert all("/other0-" in path for path in asked), asked

@@ -16,7 +16,7 @@ from training.trainer.trainer import train
 CONSTANT = dataclasses.replace(tiny.OPTIMIZER, schedule="constant")
 
 
-def nothing_damaged():
+def nothing_corrupt():
     """A run in which no checkpoint may be damaged."""
 
     def fail(kind, fields):
@@ -42,7 +42,7 @@ def start_with(finished, take, **changes):
         train=dataclasses.replace(tiny.TRAIN, **changes),
         start=Start(checkpoint=finished[2].checkpoint, take=take),
     )
-    return restore_or_init(job, program, nothing_damaged()), program
+    return restore_or_init(job, program, nothing_corrupt()), program
 
 
 @pytest.mark.slow
@@ -138,4 +138,4 @@ def test_a_run_with_checkpoints_of_its_own_resumes_and_does_not_start_again(fini
     _, job, four = finished
     start = Start(checkpoint="/nowhere", take="model")
     own = dataclasses.replace(job, resume_from=((4, four.checkpoint),), start=start)
-    assert restore_or_init(own, tiny.program(steps=4), nothing_damaged()).step == 4
+    assert restore_or_init(own, tiny.program(steps=4), nothing_corrupt()).step == 4

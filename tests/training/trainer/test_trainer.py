@@ -171,7 +171,7 @@ def test_damaged_newest_checkpoint_falls_back_loudly(whole, tmp_path):
         ),
         devices=jax.devices()[:1],
     )
-    assert events[:2] == [("damaged_checkpoint", 3), ("resumed", 2)]
+    assert events[:2] == [("corrupt_checkpoint", 3), ("resumed", 2)]
     assert dropped[0] == copies[2], "its record would stand in the way of publishing"
     assert tiny.learned(tiny.rows(got)) == tiny.learned(tiny.rows(want))
     assert tiny.equal(model_of(got), model_of(want))
