@@ -57,11 +57,12 @@ def recipe(job: Job) -> Recipe:
             f"docker build -t {job.image} -f {FOLDER}/{docker} .",
             f"docker push {job.image}",
             *(_node_pool(job, pool) for pool in _pools(job)),
-            f"kubectl apply -f {FOLDER}/{file}",
+            # `apply` would leave a finished job of this name as it is, and run nothing.
+            f"kubectl create -f {FOLDER}/{file}",
         ),
         needs=("docker", "gcloud", "kubectl"),
         after=(
-            f"kubectl delete -f {FOLDER}/{file}",
+            "# before the next launch of this name:\n" + f"kubectl delete -f {FOLDER}/{file}",
             "# ends the machines, which else cost money:\n"
             + "\n".join(
                 f'gcloud container node-pools delete {pool} --cluster="$CLUSTER" --zone={job.zone}'
@@ -78,12 +79,12 @@ def _pools(job: Job) -> list[str]:
 
 
 def _node_pool(job: Job, name: str) -> str:
-    """The command that creates a node pool, the hosts of one slice."""
+    """The command that creates a node pool, the hosts of one slice, unless there is one."""
     hardware, zone = job.hardware, job.need_zone()
+    place = f'{name} --cluster="${{CLUSTER:?set it to the name of the GKE cluster}}" --zone={zone}'
     words = [
-        f"gcloud container node-pools create {name}",
-        '--cluster="${CLUSTER:?set it to the name of the GKE cluster}"',
-        f"--zone={zone} --num-nodes={hardware.hosts_per_slice}",
+        f"gcloud container node-pools describe {place} --format='value(status)' ||",
+        f"gcloud container node-pools create {place} --num-nodes={hardware.hosts_per_slice}",
     ]
     if hardware.kind == "tpu":
         machine = GOOGLE[hardware.generation].machine_type(hardware)
