@@ -18,7 +18,6 @@ from haliax import Axis
 from models.config import TransformerConfig
 
 BATCH = "batch"
-MICROBATCH = "microbatch"
 POSITION = "position"
 KEY_POSITION = "key_position"
 EMBED = "embed"

@@ -5,23 +5,18 @@ A token costs 2 FLOPs per parameter that multiplies it and 4 per attended positi
 forward pass. Recomputation and the embedding's gather are not counted; the output head is.
 
 Two conventions are in use and both are reported. `causal=True` counts the positions a token attends
-to: min(t + 1, window) for token t of its document, (length + 1) / 2 on average without a window.
-`causal=False` counts the full square, min(length, window) for every token, regardless of documents
-(PaLM, Chowdhery et al., 2022, appendix B, and Megatron-LM), which inflates MFU for long sequences.
+to: min(t + 1, window) for token t of a sequence, (length + 1) / 2 on average without a window.
+`causal=False` counts the full square, min(length, window) for every token (PaLM, Chowdhery et al.,
+2022, appendix B, and Megatron-LM), which inflates MFU for long sequences. Both count a sequence as
+one document, also where attention stays inside documents.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from models.config import TransformerConfig
-from pipeline.errors import InputError
-
-if TYPE_CHECKING:
-    import numpy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,59 +44,16 @@ def parameters(config: TransformerConfig) -> Parameters:
 
 
 def attended_pairs(length: int, window: int | None = None) -> int:
-    """Pairs of a token and a position it attends to: sum of min(t + 1, window) over a document."""
+    """Pairs of a token and a position it attends to: sum of min(t + 1, window)."""
     # A triangle until the window is full, then `reach` positions for every later token.
     reach = length if window is None else min(length, window)
     return reach * (reach + 1) // 2 + (length - reach) * reach
-
-
-def mean_attended(documents: Sequence[int], window: int | None = None) -> float:
-    """Mean number of positions a token attends to, where attention stays inside documents.
-
-    Args:
-        documents: lengths in tokens after packing into sequences, padding included.
-        window: maximum positions a token attends to, its own included; None for all.
-
-    Raises:
-        InputError: there are no documents, or one has no tokens.
-    """
-    if not documents or min(documents) < 1:
-        raise InputError(
-            "documents: expected lengths of at least 1 token, found "
-            f"{min(documents, default='none')}; leave empty documents out"
-        )
-    return sum(attended_pairs(length, window) for length in documents) / sum(documents)
-
-
-def document_lengths(segment_ids: numpy.ndarray) -> list[int]:
-    """Lengths of the documents of packed sequences, in order; the end of a sequence ends one.
-
-    Args:
-        segment_ids: integers [batch, position], equal within a document and different between
-            documents of a sequence.
-
-    Raises:
-        InputError: an id occurs in two places of a sequence; attention would treat them as one
-            document.
-    """
-    lengths = []
-    for i, row in enumerate(segment_ids.tolist()):
-        starts = [t for t in range(len(row)) if t == 0 or row[t] != row[t - 1]]
-        if len(starts) != len(set(row)):
-            raise InputError(
-                "segment_ids: expected each id in consecutive positions, found one of sequence "
-                f"{i} in two places; give each document of a sequence its own id"
-            )
-        ends = [*starts[1:], len(row)]
-        lengths += [end - start for start, end in zip(starts, ends, strict=True)]
-    return lengths
 
 
 def forward_flops_per_token(
     config: TransformerConfig,
     sequence_length: int,
     causal: bool,
-    documents: Sequence[int] | None = None,
 ) -> float:
     """Mean FLOPs of one token's forward pass in a sequence of `sequence_length` tokens.
 
@@ -109,17 +61,14 @@ def forward_flops_per_token(
         config: the model; its windows bound the positions that a layer's tokens attend to.
         sequence_length: tokens per sequence.
         causal: the convention, see above.
-        documents: lengths of packed documents, where attention stays inside documents; None where
-            it crosses them. `causal=False` ignores them.
     """
 
     def attended(window: int | None) -> float:
         if causal:
-            return mean_attended([sequence_length] if documents is None else documents, window)
+            return attended_pairs(sequence_length, window) / sequence_length
         return sequence_length if window is None else min(sequence_length, window)
 
-    means = {window: attended(window) for window in set(config.windows)}
-    positions = math.fsum(means[window] for window in config.windows)
+    positions = math.fsum(attended(window) for window in config.windows)
     attention = 4 * config.heads * config.head_size * positions
     return float(2 * config.matmul_parameters + attention)
 
@@ -128,14 +77,6 @@ def training_flops_per_token(
     config: TransformerConfig,
     sequence_length: int,
     causal: bool,
-    documents: Sequence[int] | None = None,
 ) -> float:
     """Mean FLOPs of one token's forward and backward pass, three times the forward pass."""
-    return 3.0 * forward_flops_per_token(config, sequence_length, causal, documents)
-
-
-def ideal_tokens_per_second(
-    config: TransformerConfig, sequence_length: int, causal: bool, peak: float
-) -> float:
-    """Tokens per second that a device of `peak` FLOPs per second trains on at an MFU of 1."""
-    return peak / training_flops_per_token(config, sequence_length, causal)
+    return 3.0 * forward_flops_per_token(config, sequence_length, causal)

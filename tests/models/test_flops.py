@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import jax
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,15 +12,11 @@ from hypothesis import strategies as st
 from models import presets
 from models.config import TransformerConfig
 from models.flops import (
-    document_lengths,
     forward_flops_per_token,
-    ideal_tokens_per_second,
-    mean_attended,
     parameters,
     training_flops_per_token,
 )
 from pipeline.accelerators import peak_flops
-from pipeline.errors import InputError
 from tests.models import small
 
 V6E, V5E = 918e12, 197e12
@@ -39,9 +34,14 @@ LLAMA_8B = TransformerConfig(
 LONG_NANOCHAT = dataclasses.replace(presets.nanochat_d16, window_pattern="L", window=None)
 
 
+def ideal(config, length, causal, peak=V6E):
+    """Tokens per second that a device trains on at an MFU of 1."""
+    return peak / training_flops_per_token(config, length, causal)
+
+
 def utilisation(config, length, rate, causal, peak=V6E):
     """MFU in percent of `rate` tokens per second and device."""
-    return 100 * rate / ideal_tokens_per_second(config, length, causal, peak)
+    return 100 * rate / ideal(config, length, causal, peak)
 
 
 def test_llama_8b_costs_what_others_say():
@@ -58,10 +58,9 @@ def test_llama_8b_has_its_published_size():
 def test_tpuchat_runs_at_its_published_utilisation():
     """Its ideal rates for 4 and 3 heads, and 434,932 tokens per second as it counted them."""
     config = presets.tpuchat_130m
-    ideal = ideal_tokens_per_second(config, 2048, causal=False, peak=V6E)
-    assert round(ideal) == 935_334
+    assert round(ideal(config, 2048, causal=False)) == 935_334
     three = dataclasses.replace(config, heads=3)
-    assert int(ideal_tokens_per_second(three, 2048, causal=False, peak=V6E)) == 1_013_278
+    assert int(ideal(three, 2048, causal=False)) == 1_013_278
     assert round(parameters(three).total, -5) == 159_400_000
     assert utilisation(config, 2048, 434_932, causal=False) == pytest.approx(46.50, abs=0.005)
     assert utilisation(config, 2048, 434_932, causal=True) == pytest.approx(41.7, abs=0.05)
@@ -145,23 +144,10 @@ def test_the_full_count_is_what_the_compiler_counts():
     assert ours < counted < 1.1 * ours
 
 
-def visible(documents, window):
+def visible(length, window):
     """Pairs of a token and a position it sees, one by one."""
-    starts = np.repeat(np.cumsum([0, *documents[:-1]]), documents)
-    limit = sum(documents) if window is None else window
-    return sum(
-        starts[i] <= j and i - j < limit for i in range(sum(documents)) for j in range(i + 1)
-    )
-
-
-@given(
-    documents=st.lists(st.integers(1, 12), min_size=1, max_size=5),
-    window=st.none() | st.integers(1, 15),
-)
-def test_documents_attend_to_themselves(documents, window):
-    """The mean equals counting every visible pair, with windows and documents."""
-    got = mean_attended(documents, window) * sum(documents)
-    assert got == pytest.approx(visible(documents, window), rel=1e-12)
+    limit = length if window is None else window
+    return sum(i - j < limit for i in range(length) for j in range(i + 1))
 
 
 @given(
@@ -180,43 +166,11 @@ def test_windows_are_counted_by_layer(length, pattern, window, layers):
     matmuls = 2 * config.matmul_parameters * length
     for causal in (True, False):
         if causal:
-            pairs = sum(visible([length], one) for one in each)
+            pairs = sum(visible(length, one) for one in each)
         else:
             pairs = sum(length * min(length, one or length) for one in each)
         got = forward_flops_per_token(config, length, causal) * length
         assert got == pytest.approx(matmuls + 4 * features * pairs, rel=1e-12)
-
-
-def test_documents_change_the_causal_count_only():
-    """Packed documents cost less; the full convention takes no notice."""
-    config, packed = small.config(), [3, 9, 4]
-    features = 4 * config.heads * config.head_size * config.layers
-    got = forward_flops_per_token(config, 16, causal=True, documents=packed)
-    pairs = visible(packed, None) / 16
-    assert got == pytest.approx(2 * config.matmul_parameters + features * pairs, rel=1e-12)
-    full = forward_flops_per_token(config, 16, causal=False)
-    assert forward_flops_per_token(config, 16, causal=False, documents=packed) == full
-
-
-@given(
-    st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=3), st.data()
-)
-def test_document_lengths_of_segment_ids(rows, data):
-    """Ids of any values, different in each row, give the lengths they were made from."""
-    width = max(sum(row) for row in rows)
-    rows = [[*row, width - sum(row)] if sum(row) < width else row for row in rows]
-    ids = [data.draw(st.permutations(range(len(row)))) for row in rows]
-    packed = np.array([np.repeat(i, row) for i, row in zip(ids, rows, strict=True)], np.int32)
-    assert document_lengths(packed) == [length for row in rows for length in row]
-
-
-def test_impossible_documents_are_refused():
-    """An id in two places of a row, and documents without tokens."""
-    with pytest.raises(InputError, match="sequence 1"):
-        document_lengths(np.array([[0, 0, 1], [0, 1, 0]]))
-    for documents in ([], [3, 0]):
-        with pytest.raises(InputError, match="at least 1 token"):
-            mean_attended(documents)
 
 
 def test_parameters_say_what_they_count():

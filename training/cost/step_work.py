@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from models.config import TransformerConfig
-from models.flops import mean_attended
+from models.flops import attended_pairs
 from models.remat_names import saved_names, widths
 from pipeline.accelerators import TPUS, Chip
 from training.cost.recompute import repeated
@@ -161,7 +161,8 @@ def _layer_matmuls(job: Job, chip: Chip, again: dict[str, float]) -> tuple[float
 def _attention(job: Job, chip: Chip, again: float) -> tuple[float, float]:
     """(scores, FLOPs at padded head sizes) of all layers, causal and inside windows."""
     model = job.model
-    attended = math.fsum(mean_attended([job.sequence_length], w) for w in model.windows)
+    length = job.sequence_length
+    attended = math.fsum(attended_pairs(length, w) for w in model.windows) / length
     scores = job.tokens * model.heads * attended * (1 + BACKWARD_SCORES + again)
     lanes = 128 if chip.name in TPUS else 64
     # Two matmuls of 2 x head_size FLOPs per score: queries with keys, probabilities with values.
