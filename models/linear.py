@@ -34,16 +34,18 @@ class Linear(eqx.Module):
     bias: NamedArray | None
 
     def __call__(self, x: NamedArray, axis: str, out: str) -> NamedArray:
-        """`x` with its first or last axis `axis` replaced by `out`, in the matrix's dtype.
+        """`x` with `out` in the place of its axis `axis`, in the matrix's dtype.
 
-        `axis` and `out` must be the only axes of the matrix, see `flattened`.
+        `axis` and `out` must be the only axes of the matrix, see `flattened`. The order of the axes
+        of `x` decides how the product is computed, never what it is.
         """
-        if x.axes[0].name == axis:
-            y = hax.dot(self.matrix, x, axis=axis)
-        else:
+        if x.axes[-1].name == axis:
             matrix = self.matrix.rearrange((axis, out))
             axes = (*x.axes[:-1], matrix.axes[-1])
-            y = hax.named(_tokens_first(x.rearrange((..., axis)).array, matrix.array), axes)
+            y = hax.named(_tokens_first(x.array, matrix.array), axes)
+        else:
+            y = hax.dot(self.matrix, x, axis=axis)
+            y = y.rearrange(tuple(out if a.name == axis else a.name for a in x.axes))
         return y if self.bias is None else (y + self.bias).rearrange(y.axes)
 
     def flattened(self, axes: tuple[str, ...], name: str) -> Linear:

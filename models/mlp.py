@@ -9,7 +9,6 @@ from __future__ import annotations
 import equinox as eqx
 import haliax as hax
 import jax
-import jax.numpy as jnp
 from haliax import NamedArray
 
 from models.axes import EMBED, MLP, ModelAxes
@@ -46,7 +45,7 @@ class Mlp(eqx.Module):
         )
 
     def __call__(self, x: NamedArray) -> NamedArray:
-        """The MLP's output with the axes of `x`, in either order, in the parameters' dtype."""
+        """The MLP's output with the axes of `x`, in their order, in the parameters' dtype."""
         up = hax.tree_checkpoint_name(self.up(x, EMBED, MLP), "up")
         if self.gate is not None:
             gate = hax.tree_checkpoint_name(self.gate(x, EMBED, MLP), "gate")
@@ -56,6 +55,6 @@ class Mlp(eqx.Module):
 
 def _activation(kind: str, up: NamedArray) -> NamedArray:
     if kind == "gelu":
-        return hax.named(jax.nn.gelu(up.array, approximate=True), up.axes)
-    positive = hax.named(jnp.maximum(up.array, 0), up.axes)
+        return hax.nn.gelu(up, approximate=True)
+    positive = hax.maximum(up, 0)
     return positive * positive if kind == "relu2" else positive

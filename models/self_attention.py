@@ -1,4 +1,4 @@
-"""The attention half of a block: projections, norms, rotation, attention, output projection."""
+"""The matmuls around a block's attention: projections, norms and rotation; output projection."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import haliax as hax
 import jax
 from haliax import NamedArray
 
-from models.attention.dispatch import attend
 from models.axes import (
     EMBED,
     HEAD_SIZE,
@@ -20,7 +19,6 @@ from models.axes import (
 from models.config import TransformerConfig
 from models.initialization import linear, residual_linear
 from models.linear import Linear
-from models.mesh_axes import MeshAxes
 from models.norms import Norm
 from models.rotary import rotate
 
@@ -29,7 +27,7 @@ KV_AXES = (KV_HEADS, HEAD_SIZE)
 
 
 class Attention(eqx.Module):
-    """Grouped-query self-attention.
+    """The parameters of grouped-query self-attention.
 
     Attributes:
         query: embed to kv_heads, q_per_kv, head_size.
@@ -39,7 +37,6 @@ class Attention(eqx.Module):
         query_norm: norm over head_size, shared by all heads (Dehghani et al., 2023,
             arXiv:2302.05442, as in Qwen3); None without qk_norm.
         key_norm: the same for keys.
-        soft_cap: soft cap of the scores, or None.
         scale: factor on the queries.
     """
 
@@ -49,7 +46,6 @@ class Attention(eqx.Module):
     output: Linear
     query_norm: Norm | None
     key_norm: Norm | None
-    soft_cap: float | None = eqx.field(static=True)
     scale: float = eqx.field(static=True)
 
     @staticmethod
@@ -70,35 +66,8 @@ class Attention(eqx.Module):
             output=residual_linear(keys[3], heads, (axes.Embed,), config),
             query_norm=norm(),
             key_norm=norm(),
-            soft_cap=config.attention_soft_cap,
             scale=config.score_scale,
         )
-
-    def __call__(
-        self,
-        x: NamedArray,
-        angles: NamedArray | None,
-        *,
-        window: int | None,
-        segment_ids: NamedArray | None,
-        backend: str,
-        mesh_axes: MeshAxes | None,
-        interpret: bool,
-    ) -> NamedArray:
-        """Attention output with the axes of `x`, in either order, in the parameters' dtype."""
-        q, k, v = self.heads(x, angles)
-        out = attend(
-            q,
-            k,
-            v,
-            backend=backend,
-            window=window,
-            soft_cap=self.soft_cap,
-            segment_ids=segment_ids,
-            mesh_axes=mesh_axes,
-            interpret=interpret,
-        )
-        return self.merge(out, x)
 
     def heads(
         self, x: NamedArray, angles: NamedArray | None
@@ -106,7 +75,7 @@ class Attention(eqx.Module):
         """Scaled queries, keys and values, normalized and rotated by their positions.
 
         Args:
-            x: [..., embed] or [embed, ...].
+            x: embed and other axes, in any order.
             angles: rotary angles with the axis head_size / 2 and otherwise only axes of `x`; None
                 with learned positions.
 

@@ -10,8 +10,10 @@ it is given (see `models.precision.cast`); norm statistics, softmax and logits a
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, TypedDict, Unpack
+from functools import partial
+from typing import Any
 
 import equinox as eqx
 import haliax as hax
@@ -19,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from haliax import Axis, NamedArray
 
+from models.attention.dispatch import attend
 from models.axes import (
     BATCH,
     EMBED,
@@ -46,29 +49,30 @@ Attend = Callable[[NamedArray, NamedArray, NamedArray], NamedArray]
 """Attention of scaled queries to keys and values; the result has the queries' axes."""
 
 
-class Forward(TypedDict, total=False):
-    """Options of a forward pass; only `segment_ids` changes the result beyond rounding.
+@dataclasses.dataclass(frozen=True)
+class Forward:
+    """How a forward pass is computed; no option changes the result beyond rounding.
 
     Attributes:
-        segment_ids: int32 [batch, position]; positions attend only to positions with equal ids.
-            Default: one segment.
-        remat: what the backward pass keeps, see `models.remat_names`. Default: "full".
-        backend: the result of `models.attention.dispatch.choose_backend`. Default: "reference".
+        remat: what the backward pass keeps, see `models.remat_names`.
+        backend: the result of `models.attention.dispatch.choose_backend`.
         mesh_axes: mesh axes for the code under `jax.shard_map`; None on one device.
         interpret: run splash in the Pallas interpreter (tests on the CPU).
-        features_first: order of the activations' axes, see `models.linear`. Default: False.
-        unroll: cycles of layers per iteration of the compiled loop. Default: 1.
-        gather: all-gathers one layer's parameters before it runs. Default: no gather.
+        features_first: order of the activations' axes, see `models.linear`.
+        unroll: cycles of layers per iteration of the compiled loop.
+        gather: all-gathers one layer's parameters before it runs; None for no gather.
     """
 
-    segment_ids: NamedArray | None
-    remat: str
-    backend: str
-    mesh_axes: MeshAxes | None
-    interpret: bool
-    features_first: bool
-    unroll: int
-    gather: Callable[[Any], Any]
+    remat: str = "full"
+    backend: str = "reference"
+    mesh_axes: MeshAxes | None = None
+    interpret: bool = False
+    features_first: bool = False
+    unroll: int = 1
+    gather: Callable[[Any], Any] | None = None
+
+
+DEFAULT = Forward()
 
 
 class Block(eqx.Module):
@@ -91,42 +95,21 @@ class Block(eqx.Module):
         )
 
     def __call__(
-        self,
-        x: NamedArray,
-        angles: NamedArray | None,
-        *,
-        window: int | None,
-        segment_ids: NamedArray | None,
-        backend: str,
-        mesh_axes: MeshAxes | None,
-        interpret: bool,
-    ) -> NamedArray:
-        """The residual stream after the block; axes in either order and dtype are those of `x`."""
-        x = hax.tree_checkpoint_name(x, BLOCK_INPUT)
-        attention_input = hax.tree_checkpoint_name(self.attention_norm(x), "attention_input")
-        x = x + self.attention(
-            attention_input,
-            angles,
-            window=window,
-            segment_ids=segment_ids,
-            backend=backend,
-            mesh_axes=mesh_axes,
-            interpret=interpret,
-        )
-        return self._feed_forward(x)
-
-    def with_heads(
         self, x: NamedArray, angles: NamedArray | None, attend: Attend
     ) -> tuple[NamedArray, tuple[NamedArray, NamedArray]]:
-        """The block with `attend` as its attention, and its keys and values for a KV cache."""
-        attention_input = self.attention_norm(x)
+        """The residual stream after the block, and the block's keys and values for a KV cache.
+
+        Args:
+            x: the residual stream; the result has its axes, in their order, and its dtype.
+            angles: see `Attention.heads`.
+            attend: attention between the positions of `x`, or to a KV cache.
+        """
+        x = hax.tree_checkpoint_name(x, BLOCK_INPUT)
+        attention_input = hax.tree_checkpoint_name(self.attention_norm(x), "attention_input")
         q, k, v = self.attention.heads(attention_input, angles)
         x = x + self.attention.merge(attend(q, k, v), attention_input)
-        return self._feed_forward(x), (k, v)
-
-    def _feed_forward(self, x: NamedArray) -> NamedArray:
         x = hax.tree_checkpoint_name(hax.auto_sharded(x), "mlp_input")
-        return hax.auto_sharded(x + self.mlp(self.mlp_norm(x)))
+        return hax.auto_sharded(x + self.mlp(self.mlp_norm(x))), (k, v)
 
 
 class Transformer(eqx.Module):
@@ -178,35 +161,45 @@ class Transformer(eqx.Module):
         """The matrix [vocab, embed] of the logits: the head, or the tied embedding."""
         return self.embedding if self.head is None else self.head
 
-    def hidden(self, tokens: NamedArray, **forward: Unpack[Forward]) -> NamedArray:
+    def hidden(
+        self,
+        tokens: NamedArray,
+        segment_ids: NamedArray | None = None,
+        *,
+        forward: Forward = DEFAULT,
+    ) -> NamedArray:
         """Hidden states after the final norm, with axes embed, batch and position in some order.
 
-        `tokens` are int32 [batch, position]; the result is in the parameters' dtype. Position i
-        attends to tokens 0..i of its segment. The caller must pass ids inside the vocabulary: this
-        is not checked.
+        Args:
+            tokens: int32 [batch, position], ids inside the vocabulary: this is not checked.
+            segment_ids: int32 [batch, position]; position i attends to the positions 0..i with its
+                id. Default: one segment.
+            forward: how to compute it.
+
+        Returns:
+            Hidden states in the parameters' dtype.
 
         Raises:
             InputError: the remat setting is unknown, the back end cannot run these shapes, or
                 sequences are longer than the learned positions.
         """
-        order = FEATURES_FIRST if forward.get("features_first") else TOKENS_FIRST
-        x, angles = self.embed(tokens, order, forward.get("mesh_axes"))
-        gather = forward.get("gather", lambda block: block)
+        order = FEATURES_FIRST if forward.features_first else TOKENS_FIRST
+        x, angles = self.embed(tokens, order, forward.mesh_axes)
+        attention = partial(
+            attend,
+            backend=forward.backend,
+            soft_cap=self.config.attention_soft_cap,
+            segment_ids=segment_ids,
+            mesh_axes=forward.mesh_axes,
+            interpret=forward.interpret,
+        )
 
         def apply(block: Block, x: NamedArray, window: int | None) -> NamedArray:
-            return gather(block)(
-                x,
-                angles,
-                window=window,
-                segment_ids=forward.get("segment_ids"),
-                backend=forward.get("backend", "reference"),
-                mesh_axes=forward.get("mesh_axes"),
-                interpret=forward.get("interpret", False),
-            )
+            block = block if forward.gather is None else forward.gather(block)
+            return block(x, angles, partial(attention, window=window))[0]
 
-        policy = checkpoint_policy(forward.get("remat", "full"))
-        windows = self.config.windows
-        unroll = forward.get("unroll", 1)
+        policy = checkpoint_policy(forward.remat)
+        windows, unroll = self.config.windows, forward.unroll
         if policy is not None:
             # Forward and backward pass are separate scans, so XLA's CSE cannot merge the
             # recomputation with the forward pass. But where the scan's body has several blocks, XLA
@@ -249,9 +242,19 @@ class Transformer(eqx.Module):
             return embedded
         return Norm(None, None, EMBED, False, self.config.norm_epsilon)(embedded)
 
-    def logits(self, tokens: NamedArray, **forward: Unpack[Forward]) -> NamedArray:
-        """Float32 next-token logits [batch, position, vocab], without the vocabulary's padding."""
-        return self.logits_of(self.hidden(tokens, **forward)).rearrange((BATCH, POSITION, VOCAB))
+    def logits(
+        self,
+        tokens: NamedArray,
+        segment_ids: NamedArray | None = None,
+        *,
+        forward: Forward = DEFAULT,
+    ) -> NamedArray:
+        """Float32 next-token logits [batch, position, vocab], without the vocabulary's padding.
+
+        Arguments and errors as for `hidden`.
+        """
+        hidden = self.hidden(tokens, segment_ids, forward=forward)
+        return self.logits_of(hidden).rearrange((BATCH, POSITION, VOCAB))
 
     def logits_of(self, hidden: NamedArray) -> NamedArray:
         """Float32 logits [vocab, ...] of hidden states [embed, ...], soft cap applied.

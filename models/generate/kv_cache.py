@@ -90,11 +90,9 @@ def prefill(
     def one_layer(
         block: Block, x: NamedArray, window: int | None
     ) -> tuple[NamedArray, tuple[Array, Array]]:
-        def attention(q: NamedArray, k: NamedArray, v: NamedArray) -> NamedArray:
-            cap = block.attention.soft_cap
-            return attend(q, k, v, backend=backend, window=window, soft_cap=cap)
-
-        x, (k, v) = block.with_heads(x, angles, attention)
+        cap = model.config.attention_soft_cap
+        attention = partial(attend, backend=backend, window=window, soft_cap=cap)
+        x, (k, v) = block(x, angles, attention)
         return x, (k.rearrange(SLOTS).array, v.rearrange(SLOTS).array)
 
     x, (keys, values) = collect_layers(model.blocks.stacked, x, one_layer, model.config.windows)
@@ -144,9 +142,9 @@ def decode(
             past_values=past_values,
             positions=positions,
             window=window,
-            soft_cap=block.attention.soft_cap,
+            soft_cap=model.config.attention_soft_cap,
         )
-        x, (k, v) = block.with_heads(x, angles, attention)
+        x, (k, v) = block(x, angles, attention)
         keys.append(_write(past_keys, k, positions))
         values.append(_write(past_values, v, positions))
     return model.final_norm(x), KVCache(tuple(keys), tuple(values))

@@ -9,7 +9,7 @@ from jax import Array
 
 from models.axes import BATCH, POSITION
 from models.generate.generate import backend_for, pad_prompts
-from models.transformer import Transformer
+from models.transformer import Forward, Transformer
 from pipeline.errors import InputError
 
 
@@ -40,7 +40,8 @@ def next_token_logits(model: Transformer, rows: np.ndarray) -> np.ndarray:
 
 
 def _forward(model: Transformer, tokens: Array, *, backend: str) -> Array:
-    return model.logits(hax.named(tokens, (BATCH, POSITION)), backend=backend).array
+    forward = Forward(backend=backend)
+    return model.logits(hax.named(tokens, (BATCH, POSITION)), forward=forward).array
 
 
 _logits = jax.jit(_forward, static_argnames="backend")

@@ -8,7 +8,7 @@ of the prediction of token i + 1.
 
 from __future__ import annotations
 
-from typing import Literal, Unpack
+from typing import Literal
 
 import equinox as eqx
 import haliax as hax
@@ -20,7 +20,7 @@ from models.axes import BATCH, EMBED, POSITION, VOCAB
 from models.loss.chunk_count import LOGIT_BUDGET_BYTES, chunk_count
 from models.loss.cross_entropy import summed_losses, token_losses
 from models.mesh_axes import MeshAxes
-from models.transformer import Forward, Transformer
+from models.transformer import DEFAULT, Forward, Transformer
 
 Chunks = int | Literal["auto"]
 
@@ -48,11 +48,12 @@ def next_token_loss(
     tokens: NamedArray,
     *,
     loss_mask: NamedArray | None = None,
+    segment_ids: NamedArray | None = None,
     z_loss: float = 0.0,
     chunks: Chunks = 1,
     chunk_budget: int = LOGIT_BUDGET_BYTES,
     by_vocabulary: bool = False,
-    **forward: Unpack[Forward],
+    forward: Forward = DEFAULT,
 ) -> Loss:
     """Loss of predicting every next token of each sequence.
 
@@ -61,13 +62,14 @@ def next_token_loss(
         tokens: int32 [batch, position].
         loss_mask: [batch, position], boolean or float: the weight of the prediction made at a
             position (of the token after it). Default: all positions but the last count.
+        segment_ids: see `Transformer.hidden`.
         z_loss: weight of the squared log-sum-exp (PaLM, Chowdhery et al., 2022, section 5: 1e-4).
         chunks: number of chunks of positions, a divisor of the sequence length (of one device's
             part of it, where `mesh_axes` divides positions). "auto" uses the fewest whose float32
             logits fit `chunk_budget` on each device that `mesh_axes` names.
         chunk_budget: bytes, for "auto" only.
         by_vocabulary: chunk the ids instead, which is faster on CPUs; see `summed_losses`.
-        **forward: see `models.transformer.Forward`.
+        forward: how to compute the hidden states.
 
     Raises:
         InputError: `chunks` does not divide the sequence length, or see `Transformer.hidden`.
@@ -76,8 +78,8 @@ def next_token_loss(
     weight = _has_target(tokens)
     if loss_mask is not None:
         weight = weight * loss_mask.rearrange(weight.axes).astype(jnp.float32)
-    hidden, head, targets = _inputs(model, tokens, forward)
-    mesh_axes = forward.get("mesh_axes")
+    hidden, head, targets = _inputs(model, tokens, segment_ids, forward)
+    mesh_axes = forward.mesh_axes
     objective, total, z = summed_losses(
         hidden,
         head,
@@ -97,26 +99,28 @@ def nll_per_token(
     model: Transformer,
     tokens: NamedArray,
     *,
+    segment_ids: NamedArray | None = None,
     chunks: Chunks = 1,
     chunk_budget: int = LOGIT_BUDGET_BYTES,
-    **forward: Unpack[Forward],
+    forward: Forward = DEFAULT,
 ) -> NamedArray:
     """Negative log-likelihood in nats of token i + 1 at position i, float32 [batch, position].
 
     The last position is 0. Arguments as for `next_token_loss`.
     """
     tokens = tokens.rearrange((BATCH, POSITION))
-    chunks = _chunks(model, tokens, chunks, chunk_budget, forward.get("mesh_axes"))
-    inputs = _inputs(model, tokens, forward)
+    chunks = _chunks(model, tokens, chunks, chunk_budget, forward.mesh_axes)
+    inputs = _inputs(model, tokens, segment_ids, forward)
     nll = token_losses(*inputs, model.config.logit_soft_cap, chunks, _id_count(model))
     return hax.named(nll, tokens.axes) * _has_target(tokens)
 
 
 def _inputs(
-    model: Transformer, tokens: NamedArray, forward: Forward
+    model: Transformer, tokens: NamedArray, segment_ids: NamedArray | None, forward: Forward
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Hidden states [embed, batch, position], head [vocab, embed] and targets, as arrays."""
-    hidden = model.hidden(tokens, **forward).rearrange((EMBED, BATCH, POSITION))
+    hidden = model.hidden(tokens, segment_ids, forward=forward)
+    hidden = hidden.rearrange((EMBED, BATCH, POSITION))
     head = model.output_head.rearrange((VOCAB, EMBED))
     return hidden.array, head.array, jnp.roll(tokens.array, -1, axis=1)
 

@@ -33,7 +33,7 @@ import numpy as np
 from models.config import TransformerConfig
 from models.generate.generate import stream
 from models.generate.kv_cache import cache_bytes
-from models.transformer import Transformer
+from models.transformer import Forward, Transformer
 
 SHAPES = {
     "1m": TransformerConfig(
@@ -159,7 +159,7 @@ def _whole_window(model: Transformer, rows: jax.Array, start: jax.Array) -> jax.
     """`rows` [batch, position] filled from `start` on, by one forward pass of all for each."""
 
     def add_one(at: jax.Array, rows: jax.Array) -> jax.Array:
-        hidden = model.hidden(hax.named(rows, ("batch", "position")), remat="none")
+        hidden = model.hidden(hax.named(rows, ("batch", "position")), forward=Forward(remat="none"))
         logits = model.logits_of(hidden["position", at - 1]).rearrange(("batch", "vocab")).array
         return rows.at[:, at].set(jnp.argmax(logits, axis=-1).astype(jnp.int32))
 

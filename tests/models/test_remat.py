@@ -18,6 +18,7 @@ from models.remat_names import (
     saved_names,
     widths,
 )
+from models.transformer import Forward
 from pipeline.errors import InputError
 from tests.models import small
 
@@ -28,7 +29,7 @@ OFFLOAD = "save:gate,up;offload:queries,attention_residuals"
 
 def squares(remat):
     rows = small.named(small.tokens())
-    return lambda model: hax.sum(hax.square(model.hidden(rows, remat=remat))).array
+    return lambda model: hax.sum(hax.square(model.hidden(rows, forward=Forward(remat=remat)))).array
 
 
 @functools.cache
@@ -59,7 +60,9 @@ def test_blocks_of_one_body_are_recomputed_one_after_the_other(changes, unroll, 
     rows = small.named(small.tokens())
 
     def loss(model):
-        return hax.sum(hax.square(model.hidden(rows, remat="full", unroll=unroll))).array
+        return hax.sum(
+            hax.square(model.hidden(rows, forward=Forward(remat="full", unroll=unroll)))
+        ).array
 
     jaxpr = str(eqx.filter_make_jaxpr(eqx.filter_grad(loss))(small.model(**changes))[0])
     assert ("prevent_cse=False" not in jaxpr) == barriers
@@ -78,10 +81,14 @@ def test_offloading_gives_the_same_gradients(remat):
 def test_offloading_is_in_the_program():
     """The traced backward pass moves exactly the named values to the host, one layer at a time."""
     rows = small.named(small.tokens())
-    gradient = eqx.filter_grad(lambda m: hax.sum(m.hidden(rows, remat=OFFLOAD)).array)
+    gradient = eqx.filter_grad(
+        lambda m: hax.sum(m.hidden(rows, forward=Forward(remat=OFFLOAD))).array
+    )
     text = str(jax.make_jaxpr(gradient)(small.model()))
     assert "<host>" in text
-    none = eqx.filter_grad(lambda m: hax.sum(m.hidden(rows, remat="save:gate")).array)
+    none = eqx.filter_grad(
+        lambda m: hax.sum(m.hidden(rows, forward=Forward(remat="save:gate"))).array
+    )
     assert "<host>" not in str(jax.make_jaxpr(none)(small.model()))
 
 
@@ -156,4 +163,4 @@ def test_settings_are_read():
 def test_unknown_settings_are_refused(remat):
     """The message lists what could be meant."""
     with pytest.raises(InputError, match="mlp_input"):
-        small.model().hidden(small.named(small.tokens()), remat=remat)
+        small.model().hidden(small.named(small.tokens()), forward=Forward(remat=remat))

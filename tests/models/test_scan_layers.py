@@ -14,9 +14,10 @@ from models.axes import TOKENS_FIRST, model_axes
 from models.config import TransformerConfig
 from models.rotary import rotary_angles
 from models.scan_layers import apply_layers, cycles_of
+from models.transformer import Forward
 from tests.models import reference, small
 
-logits_of = eqx.filter_jit(lambda model, tokens, **forward: model.logits(tokens, **forward).array)
+logits_of = eqx.filter_jit(lambda model, tokens, **options: model.logits(tokens, **options).array)
 
 PATTERNS = {
     "long": {},
@@ -127,7 +128,7 @@ def test_unrolling_changes_nothing(name):
     model, rows = small.model(**PATTERNS[name]), small.named(small.tokens())
 
     def squares(unroll):
-        return lambda m: hax.sum(hax.square(m.hidden(rows, unroll=unroll))).array
+        return lambda m: hax.sum(hax.square(m.hidden(rows, forward=Forward(unroll=unroll)))).array
 
     want = small.gradient(squares(1), model)
     for unroll in (2, model.config.layers):
@@ -138,7 +139,8 @@ def turns(config: TransformerConfig, unroll: int) -> list[int]:
     """Lengths of the layer loops in the traced program."""
     model = jax.eval_shape(lambda: small.init(config))
     rows = small.named(small.tokens())
-    jaxpr = jax.make_jaxpr(lambda m: m.hidden(rows, unroll=unroll, remat="none").array)(model)
+    forward = Forward(unroll=unroll, remat="none")
+    jaxpr = jax.make_jaxpr(lambda m: m.hidden(rows, forward=forward).array)(model)
     return [
         (eqn.params["length"], eqn.params["unroll"])
         for eqn in jaxpr.eqns
@@ -161,7 +163,7 @@ def test_gather_is_applied_to_every_layer():
     def halved(block):
         return jax.tree.map(lambda array: array * 0.5, block)
 
-    gathered = logits_of(model, rows, gather=halved)
+    gathered = logits_of(model, rows, forward=Forward(gather=halved))
     block = halved(model.blocks.stacked)
     direct = eqx.tree_at(lambda m: m.blocks.stacked, model, block)
     np.testing.assert_allclose(gathered, logits_of(direct, rows), atol=1e-6)

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from models.precision import cast
 from models.rotary import rotary_angles
+from models.transformer import Forward
 from pipeline.errors import InputError
 from tests.models import reference, small
 
-logits_of = eqx.filter_jit(lambda model, tokens, **forward: model.logits(tokens, **forward).array)
+logits_of = eqx.filter_jit(lambda model, tokens, **options: model.logits(tokens, **options).array)
 
 
 @pytest.mark.slow
@@ -36,12 +37,14 @@ def test_logits_equal_the_oracle(changes):
 def test_both_orders_of_axes_compute_the_same(name):
     """Features first, as on a TPU, or tokens first: the same logits and gradients."""
     model, rows = small.model(**small.VARIANTS[name]), small.named(small.tokens())
-    turned, straight = (logits_of(model, rows, features_first=first) for first in (True, False))
+    turned, straight = (
+        logits_of(model, rows, forward=Forward(features_first=first)) for first in (True, False)
+    )
     np.testing.assert_allclose(turned, straight, atol=2e-5)
 
     def squares(first):
         def objective(model):
-            hidden = model.hidden(rows, features_first=first, remat="matmuls")
+            hidden = model.hidden(rows, forward=Forward(features_first=first, remat="matmuls"))
             assert hidden.axes[0].name == ("embed" if first else "batch")
             return hax.sum(hax.square(hidden)).array
 

@@ -12,6 +12,7 @@ import pytest
 from models.config import TransformerConfig, YarnScaling
 from models.loss.next_token import next_token_loss
 from models.rotary import rotary_angles
+from models.transformer import Forward
 from tests.models import small
 
 NEEDS_ORACLE = pytest.mark.skipif(
@@ -82,7 +83,9 @@ def test_gradients_of_the_mean_loss():
     want = weights.ours(config, weights.numpy_state(gradients))
 
     def mean(model):
-        sums = next_token_loss(model, small.named(tokens), chunks=3, remat="matmuls")
+        sums = next_token_loss(
+            model, small.named(tokens), chunks=3, forward=Forward(remat="matmuls")
+        )
         return sums.objective / sums.count
 
     np.testing.assert_allclose(small.run(mean, made), loss.item(), rtol=1e-5)

@@ -152,11 +152,8 @@ def _make_step(
             whole = layout.gather_model(cast(model, jnp.dtype(train.compute_dtype)))
             hidden = whole.hidden(
                 hax.named(tokens, (BATCH, POSITION)),
-                segment_ids=boundaries.segments(tokens),
-                backend=backend,
-                mesh_axes=layout.mesh_axes,
-                features_first=layout.platform == "tpu",
-                gather=layout.gather_block,
+                boundaries.segments(tokens),
+                forward=layout.forward(backend),
             ).rearrange((BATCH, POSITION, EMBED))
             shards = layout.batch_shards
             vocab = config.padded_vocab_size

@@ -22,6 +22,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
 from models.mesh_axes import MeshAxes
+from models.transformer import Forward
 from pipeline.errors import InputError
 from training.config import Parallelism
 from training.config.axis_rules import FSDP, AxisRules, Rules, assign
@@ -85,6 +86,16 @@ class Layout:
             sequence=self._several(self.rules.axes("position")),
             tables=self._several(tuple(axis for axis in batch if axis in split)),
             split_tables=self.rules.splits_tables,
+        )
+
+    def forward(self, backend: str, **options: Any) -> Forward:
+        """A forward pass on this mesh with an attention back end; `options` are of `Forward`."""
+        return Forward(
+            backend=backend,
+            mesh_axes=self.mesh_axes,
+            features_first=self.platform == "tpu",
+            gather=self.gather_block,
+            **options,
         )
 
     def _devices(self, axes: tuple[str, ...]) -> int:

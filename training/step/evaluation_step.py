@@ -43,11 +43,7 @@ def make_evaluation_step(
                 hax.named(tokens, ("batch", "position")),
                 segment_ids=boundaries.segments(tokens),
                 chunks=config.loss_chunks,
-                backend=backend,
-                mesh_axes=layout.mesh_axes,
-                features_first=layout.platform == "tpu",
-                unroll=config.unroll,
-                gather=layout.gather_block,
+                forward=layout.forward(backend, unroll=config.unroll),
             ).array
         # Position i predicts token i + 1, which must lie before the end of its sequence.
         counted = jnp.arange(1, tokens.shape[1])[None] < lengths[:, None]

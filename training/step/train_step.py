@@ -83,12 +83,9 @@ class LossFunction:
                 z_loss=self.config.z_loss,
                 chunks=self.config.loss_chunks,
                 by_vocabulary=self.layout.platform == "cpu",
-                remat=self.config.remat,
-                backend=self.backend,
-                mesh_axes=self.layout.mesh_axes,
-                features_first=self.layout.platform == "tpu",
-                unroll=self.config.unroll,
-                gather=self.layout.gather_block,
+                forward=self.layout.forward(
+                    self.backend, remat=self.config.remat, unroll=self.config.unroll
+                ),
             )
         return loss.objective, LossSums(loss.total, loss.z, loss.count)
 

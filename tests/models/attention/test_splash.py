@@ -21,6 +21,7 @@ from models.attention.dispatch import attend
 from models.attention.position_sharing import choose_way
 from models.attention.splash_tiles import SEQ_MINOR
 from models.mesh_axes import MeshAxes
+from models.transformer import Forward
 from tests.models import small
 from tests.models.attention.attention_inputs import inputs, segments, value_and_gradients
 
@@ -187,7 +188,9 @@ def test_in_the_model_under_every_kind_of_remat():
     rows = small.named(small.tokens(1, 128))
 
     def squares(**forward):
-        return lambda model: hax.sum(hax.square(model.hidden(rows, **forward))).array
+        return lambda model: (
+            hax.sum(hax.square(model.hidden(rows, forward=Forward(**forward)))).array
+        )
 
     want = small.gradient(squares(backend="reference", remat="none"), model)
     for remat in ("full", "save:queries,keys,values,attention_residuals"):
@@ -200,7 +203,7 @@ def kernel_calls(remat):
     rows = small.named(small.tokens(1, 128))
 
     def objective(model):
-        out = model.hidden(rows, backend="splash", interpret=True, remat=remat)
+        out = model.hidden(rows, forward=Forward(backend="splash", interpret=True, remat=remat))
         return hax.sum(out).array
 
     program = jax.make_jaxpr(jax.grad(objective))(model).jaxpr

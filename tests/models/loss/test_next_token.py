@@ -16,6 +16,7 @@ from models.loss.chunk_count import chunk_count
 from models.loss.next_token import next_token_loss, nll_per_token
 from models.mesh_axes import MeshAxes
 from models.precision import cast
+from models.transformer import Forward
 from pipeline.errors import InputError
 from tests.models import reference, small
 
@@ -169,8 +170,8 @@ def test_auto_reads_the_shards_of_the_placement():
     assert 6 in loops(**options)
     data = MeshAxes(("data",), ("tensor",))
     with jax.set_mesh(small.mesh(data=4, tensor=2)):
-        assert 6 not in loops(**options, mesh_axes=data)
-        assert 2 in loops(**options, mesh_axes=data)
+        assert 6 not in loops(**options, forward=Forward(mesh_axes=data))
+        assert 2 in loops(**options, forward=Forward(mesh_axes=data))
 
 
 @pytest.mark.slow
@@ -181,7 +182,9 @@ def test_auto_with_divided_positions():
     options = {"chunks": "auto", "chunk_budget": 8 * 12 * 61 * 4 // 4 // 2}
 
     def objective(model, mesh_axes=None):
-        return next_token_loss(model, rows, mesh_axes=mesh_axes, **options).objective
+        return next_token_loss(
+            model, rows, forward=Forward(mesh_axes=mesh_axes), **options
+        ).objective
 
     want = small.run(objective, model)
     with jax.set_mesh(small.mesh(sequence=4)):
@@ -205,7 +208,9 @@ def test_devices_give_what_one_gives(axes):
         mapping |= {"position": "sequence"}
 
     def objective(model, mesh_axes=None):
-        sums = next_token_loss(model, rows, z_loss=0.1, chunks=3, mesh_axes=mesh_axes)
+        sums = next_token_loss(
+            model, rows, z_loss=0.1, chunks=3, forward=Forward(mesh_axes=mesh_axes)
+        )
         return sums.objective / sums.count
 
     @eqx.filter_jit
@@ -217,7 +222,9 @@ def test_devices_give_what_one_gives(axes):
     @eqx.filter_jit
     def each(model, rows):
         with hax.axis_mapping(mapping):
-            nll = nll_per_token(hax.shard(model), hax.shard(rows), chunks=3, mesh_axes=mesh_axes)
+            nll = nll_per_token(
+                hax.shard(model), hax.shard(rows), chunks=3, forward=Forward(mesh_axes=mesh_axes)
+            )
         return nll.rearrange(("batch", "position")).array
 
     want = small.run(eqx.filter_value_and_grad(objective), model)
