@@ -128,22 +128,12 @@ class Dataset:
                 rows[mine] = self._begins[source] + order.rows(indices[mine])
         return rows
 
-    def read_rows(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """The tokens of rows, numbered as by `rows`.
+    def read_rows(self, rows: np.ndarray) -> np.ndarray:
+        """The tokens of rows, numbered as by `rows`: int32 (n, sequence_length).
 
-        Args:
-            rows: int64 (n,), from 0 to `sequences` - 1.
-            out: int32 (n, sequence_length) to fill, C-contiguous; None allocates one.
-
-        Returns:
-            int32 (n, sequence_length).
-
-        Raises:
-            IndexError: a row does not exist.
-            CorruptOutput: a shard is not what was written.
-            StorageError: the store failed or did not answer.
+        Raises as `SequenceReader.read`.
         """
-        return self._rows.read(rows, out)
+        return self._rows.read(rows)
 
     def read(self, positions: np.ndarray) -> np.ndarray:
         """The sequences at `positions`: int32 (n, sequence_length); raises as `read_rows`."""

@@ -77,12 +77,11 @@ class SequenceReader:
         self._is_joined = np.zeros(len(self._ends), bool)
         self._is_joined[list(self._tails)] = True
 
-    def read(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    def read(self, rows: np.ndarray) -> np.ndarray:
         """The tokens of rows in any order, with or without repeats.
 
         Args:
             rows: int64 (n,), from 0 to `count` - 1.
-            out: int32 (n, length) to fill, C-contiguous; None allocates one.
 
         Returns:
             int32 (n, length).
@@ -95,8 +94,7 @@ class SequenceReader:
         rows = np.asarray(rows, np.int64)
         if rows.size and (rows.min() < 0 or rows.max() >= self.count):
             raise IndexError(f"expected rows inside [0, {self.count}), got {rows}")
-        if out is None:
-            out = np.empty((len(rows), self.length), np.int32)
+        out = np.empty((len(rows), self.length), np.int32)
         segments = np.searchsorted(self._ends, rows, side="right")
         starts = self._offsets[segments] + rows * self.length
         begin = 0

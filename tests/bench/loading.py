@@ -13,6 +13,8 @@ in the page cache after the first round. Rates are tokens per wall second and pe
 (all threads of the process), best and median of the rounds. `read_over_used` is the bytes that read
 calls asked for over the bytes that the tokens take on disk; it cannot be known for mapped files.
 `window` lines read one epoch each, for shuffles from none to all, opening the shards included.
+`exit` lines are the seconds a process takes to end while each of eight threads reads for 20 s, with
+the loader's threads and with those of a ThreadPoolExecutor.
 """
 
 from __future__ import annotations
@@ -182,6 +184,39 @@ def mapped(work: Path, options: dict[str, Any]) -> None:
             )
 
 
+_LOADER = """
+import time
+from data.batches import loader
+loader._CLOSE_SECONDS = 0.1
+class Hanging:
+    sequence_length, sequences, is_local = 8, 100, True
+    def read(self, positions):
+        time.sleep(20)
+with loader.Loader(Hanging(), batch_size=4):
+    time.sleep(0.2)
+print(time.time(), flush=True)
+"""
+_EXECUTOR = """
+import time
+from concurrent.futures import ThreadPoolExecutor
+pool = ThreadPoolExecutor(8)
+reads = [pool.submit(time.sleep, 20) for _ in range(8)]
+time.sleep(0.2)
+pool.shutdown(wait=False, cancel_futures=True)
+print(time.time(), flush=True)
+"""
+
+
+def exits(work: Path, options: dict[str, Any]) -> None:
+    """Seconds from the last line of a program to its end, while its reads hang."""
+    del work, options
+    for name, program in (("loader", _LOADER), ("ThreadPoolExecutor", _EXECUTOR)):
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True
+        )
+        emit(name=f"exit, {name}", seconds=round(time.time() - float(done.stdout), 2))
+
+
 def elsewhere(python: Path | None, script: str, work: Path, options: dict[str, Any]) -> None:
     """Run a script of this directory in another environment; its lines are printed as they come."""
     if python is None:
@@ -225,7 +260,7 @@ def main() -> None:
         prepare(work, args.corpus, args.synthetic)
         tokens = (work / "tokens.bin").stat().st_size // 2
         emit(name="tokens", tokens=tokens, cores=os.cpu_count(), python=sys.version.split()[0])
-        for part in (ours, parts, windows, mapped):
+        for part in (ours, parts, windows, mapped, exits):
             part(work, options)
         elsewhere(args.peers_python, "loading_peers.py", work, options)
         levanter = {**options, "tokenizer": str(args.corpus), "cache_bytes": None}
