@@ -16,13 +16,14 @@ from contextlib import contextmanager
 from typing import IO
 
 import pyarrow as pa
+from fsspec.spec import AbstractBufferedFile
 
 _MOST_SECONDS = 2.0  # a block held for longer belongs to Python code, not to a thread of Arrow
 _blocks: set[weakref.ref[memoryview]] = set()
 
 
 @contextmanager
-def arrow_file(handle: IO[bytes] | io.RawIOBase) -> Iterator[pa.NativeFile]:
+def arrow_file(handle: IO[bytes] | AbstractBufferedFile) -> Iterator[pa.NativeFile]:
     """A Python file as an Arrow file, closed and released by Arrow when the context ends.
 
     Arrow may hold blocks for longer; at exit the process waits up to 2 seconds for their release.
@@ -37,7 +38,7 @@ def arrow_file(handle: IO[bytes] | io.RawIOBase) -> Iterator[pa.NativeFile]:
 class _Counted:
     """The file interface that Arrow needs; tracks the blocks it returns until their release."""
 
-    def __init__(self, handle: IO[bytes] | io.RawIOBase) -> None:
+    def __init__(self, handle: IO[bytes] | AbstractBufferedFile) -> None:
         self._handle = handle
 
     def read(self, size: int = -1) -> memoryview:

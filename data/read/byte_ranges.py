@@ -13,7 +13,6 @@ the file object of `HfFileSystem` retries each read six times before it reports 
 from __future__ import annotations
 
 import functools
-import io
 import os
 import re
 import time
@@ -22,6 +21,7 @@ from typing import IO, Any, NamedTuple
 
 from fsspec.asyn import sync
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractBufferedFile
 
 from data.read.retry import Answered, NotThere, TryAgain, redact, run_with_timeout, with_retries
 from pipeline.errors import InputError
@@ -29,7 +29,6 @@ from pipeline.store import storage
 
 SILENCE_SECONDS = 60.0  # timeout of a connection that sends nothing
 _PIECE = 32 << 20  # bytes per request: the most that one retry fetches again
-_KEPT = 1 << 20  # largest read that is cached
 WEB = ("http", "https")
 
 # (start, stop, seconds left) -> bytes start .. stop - 1, or fewer.
@@ -88,68 +87,33 @@ def open_ranges(url: str, state: FileState | None = None) -> IO[bytes]:
     return RangeFile(url, state, _fetch(fs, path, url, state))  # type: ignore[return-value]
 
 
-class RangeFile(io.RawIOBase):
+class RangeFile(AbstractBufferedFile):
     """A seekable, read-only file over byte-range requests.
 
     Every read returns all requested bytes up to the end of the file, or raises.
     """
 
     def __init__(self, url: str, state: FileState, fetch: Fetch) -> None:
-        self._url, self._size, self._fetch = url, state.size, fetch
-        self._position = 0
-        self._kept = (0, b"")  # the last small read, since Parquet footers are read twice
+        # No read-ahead: the bytes around a range of ids are text that is not needed.
+        super().__init__(None, url, size=state.size, cache_type="none")
+        self._fetch = fetch
 
-    def readable(self) -> bool:
-        """True."""
-        return True
-
-    def seekable(self) -> bool:
-        """True."""
-        return True
-
-    def tell(self) -> int:
-        """Offset of the next byte to read."""
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Set the offset of the next byte to read."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = max(base + offset, 0)
-        return self._position
-
-    def read(self, size: int | None = -1) -> bytes:
-        """The next `size` bytes, fewer only at the end of the file."""
-        stop = self._size if size is None or size < 0 else self._position + size
-        stop = min(stop, self._size)
-        begin, kept = self._kept
-        if begin <= self._position < stop <= begin + len(kept):
-            data = kept[self._position - begin : stop - begin]
-            self._position = stop
-            return data
-        starts = range(self._position, stop, _PIECE)
-        pieces = [self._piece(start, min(start + _PIECE, stop)) for start in starts]
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        if 0 < len(data) <= _KEPT:
-            self._kept = (self._position, data)
-        self._position = max(self._position, stop)
-        return data
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill `buffer` up to the end of the file; returns the number of bytes."""
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        end = min(end, self.size)
+        starts = range(start, end, _PIECE)
+        pieces = [self._piece(begin, min(begin + _PIECE, end)) for begin in starts]
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _piece(self, start: int, stop: int) -> bytes:
         def once(left: float) -> bytes:
             data = self._fetch(start, stop, left)
             if len(data) == stop - start:
                 return data
-            if len(data) == self._size:
-                raise _no_ranges(self._url)
+            if len(data) == self.size:
+                raise _no_ranges(self.path)
             raise TryAgain(f"{len(data):,} bytes of {stop - start:,}")
 
-        return with_retries(f"{self._url}: bytes {start}-{stop - 1}", once)
+        return with_retries(f"{self.path}: bytes {start}-{stop - 1}", once)
 
 
 def changed(url: str) -> InputError:
@@ -211,7 +175,6 @@ def _fetch(fs: Any, path: str, url: str, state: FileState) -> Fetch:
         return lambda start, stop, left: _fetch_web(fs, path, state, start, stop, left)
     if scheme == "gs":
         return lambda start, stop, left: _fetch_google(fs, path, url, state, start, stop)
-    # No read-ahead: the bytes around a range of ids are text that is not needed.
     file = fs.open(path, "rb", cache_type="none")
 
     def fetch(start: int, stop: int, left: float) -> bytes:

@@ -7,7 +7,6 @@ can read as other text, which only `data.read.sha256sums` detects.
 
 from __future__ import annotations
 
-import io
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
@@ -22,11 +21,11 @@ import pyarrow.parquet as pq
 
 from data.read.arrow_file import arrow_file
 from data.read.arrow_strings import is_text
-from data.read.byte_ranges import FileState, open_ranges
+from data.read.byte_ranges import FileState, RangeFile, open_ranges
 from data.read.parquet_table import is_corrupt, one_line
 from data.read.retry import redact
 from data.read.unit import Fields
-from pipeline.errors import InputError
+from pipeline.errors import InputError, PonenteError
 
 _FOOTERS_KEPT = 8
 _EXPANSION, _FRAME = 11, 64
@@ -103,30 +102,8 @@ def _what_it_is(handle: IO[bytes]) -> str:
     return next((name for begin, name in _BEGINNINGS.items() if head.startswith(begin)), "")
 
 
-class _NoBytes(io.RawIOBase):
-    """A file of a given size without content, which records whether it was read."""
-
-    def __init__(self, size: int) -> None:
-        self._size, self._position = size, 0
-        self.was_read = False
-
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = base + offset
-        return self._position
-
-    def read(self, size: int | None = -1) -> bytes:
-        self.was_read = True
-        return b""
+class _FooterIsSound(PonenteError):
+    """Arrow accepted a footer and went on to read the file."""
 
 
 def row_groups(
@@ -144,18 +121,18 @@ def row_groups(
         InputError: the footer has offsets outside the file, encrypted columns or wrong counts.
     """
     # Arrow aborts the process when it returns the metadata of a corrupt or encrypted column, but
-    # raises when it prepares to read one. So prepare all columns first, over a file without bytes.
-    nothing = _NoBytes(size)
+    # raises when it prepares to read one. So prepare all columns first, and stop at the first read.
     try:
-        with arrow_file(nothing) as source:
+        with arrow_file(RangeFile(url, FileState(size), _stop)) as source:
             whole = pq.ParquetFile(source, metadata=footer, pre_buffer=True)
             next(whole.iter_batches(row_groups=range(footer.num_row_groups)), None)
+    except _FooterIsSound:
+        pass
     except (pa.ArrowException, OSError) as error:
-        if not nothing.was_read:
-            raise InputError(
-                f"{redact(url)}: expected a whole Parquet file that is not encrypted, found "
-                f"{redact(one_line(error))}; fetch the file again or leave it out of the source"
-            ) from error
+        raise InputError(
+            f"{redact(url)}: expected a whole Parquet file that is not encrypted, found "
+            f"{redact(one_line(error))}; fetch the file again or leave it out of the source"
+        ) from error
     names = _column_names(url, footer)
     leaves = {name: index for index, name in enumerate(names)}
     found = []
@@ -170,6 +147,10 @@ def row_groups(
     if sum(rows for rows, *_ in found) != footer.num_rows:
         raise _unsound(url, f"row groups that do not add up to {footer.num_rows:,} rows")
     return found
+
+
+def _stop(start: int, stop: int, left: float) -> bytes:
+    raise _FooterIsSound
 
 
 def _column_names(url: str, footer: pq.FileMetaData) -> list[str]:

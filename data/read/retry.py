@@ -19,10 +19,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pipeline.errors import InputError, PonenteError, StorageError, StoreUnavailable
 from pipeline.store import retry
@@ -141,28 +142,22 @@ def run_with_timeout(seconds: float, action: Callable[[], _T]) -> _T:
     After a timeout the action continues in its thread and its result is lost, so use this for reads
     only.
     """
-    done: list[Callable[[], _T]] = []
+    future: Future[_T] = Future()
 
     def work() -> None:
         try:
-            result = action()
-            done.append(lambda: result)
+            future.set_result(action())
         except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
-            done.append(functools.partial(_raise, error))
+            future.set_exception(error)
 
-    thread = threading.Thread(target=work, daemon=True, name="source-listing")
-    thread.start()
+    # Not an executor, whose threads delay the exit of the process.
+    threading.Thread(target=work, daemon=True, name="source-listing").start()
     attempts, end = retry.Retry("a source", retry.Policy(seconds)), time.monotonic() + seconds
-    while thread.is_alive() and (left := end - time.monotonic()) > 0:
-        thread.join(min(left, 0.2))
+    while not wait([future], min(max(end - time.monotonic(), 0.0), 0.2)).done:
+        if time.monotonic() > end:
+            raise TimeoutError(f"no answer in {seconds:.1f} s")
         attempts.check()
-    if not done:
-        raise TimeoutError(f"no answer in {seconds:.1f} s")
-    return done[0]()
-
-
-def _raise(error: BaseException) -> Any:
-    raise error
+    return future.result()
 
 
 def _judge(error: Exception) -> _Verdict:

@@ -59,7 +59,11 @@ def test_it_reads_as_bytesio_does(size, steps):
             assert ours.read(number) == theirs.read(number)
         else:
             base = {0: 0, 1: theirs.tell(), 2: size}[whence]
-            assert ours.seek(number, whence) == theirs.seek(max(base + number, 0))
+            if base + number < 0:
+                with pytest.raises(ValueError, match="before start"):
+                    ours.seek(number, whence)
+            else:
+                assert ours.seek(number, whence) == theirs.seek(base + number)
         assert ours.tell() == theirs.tell()
 
 
