@@ -92,7 +92,8 @@ def is_safe_cut(text: memoryview, cut: int, tokenizer: Tokenizer) -> bool:
     left = bytes(text[max(0, cut - _BEFORE) : cut]).decode("utf-8", "ignore")
     right = bytes(text[cut : cut + _AFTER]).decode("utf-8", "ignore")
     split = tokenizer.pre_tokenizer
-    if split is None:
+    # White space alone does not show what a normalizer that strips it does to the text beyond.
+    if split is None or not left.strip() or not right.strip():
         return False
     # Near its beginning the whole document before the cut is tested, so its start is known.
     starts = range(_STARTS) if cut > _BEFORE else range(1)

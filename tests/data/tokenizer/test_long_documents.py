@@ -68,6 +68,13 @@ def test_pieces_have_the_ids_of_the_whole(name, text):
     assert np.array_equal(ids, tokenizer(name).encode_batch([text])[0])
 
 
+def test_no_cut_borders_on_white_space_alone():
+    """A tokenizer that strips a text's ends would drop a long run of spaces at a cut only."""
+    text = "aB" * 150 + " " * 400 + "word " * 80
+    ids, _ = in_pieces("strips", text, 256)
+    assert np.array_equal(ids, tokenizer("strips").encode_batch([text])[0])
+
+
 @pytest.mark.parametrize("name", CUTTING)
 def test_prose_is_cut_about_where_wanted(name):
     """No piece is much longer than asked for."""
