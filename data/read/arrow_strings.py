@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -22,18 +23,29 @@ def is_text(kind: pa.DataType) -> bool:
     return any(check(kind) for check in checks)
 
 
-def utf8_slices(array: pa.Array) -> Iterator[bytes]:
+def text_offsets(texts: pa.Array) -> np.ndarray:
+    """int64[texts + 1]: byte offsets of a string or large_string array's texts in its buffer."""
+    buffer = texts.buffers()[1]
+    if buffer is None or not len(texts):
+        return np.zeros(len(texts) + 1, np.int64)
+    dtype = np.dtype(np.int64 if pa.types.is_large_string(texts.type) else np.int32)
+    offsets = np.frombuffer(buffer, dtype, len(texts) + 1, texts.offset * dtype.itemsize)
+    return offsets.astype(np.int64)
+
+
+def text_bytes(texts: pa.Array) -> bytes:
+    """The concatenated UTF-8 of all texts of a string or large_string array."""
+    buffer = texts.buffers()[2]
+    first, last = text_offsets(texts)[[0, -1]].tolist()
+    return b"" if buffer is None else buffer.slice(first, last - first).to_pybytes()
+
+
+def utf8_slices(texts: pa.Array) -> Iterator[bytes]:
     """The UTF-8 bytes of each value of a string array without nulls."""
-    if not len(array):
-        return
-    _, offsets, data = array.buffers()
-    edges = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
-    # Slicing bytes is faster than creating views. The array may be a slice of a larger buffer.
-    start, base = 0, int(edges[0])
-    found = data.slice(base, int(edges[-1]) - base).to_pybytes() if data is not None else b""
-    for end in (edges[1:] - base).tolist():
+    # Slicing bytes is faster than creating views.
+    found, offsets = text_bytes(texts), text_offsets(texts)
+    for start, end in pairwise((offsets - offsets[0]).tolist()):
         yield found[start:end]
-        start = end
 
 
 def made_ids(texts: pa.Array) -> pa.Array:

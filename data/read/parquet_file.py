@@ -7,8 +7,7 @@ can read as other text, which only `data.read.sha256sums` detects.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
+import functools
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,9 +38,6 @@ _BEGINNINGS = {
     b"PARE": "Parquet with an encrypted footer",
 }
 
-_footers: OrderedDict[tuple[str, FileState], pq.FileMetaData] = OrderedDict()
-_footers_lock = threading.Lock()
-
 
 @dataclass(frozen=True)
 class Columns:
@@ -67,20 +63,27 @@ def open_parquet(url: str, state: FileState | None = None) -> Iterator[pq.Parque
         StorageError: the store does not answer.
     """
     try:
-        with open_ranges(url, state) as handle, arrow_file(handle) as source:
-            footer = _kept_footer(url, state)
-            with _parquet(url, handle, source, footer) as parquet:
-                if state is not None and footer is None:
-                    _keep_footer(url, state, parquet.metadata)
-                yield parquet
+        footer = _footer(url, state) if state is not None and state.version else None
+        with (
+            open_ranges(url, state) as handle,
+            arrow_file(handle) as source,
+            _parquet(url, handle, source, footer) as parquet,
+        ):
+            yield parquet
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if not (is_corrupt(error) or isinstance(error, UnicodeDecodeError)):
             raise
         raise _unsound(url, redact(one_line(error))) from error
 
 
+@functools.lru_cache(maxsize=_FOOTERS_KEPT)
+def _footer(url: str, state: FileState) -> pq.FileMetaData:
+    with open_ranges(url, state) as handle, arrow_file(handle) as source:
+        return _parquet(url, handle, source).metadata
+
+
 def _parquet(
-    url: str, handle: IO[bytes], source: pa.NativeFile, footer: pq.FileMetaData | None
+    url: str, handle: IO[bytes], source: pa.NativeFile, footer: pq.FileMetaData | None = None
 ) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(
@@ -168,22 +171,6 @@ def _unsound(url: str, found: str) -> InputError:
         f"{redact(url)}: expected a whole Parquet file, found {found}; "
         "fetch the file again or leave it out of the source"
     )
-
-
-def _kept_footer(url: str, state: FileState | None) -> pq.FileMetaData | None:
-    with _footers_lock:
-        if state is None or not state.version or (url, state) not in _footers:
-            return None
-        _footers.move_to_end((url, state))
-        return _footers[url, state]
-
-
-def _keep_footer(url: str, state: FileState, footer: pq.FileMetaData) -> None:
-    if state.version:
-        with _footers_lock:
-            _footers[url, state] = footer
-            while len(_footers) > _FOOTERS_KEPT:
-                _footers.popitem(last=False)
 
 
 def check_schema(url: str, schema: pa.Schema, fields: Fields) -> Columns:

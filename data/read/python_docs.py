@@ -29,7 +29,6 @@ import pyarrow as pa
 from data.source import PYTHON_DOCS
 
 SOURCE = "Documentation inside CPython: pydoc_data.topics and the standard library's docstrings"
-LICENCE = "PSF-2.0"
 
 _SHORTEST_DOCSTRING = 41
 _SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}

@@ -36,6 +36,7 @@ from data.read.parquet_file import (
     open_parquet,
 )
 from data.read.retry import redact
+from data.read.small_files import grouped
 from data.read.unit import BATCH_BYTES, BATCH_ROWS, UNKNOWN, Fields, Unit
 from data.source import check_embedded, is_embedded
 from pipeline.errors import InputError
@@ -215,7 +216,11 @@ def read_units(
 
     Neighbouring text files, which have one row each, share batches of up to 1,024 rows.
     """
-    for together in _together(units, columns):
+
+    def joins(unit: Unit) -> bool:
+        return unit.kind == "text" and "score" not in columns
+
+    for together in grouped(units, joins, BATCH_ROWS, BATCH_BYTES):
         first = together[0]
         if len(together) == 1:
             yield from read_unit(first, columns, tally)
@@ -224,25 +229,6 @@ def read_units(
         if tally is not None:
             tally.update(rows=batch.num_rows)
         yield _with_ids(first, batch).select(list(columns))
-
-
-def _together(units: Iterable[Unit], columns: Sequence[str]) -> Iterator[list[Unit]]:
-    """The units in order: neighbouring text files in groups, every other unit alone."""
-    found: list[Unit] = []
-    size = 0
-    for unit in units:
-        joins = unit.kind == "text" and "score" not in columns
-        full = len(found) == BATCH_ROWS or size + unit.text_bytes > BATCH_BYTES
-        if found and (full or not joins):
-            yield found
-            found, size = [], 0
-        if joins:
-            found.append(unit)
-            size += unit.text_bytes
-        else:
-            yield [unit]
-    if found:
-        yield found
 
 
 def _where(unit: Unit, group: int) -> str:

@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from tokenizers import Tokenizer
 
+from data.read.arrow_strings import text_bytes, text_offsets
 from pipeline.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -308,26 +309,6 @@ def strings(texts: pa.Array) -> list[str]:
             "with `steps.sample`, which refuses them"
         )
     return texts.to_numpy(zero_copy_only=False).tolist()
-
-
-def text_offsets(texts: pa.Array) -> np.ndarray:
-    """int64[texts + 1]: byte offsets of the texts in the array's data buffer."""
-    wide = pa.types.is_large_string(texts.type)
-    buffer = texts.buffers()[1]
-    if buffer is None or not len(texts):
-        return np.zeros(len(texts) + 1, np.int64)
-    dtype = np.int64 if wide else np.int32
-    offsets = np.frombuffer(buffer, dtype, len(texts) + 1, texts.offset * np.dtype(dtype).itemsize)
-    return offsets.astype(np.int64)
-
-
-def text_bytes(texts: pa.Array) -> bytes:
-    """The concatenated UTF-8 of all texts."""
-    offsets = text_offsets(texts)
-    buffer = texts.buffers()[2]
-    if buffer is None:
-        return b""
-    return bytes(memoryview(buffer)[int(offsets[0]) : int(offsets[-1])])
 
 
 def digest_of(content: bytes) -> str:

@@ -10,12 +10,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from data.tokenizer.special_tokens import EOS
 
-ENTRIES = 257
-"""Number of ids: byte b has id b, and EOS has id 256."""
-
 
 def byte_tokenizer_json() -> bytes:
-    """The content of the byte tokenizer's `tokenizer.json`: byte-level BPE without merges."""
+    """The content of its `tokenizer.json`: byte b has id b, and EOS has id 256.
+
+    It is byte-level BPE without merges.
+    """
     # GPT-2's byte-level alphabet writes a printable byte as itself, and the other bytes, in order,
     # as the characters from 256 on.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

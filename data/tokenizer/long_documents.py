@@ -25,7 +25,8 @@ import numpy as np
 import pyarrow as pa
 from tokenizers import Tokenizer
 
-from data.tokenizer.backends import Encoder, Ids, text_offsets
+from data.read.arrow_strings import text_offsets
+from data.tokenizer.backends import Encoder, Ids
 from pipeline.errors import InputError
 
 BATCH_BYTES = 1 << 20  # text that a back end gets at once; a longer document is cut

@@ -111,7 +111,7 @@ def faults(trials: int) -> None:
     for name in ("ours", "HfFileSystem"):
         found = {"right": 0, "wrong": 0, "error": 0}
         for seed in range(trials):
-            parquet_file._footers.clear()
+            parquet_file._footer.cache_clear()
             with FakeHub({"0.parquet": content(0)}) as hub, quick_retries():
                 hub.faults = Faults(1 / 3, FAILING, seed)
                 try:

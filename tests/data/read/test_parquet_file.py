@@ -25,7 +25,7 @@ FOOTER = 64 << 10  # what Arrow reads of the end of a file
 @pytest.fixture
 def hub():
     """Three files, and footers not yet known to this process."""
-    parquet_file._footers.clear()
+    parquet_file._footer.cache_clear()
     with FakeHub(FILES) as server, quick_retries():
         yield server
 
@@ -83,7 +83,7 @@ def test_one_row_group_fetches_itself(hub):
 def test_a_worker_lists_nothing(hub):
     """Where the footer is not known it is fetched, and nothing else is asked of the hub."""
     units = list_units(pattern(hub))
-    parquet_file._footers.clear()
+    parquet_file._footer.cache_clear()
     hub.log.clear()
     read_all(units[:1])
     assert {request.path.rpartition("/")[2] for request in hub.log} == {"0.parquet"}
@@ -108,7 +108,7 @@ def test_a_file_that_was_pushed_again_is_refused(hub):
     branch = pattern(hub).replace(COMMIT, "main")
     units = list_units(branch)
     hub.files["sample/10BT/1.parquet"] = content(7)
-    parquet_file._footers.clear()
+    parquet_file._footer.cache_clear()
     with pytest.raises(InputError, match=r"10BT/1\.parquet: the source changed.*pin a revision"):
         read_all(units)
     again = list_units(branch)
@@ -128,7 +128,7 @@ def test_files_are_listed_without_opening_one(hub):
 def test_one_file_is_cut_as_the_whole_source_is(hub):
     """`file_units` of each file are the units of the source, and fetch one footer."""
     units = list_units(pattern(hub), target_bytes=1)
-    parquet_file._footers.clear()
+    parquet_file._footer.cache_clear()
     found = []
     for url, _ in list_files(pattern(hub)):
         hub.log.clear()
@@ -174,7 +174,7 @@ def test_a_failing_store_is_not_taken_for_a_bad_file(hub):
     """What runs out of tries while Arrow reads keeps its type and its words."""
     units = list_units(pattern(hub))
     hub.faults = Faults(1.0, ("503",))
-    parquet_file._footers.clear()
+    parquet_file._footer.cache_clear()
     with quick_retries(patience=0.1), pytest.raises(StorageError, match=r"bytes \d+-\d+: failed"):
         read_all(units)
     with quick_retries(patience=0.1), pytest.raises(StorageError, match="HTTP 503"):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.tokenizer.byte_vocabulary import ENTRIES, byte_tokenizer_json
+from data.tokenizer.byte_vocabulary import byte_tokenizer_json
 from data.tokenizer.special_tokens import EOS
 from data.tokenizer.text_tokenizer import TextTokenizer
 
@@ -24,6 +24,6 @@ def test_ids_are_the_bytes_of_the_text(backend, text):
 
 def test_a_token_is_a_byte_and_eos_is_none():
     """So bits per token are bits per byte."""
-    assert (BYTES.vocab_size, BYTES.eos_id) == (ENTRIES, 256)
+    assert (BYTES.vocab_size, BYTES.eos_id) == (257, 256)
     assert BYTES.token_bytes.tolist() == [1] * 256 + [0]
     assert BYTES.decode([0xFF, 256]) == "\N{REPLACEMENT CHARACTER}" + EOS
