@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from data.cache.shard_io import TIMEOUT_S, store_context, store_spec, wait
+from data.cache.shard_io import store_context, store_spec, wait
 from pipeline.errors import StorageError
 
 
@@ -19,12 +19,10 @@ class ArrayWriter:
 
     Args:
         directory: a local path or a URL of gs:// or s3://.
-        timeout_s: longest wait for one array, in seconds.
     """
 
-    def __init__(self, directory: str, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, directory: str) -> None:
         self._directory = directory
-        self._timeout_s = timeout_s
         self._context = store_context()
         self._begun: list[ts.Future | ts.WriteFutures] = []
 
@@ -41,7 +39,7 @@ class ArrayWriter:
         opening = [self._open(name, metadata) for name, (metadata, _) in arrays.items()]
         self._begun += opening
         for opened, (_, values) in zip(opening, arrays.values(), strict=True):
-            array = self._settle(opened)
+            array = wait(opened, self._directory, writing=True)
             if values.size:
                 writing = array.write(values, can_reference_source_data_indefinitely=True)
                 self._begun.append(writing)
@@ -53,7 +51,7 @@ class ArrayWriter:
         failed: StorageError | None = None
         for begun in self._begun:
             try:
-                self._settle(begun)
+                wait(begun, self._directory, writing=True)
             except StorageError as error:
                 failed = failed or error
         if failed is not None and kind is None:
@@ -69,6 +67,3 @@ class ArrayWriter:
             "store_data_equal_to_fill_value": True,
         }
         return ts.open(spec, create=True, context=self._context)
-
-    def _settle(self, future: Any) -> Any:
-        return wait(future, self._directory, self._timeout_s, writing=True)

@@ -23,7 +23,7 @@ from data.cache import chunks
 from pipeline.errors import CorruptOutput, InputError, StorageError, StoreUnavailable
 from pipeline.store import storage
 
-TIMEOUT_S = 600.0
+TIMEOUT_S = 600.0  # longest wait for one response of a store
 # About 90 s of retries in all, as for the project's other bucket requests.
 BUCKET_RETRIES = {"max_retries": 9, "initial_delay": "250ms", "max_delay": "16s"}
 
@@ -85,14 +85,13 @@ class ShardFiles(Protocol):
         ...
 
 
-def open_files(directory: str, size: int | None = None, timeout_s: float = TIMEOUT_S) -> ShardFiles:
+def open_files(directory: str, size: int | None = None) -> ShardFiles:
     """The files of the shard in `directory`.
 
     Args:
         directory: a local path, or a URL of gs:// or s3://.
         size: bytes of the tokens' data file, required for reading ranges of it. A local file of
             another size is refused at once.
-        timeout_s: longest wait for one response of a bucket, in seconds.
 
     Raises:
         InputError: `directory` is not on a supported store.
@@ -101,7 +100,7 @@ def open_files(directory: str, size: int | None = None, timeout_s: float = TIMEO
     """
     if storage.is_local(directory):
         return LocalFiles(directory, size)
-    return StoreFiles(directory, store_spec(directory), timeout_s, store_context())
+    return StoreFiles(directory, store_spec(directory), store_context())
 
 
 def store_spec(directory: str) -> dict[str, Any]:
@@ -215,7 +214,6 @@ class StoreFiles:
     Args:
         directory: the shard's name in error messages.
         spec: spec of the key-value store whose keys are the shard's files.
-        timeout_s: longest wait for one response, in seconds.
         context: limits and retries of the store; None for TensorStore's defaults.
     """
 
@@ -223,12 +221,10 @@ class StoreFiles:
         self,
         directory: str,
         spec: dict[str, Any],
-        timeout_s: float = TIMEOUT_S,
         context: ts.Context | None = None,
     ) -> None:
         self.directory = directory
-        self._timeout_s = timeout_s
-        self._store = wait(ts.KvStore.open(spec, context=context), directory, timeout_s)
+        self._store = wait(ts.KvStore.open(spec, context=context), directory)
 
     def start_read(self, name: str) -> Bytes:
         """As in `ShardFiles`; the request is in flight when this returns."""
@@ -256,7 +252,7 @@ class StoreFiles:
         return read_into
 
     def _content(self, future: ts.Future, name: str) -> bytes:
-        found = wait(future, self.directory, self._timeout_s)
+        found = wait(future, self.directory)
         if found.state != "value":
             raise corrupt(self.directory, f"no file {name}")
         return found.value

@@ -21,7 +21,6 @@ import tensorstore as ts
 from data.cache import chunks
 from data.cache.chunks import CHUNK, ChunkChecker
 from data.cache.shard_io import (
-    TIMEOUT_S,
     Fill,
     ShardFiles,
     ShardHead,
@@ -68,7 +67,6 @@ class TokenArray:
         shards: all shards, in order.
         vocab_size: vocabulary size of the tokenizer; ids are below it.
         tokenizer_digest: SHA-256 that the shards' tokenizer must have; "" accepts any.
-        timeout_s: longest wait for one response of a bucket, in seconds.
     """
 
     def __init__(
@@ -77,7 +75,6 @@ class TokenArray:
         vocab_size: int,
         *,
         tokenizer_digest: str = "",
-        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.vocab_size = vocab_size
         self.tokenizer_digest = tokenizer_digest
@@ -88,7 +85,6 @@ class TokenArray:
         self._local = all(storage.is_local(shard.directory) for shard in self._shards)
         self._record = chunks.record_bytes(self.dtype)
         self._checker = ChunkChecker(self.dtype, _AT_ONCE)
-        self._timeout_s = timeout_s
         self._checksums: dict[int, np.ndarray] = {}
         self._files: dict[int, ShardFiles] = {}
         self._most_open = _open_at_most()
@@ -129,7 +125,7 @@ class TokenArray:
             IndexError: a window is not inside the array.
             InputError: a shard was written with another tokenizer than this array's.
             CorruptOutput: a shard is not what was written.
-            StorageError: the store failed, or took longer than `timeout_s`.
+            StorageError: the store failed or did not answer.
         """
         starts = np.asarray(starts, np.int64)
         if out is None:
@@ -217,7 +213,7 @@ class TokenArray:
         """Read and check the heads of shards that no window touched before."""
         new = sorted(shards - self._checksums.keys())
         heads = [
-            start_head_read(open_files(directory, timeout_s=self._timeout_s), check)
+            start_head_read(open_files(directory), check)
             for directory, _, check in (self._shards[shard] for shard in new)
         ]
         for shard, head in zip(new, heads, strict=True):
@@ -252,7 +248,7 @@ class TokenArray:
             return found
         directory, tokens, _ = self._shards[shard]
         size = chunks.data_bytes(tokens, self.dtype)
-        opened = open_files(directory, size, self._timeout_s)
+        opened = open_files(directory, size)
         with self._lock:
             self._files[shard] = opened
             if len(self._files) > self._most_open:

@@ -28,18 +28,6 @@ from data.cache.chunks import CHUNK, ChunkChecker, token_dtype
 from data.cache.shard_io import ShardFiles, ShardHead, corrupt, open_files, read_head
 from pipeline.errors import CorruptOutput, InputError, StorageError
 
-__all__ = [
-    "CHUNK",
-    "ShardCounts",
-    "TokenShard",
-    "content_digest",
-    "describe",
-    "read_offsets",
-    "token_dtype",
-    "unigram_entropy",
-    "write_shard",
-]
-
 _READ_BLOCK = 1024  # chunks per request: a few MiB, which bounds the number of bucket requests
 
 
@@ -66,7 +54,7 @@ class ShardCounts:
         tokens: number of ids in the shard, EOS included.
         documents: number of documents.
         bytes_on_disk: bytes of the shard's files.
-        digest: `content_digest` of the shard.
+        digest: hex SHA-256 over tokens, offsets, dtype and counts.
         check: hex SHA-256 of the shard's checksums, which identifies the shard to readers.
         counts: int64[vocab], occurrences of each id.
     """
@@ -135,20 +123,6 @@ def write_shard(
     )
 
 
-def content_digest(directory: str, check: str = "") -> str:
-    """Hex SHA-256 over tokens, offsets, dtype and counts of a shard, read from storage.
-
-    Raises:
-        CorruptOutput: a file is missing or does not match its checksum.
-        StorageError: the store failed.
-    """
-    head = read_head(open_files(directory), check)
-    digest = hashlib.sha256()
-    for block in _blocks(directory, head):
-        digest.update(_little(block).data)
-    return _digest(digest, head.dtype, _offsets(open_files(directory), head))
-
-
 def read_offsets(directory: str, check: str = "") -> np.ndarray:
     """The start of each document and the end of the last: int64[documents + 1].
 
@@ -162,18 +136,6 @@ def read_offsets(directory: str, check: str = "") -> np.ndarray:
     """
     files = open_files(directory)
     return _offsets(files, read_head(files, check))
-
-
-def describe(directory: str) -> dict[str, Any]:
-    """A shard's metadata: tokens, documents, dtype, vocab_size, eos_id, tokenizer."""
-    files = open_files(directory)
-    head = read_head(files, "")
-    return {
-        "tokens": head.tokens,
-        "documents": len(_offsets(files, head)) - 1,
-        "dtype": head.dtype.name,
-        **head.attributes,
-    }
 
 
 def unigram_entropy(counts: np.ndarray) -> float:

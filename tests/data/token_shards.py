@@ -1,5 +1,6 @@
 """Small shards whose tokens are known, for tests of what reads them."""
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -53,3 +54,25 @@ def spec(*sources, length=32, **more):
     """A data set of rows of 32 tokens."""
     more = {"vocab_size": VOCAB, "eos_id": 0, "sequence_length": length, **more}
     return DatasetSpec(sources=sources, **more)
+
+
+def content_digest(directory, check=""):
+    """`ShardCounts.digest` of what a shard has in storage."""
+    files, digest = token_shard.open_files(directory), hashlib.sha256()
+    head = token_shard.read_head(files, check)
+    for block in token_shard._blocks(directory, head):
+        digest.update(token_shard._little(block).data)
+    offsets = token_shard._offsets(files, head)
+    return token_shard._digest(digest, head.dtype, offsets)
+
+
+def describe(directory):
+    """A shard's metadata: tokens, documents, dtype, vocab_size, eos_id, tokenizer."""
+    files = token_shard.open_files(directory)
+    head = token_shard.read_head(files, "")
+    return {
+        "tokens": head.tokens,
+        "documents": len(token_shard._offsets(files, head)) - 1,
+        "dtype": head.dtype.name,
+        **head.attributes,
+    }

@@ -25,6 +25,7 @@ from data.cache.chunks import CHUNK
 from data.cache.token_array import TokenArray
 from data.cache.token_shard import TokenShard
 from pipeline.errors import CorruptOutput
+from tests.data.token_shards import content_digest
 from tests.faults.registry import Fault, trials
 
 KINDS = (
@@ -135,10 +136,10 @@ def _windows(numbers: random.Random) -> Iterator[tuple[np.ndarray, int]]:
     yield np.array([0]), 2 * _TOKENS
 
 
-def _through_tensorstore(directory: str, size: int | None = None, timeout_s: float = 60.0) -> Any:
+def _through_tensorstore(directory: str, size: int | None = None) -> Any:
     del size
     spec = {"driver": "file", "path": directory + "/"}
-    return shard_io.StoreFiles(directory, spec, timeout_s)
+    return shard_io.StoreFiles(directory, spec)
 
 
 def _same(what: str, read: Callable[[], Any], expected: Any, seen: Counter[str]) -> None:
@@ -176,7 +177,7 @@ def _check(both: list[Sound], array: TokenArray, numbers: random.Random) -> Coun
         )
         _same(
             "digest",
-            lambda d=directory, c=check: token_shard.content_digest(d, c),
+            lambda d=directory, c=check: content_digest(d, c),
             sound.digest,
             seen,
         )

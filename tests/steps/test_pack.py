@@ -11,13 +11,14 @@ import pytest
 from data.batches.packing import fill
 from data.batches.packing import pack as lay
 from data.cache.token_array import TokenArray
-from data.cache.token_shard import describe, write_shard
+from data.cache.token_shard import write_shard
 from pipeline import Result, StepContext, step
 from pipeline.errors import PonenteError
 from pipeline.store import storage
 from pipeline.store.manifest import load
 from steps.artifacts import TokenCache
 from steps.pack import pack
+from tests.data.token_shards import describe
 from tests.pipeline.helpers import bring_up, check_invariants
 
 VOCAB, EOS, LENGTH = 500, 0, 64

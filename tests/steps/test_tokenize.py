@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from data.cache.token_array import TokenArray
-from data.cache.token_shard import content_digest, read_offsets
+from data.cache.token_shard import read_offsets
 from data.read import parquet_table
 from data.read.parquet_table import TableWriter, count_row_groups, read_table
 from data.tokenizer.text_tokenizer import TextTokenizer
@@ -22,6 +22,7 @@ from pipeline.store.manifest import load
 from steps import tokenize_documents
 from steps.artifacts import Documents, TokenCache, Tokenizer
 from steps.tokenize_documents import RowGroup, tokenize, tokenize_shard
+from tests.data.token_shards import content_digest
 from tests.data.tokenizer.split_tokenizers import documents as prose
 from tests.data.tokenizer.split_tokenizers import tokenizer_json
 from tests.pipeline.helpers import bring_up

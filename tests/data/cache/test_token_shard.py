@@ -19,6 +19,7 @@ from data.cache.shard_io import wait
 from data.cache.token_array import TokenArray
 from data.cache.token_shard import TokenShard
 from pipeline.errors import CorruptOutput, InputError, StorageError, StoreUnavailable
+from tests.data.token_shards import content_digest, describe
 
 EOS = 0
 
@@ -74,13 +75,13 @@ def test_dtype_holds_the_largest_id(tmp_path, vocab_size, dtype):
     parts = [(np.array([vocab_size - 1], np.uint32), np.array([1]))]
     counts = write(tmp_path / "s", parts, vocab_size)
     assert read(tmp_path / "s", counts, vocab_size).tolist() == [vocab_size - 1, EOS]
-    assert token_shard.describe(str(tmp_path / "s"))["dtype"] == dtype
+    assert describe(str(tmp_path / "s"))["dtype"] == dtype
 
 
 def test_a_shard_describes_itself(tmp_path):
     """Counts, dtype, vocabulary and tokenizer can be read from the shard alone."""
     counts = write(tmp_path / "s", tokenizer_digest="ab" * 32)
-    assert token_shard.describe(str(tmp_path / "s")) == {
+    assert describe(str(tmp_path / "s")) == {
         "tokens": counts.tokens,
         "documents": 40,
         "dtype": "uint16",
@@ -97,7 +98,7 @@ def test_digest_depends_on_content_only(tmp_path):
     ids = np.concatenate([part for part, _ in batches()])
     lengths = np.concatenate([part for _, part in batches()])
     assert write(tmp_path / "c", [(ids, lengths)]).digest == digest
-    assert token_shard.content_digest(str(tmp_path / "c")) == digest
+    assert content_digest(str(tmp_path / "c")) == digest
     other = ids.copy()
     other[5] = other[5] % 999 + 1
     assert write(tmp_path / "d", [(other, lengths)]).digest != digest
@@ -128,7 +129,7 @@ def test_a_shard_is_never_overwritten(tmp_path):
     digest = write(tmp_path / "s").digest
     with pytest.raises(StorageError, match="expected an empty directory"):
         write(tmp_path / "s", batches(seed=1))
-    assert token_shard.content_digest(str(tmp_path / "s")) == digest
+    assert content_digest(str(tmp_path / "s")) == digest
 
 
 def test_a_place_that_is_no_store_for_shards_is_refused():
@@ -180,7 +181,7 @@ def test_offsets_of_another_shard_are_refused(tmp_path):
     first, _ = write(tmp_path / "a"), write(tmp_path / "b", batches(seed=1))
     other = (tmp_path / "b/offsets/c/0").read_bytes()
     (tmp_path / "a/offsets/c/0").write_bytes(other)
-    for read_some in (token_shard.read_offsets, token_shard.content_digest, token_shard.describe):
+    for read_some in (token_shard.read_offsets, content_digest, describe):
         with pytest.raises(CorruptOutput, match="offsets"):
             read_some(str(tmp_path / "a"))
     shutil.rmtree(tmp_path / "a")
@@ -343,7 +344,7 @@ def test_one_of_two_writers_wins(tmp_path):
         (seed,) = [seed for seed, found in done.items() if found is not told]
         assert "expected an empty directory" in told
         assert read(directory, done[seed]).tolist() == flat(batches(seed=seed))[0]
-        assert token_shard.content_digest(str(directory)) == done[seed].digest
+        assert content_digest(str(directory)) == done[seed].digest
 
 
 @settings(max_examples=50, deadline=None)

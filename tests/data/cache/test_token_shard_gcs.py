@@ -10,6 +10,7 @@ from data.cache.token_array import TokenArray
 from data.cache.token_shard import TokenShard
 from pipeline.errors import CorruptOutput, StorageError, StoreUnavailable
 from pipeline.store import google_storage
+from tests.data.token_shards import content_digest
 from tests.faults.fake_gcs import FakeGCS, Faults
 
 URL = "gs://bucket/store/shard"
@@ -51,7 +52,7 @@ def test_a_bucket_holds_the_files_that_a_disk_holds(server, tmp_path):
     assert stored == {str(p.relative_to(tmp_path / "s")): p.read_bytes() for p in files}
     assert there.check == here.check
     assert token_shard.read_offsets(URL, there.check).tolist() == [0, 20_000]
-    assert token_shard.content_digest(URL) == token_shard.content_digest(here.directory)
+    assert content_digest(URL) == content_digest(here.directory)
     for length in (1, 700, 1024, 2048, 19_000):
         starts = [0, 1024, 20_000 - length, 5] if length < 3000 else [0, 1000]
         expected = tokens[np.array(starts)[:, None] + np.arange(length)]
