@@ -10,7 +10,7 @@ id are the same document, and the first one is kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -46,18 +46,6 @@ class Found:
     repeated_ids: int
 
 
-@dataclass
-class _Losers:
-    by_part: dict[int, list[np.ndarray]] = field(default_factory=dict)
-
-    def add(self, parts: np.ndarray, rows: np.ndarray) -> None:
-        order = np.lexsort((rows, parts))
-        parts, rows = parts[order], rows[order]
-        for part in np.unique(parts):
-            begin, end = np.searchsorted(parts, [part, part + 1])
-            self.by_part.setdefault(int(part), []).append(rows[begin:end])
-
-
 def find_duplicates(
     parts: Sequence[Part], *, by_position: bool = False, at_once: int = _AT_ONCE
 ) -> Found:
@@ -71,14 +59,18 @@ def find_duplicates(
             again for each such share.
     """
     shares = max(1, -(-sum(part.documents for part in parts) // at_once))
-    losers = _Losers()
+    found = [np.empty((2, 0), np.int64)]
     repeated = 0
     for share in range(shares):
         texts, ids = _of_share(parts, share, shares)
         repeated += len(ids) - len(np.unique(ids))
-        losers.add(*_losers(*texts, by_position))
-    lost = {part: np.sort(np.concatenate(rows)) for part, rows in losers.by_part.items()}
-    return Found(lost=dict(sorted(lost.items())), repeated_ids=repeated)
+        found.append(np.stack(_losers(*texts, by_position)))
+    numbers, rows = np.concatenate(found, axis=1)
+    order = np.lexsort((rows, numbers))
+    numbers, rows = numbers[order], rows[order]
+    losing, begins = np.unique(numbers, return_index=True)
+    lost = dict(zip(losing.tolist(), np.split(rows, begins)[1:], strict=True))
+    return Found(lost=lost, repeated_ids=repeated)
 
 
 def _of_share(

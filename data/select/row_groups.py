@@ -18,6 +18,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import msgspec
+
 from data.read.unit import Fields, Unit
 from data.read.work_units import fields_of, file_units, row_groups
 from data.select.document_hash import document_hash
@@ -68,14 +70,12 @@ class Group:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON; `from_json` is the inverse."""
-        return {**asdict(self), "unit": asdict(self.unit)}
+        return asdict(self)
 
     @staticmethod
     def from_json(tree: dict[str, Any]) -> Group:
         """The group that `to_json` wrote."""
-        unit: dict[str, Any] = {**tree["unit"], "row_groups": tuple(tree["unit"]["row_groups"])}
-        counts = {name: int(value) for name, value in tree.items() if name != "unit"}
-        return Group(unit=Unit(**unit), **counts)
+        return msgspec.convert(tree, Group)
 
 
 class RowGroupOrder:

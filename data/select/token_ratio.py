@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -45,13 +46,7 @@ class Cluster:
     @staticmethod
     def from_json(tree: Mapping[str, Any]) -> Cluster:
         """The cluster from the JSON of its `asdict`."""
-        xx, xy, yy = tree["squares"]
-        return Cluster(
-            documents=tree["documents"],
-            counted=tree["counted"],
-            tokens=tree["tokens"],
-            squares=(xx, xy, yy),
-        )
+        return msgspec.convert(tree, Cluster)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import groupby
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -46,27 +45,15 @@ def below(min_score: float) -> str:
 
 
 class _SplitWriter:
-    """Writes the documents of one split and counts them; a context manager like `TableWriter`."""
+    """Writes the documents of one split and counts them; `table` is to be entered and left."""
 
     def __init__(self, directory: str, split: str, keep_hashes: bool) -> None:
         self._base = storage.join(directory, split)
-        self._table = TableWriter(f"{self._base}.parquet", SCHEMA)
+        self.table = TableWriter(f"{self._base}.parquet", SCHEMA)
         self._hashes: list[np.ndarray] | None = [] if keep_hashes else None
         self._lengths: list[Lengths] = []
         self._digest = 0
         self._bytes = 0
-
-    def __enter__(self) -> _SplitWriter:
-        self._table.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._table.__exit__(kind, error, trace)
 
     def write(
         self, batch: pa.RecordBatch, places: np.ndarray | None = None, apart: bool = False
@@ -81,7 +68,7 @@ class _SplitWriter:
         """
         step = 1 if apart else max(1, batch.num_rows)
         for row in range(0, batch.num_rows, step):
-            self._table.write(batch.slice(row, step))
+            self.table.write(batch.slice(row, step))
         contents = text_hash(batch.column("text"))
         self._digest += rows_digest(batch.column("id"), contents)
         self._lengths.append(Lengths.of(batch.column("token_count").to_numpy()))
@@ -122,8 +109,8 @@ class _Splits:
     ) -> None:
         """Append documents to a split, see `_SplitWriter.write`."""
         if split not in self._writers:
-            writer = _SplitWriter(self._directory, split, self._keep_hashes)
-            self._writers[split] = self._stack.enter_context(writer)
+            self._writers[split] = _SplitWriter(self._directory, split, self._keep_hashes)
+            self._stack.enter_context(self._writers[split].table)
         self._writers[split].write(batch, places, apart)
 
     def finish(self) -> dict[str, dict[str, Any]]:

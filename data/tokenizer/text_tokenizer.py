@@ -16,11 +16,11 @@ own field "eos_token" in the file names EOS; without it a well-known name is use
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -51,7 +51,6 @@ _WORD = 1 << 10  # longest word to train on, in characters
 _RUNS = re.compile(r"[^\W\d_]+|\d+|\s+|[^\w\s]+|_+")
 _CONTEXT = 8  # ids before a continuation that are decoded with it
 _CACHED = 4  # tokenizers kept in memory by a process
-_read: OrderedDict[str, TextTokenizer] = OrderedDict()
 _read_lock = threading.Lock()
 
 
@@ -195,18 +194,7 @@ class TextTokenizer:
         """
         _set_parallel(parallel)
         with _read_lock:
-            if digest not in _read:
-                found = cls.load(url)
-                if found.digest != digest:
-                    raise CorruptOutput(
-                        f"{url}: expected the tokenizer {digest}, found {found.digest}; rebuild "
-                        "the step that wrote it"
-                    )
-                _read[digest] = found
-                while len(_read) > _CACHED:
-                    _read.popitem(last=False)
-            _read.move_to_end(digest)
-            return _read[digest]
+            return _read(url, digest)
 
     def gives_ids_of(self, other: TextTokenizer) -> bool:
         """Whether both give every text the same ids, even if their files differ."""
@@ -272,6 +260,17 @@ class TextTokenizer:
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+
+@functools.lru_cache(maxsize=_CACHED)
+def _read(url: str, digest: str) -> TextTokenizer:
+    found = TextTokenizer.load(url)
+    if found.digest != digest:
+        raise CorruptOutput(
+            f"{url}: expected the tokenizer {digest}, found {found.digest}; rebuild the step that "
+            "wrote it"
+        )
+    return found
 
 
 def _of_ids(content: bytes) -> dict:
