@@ -47,16 +47,6 @@ _SAMPLE_BYTES, _SAMPLE_SHARE = 64 << 10, 0.01
 class Encoder(Protocol):
     """Turns text into ids and adds no special tokens."""
 
-    @property
-    def name(self) -> str:
-        """Name of the library."""
-        ...
-
-    @property
-    def version(self) -> str:
-        """Version of the library."""
-        ...
-
     def encode(self, texts: pa.Array) -> Ids:
         """Ids of every text of a string or large_string array without nulls."""
         ...
@@ -128,7 +118,7 @@ class FastEncoder:
         return np.frombuffer(ids, "<u4"), np.diff(np.frombuffer(offsets, "<i8"))
 
 
-def fast_encoder(content: bytes, backend: Backend, *, parallel: bool = False) -> Encoder | None:
+def fast_encoder(content: bytes, backend: Backend, *, parallel: bool = False) -> FastEncoder | None:
     """The fast back end for a tokenizer, or None if the oracle encodes everything.
 
     Raises:
@@ -171,7 +161,7 @@ class CheckedEncoder:
     """
 
     def __init__(
-        self, oracle: OracleEncoder, fast: Encoder | None = None, *, added: Sequence[str] = ()
+        self, oracle: OracleEncoder, fast: FastEncoder | None = None, *, added: Sequence[str] = ()
     ) -> None:
         self._oracle, self._fast = oracle, fast
         self._added = tuple(text.encode("utf-8") for text in added)
@@ -207,30 +197,20 @@ class CheckedEncoder:
         return _interleave(doubtful, self._oracle.encode(texts.filter(pa.array(doubtful))), fast)
 
     def record(self) -> dict[str, Any]:
-        """What encoded the shard: backend, version, checked, by_oracle, fell_back, difference."""
+        """What encoded the shard: backend, version, checked, by_oracle, fell_back, difference.
+
+        The backend is the oracle's once the fast one was wrong.
+        """
         fell_back = self.difference is not None
+        used = self._oracle if self._fast is None or fell_back else self._fast
         return {
-            "backend": self.name,
-            "version": self.version,
+            "backend": used.name,
+            "version": used.version,
             "checked": self.checked,
             "by_oracle": self.by_oracle,
             "fell_back": fell_back,
             **({"difference": self.difference} if fell_back else {}),
         }
-
-    @property
-    def name(self) -> str:
-        """Name of the library in use: the oracle's once the fast one was wrong."""
-        return self._used.name
-
-    @property
-    def version(self) -> str:
-        """Version of the library in use."""
-        return self._used.version
-
-    @property
-    def _used(self) -> Encoder:
-        return self._oracle if self._fast is None or self.difference is not None else self._fast
 
     def _try(self, texts: pa.Array) -> Ids | None:
         """The fast back end's ids; None if it fails, after which it is not used again."""

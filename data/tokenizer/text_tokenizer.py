@@ -33,6 +33,7 @@ from data.tokenizer.backends import (
     Backend,
     CheckedEncoder,
     Encoder,
+    FastEncoder,
     Ids,
     OracleEncoder,
     digest_of,
@@ -172,7 +173,7 @@ class TextTokenizer:
         guard = _build(tokenizer_file.without_scores(self.content, hidden)) if hidden else None
         check_round_trip(guard or self._tokenizer, description, self.eos_id, lossy=self.lossy)
         self._oracle = OracleEncoder(self._tokenizer, guard, hidden)
-        self._fast: dict[tuple[Backend, bool], Encoder | None] = {}
+        self._fast: dict[tuple[Backend, bool], FastEncoder | None] = {}
         self.token_bytes: np.ndarray = tokenizer_file.token_bytes(description)
 
     @classmethod
