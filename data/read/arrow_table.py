@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
 from data.read.arrow_file import arrow_file
 from data.read.byte_ranges import FileState, open_ranges
-from data.read.parquet_file import check_schema
+from data.read.parquet_file import unit_of
 from data.read.parquet_table import is_corrupt, one_line
 from data.read.retry import redact
-from data.read.unit import BATCH_ROWS, UNKNOWN, Fields, Unit
+from data.read.unit import BATCH_ROWS, Fields, Unit
 from pipeline.errors import InputError
 
 _MAGIC = b"ARROW1"
@@ -23,23 +24,7 @@ def cut(url: str, state: FileState, fields: Fields, target_bytes: int) -> list[U
     """The file as its only unit."""
     del target_bytes
     with _open(url, state) as reader:
-        names = check_schema(url, reader.schema, fields)
-    return [
-        Unit(
-            file=url,
-            row_groups=(0,),
-            rows=UNKNOWN,
-            text_bytes=state.size,
-            id=names.id,
-            text=fields.text,
-            counted=names.token_count is not None,
-            score=names.score,
-            size=state.size,
-            version=state.version,
-            kind="arrow",
-            skip_nulls=fields.skip_nulls,
-        )
-    ]
+        return [replace(unit_of(url, state, reader.schema, fields), kind="arrow")]
 
 
 def read(unit: Unit, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import IO, Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from data.read.arrow_strings import is_text
 from data.read.byte_ranges import FileState, RangeFile, open_ranges
 from data.read.parquet_table import is_corrupt, one_line
 from data.read.retry import redact
-from data.read.unit import Fields
+from data.read.unit import UNKNOWN, Fields, Unit
 from pipeline.errors import InputError, PonenteError
 
 _FOOTERS_KEPT = 8
@@ -37,16 +36,6 @@ _BEGINNINGS = {
     b"[": "JSON",
     b"PARE": "Parquet with an encrypted footer",
 }
-
-
-@dataclass(frozen=True)
-class Columns:
-    """The file's names of its columns; None if it has no such column."""
-
-    id: str | None
-    text: str
-    token_count: str | None
-    score: str | None
 
 
 @contextmanager
@@ -173,8 +162,8 @@ def _unsound(url: str, found: str) -> InputError:
     )
 
 
-def check_schema(url: str, schema: pa.Schema, fields: Fields) -> Columns:
-    """The file's names of the columns to read; raises for a file without usable ones.
+def unit_of(url: str, state: FileState, schema: pa.Schema, fields: Fields) -> Unit:
+    """The whole file as one unit with an unknown number of rows, from the names in its schema.
 
     Raises:
         InputError: the text or a named id is missing; or text, id or `token_count` is duplicated or
@@ -204,7 +193,19 @@ def check_schema(url: str, schema: pa.Schema, fields: Fields) -> Columns:
             "write it as int64, or leave the column out"
         )
     numeric = schema.names.count(score) == 1 and _is_number(schema.field(score).type)
-    return Columns(id, text, "token_count" if counted else None, score if numeric else None)
+    return Unit(
+        file=url,
+        row_groups=(0,),
+        rows=UNKNOWN,
+        text_bytes=state.size,
+        id=id,
+        text=text,
+        counted=bool(counted),
+        score=score if numeric else None,
+        size=state.size,
+        version=state.version,
+        skip_nulls=fields.skip_nulls,
+    )
 
 
 def _is_number(kind: pa.DataType) -> bool:

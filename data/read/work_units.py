@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import chain, pairwise
 from typing import NamedTuple
 
@@ -29,11 +30,10 @@ from data.read.byte_ranges import FileState, file_state
 from data.read.formats import compression, kind_of
 from data.read.listing import find_files
 from data.read.parquet_file import (
-    Columns,
-    check_schema,
     check_values,
     most_tokens_of,
     open_parquet,
+    unit_of,
 )
 from data.read.retry import redact
 from data.read.small_files import grouped
@@ -267,7 +267,7 @@ def _cut(file: str, state: FileState, fields: Fields, target_bytes: int) -> list
     kind = kind_of(file, state)
     if kind != "parquet":
         return _CUTS[kind](file, state, fields, target_bytes)
-    names, found = _groups(file, state, fields)
+    whole, found = _groups(file, state, fields)
     units: list[Unit] = []
     groups: list[int] = []
     rows = size = 0
@@ -277,33 +277,20 @@ def _cut(file: str, state: FileState, fields: Fields, target_bytes: int) -> list
         size += group.text_bytes
         if size >= target_bytes or index == len(found) - 1:
             if rows:
-                units.append(
-                    Unit(
-                        file=file,
-                        row_groups=tuple(groups),
-                        rows=rows,
-                        text_bytes=size,
-                        id=names.id,
-                        text=fields.text,
-                        counted=names.token_count is not None,
-                        score=names.score,
-                        size=state.size,
-                        version=state.version,
-                        skip_nulls=fields.skip_nulls,
-                    )
-                )
+                units.append(replace(whole, row_groups=tuple(groups), rows=rows, text_bytes=size))
             groups, rows, size = [], 0, 0
     return units
 
 
-def _groups(file: str, state: FileState, fields: Fields) -> tuple[Columns, list[RowGroup]]:
+def _groups(file: str, state: FileState, fields: Fields) -> tuple[Unit, list[RowGroup]]:
+    """The file as one unit, and its row groups."""
     with open_parquet(file, state) as parquet:
         metadata, schema = parquet.metadata, parquet.schema_arrow
-    names = check_schema(file, schema, fields)
-    used = (names.id, fields.text, names.token_count, names.score)
-    wanted = {name for name in used if name is not None}
+    whole = unit_of(file, state, schema, fields)
+    wanted = {name for name in (whole.id, whole.text, whole.score) if name is not None}
+    wanted |= {"token_count"} if whole.counted else set()
     found = parquet_file.row_groups(file, state.size, metadata, fields.text, wanted)
-    return names, [RowGroup(*group) for group in found]
+    return whole, [RowGroup(*group) for group in found]
 
 
 def _batches(unit: Unit, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
