@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -194,16 +194,12 @@ def divide(
             index = left[0]
             span = rest[index]
             cut = min(span.end, span.begin + rows)
-            taken.append(
-                RowSpan(file=span.file, row_group=span.row_group, begin=span.begin, end=cut)
-            )
+            taken.append(replace(span, end=cut))
             rows -= cut - span.begin
             if cut == span.end:
                 del rest[index]
                 left.pop(0)
             else:
-                rest[index] = RowSpan(
-                    file=span.file, row_group=span.row_group, begin=cut, end=span.end
-                )
+                rest[index] = replace(span, begin=cut)
         found[split] = taken
     return {"train": list(rest.values()), **found}

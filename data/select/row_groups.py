@@ -125,7 +125,7 @@ class RowGroupOrder:
 
 def block_units(block: RowGroupBlock, seed: int) -> tuple[list[Unit], int]:
     """(the row groups of a block in the order of the walk, row groups of the whole file)."""
-    units = file_units(block.file, Fields(*block.fields), target_bytes=1)
+    units = file_units(block.file, block.fields, target_bytes=1)
     hashes = [_hash(seed, f"{block.name}\0{unit.row_groups[0]}") for unit in units]
     order = sorted(range(len(units)), key=lambda index: (hashes[index], index))
     if block.backwards:
@@ -142,7 +142,7 @@ def survey_block(
     The text is read only if the file has no `token_count`, to estimate it.
     """
     units, count = block_units(block, seed)
-    sizes = [g.compressed_bytes for g in row_groups(block.file, Fields(*block.fields))]
+    sizes = [g.compressed_bytes for g in row_groups(block.file, block.fields)]
     groups = []
     for unit in units:
         documents = tokens = 0

@@ -15,7 +15,6 @@ converting an Arrow array value by value.
 from __future__ import annotations
 
 import array
-import hashlib
 import logging
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -289,11 +288,6 @@ def strings(texts: pa.Array) -> list[str]:
             "with `steps.sample`, which refuses them"
         )
     return texts.to_numpy(zero_copy_only=False).tolist()
-
-
-def digest_of(content: bytes) -> str:
-    """Hex SHA-256 of a tokenizer file, which identifies the tokenizer."""
-    return hashlib.sha256(content).hexdigest()
 
 
 def _encoded(tokenizer: Tokenizer, texts: list[str]) -> list[Any]:

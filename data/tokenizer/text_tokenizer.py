@@ -17,6 +17,7 @@ own field "eos_token" in the file names EOS; without it a well-known name is use
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import re
@@ -36,7 +37,6 @@ from data.tokenizer.backends import (
     FastEncoder,
     Ids,
     OracleEncoder,
-    digest_of,
     fast_encoder,
     raise_unless_native,
 )
@@ -166,7 +166,7 @@ class TextTokenizer:
         self._tokenizer = _build(self.content)
         _check_added(self._tokenizer, description["added_tokens"])
         self.eos_id: int = tokenizer_file.eos_of(description)
-        self.digest: str = digest_of(content)
+        self.digest: str = hashlib.sha256(content).hexdigest()
         self.byte_level: bool = tokenizer_file.is_byte_level(description)
         self._added = tuple(t["content"] for t in description["added_tokens"])
         hidden = tokenizer_file.special_pieces(description)
