@@ -21,11 +21,20 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import tensorstore as ts
 
 from data.cache import chunks
-from data.cache.array_writer import ArrayWriter
 from data.cache.chunks import CHUNK, ChunkChecker, token_dtype
-from data.cache.shard_io import ShardFiles, ShardHead, corrupt, open_files, read_head
+from data.cache.shard_io import (
+    ShardFiles,
+    ShardHead,
+    corrupt,
+    open_files,
+    read_head,
+    store_context,
+    store_spec,
+    wait,
+)
 from pipeline.errors import CorruptOutput, InputError, StorageError
 
 _READ_BLOCK = 1024  # chunks per request: a few MiB, which bounds the number of bucket requests
@@ -312,3 +321,61 @@ def _digest(tokens: Any, dtype: np.dtype, offsets: np.ndarray) -> str:
     tokens.update(offsets.astype(chunks.OFFSET).tobytes())
     tokens.update(f"{dtype.name} {len(offsets) - 1} {offsets[-1]}\n".encode())
     return tokens.hexdigest()
+
+
+class ArrayWriter:
+    """Writes the arrays of one shard with TensorStore; they are durable when the `with` block ends.
+
+    However the block ends, no write is in flight afterwards, unless the store did not answer within
+    the timeout.
+
+    Args:
+        directory: a local path or a URL of gs:// or s3://.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._context = store_context()
+        self._begun: list[ts.Future | ts.WriteFutures] = []
+
+    def begin(self, arrays: dict[str, tuple[dict[str, Any], np.ndarray]]) -> None:
+        """Create arrays and start writing them.
+
+        Args:
+            arrays: parsed zarr.json and values of each array, by name. The values are not copied
+                and must not change until the `with` block ends.
+
+        Raises:
+            StorageError: an array exists already, or the store failed.
+        """
+        opening = [self._open(name, metadata) for name, (metadata, _) in arrays.items()]
+        self._begun += opening
+        for opened, (_, values) in zip(opening, arrays.values(), strict=True):
+            array = wait(opened, self._directory, writing=True)
+            if values.size:
+                writing = array.write(values, can_reference_source_data_indefinitely=True)
+                self._begun.append(writing)
+
+    def __enter__(self) -> ArrayWriter:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        failed: StorageError | None = None
+        for begun in self._begun:
+            try:
+                wait(begun, self._directory, writing=True)
+            except StorageError as error:
+                failed = failed or error
+        if failed is not None and kind is None:
+            raise failed
+
+    def _open(self, name: str, metadata: dict[str, Any]) -> ts.Future:
+        store = store_spec(self._directory)
+        spec = {
+            "driver": "zarr3",
+            "kvstore": store | {"path": f"{store['path']}{name}/"},
+            "metadata": metadata,
+            # Without this TensorStore writes no file for all zeros, which would read as corrupt.
+            "store_data_equal_to_fill_value": True,
+        }
+        return ts.open(spec, create=True, context=self._context)

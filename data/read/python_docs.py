@@ -16,7 +16,6 @@ import ast
 import functools
 import inspect
 import os
-import platform
 import pydoc_data.topics
 import re
 import sysconfig
@@ -25,10 +24,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
-
-from data.source import PYTHON_DOCS
-
-SOURCE = "Documentation inside CPython: pydoc_data.topics and the standard library's docstrings"
 
 _SHORTEST_DOCSTRING = 41
 _SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
@@ -40,19 +35,15 @@ _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionD
 
 @functools.cache
 def documents() -> pa.Table:
-    """Every document, with FineWeb-edu's column names.
+    """Every document: `id` (string, unique), `text` (string, never empty) and `token_count`.
 
-    Returns:
-        A table of `id` and `url` (string, unique), `text` (string, never empty) and `token_count`
-        (int64): an estimate, UTF-8 bytes / 4 rounded.
+    The count (int64) is an estimate, UTF-8 bytes / 4 rounded.
     """
     found = [*_topics(), *module_documents(Path(sysconfig.get_paths()["stdlib"]))]
-    version = platform.python_version()
     return pa.table(
         {
             "id": pa.array([name for name, _ in found], pa.string()),
             "text": pa.array([text for _, text in found], pa.string()),
-            "url": pa.array([f"{PYTHON_DOCS}{version}/{name}" for name, _ in found], pa.string()),
             "token_count": pa.array(
                 [round(len(text.encode("utf-8")) / 4) for _, text in found], pa.int64()
             ),

@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.cache import token_shard
-from data.cache.array_writer import ArrayWriter
 from data.cache.shard_io import wait
 from data.cache.token_array import TokenArray
-from data.cache.token_shard import TokenShard
+from data.cache.token_shard import ArrayWriter, TokenShard
 from pipeline.errors import CorruptOutput, InputError, StorageError, StoreUnavailable
 from tests.data.token_shards import content_digest, describe
 

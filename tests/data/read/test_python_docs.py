@@ -12,10 +12,10 @@ from data.source import check_embedded, python_documentation
 from pipeline.errors import InputError
 
 
-def test_documents_have_fineweb_columns_and_honest_counts():
+def test_documents_have_ids_texts_and_honest_counts():
     """Ids are unique, no text is empty, and token_count is the rounded quarter of the bytes."""
     table = python_docs.documents()
-    assert table.schema.names == ["id", "text", "url", "token_count"]
+    assert table.schema.names == ["id", "text", "token_count"]
     ids, texts = table["id"].to_pylist(), table["text"].to_pylist()
     assert len(set(ids)) == len(ids) > 300
     assert all(text.strip() for text in texts)
