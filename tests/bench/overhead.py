@@ -71,7 +71,7 @@ class Host:
             kind = jax.devices()[0].device_kind
             throughput = Throughput.of(tiny.MODEL, self.batch, LENGTH, kind, 1, 1e9)
             memory = PeakMemory(jax.local_devices())
-            self.recorder = Recorder(self.observer.row, throughput, 10, memory=memory)
+            self.recorder = Recorder(self.observer.row, self.watch, throughput, 10, memory=memory)
         self.before: Any = None
 
     def _batches(self) -> Any:
@@ -98,8 +98,7 @@ class Host:
         if "feed" in self.parts:
             self.feed.set_inflight(metrics["loss"])
         if self.recorder is not None:
-            waited = self.feed.pop_data_wait() if "feed" in self.parts else 0.0
-            self.recorder.push(step, metrics, waited)
+            self.recorder.push(step, metrics)
         else:
             # Without metrics a loop still may not run ahead of the device for ever.
             if self.before is not None:

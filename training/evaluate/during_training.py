@@ -21,7 +21,7 @@ class InTrainingEvaluation:
     Args:
         job: the run.
         program: the run's program.
-        watch: the run's stopwatch.
+        watch: the run's stopwatch, in `evaluation` during a call.
 
     Raises:
         InputError: a held-out split or a prompt cannot be used.
@@ -63,8 +63,7 @@ class InTrainingEvaluation:
             stopping: called before every batch; returns whether to cancel.
         """
         try:
-            with self._watch.during("evaluation"):
-                rows = self._evaluator(state.eval_params, stopping)
+            rows = self._evaluator(state.eval_params, stopping)
         except Interrupted:
             return None
         scores = [{"step": step, **row} for row in rows]

@@ -40,7 +40,6 @@ for a run in float32. Other columns of the step are passed through.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -49,22 +48,26 @@ import jax
 
 from pipeline.errors import InputError
 from training.config.job import MetricsRow
+from training.metrics.stopwatch import Stopwatch
 from training.metrics.throughput import Throughput
 
 AVERAGED_STEPS = 50
 
-_Pending = tuple[int, dict[str, jax.Array], float, Throughput]
+_Pending = tuple[int, dict[str, jax.Array], Throughput]
 
 
 class Recorder:
     """Makes one metrics row per step.
 
+    A row's `seconds` and `data_wait` are what the buckets "step" and "data_wait" of the stopwatch
+    have gained since the row before, so time in any other bucket belongs to no row.
+
     Args:
         on_row: called with every row.
+        watch: the attempt's stopwatch.
         throughput: rates of the coming steps; None when no step will run.
         max_skipped: `push` raises after this many skipped steps in a row.
         skipped: the attribute `skipped` of the recorder before this one.
-        clock: returns seconds.
         memory: returns `memory_bytes`, or None for a row without it.
 
     Attributes:
@@ -76,68 +79,52 @@ class Recorder:
     def __init__(
         self,
         on_row: Callable[[MetricsRow], None],
+        watch: Stopwatch,
         throughput: Throughput | None,
         max_skipped: int,
         *,
         skipped: tuple[float, int] = (0.0, 0),
-        clock: Callable[[], float] = time.perf_counter,
         memory: Callable[[], int | None] = lambda: None,
     ) -> None:
         self.throughput = throughput or Throughput(tokens=0, flops=(0.0, 0.0), peak=None)
         self._max_skipped = max_skipped
         self._on_row = on_row
-        self._clock = clock
+        self._watch = watch
         self._memory = memory
         self._pending: _Pending | None = None
         self._recent: deque[tuple[int, float]] = deque(maxlen=AVERAGED_STEPS)
         self.skipped = skipped
-        self.restart_clock()
+        self._spent = watch.nanoseconds()
 
-    def restart_clock(self) -> None:
-        """Count the next row's seconds from now; no row counts the time before."""
-        self._last = self._clock()
-
-    def push(self, step: int, metrics: dict[str, jax.Array], data_wait: float) -> None:
-        """Keep the arrays of `step`, write the row of the step before, and this one's if ready.
+    def push(self, step: int, metrics: dict[str, jax.Array]) -> None:
+        """Write the row of the step before; write this step's too if it is computed already.
 
         Args:
-            step: the step that was just queued (on CPUs: computed).
-            metrics: its device arrays.
-            data_wait: seconds waited for a batch since the last `push` or `drain`.
+            step: steps queued so far, this one included.
+            metrics: the scalars that the step returned, still on the devices.
 
         Raises:
-            InputError: too many steps in a row were skipped.
+            InputError: the last `max_skipped` steps were not applied.
         """
-        before = self._take(data_wait)
-        # A row's seconds end when it is written, so the wait until now belongs to the step before.
-        # Only without a pending step does it belong to this one.
-        own_wait = data_wait if before is None else 0.0
-        self._pending = (step, metrics, own_wait, self.throughput)
-        if before is not None:
-            self._write(*before)
+        self.drain()
+        self._pending = (step, metrics, self.throughput)
         arrays: Any = metrics.values()  # jax.Array's annotations lack `is_ready`
         if all(array.is_ready() for array in arrays):
             self.drain()
 
-    def drain(self, data_wait: float = 0.0) -> None:
-        """Wait for the newest step and write its row; `data_wait` is as in `push`."""
-        before = self._take(data_wait)
-        if before is not None:
-            self._write(*before)
+    def drain(self) -> None:
+        """Wait for the newest step and write its row, unless it is written."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self._write(*pending)
 
-    def _take(self, data_wait: float) -> _Pending | None:
-        before, self._pending = self._pending, None
-        if before is None:
-            return None
-        step, metrics, waited, throughput = before
-        return step, metrics, waited + data_wait, throughput
-
-    def _write(
-        self, step: int, metrics: dict[str, jax.Array], data_wait: float, throughput: Throughput
-    ) -> None:
+    def _write(self, step: int, metrics: dict[str, jax.Array], throughput: Throughput) -> None:
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-        now = self._clock()
-        seconds, self._last = now - self._last, now
+        before, self._spent = self._spent, self._watch.nanoseconds()
+        training, data_wait = (
+            (self._spent[bucket] - before[bucket]) / 1e9 for bucket in ("step", "data_wait")
+        )
+        seconds = training + data_wait
         row = {"step": step, **values, "seconds": seconds, "data_wait": data_wait}
         row |= throughput.row(seconds)
         self._recent.append((throughput.tokens, seconds))

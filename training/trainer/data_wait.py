@@ -44,7 +44,6 @@ class TimedBatches:
         self._settle = settle
         self._running: Any = None
         self._behind = False
-        self._waited = 0
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -52,11 +51,6 @@ class TimedBatches:
     def set_inflight(self, array: Any) -> None:
         """Set an array that the step just queued computes; None when no step is in flight."""
         self._running = array
-
-    def pop_data_wait(self) -> float:
-        """Seconds of `data_wait` since the last call."""
-        waited, self._waited = self._waited, 0
-        return waited / 1e9
 
     def __next__(self) -> Any:
         running = self._running
@@ -69,5 +63,4 @@ class TimedBatches:
         self._behind = idle and running is not None and waited > BEHIND_SECONDS * 1e9
         if idle:
             self._watch.count_as("data_wait", waited)
-            self._waited += waited
         return batch

@@ -199,10 +199,10 @@ class RunContext:
 
         Args:
             step: the step about to be queued.
-            pause: waits for the previous step; the time inside belongs to no step.
+            pause: waits for the previous step; the time inside is no step's, and counted already.
         """
         if self._profiler is not None and self._profiler.due(step):
-            with pause(), self.watch.during("other"):
+            with pause():
                 self._profiler.before(step)
 
     def end(self, *, preempted: bool) -> None:

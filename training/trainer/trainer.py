@@ -183,7 +183,7 @@ class _Trainer:
             if phase.end <= step:
                 continue
             if compiled is None:
-                with self._pause("compile"), self.watch.during("compile"):
+                with self._pause("compile"):
                     compiled = compile_ahead.compile_phase(self.compiler, phase, self.run.stop)
             if compiled is None:
                 if self.checkpointer.begun != step:
@@ -212,18 +212,16 @@ class _Trainer:
         config, layout, batch_size = self.config, program.layout, program.train.batch_size
         rows = layout.process_rows(batch_size)
         feed, step, stopping = TimedBatches(loader, self.watch), start, False
-        # Writing a trace may take minutes, which no row counts. The wait for this step's batch is
-        # over by then, and counts in the row of the step before.
-        profiling = functools.partial(self._pause, "profile", feed)
+        # Writing a trace may take minutes, which no row counts.
+        profiling = functools.partial(self._pause, "profile", bucket="other")
         self.watch.switch("step")
-        self.recorder.restart_clock()
         for step, batch in zip(range(start + 1, phase.end + 1), feed, strict=False):
             self.run.startup.ended("first batch")
             self.run.profile(step, profiling)
             tokens = layout.place(phase.cut(batch, rows), batch_size)
             state, metrics = compiled(state, tokens)
             feed.set_inflight(metrics["loss"])
-            self.recorder.push(step, metrics, feed.pop_data_wait())
+            self.recorder.push(step, metrics)
             self.run.watchdog.beat(step)
             last, stopping = step == config.steps, self.run.stop.requested()
             if not stopping and self._should_evaluate(step):
@@ -234,6 +232,7 @@ class _Trainer:
                 self.run.event("preempted", step=step)
                 break
         self.recorder.drain()
+        self.watch.switch("other")
         return state, step, stopping
 
     def _should_evaluate(self, step: int) -> bool:
@@ -254,7 +253,7 @@ class _Trainer:
         return True
 
     def _save(self, step: int, state: TrainState) -> None:
-        with self._pause("checkpoint"), self.watch.during("checkpoint"):
+        with self._pause("checkpoint"):
             self.history = self.run.log.history if self.run.log is not None else ()
             progress = {
                 "data_offset": data_offset(self.job.data, self.config, step),
@@ -266,12 +265,11 @@ class _Trainer:
         self.run.saved(step)
 
     @contextmanager
-    def _pause(self, phase: str, feed: TimedBatches | None = None) -> Iterator[None]:
-        """Exclude the time inside from all rows; first write the newest row with `feed`'s waits."""
-        self.recorder.drain(feed.pop_data_wait() if feed is not None else 0.0)
-        with self.run.watchdog.phase(phase):
+    def _pause(self, phase: str, bucket: str = "") -> Iterator[None]:
+        """Write the newest row; the time inside counts in `bucket` (default `phase`), in no row."""
+        self.recorder.drain()
+        with self.run.watchdog.phase(phase), self.watch.during(bucket or phase):
             yield
-        self.recorder.restart_clock()
 
     def _checkpointer(self, start: InitialState) -> Checkpointer:
         def failed(step: int, reason: str) -> None:
@@ -290,6 +288,7 @@ class _Trainer:
     def _recorder(self, start: InitialState, compiled: CompiledPhase | None) -> Recorder:
         return Recorder(
             self.run.row,
+            self.watch,
             compiled.throughput if compiled is not None else None,
             self.config.max_skipped,
             skipped=start.skipped,

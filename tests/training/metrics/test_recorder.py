@@ -10,18 +10,24 @@ from hypothesis import strategies as st
 from pipeline.errors import InputError
 from training.metrics.history import MEASURED
 from training.metrics.recorder import AVERAGED_STEPS, Recorder
+from training.metrics.stopwatch import Stopwatch
 from training.metrics.throughput import Throughput
 
 THROUGHPUT = Throughput(tokens=1000, flops=(3e6, 4e6), peak=1e10)
 
 
 class Clock:
-    """A clock that a test moves."""
+    """A clock that a test moves, in seconds, and a stopwatch that runs by it."""
 
     now = 100.0
 
-    def __call__(self):
-        return self.now
+    def __init__(self):
+        self.watch = Stopwatch("step", lambda: round(self.now * 1e9))
+
+    def wait(self, seconds):
+        """Wait for a batch while no step runs."""
+        self.now += seconds
+        self.watch.count_as("data_wait", round(seconds * 1e9))
 
 
 class Array(float):
@@ -40,10 +46,11 @@ def metrics(loss, skipped=0.0, ready=False):
 def test_a_row_is_written_at_once_where_a_step_is_over():
     """So on CPUs, which compute a step when it is called."""
     clock, rows = Clock(), []
-    recorder = Recorder(rows.append, THROUGHPUT, 3, clock=clock)
+    recorder = Recorder(rows.append, clock.watch, THROUGHPUT, 3)
     for step, seconds in ((1, 2.0), (2, 3.0)):
-        clock.now += seconds
-        recorder.push(step, metrics(4.0, ready=True), 0.5)
+        clock.wait(0.5)
+        clock.now += seconds - 0.5
+        recorder.push(step, metrics(4.0, ready=True))
         assert (rows[-1]["step"], rows[-1]["seconds"], rows[-1]["data_wait"]) == (
             step,
             seconds,
@@ -56,11 +63,13 @@ def test_a_row_is_written_at_once_where_a_step_is_over():
 def test_rows_come_one_step_late_and_are_complete():
     """Pushing step k writes the row of step k-1; draining writes the last, once."""
     clock, rows = Clock(), []
-    recorder = Recorder(rows.append, THROUGHPUT, 3, clock=clock)
-    recorder.push(1, metrics(4.0), 0.25)
+    recorder = Recorder(rows.append, clock.watch, THROUGHPUT, 3)
+    clock.wait(0.25)
+    recorder.push(1, metrics(4.0))
     assert rows == []
-    clock.now += 2.0
-    recorder.push(2, metrics(3.0), 0.5)
+    clock.now += 1.25
+    clock.wait(0.5)
+    recorder.push(2, metrics(3.0))
     assert rows == [
         {
             "step": 1,
@@ -81,15 +90,15 @@ def test_rows_come_one_step_late_and_are_complete():
 
 
 def test_pauses_belong_to_no_row():
-    """Time before restart_clock (an evaluation, say) is in no row's seconds."""
+    """Time in another bucket (an evaluation, say) is in no row's seconds."""
     clock, rows = Clock(), []
-    recorder = Recorder(rows.append, THROUGHPUT, 3, clock=clock)
-    recorder.push(1, metrics(4.0), 0.0)
+    recorder = Recorder(rows.append, clock.watch, THROUGHPUT, 3)
+    recorder.push(1, metrics(4.0))
     clock.now += 1.0
     recorder.drain()
-    clock.now += 50.0
-    recorder.restart_clock()
-    recorder.push(2, metrics(4.0), 0.0)
+    with clock.watch.during("evaluation"):
+        clock.now += 50.0
+    recorder.push(2, metrics(4.0))
     clock.now += 3.0
     recorder.drain()
     assert [row["seconds"] for row in rows] == [1.0, 3.0]
@@ -109,36 +118,33 @@ def test_pauses_belong_to_no_row():
 def test_a_wait_is_in_the_row_whose_seconds_it_is_part_of(steps):
     """No row waits longer than it takes, and together they wait as long as the loop did."""
     clock, rows = Clock(), []
-    recorder = Recorder(rows.append, THROUGHPUT, 3, clock=clock)
-    in_no_row = 0
+    recorder = Recorder(rows.append, clock.watch, THROUGHPUT, 3)
     for step, (wait, computing, then, ready) in enumerate(steps, 1):
-        clock.now += wait
+        clock.wait(wait)
         if then == "profile":  # comes between the batch and the step it is for
-            in_no_row += wait if len(rows) == step - 1 else 0
-            recorder.drain(wait)
-            clock.now += 7
-            recorder.restart_clock()
-            wait = 0
+            recorder.drain()
+            with clock.watch.during("other"):
+                clock.now += 7
         clock.now += computing if ready else 0
-        recorder.push(step, metrics(4.0, ready=ready), wait)
+        recorder.push(step, metrics(4.0, ready=ready))
         clock.now += 0 if ready else computing
         if then == "pause":
             recorder.drain()
-            clock.now += 11
-            recorder.restart_clock()
+            with clock.watch.during("checkpoint"):
+                clock.now += 11
     recorder.drain()
     assert all(0 <= row["data_wait"] <= row["seconds"] for row in rows)
-    assert sum(row["data_wait"] for row in rows) == sum(w for w, *_ in steps) - in_no_row
-    assert sum(row["seconds"] for row in rows) == sum(w + c for w, c, *_ in steps) - in_no_row
+    assert sum(row["data_wait"] for row in rows) == sum(w for w, *_ in steps)
+    assert sum(row["seconds"] for row in rows) == sum(w + c for w, c, *_ in steps)
 
 
 def test_only_skipped_steps_in_a_row_stop_the_run():
     """Three skipped steps with a good one between go on; three in a row stop, naming the step."""
     rows = []
-    recorder = Recorder(rows.append, THROUGHPUT, 3)
+    recorder = Recorder(rows.append, Stopwatch(), THROUGHPUT, 3)
     for step, skipped in enumerate([1, 2, 2, 3, 4], start=1):
-        recorder.push(step, metrics(4.0, skipped), 0.0)
-    recorder.push(6, metrics(4.0, 5), 0.0)
+        recorder.push(step, metrics(4.0, skipped))
+    recorder.push(6, metrics(4.0, 5))
     with pytest.raises(InputError, match=r"step 6.*3 steps in a row"):
         recorder.drain()
     assert len(rows) == 6
@@ -146,8 +152,8 @@ def test_only_skipped_steps_in_a_row_stop_the_run():
 
 def test_a_resumed_recorder_counts_from_the_history():
     """Steps skipped before the resume are not counted again."""
-    recorder = Recorder([].append, THROUGHPUT, 1, skipped=(7.0, 0))
-    recorder.push(10, metrics(4.0, 7), 0.0)
+    recorder = Recorder([].append, Stopwatch(), THROUGHPUT, 1, skipped=(7.0, 0))
+    recorder.push(10, metrics(4.0, 7))
     recorder.drain()
 
 
@@ -155,8 +161,8 @@ def test_tokens_that_do_not_count_are_padding():
     """4 rows of 250 positions make 996 predictions; 900 counted, so 96 were of padding."""
     clock, rows = Clock(), []
     padded = Throughput(tokens=1000, flops=(1.0, 1.0), peak=None, rows=4)
-    recorder = Recorder(rows.append, padded, 3, clock=clock)
-    recorder.push(1, metrics(4.0) | {"tokens": Array(900)}, 0.0)
+    recorder = Recorder(rows.append, clock.watch, padded, 3)
+    recorder.push(1, metrics(4.0) | {"tokens": Array(900)})
     clock.now += 2.0
     recorder.drain()
     assert (rows[0]["tokens"], rows[0]["padded"]) == (900, 96)
@@ -166,10 +172,10 @@ def test_tokens_that_do_not_count_are_padding():
 def test_the_average_is_of_the_last_steps_together():
     """Positions over seconds, not the mean of rates, over the last 50 steps."""
     clock, rows = Clock(), []
-    recorder = Recorder(rows.append, THROUGHPUT, 3, clock=clock)
+    recorder = Recorder(rows.append, clock.watch, THROUGHPUT, 3)
     times = [1.0 + (step % 7) for step in range(AVERAGED_STEPS + 20)]
     for step, seconds in enumerate(times, 1):
-        recorder.push(step, metrics(4.0), 0.0)
+        recorder.push(step, metrics(4.0))
         clock.now += seconds
         recorder.drain()
         recent = times[max(0, step - AVERAGED_STEPS) : step]
@@ -180,11 +186,11 @@ def test_the_average_is_of_the_last_steps_together():
 def test_a_new_throughput_counts_from_the_next_step_on():
     """The step that is still being computed keeps the size of its own batch."""
     clock, rows = Clock(), []
-    recorder = Recorder(rows.append, THROUGHPUT, 3, clock=clock)
-    recorder.push(1, metrics(4.0), 0.0)
+    recorder = Recorder(rows.append, clock.watch, THROUGHPUT, 3)
+    recorder.push(1, metrics(4.0))
     recorder.throughput = Throughput(tokens=4000, flops=(3e6, 4e6), peak=1e10)
     clock.now += 1.0
-    recorder.push(2, metrics(4.0), 0.0)
+    recorder.push(2, metrics(4.0))
     clock.now += 1.0
     recorder.drain()
     assert [row["tokens_per_second"] for row in rows] == [1000.0, 4000.0]
@@ -193,8 +199,8 @@ def test_a_new_throughput_counts_from_the_next_step_on():
 def test_a_row_has_the_memory_and_nothing_that_is_not_said_to_be_measured():
     """Columns that differ from run to run are listed, so that runs can be compared by the rest."""
     rows = []
-    recorder = Recorder(rows.append, THROUGHPUT, 3, memory=lambda: 7)
-    recorder.push(1, metrics(4.0), 0.0)
+    recorder = Recorder(rows.append, Stopwatch(), THROUGHPUT, 3, memory=lambda: 7)
+    recorder.push(1, metrics(4.0))
     recorder.drain()
     assert rows[0]["memory_bytes"] == 7
     assert set(rows[0]) - MEASURED == {"step", "loss", "skipped"}
@@ -213,11 +219,11 @@ def test_an_interruption_does_not_begin_the_count_of_skipped_steps_anew(skips, m
             want = step
             break
     at = data.draw(st.integers(0, (want or len(skips) + 1) - 1))
-    recorder, stopped = Recorder([].append, THROUGHPUT, most), None
+    recorder, stopped = Recorder([].append, Stopwatch(), THROUGHPUT, most), None
     for step in range(1, len(skips) + 1):
         if step == at + 1:  # a checkpoint holds what the next attempt's recorder begins with
             saved = json.loads(json.dumps(recorder.skipped))
-            recorder = Recorder([].append, THROUGHPUT, most, skipped=saved)
+            recorder = Recorder([].append, Stopwatch(), THROUGHPUT, most, skipped=saved)
         try:
             recorder._check_finite(step, float(totals[step - 1]))
         except InputError:
