@@ -28,7 +28,7 @@ from training.sharding.layout import Layout, make_layout
 Tree = TypeVar("Tree")
 RESTORE_TIMEOUT_SECONDS = 1800.0
 # By rising severity; a subclass comes after its base class.
-_VERDICTS = (StorageError, StoreUnavailable, InputError, CorruptOutput)
+_VERDICTS = (StorageError, OSError, StoreUnavailable, InputError, CorruptOutput)
 _DESCRIBED = ("axes", "shape", "dtype")
 AVERAGE, MODEL = "average.", "model."
 logger = logging.getLogger(__name__)

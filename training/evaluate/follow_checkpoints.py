@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
-from typing import Any
 
 import jax
 import numpy as np
@@ -22,13 +18,11 @@ from jax.experimental import multihost_utils
 
 from pipeline.errors import CorruptOutput, StorageError, StoreUnavailable
 from training.evaluate.checkpoint_scorer import Scored, Scorer
+from training.fault.preemption import StopSignal
 
 LOOK_SECONDS = 1.0
 MOST_FAILED_LOOKS = 5
 _MESSAGE_BYTES = 4096
-# Result of a load. The maximum over processes wins: a corrupt file is not repaired by a retry, even
-# where another process only met a transient error.
-_READ, _UNAVAILABLE, _CORRUPT = range(3)
 logger = logging.getLogger(__name__)
 
 
@@ -68,46 +62,36 @@ def follow(scorer: Scorer, find: Find, keep: Keep, skip: Skip) -> bool:
     """
     leader = jax.process_index() == 0
     failed = 0
-    with _StopRequest() as stop:
+    # Every process notes its own signal, and `_share` tells the others.
+    with StopSignal(many_processes=False) as stop:
         while True:
-            found, cancelled = _share(find() if leader else Next(), stop())
+            found, cancelled = _share(find() if leader else Next(), stop.requested())
             if cancelled or found.end:
                 return not cancelled
             if not found.path:
                 time.sleep(LOOK_SECONDS)
                 continue
-            model, state, reason = _load(scorer, found.path)
-            failed = failed + 1 if state == _UNAVAILABLE else 0
-            if failed == MOST_FAILED_LOOKS:
-                raise StoreUnavailable(f"{found.path}: failed {failed} times in a row: {reason}")
-            if state == _UNAVAILABLE:
-                logger.warning("%s: will be read again: %s", found.path, reason)
+            try:  # if one process cannot read a checkpoint, all of them raise the same class
+                model = scorer.load(found.path)
+            except CorruptOutput as error:
+                failed = 0
+                if leader:
+                    skip(found, " ".join(str(error).split()))
+                continue
+            except (StorageError, OSError) as error:
+                failed += 1
+                if failed == MOST_FAILED_LOOKS:
+                    raise StoreUnavailable(
+                        f"{found.path}: failed {failed} times in a row: {error}"
+                    ) from error
+                logger.warning("%s: will be read again: %s", found.path, error)
                 time.sleep(LOOK_SECONDS)
                 continue
-            if state == _CORRUPT:
-                if leader:
-                    skip(found, reason)
-                continue
+            failed = 0
             scored = scorer.score(model)
             del model  # free its memory before the next one is read
             if leader:
                 keep(found, scored)
-
-
-def _load(scorer: Scorer, path: str) -> tuple[Any, int, str]:
-    """(model or None, result, reason); the result is the same in all processes."""
-    model, state, reason = None, _READ, ""
-    try:
-        model = scorer.load(path)
-    except (CorruptOutput, FileNotFoundError) as error:
-        state, reason = _CORRUPT, " ".join(str(error).split())
-    except (StorageError, OSError) as error:
-        state, reason = _UNAVAILABLE, " ".join(str(error).split())
-    if jax.process_count() > 1:
-        state = int(multihost_utils.process_allgather(np.asarray(state)).max())
-    if state == _READ:
-        return model, state, reason
-    return None, state, reason or "another process could not read it"
 
 
 def _share(found: Next, stop: bool) -> tuple[Next, bool]:
@@ -121,27 +105,3 @@ def _share(found: Next, stop: bool) -> tuple[Next, bool]:
     messages = multihost_utils.process_allgather(message)
     words = json.loads(bytes(messages[0, :-1]).rstrip(b"\0"))
     return Next(*words), bool(messages[:, -1].any())
-
-
-class _StopRequest:
-    """Context in which SIGTERM sets a flag instead of ending the process."""
-
-    def __init__(self) -> None:
-        # Not a `threading.Event`: the handler may interrupt code that holds the event's lock.
-        self._requested = False
-        self._old: Any = None
-
-    def __call__(self) -> bool:
-        return self._requested
-
-    def __enter__(self) -> _StopRequest:
-        if threading.current_thread() is threading.main_thread():
-            self._old = signal.signal(signal.SIGTERM, self._on_signal)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._old is not None:
-            signal.signal(signal.SIGTERM, self._old)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._requested = True

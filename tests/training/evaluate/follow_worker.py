@@ -54,20 +54,24 @@ def main() -> None:
 
 
 def fail_once(what: str) -> None:
-    """Let the first read of the checkpoint's "index", or of its "arrays", fail in this process."""
+    """Let the first read of the checkpoint's "index", or of its "arrays", fail in this process.
+
+    "disk" fails at the index too, with an error that is not one of this project.
+    """
     from pipeline.errors import StoreUnavailable
     from training.checkpoint import index as checkpoint_index
     from training.checkpoint import restore
 
     owner, name = {
         "index": (checkpoint_index.storage, "read_json"),
+        "disk": (checkpoint_index.storage, "read_json"),
         "arrays": (restore, "read_arrays"),
     }[what]
     read = getattr(owner, name)
 
     def failing(path: str, *rest: Any) -> Any:
         setattr(owner, name, read)
-        raise StoreUnavailable(f"{path}: 503")
+        raise OSError(5, "EIO", path) if what == "disk" else StoreUnavailable(f"{path}: 503")
 
     setattr(owner, name, failing)
 

@@ -11,7 +11,7 @@ from training.checkpoint.checkpointer import Checkpointer
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("what", ["index", "arrays"])
+@pytest.mark.parametrize("what", ["index", "arrays", "disk"])
 def test_a_store_that_fails_in_one_process_makes_all_read_again(tmp_path, what):
     """Each reads twice, process 0 keeps one score, nothing is skipped, and they end together."""
     checkpoints = []
