@@ -89,7 +89,7 @@ def ours(options: dict[str, Any]) -> None:
         reserve_s=round(reserved, 3),
         versions=common.versions("tensorstore", "jax", "numpy"),
     )
-    checkpointer.close()
+    checkpointer.wait()
     common.emit(line)
 
 

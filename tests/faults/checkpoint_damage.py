@@ -60,7 +60,7 @@ def save(directory: str) -> list[tuple[int, str]]:
     """Both checkpoints; the large arrays in several chunks."""
     checkpointer = Checkpointer(directory, attempt="a", chunk_bytes=1 << 14)
     paths = [(s, checkpointer.save(s, state(s), {"rows": [{"step": s}]})) for s in (1, 2)]
-    checkpointer.close()
+    checkpointer.wait()
     return paths
 
 

@@ -72,7 +72,7 @@ def mismatch(seed: int, count: int, workspace: Path) -> dict[str, Any]:
     like = flat(program.abstract)
     checkpointer = Checkpointer(str(workspace), attempt="a")
     paths = [(s, checkpointer.save(s, flat(program.init()), {"rows": []})) for s in (1, 2)]
-    checkpointer.close()
+    checkpointer.wait()
     assert newest_sound(paths, like) is not None
     wrong = {
         (kind, name): other

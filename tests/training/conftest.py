@@ -18,4 +18,4 @@ def new_checkpointer(tmp_path):
 
     yield make
     for checkpointer in made:
-        checkpointer.close()
+        checkpointer.wait()

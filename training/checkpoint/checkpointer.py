@@ -43,7 +43,6 @@ from training.checkpoint.index import (
     with_digest,
     write_index,
 )
-from training.checkpoint.retention import Retention
 
 Commit = Callable[[int, str], None]
 Failure = Callable[[int, str], None]
@@ -70,7 +69,8 @@ class Checkpointer:
         on_drop: called on process 0 with (step, path) before a checkpoint is deleted; it must
             remove the checkpoint's record.
         on_failure: called by `save` with step and reason when the save before failed.
-        retention: the rules that select which checkpoints are kept.
+        dropped: from the steps of all committed checkpoints, oldest first, to the indices of those
+            to delete; by default none.
         existing: sound committed checkpoints of earlier attempts, oldest first; retention counts
             them too.
         timeout_seconds: longest time from one save to its commit.
@@ -85,7 +85,7 @@ class Checkpointer:
         on_commit: Commit | None = None,
         on_drop: Commit | None = None,
         on_failure: Failure | None = None,
-        retention: Retention | None = None,
+        dropped: Callable[[Sequence[int]], Sequence[int]] = lambda steps: (),
         existing: Sequence[tuple[int, str]] = (),
         timeout_seconds: float = SAVE_TIMEOUT_SECONDS,
         chunk_bytes: int = CHUNK_BYTES,
@@ -95,7 +95,7 @@ class Checkpointer:
         self._on_commit = on_commit
         self._on_drop = on_drop
         self._on_failure = on_failure
-        self._retention = retention or Retention()
+        self._dropped = dropped
         self._committed = list(existing)
         self._timeout_seconds = timeout_seconds
         self._chunk_bytes = chunk_bytes
@@ -213,10 +213,6 @@ class Checkpointer:
         kind = StoreUnavailable if isinstance(error, OSError) else StorageError
         raise kind(f"a checkpoint under {self._directory} failed: {error}") from error
 
-    def close(self) -> None:
-        """Wait for the save in flight, see `wait`."""
-        self.wait()
-
     def _commit(
         self, step: int, path: str, described: dict[str, Any], written: WrittenChunks
     ) -> None:
@@ -238,8 +234,8 @@ class Checkpointer:
             raise
 
     def _drop_old(self) -> None:
-        dropped = self._retention.dropped([step for step, _ in self._committed])
-        for position in reversed(dropped):
+        committed = [step for step, _ in self._committed]
+        for position in reversed(self._dropped(committed)):
             step, path = self._committed[position]
             if jax.process_index() == 0:
                 try:

@@ -21,7 +21,7 @@ from data.batches.dataset import Dataset
 from data.batches.loader import Loader
 from pipeline.errors import InputError, StorageError
 from training.checkpoint.checkpointer import Checkpointer
-from training.checkpoint.retention import Retention, due
+from training.checkpoint.retention import dropped, due
 from training.config.batch_schedule import BatchPhase
 from training.config.job import TrainJob, TrainResult, check_job
 from training.evaluate.during_training import InTrainingEvaluation
@@ -281,7 +281,7 @@ class _Trainer:
             on_commit=self.run.commit,
             on_drop=self.run.on_drop,
             on_failure=failed,
-            retention=Retention.of(self.config),
+            dropped=functools.partial(dropped, train=self.config),
             existing=start.existing,
         )
 

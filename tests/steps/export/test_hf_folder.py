@@ -25,7 +25,7 @@ def saved(tmp_path_factory):
     average = jax.tree.map(lambda x: x * 0.5, model)
     writer = Checkpointer(str(tmp_path_factory.mktemp("run")), attempt="a", chunk_bytes=1500)
     path = writer.save(3, {"model": model, "average": average}, {})
-    writer.close()
+    writer.wait()
     return model, average, path
 
 

@@ -26,7 +26,7 @@ def test_processes_save_without_meeting_and_agree_on_what_is_there(tmp_path, cou
     root = str(tmp_path)
     checkpointer = Checkpointer(root, attempt="one")
     checkpointer.save(9, state(9), {})
-    checkpointer.close()
+    checkpointer.wait()
     first, *others = run_processes(
         root, count, devices, module="tests.training.checkpoint.checkpoint_worker"
     )

@@ -1,5 +1,6 @@
 """Saving: asynchronous, whole or absent, and never a silent failure."""
 
+import functools
 import hashlib
 import json
 import os
@@ -20,7 +21,8 @@ from training.checkpoint import device_to_host, files
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.index import measured, read_index
 from training.checkpoint.restore import read_progress, restore
-from training.checkpoint.retention import Retention
+from training.checkpoint.retention import dropped
+from training.config import TrainConfig
 
 PROGRESS = {"evaluated": 0, "skipped": [0.0, 0]}
 
@@ -96,8 +98,9 @@ def test_old_checkpoints_are_forgotten_then_deleted(new_checkpointer):
     def on_drop(step, path):
         events.append((step, path, os.path.exists(path)))
 
+    train = TrainConfig(batch_size=1, keep_checkpoints=2, keep_every=4, milestones=(2,))
     checkpointer = new_checkpointer(
-        retention=Retention(newest=2, every=4, milestones=(2,)),
+        dropped=functools.partial(dropped, train=train),
         on_drop=on_drop,
         existing=[(1, old_paths[0]), (2, old_paths[1])],
     )
@@ -252,10 +255,10 @@ def test_a_bucket_holds_what_a_disk_holds(new_checkpointer, tmp_path, monkeypatc
             "gs://bucket/run",
             attempt="a",
             on_commit=lambda *c: commits.append(c),
-            retention=Retention(newest=1),
+            dropped=lambda steps: range(len(steps) - 1),
         )
         paths = [remote.save(step, state, PROGRESS) for step in (1, 2)]
-        remote.close()
+        remote.wait()
         assert commits == [(1, paths[0]), (2, "gs://bucket/run/00000002.a")]
         like = tiny.program(2).abstract
         assert tiny.equal(restore(paths[1], like), state)

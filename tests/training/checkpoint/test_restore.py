@@ -31,7 +31,7 @@ def saved(tmp_path_factory):
     for step in (1, 2):
         state = dataclasses.replace(state, step=jnp.asarray(step, jnp.int32))
         paths.append((step, checkpointer.save(step, state, {"rows": [], "evaluations": []})))
-    checkpointer.close()
+    checkpointer.wait()
     return program, paths, state
 
 

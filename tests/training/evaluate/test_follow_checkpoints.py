@@ -19,7 +19,7 @@ def test_a_store_that_fails_in_one_process_makes_all_read_again(tmp_path, what):
         str(tmp_path), attempt="a", on_commit=lambda step, path: checkpoints.append(path)
     )
     saver.save(1, {"model": Transformer.init(tiny.MODEL, key=jax.random.key(0))}, {})
-    saver.close()
+    saver.wait()
     reports = run_processes(
         str(tmp_path), 2, 1, checkpoints[0], what, module="tests.training.evaluate.follow_worker"
     )

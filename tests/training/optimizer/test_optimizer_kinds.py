@@ -53,7 +53,7 @@ def test_loss_falls_and_a_restored_run_is_the_uninterrupted_one(kind, dtype, tmp
     middle, before = run(tried, tried.init(), range(3))
     checkpointer = Checkpointer(str(tmp_path), attempt="a")
     path = checkpointer.save(3, middle, {"rows": [], "evaluations": []})
-    checkpointer.close()
+    checkpointer.wait()
     kept = jax.tree.map(np.asarray, middle)
     restored = restore(path, tried.abstract)
     assert tiny.equal(restored, kept)
@@ -125,7 +125,7 @@ def test_a_checkpoint_of_another_kind_or_dtype_is_refused(tmp_path):
     """The message names an array of the optimizer."""
     checkpointer = Checkpointer(str(tmp_path), attempt="a")
     path = checkpointer.save(0, program("lion", "float32").init(), {})
-    checkpointer.close()
+    checkpointer.wait()
     with pytest.raises(InputError, match=r"optimizer_state.* is bfloat16|needs bfloat16"):
         restore(path, program("lion", "bfloat16").abstract)
     with pytest.raises(InputError, match=r"optimizer_state.* is missing"):
