@@ -69,7 +69,7 @@ class Host:
         self.recorder: Any = None
         if "metrics" in self.parts:
             kind = jax.devices()[0].device_kind
-            throughput = Throughput.of(tiny.MODEL, self.batch, LENGTH, kind, 1, 1e9)
+            throughput = Throughput.of(tiny.MODEL, self.batch, LENGTH, kind, 1)
             memory = PeakMemory(jax.local_devices())
             self.recorder = Recorder(self.observer.row, self.watch, throughput, 10, memory=memory)
         self.before: Any = None

@@ -43,7 +43,6 @@ class Throughput:
         sequence_length: int,
         kind: str,
         devices: int,
-        executed: float | None = None,
     ) -> Throughput:
         """Rates of one batch phase.
 
@@ -53,7 +52,6 @@ class Throughput:
             sequence_length: positions per sequence.
             kind: JAX's device kind.
             devices: number of devices.
-            executed: FLOPs that all devices together execute in a step; None when not counted.
         """
         one = peak_flops(kind)
         return Throughput(
@@ -64,7 +62,6 @@ class Throughput:
             ),
             peak=None if one is None else one * devices,
             rows=batch_size,
-            executed=executed,
         )
 
     def row(self, seconds: float) -> MetricsRow:

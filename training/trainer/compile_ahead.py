@@ -1,18 +1,21 @@
-"""Compiles or loads a run's first step while its state is restored or initialized.
+"""Compiles or loads the steps of a run's batch phases in a thread.
 
-Compiling needs no arrays and reading arrays needs little CPU time, so a run waits only for the
-longer of the two. In a run of one process SIGTERM ends the wait for a compilation, which may take
-minutes while a spot machine has 30 seconds. XLA compilation itself cannot be cancelled, so a
-process that exits normally still waits for it; killing the process instead loses nothing.
+Compiling needs no arrays and reading arrays needs little CPU time, so the first step is compiled
+while the state is restored or initialized, and a run waits only for the longer of the two. In a run
+of one process SIGTERM ends the wait for a compilation, which may take minutes while a spot machine
+has 30 seconds. XLA compilation itself cannot be cancelled, so a process that exits normally still
+waits for it; killing the process instead loses nothing.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any
+
+import jax
 
 from training.config.batch_schedule import BatchPhase
 from training.config.job import TrainJob
@@ -20,9 +23,7 @@ from training.cost.executed_flops import executed_flops
 from training.fault.preemption import StopSignal
 from training.metrics.throughput import Throughput
 from training.step.program import Program
-from training.trainer.initial_state import InitialState, restore_or_init
 from training.trainer.kept_program import KeptPrograms
-from training.trainer.run_context import RunContext
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +34,12 @@ _POLL_SECONDS = 0.2
 class CompiledPhase:
     """A batch phase's compiled step, for its batch shape only, and the throughput of its steps."""
 
-    step: Any
+    step: jax.stages.Compiled
     throughput: Throughput
 
 
 class PhaseCompiler:
-    """Compiles the steps of batch phases, or loads them.
+    """Compiles the steps of batch phases one after the other, or loads them. Close it after use.
 
     Args:
         job: the run.
@@ -59,10 +60,37 @@ class PhaseCompiler:
         self._job = job
         self._programs = dict(batch_phases)
         self._kept = kept
+        self._thread = ThreadPoolExecutor(1, "compile")
         self.count = self.loaded = 0
 
-    def __call__(self, phase: BatchPhase) -> CompiledPhase:
-        """Compile or load the step of one phase; may be called in any thread."""
+    def start(self, phase: BatchPhase) -> Future[CompiledPhase]:
+        """Start to compile or load the step of a phase, after those that were started before."""
+        return self._thread.submit(self._compile, phase)
+
+    def start_likely(self) -> tuple[BatchPhase, Future[CompiledPhase]] | None:
+        """Start with the phase of the newest checkpoint; None when only its content shows it."""
+        job = self._job
+        if not job.resume_from and job.start is not None and job.start.take == "everything":
+            return None
+        phase = self.phase_after(job.resume_from[-1][0] if job.resume_from else 0)
+        return None if phase is None else (phase, self.start(phase))
+
+    def phase_after(self, step: int) -> BatchPhase | None:
+        """The phase of the step after `step`; None after the last."""
+        return next((phase for phase in self._programs if phase.end > step), None)
+
+    def result(self, compiling: Future[CompiledPhase], stop: StopSignal) -> CompiledPhase | None:
+        """Wait for a compilation; None when SIGTERM came before its end."""
+        while not wait([compiling], timeout=_POLL_SECONDS).done:
+            if stop.alone:
+                return None
+        return compiling.result()
+
+    def close(self) -> None:
+        """Start no more compilations; does not wait for one in flight."""
+        self._thread.shutdown(wait=False)
+
+    def _compile(self, phase: BatchPhase) -> CompiledPhase:
         program = self._programs[phase]
         traced = program.step.trace(program.abstract, program.abstract_batch())
         throughput = self._throughput(program, traced)
@@ -71,7 +99,7 @@ class PhaseCompiler:
         self.count += not loaded
         return CompiledPhase(compiled, throughput)
 
-    def _throughput(self, program: Program, traced: Any) -> Throughput:
+    def _throughput(self, program: Program, traced: jax.stages.Traced) -> Throughput:
         layout, train = program.layout, program.train
         kind = layout.mesh.devices.flat[0].device_kind
         shape = (self._job.model, train.batch_size, train.sequence_length, kind, layout.devices)
@@ -81,66 +109,4 @@ class PhaseCompiler:
         length = train.sequence_length
         executed, reason = executed_flops(traced.jaxpr, self._job.model, length, layout.devices)
         logger.info("%s", reason)
-        return Throughput.of(*shape, executed)
-
-
-def restore_and_compile(
-    job: TrainJob,
-    program: Program,
-    batch_phases: Sequence[tuple[BatchPhase, Program]],
-    compiler: PhaseCompiler,
-    run: RunContext,
-) -> tuple[InitialState, CompiledPhase | None]:
-    """The state a run begins with, and the compiled step of its batch phase.
-
-    The second is None when no step is left to do, or when SIGTERM came during compilation.
-
-    Raises:
-        CorruptOutput, InputError: see `training.trainer.initial_state.restore_or_init`.
-    """
-    thread = ThreadPoolExecutor(1, "compile")
-    try:
-        early = _likely_phase(job, batch_phases)
-        compiling = thread.submit(compiler, early) if early is not None else None
-        with run.watchdog.phase("restore or init"):
-            start = restore_or_init(job, program, run)
-        run.startup.ended("restoring")
-        phase = next((phase for phase, _ in batch_phases if phase.end > start.step), None)
-        if phase is None:
-            return start, None
-        if compiling is None or phase is not early:
-            compiling = thread.submit(compiler, phase)
-        with run.watchdog.phase("compile"), run.watch.during("compile"):
-            compiled = _result_or_stop(compiling, run.stop)
-        run.startup.ended("compiling")
-        return start, compiled
-    finally:
-        thread.shutdown(wait=False)
-
-
-def compile_phase(
-    compiler: PhaseCompiler, phase: BatchPhase, stop: StopSignal
-) -> CompiledPhase | None:
-    """The compiled step of a later phase; None when SIGTERM came during compilation."""
-    thread = ThreadPoolExecutor(1, "compile")
-    try:
-        return _result_or_stop(thread.submit(compiler, phase), stop)
-    finally:
-        thread.shutdown(wait=False)
-
-
-def _likely_phase(
-    job: TrainJob, batch_phases: Sequence[tuple[BatchPhase, Program]]
-) -> BatchPhase | None:
-    """The phase of the newest checkpoint; None when only reading the checkpoint shows it."""
-    if not job.resume_from and job.start is not None and job.start.take == "everything":
-        return None
-    likely = job.resume_from[-1][0] if job.resume_from else 0
-    return next((phase for phase, _ in batch_phases if phase.end > likely), None)
-
-
-def _result_or_stop(compiling: Future[Any], stop: StopSignal) -> CompiledPhase | None:
-    while not wait([compiling], timeout=_POLL_SECONDS).done:
-        if stop.alone:
-            return None
-    return compiling.result()
+        return dataclasses.replace(found, executed=executed)

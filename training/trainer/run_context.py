@@ -149,6 +149,17 @@ class RunContext:
             self._trackers = Trackers(job.train.trackers, context)
             self._profiler = Profiler(job.run_directory, job.train.profile)
 
+    @contextmanager
+    def phase(self, name: str, bucket: str = "") -> Iterator[None]:
+        """Context for a part of the run other than a step, in which the watchdog is patient.
+
+        Args:
+            name: name of the part in the watchdog's reports.
+            bucket: bucket of the stopwatch in which its time counts; by default `name`.
+        """
+        with self.watchdog.phase(name), self.watch.during(bucket or name):
+            yield
+
     def began(self, step: int, *, loaded: bool = False) -> None:
         """Record that the state exists, restored after `step` steps or new at step 0.
 
@@ -213,7 +224,7 @@ class RunContext:
         """Close all parts; takes at most 40 seconds, and at most 8 when preempted."""
         seconds = PREEMPTED_SECONDS if self._outcome == "preempted" else CLOSE_SECONDS
         short = min(seconds, SHORT_SECONDS)
-        with self.watchdog.phase("ending"):
+        with self.phase("ending", "other"):
             if self._profiler is not None:
                 self._profiler.close(seconds)
             if self.log is not None:

@@ -31,11 +31,11 @@ from training.metrics.throughput import PeakMemory
 from training.sharding import distributed
 from training.step.program import Program, build_program, phase_programs
 from training.step.state import TrainState
-from training.trainer import compile_ahead, cpu_malloc
+from training.trainer import cpu_malloc
 from training.trainer.compile_ahead import CompiledPhase, PhaseCompiler
 from training.trainer.data_offset import data_offset
 from training.trainer.data_wait import TimedBatches
-from training.trainer.initial_state import InitialState
+from training.trainer.initial_state import InitialState, restore_or_init
 from training.trainer.kept_program import KeptPrograms
 from training.trainer.run_context import RunContext
 
@@ -78,8 +78,8 @@ def train(
         closing(KeptPrograms(job.programs, job.program_directory, run.on_program)) as kept,
         cpu_malloc.kept(layout.platform),
         run.open(job, device=kind, devices=layout.devices),
+        closing(PhaseCompiler(job, batch_phases, kept)) as compiler,
     ):
-        compiler = PhaseCompiler(job, batch_phases, kept)
         result = _Trainer(job, program, batch_phases, compiler, run).go()
         run.end(preempted=result.preempted)
     if run.coordinator is not None:
@@ -115,9 +115,7 @@ class _Trainer:
 
     def go(self) -> TrainResult:
         """Initialize or resume, train, and wait for the last checkpoint."""
-        start, compiled = compile_ahead.restore_and_compile(
-            self.job, self.program, self.batch_phases, self.compiler, self.run
-        )
+        start, compiled = self._restore_and_compile()
         self._record_start(start)
         self.recorder = self._recorder(start, compiled)
         with ExitStack() as stack:
@@ -134,6 +132,25 @@ class _Trainer:
                 steps, preempted = self._train(start, compiled, dataset)
         self.watch.switch("other")
         return self._result(steps, preempted)
+
+    def _restore_and_compile(self) -> tuple[InitialState, CompiledPhase | None]:
+        """The state to begin with, and the compiled step of its batch phase.
+
+        The second is None when no step is left to do, or when SIGTERM came during compilation.
+        """
+        run, compiler = self.run, self.compiler
+        likely = compiler.start_likely()
+        with run.phase("restore or init", "init"):
+            start = restore_or_init(self.job, self.program, run)
+        run.startup.ended("restoring")
+        phase = compiler.phase_after(start.step)
+        if phase is None:
+            return start, None
+        compiling = likely[1] if likely and likely[0] is phase else compiler.start(phase)
+        with run.phase("compile"):
+            compiled = compiler.result(compiling, run.stop)
+        run.startup.ended("compiling")
+        return start, compiled
 
     def _record_start(self, start: InitialState) -> None:
         """Continue the metrics history from the checkpoint; report how the run starts."""
@@ -158,7 +175,7 @@ class _Trainer:
     ) -> None:
         """Wait for the last checkpoint; an error that is already propagating takes precedence."""
         try:
-            with self.watch.during("checkpoint"), self.run.watchdog.phase("checkpoint"):
+            with self.run.phase("checkpoint"):
                 self.checkpointer.wait()
         except (InputError, StorageError) as late:
             if error is None:
@@ -184,7 +201,7 @@ class _Trainer:
                 continue
             if compiled is None:
                 with self._pause("compile"):
-                    compiled = compile_ahead.compile_phase(self.compiler, phase, self.run.stop)
+                    compiled = self.compiler.result(self.compiler.start(phase), self.run.stop)
             if compiled is None:
                 if self.checkpointer.begun != step:
                     self._save(step, state)
@@ -268,7 +285,7 @@ class _Trainer:
     def _pause(self, phase: str, bucket: str = "") -> Iterator[None]:
         """Write the newest row; the time inside counts in `bucket` (default `phase`), in no row."""
         self.recorder.drain()
-        with self.run.watchdog.phase(phase), self.watch.during(bucket or phase):
+        with self.run.phase(phase, bucket):
             yield
 
     def _checkpointer(self, start: InitialState) -> Checkpointer:

@@ -117,7 +117,7 @@ def test_a_signal_between_two_stages_saves_at_once(data, tmp_path, monkeypatch, 
     )
     job = tiny.make_job(data, train=config, checkpoint_directory=str(tmp_path))
     committed, compiled, saved = [], [], threading.Event()
-    compiling = compile_ahead.PhaseCompiler.__call__
+    compiling = compile_ahead.PhaseCompiler._compile
 
     def compile(self, phase):
         compiled.append(phase.first)
@@ -137,7 +137,7 @@ def test_a_signal_between_two_stages_saves_at_once(data, tmp_path, monkeypatch, 
                 os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(run_context, "Watchdog", Watched)
-    monkeypatch.setattr(compile_ahead.PhaseCompiler, "__call__", compile)
+    monkeypatch.setattr(compile_ahead.PhaseCompiler, "_compile", compile)
     old = signal.getsignal(signal.SIGTERM)
     try:
         stopped = train(job, RunContext(on_commit=on_commit), devices=jax.devices()[:1])
