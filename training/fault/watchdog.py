@@ -31,7 +31,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 logger = logging.getLogger("ponente.watchdog")
 
@@ -44,20 +44,8 @@ LEAST = 5  # steps before the median is used
 TELLING_SECONDS = 10.0  # limit of `on_end`, which may write to the store that blocks the run
 
 
-class Board(Protocol):
-    """A key-value store of short texts, shared by the processes; no call may block for long."""
-
-    def put(self, name: str, text: str) -> None:
-        """Store a text under a name; replaces an older one."""
-        ...
-
-    def all(self) -> dict[str, str]:
-        """All texts by name."""
-        ...
-
-
-class CoordinationBoard:
-    """A board in the coordination service of `jax.distributed`."""
+class Board:
+    """A key-value store of short texts, in the coordination service of `jax.distributed`."""
 
     _PREFIX = "ponente/watchdog/"
 
@@ -67,11 +55,11 @@ class CoordinationBoard:
         self._client: Any = distributed.global_state.client
 
     def put(self, name: str, text: str) -> None:
-        """See `Board`."""
+        """Store a text under a name; replaces an older one."""
         self._client.key_value_set(self._PREFIX + name, text, allow_overwrite=True)
 
     def all(self) -> dict[str, str]:
-        """See `Board`."""
+        """All texts by name."""
         found = self._client.key_value_dir_get(self._PREFIX)
         return {name.removeprefix(self._PREFIX): text for name, text in found}
 

@@ -20,7 +20,7 @@ import jax
 from training.checkpoint.checkpointer import Commit
 from training.config.job import MetricsRow, TrainJob
 from training.fault.preemption import StopSignal
-from training.fault.watchdog import CoordinationBoard, Watchdog
+from training.fault.watchdog import Board, Watchdog
 from training.metrics.journal import Journal
 from training.metrics.metrics_log import MetricsLog
 from training.metrics.profiler import Profiler
@@ -121,7 +121,7 @@ class RunContext:
                     job.train.watchdog_seconds,
                     index=jax.process_index(),
                     count=jax.process_count(),
-                    board=CoordinationBoard() if jax.process_count() > 1 else None,
+                    board=Board() if jax.process_count() > 1 else None,
                     on_end=self._watchdog_ends,
                 )
             )
