@@ -18,7 +18,7 @@ from steps.planning.cost import RunTime, checkpoint_bytes, money, run_time
 from steps.planning.declared_run import DeclaredRun, declared_run
 from steps.planning.memory import GIB, Fit
 from training.config.validation import INSTALL, TRACKERS
-from training.cost.calibration import CALIBRATION
+from training.cost import calibration
 from training.cost.shape_lint import lint
 from training.cost.step_forecast import Forecast, forecast
 
@@ -139,10 +139,10 @@ def _speed(
         "mfu_causal": step.mfu,
         "mfu_full_attention": step.mfu_full,
         "shares": step.shares,
-        "error_median": CALIBRATION.error,
-        "error_90": CALIBRATION.error_90,
+        "error_median": calibration.ERROR,
+        "error_90": calibration.ERROR_90,
     }
-    low, high = CALIBRATION.untuned
+    low, high = calibration.UNTUNED
     lines = [
         f"predicted   {fast:.3g} to {slow:.3g} s per step (middle {step.seconds:.3g}), "
         f"{step.tokens / slow:,.0f} to {step.tokens / fast:,.0f} tokens/s, MFU about "
@@ -150,7 +150,7 @@ def _speed(
         f"            shares of its time: {shares}; remat {fit.train.remat}, "
         f"{fit.train.parallel.sharding}",
         f"            error on published runs, their source left out: median "
-        f"{CALIBRATION.error:.0%}, 90th percentile {CALIBRATION.error_90:.0%} "
+        f"{calibration.ERROR:.0%}, 90th percentile {calibration.ERROR_90:.0%} "
         f"(docs/predictions.md); untuned runs took {low:g} to {high:g} times the middle",
     ]
     wasted = lint(

@@ -10,7 +10,8 @@ from models.flops import training_flops_per_token
 from pipeline.accelerators import Chip
 from training.config import OptimizerConfig, TrainConfig
 from training.config.optimizer import state_bytes_per_parameter
-from training.cost.calibration import CALIBRATION, rates
+from training.cost import calibration
+from training.cost.calibration import rates
 from training.cost.step_time import Times, times
 from training.cost.step_work import Job, work
 
@@ -39,7 +40,7 @@ class Forecast:
     @property
     def range(self) -> tuple[float, float]:
         """80 % interval of the step's seconds, from the errors for tuned published runs."""
-        return self.seconds * CALIBRATION.fast, self.seconds * CALIBRATION.slow
+        return self.seconds * calibration.FAST, self.seconds * calibration.SLOW
 
     @property
     def shares(self) -> dict[str, float]:

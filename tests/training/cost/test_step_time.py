@@ -11,7 +11,8 @@ from models.flops import training_flops_per_token
 from pipeline.accelerators import GPUS, TPUS
 from tests.bench import predictions
 from tests.bench.published_rows import read
-from training.cost.calibration import CALIBRATION, MATMUL, rates
+from training.cost import calibration
+from training.cost.calibration import MATMUL, rates
 from training.cost.step_time import times
 from training.cost.step_work import BACKWARD_SCORES, Job, work
 
@@ -113,9 +114,9 @@ def test_errors_on_published_runs_are_as_stated():
     for chosen in (np.ones(len(errors), bool), v6e):
         assert np.median(errors[chosen]) <= 0.15
         assert np.quantile(errors[chosen], 0.9) <= 0.35
-    assert np.median(errors) == pytest.approx(CALIBRATION.error, abs=0.002)
-    assert np.quantile(errors, 0.9) == pytest.approx(CALIBRATION.error_90, abs=0.002)
-    assert rows.tuned.sum() == CALIBRATION.rows
+    assert np.median(errors) == pytest.approx(calibration.ERROR, abs=0.002)
+    assert np.quantile(errors, 0.9) == pytest.approx(calibration.ERROR_90, abs=0.002)
+    assert rows.tuned.sum() == calibration.ROWS
     page = (Path(__file__).parents[3] / "docs" / "predictions.md").read_text()
     assert f"| all | {predictions.summary(np.zeros(len(errors)))[:3].strip()} |" in page
     assert f"{np.median(errors):.1%} | {np.quantile(errors, 0.9):.1%}" in page
