@@ -87,7 +87,8 @@ def score_job(
         InputError: the cache has no such split, or no split is named.
     """
     from training.config.prompts import Prompts
-    from training.evaluate.checkpoint_scorer import Passages, ScoreJob
+    from training.evaluate.checkpoint_scorer import ScoreJob
+    from training.evaluate.continuation_task import Passages
 
     sets = tokens.held_out(splits)
     if not sets:

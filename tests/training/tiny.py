@@ -14,7 +14,8 @@ from data.cache.token_shard import TokenShard, write_shard
 from models.config import TransformerConfig
 from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.config.job import MetricsRow, TrainJob, TrainResult
-from training.evaluate.checkpoint_scorer import Passages, ScoreJob
+from training.evaluate.checkpoint_scorer import ScoreJob
+from training.evaluate.continuation_task import Passages
 from training.metrics.history import MEASURED, plain, read_history, read_log, tables
 from training.step.program import Program, build_program
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 
-from data.cache.token_shard import TokenShard
 from models.config import TransformerConfig
 from models.transformer import Transformer
 from pipeline.errors import InputError
@@ -19,35 +18,17 @@ from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.config.job import MetricsRow
 from training.config.prompts import Prompts
 from training.config.validation import check_sequences
-from training.evaluate.continuation_task import continuation_questions
+from training.evaluate.continuation_task import Passages, continuation_questions
 from training.evaluate.evaluator import Evaluator, HeldOut
 from training.evaluate.generate_samples import SampleGenerator
 from training.evaluate.loglikelihood import Likelihood
-from training.evaluate.multiple_choice import Question, accuracy, answer
+from training.evaluate.multiple_choice import accuracy, answer
 from training.sharding.layout import Layout, make_layout
 from training.step.document_mask import Boundaries
 from training.step.evaluation_step import make_evaluation_step
 from training.step.program import attention_backend, resolved
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Passages:
-    """The task of `training.evaluate.continuation_task`: choose the passage's own continuation.
-
-    Attributes:
-        name: name of the split.
-        shards: shards of the split.
-        items, context, continuation, choices: see `continuation_questions`.
-    """
-
-    name: str
-    shards: tuple[TokenShard, ...]
-    items: int = 512
-    context: int = 64
-    continuation: int = 16
-    choices: int = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +120,11 @@ class Scorer:
         self._likelihood = Likelihood(
             job.model, train, self._layout, boundaries, batch_size=batch_size
         )
-        self._questions = _questions(job)
+        self._questions = []
+        if job.passages is not None:
+            self._questions = continuation_questions(
+                job.passages, job.token_bytes, eos_id=job.eos_id, tokenizer=job.tokenizer
+            )
         self._writer: SampleGenerator | None = None
 
     def load(self, checkpoint: str) -> Transformer:
@@ -226,19 +211,3 @@ def _spread(
         raise InputError(f"Parallelism.group: {group} devices do not divide embed {model.embed}")
     train, _ = resolved(model, OptimizerConfig(), train, devices)
     return train, make_layout(devices, train.parallel)
-
-
-def _questions(job: ScoreJob) -> list[Question]:
-    passages = job.passages
-    if passages is None:
-        return []
-    return continuation_questions(
-        passages.shards,
-        job.token_bytes,
-        eos_id=job.eos_id,
-        tokenizer=job.tokenizer,
-        items=passages.items,
-        context=passages.context,
-        continuation=passages.continuation,
-        choices=passages.choices,
-    )

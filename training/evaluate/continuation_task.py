@@ -7,6 +7,7 @@ numbers: the same tokens make the same questions on any machine.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,55 +18,65 @@ from pipeline.identity.fingerprint import digest
 from training.evaluate.multiple_choice import Question
 
 
+@dataclass(frozen=True, kw_only=True)
+class Passages:
+    """The settings of the task.
+
+    Attributes:
+        name: name of the split.
+        shards: shards of the split.
+        items: maximum number of questions; there are no more than documents that are long enough.
+        context, continuation: tokens of each part.
+        choices: number of continuations to choose from.
+    """
+
+    name: str
+    shards: tuple[TokenShard, ...]
+    items: int = 512
+    context: int = 64
+    continuation: int = 16
+    choices: int = 4
+
+
 def continuation_questions(
-    shards: Sequence[TokenShard],
-    token_bytes: Sequence[int],
-    *,
-    eos_id: int,
-    tokenizer: str = "",
-    items: int,
-    context: int,
-    continuation: int,
-    choices: int,
+    passages: Passages, token_bytes: Sequence[int], *, eos_id: int, tokenizer: str = ""
 ) -> list[Question]:
     """Questions about the beginnings of documents, spread evenly over the split.
 
     Args:
-        shards: shards of a held-out split.
+        passages: the split and the sizes of the questions.
         token_bytes: number of UTF-8 bytes of every id.
         eos_id: the EOS id, which also begins every context.
         tokenizer: digest of the tokenizer that wrote the shards; "" for any.
-        items: maximum number of questions; there are no more than documents that are long enough.
-        context, continuation: tokens of each part.
-        choices: number of continuations to choose from.
 
     Raises:
         InputError: fewer documents are long enough than there are choices, or too few of their
             continuations differ.
     """
-    starts = _long_documents(shards, context + continuation)
+    context, continuation, choices = passages.context, passages.continuation, passages.choices
+    starts = _long_documents(passages.shards, context + continuation)
     if len(starts) < choices:
         raise InputError(
             f"the held-out split has {len(starts)} documents of at least {context + continuation} "
             f"tokens, {choices} choices need as many; set shorter passages or select more documents"
         )
-    count = min(items, len(starts))
+    count = min(passages.items, len(starts))
     chosen = starts[np.arange(count, dtype=np.int64) * len(starts) // count]
     # Wrong choices come from the whole split, so that a few questions have as many to choose from.
-    with TokenArray(shards, len(token_bytes), tokenizer_digest=tokenizer) as array:
-        passages = array.read(chosen, context + continuation)
+    with TokenArray(passages.shards, len(token_bytes), tokenizer_digest=tokenizer) as array:
+        texts = array.read(chosen, context + continuation)
         others = array.read(starts[:: max(1, len(starts) // 1024)] + context, continuation)
     sizes = np.asarray(token_bytes, np.int64)
     found = []
-    for number, passage in enumerate(passages):
-        right = tuple(passage[context:].tolist())
+    for number, text in enumerate(texts):
+        right = tuple(text[context:].tolist())
         wrong = _others(others, number, right, choices - 1)
         # A hash places the right choice: uniform over the indices, and the same on any machine.
         gold = int(digest(["continuation", number])[:8], 16) % choices
         offered = (*wrong[:gold], right, *wrong[gold:])
         found.append(
             Question(
-                context=(eos_id, *passage[:context].tolist()),
+                context=(eos_id, *text[:context].tolist()),
                 choices=offered,
                 gold=gold,
                 sizes=tuple(max(1, int(sizes[list(choice)].sum())) for choice in offered),

@@ -51,14 +51,14 @@ class LogLikelihood:
 class Likelihood:
     """Scores continuations with models of one shape; compiles one program per padded length.
 
+    Rows that are longer than the sequences of training are cut at the beginning.
+
     Args:
         model: shape of the model.
         train: the training configuration: dtype, attention, sharding.
         layout: mesh and shardings.
         boundaries: how documents within a row are separated.
         batch_size: rows per batch, over all processes.
-        longest: positions of the longest row; by default the sequence length of training. Longer
-            rows are cut at the beginning.
 
     Raises:
         InputError: the batch size is not a multiple of the devices that share a batch.
@@ -72,7 +72,6 @@ class Likelihood:
         boundaries: Boundaries,
         *,
         batch_size: int,
-        longest: int | None = None,
     ) -> None:
         if batch_size % layout.batch_shards:
             raise InputError(
@@ -80,7 +79,7 @@ class Likelihood:
                 "choose a multiple of that"
             )
         self._layout, self._batch_size = layout, batch_size
-        self._longest = longest or train.sequence_length
+        self._longest = train.sequence_length
         self._step = _make_step(model, train, layout, boundaries)
 
     def __call__(self, model: Transformer, requests: Sequence[Continuation]) -> list[LogLikelihood]:

@@ -18,10 +18,7 @@ import optax
 
 from training.config import OptimizerConfig
 from training.optimizer import muon
-from training.optimizer.lr_schedule import Schedule, schedule
 from training.sharding.layout import is_named
-
-__all__ = ["Schedule", "build", "decay_mask", "schedule"]
 
 
 def decay_mask(model: Any, *, tables: bool = False) -> Any:

@@ -13,7 +13,7 @@ from data.cache.token_array import TokenArray
 from pipeline.errors import InputError
 from tests.models import reference
 from tests.training import tiny
-from training.evaluate.continuation_task import continuation_questions
+from training.evaluate.continuation_task import Passages, continuation_questions
 from training.evaluate.loglikelihood import Continuation, Likelihood, LogLikelihood
 from training.evaluate.multiple_choice import Question, accuracy, answer
 from training.step.document_mask import Boundaries
@@ -26,11 +26,10 @@ def likelihood(devices=1, batch_size=tiny.BATCH):
     program = tiny.program(devices)
     return Likelihood(
         tiny.MODEL,
-        program.train,
+        dataclasses.replace(program.train, sequence_length=LONGEST),
         program.layout,
         Boundaries(eos_id=tiny.EOS),
         batch_size=batch_size,
-        longest=LONGEST,
     )
 
 
@@ -147,7 +146,8 @@ def shards(tmp_path_factory):
 
 def ask(shards, **changes):
     fields = {"items": 12, "context": 10, "continuation": 5, "choices": 4}
-    return continuation_questions(shards, tiny.TOKEN_BYTES, eos_id=tiny.EOS, **fields | changes)
+    passages = Passages(name="validation", shards=tuple(shards), **fields | changes)
+    return continuation_questions(passages, tiny.TOKEN_BYTES, eos_id=tiny.EOS)
 
 
 def test_the_offline_task_is_about_the_text(shards):
