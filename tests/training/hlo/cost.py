@@ -19,8 +19,7 @@ import numpy as np
 
 from models.flops import training_flops_per_token
 from tests.training.hlo.parser import Computation, Instruction, Module, Visit, parse, walk
-from training.cost.executed_flops import window_share
-from training.cost.jaxpr_cost import (
+from training.cost.executed_flops import (
     RECOMPUTED,
     Cost,
     Matmul,
@@ -28,6 +27,7 @@ from training.cost.jaxpr_cost import (
     phase,
     summarise,
     traced_cost,
+    window_share,
 )
 from training.step.program import Program
 

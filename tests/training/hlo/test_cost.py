@@ -20,7 +20,7 @@ from jax.sharding import Mesh, PartitionSpec
 from pipeline.errors import InputError
 from tests.training.hlo.cost import CompiledCost, convolution_flops, cost
 from tests.training.hlo.parser import Array, parse, turns, walk
-from training.cost.jaxpr_cost import Cost, pair_flops, phase, traced_cost
+from training.cost.executed_flops import Cost, pair_flops, phase, traced_cost
 
 
 def compiled(function, *arguments) -> CompiledCost:
