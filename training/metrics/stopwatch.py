@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from pipeline.errors import InputError
 
@@ -57,9 +58,14 @@ class Stopwatch:
             self._bucket, self._since = bucket, now
         return before
 
-    def during(self, bucket: str) -> _During:
+    @contextmanager
+    def during(self, bucket: str) -> Iterator[None]:
         """A context that counts its time in `bucket`, then continues the bucket before."""
-        return _During(self, _known(bucket))
+        before = self.switch(bucket)
+        try:
+            yield
+        finally:
+            self.switch(before)
 
     def count_as(self, bucket: str, nanoseconds: int) -> None:
         """Move the last `nanoseconds` from the current bucket to `bucket`.
@@ -83,22 +89,6 @@ class Stopwatch:
     def seconds(self) -> dict[str, float]:
         """`nanoseconds` in seconds."""
         return {bucket: spent / 1e9 for bucket, spent in self.nanoseconds().items()}
-
-
-class _During:
-    """A class because a generator's context manager is slow compared with a small model's step."""
-
-    __slots__ = ("_before", "_bucket", "_watch")
-
-    def __init__(self, watch: Stopwatch, bucket: str) -> None:
-        self._watch = watch
-        self._bucket = bucket
-
-    def __enter__(self) -> None:
-        self._before = self._watch.switch(self._bucket)
-
-    def __exit__(self, *_: object) -> None:
-        self._watch.switch(self._before)
 
 
 def _known(bucket: str) -> str:
