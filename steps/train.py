@@ -191,7 +191,7 @@ def _declare_checkpoints(run: StepContext, names: list[str]) -> None:
 def _prompts(sequences: Sequences, prompts: tuple[str, ...]) -> Any:
     if not prompts:
         return None
-    from training.config.prompts import Prompts
+    from training.config.job import Prompts
 
     return Prompts(tokenizer=tokenizer_of(sequences).file, prompts=prompts)
 

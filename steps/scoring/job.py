@@ -86,7 +86,8 @@ def score_job(
     Raises:
         InputError: the cache has no such split, or no split is named.
     """
-    from training.config.prompts import Prompts
+    from models.generate.sampling_config import Sampling
+    from training.config.job import Prompts
     from training.evaluate.checkpoint_scorer import ScoreJob
     from training.evaluate.continuation_task import Passages
 
@@ -99,9 +100,7 @@ def score_job(
             tokenizer=tokenizer.file,
             prompts=also.prompts,
             new_tokens=also.new_tokens,
-            temperature=also.temperature,
-            top_k=also.top_k,
-            seed=also.seed,
+            sampling=Sampling(temperature=also.temperature, top_k=also.top_k, seed=also.seed),
         )
     if also.questions:
         passages = Passages(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from models.config import TransformerConfig
+from models.generate.sampling_config import Sampling
 from pipeline.errors import InputError
 from training.config.batch_schedule import batch_phases
 from training.config.optimizer import OptimizerConfig
@@ -20,7 +21,6 @@ from training.config.validation import one_of
 if TYPE_CHECKING:
     from data.batches.dataset import DatasetSpec
     from data.cache.token_shard import TokenShard
-    from training.config.prompts import Prompts
 
 MetricsRow = dict[str, Any]
 
@@ -46,6 +46,23 @@ class Start:
 
     def __post_init__(self) -> None:
         one_of("Start", "take", self.take, TAKES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompts:
+    """Prompts that a model continues while it trains.
+
+    Attributes:
+        tokenizer: URL of tokenizer.json.
+        prompts: texts to continue; an empty one begins a document.
+        new_tokens: maximum number of tokens to generate.
+        sampling: how to choose tokens; with the same seed at every checkpoint.
+    """
+
+    tokenizer: str
+    prompts: tuple[str, ...]
+    new_tokens: int = 64
+    sampling: Sampling = Sampling(temperature=0.8, top_k=40)
 
 
 @dataclass(frozen=True, kw_only=True)

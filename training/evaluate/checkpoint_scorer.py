@@ -15,8 +15,7 @@ from models.transformer import Transformer
 from pipeline.errors import InputError
 from training.checkpoint.restore import load_model_onto
 from training.config import OptimizerConfig, Parallelism, TrainConfig
-from training.config.job import MetricsRow
-from training.config.prompts import Prompts
+from training.config.job import MetricsRow, Prompts
 from training.config.validation import check_sequences
 from training.evaluate.continuation_task import Passages, continuation_questions
 from training.evaluate.evaluator import Evaluator, HeldOut
@@ -97,7 +96,7 @@ class Scorer:
 
     def __init__(self, job: ScoreJob, devices: Sequence[Any] | None = None) -> None:
         train, self._layout = _placed(job.model, job.train, devices)
-        self._job, self._train = job, train
+        self._job = job
         backend = attention_backend(job.model, train, self._layout.platform).backend
         ids = job.model.vocab_size
         boundaries = Boundaries(
@@ -125,7 +124,10 @@ class Scorer:
             self._questions = continuation_questions(
                 job.passages, job.token_bytes, eos_id=job.eos_id, tokenizer=job.tokenizer
             )
-        self._writer: SampleGenerator | None = None
+        self._generator = None
+        if job.prompts is not None:
+            dtype = train.compute_dtype
+            self._generator = SampleGenerator(job.prompts, job.model, self._layout, dtype)
 
     def load(self, checkpoint: str) -> Transformer:
         """The model of a checkpoint, on this scorer's devices.
@@ -144,15 +146,8 @@ class Scorer:
             answers = answer(self._likelihood, model, self._questions)
             scores = accuracy(self._questions, answers)
             tasks.append({"task": "continuation", "set": passages.name, **scores})
-        return Scored(rows=rows, samples=self._samples(model), tasks=tasks)
-
-    def _samples(self, model: Transformer) -> list[dict[str, str]]:
-        if self._job.prompts is None:
-            return []
-        if self._writer is None:
-            dtype = self._train.compute_dtype
-            self._writer = SampleGenerator(self._job.prompts, self._job.model, self._layout, dtype)
-        return self._writer(model)
+        samples = [] if self._generator is None else self._generator(model)
+        return Scored(rows=rows, samples=samples, tasks=tasks)
 
     def close(self) -> None:
         """Close the splits' files."""

@@ -23,7 +23,7 @@ from models.generate.token_sampling import Rules
 from models.precision import cast
 from models.scan_layers import split_layers
 from models.transformer import Transformer
-from training.config.prompts import Prompts
+from training.config.job import Prompts
 from training.sharding.layout import Layout
 
 _REFERENCE_MAX_PROMPT = 512
@@ -40,9 +40,6 @@ class Sampler:
         compute_dtype: dtype of matmuls.
         sampling: how to choose tokens; by default greedily.
         eos_id: the id that ends a completion; the completion includes it.
-
-    Attributes:
-        compilations: how often the program was compiled: 1 after the first call.
 
     Raises:
         InputError: a prompt is empty, has ids outside the vocabulary, or is too long for the
@@ -68,10 +65,7 @@ class Sampler:
         # Both back ends are plain JAX, which the compiler can partition over any mesh.
         backend = "reference" if tokens.shape[1] <= _REFERENCE_MAX_PROMPT else "blockwise"
 
-        self.compilations = 0  # `sample` runs only when JAX traces it, once per compilation
-
         def sample(model: Transformer) -> jax.Array:
-            self.compilations += 1
             compute_params = cast(model, jnp.dtype(compute_dtype))
             rules, end = Rules.of(sampling), jnp.int32(eos)
             state = begin(
@@ -128,12 +122,7 @@ class SampleGenerator:
             self._encoded,
             new_tokens=prompts.new_tokens,
             compute_dtype=compute_dtype,
-            sampling=Sampling(
-                temperature=prompts.temperature,
-                top_k=prompts.top_k,
-                top_p=prompts.top_p,
-                seed=prompts.seed,
-            ),
+            sampling=prompts.sampling,
             eos_id=self._tokenizer.eos_id,
         )
 
