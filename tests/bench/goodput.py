@@ -6,7 +6,7 @@ A tiny model is trained by a process that is ended by SIGKILL, SIGTERM, SIGKILL,
 steps that follow from --seed, and started again after a pause, until it is done. Then one JSON
 object with the parts, what they add up to, and figures that were measured without the journals:
 wall and dead time on this process's clock (the ends of processes are in that wall time), and the
-steps that were done twice by the lines of metrics.jsonl. The account as text follows.
+steps that were done twice by the lines of metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def done_twice(root: str) -> int:
 def measure(root: str, options: argparse.Namespace) -> None:
     """Print the account."""
     from tests.training import tiny
-    from training.metrics.goodput import account, text
+    from training.metrics.goodput import account
     from training.metrics.journal import read_journals
 
     tiny.write_data(root)
@@ -127,8 +127,8 @@ def measure(root: str, options: argparse.Namespace) -> None:
     dead = sum(b["began"] - a["ended"] for a, b in pairwise(tried))
     line = {
         "measure": "goodput",
-        "parts": {name: round(seconds, 3) for name, seconds, _ in found.rows()},
-        "shares": {name: round(share, 4) for name, _, share in found.rows()},
+        "parts": {name: round(seconds, 3) for name, seconds in found.parts.items()},
+        "shares": {name: round(part / found.total, 4) for name, part in found.parts.items()},
         "total_s": round(found.total, 3),
         "parts_add_up_to": round(sum(found.parts.values()) / found.total, 6),
         "goodput": round(found.goodput, 4),
@@ -143,7 +143,6 @@ def measure(root: str, options: argparse.Namespace) -> None:
         "versions": {"jax": version("jax")},
     }
     print(json.dumps(line), flush=True)
-    print(text(found), flush=True)
 
 
 def main(arguments: list[str] | None = None) -> None:

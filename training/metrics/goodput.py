@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from training.metrics.journal import Attempt, in_order
 from training.metrics.stopwatch import BUCKETS
@@ -61,27 +61,12 @@ class Account:
 
     total: float
     parts: Mapping[str, float]
-    spans: tuple[Span, ...] = field(default=())
+    spans: tuple[Span, ...]
 
     @property
     def goodput(self) -> float:
         """Share of the total spent on steps that were not redone; NaN when the total is 0."""
         return self.parts["step"] / self.total if self.total else math.nan
-
-    @property
-    def lost(self) -> float:
-        """Seconds lost to restarts."""
-        return sum(self.parts[name] for name in LOST)
-
-    @property
-    def restarts(self) -> int:
-        """Attempts after the first."""
-        return max(0, len(self.spans) - 1)
-
-    def rows(self) -> list[tuple[str, float, float]]:
-        """(part, seconds, share of the total), in the order of `BUCKETS` and `LOST`."""
-        whole = self.total or 1.0
-        return [(name, self.parts[name], self.parts[name] / whole) for name in (*BUCKETS, *LOST)]
 
 
 def account(journals: Sequence[Attempt]) -> Account:
@@ -95,14 +80,15 @@ def account(journals: Sequence[Attempt]) -> Account:
     spans: list[Span] = []
     origin = begins = attempts[0].began if attempts else 0.0
     for index, attempt in enumerate(attempts):
-        kept = _kept(attempt, attempts[index + 1 :])
+        kept = _counted(attempt, attempts[index + 1 :])
         counted = sum(kept.values())
         ends = begins + max(attempt.seconds, counted)
         following = attempts[index + 1].began if index + 1 < len(attempts) else ends
         ends = max(begins + counted, min(ends, following))
         next_begins = max(following, ends)
         for bucket, seconds in kept.items():
-            parts[bucket] += seconds
+            # A journal that another version of this code wrote may have unknown buckets.
+            parts[bucket if bucket in BUCKETS else "other"] += seconds
         # Float sums of the same seconds in another order may differ in the last bits: clip at 0.
         parts["redone"] += max(0.0, ends - begins - counted)
         parts["dead"] += next_begins - ends
@@ -119,15 +105,6 @@ def account(journals: Sequence[Attempt]) -> Account:
         begins = next_begins
     total = spans[-1].ended if spans else 0.0
     return Account(total=total, parts=parts, spans=tuple(spans))
-
-
-def _kept(attempt: Attempt, later: Sequence[Attempt]) -> dict[str, float]:
-    """Counted seconds of an attempt by bucket; `later` are the attempts after it."""
-    kept = dict.fromkeys(BUCKETS, 0.0)
-    for bucket, seconds in _counted(attempt, later).items():
-        # A journal that another version of this code wrote may have unknown buckets.
-        kept[bucket if bucket in kept else "other"] += seconds
-    return kept
 
 
 def _counted(attempt: Attempt, later: Sequence[Attempt]) -> Mapping[str, float]:
@@ -147,12 +124,3 @@ def _counted(attempt: Attempt, later: Sequence[Attempt]) -> Mapping[str, float]:
         return attempt.buckets
     marks = [m for m in attempt.marks if first < m.step <= resumed]
     return marks[-1].buckets if marks else {}
-
-
-def text(found: Account) -> str:
-    """The account as a plain-text table."""
-    lines = [f"{'part':<12}{'seconds':>12}{'share':>9}"]
-    lines += [f"{name:<12}{seconds:>12.1f}{share:>9.1%}" for name, seconds, share in found.rows()]
-    lines.append(f"{'total':<12}{found.total:>12.1f}{1:>9.1%}")
-    lines.append(f"goodput {found.goodput:.1%} over {len(found.spans)} attempts")
-    return "\n".join(lines)

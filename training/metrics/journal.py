@@ -16,7 +16,8 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from pipeline.store import storage
 from training.metrics.startup import Startup
@@ -28,7 +29,6 @@ FORMAT = 1
 INTERVAL_SECONDS = 10.0
 SPACING_SECONDS = 1.0
 MOST_MARKS = 2000
-OUTCOMES = ("running", "finished", "preempted", "failed")
 # The attempt names of `pipeline.execute.attempt`: the lease number, which only rises, and a nonce.
 _NAME = re.compile(r"[0-9]{6,18}-[0-9a-f]{8}")
 
@@ -57,7 +57,7 @@ class Attempt:
         first_step: step of the checkpoint that the attempt resumed from, or 0; None until its state
             is ready, so also for an attempt that ended while restoring or compiling.
         last_step: optimizer steps done when the journal was written.
-        outcome: one of `OUTCOMES`; a killed attempt stays "running".
+        outcome: "running" (also of a killed attempt), "finished", "preempted" or "failed".
         marks: its checkpoints, by step; the newest 2,000.
         device: kind of device.
         devices: number of devices.
@@ -135,19 +135,15 @@ class Journal:
         self._startup = startup or Startup()
         self._interval = interval
         self._write = write or _write
-        self._fixed = {
-            "attempt": attempt,
-            "began": unix() - sum(watch.nanoseconds().values()) / 1e9,
-            "device": device,
-            "devices": devices,
-            "processes": processes,
-        }
-        self._first: int | None = None
-        self._loaded = False
-        self._last = 0
-        self._outcome = "running"
         # Immutable and replaced as a whole: the writer thread may read it at any time.
-        self._marks: tuple[Mark, ...] = ()
+        self._attempt = Attempt(
+            attempt=attempt,
+            began=unix() - sum(watch.seconds().values()),
+            buckets={},
+            device=device,
+            devices=devices,
+            processes=processes,
+        )
         self._warned = False
         self._wake, self._closed = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
@@ -155,12 +151,11 @@ class Journal:
 
     def begin(self, step: int, *, loaded: bool = False) -> None:
         """Record that the run resumes from the checkpoint of `step`, or begins at step 0."""
-        self._first = self._last = step
-        self._loaded = loaded
+        self._update(first_step=step, last_step=step, loaded=loaded)
 
     def step(self, step: int) -> None:
         """Record that `step` steps are done."""
-        self._last = step
+        self._update(last_step=step)
 
     def mark(self, step: int) -> None:
         """Record that the state after `step` was just copied for a checkpoint.
@@ -169,18 +164,18 @@ class Journal:
         checkpoint redoes the steps in between. The first steps of later attempts show which
         checkpoints were committed.
         """
-        self._last = step
-        self._marks = (*self._marks[1 - MOST_MARKS :], Mark(step, self._watch.seconds()))
+        marks = (*self._attempt.marks[1 - MOST_MARKS :], Mark(step, self._watch.seconds()))
+        self._update(last_step=step, marks=marks)
         self._wake.set()
 
     def close(self, outcome: str, seconds: float = 5.0) -> None:
         """Write the final journal and end the thread.
 
         Args:
-            outcome: one of `OUTCOMES`.
+            outcome: "finished", "preempted" or "failed".
             seconds: longest wait, after which the thread is abandoned.
         """
-        self._outcome = outcome
+        self._update(outcome=outcome)
         self._closed.set()
         self._wake.set()
         self._thread.join(seconds)
@@ -189,16 +184,11 @@ class Journal:
 
     def snapshot(self) -> Attempt:
         """The journal's content until now."""
-        return Attempt(
-            **self._fixed,
-            buckets=self._watch.seconds(),
-            first_step=self._first,
-            last_step=self._last,
-            outcome=self._outcome,
-            marks=self._marks,
-            startup=self._startup.seconds(),
-            loaded=self._loaded,
-        )
+        seconds = self._watch.seconds()
+        return replace(self._attempt, buckets=seconds, startup=self._startup.seconds())
+
+    def _update(self, **fields: Any) -> None:
+        self._attempt = replace(self._attempt, **fields)
 
     def _work(self) -> None:
         while True:
