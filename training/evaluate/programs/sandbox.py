@@ -71,13 +71,11 @@ class Outcome:
             "time", "memory", "output" or "killed" (by the kernel, out of memory) when the whole
             sandbox was ended.
         output: what the commands printed, up to the limit.
-        seconds: wall time of each command; one fewer than `ended` when the sandbox was ended.
         layers: the isolation layers in use, see `check`.
     """
 
     ended: list[str] = field(default_factory=list)
     output: str = ""
-    seconds: list[float] = field(default_factory=list)
     layers: tuple[str, ...] = ()
 
 
@@ -215,7 +213,6 @@ def _outcome(output: bytes, report: bytes) -> Outcome:
             found.layers = tuple(message["layers"])
         else:
             found.ended.append(message["ended"])
-            found.seconds.append(message["seconds"])
     if not found.layers:
         raise InputError(f"sandbox: its process did not start: {found.output[-300:]!r}")
     return found
