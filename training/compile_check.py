@@ -25,6 +25,7 @@ from models.config import TransformerConfig
 from pipeline.errors import InputError
 from pipeline.store import storage
 from training.config import OptimizerConfig, TrainConfig
+from training.cost.topology import compiler_versions, describe
 
 _ROOT = Path(__file__).parents[1]
 _CODE = ("models", "training")  # with `pipeline/accelerators.py`, all code that makes the program
@@ -78,27 +79,19 @@ def _compiler_inputs() -> str:
         for path in sorted((_ROOT / folder).rglob("*.py")):
             code.update(path.read_bytes())
     flags = [os.environ.get(name, "") for name in _FLAGS]
-    return json.dumps([code.hexdigest(), [_version(name) for name in ("jax", "libtpu")], flags])
-
-
-def _version(package: str) -> str | None:
-    import importlib.metadata
-
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return json.dumps([code.hexdigest(), compiler_versions(), flags])
 
 
 def _compile(request: str, slice_name: str, show: Callable[[str], None]) -> dict[str, Any]:
     show(f"compiling for {slice_name} (--no-compile skips it)")
     started = time.monotonic()
+    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
         [sys.executable, "-m", "training.compile_check"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": _python_path()},
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path},
         text=True,
     )
     stdin: str | None = request
@@ -124,10 +117,6 @@ def _compile(request: str, slice_name: str, show: Callable[[str], None]) -> dict
     return json.loads(out.splitlines()[-1])
 
 
-def _python_path() -> str:
-    return os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH", ""))))
-
-
 def _end_with(parent: int) -> None:
     """End this process when its parent has ended, so that no compilation outlives it."""
     while os.getppid() == parent:
@@ -138,7 +127,6 @@ def _end_with(parent: int) -> None:
 def _main() -> None:
     """Read a request from stdin; write the verdict as the last line of stdout."""
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    from training.cost.topology import describe
     from training.preflight import preflight
     from training.step.program import build_program
 

@@ -9,7 +9,6 @@ compile as on the slice itself.
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
 import re
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import jax
 
 from pipeline.accelerators import chip_of
+from training.cost.topology import compiler_versions
 from training.step.program import Program
 
 GIB = 2**30
@@ -107,7 +107,7 @@ def compile_step(program: Program) -> tuple[Preflight, jax.stages.Compiled | Non
         **spent,
         compile_seconds=seconds,
         estimate_gib={name: size / GIB for name, size in program.estimate.parts.items()},
-        versions=versions(),
+        versions=compiler_versions(),
     )
     return verdict, compiled
 
@@ -129,17 +129,6 @@ def parse_refusal(message: str) -> Refusal | None:
     if found := _USED.search(message):
         return Refusal(None, _bytes(*found.groups()[:2]), _bytes(*found.groups()[2:]))
     return None
-
-
-def versions() -> dict[str, str | None]:
-    """Versions of jax and libtpu; None for one that is not installed."""
-    found: dict[str, str | None] = {}
-    for name in ("jax", "libtpu"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
 
 
 def _spent_when_refused(refusal: Refusal, arguments: int) -> dict[str, Any]:

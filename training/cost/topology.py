@@ -6,6 +6,8 @@ be lowered and compiled, but not run.
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import importlib.util
 import math
 import os
@@ -48,6 +50,15 @@ def describe(slice_name: str) -> list[Any]:
         **bounds,
     )
     return list(described.devices)
+
+
+def compiler_versions() -> dict[str, str | None]:
+    """Versions of jax and libtpu; None for one that is not installed."""
+    found: dict[str, str | None] = dict.fromkeys(("jax", "libtpu"))
+    for name in found:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def _topology(slice_name: str) -> tuple[Slices, str]:
