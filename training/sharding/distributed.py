@@ -38,12 +38,7 @@ class Coordinator:
             raise InputError(f'Coordinator.address: expected "host:port", got {self.address!r}')
 
 
-def initialize(
-    coordinator: Coordinator | None,
-    *,
-    heartbeat_seconds: int = HEARTBEAT_SECONDS,
-    initialization_seconds: int = INITIALIZATION_SECONDS,
-) -> None:
+def initialize(coordinator: Coordinator | None) -> None:
     """Join the gang, unless `coordinator` is None (a single process), and open the devices.
 
     Raises:
@@ -57,8 +52,8 @@ def initialize(
             coordinator_address=coordinator.address,
             num_processes=coordinator.count,
             process_id=coordinator.index,
-            initialization_timeout=initialization_seconds,
-            heartbeat_timeout_seconds=heartbeat_seconds,
+            initialization_timeout=INITIALIZATION_SECONDS,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
         )
     try:
         jax.local_devices()

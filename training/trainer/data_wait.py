@@ -25,8 +25,6 @@ class TimedBatches:
         batches: the loader.
         watch: the stopwatch, in `step` while the loop runs.
         clock: the stopwatch's clock, in nanoseconds.
-        ready: whether a JAX array has been computed.
-        settle: waits until a JAX array has been computed.
     """
 
     def __init__(
@@ -34,14 +32,10 @@ class TimedBatches:
         batches: Iterable[Any],
         watch: Stopwatch,
         clock: Callable[[], int] = time.perf_counter_ns,
-        ready: Callable[[Any], bool] = lambda array: array.is_ready(),
-        settle: Callable[[Any], Any] = lambda array: array.block_until_ready(),
     ) -> None:
         self._batches = iter(batches)
         self._watch = watch
         self._clock = clock
-        self._ready = ready
-        self._settle = settle
         self._running: Any = None
         self._behind = False
 
@@ -55,11 +49,11 @@ class TimedBatches:
     def __next__(self) -> Any:
         running = self._running
         if self._behind and running is not None:
-            self._settle(running)
+            running.block_until_ready()
         started = self._clock()
         batch = next(self._batches)
         waited = self._clock() - started
-        idle = running is None or self._ready(running)
+        idle = running is None or running.is_ready()
         self._behind = idle and running is not None and waited > BEHIND_SECONDS * 1e9
         if idle:
             self._watch.count_as("data_wait", waited)
