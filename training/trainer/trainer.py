@@ -13,7 +13,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from types import TracebackType
-from typing import Any
 
 import jax
 
@@ -43,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 def train(
-    job: TrainJob, run: RunContext | None = None, *, devices: Sequence[Any] | None = None
+    job: TrainJob, run: RunContext | None = None, *, devices: Sequence[jax.Device] | None = None
 ) -> TrainResult:
     """Train `job` to its last step, or until SIGTERM.
 
@@ -99,13 +98,12 @@ class _Trainer:
         run: RunContext,
     ) -> None:
         self.job = job
-        self.config = job.train
+        self.config = job.train  # as given: a Program has the one whose "auto" is resolved
         self.program = program
         self.batch_phases = batch_phases
         self.run = run
         self.watch = run.watch
         self.compiler = compiler
-        self.evaluated = -1
         self.history: Sequence[Segment] = ()
         if run.leader:
             for note in program.notes:
@@ -125,9 +123,10 @@ class _Trainer:
             if preempted:
                 self.run.event("preempted", step=steps)
             else:
-                self.evaluator = stack.enter_context(
-                    closing(InTrainingEvaluation(self.job, self.program, self.watch))
+                evaluator = InTrainingEvaluation(
+                    self.job, self.program, self.watch, start.evaluated
                 )
+                self.evaluator = stack.enter_context(closing(evaluator))
                 dataset = stack.enter_context(Dataset(self.job.data))
                 steps, preempted = self._train(start, compiled, dataset)
         self.watch.switch("other")
@@ -154,7 +153,7 @@ class _Trainer:
 
     def _record_start(self, start: InitialState) -> None:
         """Continue the metrics history from the checkpoint; report how the run starts."""
-        self.evaluated, self.history = start.evaluated, start.history
+        self.history = start.history
         if self.run.log is not None:
             if start.copied:
                 self.run.log.copy(start.history)
@@ -189,7 +188,8 @@ class _Trainer:
         state, step = start.state, start.step
         if step < self.config.steps:
             self.checkpointer.reserve(state)
-        if self._should_evaluate(step):  # new parameters, or the last attempt stopped before it
+        # New parameters, or the last attempt was stopped before it evaluated.
+        if self.evaluator.should_evaluate(step):
             if not self._evaluate(step, state):
                 self.run.event("preempted", step=step)
                 return step, True
@@ -215,7 +215,7 @@ class _Trainer:
             compiled = None
             if stopped:
                 break
-        return step, step < self.config.steps or self._should_evaluate(step)
+        return step, step < self.config.steps or self.evaluator.should_evaluate(step)
 
     def _train_phase(
         self,
@@ -223,7 +223,7 @@ class _Trainer:
         start: int,
         phase: BatchPhase,
         program: Program,
-        compiled: Any,
+        compiled: jax.stages.Compiled,
         loader: Loader,
     ) -> tuple[TrainState, int, bool]:
         config, layout, batch_size = self.config, program.layout, program.train.batch_size
@@ -241,33 +241,24 @@ class _Trainer:
             self.recorder.push(step, metrics)
             self.run.watchdog.beat(step)
             last, stopping = step == config.steps, self.run.stop.requested()
-            if not stopping and self._should_evaluate(step):
+            if not stopping and self.evaluator.should_evaluate(step):
                 stopping = not self._evaluate(step, state)
             if stopping or due(step, config):
                 self._save(step, state)
-            if stopping and (not last or self._should_evaluate(step)):
+            if stopping and (not last or self.evaluator.should_evaluate(step)):
                 self.run.event("preempted", step=step)
                 break
         self.recorder.drain()
         self.watch.switch("other")
         return state, step, stopping
 
-    def _should_evaluate(self, step: int) -> bool:
-        return self.evaluator.should_evaluate(step, self.evaluated)
-
     def _evaluate(self, step: int, state: TrainState) -> bool:
         """Evaluate and write the rows; returns False, without rows, when a stop was requested."""
         with self._pause("evaluation"):
-            found = self.evaluator(step, state, self.run.stop.requested)
-        if found is None:
-            return False
-        scores, samples = found
-        self.evaluated = step
-        for row in scores:
-            self.run.event("evaluation", **row)
-        for row in samples:
-            self.run.event("sample", **row)
-        return True
+            rows = self.evaluator(step, state, self.run.stop.requested)
+        for kind, fields in rows or ():
+            self.run.event(kind, **fields)
+        return rows is not None
 
     def _save(self, step: int, state: TrainState) -> None:
         with self._pause("checkpoint"):
@@ -275,7 +266,7 @@ class _Trainer:
             progress = {
                 "data_offset": data_offset(self.job.data, self.config, step),
                 "history": to_relative(self.history, self.checkpointer.path_of(step)),
-                "evaluated": self.evaluated,
+                "evaluated": self.evaluator.evaluated,
                 "skipped": self.recorder.skipped,
             }
             self.checkpointer.save(step, state, progress)
