@@ -59,9 +59,7 @@ class StoredModel:
         self._leaves = {n: e for n, e in leaves.items() if n.startswith(self._prefix)}
         self._files = open_files(path, Deadline(_TIMEOUT_SECONDS, f"{path}: reading"))
         wanted = {self._prefix + name: entry for name, entry in describe(config).items()}
-        fields = ("axes", "shape", "dtype")
-        stored = {n: {field: e[field] for field in fields} for n, e in self._leaves.items()}
-        if difference := tree_names.mismatch(stored, wanted):
+        if difference := tree_names.mismatch(self._leaves, wanted):
             raise InputError(f"{path}: {difference}; the checkpoint is of another model")
 
     def read(self, name: str, rows: tuple[int, int] | None = None) -> np.ndarray:

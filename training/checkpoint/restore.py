@@ -29,7 +29,6 @@ Tree = TypeVar("Tree")
 RESTORE_TIMEOUT_SECONDS = 1800.0
 # By rising severity; a subclass comes after its base class.
 _VERDICTS = (StorageError, OSError, StoreUnavailable, InputError, CorruptOutput)
-_DESCRIBED = ("axes", "shape", "dtype")
 AVERAGE, MODEL = "average.", "model."
 logger = logging.getLogger(__name__)
 
@@ -53,7 +52,24 @@ def restore(path: str, like: Tree, *, part: str = "", step: int | None = None) -
     """
     wanted = {part + name: entry for name, entry in tree_names.describe(like).items()}
     target = {part + name: array for name, array in tree_names.flatten(like).items()}
-    arrays = _restored(path, wanted, target, part, step)
+    index = fail_together(lambda: read_index(path))
+    if step is not None and index["step"] != step:
+        raise CorruptOutput(f"{path}: expected a checkpoint of step {step}, found {index['step']}")
+    leaves = index["leaves"]
+    stored = {name: entry for name, entry in leaves.items() if name.startswith(part)}
+    if difference := tree_names.mismatch(stored, wanted):
+        raise InputError(
+            f"{path}: {difference}; the checkpoint is of another model or optimizer configuration"
+        )
+
+    def read() -> dict[str, jax.Array]:
+        files = open_files(path, Deadline(RESTORE_TIMEOUT_SECONDS, f"{path}: restoring"))
+        # The processes share the work of checking the small files.
+        small = index["files"][jax.process_index() :: jax.process_count()]
+        in_parallel(lambda file: check_file(path, files, *file), small, files.threads)
+        return read_arrays(path, files, leaves, target)
+
+    arrays = fail_together(read)
     return tree_names.unflatten(like, {name.removeprefix(part): arrays[name] for name in target})
 
 
@@ -133,37 +149,6 @@ def newest_sound(
             "training does not restart by itself: delete their records to start at step 0"
         )
     return None
-
-
-def _restored(
-    path: str,
-    wanted: dict[str, Any],
-    target: dict[str, Any],
-    part: str,
-    step: int | None,
-) -> dict[str, jax.Array]:
-    """Check that the checkpoint's arrays of that part are `wanted`, then read `target`."""
-    index = fail_together(lambda: read_index(path))
-    if step is not None and index["step"] != step:
-        raise CorruptOutput(f"{path}: expected a checkpoint of step {step}, found {index['step']}")
-    stored = {
-        name: {field: entry[field] for field in _DESCRIBED}
-        for name, entry in index["leaves"].items()
-        if name.startswith(part)
-    }
-    if difference := tree_names.mismatch(stored, wanted):
-        raise InputError(
-            f"{path}: {difference}; the checkpoint is of another model or optimizer configuration"
-        )
-
-    def read() -> dict[str, jax.Array]:
-        files = open_files(path, Deadline(RESTORE_TIMEOUT_SECONDS, f"{path}: restoring"))
-        # The processes share the work of checking the small files.
-        small = index["files"][jax.process_index() :: jax.process_count()]
-        in_parallel(lambda file: check_file(path, files, *file), small, files.threads)
-        return read_arrays(path, files, index["leaves"], target)
-
-    return fail_together(read)
 
 
 def fail_together(check: Callable[[], Tree]) -> Tree:

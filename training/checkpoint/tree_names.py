@@ -7,6 +7,7 @@ array. Nothing depends on how a class is pickled or registered.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -37,8 +38,13 @@ def unflatten(like: Any, arrays: dict[str, jax.Array]) -> Any:
     return jax.tree.unflatten(jax.tree.structure(like), list(arrays.values()))
 
 
-def mismatch(stored: dict[str, Any], wanted: dict[str, Any]) -> str | None:
-    """A message about the first array that differs; None when the descriptions are equal."""
+def mismatch(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
+    """A message about the first array that differs; None when the descriptions are equal.
+
+    Args:
+        stored: entries of an index, which have more fields than those of `describe`.
+        wanted: see `describe`.
+    """
     for name in wanted:
         if name not in stored:
             return f"array {name!r} is missing"
@@ -46,12 +52,12 @@ def mismatch(stored: dict[str, Any], wanted: dict[str, Any]) -> str | None:
         if name not in wanted:
             return f"array {name!r} is not part of this model"
     for name, want in wanted.items():
-        if stored[name] != want:
+        if any(stored[name][field] != value for field, value in want.items()):
             return f"array {name!r} is {_show(stored[name])}, this model needs {_show(want)}"
     return None
 
 
-def _show(entry: dict[str, Any]) -> str:
+def _show(entry: Mapping[str, Any]) -> str:
     axes = entry["axes"] or [""] * len(entry["shape"])
     sizes = ", ".join(f"{a} {n}".strip() for a, n in zip(axes, entry["shape"], strict=True))
     return f"{entry['dtype']}[{sizes}]"
