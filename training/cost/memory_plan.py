@@ -15,7 +15,7 @@ from models.config import TransformerConfig
 from models.loss.chunk_count import chunk_count
 from models.remat_names import BLOCK_INPUT, MATMULS, widths
 from pipeline.errors import InputError
-from training.config import OptimizerConfig, Parallelism, TrainConfig
+from training.config import OptimizerConfig, TrainConfig
 from training.cost.memory_estimate import GIB, Estimate, estimate
 from training.cost.recompute import recomputed
 
@@ -58,12 +58,15 @@ def resolve(
         InputError: the mesh does not divide the devices, or the model does not divide over it.
     """
     candidates = []
-    for remat, sharding, place in itertools.product(
-        _remats(model, train), _shardings(train), _places(train)
-    ):
-        parallel = dataclasses.replace(train.parallel, sharding=sharding, optimizer_memory=place)
+    chosen = train.parallel
+    shardings = tuple(SHARDINGS) if chosen.sharding == "auto" else (chosen.sharding,)
+    memory = chosen.optimizer_memory
+    places = ("device", "host") if memory == "auto" else (memory,)
+    for remat, sharding, place in itertools.product(_remats(model, train), shardings, places):
+        parallel = dataclasses.replace(chosen, sharding=sharding, optimizer_memory=place)
         parallel = parallel.within_slices(devices, slices)
-        if not _divides(model, parallel, devices):
+        group = parallel.mesh_shape(devices)[1]
+        if parallel.splits_state and model.embed % group:
             continue
         found = dataclasses.replace(train, remat=remat, parallel=parallel)
         found = dataclasses.replace(found, loss_chunks=_chunks(model, found, devices, platform))
@@ -73,11 +76,10 @@ def resolve(
         cost = recomputed(model, remat, train.sequence_length) + SHARDINGS[sharding]
         candidates.append(((offload, cost), size.total, found, size))
     if not candidates:
-        chosen = train.parallel.sharding
-        group = train.parallel.mesh_shape(devices // slices)[1]
+        group = chosen.mesh_shape(devices // slices)[1]
         raise InputError(
-            f"Parallelism: sharding {chosen!r} splits TransformerConfig.embed={model.embed} over "
-            f"{group} devices, which do not divide it; choose a group that does"
+            f"Parallelism: sharding {chosen.sharding!r} splits TransformerConfig.embed="
+            f"{model.embed} over {group} devices, which do not divide it; choose a group that does"
         )
     fitting = [c for c in candidates if limit is None or c[1] <= limit]
     if fitting:
@@ -109,22 +111,6 @@ def _remats(model: TransformerConfig, train: TrainConfig) -> list[str]:
         "full",
         OFFLOADED,
     ]
-
-
-def _shardings(train: TrainConfig) -> tuple[str, ...]:
-    chosen = train.parallel.sharding
-    return tuple(SHARDINGS) if chosen == "auto" else (chosen,)
-
-
-def _places(train: TrainConfig) -> tuple[str, ...]:
-    chosen = train.parallel.optimizer_memory
-    return ("device", "host") if chosen == "auto" else (chosen,)
-
-
-def _divides(model: TransformerConfig, parallel: Parallelism, devices: int) -> bool:
-    """Whether the group divides `embed`, which a sharded state needs."""
-    group = parallel.mesh_shape(devices)[1]
-    return parallel.sharding == "replicated" or model.embed % group == 0
 
 
 def _chunks(model: TransformerConfig, train: TrainConfig, devices: int, platform: str) -> int:
