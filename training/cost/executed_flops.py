@@ -114,16 +114,11 @@ def executed_flops(
     unknown = sorted({reason for visit in visits if (reason := _unknown(visit.equation))})
     if unknown:
         return None, f"HFU is not shown: {'; '.join(unknown)}"
-    cost = summarise(_matmuls(visits))
+    cost = summarise(matmuls(visits))
     kernels = cost.attention_flops * window_share(model, sequence_length)
     total = devices * (cost.matmul_flops + kernels)
     again = devices * cost.recomputed_flops / total if total else 0.0
     return total, f"a step executes {total:.3g} FLOPs, {again:.0%} of them a second time"
-
-
-def traced_cost(closed: Any, devices: int) -> Cost:
-    """Matmuls of one step on one of `devices` devices, from a closed jaxpr."""
-    return summarise(_matmuls(live_equations(closed, devices)))
 
 
 def live_equations(closed: Any, devices: int) -> Iterator[Visit]:
@@ -157,7 +152,8 @@ def called(equation: Any) -> Iterator[Any]:
                 yield each
 
 
-def _matmuls(visits: Iterable[Visit]) -> Iterator[Matmul]:
+def matmuls(visits: Iterable[Visit]) -> Iterator[Matmul]:
+    """The matmuls and kernel calls among equations."""
     for visit in visits:
         equation, kind = visit.equation, visit.equation.primitive.name
         if kind == "dot_general":
@@ -209,9 +205,9 @@ def pair_flops(queries: tuple[int, ...], keys: tuple[int, ...]) -> int:
     return 2 * math.prod(outer) * head_size * position * (max(keys[-2:]) + 1) // 2
 
 
-def summarise(matmuls: Iterable[Matmul]) -> Cost:
+def summarise(counted: Iterable[Matmul]) -> Cost:
     """FLOPs and recomputation of a list of matmuls."""
-    found = list(matmuls)
+    found = list(counted)
     kernels: Counter[str] = Counter()
     for each in found:
         if each.kernel:

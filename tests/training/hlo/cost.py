@@ -23,10 +23,11 @@ from training.cost.executed_flops import (
     RECOMPUTED,
     Cost,
     Matmul,
+    live_equations,
+    matmuls,
     pair_flops,
     phase,
     summarise,
-    traced_cost,
     window_share,
 )
 from training.step.program import Program
@@ -115,6 +116,11 @@ def program_cost(program: Program, compiled: Any) -> CompiledCost:
     return CompiledCost(**vars(traced_cost(traced.jaxpr, program.layout.devices)))
 
 
+def traced_cost(closed: Any, devices: int) -> Cost:
+    """Matmuls of one step on one of `devices` devices, from a closed jaxpr."""
+    return summarise(matmuls(live_equations(closed, devices)))
+
+
 def executed_over_model(program: Program, cost: Cost) -> float:
     """FLOPs of matmuls and attention kernels over the model's, attention counted causally.
 
@@ -136,10 +142,10 @@ def model_flops(program: Program) -> float:
 def cost(module: Module) -> CompiledCost:
     """Count a compiled program."""
     visits = list(walk(module))
-    matmuls = [(visit, _matmul(visit)) for visit in visits]
-    counted = summarise(each for _, each in matmuls if each is not None)
+    found = [(visit, _matmul(visit)) for visit in visits]
+    counted = summarise(each for _, each in found if each is not None)
     flops: dict[int, int] = defaultdict(int)
-    for visit, each in matmuls:
+    for visit, each in found:
         if each is not None and not each.kernel:
             flops[id(visit.fusion or visit.instruction)] += each.flops * each.times
     contents = _fused(visits)

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, PartitionSpec
 
 from pipeline.errors import InputError
-from tests.training.hlo.cost import CompiledCost, convolution_flops, cost
+from tests.training.hlo.cost import CompiledCost, convolution_flops, cost, traced_cost
 from tests.training.hlo.parser import Array, parse, turns, walk
-from training.cost.executed_flops import Cost, pair_flops, phase, traced_cost
+from training.cost.executed_flops import Cost, pair_flops, phase
 
 
 def compiled(function, *arguments) -> CompiledCost:
