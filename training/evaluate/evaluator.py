@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -45,12 +46,8 @@ class SequenceSpans:
     lengths: np.ndarray
 
 
-@dataclass(frozen=True)
-class EvaluationBatch:
-    """Tokens int32 [batch, position] and lengths without padding int32 [batch], on devices."""
-
-    tokens: jax.Array
-    lengths: jax.Array
+Batch = tuple[jax.Array, jax.Array]
+"""Tokens int32 [batch, position] and lengths without padding int32 [batch], on devices."""
 
 
 def plan_sequences(tokens: int, length: int, most: int | None = None) -> SequenceSpans:
@@ -71,7 +68,7 @@ def plan_sequences(tokens: int, length: int, most: int | None = None) -> Sequenc
 
 def read_batches(
     rows: SequenceSpans, read: Read, length: int, batch_size: int, layout: Layout
-) -> Iterator[EvaluationBatch]:
+) -> Iterator[Batch]:
     """The sequences as batches of one shape; each process reads only its own part.
 
     Args:
@@ -91,13 +88,26 @@ def read_batches(
         for size in np.unique(sizes).tolist():  # one read per length; at most two lengths occur
             (at,) = np.nonzero(sizes == size)
             tokens[at, :size] = read(starts[at], size)
-        yield EvaluationBatch(layout.place(tokens, batch_size), layout.place(lengths, batch_size))
+        yield layout.place(tokens, batch_size), layout.place(lengths, batch_size)
+
+
+def fetch(results: Iterable[tuple[jax.Array, ...]]) -> list[Any]:
+    """Device results on the host, read once at the end.
+
+    The next result is requested, which queues its computation, when fewer than `IN_FLIGHT` pend.
+    """
+    found: list[Any] = []
+    for result in results:
+        found.append(result)
+        if len(found) >= IN_FLIGHT:
+            jax.block_until_ready(found[-IN_FLIGHT])
+    return jax.device_get(found)
 
 
 def evaluate(
     step: EvaluationStep,
     model: Transformer,
-    batches: Iterable[EvaluationBatch],
+    batches: Iterable[Batch],
     token_bytes: jax.Array,
     name: str,
 ) -> MetricsRow:
@@ -109,12 +119,7 @@ def evaluate(
     Raises:
         InputError: the loss mask excludes every token.
     """
-    sums: list[tuple[jax.Array, jax.Array, jax.Array]] = []
-    for batch in batches:
-        if len(sums) >= IN_FLIGHT:
-            jax.block_until_ready(sums[-IN_FLIGHT])
-        sums.append(step(model, batch.tokens, batch.lengths, token_bytes))
-    parts = jax.device_get(sums)
+    parts = fetch(step(model, *batch, token_bytes) for batch in batches)
     nll, tokens, size = (
         sum(np.sum(part[i], dtype=kind).item() for part in parts)
         for i, kind in enumerate((np.float64, np.int64, np.int64))
@@ -134,9 +139,7 @@ class Interrupted(Exception):
     """An evaluation was cancelled."""
 
 
-def _while_not(
-    stopping: Callable[[], bool], batches: Iterable[EvaluationBatch]
-) -> Iterator[EvaluationBatch]:
+def _while_not(stopping: Callable[[], bool], batches: Iterable[Batch]) -> Iterator[Batch]:
     for batch in batches:
         if stopping():
             raise Interrupted

@@ -23,7 +23,7 @@ from models.precision import cast
 from models.transformer import Transformer
 from pipeline.errors import InputError
 from training.config import TrainConfig
-from training.evaluate.evaluator import IN_FLIGHT
+from training.evaluate.evaluator import fetch
 from training.sharding.layout import Layout
 from training.step.document_mask import Boundaries
 from training.step.program import attention_backend
@@ -94,14 +94,13 @@ class Likelihood:
                     f"expected a continuation after at least one token, got one from token "
                     f"{request.first} of {len(request.ids)}; put the end-of-document id before it"
                 )
-        found: list[Any] = []
         groups = list(self._groups([_truncate(request, self._longest) for request in requests]))
-        for length, group in groups:
-            if len(found) >= IN_FLIGHT:
-                jax.block_until_ready(found[-IN_FLIGHT])
-            found.append(self._step(model, *self._place(length, [r for _, r in group])))
+        found = fetch(
+            self._step(model, *self._place(length, [request for _, request in group]))
+            for length, group in groups
+        )
         answers: list[LogLikelihood | None] = [None] * len(requests)
-        for (_, group), (nll, greedy) in zip(groups, jax.device_get(found), strict=True):
+        for (_, group), (nll, greedy) in zip(groups, found, strict=True):
             for row, (index, _) in enumerate(group):
                 answers[index] = LogLikelihood(-float(nll[row]), bool(greedy[row]))
         return [answer for answer in answers if answer is not None]

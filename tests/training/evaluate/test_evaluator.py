@@ -16,7 +16,6 @@ from tests.models import reference
 from tests.training import tiny
 from training.evaluate import evaluator as evaluation
 from training.evaluate.evaluator import (
-    EvaluationBatch,
     Evaluator,
     evaluate,
     plan_sequences,
@@ -154,7 +153,7 @@ class Machine:
 def test_the_host_waits_for_room_only_and_reads_once(monkeypatch):
     """Of 500 batches few are on the way at any time, and numbers come back in one transfer."""
     machine = Machine(monkeypatch, 1000.1)
-    batches = (EvaluationBatch(np.zeros((8, 4)), np.zeros(8)) for _ in range(500))
+    batches = ((np.zeros((8, 4)), np.zeros(8)) for _ in range(500))
     found = evaluate(machine.step, None, batches, None, "validation")
     assert 1 < machine.most <= evaluation.IN_FLIGHT
     assert machine.fetched == 1
