@@ -75,6 +75,9 @@ class Checkpointer:
             them too.
         timeout_seconds: longest time from one save to its commit.
         chunk_bytes: maximum size of a file, where the array can be cut that finely.
+
+    Attributes:
+        begun: step of the newest save that was started; 0 before the first.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class Checkpointer:
         self._copies = HostCopies()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._begun = 0
+        self.begun = 0
         self._failures = 0
 
     @property
@@ -114,11 +117,6 @@ class Checkpointer:
     def committed(self) -> list[tuple[int, str]]:
         """Step and path of every committed checkpoint that is kept, oldest first."""
         return list(self._committed)
-
-    @property
-    def begun(self) -> int:
-        """Step of the newest save that was started; 0 before the first."""
-        return self._begun
 
     def path_of(self, step: int) -> str:
         """Path of the checkpoint of `step`."""
@@ -154,7 +152,7 @@ class Checkpointer:
         content = json.dumps(progress).encode()
         described = describe(state, self._chunk_bytes)
         shards = self._copies.take(tree_names.flatten(state))
-        self._begun = step
+        self.begun = step
 
         def finish() -> None:
             try:
@@ -199,9 +197,9 @@ class Checkpointer:
         if isinstance(self._error, _FINAL) or self._failures >= _FAILURES:
             self._raise_failure()
         error, self._error = self._error, None
-        logger.error("checkpoint of step %d failed, training continues: %s", self._begun, error)
+        logger.error("checkpoint of step %d failed, training continues: %s", self.begun, error)
         if self._on_failure is not None:
-            self._on_failure(self._begun, str(error))
+            self._on_failure(self.begun, str(error))
 
     def _raise_failure(self) -> None:
         if self._error is None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,11 @@ class ChunkGrid:
 
     shape: tuple[int, ...]
     chunk: tuple[int, ...]
+
+    @staticmethod
+    def of(entry: Mapping[str, Any]) -> ChunkGrid:
+        """The grid of an array's entry in the index."""
+        return ChunkGrid(tuple(entry["shape"]), tuple(entry["chunk"]))
 
     @property
     def count(self) -> tuple[int, ...]:

@@ -55,11 +55,11 @@ def write_chunks(
         InputError: a parameter or moment (an array with named axes) is not finite.
         StorageError: the store failed.
     """
-    tasks = [
-        (shard, _grid(leaves[shard.name]), index, leaves[shard.name]["axes"] is not None)
-        for shard in shards
-        for index in _grid(leaves[shard.name]).overlapping(shard.box)
-    ]
+    tasks = []
+    for shard in shards:
+        entry = leaves[shard.name]
+        grid, named = ChunkGrid.of(entry), entry["axes"] is not None
+        tasks += [(shard, grid, index, named) for index in grid.overlapping(shard.box)]
 
     def write(task: tuple[HostShard, ChunkGrid, tuple[int, ...], bool]) -> tuple[int, str]:
         shard, grid, index, named = task
@@ -122,7 +122,7 @@ def read_arrays(
 
         try:
             for name, want in target.items():
-                grid, parts = _grid(leaves[name]), _parts(want)
+                grid, parts = ChunkGrid.of(leaves[name]), _parts(want)
                 needed: dict[tuple[int, ...], list[_Part]] = {}
                 for part in parts:
                     for index in grid.overlapping(part.box):
@@ -158,7 +158,7 @@ def read_box(path: str, files: Files, name: str, entry: Mapping[str, Any], box: 
         CorruptOutput: a chunk is missing or changed.
         StorageError: the store failed.
     """
-    grid = _grid(entry)
+    grid = ChunkGrid.of(entry)
     part = _Part(box, np.empty(shape_of(box), entry["dtype"]), [])
     in_parallel(
         lambda index: _fill(path, files, name, entry["crc32c"], grid, index, [part]),
@@ -221,10 +221,6 @@ def _placed(want: Any, parts: list[_Part]) -> jax.Array:
         for device in part.devices
     ]
     return jax.make_array_from_single_device_arrays(want.shape, want.sharding, pieces)
-
-
-def _grid(entry: Mapping[str, Any]) -> ChunkGrid:
-    return ChunkGrid(tuple(entry["shape"]), tuple(entry["chunk"]))
 
 
 def _bytes(values: np.ndarray) -> np.ndarray:

@@ -117,7 +117,7 @@ def write_index(path: str, step: int, leaves: Mapping[str, Any], written: Writte
     described = {}
     for name, entry in leaves.items():
         chunks = written.chunks.get(name, {})
-        expected = ChunkGrid(tuple(entry["shape"]), tuple(entry["chunk"])).chunks
+        expected = ChunkGrid.of(entry).chunks
         if sorted(chunks) != list(range(expected)):
             raise StorageError(
                 f"{path}: expected {expected} chunks of {name}, the processes "
@@ -160,7 +160,7 @@ def measured(index: Mapping[str, Any]) -> Iterator[Measured]:
     """Path, size and SHA-256 of every file of the checkpoint except the index, as written."""
     yield from (tuple(file) for file in index["files"])
     for name, entry in index["leaves"].items():
-        grid = ChunkGrid(tuple(entry["shape"]), tuple(entry["chunk"]))
+        grid = ChunkGrid.of(entry)
         size = math.prod(grid.chunk) * entry["itemsize"] + CRC_BYTES
         for chunk, sha256 in zip(grid.every(), entry["sha256"], strict=True):
             yield chunk_file(name, chunk), size, sha256
