@@ -73,7 +73,9 @@ class KeptPrograms:
             logger.info("compiled steps are kept in JAX's compilation cache, which is configured")
             self._directory = ""
 
-    def compile(self, program: Program, lowered: Any) -> tuple[Any, bool]:
+    def compile(
+        self, program: Program, lowered: jax.stages.Lowered
+    ) -> tuple[jax.stages.Compiled, bool]:
         """The compiled step, and whether it was loaded; may be called in any thread.
 
         Args:

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import jax
@@ -67,6 +67,7 @@ class RunContext:
         stop: whether to stop; set by `open`, like `watchdog` and `log`.
         watchdog: ends a process that makes no progress.
         log: the metrics log; None in processes other than 0.
+        profiler: takes traces; None in processes other than 0, and without a run directory.
         leader: whether this is process 0.
     """
 
@@ -95,7 +96,7 @@ class RunContext:
         self.leader = True
         self.log: MetricsLog | None = None
         self._journal: Journal | None = None
-        self._profiler: Profiler | None = None
+        self.profiler: Profiler | None = None
         self._trackers: Trackers | None = None
         self._outcome = "failed"
 
@@ -147,7 +148,7 @@ class RunContext:
             )
         if job.run_directory:
             self._trackers = Trackers(job.train.trackers, context)
-            self._profiler = Profiler(job.run_directory, job.train.profile)
+            self.profiler = Profiler(job.run_directory, job.train.profile)
 
     @contextmanager
     def phase(self, name: str, bucket: str = "") -> Iterator[None]:
@@ -205,17 +206,6 @@ class RunContext:
         if self.leader:
             self._on_event(kind, fields)
 
-    def profile(self, step: int, pause: Callable[[], AbstractContextManager[None]]) -> None:
-        """Begin or end a requested trace before `step` is queued.
-
-        Args:
-            step: the step about to be queued.
-            pause: waits for the previous step; the time inside is no step's, and counted already.
-        """
-        if self._profiler is not None and self._profiler.due(step):
-            with pause():
-                self._profiler.before(step)
-
     def end(self, *, preempted: bool) -> None:
         """Record that the attempt finished or was preempted, and so did not fail."""
         self._outcome = "preempted" if preempted else "finished"
@@ -225,8 +215,8 @@ class RunContext:
         seconds = PREEMPTED_SECONDS if self._outcome == "preempted" else CLOSE_SECONDS
         short = min(seconds, SHORT_SECONDS)
         with self.phase("ending", "other"):
-            if self._profiler is not None:
-                self._profiler.close(seconds)
+            if self.profiler is not None:
+                self.profiler.close(seconds)
             if self.log is not None:
                 self.log.close(short)
             if self._trackers is not None:

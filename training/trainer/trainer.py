@@ -229,12 +229,12 @@ class _Trainer:
         config, layout, batch_size = self.config, program.layout, program.train.batch_size
         rows = layout.process_rows(batch_size)
         feed, step, stopping = TimedBatches(loader, self.watch), start, False
-        # Writing a trace may take minutes, which no row counts.
-        profiling = functools.partial(self._pause, "profile", bucket="other")
         self.watch.switch("step")
         for step, batch in zip(range(start + 1, phase.end + 1), feed, strict=False):
             self.run.startup.ended("first batch")
-            self.run.profile(step, profiling)
+            if self.run.profiler is not None and self.run.profiler.due(step):
+                with self._pause("profile", "other"):  # writing a trace may take minutes
+                    self.run.profiler.before(step)
             tokens = layout.place(phase.cut(batch, rows), batch_size)
             state, metrics = compiled(state, tokens)
             feed.set_inflight(metrics["loss"])
