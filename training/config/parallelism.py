@@ -7,6 +7,7 @@ from typing import Literal
 
 from pipeline.errors import InputError
 from training.config.axis_rules import AxisRules
+from training.config.validation import count_or, one_of
 
 SHARDINGS = ("auto", "replicated", "zero1", "fsdp")
 PLACES = ("auto", "device", "host")
@@ -42,16 +43,11 @@ class Parallelism:
     def __post_init__(self) -> None:
         if isinstance(self.rules, dict):  # from JSON
             object.__setattr__(self, "rules", AxisRules(**self.rules))
-        for name, known in (("sharding", SHARDINGS), ("optimizer_memory", PLACES)):
+        one_of("Parallelism", "sharding", self.sharding, SHARDINGS)
+        one_of("Parallelism", "optimizer_memory", self.optimizer_memory, PLACES)
+        count_or("all", "Parallelism", group=self.group)
+        for name in ("sequence", "tensor"):
             value = getattr(self, name)
-            if value not in known:
-                raise InputError(
-                    f"Parallelism.{name}: expected one of {', '.join(known)}, got {value!r}"
-                )
-        for name in ("group", "sequence", "tensor"):
-            value = getattr(self, name)
-            if value == "all" and name == "group":
-                continue
             if type(value) is not int or value < 1:
                 raise InputError(f"Parallelism.{name}: expected a number >= 1, got {value!r}")
 

@@ -22,6 +22,7 @@ from training.config.validation import (
     below_one,
     check_trackers,
     check_types,
+    count_or,
     one_of,
     rising,
 )
@@ -126,15 +127,6 @@ class TrainConfig:
         """Sequences of each held-out split that an evaluation reads; None for all."""
         return None if self.evaluate_batches == "all" else self.evaluate_batches * self.batch_size
 
-    def _check_evaluation(self) -> None:
-        batches = self.evaluate_batches
-        if batches != "all" and not (isinstance(batches, int) and batches >= 1):
-            raise InputError(
-                f'TrainConfig.evaluate_batches: expected "all" or a number >= 1, got {batches!r}'
-            )
-        if self.evaluate_batch_size is not None:
-            at_least("TrainConfig", evaluate_batch_size=(self.evaluate_batch_size, 1))
-
     def __post_init__(self) -> None:
         owner = "TrainConfig"
         check_types(self)
@@ -164,7 +156,10 @@ class TrainConfig:
                 "for none, or a number above 1 such as 3"
             )
         self._check_schedules(owner)
-        self._check_evaluation()
+        count_or("all", owner, evaluate_batches=self.evaluate_batches)
+        count_or("auto", owner, loss_chunks=self.loss_chunks)
+        if self.evaluate_batch_size is not None:
+            at_least(owner, evaluate_batch_size=(self.evaluate_batch_size, 1))
         one_of(owner, "compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
         one_of(owner, "attention", self.attention, ATTENTION)
         if self.remat not in ("auto", "none", "dots"):
@@ -172,12 +167,6 @@ class TrainConfig:
         check_trackers(f"{owner}.trackers", self.trackers)
         if self.profile is not None:
             at_least(owner, profile=(min(self.profile), 1))
-        if self.loss_chunks != "auto" and not (
-            isinstance(self.loss_chunks, int) and self.loss_chunks >= 1
-        ):
-            raise InputError(
-                f'{owner}.loss_chunks: expected "auto" or a number >= 1, got {self.loss_chunks!r}'
-            )
         if isinstance(self.loss_chunks, int) and self.sequence_length % self.loss_chunks:
             raise InputError(
                 f"{owner}: sequence_length {self.sequence_length} is not divisible by loss_chunks "

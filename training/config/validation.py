@@ -101,6 +101,15 @@ def one_of(owner: str, name: str, value: str, allowed: tuple[str, ...]) -> None:
         raise InputError(f"{owner}.{name}: expected one of {', '.join(allowed)}, got {value!r}")
 
 
+def count_or(word: str, owner: str, **fields: object) -> None:
+    """Raise unless every value is `word` or a whole number >= 1."""
+    for name, value in fields.items():
+        if value != word and not (type(value) is int and value >= 1):
+            raise InputError(
+                f'{owner}.{name}: expected "{word}" or a whole number >= 1, got {value!r}'
+            )
+
+
 def check_sequences(sequences: int | None) -> None:
     """Raise `InputError` unless `sequences`, to read of each split, is None (all) or >= 1."""
     if sequences is not None and sequences < 1:
