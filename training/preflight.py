@@ -29,21 +29,6 @@ _USED = re.compile(rf"Used {_SIZE} of {_SIZE} hbm")
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """Sizes in the compiler's error for a program that does not fit, bytes on one device.
-
-    Attributes:
-        temporaries: memory of intermediates alone; None when only the total is known.
-        used: total memory; None when only the temporaries are known.
-        limit: memory that a program may use.
-    """
-
-    temporaries: float | None
-    used: float | None
-    limit: float
-
-
-@dataclass(frozen=True)
 class Preflight:
     """The compiler's verdict on a train step; sizes are those of one device.
 
@@ -84,25 +69,30 @@ def preflight(program: Program) -> Preflight:
 
 def compile_step(program: Program) -> tuple[Preflight, jax.stages.Compiled | None]:
     """The verdict, see `preflight`, and the compiled step, None if it does not fit."""
-    lowered = program.lower()
-    started = time.perf_counter()
-    refusal: Refusal | None = None
-    compiled: jax.stages.Compiled | None = None
-    try:
-        compiled = lowered.compile()
-    except jax.errors.JaxRuntimeError as error:
-        refusal = parse_refusal(str(error))
-        if refusal is None:
-            raise
-    seconds = time.perf_counter() - started
+    lowered, arguments = program.lower(), argument_bytes(program)
     chip = chip_of(program.layout.mesh.devices.flat[0].device_kind)
     limit = chip.usable if chip is not None else None
-    if refusal is not None:
-        spent, limit = _spent_when_refused(refusal, argument_bytes(program)), refusal.limit
-    else:
+    compiled: jax.stages.Compiled | None = None
+    spent: dict[str, Any]
+    started = time.perf_counter()
+    try:
+        compiled = lowered.compile()
         spent = _spent(compiled)
+    except jax.errors.JaxRuntimeError as error:
+        refusal = parse_refusal(str(error), arguments)
+        if refusal is None:
+            raise
+        temporaries, limit = refusal
+        spent = {
+            "need_gib": (temporaries + arguments) / GIB,
+            "peak_gib": None,
+            "arguments_gib": arguments / GIB,
+            "temporaries_gib": temporaries / GIB,
+            "host_gib": None,
+        }
+    seconds = time.perf_counter() - started
     verdict = Preflight(
-        fits=refusal is None,
+        fits=compiled is not None,
         limit_gib=None if limit is None else limit / GIB,
         **spent,
         compile_seconds=seconds,
@@ -120,31 +110,22 @@ def argument_bytes(program: Program) -> int:
     )
 
 
-def parse_refusal(message: str) -> Refusal | None:
-    """The sizes in a compiler message; None unless it is an out-of-memory error with sizes."""
+def parse_refusal(message: str, arguments: float) -> tuple[float, float] | None:
+    """Bytes of intermediates and of the limit in an out-of-memory error; None for other errors.
+
+    Args:
+        message: the compiler's error.
+        arguments: bytes of state and batch, which the total in some messages includes.
+    """
     if "RESOURCE_EXHAUSTED" not in message:
         return None
-    if found := _TEMPORARIES.search(message):
-        return Refusal(_bytes(*found.groups()[:2]), None, _bytes(*found.groups()[2:]))
-    if found := _USED.search(message):
-        return Refusal(None, _bytes(*found.groups()[:2]), _bytes(*found.groups()[2:]))
-    return None
-
-
-def _spent_when_refused(refusal: Refusal, arguments: int) -> dict[str, Any]:
-    if refusal.temporaries is None:
-        used = refusal.used or 0.0
-        temporaries = used - arguments
-    else:
-        temporaries = refusal.temporaries
-        used = temporaries + arguments
-    return {
-        "need_gib": used / GIB,
-        "peak_gib": None,
-        "arguments_gib": arguments / GIB,
-        "temporaries_gib": temporaries / GIB,
-        "host_gib": None,
-    }
+    found, included = _TEMPORARIES.search(message), 0.0
+    if found is None:
+        found, included = _USED.search(message), arguments
+    if found is None:
+        return None
+    used, used_unit, limit, limit_unit = found.groups()
+    return _bytes(used, used_unit) - included, _bytes(limit, limit_unit)
 
 
 def _spent(compiled: Any) -> dict[str, Any]:

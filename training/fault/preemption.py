@@ -11,6 +11,7 @@ import logging
 import signal
 import threading
 from types import FrameType
+from typing import Any
 
 from jax.experimental import multihost_utils
 
@@ -25,14 +26,12 @@ class StopSignal:
         self._calls = 0
         # Not a `threading.Event`: the code that the handler interrupts may hold its lock.
         self._stopping = False
-        self._old: object = None
-        self._installed = False
+        self._old: Any = None
 
     def __enter__(self) -> StopSignal:
         if not self._many:
             if threading.current_thread() is threading.main_thread():
                 self._old = signal.signal(signal.SIGTERM, self._on_signal)
-                self._installed = True
             else:
                 logger.info("not in the main thread: SIGTERM will not write a checkpoint")
         return self
@@ -41,8 +40,8 @@ class StopSignal:
         # The default handler would let a second SIGTERM end the process before it has reported its
         # preemption, so ours stays.
         leaving = self._stopping and self._old is signal.SIG_DFL
-        if self._installed and not leaving:
-            signal.signal(signal.SIGTERM, self._old)  # pyrefly: ignore
+        if self._old is not None and not leaving:
+            signal.signal(signal.SIGTERM, self._old)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._stopping = True

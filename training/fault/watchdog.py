@@ -97,7 +97,7 @@ class Watchdog:
         index: int = 0,
         count: int = 1,
         board: Board | None = None,
-        on_end: Callable[[str], None] | None = None,
+        on_end: Callable[[str], None] = lambda report: None,
         end: Callable[[int], None] = os._exit,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -141,12 +141,8 @@ class Watchdog:
         after = "between steps" if before.phase == "step" else before.phase
         self._heartbeat = _Heartbeat(after, before.step, self._clock())
 
-    @property
-    def limit(self) -> float:
-        """The current timeout in seconds."""
-        return self._timeout(self._heartbeat)
-
     def _timeout(self, heartbeat: _Heartbeat) -> float:
+        """The timeout in seconds after this heartbeat."""
         if heartbeat.phase not in _STEP_PHASES or len(self._durations) < LEAST:
             return PATIENCE * self._seconds
         return max(self._seconds, FACTOR * statistics.median(self._durations))
@@ -194,10 +190,9 @@ class Watchdog:
         header = f"watchdog: {reason}; ending process {self._index}"
         report = "\n".join([header, *_progress_lines(others), _stacks()])
         logger.critical("%s", report)
-        if self._on_end is not None:
-            callback = threading.Thread(target=self._call_on_end, args=(report,), daemon=True)
-            callback.start()
-            callback.join(TELLING_SECONDS)
+        callback = threading.Thread(target=self._call_on_end, args=(report,), daemon=True)
+        callback.start()
+        callback.join(TELLING_SECONDS)
         for handler in logging.getLogger().handlers:
             handler.flush()
         if self._count > 1:
@@ -206,7 +201,6 @@ class Watchdog:
         self._end(EXIT_CODE)
 
     def _call_on_end(self, report: str) -> None:
-        assert self._on_end is not None
         with contextlib.suppress(Exception):
             self._on_end(report)
 
