@@ -24,6 +24,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any
 
 import jax
@@ -57,6 +58,11 @@ _ERRORS = {"passing": StoreUnavailable, "input": InputError, "storage": StorageE
 logger = logging.getLogger(__name__)
 
 
+def _ignore(*_: object) -> None:
+    """The default callback: does nothing."""
+
+
+@dataclass(eq=False)
 class Checkpointer:
     """Writes checkpoints of one run, one at a time, and drops old ones.
 
@@ -77,50 +83,38 @@ class Checkpointer:
         chunk_bytes: maximum size of a file, where the array can be cut that finely.
 
     Attributes:
+        committed: step and path of every committed checkpoint that is kept, oldest first.
         begun: step of the newest save that was started; 0 before the first.
     """
 
-    def __init__(
-        self,
-        directory: str,
-        *,
-        attempt: str,
-        on_commit: Commit | None = None,
-        on_drop: Commit | None = None,
-        on_failure: Failure | None = None,
-        dropped: Callable[[Sequence[int]], Sequence[int]] = lambda steps: (),
-        existing: Sequence[tuple[int, str]] = (),
-        timeout_seconds: float = SAVE_TIMEOUT_SECONDS,
-        chunk_bytes: int = CHUNK_BYTES,
-    ) -> None:
-        self._directory = directory
-        self._attempt = attempt
-        self._on_commit = on_commit
-        self._on_drop = on_drop
-        self._on_failure = on_failure
-        self._dropped = dropped
-        self._committed = list(existing)
-        self._timeout_seconds = timeout_seconds
-        self._chunk_bytes = chunk_bytes
-        self._copies = HostCopies()
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-        self.begun = 0
-        self._failures = 0
+    directory: str
+    _: KW_ONLY
+    attempt: str
+    on_commit: Commit = _ignore
+    on_drop: Commit = _ignore
+    on_failure: Failure = _ignore
+    dropped: Callable[[Sequence[int]], Sequence[int]] = lambda steps: ()
+    existing: InitVar[Sequence[tuple[int, str]]] = ()
+    timeout_seconds: float = SAVE_TIMEOUT_SECONDS
+    chunk_bytes: int = CHUNK_BYTES
+    committed: list[tuple[int, str]] = field(init=False)
+    begun: int = field(default=0, init=False)
+    _copies: HostCopies = field(default_factory=HostCopies, init=False)
+    _thread: threading.Thread | None = field(default=None, init=False)
+    _error: BaseException | None = field(default=None, init=False)
+    _failures: int = field(default=0, init=False)
+
+    def __post_init__(self, existing: Sequence[tuple[int, str]]) -> None:
+        self.committed = list(existing)
 
     @property
     def latest(self) -> tuple[int, str] | None:
         """Step and path of the newest committed checkpoint."""
-        return self._committed[-1] if self._committed else None
-
-    @property
-    def committed(self) -> list[tuple[int, str]]:
-        """Step and path of every committed checkpoint that is kept, oldest first."""
-        return list(self._committed)
+        return self.committed[-1] if self.committed else None
 
     def path_of(self, step: int) -> str:
         """Path of the checkpoint of `step`."""
-        return storage.join(self._directory, f"{step:08d}.{self._attempt}")
+        return storage.join(self.directory, f"{step:08d}.{self.attempt}")
 
     def reserve(self, state: Any) -> None:
         """Start to allocate the host memory for saves of such a state, in a background thread."""
@@ -147,10 +141,10 @@ class Checkpointer:
         self._join()
         self._report_failure()
         path = self.path_of(step)
-        deadline = Deadline(self._timeout_seconds, f"{path}: checkpoint")
+        deadline = Deadline(self.timeout_seconds, f"{path}: checkpoint")
         files = open_files(path, deadline)
         content = json.dumps(progress).encode()
-        described = describe(state, self._chunk_bytes)
+        described = describe(state, self.chunk_bytes)
         shards = self._copies.take(tree_names.flatten(state))
         self.begun = step
 
@@ -159,7 +153,7 @@ class Checkpointer:
                 written = _write(path, files, deadline, shards, described, content)
                 if written is not None:
                     self._commit(step, path, described, written)
-                self._committed.append((step, path))
+                self.committed.append((step, path))
                 self._failures = 0
                 self._drop_old()
             except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
@@ -182,11 +176,11 @@ class Checkpointer:
 
     def _join(self) -> None:
         if self._thread is not None:
-            self._thread.join(self._timeout_seconds + _GRACE_SECONDS)
+            self._thread.join(self.timeout_seconds + _GRACE_SECONDS)
             if self._thread.is_alive():
                 raise StorageError(
-                    f"{self._directory}: {self._thread.name} did not end in "
-                    f"{self._timeout_seconds + _GRACE_SECONDS:g} s; check the storage"
+                    f"{self.directory}: {self._thread.name} did not end in "
+                    f"{self.timeout_seconds + _GRACE_SECONDS:g} s; check the storage"
                 )
             self._thread = None
 
@@ -198,8 +192,7 @@ class Checkpointer:
             self._raise_failure()
         error, self._error = self._error, None
         logger.error("checkpoint of step %d failed, training continues: %s", self.begun, error)
-        if self._on_failure is not None:
-            self._on_failure(self.begun, str(error))
+        self.on_failure(self.begun, str(error))
 
     def _raise_failure(self) -> None:
         if self._error is None:
@@ -209,7 +202,7 @@ class Checkpointer:
             raise error
         # `StoreUnavailable` marks a transient error: the engine retries the step.
         kind = StoreUnavailable if isinstance(error, OSError) else StorageError
-        raise kind(f"a checkpoint under {self._directory} failed: {error}") from error
+        raise kind(f"a checkpoint under {self.directory} failed: {error}") from error
 
     def _commit(
         self, step: int, path: str, described: dict[str, Any], written: WrittenChunks
@@ -219,31 +212,27 @@ class Checkpointer:
         except BaseException:
             _discard(path)
             raise
-        if self._on_commit is None:
-            return
         try:
-            self._on_commit(step, path)
+            self.on_commit(step, path)
         except BaseException:
             # The record may have been written, so delete the files only after `on_drop` removed it.
-            if self._on_drop is not None:
-                with contextlib.suppress(Exception):
-                    self._on_drop(step, path)
-                    _discard(path)
+            with contextlib.suppress(Exception):
+                self.on_drop(step, path)
+                _discard(path)
             raise
 
     def _drop_old(self) -> None:
-        committed = [step for step, _ in self._committed]
-        for position in reversed(self._dropped(committed)):
-            step, path = self._committed[position]
+        committed = [step for step, _ in self.committed]
+        for position in reversed(self.dropped(committed)):
+            step, path = self.committed[position]
             if jax.process_index() == 0:
                 try:
-                    if self._on_drop is not None:
-                        self._on_drop(step, path)
+                    self.on_drop(step, path)
                     storage.delete_tree(path)
                 except (StorageError, OSError) as error:  # the new checkpoint is committed anyway
                     logger.warning("%s: could not be deleted, will be retried: %s", path, error)
                     continue
-            del self._committed[position]
+            del self.committed[position]
 
 
 def describe(state: Any, chunk_bytes: int) -> dict[str, dict[str, Any]]:

@@ -117,7 +117,7 @@ def load_model_onto(layout: Layout, checkpoint_path: str, config: TransformerCon
 def newest_sound(
     checkpoints: Sequence[tuple[int, str]],
     like: Tree,
-    on_corrupt: Callable[[int, str, str], None] | None = None,
+    on_corrupt: Callable[[int, str, str], None] = lambda *_: None,
     read: Callable[[str], dict[str, Any]] = read_progress,
 ) -> tuple[int, str, Tree, dict[str, Any]] | None:
     """Restore the newest of `checkpoints` that is sound.
@@ -141,8 +141,7 @@ def newest_sound(
             return step, path, state, fail_together(lambda path=path: read(path))
         except CorruptOutput as error:
             logger.warning("checkpoint of step %d is corrupt, trying an older one: %s", step, error)
-            if on_corrupt is not None:
-                on_corrupt(step, path, str(error))
+            on_corrupt(step, path, str(error))
     if checkpoints:
         raise CorruptOutput(
             f"none of {len(checkpoints)} checkpoints is sound (newest: {checkpoints[-1][1]}); "

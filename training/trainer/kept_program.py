@@ -62,7 +62,7 @@ class KeptPrograms:
         self,
         programs: Sequence[KeptProgram],
         directory: str,
-        on_program: OnProgram | None = None,
+        on_program: OnProgram,
     ) -> None:
         self._programs = programs
         self._directory = directory
@@ -127,7 +127,7 @@ class KeptPrograms:
         def work() -> None:
             try:
                 storage.write_atomic(kept.path, data)
-                if self._on_program is not None and not self._closed:
+                if not self._closed:
                     self._on_program(kept)
             except Exception as error:  # noqa: BLE001 - a faster restart must not fail a run
                 logger.warning("%s: not kept, a restart compiles again: %s", kept.path, error)

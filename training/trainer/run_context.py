@@ -13,6 +13,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import jax
@@ -44,6 +45,7 @@ def _ignore(*_: Any) -> None:
     """The default callback: does nothing."""
 
 
+@dataclass(kw_only=True, eq=False)
 class RunContext:
     """One attempt of a run.
 
@@ -71,34 +73,26 @@ class RunContext:
         leader: whether this is process 0.
     """
 
-    stop: StopSignal
-    watchdog: Watchdog
+    coordinator: Coordinator | None = None
+    on_commit: Commit = _ignore
+    on_drop: Commit = _ignore
+    on_progress: Progress = _ignore
+    on_event: Event = _ignore
+    on_program: OnProgram = _ignore
+    before: InitVar[Mapping[str, float] | None] = None
+    watch: Stopwatch = field(default_factory=Stopwatch, init=False)
+    startup: Startup = field(init=False)
+    stop: StopSignal = field(init=False)
+    watchdog: Watchdog = field(init=False)
+    log: MetricsLog | None = field(default=None, init=False)
+    profiler: Profiler | None = field(default=None, init=False)
+    leader: bool = field(default=True, init=False)
+    _journal: Journal | None = field(default=None, init=False)
+    _trackers: Trackers | None = field(default=None, init=False)
+    _outcome: str = field(default="failed", init=False)
 
-    def __init__(
-        self,
-        *,
-        coordinator: Coordinator | None = None,
-        on_commit: Commit = _ignore,
-        on_drop: Commit = _ignore,
-        on_progress: Progress = _ignore,
-        on_event: Event = _ignore,
-        on_program: OnProgram | None = None,
-        before: Mapping[str, float] | None = None,
-    ) -> None:
-        self.coordinator = coordinator
-        self.on_drop = on_drop
-        self.on_program = on_program
-        self._on_commit = on_commit
-        self._on_progress = on_progress
-        self._on_event = on_event
-        self.watch = Stopwatch()
+    def __post_init__(self, before: Mapping[str, float] | None) -> None:
         self.startup = Startup(before)
-        self.leader = True
-        self.log: MetricsLog | None = None
-        self._journal: Journal | None = None
-        self.profiler: Profiler | None = None
-        self._trackers: Trackers | None = None
-        self._outcome = "failed"
 
     @contextmanager
     def open(self, job: TrainJob, *, device: str = "", devices: int = 0) -> Iterator[None]:
@@ -180,7 +174,7 @@ class RunContext:
         if self.log is not None:
             self.log.write("step", row)
         if self.leader and (step % train.log_every == 0 or step == train.steps):
-            self._on_progress(step, train.steps, row)
+            self.on_progress(step, train.steps, row)
         if self._trackers is not None:
             self._report(self._trackers.failures())
 
@@ -197,14 +191,14 @@ class RunContext:
         """
         if self.log is not None:
             self.log.flush()
-        self._on_commit(step, path)
+        self.on_commit(step, path)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Log an event, such as an evaluation or a generated sample, and pass it to `on_event`."""
         if self.log is not None:
             self.log.write(kind, fields)
         if self.leader:
-            self._on_event(kind, fields)
+            self.on_event(kind, fields)
 
     def end(self, *, preempted: bool) -> None:
         """Record that the attempt finished or was preempted, and so did not fail."""
@@ -229,10 +223,10 @@ class RunContext:
         for reason in failures:
             logger.warning("%s", reason)
             with contextlib.suppress(Exception):
-                self._on_event("tracker", {"reason": reason})
+                self.on_event("tracker", {"reason": reason})
 
     def _watchdog_ends(self, report: str) -> None:
-        self._on_event("watchdog", {"process": jax.process_index(), "report": report})
+        self.on_event("watchdog", {"process": jax.process_index(), "report": report})
 
 
 def tracker_context(job: TrainJob, path: str) -> dict[str, Any]:
