@@ -139,7 +139,8 @@ def _main() -> None:
         devices,
         eos_id=0,
     )
-    sys.stdout.write(f"{json.dumps(dataclasses.asdict(preflight(program)))}\n")
+    verdict, _ = preflight(program)
+    sys.stdout.write(f"{json.dumps(dataclasses.asdict(verdict))}\n")
 
 
 if __name__ == "__main__":

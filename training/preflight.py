@@ -1,7 +1,7 @@
 """Compiles a train step with the TPU compiler before a slice is requested.
 
     program = build_program(model, optimizer, train, describe("v6e-16"), eos_id=0)
-    preflight(program).fits
+    verdict, compiled = preflight(program)
 
 The compiler refuses a program that does not fit within seconds; one that fits takes as long to
 compile as on the slice itself.
@@ -59,16 +59,14 @@ class Preflight:
     versions: dict[str, str | None]
 
 
-def preflight(program: Program) -> Preflight:
+def preflight(program: Program) -> tuple[Preflight, jax.stages.Compiled | None]:
     """Compile the train step of `program` for its devices and report its memory.
 
     Compiler errors other than too little device memory propagate.
+
+    Returns:
+        The verdict, and the compiled step, None if it does not fit.
     """
-    return compile_step(program)[0]
-
-
-def compile_step(program: Program) -> tuple[Preflight, jax.stages.Compiled | None]:
-    """The verdict, see `preflight`, and the compiled step, None if it does not fit."""
     lowered, arguments = program.lower(), argument_bytes(program)
     chip = chip_of(program.layout.mesh.devices.flat[0].device_kind)
     limit = chip.usable if chip is not None else None

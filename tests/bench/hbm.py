@@ -47,9 +47,9 @@ def line(options: argparse.Namespace, remat: str) -> dict[str, Any]:
     """The measurement of one policy."""
     program = make_program(options, remat=remat)
     from tests.training.hlo.cost import model_flops, program_cost
-    from training.preflight import compile_step
+    from training.preflight import preflight
 
-    found, compiled = compile_step(program)
+    found, compiled = preflight(program)
     cost = program_cost(program, compiled)
     shape = (options.model, options.slice.replace("v6e:4x4", "v6e-16"), options.batch, options.seq)
     peers = {} if options.set_model else LEVANTER.get(shape, {})

@@ -50,11 +50,11 @@ def line(options: Any, name: str) -> dict[str, Any]:
     from tests.training.hlo.cost import executed_over_model, program_cost
     from training.config import OptimizerConfig
     from training.cost.memory_estimate import GIB, estimate
-    from training.preflight import compile_step
+    from training.preflight import preflight
 
     remat = options.remat[0] if options.remat else "matmuls"
     program = make_program(options, remat=remat, parallel=fields(name))
-    found, compiled = compile_step(program)
+    found, compiled = preflight(program)
     cost = program_cost(program, compiled)
     optimizer = OptimizerConfig(**dict(options.set_optimizer))
     guess = estimate(program.model, optimizer, program.train, program.layout.devices)

@@ -30,9 +30,9 @@ from tests.bench.tpu_options import described, make_program, parser
 def line(options: argparse.Namespace, name: str, program: Any) -> tuple[dict[str, Any], Any]:
     """The measurement of one program, and its cost."""
     from tests.training.hlo.cost import executed_over_model, model_flops, program_cost
-    from training.preflight import compile_step
+    from training.preflight import preflight
 
-    found, compiled = compile_step(program)
+    found, compiled = preflight(program)
     cost, model = program_cost(program, compiled), program.model
     tokens = options.batch * options.seq / program.layout.devices
     return {

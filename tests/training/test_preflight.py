@@ -17,7 +17,7 @@ from tests.training import tiny
 from tests.training.hlo.cost import executed_over_model, model_flops, program_cost
 from training.cost import topology
 from training.cost.topology import describe
-from training.preflight import argument_bytes, compile_step, parse_refusal, preflight
+from training.preflight import argument_bytes, parse_refusal, preflight
 
 GIB = 2**30
 
@@ -63,7 +63,7 @@ def test_a_program_of_the_cpu():
     """FLOPs are the model's weights times six a token, and reference attention's full square."""
     devices = 4
     program = tiny.program(devices)
-    found, compiled = compile_step(program)
+    found, compiled = preflight(program)
     cost = program_cost(program, compiled)
     model, train = program.model, program.train
     tokens = train.batch_size * train.sequence_length // devices
@@ -117,7 +117,7 @@ names = {name: describe(name) for name in ("v6e-1", "v6e-4", "v6e-8", "v6e-16", 
 from models.config import TransformerConfig
 from training.config import OptimizerConfig, TrainConfig
 from tests.training.hlo.cost import program_cost
-from training.preflight import compile_step
+from training.preflight import preflight
 from training.step.program import build_program
 
 model = TransformerConfig(
@@ -148,7 +148,7 @@ def limit(tpu):
     except jax.errors.JaxRuntimeError as error:
         return parse_refusal(str(error), 0)[1]
 
-verdict, compiled = compile_step(program())
+verdict, compiled = preflight(program())
 print(json.dumps({
     "limits": {name: limit(tpu) for name, tpu in TPUS.items()},
     "devices": {name: len(devices) for name, devices in names.items()},
