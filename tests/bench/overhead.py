@@ -64,7 +64,7 @@ class Host:
         if "profiler" not in self.parts and self.observer.profiler is not None:
             self.observer.profiler.close()
             self.observer.profiler = None
-        batches = self._batches()
+        batches = iter(self._batches())
         self.feed: Any = TimedBatches(batches, self.watch) if "feed" in self.parts else batches
         self.recorder: Any = None
         if "metrics" in self.parts:

@@ -42,6 +42,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -56,45 +57,37 @@ AVERAGED_STEPS = 50
 _Pending = tuple[int, dict[str, jax.Array], Throughput]
 
 
+@dataclass(eq=False)
 class Recorder:
     """Makes one metrics row per step.
 
     A row's `seconds` and `data_wait` are what the buckets "step" and "data_wait" of the stopwatch
     have gained since the row before, so time in any other bucket belongs to no row.
 
-    Args:
+    Attributes:
         on_row: called with every row.
         watch: the attempt's stopwatch.
-        throughput: rates of the coming steps; None when no step will run.
+        throughput: rates of the coming steps, applied from the next `push`; None before the first
+            batch phase.
         max_skipped: `push` raises after this many skipped steps in a row.
-        skipped: the attribute `skipped` of the recorder before this one.
-        memory: returns `memory_bytes`, or None for a row without it.
-
-    Attributes:
-        throughput: assign a new one when the batch phase changes; it applies from the next `push`.
         skipped: (the `skipped` column of the last row, number of skipped steps in a row up to that
             row); a resumed attempt continues the series.
+        memory: returns `memory_bytes`, or None for a row without it.
     """
 
-    def __init__(
-        self,
-        on_row: Callable[[MetricsRow], None],
-        watch: Stopwatch,
-        throughput: Throughput | None,
-        max_skipped: int,
-        *,
-        skipped: tuple[float, int] = (0.0, 0),
-        memory: Callable[[], int | None] = lambda: None,
-    ) -> None:
-        self.throughput = throughput or Throughput(tokens=0, flops=(0.0, 0.0), peak=None)
-        self._max_skipped = max_skipped
-        self._on_row = on_row
-        self._watch = watch
-        self._memory = memory
-        self._pending: _Pending | None = None
-        self._recent: deque[tuple[int, float]] = deque(maxlen=AVERAGED_STEPS)
-        self.skipped = skipped
-        self._spent = watch.nanoseconds()
+    on_row: Callable[[MetricsRow], None]
+    watch: Stopwatch
+    throughput: Throughput | None
+    max_skipped: int
+    skipped: tuple[float, int] = field(default=(0.0, 0), kw_only=True)
+    memory: Callable[[], int | None] = field(default=lambda: None, kw_only=True)
+    _pending: _Pending | None = field(default=None, init=False)
+    _recent: deque[tuple[int, float]] = field(
+        default_factory=lambda: deque(maxlen=AVERAGED_STEPS), init=False
+    )
+
+    def __post_init__(self) -> None:
+        self._spent = self.watch.nanoseconds()
 
     def push(self, step: int, metrics: dict[str, jax.Array]) -> None:
         """Write the row of the step before; write this step's too if it is computed already.
@@ -107,6 +100,7 @@ class Recorder:
             InputError: the last `max_skipped` steps were not applied.
         """
         self.drain()
+        assert self.throughput is not None, "steps run in a batch phase"
         self._pending = (step, metrics, self.throughput)
         arrays: Any = metrics.values()  # jax.Array's annotations lack `is_ready`
         if all(array.is_ready() for array in arrays):
@@ -120,7 +114,7 @@ class Recorder:
 
     def _write(self, step: int, metrics: dict[str, jax.Array], throughput: Throughput) -> None:
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-        before, self._spent = self._spent, self._watch.nanoseconds()
+        before, self._spent = self._spent, self.watch.nanoseconds()
         training, data_wait = (
             (self._spent[bucket] - before[bucket]) / 1e9 for bucket in ("step", "data_wait")
         )
@@ -132,17 +126,17 @@ class Recorder:
         if "tokens" in values:
             row["padded"] = throughput.padded(values["tokens"])
             row["useful_tokens_per_second"] = values["tokens"] / max(seconds, 1e-9)
-        memory = self._memory()
+        memory = self.memory()
         if memory is not None:
             row["memory_bytes"] = memory
-        self._on_row(row)
+        self.on_row(row)
         self._check_finite(step, values["skipped"])
 
     def _check_finite(self, step: int, skipped: float) -> None:
         before, in_a_row = self.skipped
         in_a_row = in_a_row + 1 if skipped > before else 0
         self.skipped = (skipped, in_a_row)
-        if in_a_row >= self._max_skipped:
+        if in_a_row >= self.max_skipped:
             raise InputError(
                 f"step {step}: loss or gradients were not finite, or the loss was a spike, in "
                 f"{in_a_row} steps in a row, none was applied; lower the learning "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from training.metrics.stopwatch import Stopwatch
@@ -12,6 +13,7 @@ BEHIND_SECONDS = 1e-3
 """A longer wait for a batch shows that the loader does not keep up."""
 
 
+@dataclass(eq=False)
 class TimedBatches:
     """Iterates over the loader's batches; counts the devices' idle time as `data_wait`.
 
@@ -21,23 +23,17 @@ class TimedBatches:
     first waits for the step, and only the wait after it counts. The loader's queue is empty then,
     so this delays only the hand-over of the next batch.
 
-    Args:
+    Attributes:
         batches: the loader.
         watch: the stopwatch, in `step` while the loop runs.
         clock: the stopwatch's clock, in nanoseconds.
     """
 
-    def __init__(
-        self,
-        batches: Iterable[Any],
-        watch: Stopwatch,
-        clock: Callable[[], int] = time.perf_counter_ns,
-    ) -> None:
-        self._batches = iter(batches)
-        self._watch = watch
-        self._clock = clock
-        self._running: Any = None
-        self._behind = False
+    batches: Iterator[Any]
+    watch: Stopwatch
+    clock: Callable[[], int] = time.perf_counter_ns
+    _running: Any = field(default=None, init=False)
+    _behind: bool = field(default=False, init=False)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -50,11 +46,11 @@ class TimedBatches:
         running = self._running
         if self._behind and running is not None:
             running.block_until_ready()
-        started = self._clock()
-        batch = next(self._batches)
-        waited = self._clock() - started
+        started = self.clock()
+        batch = next(self.batches)
+        waited = self.clock() - started
         idle = running is None or running.is_ready()
         self._behind = idle and running is not None and waited > BEHIND_SECONDS * 1e9
         if idle:
-            self._watch.count_as("data_wait", waited)
+            self.watch.count_as("data_wait", waited)
         return batch

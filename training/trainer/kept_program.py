@@ -20,6 +20,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ _NEUTRAL_FLAGS = ("--xla_dump_", "--xla_force_host_platform_device_count")
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class KeptPrograms:
     """Compiles steps, or loads the steps that an earlier attempt compiled.
 
@@ -58,20 +60,16 @@ class KeptPrograms:
             its record.
     """
 
-    def __init__(
-        self,
-        programs: Sequence[KeptProgram],
-        directory: str,
-        on_program: OnProgram,
-    ) -> None:
-        self._programs = programs
-        self._directory = directory
-        self._on_program = on_program
-        self._threads: list[threading.Thread] = []
-        self._closed = False
-        if directory and config.compilation_cache_dir.value:
+    programs: Sequence[KeptProgram]
+    directory: str
+    on_program: OnProgram
+    _threads: list[threading.Thread] = field(default_factory=list, init=False)
+    _closed: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        if self.directory and config.compilation_cache_dir.value:
             logger.info("compiled steps are kept in JAX's compilation cache, which is configured")
-            self._directory = ""
+            self.directory = ""
 
     def compile(
         self, program: Program, lowered: jax.stages.Lowered
@@ -82,7 +80,7 @@ class KeptPrograms:
             program: the program that the step belongs to.
             lowered: its step, lowered for the shapes it takes.
         """
-        if not self._directory:
+        if not self.directory:
             return lowered.compile(), False
         made_for = conditions(program, lowered.as_text())
         entry = _Entry(lambda key: self._find({**made_for, _KEY: key}))
@@ -103,7 +101,7 @@ class KeptPrograms:
     def _find(self, made_for: Mapping[str, str]) -> bytes | None:
         """Bytes of the newest program made for these conditions; warns and returns None if none."""
         reasons = []
-        for kept in reversed(self._programs):
+        for kept in reversed(self.programs):
             reason = different(kept.made_for, made_for)
             try:
                 if reason is None:
@@ -118,7 +116,7 @@ class KeptPrograms:
     def _keep(self, data: bytes, made_for: Mapping[str, str]) -> None:
         digest = made_for["program"]
         kept = KeptProgram(
-            path=storage.join(self._directory, digest[:16], FILE),
+            path=storage.join(self.directory, digest[:16], FILE),
             size=len(data),
             sha256=hashlib.sha256(data).hexdigest(),
             made_for=made_for,
@@ -128,7 +126,7 @@ class KeptPrograms:
             try:
                 storage.write_atomic(kept.path, data)
                 if not self._closed:
-                    self._on_program(kept)
+                    self.on_program(kept)
             except Exception as error:  # noqa: BLE001 - a faster restart must not fail a run
                 logger.warning("%s: not kept, a restart compiles again: %s", kept.path, error)
 

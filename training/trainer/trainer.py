@@ -115,7 +115,14 @@ class _Trainer:
         """Initialize or resume, train, and wait for the last checkpoint."""
         start, compiled = self._restore_and_compile()
         self._record_start(start)
-        self.recorder = self._recorder(start, compiled)
+        self.recorder = Recorder(
+            self.run.row,
+            self.watch,
+            None,
+            self.config.max_skipped,
+            skipped=start.skipped,
+            memory=PeakMemory(jax.local_devices()),
+        )
         with ExitStack() as stack:
             self.checkpointer = self._checkpointer(start)
             stack.push(self._drain)
@@ -228,7 +235,7 @@ class _Trainer:
     ) -> tuple[TrainState, int, bool]:
         config, layout, batch_size = self.config, program.layout, program.train.batch_size
         rows = layout.process_rows(batch_size)
-        feed, step, stopping = TimedBatches(loader, self.watch), start, False
+        feed, step, stopping = TimedBatches(iter(loader), self.watch), start, False
         self.watch.switch("step")
         for step, batch in zip(range(start + 1, phase.end + 1), feed, strict=False):
             self.run.startup.ended("first batch")
@@ -291,16 +298,6 @@ class _Trainer:
             on_failure=failed,
             dropped=functools.partial(dropped, train=self.config),
             existing=start.existing,
-        )
-
-    def _recorder(self, start: InitialState, compiled: CompiledPhase | None) -> Recorder:
-        return Recorder(
-            self.run.row,
-            self.watch,
-            compiled.throughput if compiled is not None else None,
-            self.config.max_skipped,
-            skipped=start.skipped,
-            memory=PeakMemory(jax.local_devices()),
         )
 
     def _loader(self, dataset: Dataset, phase: BatchPhase, program: Program, step: int) -> Loader:
