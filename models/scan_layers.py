@@ -17,25 +17,11 @@ import jax.numpy as jnp
 from haliax import NamedArray
 
 from models.axes import LAYERS
+from models.layer_cycles import cycles_of
 
 Kind = TypeVar("Kind")
 Out = TypeVar("Out")
 Block = TypeVar("Block")
-
-
-def cycles_of(kinds: Sequence[Any]) -> tuple[int, int]:
-    """The layers per cycle and the number of cycles that `kinds` start with.
-
-    Minimizes the blocks in the program: those of one cycle plus the layers after the last cycle.
-    """
-    count = len(kinds)
-
-    def repeats(period: int) -> int:
-        layers = next((i for i in range(count) if kinds[i] != kinds[i % period]), count)
-        return layers // period
-
-    choices = ((period, repeats(period)) for period in range(1, count + 1))
-    return min(choices, key=lambda choice: (choice[0] + count - choice[0] * choice[1], choice[0]))
 
 
 def apply_layers(

@@ -35,13 +35,14 @@ from models.axes import (
 from models.config import TransformerConfig
 from models.embedding import look_up
 from models.initialization import truncated
+from models.layer_cycles import cycles_of
 from models.mesh_axes import MeshAxes
 from models.mlp import Mlp
 from models.norms import Norm
 from models.remat import checkpoint_policy
 from models.remat_names import BLOCK_INPUT
 from models.rotary import rotary_angles
-from models.scan_layers import apply_layers, cycles_of
+from models.scan_layers import apply_layers
 from models.self_attention import Attention
 from pipeline.errors import InputError
 

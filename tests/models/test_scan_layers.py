@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import equinox as eqx
 import haliax as hax
 import jax
@@ -10,10 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.attention.dispatch import attend
 from models.axes import TOKENS_FIRST, model_axes
 from models.config import TransformerConfig
+from models.layer_cycles import cycles_of
 from models.rotary import rotary_angles
-from models.scan_layers import apply_layers, cycles_of
+from models.scan_layers import apply_layers
 from models.transformer import Forward
 from tests.models import reference, small
 
@@ -108,13 +112,12 @@ def test_the_scan_equals_a_loop_over_layers(changes):
     model, rows = small.model(**changes), small.named(small.tokens())
     axes = model_axes(model.config)
     angles = rotary_angles(rows.resolve_axis("position"), axes.HeadSize, model.config.rope_base)
-    options = {"segment_ids": None, "backend": "reference", "mesh_axes": None, "interpret": False}
 
     def looped(model):
         x = model.embedding.take("vocab", rows).rearrange(TOKENS_FIRST)
         blocks = model.blocks.unstacked()
         for block, window in zip(blocks, reference.layer_windows(model.config), strict=True):
-            x = block(x, angles, window=window, **options)
+            x, _ = block(x, angles, partial(attend, backend="reference", window=window))
         logits = model.logits_of(model.final_norm(x))
         return logits.rearrange(("batch", "position", "vocab")).array
 

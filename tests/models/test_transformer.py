@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from functools import partial
 
 import equinox as eqx
 import haliax as hax
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.attention.dispatch import attend
 from models.precision import cast
 from models.rotary import rotary_angles
 from models.transformer import Forward
@@ -102,8 +104,7 @@ def first_layer(model, rows, window):
     x = model.embedding.take("vocab", small.named(rows)).rearrange(("embed", "batch", "position"))
     angles = rotary_angles(x.resolve_axis("position"), hax.Axis("head_size", 8), 10_000.0)
     block = next(iter(model.blocks.unstacked()))
-    settings = {"segment_ids": None, "backend": "reference", "mesh_axes": None, "interpret": False}
-    return block(x, angles, window=window, **settings).array
+    return block(x, angles, partial(attend, backend="reference", window=window))[0].array
 
 
 @pytest.mark.parametrize("base", [10_000.0, 500_000.0, 1_000_000.0])

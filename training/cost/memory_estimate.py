@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from models.attention.position_sharing import Way, choose_way
 from models.attention.tile_choice import LANES, choose_tiles, partial_sums_bytes
 from models.config import TransformerConfig
+from models.layer_cycles import cycles_of
 from models.remat_names import BLOCK_INPUT, MATMULS, saved_names, widths
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, Parallelism, TrainConfig
@@ -37,7 +38,7 @@ class Estimate:
             parameters, gradients.
         residuals: what the forward pass keeps for the backward pass, by the names of
             `models.remat_names`.
-        backward: intermediates of one layer's backward pass.
+        backward: intermediates of one iteration of the backward pass over layers.
         loss: logits of one chunk and their gradient.
         update: optimizer state that comes from the host after the residuals are freed, and goes
             back.
@@ -120,6 +121,9 @@ def estimate(
         residuals=_times(tokens * model.layers, residuals),
         backward={
             **_times(tokens, _working(model, train.remat, width, parallel)),
+            "residuals of the loop's other layers": (
+                tokens * _other_layers(model, train.unroll) * sum(residuals.values())
+            ),
             "partial sums of attention's backward": sums,
         },
         loss={"logits of a chunk": 4 * chunk, "their gradient": width * chunk},
@@ -150,19 +154,25 @@ def _parameters(
     """Bytes of the parameters, of their copies in the compute dtype and of the gradients.
 
     With "fsdp" only embedding and head are gathered as a whole. Gradients exist in the compute
-    dtype and in float32, and the update in float32: width + 4 + 4 bytes per parameter.
+    dtype and in float32, and the update in float32: width + 4 + 4 bytes per parameter. The loop
+    over microbatches has gathered parameters of its own, beside those that it is given.
     """
     parameters, tables = model.parameter_count / tensor, _table_parameters(model) / tensor
     layers = parameters - tables
     gathered = layers / group if train.parallel.sharding == "fsdp" else layers
     stays = train.parallel.rules.splits_tables and tensor == 1
+    copies = {
+        "compute copy of layers": width * gathered,
+        "compute copy of embedding and head": width * tables / (group if stays else 1),
+    }
+    loops = train.microbatches > 1
     return {
         "parameters": parameters * 4 / group,
         "average of parameters": parameters * 4 / group if train.ema else 0.0,
-        "compute copy of layers": width * gathered,
-        "compute copy of embedding and head": width * tables / (group if stays else 1),
+        **copies,
+        "the microbatches' compute copy": sum(copies.values()) if loops and group > 1 else 0.0,
         "gradients and update": parameters * (width + 8) / group,
-        "accumulated gradients": parameters * 4 / group if train.microbatches > 1 else 0.0,
+        "accumulated gradients": parameters * 4 / group if loops else 0.0,
     }
 
 
@@ -208,8 +218,9 @@ def _working(
     gathered = 4 * model.kv_heads * model.head_size * (parallel.sequence - 1) / parallel.tensor
     if _way(model, parallel) == "heads":
         gathered = 0.0
-    # Arrays of width `mlp` that are in memory at once: two more when gate and up are recomputed.
-    wide = 5 if remat in ("none", "dots") or _keeps_mlp(model, remat) else 7
+    # Arrays of width `mlp` that are in memory at once: more when gate and up are recomputed.
+    keeps = remat in ("none", "dots") or _keeps_mlp(model, remat)
+    wide = (5 if keeps else 7) if widths(model)["gate"] else (3 if keeps else 4)
     return {
         "attention, with cotangents": width * 8 * heads,
         "keys and values of other devices": width * gathered,
@@ -217,6 +228,15 @@ def _working(
         "MLP, with cotangents": width * wide * model.mlp / parallel.tensor,
         "two residual streams": width * 2 * model.embed,
     }
+
+
+def _other_layers(model: TransformerConfig, unroll: int) -> int:
+    """Layers per iteration of the loop over layers, less one.
+
+    libtpu copies the residuals of a whole iteration out of the arrays of all layers at once.
+    """
+    period, count = cycles_of(model.windows)
+    return period * min(unroll, count) - 1 if count > 1 else 0
 
 
 def _way(model: TransformerConfig, parallel: Parallelism) -> Way:

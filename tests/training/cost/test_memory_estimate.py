@@ -78,6 +78,38 @@ def test_the_estimate_holds_for_other_shapes(name, changes, devices, batch, rema
     assert found.total / GIB == pytest.approx(gib, rel=0.08 if batch[1] > 100_000 else 0.05)
 
 
+# The same of microbatches, of cycles of windows and of MLPs without a gate: what the model and the
+# config change, chips, batch, remat policy, sharding, GiB.
+SSSL, SL, SSSSL = ({"window_pattern": p, "window": 2048} for p in ("SSSL", "SL", "SSSSL"))
+RELU2 = {"mlp_kind": "relu2"}
+IN_LOOPS = [
+    ("tomat_1b", {}, 32, (512, 8192, 2), "matmuls", "zero1", 67.99),
+    ("tomat_1b", {}, 32, (512, 8192, 2), "matmuls", "fsdp", 64.28),
+    ("tomat_1b", WIDE_HEAD, 32, (512, 8192, 2), "matmuls", "zero1", 69.48),
+    ("tomat_1b", SSSL, 32, (256, 8192, 1), "matmuls", "zero1", 75.22),
+    ("tomat_1b", SL, 32, (256, 8192, 1), "matmuls", "zero1", 68.41),
+    ("tomat_1b", SSSSL, 32, (256, 8192, 1), "matmuls", "zero1", 78.61),
+    ("tomat_1b", SSSL, 32, (256, 8192, 1), "attention", "zero1", 46.53),
+    ("tomat_1b", RELU2, 32, (256, 8192, 1), "matmuls", "zero1", 50.85),
+    ("tomat_1b", RELU2, 32, (256, 8192, 1), "attention", "zero1", 37.79),
+    ("nanochat_d16", {}, 4, (32, 16_384, 1), "matmuls", "zero1", 55.66),
+    ("nanochat_d16", {}, 4, (64, 16_384, 2), "matmuls", "zero1", 56.36),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "devices", "batch", "remat", "split", "gib"), IN_LOOPS)
+def test_the_estimate_counts_what_loops_hold(name, changes, devices, batch, remat, split, gib):
+    """Compute parameters of microbatches, residuals of a cycle of layers: within 5 %."""
+    model = dataclasses.replace(getattr(presets, name), **changes)
+    optimizer = OptimizerConfig(kind="muon" if name == "nanochat_d16" else "adamw")
+    parallel = Parallelism(sharding=split, optimizer_memory="device")
+    *shape, microbatches = batch
+    asked = config(*shape, microbatches=microbatches, remat=remat, parallel=parallel)
+    train, _ = resolve(model, optimizer, asked, devices, platform="tpu", limit=V6E)
+    found = estimate(model, optimizer, train, devices)
+    assert found.total / GIB == pytest.approx(gib, rel=0.05)
+
+
 def test_tomats_200m_repeats_no_product_and_is_copied():
     """Its own batch of 128 x 8192 on 16 chips, which it trained with everything recomputed."""
     found, why = chosen(presets.tomat_200m, 16, config(128, 8192))
