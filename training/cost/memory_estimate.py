@@ -155,7 +155,7 @@ def _parameters(
 
     With "fsdp" only embedding and head are gathered as a whole. Gradients exist in the compute
     dtype and in float32, and the update in float32: width + 4 + 4 bytes per parameter. The loop
-    over microbatches has gathered parameters of its own, beside those that it is given.
+    over microbatches needs the gathered parameters once more.
     """
     parameters, tables = model.parameter_count / tensor, _table_parameters(model) / tensor
     layers = parameters - tables
@@ -233,7 +233,8 @@ def _working(
 def _other_layers(model: TransformerConfig, unroll: int) -> int:
     """Layers per iteration of the loop over layers, less one.
 
-    libtpu copies the residuals of a whole iteration out of the arrays of all layers at once.
+    The backward pass needs the residuals of a whole iteration beside the arrays of all layers; for
+    one layer, `_working` includes them.
     """
     period, count = cycles_of(model.windows)
     return period * min(unroll, count) - 1 if count > 1 else 0
