@@ -6,7 +6,7 @@ batches as an uninterrupted one from batch k on, and any number of processes rea
 batches.
 
 Small batches are read in groups, which amortises the fixed cost of a read (some hundred numpy
-calls). The first batch is read alone, so that it arrives early.
+calls). The first batch is read alone, so that it arrives early, and the others once it is taken.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Loader:
         ]
         for thread in self._threads:
             thread.start()
-        self._request()
+        self._request(1)
 
     def __iter__(self) -> Loader:
         return self
@@ -116,7 +116,7 @@ class Loader:
         except CancelledError:
             raise ValueError("this loader was closed while `next` waited for a batch") from None
         self._requested.popleft()
-        self._request()
+        self._request(self._limit)
         return batch
 
     def __enter__(self) -> Loader:
@@ -140,15 +140,13 @@ class Loader:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _request(self) -> None:
-        """Request groups until the limit, or the last batch, is reached."""
+    def _request(self, most: int) -> None:
+        """Request groups until `most` batches, or the last one, are requested."""
         while True:
-            size = self._group if self._requested else 1
-            if len(self._requested) + size > self._limit:
-                return
+            size = min(self._group, most)
             if self._stop is not None:
                 size = min(size, self._stop - self._next)
-            if size < 1:
+            if size < 1 or len(self._requested) + size > most:
                 return
             group: _Group = [(self._next + n, Future()) for n in range(size)]
             self._requested.extend(future for _, future in group)

@@ -193,18 +193,18 @@ def test_a_damaged_shard_is_found_at_its_batch(tmp_path):
 
 @pytest.mark.parametrize(("is_local", "threads"), [(True, 8), (False, 16)])
 def test_a_slow_disk_or_store_is_read_by_all_threads_at_once(is_local, threads):
-    """The first reads go on only when every thread has begun one."""
+    """After the first read, reads continue only when every thread has begun one."""
     together, slow = threading.Barrier(threads, timeout=30), Fake(is_local=is_local)
     plain = slow.read
 
     def read(rows):
         tokens = plain(rows)
-        if slow.reads.index(rows.tolist()) < threads:
+        if 0 < slow.reads.index(rows.tolist()) <= threads:
             together.wait()
         return tokens
 
     slow.read = read
-    take(slow, threads + 4, batch_size=10)
+    take(slow, threads + 5, batch_size=10)
     assert slow.most <= threads
 
 
