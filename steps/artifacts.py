@@ -189,11 +189,11 @@ class Sequences(Artifact):
         from data.batches.mixture import MixturePhase
 
         cache = self.cache.result
-        stages = self.result.get("stages", ())
+        phases = self.result.get("phases", ())
         return DatasetSpec(
             sources=tuple(part.source() for part in (self.parts or [self])),
-            stages=tuple(
-                MixturePhase(start=s["start"], weights=tuple(s["weights"])) for s in stages
+            phases=tuple(
+                MixturePhase(start=s["start"], weights=tuple(s["weights"])) for s in phases
             ),
             sequence_length=self.result["sequence_length"],
             vocab_size=cache["vocab_size"],

@@ -46,15 +46,15 @@ def _check(arguments: Mapping[str, Any]) -> None:
             f"mix: {len(parts)} inputs and weights {[p.weights for p in phases]}; give one "
             "weight per input in every phase"
         )
-    stages = [MixturePhase(start=phase.start_tokens, weights=phase.weights) for phase in phases]
-    Mixture(stages, arguments["seed"])  # its constructor refuses
+    ordered = [MixturePhase(start=phase.start_tokens, weights=phase.weights) for phase in phases]
+    Mixture(ordered, arguments["seed"])  # its constructor refuses
 
 
 def _phases(weights: tuple[float, ...], later: tuple[Phase, ...]) -> tuple[Phase, ...]:
     return (Phase(start_tokens=0, weights=weights), *later)
 
 
-@step(output=Sequences, version=1, check=_check)
+@step(output=Sequences, version=2, check=_check)
 def mix(
     run: StepContext,
     sequences: tuple[Sequences, ...],
@@ -77,11 +77,11 @@ def mix(
     from data.batches.mixture import Mixture, MixturePhase
 
     length = _common_length(sequences)
-    stages = tuple(
+    by_sequence = tuple(
         MixturePhase(start=-(-phase.start_tokens // length), weights=phase.weights)
         for phase in _phases(weights, later)
     )
-    Mixture(stages, seed)  # refuses phases that start at the same sequence
+    Mixture(by_sequence, seed)  # refuses phases that start at the same sequence
     return {
         "sequence_length": length,
         "sequences": sum(part.result["sequences"] for part in sequences),
@@ -89,7 +89,7 @@ def mix(
         "sources": [
             {"cache": part.cache.path, "sequences": part.result["sequences"]} for part in sequences
         ],
-        "stages": [dataclasses.asdict(stage) for stage in stages],
+        "phases": [dataclasses.asdict(phase) for phase in by_sequence],
         "seed": seed,
     }
 
@@ -97,7 +97,7 @@ def mix(
 def _common_length(sequences: tuple[Sequences, ...]) -> int:
     first = sequences[0]
     for part in sequences:
-        if "stages" in part.result:
+        if "phases" in part.result:
             raise InputError(f"mix: {part.path} is a mixture already; mix its inputs instead")
         for what, found, expected in (
             ("sequence_length", part.result["sequence_length"], first.result["sequence_length"]),

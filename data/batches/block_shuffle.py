@@ -131,5 +131,5 @@ def _rank_of_last_block(blocks: int, seed: int, epoch: int) -> int:
 
 
 @functools.lru_cache(maxsize=_CACHED)
-def _permutation(size: int, seed: int, epoch: int, stage: str, window: int) -> FeistelPermutation:
-    return FeistelPermutation(size, derive_key(seed, epoch, stage, window))
+def _permutation(size: int, seed: int, epoch: int, what: str, window: int) -> FeistelPermutation:
+    return FeistelPermutation(size, derive_key(seed, epoch, what, window))

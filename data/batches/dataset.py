@@ -46,7 +46,7 @@ class DatasetSpec:
 
     Attributes:
         sources: at least one.
-        stages: mixture phases, each with the weights of the sources from its start on; empty draws
+        phases: mixture phases, each with the weights of the sources from its start on; empty draws
             from every source in proportion to its rows.
         sequence_length: tokens in a row.
         vocab_size: vocabulary size of the tokenizer, the same for all sources.
@@ -58,7 +58,7 @@ class DatasetSpec:
     """
 
     sources: tuple[Source, ...]
-    stages: tuple[MixturePhase, ...] = ()
+    phases: tuple[MixturePhase, ...] = ()
     sequence_length: int
     vocab_size: int
     eos_id: int
@@ -166,15 +166,15 @@ def _order(source: Source, length: int, count: int) -> BlockShuffle:
 
 
 def _mixture(spec: DatasetSpec, counts: tuple[int, ...]) -> Mixture | None:
-    for stage in spec.stages:
-        if len(stage.weights) != len(counts):
+    for phase in spec.phases:
+        if len(phase.weights) != len(counts):
             names = ", ".join(source.name for source in spec.sources)
             raise InputError(
-                f"the phase from sequence {stage.start} has {len(stage.weights)} weights, expected "
+                f"the phase from sequence {phase.start} has {len(phase.weights)} weights, expected "
                 f"{len(counts)}, one for each source ({names}); use 0 for none"
             )
-    if spec.stages:
-        return Mixture(spec.stages, spec.seed)
+    if spec.phases:
+        return Mixture(spec.phases, spec.seed)
     if len(counts) > 1:
         return Mixture((MixturePhase(start=0, weights=tuple(map(float, counts))),), spec.seed)
     return None

@@ -71,7 +71,7 @@ class Mixture:
     """The source and sequence for each position of training. Safe to use from several threads.
 
     Args:
-        stages: the phases in order of their starts, the first from 0.
+        phases: the phases in order of their starts, the first from 0.
         seed: any integer.
 
     Raises:
@@ -79,14 +79,14 @@ class Mixture:
             of sources.
     """
 
-    def __init__(self, stages: Sequence[MixturePhase], seed: int) -> None:
-        _check(stages)
-        self._starts = np.array([stage.start for stage in stages], np.int64)
-        self._dealers = [_Dealer(stage, seed) for stage in stages]
+    def __init__(self, phases: Sequence[MixturePhase], seed: int) -> None:
+        _check(phases)
+        self._starts = np.array([phase.start for phase in phases], np.int64)
+        self._dealers = [_Dealer(phase, seed) for phase in phases]
         # A phase may end inside a block; the next phase starts a new block, so lengths round up.
         blocks = -(-np.diff(self._starts) // BLOCK)
         self._first_blocks = np.concatenate([np.zeros(1, np.int64), np.cumsum(blocks)])
-        self._before = [np.zeros(len(stages[0].weights), np.int64)]
+        self._before = [np.zeros(len(phases[0].weights), np.int64)]
         for dealer, length in zip(self._dealers, np.diff(self._starts).tolist(), strict=False):
             self._before.append(self._before[-1] + dealer.dealt(length))
         self._table = functools.lru_cache(maxsize=_TABLES)(self._make_table)
@@ -109,9 +109,9 @@ class Mixture:
         positions = np.asarray(positions, np.int64)
         if positions.size and positions.min() < 0:
             raise IndexError("expected positions of 0 or more")
-        stages = np.searchsorted(self._starts, positions, side="right") - 1
-        places = positions - self._starts[stages]
-        blocks = self._first_blocks[stages] + (places >> _SHIFT)
+        phases = np.searchsorted(self._starts, positions, side="right") - 1
+        places = positions - self._starts[phases]
+        blocks = self._first_blocks[phases] + (places >> _SHIFT)
         slots = places & (BLOCK - 1)
         if len(blocks) and blocks.min() == blocks.max():  # most calls: a batch inside one block
             source, index = self._table(int(blocks[0]))
@@ -125,21 +125,21 @@ class Mixture:
         return sources, indices
 
     def _make_table(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        stage = int(np.searchsorted(self._first_blocks, block, side="right")) - 1
-        dealer, number = self._dealers[stage], block - int(self._first_blocks[stage])
+        phase = int(np.searchsorted(self._first_blocks, block, side="right")) - 1
+        dealer, number = self._dealers[phase], block - int(self._first_blocks[phase])
         sources, ranks = dealer.deal(number)
-        return sources, (self._before[stage] + dealer.prefix(number))[sources] + ranks
+        return sources, (self._before[phase] + dealer.prefix(number))[sources] + ranks
 
 
 class _Dealer:
     """The blocks and prefix counts of one phase, numbered from the start of the phase."""
 
-    def __init__(self, stage: MixturePhase, seed: int) -> None:
-        self._name = (seed, "mixture", stage.start)
-        self._phase = derive_key(*self._name)
-        total = sum(map(Fraction, stage.weights))
+    def __init__(self, phase: MixturePhase, seed: int) -> None:
+        self._name = (seed, "mixture", phase.start)
+        self._begin = derive_key(*self._name)
+        total = sum(map(Fraction, phase.weights))
         share, edges = Fraction(0), []
-        for weight in stage.weights:
+        for weight in phase.weights:
             share += Fraction(weight)
             edges.append(math.floor(share / total * BLOCK * _TURN))
         # Edges are cumulative weights in units of 2^-64 points, exact because of Fraction. A block
@@ -175,17 +175,17 @@ class _Dealer:
 
     def _below(self, blocks: np.ndarray) -> np.ndarray:
         """Points of each block below each source's edge, int64 (blocks, sources)."""
-        # Block b's offset is (phase + b * golden) mod 2^64, by uint64 overflow.
-        phases = np.uint64(self._phase) + blocks.astype(np.uint64) * np.uint64(_GOLDEN)
-        return self._whole + (phases[:, None] < self._part)
+        # Block b's offset is (begin + b * golden) mod 2^64, by uint64 overflow.
+        offsets = np.uint64(self._begin) + blocks.astype(np.uint64) * np.uint64(_GOLDEN)
+        return self._whole + (offsets[:, None] < self._part)
 
     def _closed_form(self, stride: int) -> np.ndarray:
         """Points below each edge, summed over all blocks before a stride, int64 (sources,)."""
         blocks = stride * _STRIDE
-        turns = floor_sum(blocks, _TURN, _GOLDEN, self._phase)
+        turns = floor_sum(blocks, _TURN, _GOLDEN, self._begin)
         # [x mod m < f] = floor(x / m) - floor((x + m - f) / m) + 1: 1 if true and 0 if not.
         extra = [
-            blocks + turns - floor_sum(blocks, _TURN, _GOLDEN, self._phase + _TURN - int(part))
+            blocks + turns - floor_sum(blocks, _TURN, _GOLDEN, self._begin + _TURN - int(part))
             for part in self._part
         ]
         return blocks * self._whole + np.array(extra, np.int64)
@@ -208,22 +208,22 @@ def floor_sum(count: int, modulus: int, step: int, start: int) -> int:
         count, start, modulus, step = top // modulus, top % modulus, step, modulus
 
 
-def _check(stages: Sequence[MixturePhase]) -> None:
-    if not stages:
-        raise InputError("Mixture.stages: found none; give one MixturePhase with start=0")
-    if stages[0].start != 0:
+def _check(phases: Sequence[MixturePhase]) -> None:
+    if not phases:
+        raise InputError("Mixture.phases: found none; give one MixturePhase with start=0")
+    if phases[0].start != 0:
         raise InputError(
-            f"Mixture.stages[0].start={stages[0].start}: expected 0; training begins at position 0"
+            f"Mixture.phases[0].start={phases[0].start}: expected 0; training begins at position 0"
         )
-    for number in range(1, len(stages)):
-        before, here = stages[number - 1], stages[number]
+    for number in range(1, len(phases)):
+        before, here = phases[number - 1], phases[number]
         if here.start <= before.start:
             raise InputError(
-                f"Mixture.stages[{number}].start={here.start}: expected more than "
+                f"Mixture.phases[{number}].start={here.start}: expected more than "
                 f"{before.start}, the start of the phase before; order the phases by their starts"
             )
         if len(here.weights) != len(before.weights):
             raise InputError(
-                f"Mixture.stages[{number}].weights has {len(here.weights)} weights, expected "
+                f"Mixture.phases[{number}].weights has {len(here.weights)} weights, expected "
                 f"{len(before.weights)}, one per source as in the phase before; use 0 for none"
             )

@@ -211,7 +211,7 @@ def _check_facts(context: Context, execution: Execution, needed: list[Node]) -> 
     The facts that are available at once come before those that need the compiler.
 
     Raises:
-        InputError: one of these two stages refuses a step; it lists every refusal of that stage.
+        InputError: steps are refused, before or after compiling; it lists all known refusals.
     """
     labels = unique_labels(execution.order)
     stated = step_facts.state(needed, step_facts.results_of(execution.published))

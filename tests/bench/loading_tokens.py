@@ -72,8 +72,8 @@ def mixture(work: Path, length: int) -> DatasetSpec:
         dataclasses.replace(source, name=name, shards=source.shards[half::2])
         for half, name in enumerate(("even", "odd"))
     ]
-    stages = (MixturePhase(start=0, weights=(3.0, 1.0)),)
-    return dataclasses.replace(whole, sources=tuple(halves), stages=stages)
+    phases = (MixturePhase(start=0, weights=(3.0, 1.0)),)
+    return dataclasses.replace(whole, sources=tuple(halves), phases=phases)
 
 
 def _encoded(corpus: Path, tokenizer: TextTokenizer) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -1,4 +1,4 @@
-"""A mixture reads its inputs by weight, stage after stage, and training can be done on it."""
+"""A mixture reads its inputs by weight, phase after phase, and training can be done on it."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ def _order(data: DatasetSpec) -> str:
         }
         for source in data.sources
     ]
-    stages = [[stage.start, [float(w).hex() for w in stage.weights]] for stage in data.stages]
-    return digest([sources, stages, data.sequence_length, data.tokenizer, data.seed])
+    phases = [[phase.start, [float(w).hex() for w in phase.weights]] for phase in data.phases]
+    return digest([sources, phases, data.sequence_length, data.tokenizer, data.seed])
 
 
 def check_data_offset(stored: dict[str, Any], wanted: dict[str, Any], path: str) -> None:

@@ -45,7 +45,7 @@ def test_one_source_follows_its_shuffle(stored):
     assert found.tolist() == [rows[row] for row in order(rows, seed=3).rows(positions)]
 
 
-STAGES = (
+PHASES = (
     MixturePhase(start=0, weights=(2.0, 1.0, 0.0)),
     MixturePhase(start=700, weights=(0.0, 1.0, 3.0)),
 )
@@ -56,10 +56,10 @@ STAGES = (
 def test_a_mixture_draws_from_each_source_in_its_order(stored, positions, seed):
     """Any positions in any order: the source and its n-th sequence, as the mixture says."""
     sources = [source(stored[name][0], name, seed=seed + 9) for name in SIZES]
-    with Dataset(spec(*sources, stages=STAGES, seed=seed)) as dataset:
+    with Dataset(spec(*sources, phases=PHASES, seed=seed)) as dataset:
         found = dataset.read(np.array(positions, np.int64)).tolist()
     expected = []
-    chosen = Mixture(STAGES, seed).choose(np.array(positions, np.int64))
+    chosen = Mixture(PHASES, seed).choose(np.array(positions, np.int64))
     for number, index in zip(*(part.tolist() for part in chosen), strict=True):
         rows = stored[list(SIZES)[number]][1]
         row = int(order(rows, seed=seed + 9).rows(np.array([index]))[0])
@@ -70,7 +70,7 @@ def test_a_mixture_draws_from_each_source_in_its_order(stored, positions, seed):
 def test_every_source_is_read_once_per_its_epoch(stored):
     """Whatever the weights, a source's first visits are all its rows, and so are the next."""
     sources = [source(stored[name][0], name) for name in SIZES]
-    with Dataset(spec(*sources, stages=STAGES)) as dataset:
+    with Dataset(spec(*sources, phases=PHASES)) as dataset:
         rows = dataset.rows(np.arange(1500))
     begin = 0
     for name in SIZES:
@@ -82,7 +82,7 @@ def test_every_source_is_read_once_per_its_epoch(stored):
         begin += count
 
 
-def test_without_stages_sources_come_in_proportion_to_their_rows(stored):
+def test_without_phases_sources_come_in_proportion_to_their_rows(stored):
     """In an epoch's worth of positions every source has about as many as it has rows."""
     sources = [source(stored[name][0], name) for name in SIZES]
     with Dataset(spec(*sources)) as dataset:
@@ -93,11 +93,11 @@ def test_without_stages_sources_come_in_proportion_to_their_rows(stored):
     assert np.all(np.abs(drawn - 100 * np.array(counts)) <= 10)
 
 
-def test_stages_work_with_one_source(stored):
+def test_phases_work_with_one_source(stored):
     """A mixture of one source is that source."""
     one = spec(source(stored["code"][0]))
-    staged = dataclasses.replace(one, stages=(MixturePhase(start=0, weights=(5.0,)),))
-    with Dataset(one) as plain, Dataset(staged) as mixed:
+    phased = dataclasses.replace(one, phases=(MixturePhase(start=0, weights=(5.0,)),))
+    with Dataset(one) as plain, Dataset(phased) as mixed:
         positions = np.arange(100)
         assert np.array_equal(plain.read(positions), mixed.read(positions))
 
@@ -110,7 +110,7 @@ def test_specs_that_make_no_data_set_are_refused(stored):
     with pytest.raises(InputError, match=r"source tiny: 1234 tokens hold no sequence .*=1235"):
         Dataset(spec(source(shards, "tiny"), length=1235))
     with pytest.raises(InputError, match=r"sequence 700 has 3 weights, expected 1.*\(books\)"):
-        Dataset(spec(source(shards, "books"), stages=(STAGES[1],)))
+        Dataset(spec(source(shards, "books"), phases=(PHASES[1],)))
     with pytest.raises(InputError, match="sequence_length=0"):
         Dataset(spec(source(shards), length=0))
 

@@ -14,8 +14,8 @@ from pipeline.errors import InputError
 
 
 def mixture(*weights, seed=0, starts=(0, 5000, 5001, 12_000)):
-    stages = [MixturePhase(start=s, weights=w) for s, w in zip(starts, weights, strict=False)]
-    return Mixture(stages, seed)
+    phases = [MixturePhase(start=s, weights=w) for s, w in zip(starts, weights, strict=False)]
+    return Mixture(phases, seed)
 
 
 @st.composite
@@ -24,19 +24,19 @@ def mixtures(draw):
     weight = st.floats(0, 10) | st.sampled_from([0, 1, 1e-6, 1e-300, 1e300, 1 / 3])
     weights = st.lists(weight, min_size=sources, max_size=sources).filter(any)
     gaps = draw(st.lists(st.integers(1, 3 * BLOCK), max_size=3))
-    stages = [
+    phases = [
         MixturePhase(start=int(start), weights=tuple(draw(weights)))
         for start in np.cumsum([0, *gaps])
     ]
-    return Mixture(stages, draw(st.integers(-3, 3))), stages
+    return Mixture(phases, draw(st.integers(-3, 3))), phases
 
 
 @settings(max_examples=60, deadline=None)
 @given(made=mixtures(), extra=st.integers(1, 2 * BLOCK))
 def test_indices_count_each_source_from_zero(made, extra):
     """Counted position by position, every index is the number of earlier uses of its source."""
-    mix, stages = made
-    end = stages[-1].start + extra
+    mix, phases = made
+    end = phases[-1].start + extra
     sources, indices = mix.choose(np.arange(end))
     assert sources.dtype == indices.dtype == np.int64
     seen = collections.Counter()
@@ -48,15 +48,15 @@ def test_indices_count_each_source_from_zero(made, extra):
 @settings(max_examples=60, deadline=None)
 @given(made=mixtures(), blocks=st.integers(1, 4))
 def test_blocks_hold_the_floor_or_ceiling_of_each_share(made, blocks):
-    """In every block of every stage, each source gets its exact share, rounded down or up."""
-    mix, stages = made
-    ends = [stage.start for stage in stages[1:]] + [stages[-1].start + blocks * BLOCK]
+    """In every block of every phase, each source gets its exact share, rounded down or up."""
+    mix, phases = made
+    ends = [phase.start for phase in phases[1:]] + [phases[-1].start + blocks * BLOCK]
     sources, _ = mix.choose(np.arange(ends[-1]))
-    for stage, end in zip(stages, ends, strict=True):
-        total = sum(map(Fraction, stage.weights))
-        for begin in range(stage.start, end - BLOCK + 1, BLOCK):
-            counts = np.bincount(sources[begin : begin + BLOCK], minlength=len(stage.weights))
-            for count, weight in zip(counts.tolist(), stage.weights, strict=True):
+    for phase, end in zip(phases, ends, strict=True):
+        total = sum(map(Fraction, phase.weights))
+        for begin in range(phase.start, end - BLOCK + 1, BLOCK):
+            counts = np.bincount(sources[begin : begin + BLOCK], minlength=len(phase.weights))
+            for count, weight in zip(counts.tolist(), phase.weights, strict=True):
                 share = Fraction(weight) / total * BLOCK
                 assert math.floor(share) <= count <= math.ceil(share)
 
@@ -65,8 +65,8 @@ def test_blocks_hold_the_floor_or_ceiling_of_each_share(made, blocks):
 @given(made=mixtures(), data=st.data())
 def test_a_position_does_not_depend_on_the_others(made, data):
     """Positions asked in any order get what the whole sequence has there."""
-    mix, stages = made
-    end = stages[-1].start + BLOCK + 7
+    mix, phases = made
+    end = phases[-1].start + BLOCK + 7
     whole = np.stack(mix.choose(np.arange(end)))
     chosen = np.array(data.draw(st.lists(st.integers(0, end - 1), max_size=30)), np.int64)
     assert np.array_equal(np.stack(mix.choose(chosen)), whole[:, chosen])
@@ -114,8 +114,8 @@ def test_places_in_a_block_look_random():
     assert abs(np.corrcoef(sources[:-1], sources[1:])[0, 1]) < 5 / math.sqrt(len(sources))
 
 
-def test_later_stages_leave_earlier_positions_alone():
-    """The first stage is dealt the same whatever follows; the second goes on counting."""
+def test_later_phases_leave_earlier_positions_alone():
+    """The first phase is dealt the same whatever follows; the second goes on counting."""
     alone, followed = mixture((2, 1)), mixture((2, 1), (0, 1))
     first = np.arange(5000)
     assert np.array_equal(alone.choose(first), followed.choose(first))
@@ -160,18 +160,18 @@ def test_bad_weights_are_refused(weights):
         MixturePhase(start=0, weights=weights)
 
 
-def test_bad_stages_are_refused():
-    """Starts ascend from 0 and every stage has a weight for every source."""
+def test_bad_phases_are_refused():
+    """Starts ascend from 0 and every phase has a weight for every source."""
     one = MixturePhase(start=0, weights=(1, 1))
     with pytest.raises(InputError, match=r"MixturePhase\.start=-1"):
         MixturePhase(start=-1, weights=(1,))
-    with pytest.raises(InputError, match=r"Mixture\.stages: found none"):
+    with pytest.raises(InputError, match=r"Mixture\.phases: found none"):
         Mixture((), 0)
-    with pytest.raises(InputError, match=r"stages\[0\]\.start=4"):
+    with pytest.raises(InputError, match=r"phases\[0\]\.start=4"):
         Mixture((MixturePhase(start=4, weights=(1,)),), 0)
-    with pytest.raises(InputError, match=r"stages\[1\]\.start=0"):
+    with pytest.raises(InputError, match=r"phases\[1\]\.start=0"):
         Mixture((one, one), 0)
-    with pytest.raises(InputError, match=r"stages\[1\]\.weights has 1"):
+    with pytest.raises(InputError, match=r"phases\[1\]\.weights has 1"):
         Mixture((one, MixturePhase(start=9, weights=(1,))), 0)
     with pytest.raises(IndexError):
         Mixture((one,), 0).choose(np.array([3, -1]))

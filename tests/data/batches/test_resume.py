@@ -11,7 +11,7 @@ from data.batches.mixture import MixturePhase
 from tests.data.token_shards import source, spec, write_shards
 
 STEPS = 200
-STAGES = (MixturePhase(start=0, weights=(3.0, 1.0)), MixturePhase(start=333, weights=(1.0, 2.0)))
+PHASES = (MixturePhase(start=0, weights=(3.0, 1.0)), MixturePhase(start=333, weights=(1.0, 2.0)))
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def stored(tmp_path_factory):
 def dataset(request, stored):
     sources = [source(shards, f"source {number}") for number, shards in enumerate(stored)]
     one = request.param == "one source"
-    made = spec(*sources[:1]) if one else spec(*sources, stages=STAGES, seed=5)
+    made = spec(*sources[:1]) if one else spec(*sources, phases=PHASES, seed=5)
     with Dataset(made) as opened:
         yield opened
 

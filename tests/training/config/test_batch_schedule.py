@@ -1,4 +1,4 @@
-"""Schedules of batch and length: which rows a step reads, and runs through several stages."""
+"""Schedules of batch and length: which rows a step reads, and runs through several phases."""
 
 import dataclasses
 import os
@@ -78,7 +78,7 @@ def data(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_scheduled_run_compiles_once_a_stage_and_resumes_anywhere(data, tmp_path):
-    """Tokens per step follow the schedules; resumed in each stage, the end has the same bits."""
+    """Tokens per step follow the schedules; resumed in each phase, the end has the same bits."""
     committed = []
     job = tiny.make_job(data, train=SCHEDULED, checkpoint_directory=str(tmp_path / "whole"))
     whole = train(
@@ -109,9 +109,9 @@ def test_a_stage_that_does_not_fit_the_devices_is_refused_before_the_first_step(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["the stage's last step", "the next stage's compilation"])
-def test_a_signal_between_two_stages_saves_at_once(data, tmp_path, monkeypatch, moment):
-    """Neither a step of the next stage nor the end of its compilation is waited for."""
+@pytest.mark.parametrize("moment", ["the phase's last step", "the next phase's compilation"])
+def test_a_signal_between_two_phases_saves_at_once(data, tmp_path, monkeypatch, moment):
+    """Neither a step of the next phase nor the end of its compilation is waited for."""
     config = dataclasses.replace(
         tiny.TRAIN, batch_schedule=((3, 16),), checkpoint_every=1000, evaluate_every=1000
     )
@@ -133,7 +133,7 @@ def test_a_signal_between_two_stages_saves_at_once(data, tmp_path, monkeypatch, 
     class Watched(run_context.Watchdog):
         def beat(self, step):
             super().beat(step)
-            if step == 3 and moment == "the stage's last step":
+            if step == 3 and moment == "the phase's last step":
                 os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(run_context, "Watchdog", Watched)
@@ -146,7 +146,7 @@ def test_a_signal_between_two_stages_saves_at_once(data, tmp_path, monkeypatch, 
     assert (stopped.preempted, stopped.steps) == (True, 3)
     assert len(tiny.entries(job, "preempted")) == 1
     assert committed == [(3, stopped.checkpoint)]
-    assert compiled == ([0] if moment == "the stage's last step" else [0, 3])
+    assert compiled == ([0] if moment == "the phase's last step" else [0, 3])
     monkeypatch.undo()
     went_on = dataclasses.replace(job, resume_from=tuple(committed), attempt="1")
     whole = dataclasses.replace(job, checkpoint_directory=str(tmp_path / "whole"))
