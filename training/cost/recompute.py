@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from models.config import TransformerConfig
+from models.flops import attended_pairs
 from models.remat_names import MATMULS, saved_names, widths
 
 
@@ -25,11 +28,13 @@ def repeated(model: TransformerConfig, remat: str) -> tuple[str, ...]:
 
 
 def forward_flops(model: TransformerConfig, sequence_length: int) -> dict[str, float]:
-    """Forward FLOPs per token and layer of the computation of each name.
+    """Forward FLOPs per token of the computation of each name, the mean over the layers.
 
     The MLP's down projection has no name: no gradient needs its result, so it is never recomputed.
     """
-    size, attended = widths(model), (sequence_length + 1) / 2
+    size = widths(model)
+    pairs = math.fsum(attended_pairs(sequence_length, window) for window in model.windows)
+    attended = pairs / (sequence_length * model.layers)
     into = {name: 2 * model.embed * size[name] for name in ("queries", "keys", "values")}
     into |= {name: 2 * model.embed * size[name] for name in ("gate", "up") if size[name]}
     return into | {

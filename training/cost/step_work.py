@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from models.attention.position_sharing import choose_way
+from models.attention.tile_choice import LANES
 from models.config import TransformerConfig
 from models.flops import attended_pairs
 from models.remat_names import saved_names, widths
@@ -225,11 +227,30 @@ def _state_traffic(job: Job, chip: Chip) -> tuple[float, float]:
 
 
 def _activations(job: Job) -> float:
-    """Bytes of all-reduces of the residual stream over `tensor`, and of keys and values over
-    `sequence`."""
-    model, tokens = job.model, job.tokens * job.tensor
+    """Bytes of collectives between the chips that share matrices, and that share a sequence."""
+    model, residuals = job.model, job.tokens * job.tensor * job.model.embed
     again = 1 if job.remat not in ("none", "matmuls", "dots") else 0
-    # 2 bytes, moved twice by an all-reduce; two all-reduces forward, two backward, one recomputed.
-    tensor = 2 * 2 * (2 + 2 + again) * tokens * model.embed * (job.tensor - 1) / job.tensor
-    kv = 2 * 2 * model.kv_heads * model.head_size * tokens * (job.sequence - 1) * (3 + again)
-    return model.layers * (tensor + kv)
+    # All-reduces of the residual stream (2 bytes, moved twice): in a layer two forward, two
+    # backward and perhaps one recomputed; beside the layers the lookup's and the head's gradient's.
+    sums = model.layers * (2 + 2 + again) + 2
+    moved = 2 * 2 * sums * residuals * (job.tensor - 1) / job.tensor
+    if job.sequence > 1:
+        moved += math.fsum(_exchanged(job, window) for window in model.windows)
+    return moved
+
+
+def _exchanged(job: Job, window: int | None) -> float:
+    """Bytes of one layer's collectives between the chips that share a sequence.
+
+    They run forward and backward, and once more with recomputation: no policy keeps their results.
+    """
+    model, shards = job.model, job.sequence
+    chunk_fits = job.sequence_length % (2 * shards * LANES) == 0
+    way = choose_way(model.kv_heads // job.tensor, chunk_fits, window, shards)
+    size = 2 * job.tokens * model.head_size  # of one head's queries on one chip
+    queries, keys_values = 2 * size * model.heads, 2 * size * model.kv_heads  # queries and output
+    if way == "heads":
+        moved = (queries + keys_values) * (shards - 1) / shards
+    else:
+        moved = keys_values * (shards - 1) + (queries if way == "zigzag" else 0.0)
+    return moved * (2 if job.remat == "none" else 3)

@@ -9,7 +9,7 @@ import pytest
 from models.config import TransformerConfig
 from models.flops import training_flops_per_token
 from pipeline.accelerators import GPUS, TPUS
-from tests.bench import predictions
+from tests.bench import layouts, predictions
 from tests.bench.published_rows import read
 from training.cost import calibration
 from training.cost.calibration import MATMUL, rates
@@ -82,6 +82,48 @@ def test_a_chip_sends_its_share_of_the_gradients_to_other_slices(sharding, group
     job = dataclasses.replace(JOB, **shape)
     assert work(job, TPUS["v6e"]).network_bytes == 2 * 8 * SHAPE.parameter_count / 4
     assert work(dataclasses.replace(job, slices=1), TPUS["v6e"]).network_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("sequence", "tensor", "moved"),
+    [
+        (2, 1, 2416 / 2),
+        (4, 1, 2416 * 3 / 4),
+        (1, 2, 2684 * 2 / 2),
+        (1, 4, 5368 * 2 * 3 / 4),
+        (2, 2, 2416 / 2 + 2684 * 2 / 2),
+    ],
+)
+def test_activations_move_as_in_the_compiled_program(sequence, tensor, moved):
+    """Against the compiler: MB of all-to-all and of the residual stream's all-reduces.
+
+    Libtpu's two layers of 64 sequences on v6e-16 (docs/layouts.md, without the gradients'
+    all-reduces), by rings: an all-to-all moves (n - 1) / n of its arrays, an all-reduce twice that.
+    """
+    parallel = dict(chips=16, sequence=sequence, tensor=tensor)
+    job = Job(
+        model=TransformerConfig(**layouts.SMALL),
+        rows=4,
+        sequence_length=8192,
+        remat="matmuls",
+        **parallel,
+    )
+    assert work(job, TPUS["v6e"]).activation_bytes / 1e6 == pytest.approx(moved, rel=0.002)
+
+
+@pytest.mark.parametrize(
+    ("window", "length", "arrays"),
+    [(None, 6144, 2 * 2 * 3 + 2 * 4), (512, 6144, 2 * 2 * 3), (None, 6016, 2 * 2 * 3)],
+)
+def test_fewer_heads_than_chips_gather_keys_and_values(window, length, arrays):
+    """By hand, in arrays of one head's positions on a chip: 2 heads of keys and values from 3
+    chips; zigzag moves the 4 heads of queries and output too, where its chunks fit the kernel."""
+    model = dataclasses.replace(SHAPE, window=window, window_pattern="S" if window else "L")
+    job = dataclasses.replace(JOB, model=model, rows=1 / 4, sequence_length=length, sequence=4)
+    array = 2 * length / 4 * model.head_size
+    found = work(dataclasses.replace(job, remat="none"), TPUS["v6e"]).activation_bytes
+    assert found == pytest.approx(2 * model.layers * arrays * array)
+    assert work(job, TPUS["v6e"]).activation_bytes == pytest.approx(found * 3 / 2)
 
 
 def test_every_chip_of_the_table_has_a_prediction():
