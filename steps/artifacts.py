@@ -189,7 +189,7 @@ class Sequences(Artifact):
         from data.batches.mixture import MixturePhase
 
         cache = self.cache.result
-        phases = self.result.get("phases", ())
+        phases = self.result["phases"] if self.parts else ()
         return DatasetSpec(
             sources=tuple(part.source() for part in (self.parts or [self])),
             phases=tuple(

@@ -72,7 +72,7 @@ def integer_rows(
         source: Parquet files (see `data/source.py`).
         vocab_size: number of ids; all ids are below it.
         sequence_length: most ids of a row; the padding of a shorter row is never predicted.
-        splits: (name, rows) of the held-out splits, which are whole row groups drawn by `seed`.
+        splits: (name, rows) of the held-out splits: row groups drawn by `seed`, the last cut.
         column: the column with lists of integers.
         mask_column: a column with lists of the same lengths, 0 where a token is input only and
             not predicted (prompts, conditions).
@@ -96,6 +96,8 @@ def integer_rows(
         padding=padding,
     )
     spans = list_spans(source, layout)
+    if not spans:
+        raise InputError(f"{source}: expected rows, found Parquet files without any")
     shuffle = FeistelPermutation(len(spans), derive_key("integer_rows", seed))
     order = shuffle(np.arange(len(spans))).tolist()
     divided = divide(spans, order, splits)
@@ -115,7 +117,7 @@ def integer_rows(
         "eos_id": _NO_EOS,
         "tokenizer": "",
         "splits": {
-            split: _summary(run, [written[f"{split}/{n:06d}"] for n in range(len(parts))])
+            split: _summary(run, split, [written[f"{split}/{n:06d}"] for n in range(len(parts))])
             for split, parts in divided.items()
         },
     }
@@ -148,8 +150,13 @@ def rows_shard(directory: str, item: _Item) -> Mapping[str, Any]:
     }
 
 
-def _summary(run: StepContext, parts: Sequence[Shard]) -> dict[str, Any]:
+def _summary(run: StepContext, split: str, parts: Sequence[Shard]) -> dict[str, Any]:
     from data.cache.token_shard import unigram_entropy
 
     total = {name: sum(part.result[name] for part in parts) for name in _COUNTED}
+    if not total["predicted"]:
+        raise InputError(
+            f"integer_rows: no id of the {total['rows']:,} rows of split {split!r} is predicted; "
+            "check mask_column and padding (the first id of a row is never predicted)"
+        )
     return {**total, "unigram_entropy": unigram_entropy(occurrences(run, parts))}

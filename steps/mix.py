@@ -97,7 +97,7 @@ def mix(
 def _common_length(sequences: tuple[Sequences, ...]) -> int:
     first = sequences[0]
     for part in sequences:
-        if "phases" in part.result:
+        if part.parts:
             raise InputError(f"mix: {part.path} is a mixture already; mix its inputs instead")
         for what, found, expected in (
             ("sequence_length", part.result["sequence_length"], first.result["sequence_length"]),

@@ -8,9 +8,11 @@ splits disjoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from data.read.listing import absolute, list_documents
@@ -37,6 +39,7 @@ from steps.sampling.shards import (
     sample_shard,
     survey_shard,
     unique_shard,
+    verify_shard,
 )
 from steps.sampling.summary import Chosen, summary
 
@@ -61,9 +64,15 @@ class _Request:
     source: str
     tokenizer: Tokenizer | None
     budget: Budget
-    chosen: Filter
+    filter: Filter
     verify: bool
     fields: Fields
+
+    def verified(self, files: Iterable[str]) -> None:
+        """Compare the checksums of files, if asked to, once each and before they are read."""
+        if self.verify:
+            names = {f"verify/{sha256(file.encode()).hexdigest()[:32]}": file for file in files}
+            self.run.map(verify_shard, names)
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
@@ -107,7 +116,7 @@ def sample(
         drop_duplicates: keep one of the documents with equal text. The budget counts documents
             before duplicates are dropped.
         verify_files: compare each file that is read with its published SHA-256 first; this reads
-            the whole file.
+            the whole file. An output that exists already is not built again for it.
         text: column or key of the text.
         id: column or key of the id; None takes "id" if it exists and else derives an id from the
             text.
@@ -117,10 +126,10 @@ def sample(
     Raises:
         InputError: the source cannot be read, or has fewer tokens than the budget.
     """
-    chosen = Filter(seed, min_score, drop_duplicates)
+    filter = Filter(seed, min_score, drop_duplicates)
     budget = Budget(train=tokens, held_out=splits)
     fields = Fields(text, id, score, skip_nulls)
-    request = _Request(run, source, tokenizer, budget, chosen, verify_files, fields)
+    request = _Request(run, source, tokenizer, budget, filter, verify_files, fields)
     choice = _choose_documents(request) if unit == "document" else _choose_row_groups(request)
     items = {f"sample/{index:06d}": item for index, item in enumerate(choice.items)}
     written = run.map(sample_shard, items)
@@ -144,21 +153,15 @@ def _choose_documents(request: _Request) -> Chosen:
         request.fields,
         progress=lambda done, total: request.run.progress(done, total, "files listed"),
     )
-    opened: set[str] = set()
-    items: dict[str, SurveyItem] = {}
-    for index, group in enumerate(_to_count(units)):
-        new = tuple(dict.fromkeys(u.file for u in group if u.file not in opened))
-        opened.update(new)
-        items[f"survey/{index:06d}"] = SurveyItem(
-            group, request.chosen, new if request.verify else ()
-        )
+    request.verified(unit.file for unit in units)
+    items = {
+        f"survey/{index:06d}": SurveyItem(group, request.filter)
+        for index, group in enumerate(_to_count(units))
+    }
     surveyed = request.run.map(survey_shard, items)
     survey = merge(load_survey(request.run, shard) for shard in surveyed.values())
     if not survey.documents:
-        raise InputError(
-            f"{request.source}: none of {survey.seen:,} documents scores "
-            f"{request.chosen.min_score} or more; lower min_score"
-        )
+        raise InputError(f"{request.source}: {_no_document(survey.seen, request.filter)}")
     rate = _probe_units(request, units)
     bins = boundary_bins(survey, request.budget, rate)
     looked = {
@@ -172,10 +175,16 @@ def _choose_documents(request: _Request) -> Chosen:
     except InputError as error:
         raise InputError(f"{request.source}: {error}") from None
     return Chosen(
-        items=[SampleItem(group, ranges, request.chosen) for group in small_together(units)],
+        items=[SampleItem(group, ranges, request.filter) for group in small_together(units)],
         rate=rate,
         counted=survey,
     )
+
+
+def _no_document(seen: int, filter: Filter) -> str:
+    if not seen or filter.min_score is None:
+        return "expected documents, found no row, or a null in every row; name other files"
+    return f"none of {seen:,} documents scores {filter.min_score} or more; lower min_score"
 
 
 def _to_count(units: list[Unit]) -> Iterator[tuple[Unit, ...]]:
@@ -207,7 +216,7 @@ def _probe_units(request: _Request, units: list[Unit]) -> TokenRatio | None:
         return None
     groups = [(unit, index) for unit in units for index in unit.row_groups]
     names = [f"{u.file.rpartition('/')[2]}\0{index + u.begin}" for u, index in groups]
-    places = document_hash(names, request.chosen.seed)
+    places = document_hash(names, request.filter.seed)
     order = sorted(range(len(groups)), key=lambda index: (places[index], index))
     tokenizer = request.tokenizer.file, request.tokenizer.digest
     size = sum(unit.text_bytes for unit in units)
@@ -217,7 +226,7 @@ def _probe_units(request: _Request, units: list[Unit]) -> TokenRatio | None:
     for start in range(0, len(order), _PROBE_GROUPS):
         part = order[start : start + _PROBE_GROUPS]
         items = {
-            f"probe/{start + n:06d}": ProbeItem(groups[i], request.chosen, tokenizer, most)
+            f"probe/{start + n:06d}": ProbeItem(groups[i], request.filter, tokenizer, most)
             for n, i in enumerate(part)
         }
         found |= request.run.map(probe_shard, items)
@@ -234,8 +243,9 @@ def _choose_row_groups(request: _Request) -> Chosen:
     """
     from data.read.work_units import list_files
     from data.select.row_groups import RowGroupOrder, join_units
+    from data.select.write_sample import NULL, below
 
-    files, seed = [url for url, _ in list_files(request.source)], request.chosen.seed
+    files, seed = [url for url, _ in list_files(request.source)], request.filter.seed
     rate = _probe_walk(request, RowGroupOrder(files, seed, backwards=False, fields=request.fields))
     held_out = _walked(
         request, RowGroupOrder(files, seed, backwards=True, fields=request.fields), "walk-back"
@@ -249,17 +259,17 @@ def _choose_row_groups(request: _Request) -> Chosen:
     )
     train = (group for group in forward if group.key not in others)
     taken[request.budget.names[0]] = _take(request, train, request.budget.names[0], rate, taken)
-    items = []
-    passed_over = fetched = 0
+    items, fetched, skipped = [], 0, Counter[str]()
     for name in request.budget.names:
         used = [group for group in taken[name] if group.documents]
         fetched += sum(group.compressed_bytes for group in used)
-        passed_over += sum(group.unit.rows for group in taken[name] if not group.documents)
+        for group in taken[name]:
+            if not group.documents:
+                low = group.unit.rows - group.nulls
+                skipped.update({NULL: group.nulls, below(request.filter.min_score or 0.0): low})
         units = join_units(group.unit for group in used)
-        items += [SampleItem((unit,), name, request.chosen) for unit in units]
-    return Chosen(
-        items=items, rate=rate, passed_over=passed_over, files=len(files), fetched=fetched
-    )
+        items += [SampleItem((unit,), name, request.filter) for unit in units]
+    return Chosen(items=items, rate=rate, skipped=+skipped, files=len(files), fetched=fetched)
 
 
 def _probe_walk(request: _Request, walk: RowGroupOrder) -> TokenRatio | None:
@@ -269,12 +279,13 @@ def _probe_walk(request: _Request, walk: RowGroupOrder) -> TokenRatio | None:
     if request.tokenizer is None:
         return None
     blocks = walk.next_blocks(_PROBE_FILES)
+    request.verified(block.file for block in blocks)
     most = _PROBE_MOST // _PROBE_PARTS
     tokenizer = request.tokenizer.file, request.tokenizer.digest
     parts = -(-_PROBE_PARTS // len(blocks))
     items = {
         f"probe/{index:06d}-{part}": ProbeItem(
-            block, request.chosen, tokenizer, most, part=part, parts=parts
+            block, request.filter, tokenizer, most, part=part, parts=parts
         )
         for index, block in enumerate(blocks)
         for part in range(parts)
@@ -282,7 +293,7 @@ def _probe_walk(request: _Request, walk: RowGroupOrder) -> TokenRatio | None:
     found = clusters(request.run.map(probe_shard, items))
     if not any(cluster.documents for cluster in found):
         raise InputError(
-            f"{request.source}: min_score={request.chosen.min_score}: no document of the first row "
+            f"{request.source}: min_score={request.filter.min_score}: no document of the first row "
             f"groups of {len(blocks)} files scores as much, so no tokens can be predicted; "
             'lower min_score, or use unit="document"'
         )
@@ -291,20 +302,21 @@ def _probe_walk(request: _Request, walk: RowGroupOrder) -> TokenRatio | None:
 
 def _walked(request: _Request, walk: RowGroupOrder, prefix: str) -> Iterator[Group]:
     """The row groups of an order; blocks are counted ahead of their use, ever more at a time."""
+    import msgspec
+
     from data.select.row_groups import Group
 
     at_once, number = 1, 0
     while blocks := walk.next_blocks(at_once):
+        request.verified(block.file for block in blocks)
         items = {
-            f"{prefix}/{number + index:06d}": BlockItem(
-                block, request.chosen, request.verify and block.round == 0
-            )
+            f"{prefix}/{number + index:06d}": BlockItem(block, request.filter)
             for index, block in enumerate(blocks)
         }
         counted = request.run.map(block_shard, items)
         for block, name in zip(blocks, items, strict=True):
             walk.set_row_group_count(block, counted[name].result["row_groups"])
-            yield from (Group.from_json(tree) for tree in counted[name].result["groups"])
+            yield from msgspec.convert(counted[name].result["groups"], list[Group])
         number += len(blocks)
         at_once = min(2 * at_once, _BLOCKS_AT_ONCE)
 

@@ -23,7 +23,8 @@ def _place(source: Any) -> Any:
         return source
     if storage.is_local(source):
         path = storage.local_path(source)
-        if not os.path.lexists(path) and _HUB_ID.fullmatch(source) and source[0] != ".":
+        hub_id = _HUB_ID.fullmatch(source) and source[0] != "." and not source.endswith(".json")
+        if hub_id and not os.path.lexists(path):
             source = f"hf://{source}"
         else:
             return os.path.join(path, _FILE) if os.path.isdir(path) else absolute(source)

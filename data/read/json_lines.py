@@ -7,6 +7,7 @@ file).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import IO, Annotated, Any
 
@@ -24,6 +25,8 @@ _BLOCK = 4 << 20
 _PACKED = 4  # typical compression ratio of text
 _BOM = b"\xef\xbb\xbf"
 _SHOWN = 60
+_LONE = re.compile(rb"(?i)\\ud[89ab]..(?!\\ud[c-f])|(?<!\\ud[89ab]..)\\ud[c-f]")
+"""An escape of half a character outside the Basic Multilingual Plane, without the other half."""
 _MOST_TOKENS = 1 << 60
 
 
@@ -104,7 +107,8 @@ def _row(unit: Unit, decoder: msgspec.json.Decoder, begin: int, line: bytes) -> 
     try:
         row = decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _wrong(unit.file, begin, line, str(error)) from None
+        reason = "a lone surrogate, which UTF-8 cannot express" if _LONE.search(line) else error
+        raise _wrong(unit.file, begin, line, str(reason)) from None
     if row.text is msgspec.UNSET:
         raise _wrong(unit.file, begin, line, f"no key {unit.text!r}")
     return row

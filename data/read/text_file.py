@@ -54,13 +54,12 @@ def read(units: Sequence[Unit], columns: Sequence[str]) -> pa.RecordBatch:
 def _text(unit: Unit) -> str:
     with open_stream(unit.file, FileState(unit.size, unit.version)) as stream:
         content = stream.read(_MOST + 1)
+    if len(content) > _MOST:
+        raise InputError(f"{redact(unit.file)}: 2 GiB or more of one text; cut the file")
     try:
-        text = content.decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(
             f"{redact(unit.file)}: expected {READ}, found bytes that are not UTF-8 (byte "
             f"{error.start:,}); convert the file, or leave it out of the source"
         ) from None
-    if len(content) > _MOST:
-        raise InputError(f"{redact(unit.file)}: 2 GiB or more of one text; cut the file")
-    return text

@@ -14,11 +14,9 @@ varied as these are.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
-
-import msgspec
+from dataclasses import dataclass, replace
 
 from data.read.unit import Fields, Unit
 from data.read.work_units import fields_of, file_units, row_groups
@@ -54,12 +52,14 @@ class Group:
     Attributes:
         unit: the unit to read.
         documents: number of documents with the minimum score.
+        nulls: number of rows that are skipped for a null.
         tokens: sum of their `token_count`.
         compressed_bytes: bytes of the file that reading its documents fetches.
     """
 
     unit: Unit
     documents: int
+    nulls: int
     tokens: int
     compressed_bytes: int
 
@@ -67,15 +67,6 @@ class Group:
     def key(self) -> tuple[str, int]:
         """(file, index of the row group)."""
         return self.unit.file, self.unit.row_groups[0]
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON; `from_json` is the inverse."""
-        return asdict(self)
-
-    @staticmethod
-    def from_json(tree: dict[str, Any]) -> Group:
-        """The group that `to_json` wrote."""
-        return msgspec.convert(tree, Group)
 
 
 class RowGroupOrder:
@@ -145,12 +136,20 @@ def survey_block(
     sizes = [g.compressed_bytes for g in row_groups(block.file, block.fields)]
     groups = []
     for unit in units:
-        documents = tokens = 0
-        for _, batch in above_score((unit,), ("token_count",), min_score):
+        documents, tokens, tally = 0, 0, Counter[str]()
+        for _, batch in above_score((unit,), ("token_count",), min_score, tally):
             documents += batch.num_rows
             tokens += int(batch.column("token_count").to_numpy().sum())
         size = sum(sizes[index] for index in unit.row_groups)
-        groups.append(Group(unit=unit, documents=documents, tokens=tokens, compressed_bytes=size))
+        groups.append(
+            Group(
+                unit=unit,
+                documents=documents,
+                nulls=tally["null"],
+                tokens=tokens,
+                compressed_bytes=size,
+            )
+        )
     return groups, count
 
 

@@ -9,11 +9,9 @@ not between documents.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -42,11 +40,6 @@ class Cluster:
     counted: int
     tokens: int
     squares: tuple[int, int, int]
-
-    @staticmethod
-    def from_json(tree: Mapping[str, Any]) -> Cluster:
-        """The cluster from the JSON of its `asdict`."""
-        return msgspec.convert(tree, Cluster)
 
 
 @dataclass(frozen=True, kw_only=True)

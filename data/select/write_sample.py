@@ -80,9 +80,9 @@ class _SplitWriter:
     def finish(self) -> dict[str, Any]:
         """Write the files next to the table; returns the counts of the split."""
         lengths = Lengths.merged(self._lengths)
-        _save(f"{self._base}.lengths.npy", np.stack([lengths.values, lengths.counts]))
+        save_array(f"{self._base}.lengths.npy", np.stack([lengths.values, lengths.counts]))
         if self._hashes is not None:
-            _save(f"{self._base}.hashes.npy", np.concatenate(self._hashes))
+            save_array(f"{self._base}.hashes.npy", np.concatenate(self._hashes))
         return {
             "documents": lengths.documents,
             "tokens": lengths.tokens,
@@ -219,13 +219,13 @@ def drop_rows(source: str, lost: dict[str, np.ndarray], directory: str) -> dict[
 
 def read_lengths(directory: str, split: str) -> Lengths:
     """The length histogram of a split of a sampled unit."""
-    values, counts = _load(storage.join(directory, f"{split}.lengths.npy"))
+    values, counts = load_array(storage.join(directory, f"{split}.lengths.npy"))
     return Lengths(values, counts)
 
 
 def read_hashes(directory: str, split: str) -> np.ndarray:
     """uint64 [documents, 3] of a sampled unit's split: text hash (two words) and id hash."""
-    return _load(storage.join(directory, f"{split}.hashes.npy"))
+    return load_array(storage.join(directory, f"{split}.hashes.npy"))
 
 
 def _by_split(
@@ -292,11 +292,13 @@ def _with_sampled(
     )
 
 
-def _save(url: str, array: np.ndarray) -> None:
+def save_array(url: str, array: np.ndarray) -> None:
+    """Write one array in NumPy's format, without pickle."""
     with storage.open_write(url) as file:
         np.save(file, array, allow_pickle=False)
 
 
-def _load(url: str) -> np.ndarray:
+def load_array(url: str) -> np.ndarray:
+    """The array that `save_array` wrote."""
     with storage.open_read(url) as file:
         return np.load(file, allow_pickle=False)

@@ -23,7 +23,8 @@ class TextStream:
     """Decodes ids that arrive a few at a time; the pieces concatenate to the text of all ids.
 
     A character may be spread over several tokens. It is returned when its last byte has arrived, so
-    that no piece ends within a character; an invalid byte sequence is returned as U+FFFD.
+    that no piece ends within a character; an invalid byte sequence is returned as U+FFFD. (Where
+    such bytes follow a character in byte tokens, the whole text has U+FFFD for the character too.)
 
     Args:
         tokenizer: the tokenizer of the ids.

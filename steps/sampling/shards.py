@@ -35,11 +35,10 @@ class Filter(NamedTuple):
 
 
 class SurveyItem(NamedTuple):
-    """Units to count; the checksums of the files in `verify` are compared first."""
+    """Units to count."""
 
     units: tuple[Unit, ...]
-    chosen: Filter
-    verify: tuple[str, ...]
+    filter: Filter
 
 
 class EdgeItem(NamedTuple):
@@ -50,11 +49,10 @@ class EdgeItem(NamedTuple):
 
 
 class BlockItem(NamedTuple):
-    """Row groups to count; with `verify` the file's checksum is compared first."""
+    """Row groups to count."""
 
     block: RowGroupBlock
-    chosen: Filter
-    verify: bool
+    filter: Filter
 
 
 class ProbeItem(NamedTuple):
@@ -65,7 +63,7 @@ class ProbeItem(NamedTuple):
     """
 
     where: tuple[Unit, int] | RowGroupBlock
-    chosen: Filter
+    filter: Filter
     tokenizer: tuple[str, str]
     most_bytes: int
     part: int = 0
@@ -77,7 +75,7 @@ class SampleItem(NamedTuple):
 
     units: tuple[Unit, ...]
     splits: Ranges | str
-    chosen: Filter
+    filter: Filter
 
 
 class UniqueItem(NamedTuple):
@@ -92,13 +90,14 @@ def survey_shard(directory: str, item: SurveyItem) -> Mapping[str, Any]:
     import numpy as np
 
     from data.select.hash_histogram import survey
+    from data.select.write_sample import save_array
 
-    for file in item.verify:
-        verify(file)
-    found, documents = survey(item.units, item.chosen.seed, item.chosen.min_score)
-    _save(directory, "bins.npy", np.stack([found.tokens_by_bin, found.documents_by_bin]))
-    _save(directory, "lengths.npy", np.stack([found.lengths.values, found.lengths.counts]))
-    _save(directory, "documents.npy", documents)
+    found, documents = survey(item.units, item.filter.seed, item.filter.min_score)
+    bins = np.stack([found.tokens_by_bin, found.documents_by_bin])
+    save_array(f"{directory}/bins.npy", bins)
+    lengths = np.stack([found.lengths.values, found.lengths.counts])
+    save_array(f"{directory}/lengths.npy", lengths)
+    save_array(f"{directory}/documents.npy", documents)
     return {
         "seen": found.seen,
         "documents": found.documents,
@@ -110,9 +109,10 @@ def survey_shard(directory: str, item: SurveyItem) -> Mapping[str, Any]:
 def edge_shard(directory: str, item: EdgeItem) -> Mapping[str, Any]:
     """Shard writer: hash and count of the documents in some bins of a survey's shard."""
     from data.select.hash_histogram import documents_in
+    from data.select.write_sample import load_array, save_array
 
-    found = documents_in(_load(item.directory, "documents.npy"), item.bins)
-    _save(directory, "edge.npy", found)
+    found = documents_in(load_array(f"{item.directory}/documents.npy"), item.bins)
+    save_array(f"{directory}/edge.npy", found)
     return {"documents": found.shape[1]}
 
 
@@ -121,10 +121,8 @@ def block_shard(directory: str, item: BlockItem) -> Mapping[str, Any]:
     from data.select.row_groups import survey_block
 
     del directory
-    if item.verify:
-        verify(item.block.file)
-    groups, count = survey_block(item.block, item.chosen.seed, item.chosen.min_score)
-    return {"groups": [group.to_json() for group in groups], "row_groups": count}
+    groups, count = survey_block(item.block, item.filter.seed, item.filter.min_score)
+    return {"groups": [asdict(group) for group in groups], "row_groups": count}
 
 
 def probe_shard(directory: str, item: ProbeItem) -> Mapping[str, Any]:
@@ -135,12 +133,12 @@ def probe_shard(directory: str, item: ProbeItem) -> Mapping[str, Any]:
 
     del directory
     if isinstance(item.where, RowGroupBlock):
-        units = block_units(item.where, item.chosen.seed)[0]
+        units = block_units(item.where, item.filter.seed)[0]
     else:
         units = [only_group(*item.where)]
-    tokenizer, chosen = TextTokenizer.load_once(*item.tokenizer), item.chosen
+    tokenizer = TextTokenizer.load_once(*item.tokenizer)
     units = units[item.part :: item.parts]
-    return asdict(probe(units, tokenizer, chosen.seed, chosen.min_score, item.most_bytes))
+    return asdict(probe(units, tokenizer, item.filter.seed, item.filter.min_score, item.most_bytes))
 
 
 def sample_shard(directory: str, item: SampleItem) -> Mapping[str, Any]:
@@ -151,9 +149,9 @@ def sample_shard(directory: str, item: SampleItem) -> Mapping[str, Any]:
         item.units,
         item.splits,
         directory,
-        seed=item.chosen.seed,
-        min_score=item.chosen.min_score,
-        keep_hashes=item.chosen.keep_hashes,
+        seed=item.filter.seed,
+        min_score=item.filter.min_score,
+        keep_hashes=item.filter.keep_hashes,
     )
 
 
@@ -168,10 +166,11 @@ def load_survey(run: StepContext, shard: Shard) -> HashHistogram:
     """The counts that `survey_shard` wrote."""
     from data.select.hash_histogram import HashHistogram
     from data.select.length_histogram import Lengths
+    from data.select.write_sample import load_array
 
     directory = storage.join(run.root, shard.root)
-    tokens_by_bin, documents_by_bin = _load(directory, "bins.npy")
-    values, counts = _load(directory, "lengths.npy")
+    tokens_by_bin, documents_by_bin = load_array(f"{directory}/bins.npy")
+    values, counts = load_array(f"{directory}/lengths.npy")
     return HashHistogram(
         seen=shard.result["seen"],
         documents=shard.result["documents"],
@@ -188,9 +187,10 @@ def load_edge(run: StepContext, bins: np.ndarray, shards: Iterable[Shard]) -> Bo
     import numpy as np
 
     from data.select.hash_ranges import BoundaryDocuments
+    from data.select.write_sample import load_array
 
     parts = [
-        _load(storage.join(run.root, shard.root), "edge.npy")
+        load_array(storage.join(run.root, shard.root, "edge.npy"))
         for shard in shards
         if shard.result["documents"]
     ]
@@ -200,17 +200,20 @@ def load_edge(run: StepContext, bins: np.ndarray, shards: Iterable[Shard]) -> Bo
 
 def clusters(shards: Mapping[str, Shard]) -> Sequence[Cluster]:
     """The counts that `probe_shard` returned, one cluster per shard."""
+    import msgspec
+
     from data.select.token_ratio import Cluster
 
-    return [Cluster.from_json(shard.result) for shard in shards.values()]
+    return [msgspec.convert(shard.result, Cluster) for shard in shards.values()]
 
 
-def verify(file: str) -> None:
-    """Compare a file's SHA-256 with the one its publisher gives.
+def verify_shard(directory: str, file: str) -> Mapping[str, Any]:
+    """Shard writer: compares a file's SHA-256 with the one its publisher gives; writes no file.
 
     Raises:
         InputError: no SHA-256 is published, or it differs.
     """
+    del directory
     from data.read.sha256sums import expected_checksum, verify_file
 
     expected = expected_checksum(file)
@@ -220,17 +223,4 @@ def verify(file: str) -> None:
             "publish one, or leave verify_files out"
         )
     verify_file(file, expected)
-
-
-def _save(directory: str, name: str, array: np.ndarray) -> None:
-    import numpy as np
-
-    with storage.open_write(storage.join(directory, name)) as file:
-        np.save(file, array, allow_pickle=False)
-
-
-def _load(directory: str, name: str) -> np.ndarray:
-    import numpy as np
-
-    with storage.open_read(storage.join(directory, name)) as file:
-        return np.load(file, allow_pickle=False)
+    return {"content": None}  # no part of the output's content

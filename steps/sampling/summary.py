@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pipeline import Result, StepContext
@@ -28,7 +28,7 @@ class Chosen:
         items: items of `sample_shard`, in order.
         rate: tokenizer tokens per token of the source's count; None without a tokenizer.
         counted: counts of the whole source; None for unit="row_group".
-        passed_over: skipped documents, of row groups in which no document scores high enough.
+        skipped: documents of row groups in which none can be chosen, by reason.
         files: number of files of the source, for unit="row_group", which may not open them all.
         fetched: compressed bytes of the chosen row groups, for unit="row_group".
     """
@@ -36,7 +36,7 @@ class Chosen:
     items: list[SampleItem]
     rate: TokenRatio | None
     counted: HashHistogram | None = None
-    passed_over: int = 0
+    skipped: Mapping[str, int] = field(default_factory=dict)
     files: int | None = None
     fetched: int | None = None
 
@@ -59,22 +59,19 @@ def summary(
     number = {name: name.rpartition("/")[2] for name in written}
     final = [unique.get(f"unique/{number[name]}", shard) for name, shard in written.items()]
     splits = {name: _split(run, name, budget, chosen.rate, final) for name in budget.names}
-    dropped = Counter[str]()
+    dropped = Counter[str](chosen.skipped)
     for shard in (*written.values(), *unique.values()):
         dropped.update(shard.result["dropped"])
-    if chosen.passed_over:
-        from data.select.write_sample import below
-
-        dropped[below(chosen.items[0].chosen.min_score or 0.0)] += chosen.passed_over
     if repeated_ids is not None:
         for name, part in splits.items():
             part["duplicates_dropped"] = _dropped_of(name, unique)
     for line in filter(None, map(_far_off, splits, splits.values())):
         run.warn(line)
+    seen = sum(s.result["seen"] for s in written.values()) + sum(chosen.skipped.values())
     return {
         "order": list(splits),
         "splits": splits,
-        "documents_seen": sum(s.result["seen"] for s in written.values()) + chosen.passed_over,
+        "documents_seen": seen,
         "documents_kept": sum(part["documents"] for part in splits.values()),
         "dropped": dict(dropped),
         "repeated_ids": repeated_ids,
@@ -158,9 +155,14 @@ def _far_off(name: str, part: dict[str, Any]) -> str:
     share = part["predicted_over_asked"]
     if share is None or abs(share) <= _FAR_OFF:
         return ""
+    why = (
+        "its last document or row group is that large"
+        if share > 0
+        else "empty texts, nulls and duplicates were counted before they were dropped"
+    )
     return (
         f"{name}: asked {part['tokens_asked']:,} tokens, holds {part['tokens_predicted']:,} "
-        f"({share:+.0%}); its last document or row group is that large"
+        f"({share:+.0%}); {why}"
     )
 
 

@@ -69,6 +69,7 @@ def test_the_key_names_the_place_and_the_recipe_the_file(file, tmp_path):
     assert _place("owner/name@v1") == "hf://owner/name@v1/tokenizer.json"
     assert _place("hf://owner/name@" + "a" * 40) == f"hf://owner/name@{'a' * 40}/tokenizer.json"
     assert _place("gs://bucket/t.json") == "gs://bucket/t.json"
+    assert _place("missing/tokenizer.json").startswith("/")
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ BAD_LINES = {
     "number": (b'{"text": 5}', "got `int`"),
     "no text": (b'{"id": "x"}', "no key 'text'"),
     "two": (b'{"text": "a"}{"text": "b"}', "malformed"),
-    "surrogate": (rb'{"text": "\ud800"}', "truncated|surrogate"),
+    "surrogate": (rb'{"text": "\ud800"}', "lone surrogate"),
     "latin-1": (b'{"text": "caf\xe9"}', "utf-8"),
     "huge count": (b'{"text": "a", "token_count": 99999999999999999999}', "out of range|<="),
     "deep": (b'{"text": "a", "x": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", "recursion|depth|nest"),
