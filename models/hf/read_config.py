@@ -64,10 +64,14 @@ def mistral(keys: Keys) -> Read:
     """MistralConfig; a `sliding_window` of null means no window."""
     keys.expect("hidden_act", "silu")
     keys.expect("attention_bias", False)
-    # Absent, the window is 4096; null, there is no window.
-    window = keys.get("sliding_window") if keys.has("sliding_window") else 4096
+    window = _sliding_window(keys)
     windows = {} if window is None else {"window_pattern": "S", "window": window}
     return TransformerConfig(**rotary(keys, **windows)), _positions(keys, 131_072)
+
+
+def _sliding_window(keys: Keys) -> int | None:
+    """4096 where the key is absent; no window where it is null."""
+    return keys.get("sliding_window") if keys.has("sliding_window") else 4096
 
 
 def qwen(keys: Keys, **more: Any) -> Read:
@@ -76,8 +80,8 @@ def qwen(keys: Keys, **more: Any) -> Read:
     keys.expect("attention_bias", False)
     shape = rotary(keys, **more)
     used = keys.flag("use_sliding_window", False)
-    window = keys.get("sliding_window", 4096) if used else None
-    keys.get("sliding_window")
+    window = _sliding_window(keys)
+    window = window if used else None
     kinds = keys.get("layer_types")
     first_short = keys.number("max_window_layers", 28)
     if kinds is None:

@@ -5,6 +5,12 @@ from __future__ import annotations
 import math
 
 LOGIT_BUDGET_BYTES = 512 * 2**20
+CPU_LOGIT_BUDGET_BYTES = 16 * 2**20  # nearer to the size of its caches
+
+
+def logit_budget(platform: str) -> int:
+    """Bytes for the float32 logits of one chunk on a device of "tpu", "gpu" or "cpu"."""
+    return CPU_LOGIT_BUDGET_BYTES if platform == "cpu" else LOGIT_BUDGET_BYTES
 
 
 def chunk_count(

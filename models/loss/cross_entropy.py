@@ -89,16 +89,22 @@ def token_losses(
     soft_cap: float | None,
     chunks: int,
     id_count: int | None = None,
-) -> Array:
-    """Negative log-likelihood of every token, float32 [B, P]; arguments as in `summed_losses`."""
+) -> tuple[Array, Array]:
+    """Negative log-likelihood of every token, float32 [B, P], and whether no logit is larger.
+
+    Arguments as in `summed_losses`.
+    """
     ids = IdParts(count=id_count)
 
-    def one_chunk(_: None, chunk: tuple[Array, Array]) -> tuple[None, Array]:
+    def one_chunk(_: None, chunk: tuple[Array, Array]) -> tuple[None, tuple[Array, Array]]:
         hidden, targets = chunk
-        return None, _losses(_logits(hidden, head_VE, soft_cap, ids), targets, ids)[0]
+        logits = _logits(hidden, head_VE, soft_cap, ids)
+        at_target = ids.at_target(logits, targets)
+        return None, (ids.log_sum_exp(logits) - at_target, at_target >= jnp.max(logits, axis=0))
 
     split = (_split(hidden_EBP, chunks), _split(targets_BP, chunks))
-    return _join(jax.lax.scan(one_chunk, None, split)[1])
+    nll, best = jax.lax.scan(one_chunk, None, split)[1]
+    return _join(nll), _join(best)
 
 
 def _logits(hidden: Array, head: Array, soft_cap: float | None, ids: IdParts) -> Array:
@@ -135,8 +141,8 @@ def _split(x: Array, chunks: int) -> Array:
     *rest, position = x.shape
     if position % chunks:
         raise InputError(
-            f"chunks: expected a divisor of the {position} positions, found {chunks}; "
-            'give another number or "auto"'
+            f"loss chunks: expected a divisor of the {position} positions of a sequence on one "
+            f'device, found {chunks}; give another number, or "auto" as TrainConfig.loss_chunks'
         )
     return jnp.moveaxis(x.reshape(*rest, chunks, position // chunks), -2, 0)
 

@@ -8,8 +8,6 @@ of the prediction of token i + 1.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import equinox as eqx
 import haliax as hax
 import jax
@@ -19,10 +17,7 @@ from haliax import NamedArray
 from models.axes import BATCH, EMBED, POSITION, VOCAB
 from models.loss.chunk_count import LOGIT_BUDGET_BYTES, chunk_count
 from models.loss.cross_entropy import summed_losses, token_losses
-from models.mesh_axes import MeshAxes
 from models.transformer import DEFAULT, Forward, Transformer
-
-Chunks = int | Literal["auto"]
 
 
 class Loss(eqx.Module):
@@ -50,8 +45,7 @@ def next_token_loss(
     loss_mask: NamedArray | None = None,
     segment_ids: NamedArray | None = None,
     z_loss: float = 0.0,
-    chunks: Chunks = 1,
-    chunk_budget: int = LOGIT_BUDGET_BYTES,
+    chunks: int = 1,
     by_vocabulary: bool = False,
     forward: Forward = DEFAULT,
 ) -> Loss:
@@ -65,9 +59,7 @@ def next_token_loss(
         segment_ids: see `Transformer.hidden`.
         z_loss: weight of the squared log-sum-exp (PaLM, Chowdhery et al., 2022, section 5: 1e-4).
         chunks: number of chunks of positions, a divisor of the sequence length (of one device's
-            part of it, where `mesh_axes` divides positions). "auto" uses the fewest whose float32
-            logits fit `chunk_budget` on each device that `mesh_axes` names.
-        chunk_budget: bytes, for "auto" only.
+            part of it, where `mesh_axes` divides positions).
         by_vocabulary: chunk the ids instead, which is faster on CPUs; see `summed_losses`.
         forward: how to compute the hidden states.
 
@@ -79,7 +71,6 @@ def next_token_loss(
     if loss_mask is not None:
         weight = weight * loss_mask.rearrange(weight.axes).astype(jnp.float32)
     hidden, head, targets = _inputs(model, tokens, segment_ids, forward)
-    mesh_axes = forward.mesh_axes
     objective, total, z = summed_losses(
         hidden,
         head,
@@ -87,32 +78,41 @@ def next_token_loss(
         weight.array,
         z_loss,
         model.config.logit_soft_cap,
-        _chunks(model, tokens, chunks, chunk_budget, mesh_axes),
-        mesh_axes,
+        chunks,
+        forward.mesh_axes,
         by_vocabulary,
         _id_count(model),
     )
     return Loss(objective=objective, total=total, z=z, count=hax.sum(weight).array)
 
 
-def nll_per_token(
+def score_tokens(
     model: Transformer,
     tokens: NamedArray,
     *,
     segment_ids: NamedArray | None = None,
-    chunks: Chunks = 1,
-    chunk_budget: int = LOGIT_BUDGET_BYTES,
+    budget: int = LOGIT_BUDGET_BYTES,
     forward: Forward = DEFAULT,
-) -> NamedArray:
+) -> tuple[NamedArray, NamedArray]:
     """Negative log-likelihood in nats of token i + 1 at position i, float32 [batch, position].
 
-    The last position is 0. Arguments as for `next_token_loss`.
+    Also, boolean [batch, position], whether no other token has a larger logit. At the last position
+    the likelihood is 0. The logits are computed in the fewest chunks of positions that fit.
+
+    Args:
+        model, tokens, segment_ids, forward: as for `next_token_loss`.
+        budget: bytes for the float32 logits of a chunk, on each device that `mesh_axes` names.
     """
     tokens = tokens.rearrange((BATCH, POSITION))
-    chunks = _chunks(model, tokens, chunks, chunk_budget, forward.mesh_axes)
+    batch, position = tokens.array.shape
+    shards, mesh_axes = 1, forward.mesh_axes
+    if mesh_axes is not None:
+        shards = mesh_axes.shards(mesh_axes.batch)
+        position //= mesh_axes.shards(mesh_axes.sequence)
+    chunks = chunk_count(batch, position, model.Vocab.size, shards=shards, budget=budget)
     inputs = _inputs(model, tokens, segment_ids, forward)
-    nll = token_losses(*inputs, model.config.logit_soft_cap, chunks, _id_count(model))
-    return hax.named(nll, tokens.axes) * _has_target(tokens)
+    nll, best = token_losses(*inputs, model.config.logit_soft_cap, chunks, _id_count(model))
+    return hax.named(nll, tokens.axes) * _has_target(tokens), hax.named(best, tokens.axes)
 
 
 def _inputs(
@@ -129,23 +129,6 @@ def _id_count(model: Transformer) -> int | None:
     """The number of ids of a padded vocabulary; None where the vocabulary has no padding."""
     ids = model.config.vocab_size
     return None if ids == model.Vocab.size else ids
-
-
-def _chunks(
-    model: Transformer,
-    tokens: NamedArray,
-    chunks: Chunks,
-    budget: int,
-    mesh_axes: MeshAxes | None,
-) -> int:
-    if chunks != "auto":
-        return chunks
-    batch, position = tokens.array.shape
-    shards = 1
-    if mesh_axes is not None:
-        shards = mesh_axes.shards(mesh_axes.batch)
-        position //= mesh_axes.shards(mesh_axes.sequence)
-    return chunk_count(batch, position, model.Vocab.size, shards=shards, budget=budget)
 
 
 def _has_target(tokens: NamedArray) -> NamedArray:

@@ -8,7 +8,7 @@ from pipeline.accelerators import Chip
 from pipeline.prices import price_of
 from steps.planning.declared_run import DeclaredRun
 from training.config import TrainConfig
-from training.config.optimizer import state_bytes_per_parameter
+from training.cost.memory_estimate import optimizer_bytes
 from training.cost.step_forecast import Forecast
 
 START_SECONDS = 120.0
@@ -39,8 +39,8 @@ class RunTime:
 
 def checkpoint_bytes(run: DeclaredRun) -> float:
     """Bytes of one checkpoint: float32 parameters, their EMA, and the optimizer's state."""
-    each = 4 + state_bytes_per_parameter(run.optimizer) + (4 if run.train.ema else 0)
-    return each * run.model.parameter_count
+    parameters = (8 if run.train.ema else 4) * run.model.parameter_count
+    return parameters + optimizer_bytes(run.model, run.optimizer)
 
 
 def run_time(run: DeclaredRun, train: TrainConfig, step: Forecast, seconds: float) -> RunTime:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from models.config import TransformerConfig
+from models.flops import training_flops_per_token
 from pipeline import Hardware
 from pipeline.graph.facts import Results
 from pipeline.graph.node import Node
@@ -14,7 +15,7 @@ from steps.artifacts import Documents
 from steps.budget import steps_of
 from steps.declared import nearest_setting
 from training.config import OptimizerConfig, TrainConfig
-from training.config.batch_schedule import batch_phases
+from training.config.batch_schedule import batch_phases, largest_phase
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class DeclaredRun:
     Attributes:
         train: the configuration of its largest batch phase, with the sequences' length.
         steps: optimizer steps; None if they depend on outputs that do not exist yet.
+        phases: number of steps and configuration of each batch phase; empty without `steps`.
         splits: number of held-out splits to evaluate on.
         exact: whether `steps` is exact, or estimated from the token budget of `sample`.
     """
@@ -33,6 +35,7 @@ class DeclaredRun:
     train: TrainConfig
     hardware: Hardware
     steps: int | None
+    phases: tuple[tuple[int, TrainConfig], ...]
     splits: int
     exact: bool
 
@@ -41,7 +44,20 @@ class DeclaredRun:
         """Training tokens."""
         if self.steps is None:
             return None
-        return self.steps * self.train.batch_size * self.train.sequence_length
+        return sum(steps * t.batch_size * t.sequence_length for steps, t in self.phases)
+
+    @property
+    def flops(self) -> float | None:
+        """FLOPs of training, with causal attention."""
+        if self.steps is None:
+            return None
+        return sum(
+            steps
+            * train.batch_size
+            * train.sequence_length
+            * training_flops_per_token(self.model, train.sequence_length, causal=True)
+            for steps, train in self.phases
+        )
 
 
 def declared_run(node: Node, results: Results) -> DeclaredRun | None:
@@ -57,14 +73,15 @@ def declared_run(node: Node, results: Results) -> DeclaredRun | None:
         return None
     train = dataclasses.replace(train, sequence_length=length)
     steps, exact = _steps(node, sequences, train, result)
-    largest = max(batch_phases(train), key=lambda phase: phase.rows)
+    known = dataclasses.replace(train, steps=steps or train.steps)
     wanted = node.config.get("splits") or nearest_setting(sequences, "splits", Documents) or ((),)
     return DeclaredRun(
         model=model,
         optimizer=node.config["optimizer"],
-        train=dataclasses.replace(largest.config(train), steps=steps or train.steps),
+        train=largest_phase(known).config(known),
         hardware=node.runtime["hardware"],
         steps=steps,
+        phases=tuple((p.end - p.first, p.config(known)) for p in batch_phases(known) if steps),
         splits=len(wanted),
         exact=exact,
     )

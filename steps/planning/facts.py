@@ -8,7 +8,7 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
-from models.flops import parameters, training_flops_per_token
+from models.flops import parameters
 from models.hf import architectures
 from pipeline.accelerators import Chip
 from pipeline.graph.facts import Facts, Results
@@ -61,12 +61,11 @@ def _size(run: DeclaredRun) -> tuple[list[str], dict[str, Any]]:
     """Lines and data about the model, the length of training, the export and the trackers."""
     model, train = run.model, run.train
     count = parameters(model)
-    flops = training_flops_per_token(model, train.sequence_length, causal=True)
     data: dict[str, Any] = {
         "parameters": count.total,
         "parameters_without_embeddings": count.without_embeddings,
         "tokens": run.tokens,
-        "flops": None if run.tokens is None else flops * run.tokens,
+        "flops": run.flops,
         "checkpoint_bytes": int(checkpoint_bytes(run)),
         "export": architectures.describe(model),
     }
@@ -78,7 +77,7 @@ def _size(run: DeclaredRun) -> tuple[list[str], dict[str, Any]]:
         about = "" if run.exact else "about "
         lines.append(
             f"training    {about}{run.steps:,} steps, {run.tokens:,} tokens "
-            f"({run.tokens / count.total:.1f} per parameter), {flops * run.tokens:.2e} FLOPs"
+            f"({run.tokens / count.total:.1f} per parameter), {run.flops:.2e} FLOPs"
         )
     lines.append(f"afterwards  {architectures.describe(model)}")
     lines += [
@@ -165,7 +164,8 @@ def _speed(
 def _whole_run(
     run: DeclaredRun, fit: Fit, step: Forecast, chip: Chip, data: dict[str, Any]
 ) -> list[str]:
-    ends = tuple(run_time(run, fit.train, step, seconds) for seconds in step.range)
+    share = _mean_seconds(run, fit, chip) / step.seconds
+    ends = tuple(run_time(run, fit.train, step, share * seconds) for seconds in step.range)
     fast, slow = ends
     data["run"] = {"fast": dataclasses.asdict(fast), "slow": dataclasses.asdict(slow)}
     extra = f"start {slow.start:.0f} s, checkpoints {slow.checkpoints:.0f} s, evaluations "
@@ -177,6 +177,18 @@ def _whole_run(
         f"at the slow end {extra}",
         *(f"cost        {line}" for line in money(run, chip, (fast, slow))),
     ]
+
+
+def _mean_seconds(run: DeclaredRun, fit: Fit, chip: Chip) -> float:
+    """Predicted seconds of a step, the mean over all steps; every phase has the same sharding."""
+    total = 0.0
+    devices, slices = run.hardware.devices, run.hardware.slices
+    for steps, train in run.phases:
+        train = dataclasses.replace(train, parallel=fit.train.parallel)
+        train = memory.fit(run.model, run.optimizer, train, run.hardware).train
+        each = forecast(run.model, run.optimizer, train, chip, devices, slices)
+        total += steps * each.seconds
+    return total / sum(steps for steps, _ in run.phases)
 
 
 def _hours(time: RunTime) -> str:

@@ -12,8 +12,7 @@ from pipeline import Hardware, InputError, pod
 from pipeline.accelerators import GPUS, TPUS, Chip
 from steps.planning.declared_run import DeclaredRun
 from training.config import OptimizerConfig, TrainConfig
-from training.config.optimizer import state_bytes_per_parameter
-from training.cost.memory_estimate import GIB, Estimate, estimate
+from training.cost.memory_estimate import GIB, Estimate, estimate, optimizer_bytes
 from training.cost.memory_plan import resolve
 
 CERTAIN = 1.4
@@ -163,5 +162,5 @@ def host_need(run: DeclaredRun) -> float:
     """Least bytes of the training state and gradients of a run on this machine's CPUs."""
     copies = max(1, run.hardware.devices) if run.train.parallel.sharding == "replicated" else 1
     # Parameters and gradients in float32, and the optimizer's state.
-    each = 8 + state_bytes_per_parameter(run.optimizer)
-    return copies * each * run.model.parameter_count
+    state = optimizer_bytes(run.model, run.optimizer)
+    return copies * (8 * run.model.parameter_count + state)

@@ -84,7 +84,8 @@ def score_job(
         batch_size: sequences per batch; None for that of evaluations during training.
 
     Raises:
-        InputError: the cache has no such split, or no split is named.
+        InputError: the cache has no such split, no split is named, or questions are asked about
+            rows of integers.
     """
     from models.generate.sampling_config import Sampling
     from training.config.job import Prompts
@@ -103,6 +104,11 @@ def score_job(
             sampling=Sampling(temperature=also.temperature, top_k=also.top_k, seed=also.seed),
         )
     if also.questions:
+        if tokens.masked:
+            raise InputError(
+                f"{tokens.path}: questions are about documents, and rows of integers have none; "
+                "leave out Also.questions"
+            )
         passages = Passages(
             name=sets[0][0],
             shards=sets[0][1],

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from experiments.run_200m import experiment
+from models.flops import training_flops_per_token
 from models.presets import llama_200m
 from pipeline import pod
 from pipeline.graph.node import topological
@@ -13,7 +14,7 @@ from pipeline.plan import facts as known
 from pipeline.prices import price_of
 from steps.planning import memory
 from steps.planning.declared_run import declared_run
-from training.config import Parallelism, TrainConfig
+from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.cost.memory_estimate import GIB
 
 BIG = dataclasses.replace(llama_200m, layers=32, embed=4096, heads=32, kv_heads=8, mlp=14336)
@@ -50,6 +51,39 @@ def test_what_the_200m_run_is():
     assert sum(found["predicted"]["shares"].values()) == pytest.approx(1)
     flops = found["flops"] / steps / 16
     assert found["predicted"]["mfu_causal"] == pytest.approx(flops / middle / 918e12, rel=1e-3)
+
+
+@pytest.mark.parametrize("schedule", ["batch", "length"])
+def test_batch_phases_are_planned_one_by_one(schedule):
+    """Tokens and FLOPs by hand; a mean step between those of the first and the last phase."""
+    first, length = 2000, 4096
+    shape = {
+        "batch": dict(batch_size=32, batch_schedule=((first, 128),)),
+        "length": dict(batch_size=128, length_schedule=((0, 8), (first, 1))),
+    }[schedule]
+    found = facts(training=TrainConfig(**shape)).data
+    whole = facts(training=TrainConfig(batch_size=128)).data
+    early, at_first = (32, length) if schedule == "batch" else (128, length // 8)
+    late = (4_000_000_000 // length - first * early) // 128
+    assert found["tokens"] == (first * early + late * 128) * length
+    flops = [training_flops_per_token(llama_200m, at, causal=True) for at in (at_first, length)]
+    assert found["flops"] == pytest.approx(
+        (first * early * flops[0] + late * 128 * flops[1]) * length
+    )
+    assert found["predicted"] == whole["predicted"]
+    assert found["memory"] == whole["memory"]
+    # A mean step takes less than the last phase's, and more than its share of tokens.
+    a_step, last = (each["run"]["slow"]["steps"] for each in (found, whole))
+    a_step, last = a_step / (first + late), last / (4_000_000_000 // length // 128)
+    tokens = (first * early + late * 128) / (first + late) / 128
+    assert min(tokens, 0.8) < a_step / last < 0.99
+
+
+def test_a_checkpoint_with_muon_has_two_moments_of_tables():
+    """12 bytes a parameter of tables and norms, 8 of the blocks' matrices."""
+    found = facts(optimizer=OptimizerConfig(kind="muon")).data
+    blocks = llama_200m.matmul_parameters - llama_200m.padded_vocab_size * llama_200m.embed
+    assert found["checkpoint_bytes"] == 12 * found["parameters"] - 4 * blocks
 
 
 def test_several_slices_are_planned_as_one_run():

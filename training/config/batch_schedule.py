@@ -69,6 +69,11 @@ class BatchPhase:
         return pieces[first + rows % self.pieces]
 
 
+def largest_phase(train: TrainConfig) -> BatchPhase:
+    """The phase whose steps need the most memory: most tokens, then the longest sequences."""
+    return max(batch_phases(train), key=lambda phase: (phase.rows, -phase.pieces))
+
+
 def batch_phases(train: TrainConfig) -> tuple[BatchPhase, ...]:
     """The batch phases of a run in order; the last has no end if `train.steps` is 0."""
     steps = train.steps or sys.maxsize

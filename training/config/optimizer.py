@@ -173,14 +173,14 @@ class OptimizerConfig:
                 )
 
 
-def state_bytes_per_parameter(config: OptimizerConfig, *, block_matrix: bool = True) -> float:
-    """Bytes of optimizer state per parameter, without gradients and a few scalars.
+def moment_bytes(config: OptimizerConfig, parameters: int, block_matrices: int) -> float:
+    """Bytes of the optimizer's moments, without a few scalars.
 
     Args:
         config: kind and moment dtype.
-        block_matrix: whether the parameter belongs to a matrix of a block
-            (`training.optimizer.muon.is_block_matrix`); matters for "muon" only, which has one
-            moment for these and AdamW's two for the others.
+        parameters: number of parameters.
+        block_matrices: number of those in matrices of the blocks. Muon has one moment of these
+            (`training.optimizer.muon.is_block_matrix`) and AdamW's two of the others.
     """
-    one_moment = config.kind == "lion" or (config.kind == "muon" and block_matrix)
-    return float(MOMENT_BYTES[config.moment_dtype] * (1 if one_moment else 2))
+    single = {"adamw": 0, "lion": parameters, "muon": block_matrices}[config.kind]
+    return float(MOMENT_BYTES[config.moment_dtype] * (2 * parameters - single))

@@ -57,7 +57,7 @@ class TrainConfig:
         evaluate_every: steps between evaluations; also before the first and after the last.
         evaluate_batches: an evaluation reads this many times `batch_size` sequences of each
             held-out split, spread over the split; "all" for the whole split.
-        evaluate_batch_size: sequences evaluated at once; None for as many as in a step.
+        evaluate_batch_size: sequences evaluated at once; None for as many as in a microbatch.
         checkpoint_every: steps between checkpoints to resume from; also after the last.
         keep_checkpoints: number of the newest of these that are kept; older ones are deleted when a
             newer one is committed. Only checkpoints of the next two fields, and the last one, are
@@ -127,6 +127,11 @@ class TrainConfig:
         """Sequences of each held-out split that an evaluation reads; None for all."""
         return None if self.evaluate_batches == "all" else self.evaluate_batches * self.batch_size
 
+    @property
+    def evaluation_batch(self) -> int:
+        """Sequences evaluated at once; by default those of a microbatch, whose step fits."""
+        return self.evaluate_batch_size or self.batch_size // self.microbatches
+
     def __post_init__(self) -> None:
         owner = "TrainConfig"
         check_types(self)
@@ -148,6 +153,7 @@ class TrainConfig:
             spike_guard=(self.spike_guard, 0.0),
         )
         at_most(owner, sequence_length=(self.sequence_length, LONGEST_SEQUENCE))
+        at_most(owner, seed=(self.seed or 0, 2**32 - 1))  # JAX uses the lowest 32 bits
         below_one(owner, ema=self.ema)
         above_zero(owner, watchdog_seconds=self.watchdog_seconds)
         if 0.0 < self.spike_guard <= 1.0:
@@ -181,6 +187,12 @@ class TrainConfig:
                 "batch_size is the size from step 0 on"
             )
         rising(owner, "length_schedule", self.length_schedule)
+        for pieces in (1, *(pieces for _, pieces in self.length_schedule)):
+            if self.sequence_length // pieces % self.parallel.sequence:
+                raise InputError(
+                    f"{owner}: sequences of {self.sequence_length // pieces} tokens do not divide "
+                    f"over Parallelism.sequence={self.parallel.sequence}; change one of them"
+                )
         for size in (self.batch_size, *(size for _, size in self.batch_schedule)):
             if size % self.microbatches:
                 raise InputError(

@@ -21,31 +21,50 @@ INSTALL = "install it with: pip install -e '.[{}]' in the checkout of ponente"
 
 
 def check_types(config: Any) -> None:
-    """Raise unless every field of a plain type (or None) has a value of it; an int is a float."""
-    for name, (kind, optional) in _plain_types(type(config)).items():
+    """Raise unless every field has a value of its type; an int is a float, a list is a tuple.
+
+    Fields of words (`Literal`) are left to other checks, which name the words.
+    """
+    for name, hint in _hints(type(config)).items():
         value = getattr(config, name)
-        if optional and value is None:
-            continue
-        fits = int | float if kind is float else kind
-        if not isinstance(value, fits) or (isinstance(value, bool) and kind is not bool):
+        if not _fits(value, hint):
             raise InputError(
-                f"{type(config).__name__}.{name}: expected {_NUMBERS[kind]}, got {value!r} of type "
-                f"{type(value).__name__}"
+                f"{type(config).__name__}.{name}: expected {_described(hint)}, got {value!r} of "
+                f"type {type(value).__name__}"
             )
 
 
 @functools.cache
-def _plain_types(owner: type) -> dict[str, tuple[type, bool]]:
-    """Field -> (its plain type, whether it may be None), for the fields with a plain type."""
-    found = {}
+def _hints(owner: type) -> dict[str, Any]:
     # `get_type_hints` resolves `Annotated[int, Runtime]` to int.
-    for name, hint in typing.get_type_hints(owner).items():
-        union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-        members = typing.get_args(hint) if union else (hint,)
-        kinds = [kind for kind in members if kind is not type(None)]
-        if len(kinds) == 1 and kinds[0] in _NUMBERS:
-            found[name] = (kinds[0], kinds[0] is not hint)
-    return found
+    return typing.get_type_hints(owner)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, part) for part in parts)
+    if origin is tuple:
+        if not isinstance(value, tuple | list):
+            return False
+        kinds = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
+        return len(value) == len(kinds) and all(map(_fits, value, kinds))
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(hint, type):
+        return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+    return True
+
+
+def _described(hint: Any) -> str:
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_described(part) for part in parts if part is not type(None))
+    if origin is tuple and parts[-1] is not Ellipsis:
+        return f"({', '.join(map(_described, parts))})"
+    if origin is tuple:
+        return f"a tuple of {_described(parts[0])}"
+    return _NUMBERS.get(hint) or getattr(hint, "__name__", str(hint))
 
 
 def at_least(owner: str, **fields: tuple[float, float]) -> None:

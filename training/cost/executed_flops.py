@@ -39,7 +39,8 @@ MATMULS = {"fwd": 2, "dq": 3, "dkv": 4}
 """Matmuls over all pairs by splash kernel. Forward: scores, output. dq: scores (recomputed),
 gradients of scores and queries. dkv: scores (recomputed), gradients of values, scores and keys."""
 
-CUDNN = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 5}
+CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"
+CUDNN = {CUDNN_FORWARD: 2, "dot_product_attention_bwd_wrapper": 5}
 """Matmuls over all pairs by kernel of cuDNN."""
 
 _MULTIPLIES = ("dot_general", "pallas_call", "conv_general_dilated", "ragged_dot_general")
@@ -220,10 +221,11 @@ def summarise(counted: Iterable[Matmul]) -> Cost:
         count = CUDNN.get(each.kernel) or made[phase(each.kernel)] if each.kernel else 1
         return each.flops * count * each.times
 
+    forward = ("", CUDNN_FORWARD)
     again = [
         each
         for each in found
-        if each.recomputed and (not each.kernel or phase(each.kernel) == "fwd")
+        if each.recomputed and (each.kernel in forward or phase(each.kernel) == "fwd")
     ]
     return Cost(
         matmul_flops=sum(flops(each) for each in found if not each.kernel),

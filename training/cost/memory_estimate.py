@@ -18,7 +18,7 @@ from models.layer_cycles import cycles_of
 from models.remat_names import BLOCK_INPUT, MATMULS, saved_names, widths
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, Parallelism, TrainConfig
-from training.config.optimizer import state_bytes_per_parameter
+from training.config.optimizer import moment_bytes
 
 GIB = 2**30
 
@@ -108,7 +108,7 @@ def estimate(
     width = 2 if train.compute_dtype == "bfloat16" else 4
     rows = train.batch_size / (data * group * train.microbatches)
     tokens = rows * train.sequence_length / sequence
-    moments = _moments(model, optimizer) / tensor / group
+    moments = optimizer_bytes(model, optimizer) / tensor / group
     on_host = parallel.optimizer_memory == "host"
     residuals, offloaded = _residuals(model, train.remat, width, tensor)
     sums = _partial_sums(model, train, rows, platform)
@@ -139,13 +139,10 @@ def _times(count: float, parts: Parts) -> dict[str, float]:
     return {name: count * size for name, size in parts.items()}
 
 
-def _moments(model: TransformerConfig, optimizer: OptimizerConfig) -> float:
-    """Bytes of optimizer state; with Muon, tables have two moments and block matrices one."""
-    tables = _table_parameters(model)
-    return (
-        state_bytes_per_parameter(optimizer) * (model.parameter_count - tables)
-        + state_bytes_per_parameter(optimizer, block_matrix=False) * tables
-    )
+def optimizer_bytes(model: TransformerConfig, optimizer: OptimizerConfig) -> float:
+    """Bytes of the optimizer state of all parameters."""
+    block_matrices = model.matmul_parameters - model.padded_vocab_size * model.embed
+    return moment_bytes(optimizer, model.parameter_count, block_matrices)
 
 
 def _parameters(

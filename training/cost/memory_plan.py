@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 
 from models.config import TransformerConfig
-from models.loss.chunk_count import chunk_count
+from models.loss.chunk_count import chunk_count, logit_budget
 from models.remat_names import BLOCK_INPUT, MATMULS, widths
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, TrainConfig
@@ -22,8 +22,6 @@ from training.cost.recompute import recomputed
 SHARDINGS = {"replicated": 0.0, "zero1": 0.01, "fsdp": 0.1}
 """Cost of each sharding for "auto", as a share of the forward pass: gathering parameters once a
 step is nearly free, gathering them layer by layer twice costs as much as 10 % of recomputation."""
-LOGIT_BYTES = {"cpu": 2**24}
-DEFAULT_LOGIT_BYTES = 2**29
 OFFLOADED = f"offload:{BLOCK_INPUT}"
 """The remat setting with the least memory: blocks are recomputed, and their inputs offloaded."""
 
@@ -122,7 +120,7 @@ def _chunks(model: TransformerConfig, train: TrainConfig, devices: int, platform
         train.sequence_length // sequence,
         model.padded_vocab_size // tensor,
         shards=data * group,
-        budget=LOGIT_BYTES.get(platform, DEFAULT_LOGIT_BYTES),
+        budget=logit_budget(platform),
     )
 
 

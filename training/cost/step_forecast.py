@@ -9,9 +9,9 @@ from models.config import TransformerConfig
 from models.flops import training_flops_per_token
 from pipeline.accelerators import Chip
 from training.config import OptimizerConfig, TrainConfig
-from training.config.optimizer import state_bytes_per_parameter
 from training.cost import calibration
 from training.cost.calibration import rates
+from training.cost.memory_estimate import optimizer_bytes
 from training.cost.step_time import Times, times
 from training.cost.step_work import Job, work
 
@@ -72,7 +72,7 @@ def forecast(
         slices=slices,
         microbatches=train.microbatches,
         remat=train.remat,
-        state_bytes=state_bytes_per_parameter(optimizer),
+        state_bytes=optimizer_bytes(model, optimizer) / model.parameter_count,
         on_host=train.parallel.optimizer_memory == "host",
     )
     found = times(work(job, chip), chip, rates(chip))

@@ -104,7 +104,7 @@ class Scorer:
             separate=train.separate_documents,
             masked_from=ids if job.masked else None,
         )
-        batch_size = job.batch_size or train.evaluate_batch_size or train.batch_size
+        batch_size = job.batch_size or train.evaluation_batch
         self._evaluator = Evaluator(
             make_evaluation_step(train, self._layout, backend, boundaries),
             self._layout,
@@ -171,7 +171,7 @@ def load_scored(
     """
     train, layout = _placed(model, train, devices)
     boundaries = Boundaries(eos_id=eos_id, separate=train.separate_documents)
-    size = batch_size or train.evaluate_batch_size or train.batch_size
+    size = batch_size or train.evaluation_batch
     likelihood = Likelihood(model, train, layout, boundaries, batch_size=size)
     return likelihood, load_model_onto(layout, checkpoint, model)
 

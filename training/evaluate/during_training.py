@@ -44,7 +44,7 @@ class InTrainingEvaluation:
             tokenizer=job.data.tokenizer,
             stored_ids=job.data.stored_ids,
             sequence_length=train.sequence_length,
-            batch_size=train.evaluate_batch_size or train.batch_size,
+            batch_size=train.evaluation_batch,
             sequences=train.evaluate_sequences,
         )
         self._generator: SampleGenerator | None = None

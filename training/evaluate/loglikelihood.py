@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.axes import BATCH, EMBED, POSITION, VOCAB
+from models.axes import BATCH, POSITION
 from models.config import TransformerConfig
-from models.loss.chunk_count import chunk_count
+from models.loss.next_token import score_tokens
 from models.precision import cast
 from models.transformer import Transformer
 from pipeline.errors import InputError
@@ -140,59 +140,26 @@ def _make_step(
     def step(
         model: Transformer, tokens: jax.Array, first: jax.Array, end: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        batch, length = tokens.shape
+        length = tokens.shape[1]
         # The attention and chunks chosen for the training length may not fit a short row.
         of_length = dataclasses.replace(
             train, sequence_length=length, loss_chunks="auto", attention="auto"
         )
         backend = attention_backend(config, of_length, layout.platform).backend
         with layout.activations():
-            whole = layout.gather_model(cast(model, jnp.dtype(train.compute_dtype)))
-            hidden = whole.hidden(
+            nll, best = score_tokens(
+                layout.gather_model(cast(model, jnp.dtype(train.compute_dtype))),
                 hax.named(tokens, (BATCH, POSITION)),
-                boundaries.segments(tokens),
+                segment_ids=boundaries.segments(tokens),
+                budget=_CHUNK_BYTES,
                 forward=layout.forward(backend),
-            ).rearrange((BATCH, POSITION, EMBED))
-            shards = layout.batch_shards
-            vocab = config.padded_vocab_size
-            chunks = chunk_count(batch, length, vocab, shards=shards, budget=_CHUNK_BYTES)
-            nll, best = _losses(whole, hidden.array, jnp.roll(tokens, -1, axis=1), chunks)
+            )
         # Position i predicts token i + 1: count those whose target is in [first, end).
         target = jnp.arange(1, length + 1)[None]
         counted = (target >= first[:, None]) & (target < end[:, None])
-        return jnp.sum(jnp.where(counted, nll, 0.0), axis=1), jnp.all(best | ~counted, axis=1)
+        return (
+            jnp.sum(jnp.where(counted, nll.array, 0.0), axis=1),
+            jnp.all(best.array | ~counted, axis=1),
+        )
 
     return jax.jit(step, out_shardings=layout.replicated)
-
-
-def _losses(
-    model: Transformer, hidden: jax.Array, targets: jax.Array, chunks: int
-) -> tuple[jax.Array, jax.Array]:
-    """Negative log-likelihood of every target [batch, position], and whether it has the top logit.
-
-    Scans over chunks of positions, so that only one chunk's logits are in memory.
-
-    Args:
-        model: the model whose head makes the logits.
-        hidden: hidden states [batch, position, embed].
-        targets: ids [batch, position].
-        chunks: number of chunks; divides the positions.
-    """
-
-    def one(_: None, part: tuple[jax.Array, jax.Array]) -> tuple[None, Any]:
-        hidden, targets = part
-        named = hax.named(hidden, (BATCH, POSITION, EMBED))
-        logits = model.logits_of(named).rearrange((BATCH, POSITION, VOCAB)).array
-        # A masked sum instead of a gather stays local when the vocabulary is sharded.
-        ids = jax.lax.broadcasted_iota(targets.dtype, logits.shape, 2)
-        at_target = jnp.sum(jnp.where(ids == targets[..., None], logits, 0.0), axis=2)
-        nll = jax.nn.logsumexp(logits, axis=2) - at_target
-        return None, (nll, at_target >= jnp.max(logits, axis=2))
-
-    def split(x: jax.Array) -> jax.Array:
-        batch, length, *rest = x.shape
-        return jnp.moveaxis(x.reshape(batch, chunks, length // chunks, *rest), 1, 0)
-
-    found = jax.lax.scan(one, None, (split(hidden), split(targets)))[1]
-    nll, best = (jnp.moveaxis(x, 0, 1).reshape(targets.shape) for x in found)
-    return nll, best

@@ -9,7 +9,8 @@ import haliax as hax
 import jax
 import jax.numpy as jnp
 
-from models.loss.next_token import nll_per_token
+from models.loss.chunk_count import logit_budget
+from models.loss.next_token import score_tokens
 from models.precision import cast
 from models.transformer import Transformer
 from training.config import TrainConfig
@@ -38,20 +39,20 @@ def make_evaluation_step(
         tokens = boundaries.tokens(stored)
         with layout.activations():
             compute_params = cast(model, jnp.dtype(config.compute_dtype))
-            nll = nll_per_token(
+            nll, _ = score_tokens(
                 layout.gather_model(compute_params),
                 hax.named(tokens, ("batch", "position")),
                 segment_ids=boundaries.segments(tokens),
-                chunks=config.loss_chunks,
+                budget=logit_budget(layout.platform),
                 forward=layout.forward(backend, unroll=config.unroll),
-            ).array
+            )
         # Position i predicts token i + 1, which must lie before the end of its sequence.
         counted = jnp.arange(1, tokens.shape[1])[None] < lengths[:, None]
         if (unmasked := unpadded.counted(stored)) is not None:
             counted = counted & unmasked.array[:, :-1]
         target_bytes = jnp.where(counted, token_bytes[tokens[:, 1:]], 0)
         return (
-            jnp.sum(jnp.where(counted, nll[:, :-1], 0.0), axis=1),
+            jnp.sum(jnp.where(counted, nll.array[:, :-1], 0.0), axis=1),
             jnp.sum(counted, axis=1, dtype=jnp.int32),
             jnp.sum(target_bytes, axis=1, dtype=jnp.int32),
         )

@@ -21,7 +21,7 @@ from models.config import TransformerConfig
 from models.remat import checkpoint_policy
 from pipeline.accelerators import chip_of
 from training.config import OptimizerConfig, TrainConfig
-from training.config.batch_schedule import BatchPhase, batch_phases
+from training.config.batch_schedule import BatchPhase, batch_phases, largest_phase
 from training.cost.memory_estimate import Estimate, estimate
 from training.cost.memory_plan import resolve
 from training.cost.shape_lint import lint
@@ -144,7 +144,7 @@ def phase_programs(
     devices: Sequence[Any],
     **setting: Any,
 ) -> list[tuple[BatchPhase, Program]]:
-    """A program for each batch phase of the run; all keep the state as `program` shards it.
+    """A program for each batch phase of the run; all shard the state as `program` does.
 
     Args:
         program: the program of the run.
@@ -154,13 +154,18 @@ def phase_programs(
         InputError: when a phase's batch does not fit the devices.
     """
     found = batch_phases(train)
-    if len(found) == 1 and (found[0].rows, found[0].pieces) == (train.batch_size, 1):
+    if _uniform(train):
         return [(found[0], program)]
     train = dataclasses.replace(train, parallel=program.train.parallel)
     return [
         (phase, build_program(program.model, optimizer, phase.config(train), devices, **setting))
         for phase in found
     ]
+
+
+def _uniform(train: TrainConfig) -> bool:
+    """Whether every step has a batch of `batch_size` uncut sequences."""
+    return {(p.rows, p.pieces) for p in batch_phases(train)} == {(train.batch_size, 1)}
 
 
 def attention_backend(model: TransformerConfig, train: TrainConfig, platform: str) -> BackendChoice:
@@ -181,16 +186,26 @@ def attention_backend(model: TransformerConfig, train: TrainConfig, platform: st
 def resolved(
     model: TransformerConfig, optimizer: OptimizerConfig, train: TrainConfig, devices: Sequence[Any]
 ) -> tuple[TrainConfig, str]:
-    """`training.cost.memory_plan.resolve` for real or described devices."""
-    return resolve(
-        model,
-        optimizer,
-        train,
-        len(devices),
-        platform=devices[0].platform,
-        limit=memory_limit(devices[0]),
-        slices=slice_count(devices),
-    )
+    """`training.cost.memory_plan.resolve` for real or described devices.
+
+    With batch phases, the largest decides the sharding, which is the same in all.
+    """
+
+    def resolve_here(train: TrainConfig) -> tuple[TrainConfig, str]:
+        return resolve(
+            model,
+            optimizer,
+            train,
+            len(devices),
+            platform=devices[0].platform,
+            limit=memory_limit(devices[0]),
+            slices=slice_count(devices),
+        )
+
+    if not _uniform(train):
+        largest, _ = resolve_here(largest_phase(train).config(train))
+        train = dataclasses.replace(train, parallel=largest.parallel)
+    return resolve_here(train)
 
 
 def memory_limit(device: Any) -> float | None:

@@ -81,7 +81,7 @@ class LossFunction:
                 loss_mask=self.boundaries.counted(stored),
                 segment_ids=self.boundaries.segments(tokens),
                 z_loss=self.config.z_loss,
-                chunks=self.config.loss_chunks,
+                chunks=int(self.config.loss_chunks),
                 by_vocabulary=self.layout.platform == "cpu",
                 forward=self.layout.forward(
                     self.backend, remat=self.config.remat, unroll=self.config.unroll

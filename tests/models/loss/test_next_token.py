@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from models.loss.chunk_count import chunk_count
-from models.loss.next_token import next_token_loss, nll_per_token
+from models.loss.next_token import next_token_loss, score_tokens
 from models.mesh_axes import MeshAxes
 from models.precision import cast
 from models.transformer import Forward
@@ -50,11 +50,14 @@ def test_loss_equals_the_oracle(changes):
     }
 
 
-def test_nll_per_token_equals_the_oracle():
-    """Position i holds the nll of token i + 1; the last position is zero."""
+def test_scores_of_tokens_equal_the_oracle():
+    """Position i has the nll of token i + 1, the last position 0; and whether that is the best."""
     model, rows = small.model(), small.tokens()
-    got = small.run(lambda m: nll_per_token(m, small.named(rows), chunks=3), model)
+    budget = rows.size * 61 * 4 // 3
+    got, best = small.run(lambda m: score_tokens(m, small.named(rows), budget=budget), model)
     assert [axis.name for axis in got.axes] == ["batch", "position"]
+    likely = np.argmax(model.logits(small.named(rows)).array[:, :-1], axis=-1)
+    np.testing.assert_array_equal(best.array[:, :-1], likely == rows[:, 1:])
     np.testing.assert_allclose(got.array[:, :-1], reference.nll(model, rows)[0], atol=1e-4)
     np.testing.assert_array_equal(got.array[:, -1], 0.0)
 
@@ -132,7 +135,7 @@ def test_bfloat16_loss_is_float32():
 @pytest.mark.slow
 def test_row_without_a_divisor_is_refused():
     """A chunk count that does not divide the row is named in one line."""
-    with pytest.raises(InputError, match="divisor of the 12 positions, found 5"):
+    with pytest.raises(InputError, match=r"divisor of the 12 positions .*, found 5"):
         next_token_loss(small.model(), small.named(small.tokens()), chunks=5)
 
 
@@ -145,28 +148,25 @@ def test_auto_uses_the_budget_and_the_shards():
     model, rows = small.model(layers=1, vocab_size=4096), small.named(small.tokens(8, 64, 61))
 
     def scratch(**options):
-        def objective(model):
-            return next_token_loss(model, rows, **options).objective
-
-        lowered = jax.jit(jax.grad(objective)).lower(model)
+        lowered = jax.jit(lambda model: score_tokens(model, rows, **options)[0]).lower(model)
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
     logits = 8 * 64 * 4096 * 4
-    few, many = scratch(chunks="auto"), scratch(chunks="auto", chunk_budget=logits // 16)
+    few, many = scratch(), scratch(budget=logits // 16)
     assert few >= logits
     assert many < logits / 2
 
 
 def loops(**options) -> list[int]:
-    """Lengths of the loops in the traced loss of 8 rows of 12 positions and 61 ids."""
+    """Lengths of the loops in the traced scores of 8 rows of 12 positions and 61 ids."""
     model, rows = small.model(), small.named(small.tokens(batch=8))
-    traced = jax.make_jaxpr(lambda: next_token_loss(model, rows, **options))()
+    traced = jax.make_jaxpr(lambda: score_tokens(model, rows, **options))()
     return [int(found) for found in re.findall(r"length=(\d+)", str(traced))]
 
 
 def test_auto_reads_the_shards_of_the_placement():
     """Axes that divide the batch divide a device's logits; tensor axes do not."""
-    options = {"chunks": "auto", "chunk_budget": 8 * 12 * 61 * 4 // 6}
+    options = {"budget": 8 * 12 * 61 * 4 // 6}
     assert 6 in loops(**options)
     data = MeshAxes(("data",), ("tensor",))
     with jax.set_mesh(small.mesh(data=4, tensor=2)):
@@ -179,12 +179,11 @@ def test_auto_with_divided_positions():
     """Chunks divide the positions of one device, whatever the row's length allows."""
     mesh_axes = MeshAxes((), sequence=("sequence",))
     model, rows = small.model(), small.named(small.tokens(batch=8))
-    options = {"chunks": "auto", "chunk_budget": 8 * 12 * 61 * 4 // 4 // 2}
+    budget = 8 * 12 * 61 * 4 // 4 // 2
 
     def objective(model, mesh_axes=None):
-        return next_token_loss(
-            model, rows, forward=Forward(mesh_axes=mesh_axes), **options
-        ).objective
+        forward = Forward(mesh_axes=mesh_axes)
+        return score_tokens(model, rows, budget=budget, forward=forward)[0].array
 
     want = small.run(objective, model)
     with jax.set_mesh(small.mesh(sequence=4)):
@@ -222,13 +221,16 @@ def test_devices_give_what_one_gives(axes):
     @eqx.filter_jit
     def each(model, rows):
         with hax.axis_mapping(mapping):
-            nll = nll_per_token(
-                hax.shard(model), hax.shard(rows), chunks=3, forward=Forward(mesh_axes=mesh_axes)
+            nll, _ = score_tokens(
+                hax.shard(model),
+                hax.shard(rows),
+                budget=rows.size * 61 * 4 // 24,
+                forward=Forward(mesh_axes=mesh_axes),
             )
         return nll.rearrange(("batch", "position")).array
 
     want = small.run(eqx.filter_value_and_grad(objective), model)
-    want_each = small.run(lambda m: nll_per_token(m, rows).array, model)
+    want_each = small.run(lambda m: score_tokens(m, rows)[0].array, model)
     with hax.partitioning.set_mesh(mesh):
         got, got_each = spread(model), each(model, rows)
     assert small.relative(got, want) < 2e-5

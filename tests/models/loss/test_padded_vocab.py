@@ -13,7 +13,7 @@ import pytest
 from models.generate.generate import generate
 from models.generate.sampling_config import Sampling
 from models.loss.cross_entropy import summed_losses, token_losses
-from models.loss.next_token import next_token_loss, nll_per_token
+from models.loss.next_token import next_token_loss, score_tokens
 from models.loss.vocab_chunks import sums_and_gradients
 from models.mesh_axes import MeshAxes
 from models.transformer import Transformer
@@ -61,8 +61,10 @@ def test_padding_has_no_loss_and_no_gradient(cap, chunks):
     gradients, sums, alone = ours(hidden, padded(head), *rest, cap, chunks, None, IDS)
     check(gradients, sums, arrays, cap)
     np.testing.assert_allclose(alone, sums, rtol=1e-6)
-    nll = token_losses(hidden, padded(head), rest[0], cap, chunks, IDS)
-    np.testing.assert_allclose(nll, token_losses(hidden, head, rest[0], cap, 1), rtol=1e-5)
+    nll, best = token_losses(hidden, padded(head), rest[0], cap, chunks, IDS)
+    want, want_best = token_losses(hidden, head, rest[0], cap, 1)
+    np.testing.assert_allclose(nll, want, rtol=1e-5)
+    np.testing.assert_array_equal(best, want_best)
 
 
 @pytest.mark.parametrize("cap", [None, 1.5])
@@ -137,7 +139,7 @@ def test_a_padded_model_scores_and_writes_as_the_other():
     """Token losses, logits of the ids alone, and samples: padding is never drawn."""
     model, wide = two_models(layers=1)
     rows = small.named(small.tokens())
-    for function in (lambda m: nll_per_token(m, rows).array, lambda m: m.logits(rows).array):
+    for function in (lambda m: score_tokens(m, rows)[0].array, lambda m: m.logits(rows).array):
         want = small.run(function, model)
         np.testing.assert_allclose(small.run(function, wide), want, rtol=1e-5, atol=1e-5)
     how = Sampling(temperature=1.0, top_k=20)

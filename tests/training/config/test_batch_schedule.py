@@ -4,6 +4,7 @@ import dataclasses
 import os
 import signal
 import threading
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -11,11 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models import presets
 from pipeline.errors import InputError
 from tests.training import tiny
 from training.checkpoint.restore import load_model
-from training.config import TrainConfig
+from training.config import OptimizerConfig, TrainConfig
 from training.config.batch_schedule import batch_phases
+from training.step.program import resolved
 from training.trainer import compile_ahead, run_context
 from training.trainer.run_context import RunContext
 from training.trainer.trainer import train
@@ -109,6 +112,20 @@ def test_a_stage_that_does_not_fit_the_devices_is_refused_before_the_first_step(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("largest", [256, 512])
+def test_the_largest_phase_decides_the_sharding(largest):
+    """On 16 chips of v6e, the first phase alone would copy the state."""
+    chip = SimpleNamespace(platform="tpu", device_kind="TPU v6 lite")
+    train = TrainConfig(steps=100, batch_size=16, sequence_length=4096)
+    growing = dataclasses.replace(train, batch_schedule=((50, largest), (90, 32)))
+    alone = dataclasses.replace(train, batch_size=largest)
+    found = [
+        resolved(presets.tomat_1b, OptimizerConfig(), each, [chip] * 16)[0].parallel.sharding
+        for each in (train, growing, alone)
+    ]
+    assert found == ["replicated", "zero1", "zero1"]
+
+
 @pytest.mark.parametrize("moment", ["the phase's last step", "the next phase's compilation"])
 def test_a_signal_between_two_phases_saves_at_once(data, tmp_path, monkeypatch, moment):
     """Neither a step of the next phase nor the end of its compilation is waited for."""

@@ -166,6 +166,19 @@ def test_configuration_imports_no_jax():
         ({"ema": 1.0}, "ema"),
         ({"spike_guard": 0.9}, "skip every ordinary step"),
         ({"watchdog_seconds": 0.0}, "watchdog_seconds"),
+        ({"batch_schedule": ((0.5, 16),)}, r"a tuple of \(a whole number, a whole number\), got"),
+        ({"batch_schedule": (10, 16)}, "batch_schedule: expected a tuple of"),
+        ({"length_schedule": ((0, 2.0),)}, "length_schedule: expected a tuple of"),
+        ({"milestones": 1000}, "milestones: expected a tuple of a whole number, got 1000"),
+        ({"milestones": (10.5,)}, "milestones: expected a tuple of a whole number"),
+        ({"profile": (5,)}, r"profile: expected \(a whole number, a whole number\), got \(5,\)"),
+        ({"parallel": "fsdp"}, "parallel: expected Parallelism, got 'fsdp'"),
+        ({"seed": 2**32}, "seed: expected a number <= 4294967295"),
+        ({"parallel": Parallelism(sequence=3)}, "16 tokens do not divide over Parallelism"),
+        (
+            {"parallel": Parallelism(sequence=4), "length_schedule": ((0, 8),)},
+            "2 tokens do not divide over Parallelism.sequence=4",
+        ),
     ],
 )
 def test_schedules_and_guards_that_cannot_be_are_refused(fields, words):

@@ -133,6 +133,11 @@ def test_fused_attention_on_gpus_is_counted_by_formula(monkeypatch):
     matmul = 2 * batch * heads * size * position * (position + 1) // 2
     found, _ = executed_flops(closed, MODEL, position, 1)
     assert found == 7 * matmul
+    both = jax.value_and_grad(jax.checkpoint(loss), argnums=(0, 1, 2))
+    again = jax.jit(both).trace(shape, shape, shape)
+    found, why = executed_flops(again.jaxpr, MODEL, position, 1)
+    assert found == 9 * matmul
+    assert "22% of them a second time" in why
     # Of the model's two layers one sees 64 positions: its kernels leave out pairs further apart.
     windowed = dataclasses.replace(MODEL, window=64, window_pattern="SL")
     near = sum(min(t + 1, 64) for t in range(position)) / (position * (position + 1) / 2)

@@ -13,9 +13,9 @@ import pytest
 from models.transformer import Transformer
 from tests.training import tiny
 from training.config import OptimizerConfig
-from training.config.optimizer import KINDS, LARGEST_BFLOAT16_BETA, state_bytes_per_parameter
+from training.config.optimizer import KINDS, LARGEST_BFLOAT16_BETA
+from training.cost.memory_estimate import optimizer_bytes
 from training.optimizer.build import build, decay_mask, keep_moments_in
-from training.optimizer.muon import is_block_matrix
 from training.sharding.layout import is_named
 
 
@@ -196,18 +196,12 @@ def test_only_named_arrays_change_dtype():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_bytes_are_those_of_the_state(kind, dtype):
-    """Bytes per parameter, times the model's parameters, are the bytes of the moments."""
+    """The bytes of the moments of the model's arrays."""
     config = dataclasses.replace(tiny.OPTIMIZER, kind=kind, moment_dtype=dtype)
     model = jax.eval_shape(lambda key: Transformer.init(tiny.MODEL, key=key), jax.random.key(0))
     state = jax.eval_shape(build(config).init, model)
     leaves = jax.tree.leaves(state, is_leaf=is_named)
     found = sum(leaf.array.size * leaf.dtype.itemsize for leaf in leaves if is_named(leaf))
     others = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves if not is_named(leaf))
-    flat = jax.tree_util.tree_flatten_with_path(model, is_leaf=is_named)[0]
-    expected = sum(
-        leaf.array.size
-        * state_bytes_per_parameter(config, block_matrix=is_block_matrix(path, leaf))
-        for path, leaf in flat
-    )
-    assert found == expected
+    assert found == optimizer_bytes(tiny.MODEL, config)
     assert others <= 32
