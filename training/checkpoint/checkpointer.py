@@ -103,6 +103,7 @@ class Checkpointer:
     _thread: threading.Thread | None = field(default=None, init=False)
     _error: BaseException | None = field(default=None, init=False)
     _failures: int = field(default=0, init=False)
+    _undeleted: list[str] = field(default_factory=list, init=False)
 
     def __post_init__(self, existing: Sequence[tuple[int, str]]) -> None:
         self.committed = list(existing)
@@ -228,11 +229,17 @@ class Checkpointer:
             if jax.process_index() == 0:
                 try:
                     self.on_drop(step, path)
-                    storage.delete_tree(path)
                 except (StorageError, OSError) as error:  # the new checkpoint is committed anyway
-                    logger.warning("%s: could not be deleted, will be retried: %s", path, error)
+                    logger.warning("%s: not dropped, will be retried: %s", path, error)
                     continue
+                self._undeleted.append(path)
             del self.committed[position]
+        for path in tuple(self._undeleted):
+            try:
+                storage.delete_tree(path)
+                self._undeleted.remove(path)
+            except (StorageError, OSError) as error:
+                logger.warning("%s: not deleted, will be retried: %s", path, error)
 
 
 def describe(state: Any, chunk_bytes: int) -> dict[str, dict[str, Any]]:
@@ -260,7 +267,7 @@ def _refuse_existing(path: str) -> None:
     if jax.process_count() > 1:  # other processes may have created the directory already
         marker = storage.join(path, INDEX if jax.process_index() == 0 else _part_name())
     if storage.exists(marker):
-        raise InputError(f"{marker}: exists already; give every run its own attempt")
+        raise InputError(f"{marker}: exists already; give every attempt its own name")
 
 
 def _write(
@@ -312,11 +319,11 @@ def _gather(path: str, deadline: Deadline, written: WrittenChunks) -> None:
             if _part_name(index).rpartition("/")[2] not in listed:
                 continue
             url = storage.join(path, _part_name(index))
-            content = verify_digest(url, f"what process {index} wrote")
+            content, encoded = verify_digest(url, f"what process {index} wrote")
             if "error" in content:
                 raise _ERRORS[content["kind"]](f"process {index}: {content['error']}")
             written.join(WrittenChunks.from_json(content))
-            written.remember(_part_name(index), storage.read_bytes(url))
+            written.remember(_part_name(index), encoded)
             missing.discard(index)
         if missing:
             try:

@@ -240,5 +240,5 @@ def _check_finite(name: str, values: np.ndarray) -> None:
             return
     raise InputError(
         f"{name}: expected finite values to save, found {int((~np.isfinite(values)).sum())} that "
-        "are not; training diverged, resume from an older checkpoint with a lower learning rate"
+        "are not: a training diverged, or an imported file is corrupt"
     )

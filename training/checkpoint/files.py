@@ -16,12 +16,11 @@ import numpy as np
 
 from pipeline.errors import CorruptOutput, StoreUnavailable
 from pipeline.store import storage
+from pipeline.store.local_storage import with_retries
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_TRIES = 3
-_PAUSE_SECONDS = 0.1
 _NOT_FOUND = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
@@ -86,7 +85,8 @@ def in_parallel(
 def corrupt(path: str, name: str, found: str) -> CorruptOutput:
     """The error for a file whose content is not what was written."""
     return CorruptOutput(
-        f"{path}/{name}: expected what was saved, found {found}; an older checkpoint is needed"
+        f"{path}/{name}: expected what was saved, found {found}; use an older checkpoint, or "
+        "import the model again"
     )
 
 
@@ -98,30 +98,19 @@ class _LocalFiles:
 
     def write(self, name: str, *parts: Any) -> None:
         url = storage.join(self._path, name)
-        self._with_retries(url, lambda: _write_local(url, parts))
+        self._deadline.left()
+        with_retries(url, lambda: _write_local(url, parts))
 
     def read(self, name: str, *targets: np.ndarray) -> None:
         url = storage.join(self._path, name)
+        self._deadline.left()
         try:
-            found = self._with_retries(url, lambda: _read_local(storage.local_path(url), targets))
+            found = with_retries(url, lambda: _read_local(storage.local_path(url), targets))
         except _NOT_FOUND as error:
             raise corrupt(self._path, name, "no file") from error
         expected = sum(target.nbytes for target in targets)
         if found != expected:
             raise corrupt(self._path, name, f"{found:,} bytes instead of {expected:,}")
-
-    def _with_retries(self, url: str, action: Callable[[], Result]) -> Result:
-        for retries_left in reversed(range(_TRIES)):
-            self._deadline.left()
-            try:
-                return action()
-            except _NOT_FOUND:
-                raise
-            except OSError as error:
-                if not retries_left:
-                    raise StoreUnavailable(f"{url}: {error}; check the disk, run again") from error
-                time.sleep(_PAUSE_SECONDS * (_TRIES - retries_left))
-        raise AssertionError("unreachable")
 
 
 def _write_local(url: str, parts: Sequence[Any]) -> None:
@@ -134,23 +123,11 @@ def _write_local(url: str, parts: Sequence[Any]) -> None:
 
 def _read_local(path: str, targets: Sequence[np.ndarray]) -> int:
     """Fill the targets unless the file has another size; returns its size."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        size = os.fstat(descriptor).st_size
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
         if size != sum(target.nbytes for target in targets):
             return size
-        begin = 0
-        for target in targets:
-            done = 0
-            while done < target.nbytes:
-                more = os.preadv(descriptor, (target[done:].data,), begin + done)
-                if not more:
-                    return begin + done
-                done += more
-            begin += done
-        return size
-    finally:
-        os.close(descriptor)
+        return sum(file.readinto(target.data) for target in targets)
 
 
 class _BucketFiles:

@@ -79,8 +79,8 @@ def with_digest(content: Any) -> bytes:
     return json.dumps({"content": content, "sha256": digest(content)}).encode()
 
 
-def verify_digest(url: str, what: str) -> Any:
-    """The content of the file at `url`, which `with_digest` encoded.
+def verify_digest(url: str, what: str) -> tuple[Any, bytes]:
+    """The content of the file at `url`, which `with_digest` encoded, and the file's bytes.
 
     Args:
         url: URL of the file.
@@ -90,7 +90,8 @@ def verify_digest(url: str, what: str) -> Any:
         CorruptOutput: the file is missing, truncated or changed.
     """
     try:
-        document = storage.read_json(url)
+        encoded = storage.read_bytes(url)
+        document = json.loads(encoded)
         content = document["content"]
         sound = document["sha256"] == digest(content)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -99,7 +100,7 @@ def verify_digest(url: str, what: str) -> Any:
         raise CorruptOutput(f"{url}: {what} is not readable: {error}") from error
     if not sound:
         raise CorruptOutput(f"{url}: {what} differs from its own digest")
-    return content
+    return content, encoded
 
 
 def write_index(path: str, step: int, leaves: Mapping[str, Any], written: WrittenChunks) -> None:
@@ -146,7 +147,7 @@ def read_index(path: str) -> dict[str, Any]:
         InputError: another version of this code wrote it.
     """
     url = storage.join(path, INDEX)
-    content = verify_digest(url, "the checkpoint's index")
+    content, _ = verify_digest(url, "the checkpoint's index")
     found = content.get("format") if isinstance(content, dict) else None
     if found != FORMAT:
         raise InputError(

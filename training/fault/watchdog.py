@@ -41,7 +41,7 @@ PATIENCE = 30.0
 POLL_SECONDS = 2.0
 STEPS = 32  # steps in the median
 LEAST = 5  # steps before the median is used
-TELLING_SECONDS = 10.0  # limit of `on_end`, which may write to the store that blocks the run
+ON_END_SECONDS = 10.0  # limit of `on_end`, which may write to the store that blocks the run
 
 
 class Board:
@@ -85,7 +85,7 @@ class Watchdog:
         count: number of processes.
         board: shared by the processes; None for a single process.
         on_end: called in a thread with the report before the process ends; its errors are ignored,
-            and the watchdog waits at most `TELLING_SECONDS` for it.
+            and the watchdog waits at most `ON_END_SECONDS` for it.
         end: ends the process; for tests.
         clock: monotonic seconds; for tests.
     """
@@ -150,32 +150,32 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._closed.wait(self._poll):
             heartbeat = self._heartbeat
-            silence, allowed = self._clock() - heartbeat.at, self._timeout(heartbeat)
+            idle, allowed = self._clock() - heartbeat.at, self._timeout(heartbeat)
             # If Python is blocked, this thread does not run: the C timer dumps stacks and exits.
             with contextlib.suppress(ValueError, OSError, AttributeError):  # no stderr to write to
                 faulthandler.dump_traceback_later(
                     2 * allowed + 60.0, exit=True, file=sys.__stderr__ or sys.stderr
                 )
-            others = self._exchange(heartbeat, silence)
+            others = self._exchange(heartbeat, idle)
             if heartbeat.phase in _STEP_PHASES and _any_in_long_phase(others):
                 self._others_long_until = self._clock()
-            silence = min(silence, self._clock() - self._others_long_until)
+            idle = min(idle, self._clock() - self._others_long_until)
             if self._closed.is_set():
                 # The timer may have been set above after `__exit__` cancelled it.
                 faulthandler.cancel_dump_traceback_later()
                 return
-            if silence > allowed and heartbeat is self._heartbeat:
-                self._finish(_reason(self._index, heartbeat, silence, allowed), others, first=True)
+            if idle > allowed and heartbeat is self._heartbeat:
+                self._finish(_reason(self._index, heartbeat, idle, allowed), others, first=True)
                 return
             if (reason := others.get("end")) is not None:
                 self._finish(reason, others, first=False)
                 return
 
-    def _exchange(self, heartbeat: _Heartbeat, silence: float) -> dict[str, str]:
+    def _exchange(self, heartbeat: _Heartbeat, idle: float) -> dict[str, str]:
         """Post this process's progress on the board; returns the whole board."""
         if self._board is None:
             return {}
-        mine = {"step": heartbeat.step, "phase": heartbeat.phase, "silent": round(silence, 1)}
+        mine = {"step": heartbeat.step, "phase": heartbeat.phase, "idle": round(idle, 1)}
         try:
             self._board.put(f"process/{self._index}", json.dumps(mine))
             return self._board.all()
@@ -192,7 +192,7 @@ class Watchdog:
         logger.critical("%s", report)
         callback = threading.Thread(target=self._call_on_end, args=(report,), daemon=True)
         callback.start()
-        callback.join(TELLING_SECONDS)
+        callback.join(ON_END_SECONDS)
         for handler in logging.getLogger().handlers:
             handler.flush()
         if self._count > 1:
@@ -205,9 +205,9 @@ class Watchdog:
             self._on_end(report)
 
 
-def _reason(index: int, heartbeat: _Heartbeat, silence: float, allowed: float) -> str:
+def _reason(index: int, heartbeat: _Heartbeat, idle: float, allowed: float) -> str:
     return (
-        f"process {index} made no progress for {silence:.0f} s in {heartbeat.phase!r} after "
+        f"process {index} made no progress for {idle:.0f} s in {heartbeat.phase!r} after "
         f"step {heartbeat.step} (allowed: {allowed:.0f} s; TrainConfig.watchdog_seconds)"
     )
 
@@ -229,7 +229,7 @@ def _progress_lines(board: dict[str, str]) -> list[str]:
     """One line for each process, and one that names the processes that are behind."""
     found = _progress(board)
     lines = [
-        f"  process {index}: step {at['step']}, in {at['phase']!r}, idle for {at['silent']} s"
+        f"  process {index}: step {at['step']}, in {at['phase']!r}, idle for {at['idle']} s"
         for index, at in sorted(found.items())
     ]
     if found:

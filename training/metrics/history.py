@@ -21,6 +21,8 @@ Segment = tuple[str, int]
 """A directory with a metrics log, and how many bytes of the log belong to the history."""
 
 NAME = "metrics.jsonl"
+PART_BYTES = 256 << 10
+"""Bytes of each object of a log in an object store, except the last."""
 TABLES = {"history": "step", "evaluations": "evaluation", "samples": "sample"}
 """Tables of a run, and the `kind` of the entries that are their rows."""
 MEASURED = frozenset(
@@ -98,8 +100,13 @@ def read_history(
 def check_history(history: Sequence[Segment]) -> None:
     """Raise `CorruptOutput` when a log is shorter than its segment; reads no entries."""
     for directory, end in history:
-        sizes = [storage.size(storage.join(directory, name)) for name in log_files(directory)]
-        _check_size(directory, sum(size or 0 for size in sizes), end)
+        names = log_files(directory)
+        last = storage.size(storage.join(directory, names[-1])) if names else 0
+        begins = [int(name.split(".")[1]) for name in names if name != NAME]
+        # All objects of a store but the last have PART_BYTES: a missing one ends the log.
+        whole = sum(begin == at * PART_BYTES for at, begin in enumerate(begins))
+        found = (last or 0) + max(0, len(names) - 1) * PART_BYTES
+        _check_size(directory, found if whole == len(begins) else whole * PART_BYTES, end)
 
 
 def plain(entry: Mapping[str, Any]) -> Entry:

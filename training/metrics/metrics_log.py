@@ -27,11 +27,10 @@ from typing import Any
 
 from pipeline.errors import InputError
 from pipeline.store import storage
-from training.metrics.history import NAME, Segment, log_files, read_history
+from training.metrics.history import NAME, PART_BYTES, Segment, log_files, read_history
 
 logger = logging.getLogger(__name__)
 
-PART_BYTES = 256 << 10
 EVERY_SECONDS = 1.0
 UPLOAD_SECONDS = 30.0
 _COPY_LINES = 10_000
@@ -57,7 +56,7 @@ class MetricsLog:
     ) -> None:
         if log_files(directory):
             raise InputError(
-                f"{storage.join(directory, NAME)}: exists already; give every run its own attempt"
+                f"{storage.join(directory, NAME)}: exists already; give every attempt its own name"
             )
         self._directory = directory
         self._every, self._upload_every = every, upload_every
@@ -121,13 +120,16 @@ class MetricsLog:
         if self._thread.is_alive() or self._failing:
             logger.warning("%s: the last metrics were not stored", self._directory)
 
+    def remove_copy(self) -> None:
+        """Delete the local file of a stored log, once trackers have read it; after `close`."""
+        if self._remote and not self._failing and not self._thread.is_alive():
+            shutil.rmtree(os.path.dirname(self.path), ignore_errors=True)
+
     def _work(self) -> None:
         while not self._closed.wait(self._every):
             self._try(final=False)
         self._try(final=True)
         self._file.close()
-        if self._remote and not self._failing:
-            shutil.rmtree(os.path.dirname(self.path), ignore_errors=True)
 
     def _try(self, *, final: bool) -> None:
         due = final or time.monotonic() >= self._next_upload

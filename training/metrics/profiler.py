@@ -85,10 +85,14 @@ class Profiler:
 
     def close(self, seconds: float = 15.0) -> None:
         """Stop the running trace and the polling, and wait up to `seconds` for uploads."""
+        deadline = time.monotonic() + seconds
         self._closed.set()
         if self._spool is not None:
-            self._end()
-        deadline = time.monotonic() + seconds
+            ending = threading.Thread(target=self._end, name="profile-end", daemon=True)
+            ending.start()
+            ending.join(seconds)
+            if ending.is_alive():
+                logger.warning("the profile is lost: it was not written in %g s", seconds)
         for upload in self._uploads:
             upload.join(max(0.0, deadline - time.monotonic()))
 

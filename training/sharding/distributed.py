@@ -17,6 +17,8 @@ from pipeline.errors import InputError, ResourcesUnavailable
 
 HEARTBEAT_SECONDS = 60
 INITIALIZATION_SECONDS = 300
+# Longer than the slowest last save: process 0 commits it after the others have left.
+SHUTDOWN_SECONDS = 3600
 # Messages of libtpu and of the kernel.
 _BUSY = re.compile("already in use|resource busy", re.IGNORECASE)
 
@@ -54,6 +56,7 @@ def initialize(coordinator: Coordinator | None) -> None:
             process_id=coordinator.index,
             initialization_timeout=INITIALIZATION_SECONDS,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=SHUTDOWN_SECONDS,
         )
     try:
         jax.local_devices()

@@ -36,7 +36,7 @@ class InitialState:
         evaluated: step of the last evaluation, -1 before the first.
         skipped: see `training.metrics.recorder.Recorder`.
         existing: (step, path) of sound checkpoints of this run, oldest first.
-        passed_over: (step, path) of newer checkpoints, which are corrupt.
+        corrupt: (step, path) of newer checkpoints, which are corrupt.
         event: (kind, fields) of the event to report; None for new parameters.
     """
 
@@ -47,7 +47,7 @@ class InitialState:
     evaluated: int = -1
     skipped: tuple[float, int] = (0.0, 0)
     existing: Sequence[tuple[int, str]] = ()
-    passed_over: Sequence[tuple[int, str]] = ()
+    corrupt: Sequence[tuple[int, str]] = ()
     event: tuple[str, dict[str, Any]] | None = None
 
 
@@ -56,8 +56,8 @@ def restore_or_init(job: TrainJob, program: Program, run: RunContext) -> Initial
 
     Raises:
         CorruptOutput: every checkpoint to resume from is corrupt, or the one to start from is.
-        InputError: a checkpoint is of another model, has another data offset, or has no fewer
-            steps than this run.
+        InputError: a checkpoint is of another model, has another data offset, or has done as
+            many steps as this run has, or more.
     """
 
     def on_corrupt(step: int, path: str, reason: str) -> None:
@@ -73,7 +73,7 @@ def restore_or_init(job: TrainJob, program: Program, run: RunContext) -> Initial
             step,
             **_carried_over(progress),
             existing=job.resume_from[:count],
-            passed_over=job.resume_from[count:],
+            corrupt=job.resume_from[count:],
             event=("resumed", {"step": step, "path": path}),
         )
     if job.start is not None:

@@ -19,6 +19,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -54,7 +55,7 @@ class KeptPrograms:
     """Compiles steps, or loads the steps that an earlier attempt compiled.
 
     Args:
-        programs: kept programs of earlier attempts, oldest first.
+        programs: kept programs of earlier attempts.
         directory: URL where this attempt writes its own; empty to keep and load none.
         on_program: called in a thread of process 0 with each program written to the store; writes
             its record.
@@ -93,24 +94,30 @@ class KeptPrograms:
         return compiled, bool(hits)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Wait up to `seconds` for each write in flight; a later write gets no record."""
+        """Wait up to `seconds` for the writes in flight; a later write gets no record."""
+        deadline = time.monotonic() + seconds
         for thread in self._threads:
-            thread.join(seconds)
+            thread.join(max(0.0, deadline - time.monotonic()))
         self._closed = True
 
     def _find(self, made_for: Mapping[str, str]) -> bytes | None:
-        """Bytes of the newest program made for these conditions; warns and returns None if none."""
-        reasons = []
-        for kept in reversed(self.programs):
+        """Bytes of the program made for these conditions, or None with a reason.
+
+        It warns only of this step's: one of another, such as another batch phase's, is expected.
+        """
+        reasons: list[tuple[int, str]] = []
+        for kept in self.programs:
             reason = different(kept.made_for, made_for)
             try:
                 if reason is None:
                     return read(kept)
             except (OSError, PonenteError, ValueError) as error:
                 reason = str(error)
-            reasons.append(reason)
+            same_step = kept.made_for.get("program") == made_for["program"]
+            reasons.append((logging.WARNING if same_step else logging.INFO, reason))
         if reasons:
-            logger.warning("kept program ignored, the step is compiled: %s", reasons[0])
+            level, reason = max(reasons)
+            logger.log(level, "kept program ignored, the step is compiled: %s", reason)
         return None
 
     def _keep(self, data: bytes, made_for: Mapping[str, str]) -> None:

@@ -215,6 +215,8 @@ class RunContext:
                 self.log.close(short)
             if self._trackers is not None:
                 self._report(self._trackers.close(seconds))
+            if self.log is not None:
+                self.log.remove_copy()
             # Closed last, so that the journal counts the time of the other closes.
             if self._journal is not None:
                 self._journal.close(self._outcome, short)

@@ -18,7 +18,7 @@ import jax
 
 from data.batches.dataset import Dataset
 from data.batches.loader import Loader
-from pipeline.errors import InputError, StorageError
+from pipeline.errors import PonenteError
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.retention import dropped, due
 from training.config.batch_schedule import BatchPhase
@@ -170,7 +170,7 @@ class _Trainer:
         if start.event is not None:
             self.run.event(start.event[0], **start.event[1])
         if self.run.leader:
-            for step, path in start.passed_over:
+            for step, path in start.corrupt:
                 self.run.on_drop(step, path)
 
     def _drain(
@@ -183,7 +183,7 @@ class _Trainer:
         try:
             with self.run.phase("checkpoint"):
                 self.checkpointer.wait()
-        except (InputError, StorageError) as late:
+        except PonenteError as late:
             if error is None:
                 raise
             logger.error("%s", late)

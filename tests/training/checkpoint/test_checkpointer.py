@@ -1,5 +1,6 @@
 """Saving: asynchronous, whole or absent, and never a silent failure."""
 
+import errno
 import functools
 import hashlib
 import json
@@ -14,7 +15,7 @@ import tensorstore as ts
 
 from data.cache import shard_io
 from pipeline.errors import CorruptOutput, InputError, StorageError
-from pipeline.store import google_storage
+from pipeline.store import google_storage, storage
 from tests.faults.fake_gcs import FakeGCS, Faults
 from tests.training import tiny
 from training.checkpoint import device_to_host, files
@@ -110,6 +111,32 @@ def test_old_checkpoints_are_forgotten_then_deleted(new_checkpointer):
     assert events == [(*one, True) for one in gone]
     assert not any(os.path.exists(path) for _, path in gone)
     assert all(os.path.exists(path) for path in (old_paths[1], paths[4], paths[6], paths[7]))
+
+
+def test_what_cannot_be_deleted_is_dropped_and_deleted_later(new_checkpointer, monkeypatch):
+    """A dropped checkpoint has no record, so it is no result; its files go with a later save."""
+    records, delete = {}, storage.delete_tree
+    checkpointer = new_checkpointer(
+        dropped=lambda steps: range(len(steps) - 1),
+        on_commit=records.__setitem__,
+        on_drop=lambda step, path: records.pop(step),
+    )
+
+    def busy(path):
+        raise OSError(errno.EBUSY, "Device or resource busy", path)
+
+    monkeypatch.setattr(storage, "delete_tree", busy)
+    paths = []
+    for step in (1, 2, 3):
+        if step == 3:
+            checkpointer.wait()
+            assert dict(checkpointer.committed) == records == {2: paths[1]}
+            assert os.path.exists(paths[0])
+            monkeypatch.setattr(storage, "delete_tree", delete)
+        paths.append(checkpointer.save(step, {"x": jnp.zeros(3)}, {}))
+    checkpointer.wait()
+    assert dict(checkpointer.committed) == records == {3: paths[2]}
+    assert [os.path.exists(path) for path in paths] == [False, False, True]
 
 
 def test_existing_path_is_refused(new_checkpointer, tmp_path):
@@ -226,7 +253,6 @@ def test_a_failed_write_leaves_nothing(new_checkpointer, tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files, "_write_local", failing)
-    monkeypatch.setattr(files, "_PAUSE_SECONDS", 0.0)
     checkpointer = new_checkpointer()
     path = checkpointer.save(1, {"x": jnp.zeros(3)}, {})
     with pytest.raises(StorageError, match="No space left"):

@@ -245,7 +245,7 @@ def test_errors_while_reporting_do_not_keep_the_process_alive():
 
 def test_telling_of_the_end_does_not_put_it_off(monkeypatch):
     """A callback that hangs, as the store may that the run is stuck at."""
-    monkeypatch.setattr(watchdog, "TELLING_SECONDS", 0.1)
+    monkeypatch.setattr(watchdog, "ON_END_SECONDS", 0.1)
     ended, hang = [], threading.Event()
     made = Watchdog(0.04, on_end=lambda report: hang.wait(60), end=ended.append)
     steady(made)

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from pipeline.errors import CorruptOutput, InputError, StoreUnavailable
 from pipeline.store import storage
-from training.metrics import metrics_log
+from training.metrics import history, metrics_log
 from training.metrics.history import (
     MEASURED,
     NAME,
     check_history,
     content_of,
     from_relative,
+    log_files,
     plain,
     read_history,
     read_log,
@@ -126,13 +127,15 @@ def test_a_log_that_lost_its_end_is_refused(tmp_path):
 def test_an_attempt_has_a_log_of_its_own(tmp_path):
     """Nothing is appended to what another one wrote."""
     new_log(tmp_path).close(10)
-    with pytest.raises(InputError, match="its own attempt"):
+    with pytest.raises(InputError, match="every attempt its own name"):
         new_log(tmp_path)
 
 
 def test_only_the_end_of_a_log_is_uploaded_again(tmp_path, monkeypatch):
     """Of an object store: full objects are written once, and bytes are those of the entries."""
-    monkeypatch.setattr(metrics_log, "PART_BYTES", 1000)
+    for module in (metrics_log, history):
+        monkeypatch.setattr(module, "PART_BYTES", 1000)
+    log_url = "memory://parts/run"
     written, write = [], storage.write_atomic
 
     def counted(url, data):
@@ -140,16 +143,25 @@ def test_only_the_end_of_a_log_is_uploaded_again(tmp_path, monkeypatch):
         write(url, data)
 
     monkeypatch.setattr(storage, "write_atomic", counted)
-    log = new_log("memory://parts/run")
+    log = new_log(log_url)
     for step in range(200):
         log.write("step", {"step": step})
         log.flush()
     full = [url for url, size in written if size == 1000]
     assert len(full) == len(set(full)) > 5
     assert max(size for _, size in written) == 1000
-    assert steps("memory://parts/run") == list(range(200))
+    assert steps(log_url) == list(range(200))
+    size = sum(len(storage.read_bytes(f"memory://parts/run/{n}")) for n in log_files(log_url))
+    check_history([(log_url, size)])
+    with pytest.raises(CorruptOutput, match=f"expected {size + 1:,} bytes .* found {size:,}"):
+        check_history([(log_url, size + 1)])
     log.close(10)
+    assert Path(log.path).exists()  # for trackers, which may still read it
+    log.remove_copy()
     assert not Path(log.path).exists()
+    storage.delete_tree(f"{log_url}/metrics.000000000002000.jsonl")
+    with pytest.raises(CorruptOutput, match="found 2,000"):
+        check_history([(log_url, size)])
 
 
 def test_a_store_that_fails_for_a_while_gets_everything_when_it_is_back(monkeypatch, caplog):

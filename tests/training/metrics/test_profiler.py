@@ -1,5 +1,6 @@
 """Traces appear when they are asked for, and nothing that goes wrong with one reaches the run."""
 
+import threading
 import time
 
 import jax
@@ -51,6 +52,17 @@ def test_a_window_at_the_end_is_ended_by_closing(tmp_path):
     steps(profiler, 1, 4)
     profiler.close()
     assert [name for name, _ in fake.calls] == ["start", "stop"]
+
+
+def test_closing_does_not_wait_for_a_trace_that_takes_long(tmp_path, caplog):
+    """A preempted run has seconds; the trace is lost."""
+    fake, written = Fake(), threading.Event()
+    profiler = Profiler(str(tmp_path), (3, 100), start=fake.start, stop=written.wait)
+    steps(profiler, 1, 4)
+    profiler.close(0.05)
+    assert not written.is_set()
+    assert "the profile is lost: it was not written in 0.05 s" in caplog.text
+    written.set()
 
 
 @pytest.mark.parametrize(("content", "count"), [("", DEFAULT_STEPS), ("5", 5), ("7 steps", 7)])

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 import sys
 import threading
 from unittest import mock
@@ -136,6 +137,25 @@ def test_a_tracker_that_fails_is_reported_once_and_in_the_thread_of_the_loop(
     line = "tracker wandb is off, the run continues without it: quota"
     assert told == [("tracker", line, threading.current_thread())]
     assert [row["step"] for row in lines(tmp_path, "a", "step")] == [1, 2, 3]
+
+
+def test_a_tracker_that_starts_late_reads_a_run_in_a_store(root, tmp_path, monkeypatch):
+    """Whose local copy of the log is deleted only once the tracker has read it."""
+    out = tmp_path / "read"
+    code = (
+        "import json, sys; context = json.loads(sys.stdin.buffer.readline()); "
+        f"sys.stdin.buffer.read(); open({str(out)!r}, 'w').write(open(context['path']).read())"
+    )
+    monkeypatch.setattr(Trackers.__init__, "__defaults__", ((sys.executable, "-c", code),))
+    context = RunContext()
+    with context.open(job(root, "memory://late", "a", train={"trackers": ("wandb",)})):
+        context.began(0)
+        context.row({"step": 1, "loss": 1.0})
+        context.end(preempted=False)
+    assert [json.loads(line)["kind"] for line in out.read_text().splitlines()] == [
+        *("config", "began", "step")
+    ]
+    assert not os.path.exists(os.path.dirname(context.log.path))
 
 
 @pytest.mark.parametrize(("library", "keyword"), [("wandb", "id"), ("trackio", "name")])

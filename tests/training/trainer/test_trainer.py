@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from pipeline.errors import CorruptOutput, InputError
+from pipeline.errors import CorruptOutput, InputError, WorkerLost
 from tests.training import tiny
 from training.checkpoint import files
 from training.checkpoint.restore import load_model
@@ -283,10 +283,14 @@ def test_sigterm_does_not_wait_for_an_evaluation(
     assert tiny.equal(model_of(got), model_of(want))
 
 
+@pytest.mark.parametrize("lost", [False, True])
 def test_an_error_waits_for_the_checkpoint_under_way_and_is_the_one_raised(
-    data, tmp_path, monkeypatch
+    data, tmp_path, monkeypatch, lost
 ):
-    """A slow store is no reason for the watchdog to end the process before either is done."""
+    """A slow store is no reason for the watchdog to end the process before either is done.
+
+    Nor does it matter to the error that a newer attempt owns the run by then.
+    """
     phases, committed = [], []
     write = files._write_local
 
@@ -294,6 +298,8 @@ def test_an_error_waits_for_the_checkpoint_under_way_and_is_the_one_raised(
         if url.endswith("progress.json"):
             while "checkpoint" not in phases:
                 time.sleep(0.01)
+            if lost:
+                raise WorkerLost("a newer attempt owns the run")
         return write(url, parts)
 
     class Watched(run_context.Watchdog):
@@ -321,7 +327,7 @@ def test_an_error_waits_for_the_checkpoint_under_way_and_is_the_one_raised(
             ),
             devices=jax.devices()[:1],
         )
-    assert committed == [3]
+    assert committed == ([] if lost else [3])
 
 
 @pytest.mark.slow
