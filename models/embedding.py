@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,7 +32,9 @@ class _Sharding:
     tokens: tuple[str, ...]
     table: TableSplit
 
-    def map(self, run: Any, *arrays: Array, specs: Any, out: PartitionSpec) -> Array:
+    def map(
+        self, run: Callable[..., Array], *arrays: Array, specs: Any, out: PartitionSpec
+    ) -> Array:
         """`run` on every device's shard of `arrays`."""
         return jax.shard_map(
             run,

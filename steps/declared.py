@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from models.config import TransformerConfig
-from pipeline import Artifact, InputError
+from pipeline import Artifact, Hardware, InputError
 from steps.artifacts import TEST, TRAIN, Documents, Tokenizer
 from training.config import TrainConfig
 from training.config.batch_schedule import batch_phases
@@ -84,7 +84,7 @@ def check_training(arguments: Mapping[str, Any], model: TransformerConfig | None
     check_splits("train", sequences, arguments["splits"])
 
 
-def _check_batches(train: TrainConfig, hardware: Any) -> None:
+def _check_batches(train: TrainConfig, hardware: Hardware) -> None:
     if not hardware.devices:  # local hardware: their number is only known at runtime
         return
     data, group, _, _ = train.parallel.mesh_shape(hardware.devices)

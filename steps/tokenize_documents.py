@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pipeline import InputError, Result, Runtime, StepContext, step
 from pipeline.store import storage
 from pipeline.store.manifest import Shard
 from steps.artifacts import Documents, TokenCache, Tokenizer
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
 
 _REQUESTS = 16  # small files read concurrently
 OCCURRENCES = "occurrences.npz"
@@ -132,7 +137,7 @@ def _may_use_all_cores() -> bool:
     return os.environ.get("OMP_NUM_THREADS") != "1"
 
 
-def _texts(item: RowGroup) -> list[Any]:
+def _texts(item: RowGroup) -> list[pa.Array]:
     """The documents' texts, as Arrow arrays."""
     import pyarrow as pa
 
@@ -196,16 +201,16 @@ def _summary(run: StepContext, parts: Sequence[Shard], asked: int) -> dict[str, 
     }
 
 
-def occurrences(run: StepContext, parts: Sequence[Shard]) -> Any:
+def occurrences(run: StepContext, parts: Sequence[Shard]) -> np.ndarray:
     """int64 [vocab]: how often each id occurs in these shards."""
     import numpy as np
 
-    def load(shard: Shard) -> Any:
+    def load(shard: Shard) -> np.ndarray:
         with storage.open_read(storage.join(run.root, shard.root, OCCURRENCES)) as file:
             return np.load(file, allow_pickle=False)["occurrences"]
 
     with ThreadPoolExecutor(_REQUESTS) as pool:
-        return sum(pool.map(load, parts))
+        return functools.reduce(np.add, pool.map(load, parts))
 
 
 def _measured(written: Sequence[Shard]) -> dict[str, Any]:

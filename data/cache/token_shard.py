@@ -317,10 +317,10 @@ def _little(tokens: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(tokens, tokens.dtype.newbyteorder("<"))
 
 
-def _digest(tokens: Any, dtype: np.dtype, offsets: np.ndarray) -> str:
-    tokens.update(offsets.astype(chunks.OFFSET).tobytes())
-    tokens.update(f"{dtype.name} {len(offsets) - 1} {offsets[-1]}\n".encode())
-    return tokens.hexdigest()
+def _digest(hasher: hashlib._Hash, dtype: np.dtype, offsets: np.ndarray) -> str:
+    hasher.update(offsets.astype(chunks.OFFSET).tobytes())
+    hasher.update(f"{dtype.name} {len(offsets) - 1} {offsets[-1]}\n".encode())
+    return hasher.hexdigest()
 
 
 class ArrayWriter:

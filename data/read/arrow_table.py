@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import pyarrow as pa
 
@@ -17,6 +16,7 @@ from data.read.retry import redact
 from data.read.unit import BATCH_ROWS, Fields, Unit
 from pipeline.errors import InputError
 
+Reader = pa.ipc.RecordBatchFileReader | pa.ipc.RecordBatchStreamReader
 _MAGIC = b"ARROW1"
 
 
@@ -36,7 +36,7 @@ def read(unit: Unit, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
                 yield batch.slice(begin, BATCH_ROWS)
 
 
-def _all(reader: Any) -> Iterator[pa.RecordBatch]:
+def _all(reader: Reader) -> Iterator[pa.RecordBatch]:
     if isinstance(reader, pa.ipc.RecordBatchFileReader):
         yield from (reader.get_batch(i) for i in range(reader.num_record_batches))
     else:
@@ -44,7 +44,7 @@ def _all(reader: Any) -> Iterator[pa.RecordBatch]:
 
 
 @contextmanager
-def _open(url: str, state: FileState) -> Iterator[Any]:
+def _open(url: str, state: FileState) -> Iterator[Reader]:
     try:
         with open_ranges(url, state) as handle:
             head = handle.read(len(_MAGIC))

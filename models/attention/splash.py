@@ -43,6 +43,7 @@ from models.mesh_axes import MeshAxes
 RESIDUALS = "attention_residuals"
 
 SegmentIds = splash_attention_kernel.SegmentIds
+SplashKernel = splash_attention_kernel.SplashAttentionKernel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Kernel:
 
 
 @functools.cache
-def build(kernel: Kernel) -> splash_attention_kernel.SplashAttentionKernel:
+def build(kernel: Kernel) -> SplashKernel:
     """JAX's kernel for one sequence, which also returns the log-sum-exp; its masks are NumPy."""
     shape = (kernel.position, kernel.position)
     if kernel.window is None:
@@ -174,7 +175,7 @@ def _divide(kernel: Kernel, kv_heads: int, exchange: Exchange) -> tuple[Kernel, 
 
 
 def _by_heads(
-    exchange: Exchange, run: Any, q: Array, k: Array, v: Array, ids: Array | None
+    exchange: Exchange, run: SplashKernel, q: Array, k: Array, v: Array, ids: Array | None
 ) -> Array:
     """Attention of all positions for this device's share of the heads."""
     q, k, v = (exchange.to_heads(x) for x in (q, k, v))
@@ -183,7 +184,13 @@ def _by_heads(
 
 
 def _by_queries(
-    exchange: Exchange, zigzag: bool, run: Any, q: Array, k: Array, v: Array, ids: Array | None
+    exchange: Exchange,
+    zigzag: bool,
+    run: SplashKernel,
+    q: Array,
+    k: Array,
+    v: Array,
+    ids: Array | None,
 ) -> Array:
     """Attention of this device's queries to the keys and values of all positions."""
     kv_ids = None if ids is None else exchange.gather(ids, 1)
@@ -197,13 +204,13 @@ def _by_queries(
 
 @jax.custom_vjp
 def _attention(
-    run: Any, q: Array, k: Array, v: Array, q_ids: Array | None, kv_ids: Array | None
+    run: SplashKernel, q: Array, k: Array, v: Array, q_ids: Array | None, kv_ids: Array | None
 ) -> Array:
     return _forward(run, q, k, v, q_ids, kv_ids)[0]
 
 
 def _forward(
-    run: Any, q: Array, k: Array, v: Array, q_ids: Array | None, kv_ids: Array | None
+    run: SplashKernel, q: Array, k: Array, v: Array, q_ids: Array | None, kv_ids: Array | None
 ) -> tuple[Array, tuple[Any, ...]]:
     def one_row(
         q: Array, k: Array, v: Array, q_ids: Array | None, kv_ids: Array | None
@@ -241,7 +248,7 @@ def _backward(
     return None, q_bar, k_bar, v_bar, None, None
 
 
-def backward_kernels(run: Any, arrays: tuple[Any, ...]) -> tuple[Array, Array, Array]:
+def backward_kernels(run: SplashKernel, arrays: tuple[Any, ...]) -> tuple[Array, Array, Array]:
     """Cotangents of one sequence's queries, keys and values, by JAX's backward kernel or kernels.
 
     `arrays` are queries, keys, values, segment ids, attention sinks (None), log-sum-exp, the

@@ -43,6 +43,7 @@ _GOOGLE = ("gs://", "gcs://")
 _BUCKETS = (*_GOOGLE, "s3://")
 _STORES = ("gs", "gcs", "s3", "memory")
 _LOCAL = LocalFileSystem()
+with_local_retries = local_storage.with_retries  # for code that opens local files itself
 # Names that every store and tool reads alike: no character that is special in a shell, a URL, a
 # glob or fsspec's chained URLs, and no two characters that look alike.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.=+@,~][A-Za-z0-9_.=+@,~-]{0,254}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -144,7 +144,7 @@ def _dropped_of(name: str, unique: Mapping[str, Shard]) -> dict[str, int]:
     return {key: sum(part.get(key, 0) for part in parts) for key in ("documents", "tokens")}
 
 
-def _sum_hex(digests: Any) -> str:
+def _sum_hex(digests: Iterable[str]) -> str:
     from data.select.document_hash import digest_hex
 
     return digest_hex(sum(int(digest, 16) for digest in digests))

@@ -94,7 +94,7 @@ WRITER = train(LONG, train=BATCH, epochs=1, **OTHER)
         (lambda: generate(MODEL, TOKENIZER, prompts=()), "at least one prompt"),
         (lambda: generate(MODEL, TOKENIZER, prompts=("a",), new_tokens=0), "new_tokens"),
         (lambda: generate(MODEL, TOKENIZER, prompts=("a",), temperature=-1), "temperature"),
-        (lambda: evaluate(MODEL, TOKENS, sequences=0), "at least 1 of each set, found 0"),
+        (lambda: evaluate(MODEL, TOKENS, sequences=0), "at least 1 of each split, found 0"),
         (lambda: follow(MODEL, TOKENS, also=Also(prompts=("x",))), "prompts need a tokenizer"),
         (lambda: Also(questions=5, choices=1), "Also.choices"),
         (lambda: Also(top_k=0), "top_k"),

@@ -87,7 +87,7 @@ class _Part:
 
     box: Box
     values: np.ndarray
-    devices: list[Any]
+    devices: list[jax.Device]
 
 
 def read_arrays(
@@ -207,7 +207,7 @@ def _read_buffer(box: Box, parts: list[_Part]) -> np.ndarray:
 
 def _parts(want: Any) -> list[_Part]:
     """The distinct boxes that this process's devices hold, with uninitialised values."""
-    devices: dict[Box, list[Any]] = {}
+    devices: dict[Box, list[jax.Device]] = {}
     for device, index in want.sharding.addressable_devices_indices_map(want.shape).items():
         devices.setdefault(box_of(index, want.shape), []).append(device)
     return [_Part(box, np.empty(shape_of(box), want.dtype), d) for box, d in devices.items()]

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
@@ -99,7 +98,9 @@ class HostCopies:
 
 
 @functools.lru_cache(maxsize=4)
-def assigned(arrays: tuple[tuple[str, tuple[int, ...], int, Any], ...]) -> dict[Any, int]:
+def assigned(
+    arrays: tuple[tuple[str, tuple[int, ...], int, jax.sharding.Sharding], ...],
+) -> dict[tuple[str, Box], int]:
     """The id of the device that each shard is copied from, the same result in every process.
 
     Args:

@@ -16,8 +16,8 @@ import numpy as np
 
 from pipeline.errors import CorruptOutput, StoreUnavailable
 from pipeline.store import storage
-from pipeline.store.local_storage import with_retries
 
+Bytes = bytes | memoryview
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -48,7 +48,7 @@ class Files(Protocol):
 
     threads: int
 
-    def write(self, name: str, *parts: Any) -> None:
+    def write(self, name: str, *parts: Bytes) -> None:
         """Write a file of the concatenated `parts`. Raises `StorageError`."""
         ...
 
@@ -96,16 +96,18 @@ class _LocalFiles:
         self._deadline = deadline
         self.threads = min(8, 2 + (os.cpu_count() or 1))
 
-    def write(self, name: str, *parts: Any) -> None:
+    def write(self, name: str, *parts: Bytes) -> None:
         url = storage.join(self._path, name)
         self._deadline.left()
-        with_retries(url, lambda: _write_local(url, parts))
+        storage.with_local_retries(url, lambda: _write_local(url, parts))
 
     def read(self, name: str, *targets: np.ndarray) -> None:
         url = storage.join(self._path, name)
         self._deadline.left()
         try:
-            found = with_retries(url, lambda: _read_local(storage.local_path(url), targets))
+            found = storage.with_local_retries(
+                url, lambda: _read_local(storage.local_path(url), targets)
+            )
         except _NOT_FOUND as error:
             raise corrupt(self._path, name, "no file") from error
         expected = sum(target.nbytes for target in targets)
@@ -113,7 +115,7 @@ class _LocalFiles:
             raise corrupt(self._path, name, f"{found:,} bytes instead of {expected:,}")
 
 
-def _write_local(url: str, parts: Sequence[Any]) -> None:
+def _write_local(url: str, parts: Sequence[Bytes]) -> None:
     with storage.open_write(url) as file:
         for part in parts:
             file.write(part)
@@ -142,7 +144,7 @@ class _BucketFiles:
         self._deadline = deadline
         self._store = self._wait(ts.KvStore.open(store_spec(path), context=store_context()))
 
-    def write(self, name: str, *parts: Any) -> None:
+    def write(self, name: str, *parts: Bytes) -> None:
         self._wait(self._store.write(name, b"".join(parts)))
 
     def read(self, name: str, *targets: np.ndarray) -> None:

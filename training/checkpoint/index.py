@@ -91,7 +91,7 @@ def verify_digest(url: str, what: str) -> tuple[Any, bytes]:
     """
     try:
         encoded = storage.read_bytes(url)
-        document = json.loads(encoded)
+        document = storage.parse_json(encoded)
         content = document["content"]
         sound = document["sha256"] == digest(content)
     except (FileNotFoundError, NotADirectoryError) as error:

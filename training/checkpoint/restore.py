@@ -87,7 +87,7 @@ def read_progress(path: str) -> dict[str, Any]:
 
 
 def load_model(
-    checkpoint_path: str, config: TransformerConfig, *, devices: Sequence[Any] | None = None
+    checkpoint_path: str, config: TransformerConfig, *, devices: Sequence[jax.Device] | None = None
 ) -> Transformer:
     """The float32 model of a checkpoint; the optimizer's state is not read into memory.
 

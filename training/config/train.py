@@ -73,7 +73,7 @@ class TrainConfig:
             "full", "dots", "save:name,...;offload:name,..."), see `models.remat_names`.
         attention: backend: "auto", "reference", "blockwise", "splash" or "cudnn".
         parallel: sharding over the devices, see `training.config.parallelism`.
-        unroll: layers per iteration of the compiled loop over layers.
+        unroll: cycles of layers (of `window_pattern`) per iteration of the compiled loop.
         loss_chunks: chunks in which the logits are computed, or "auto".
         trackers: trackers that get the rows of `metrics.jsonl`: "tensorboard", "wandb", "trackio".
         profile: (first step, number of steps) to trace, see `training.metrics.profiler`.

@@ -133,7 +133,7 @@ def check_sequences(sequences: int | None) -> None:
     """Raise `InputError` unless `sequences`, to read of each split, is None (all) or >= 1."""
     if sequences is not None and sequences < 1:
         raise InputError(
-            f"sequences: expected at least 1 of each set, found {sequences}; None reads all"
+            f"sequences: expected at least 1 of each split, found {sequences}; None reads all"
         )
 
 

@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters import partial_eval
 
 from models.config import TransformerConfig
@@ -101,7 +102,7 @@ class Visit:
 
 
 def executed_flops(
-    closed: Any, model: TransformerConfig, sequence_length: int, devices: int
+    closed: ClosedJaxpr, model: TransformerConfig, sequence_length: int, devices: int
 ) -> tuple[float | None, str]:
     """FLOPs of one step over all devices together, or None; and a sentence about the count.
 
@@ -122,13 +123,13 @@ def executed_flops(
     return total, f"a step executes {total:.3g} FLOPs, {again:.0%} of them a second time"
 
 
-def live_equations(closed: Any, devices: int) -> Iterator[Visit]:
+def live_equations(closed: ClosedJaxpr, devices: int) -> Iterator[Visit]:
     """The equations of a closed jaxpr, inner ones included, without dead code."""
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
     return _visits(jaxpr, 1, devices, False)
 
 
-def _visits(jaxpr: Any, times: int, share: int, again: bool) -> Iterator[Visit]:
+def _visits(jaxpr: Jaxpr, times: int, share: int, again: bool) -> Iterator[Visit]:
     for equation in jaxpr.eqns:
         kind = equation.primitive.name
         inside = again or RECOMPUTED in str(equation.source_info.name_stack)
@@ -144,7 +145,7 @@ def _visits(jaxpr: Any, times: int, share: int, again: bool) -> Iterator[Visit]:
             yield from _visits(inner, times * turns, local, inside)
 
 
-def called(equation: Any) -> Iterator[Any]:
+def called(equation: Any) -> Iterator[Jaxpr]:
     """The jaxprs that an equation runs."""
     for value in equation.params.values():
         for each in value if isinstance(value, tuple | list) else (value,):
@@ -255,7 +256,7 @@ def _unknown(equation: Any) -> str:
     return ""
 
 
-def _multiplies(jaxpr: Any) -> bool:
+def _multiplies(jaxpr: Jaxpr) -> bool:
     return any(
         equation.primitive.name in (*_MULTIPLIES, *CUDNN)
         or any(_multiplies(inner) for inner in called(equation))

@@ -75,7 +75,7 @@ class Estimate:
         """One line per part in GiB, their sum, and the parts in the host's memory."""
         rows = [*self.parts.items(), ("sum", self.total)]
         rows += [(f"host: {name}", size) for name, size in self.host.items() if size]
-        return "\n".join(f"{name:<36}{size / GIB:>9.3f} GiB" for name, size in rows)
+        return "\n".join(f"{name:<44}{size / GIB:>9.3f} GiB" for name, size in rows)
 
 
 def estimate(
@@ -159,15 +159,15 @@ def _parameters(
     gathered = layers / group if train.parallel.sharding == "fsdp" else layers
     stays = train.parallel.rules.splits_tables and tensor == 1
     copies = {
-        "compute copy of layers": width * gathered,
-        "compute copy of embedding and head": width * tables / (group if stays else 1),
+        "compute parameters of layers": width * gathered,
+        "compute parameters of embedding and head": width * tables / (group if stays else 1),
     }
     loops = train.microbatches > 1
     return {
         "parameters": parameters * 4 / group,
-        "average of parameters": parameters * 4 / group if train.ema else 0.0,
+        "EMA of parameters": parameters * 4 / group if train.ema else 0.0,
         **copies,
-        "the microbatches' compute copy": sum(copies.values()) if loops and group > 1 else 0.0,
+        "compute parameters of microbatches": sum(copies.values()) if loops and group > 1 else 0.0,
         "gradients and update": parameters * (width + 8) / group,
         "accumulated gradients": parameters * 4 / group if loops else 0.0,
     }

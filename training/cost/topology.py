@@ -12,13 +12,16 @@ import importlib.util
 import math
 import os
 import re
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pipeline.accelerators import TPUS, Slices, find_slices
 from pipeline.errors import InputError
 
+if TYPE_CHECKING:
+    import jax
 
-def describe(slice_name: str) -> list[Any]:
+
+def describe(slice_name: str) -> list[jax.Device]:
     """Devices of one or several slices: "v6e-16", "2xv6e-16", or a topology such as "v6e:4x4".
 
     Sets the environment variables that let libtpu compile without a TPU. Variables that are already

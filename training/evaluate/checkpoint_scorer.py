@@ -6,7 +6,6 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 
@@ -94,7 +93,7 @@ class Scorer:
             share a batch.
     """
 
-    def __init__(self, job: ScoreJob, devices: Sequence[Any] | None = None) -> None:
+    def __init__(self, job: ScoreJob, devices: Sequence[jax.Device] | None = None) -> None:
         train, self._layout = _placed(job.model, job.train, devices)
         self._job = job
         backend = attention_backend(job.model, train, self._layout.platform).backend
@@ -161,7 +160,7 @@ def load_scored(
     eos_id: int,
     *,
     batch_size: int | None = None,
-    devices: Sequence[Any] | None = None,
+    devices: Sequence[jax.Device] | None = None,
 ) -> tuple[Likelihood, Transformer]:
     """A `Likelihood` and the model of a checkpoint, both on `devices` (default: all).
 
@@ -177,7 +176,7 @@ def load_scored(
 
 
 def _placed(
-    model: TransformerConfig, train: TrainConfig, devices: Sequence[Any] | None
+    model: TransformerConfig, train: TrainConfig, devices: Sequence[jax.Device] | None
 ) -> tuple[TrainConfig, Layout]:
     """The configuration with every "auto" resolved for these devices, and their layout.
 
@@ -199,7 +198,7 @@ def _placed(
 
 
 def _spread(
-    model: TransformerConfig, train: TrainConfig, devices: Sequence[Any]
+    model: TransformerConfig, train: TrainConfig, devices: Sequence[jax.Device]
 ) -> tuple[TrainConfig, Layout]:
     group = train.parallel.mesh_shape(len(devices))[1]
     if model.embed % group:

@@ -28,7 +28,7 @@ from models.transformer import Transformer
 from pipeline.errors import InputError
 from training.config.job import MetricsRow
 from training.config.validation import check_sequences
-from training.sharding.layout import Layout
+from training.sharding.layout import Layout, check_batch
 from training.step.evaluation_step import EvaluationStep
 
 Read = Callable[[np.ndarray, int], np.ndarray]
@@ -180,11 +180,7 @@ class Evaluator:
         sequences: int | None = None,
     ) -> None:
         check_sequences(sequences)
-        if batch_size % layout.batch_shards:
-            raise InputError(
-                f"evaluate_batch_size: {batch_size} rows do not spread over {layout.batch_shards} "
-                "devices; choose a multiple of that"
-            )
+        check_batch(layout, batch_size, name="TrainConfig.evaluate_batch_size")
         self._step, self._layout = step, layout
         self._length, self._batch_size = sequence_length, batch_size
         self._files = ExitStack()

@@ -24,7 +24,7 @@ from models.transformer import Transformer
 from pipeline.errors import InputError
 from training.config import TrainConfig
 from training.evaluate.evaluator import fetch
-from training.sharding.layout import Layout
+from training.sharding.layout import Layout, check_batch
 from training.step.document_mask import Boundaries
 from training.step.program import attention_backend
 
@@ -73,11 +73,7 @@ class Likelihood:
         *,
         batch_size: int,
     ) -> None:
-        if batch_size % layout.batch_shards:
-            raise InputError(
-                f"batch_size: {batch_size} rows do not spread over {layout.batch_shards} devices; "
-                "choose a multiple of that"
-            )
+        check_batch(layout, batch_size, name="batch_size")
         self._layout, self._batch_size = layout, batch_size
         self._longest = train.sequence_length
         self._step = _make_step(model, train, layout, boundaries)

@@ -8,12 +8,15 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from models.config import TransformerConfig
 from models.flops import training_flops_per_token
 from pipeline.accelerators import peak_flops
 from training.config.job import MetricsRow
+
+if TYPE_CHECKING:
+    import jax
 
 MEMORY_SECONDS = 1.0
 
@@ -90,7 +93,7 @@ class PeakMemory:
         clock: returns seconds.
     """
 
-    devices: Sequence[Any]
+    devices: Sequence[jax.Device]
     clock: Callable[[], float] = time.monotonic
     _asked: float = dataclasses.field(default=float("-inf"), init=False)
     _bytes: int | None = dataclasses.field(default=None, init=False)
@@ -103,7 +106,7 @@ class PeakMemory:
         return self._bytes
 
 
-def _peak_bytes(devices: Sequence[Any]) -> int | None:
+def _peak_bytes(devices: Sequence[jax.Device]) -> int | None:
     try:
         stats = [device.memory_stats() for device in devices]
     except Exception:  # noqa: BLE001 - runtimes without statistics raise various exceptions

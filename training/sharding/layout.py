@@ -210,7 +210,7 @@ def _process_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:
     return rows
 
 
-def make_layout(devices: Sequence[Any], parallel: Parallelism | None = None) -> Layout:
+def make_layout(devices: Sequence[jax.Device], parallel: Parallelism | None = None) -> Layout:
     """A layout over `devices` (of `jax.devices()` or of a topology description).
 
     Args:
@@ -224,12 +224,14 @@ def make_layout(devices: Sequence[Any], parallel: Parallelism | None = None) -> 
     return Layout(make_mesh(devices, parallel), parallel)
 
 
-def check_batch(layout: Layout, batch_size: int, microbatches: int) -> None:
+def check_batch(
+    layout: Layout, batch_size: int, microbatches: int = 1, name: str = "TrainConfig.batch_size"
+) -> None:
     """Raise `InputError` unless every microbatch splits evenly over the batch shards."""
     axes = layout.rules.axes("batch")
     if batch_size % (layout.batch_shards * microbatches):
         raise InputError(
-            f"TrainConfig.batch_size: {batch_size} is not divisible by {layout.batch_shards} "
+            f"{name}: {batch_size} is not divisible by {layout.batch_shards} "
             f"devices ({' x '.join(f'{a} {layout.mesh.shape[a]}' for a in axes)}) times "
             f"{microbatches} microbatches; choose a multiple of "
             f"{layout.batch_shards * microbatches}"

@@ -8,8 +8,8 @@ last axes, which communicate most, stay within a host if they fit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+import jax
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
@@ -21,7 +21,7 @@ from training.config.axis_rules import MESH_AXES
 Shape = tuple[int, int, int, int]
 
 
-def make_mesh(devices: Sequence[Any], parallel: Parallelism) -> Mesh:
+def make_mesh(devices: Sequence[jax.Device], parallel: Parallelism) -> Mesh:
     """The mesh of `devices` (of `jax.devices()` or of a topology description).
 
     Args:
@@ -37,13 +37,13 @@ def make_mesh(devices: Sequence[Any], parallel: Parallelism) -> Mesh:
     return Mesh(arranged(devices, shape), MESH_AXES, axis_types=axis_types)
 
 
-def _by_process(devices: Sequence[Any], shape: Shape) -> np.ndarray:
+def _by_process(devices: Sequence[jax.Device], shape: Shape) -> np.ndarray:
     ordered = np.empty(len(devices), dtype=object)
     ordered[:] = sorted(devices, key=lambda device: (device.process_index, device.id))
     return ordered.reshape(shape)
 
 
-def slice_count(devices: Sequence[Any]) -> int:
+def slice_count(devices: Sequence[jax.Device]) -> int:
     """Number of TPU slices of the devices; 1 for other devices, where JAX counts hosts instead."""
     if devices[0].platform != "tpu":
         return 1
@@ -51,7 +51,7 @@ def slice_count(devices: Sequence[Any]) -> int:
     return len({getattr(device, "slice_index", 0) for device in devices})
 
 
-def _on_torus(devices: Sequence[Any], shape: Shape) -> np.ndarray:
+def _on_torus(devices: Sequence[jax.Device], shape: Shape) -> np.ndarray:
     slices = slice_count(devices)
     if slices == 1:
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)

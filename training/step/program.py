@@ -53,7 +53,7 @@ class Program:
     train: TrainConfig
     layout: Layout
     optimizer: optax.GradientTransformation
-    step: Any
+    step: jax.stages.Wrapped
     evaluation_step: EvaluationStep
     backend: str
     backend_reason: str
@@ -72,11 +72,11 @@ class Program:
         shape = (self.train.batch_size, self.train.sequence_length)
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self.layout.batch)
 
-    def compile(self) -> Any:
+    def compile(self) -> jax.stages.Compiled:
         """The compiled train step; calling it with other shapes is an error."""
         return self.lower().compile()
 
-    def lower(self) -> Any:
+    def lower(self) -> jax.stages.Lowered:
         """The lowered train step; its `.compile()` needs the devices' compiler, but no device."""
         return self.step.lower(self.abstract, self.abstract_batch())
 
@@ -85,7 +85,7 @@ def build_program(
     model: TransformerConfig,
     optimizer: OptimizerConfig,
     train: TrainConfig,
-    devices: Sequence[Any],
+    devices: Sequence[jax.Device],
     *,
     eos_id: int,
     padded: bool = False,
@@ -141,7 +141,7 @@ def phase_programs(
     program: Program,
     optimizer: OptimizerConfig,
     train: TrainConfig,
-    devices: Sequence[Any],
+    devices: Sequence[jax.Device],
     **setting: Any,
 ) -> list[tuple[BatchPhase, Program]]:
     """A program for each batch phase of the run; all shard the state as `program` does.
@@ -184,7 +184,10 @@ def attention_backend(model: TransformerConfig, train: TrainConfig, platform: st
 
 
 def resolved(
-    model: TransformerConfig, optimizer: OptimizerConfig, train: TrainConfig, devices: Sequence[Any]
+    model: TransformerConfig,
+    optimizer: OptimizerConfig,
+    train: TrainConfig,
+    devices: Sequence[jax.Device],
 ) -> tuple[TrainConfig, str]:
     """`training.cost.memory_plan.resolve` for real or described devices.
 
@@ -208,7 +211,7 @@ def resolved(
     return resolve_here(train)
 
 
-def memory_limit(device: Any) -> float | None:
+def memory_limit(device: jax.Device) -> float | None:
     """Bytes that a program may use on a device; None when the limit is unknown."""
     chip = chip_of(device.device_kind)
     if chip is not None and chip.usable is not None:

@@ -12,7 +12,6 @@ A step whose loss, gradient norm or updated parameters are not finite, or whose 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +32,6 @@ from training.step.state import TrainState, shardings_of
 from training.step.xla_options import compiler_options
 
 Metrics = dict[str, jax.Array]
-TrainStep = Callable[[TrainState, jax.Array, jax.Array], tuple[TrainState, Metrics]]
 
 
 @dataclass(frozen=True)
@@ -178,7 +176,7 @@ def make_train_step(
     backend: str,
     boundaries: Boundaries,
     abstract: TrainState,
-) -> TrainStep:
+) -> jax.stages.Wrapped:
     """The jitted step (state, tokens) -> (state, metrics); the state is donated.
 
     The state has the shapes and shardings of `abstract`. Tokens are stored ids, int32 [batch,

@@ -5,9 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.metrics.stopwatch import Stopwatch
+
+if TYPE_CHECKING:
+    import jax
+    import numpy as np
 
 BEHIND_SECONDS = 1e-3
 """A longer wait for a batch shows that the loader does not keep up."""
@@ -29,20 +33,20 @@ class TimedBatches:
         clock: the stopwatch's clock, in nanoseconds.
     """
 
-    batches: Iterator[Any]
+    batches: Iterator[np.ndarray]
     watch: Stopwatch
     clock: Callable[[], int] = time.perf_counter_ns
     _running: Any = field(default=None, init=False)
     _behind: bool = field(default=False, init=False)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[np.ndarray]:
         return self
 
-    def set_inflight(self, array: Any) -> None:
+    def set_inflight(self, array: jax.Array) -> None:
         """Set an array that the step just queued computes; None when no step is in flight."""
         self._running = array
 
-    def __next__(self) -> Any:
+    def __next__(self) -> np.ndarray:
         running = self._running
         if self._behind and running is not None:
             running.block_until_ready()

@@ -131,7 +131,7 @@ def test_what_does_not_fit_says_so():
 
 
 PARTS = {
-    *("parameters", "compute copy of layers", "compute copy of embedding and head"),
+    *("parameters", "compute parameters of layers", "compute parameters of embedding and head"),
     *("gradients and update", "optimizer state", "block_input", "log-sum-exp", *MATMULS),
     *("attention, with cotangents", "log-sum-exp in lanes", "MLP, with cotangents"),
     *("two residual streams", "partial sums of attention's backward"),
@@ -148,7 +148,7 @@ def test_the_table_names_every_part_and_its_lines_add_up():
     assert found.parts["optimizer state"] == presets.tomat_200m.parameter_count * 8
     # 16 heads of 8 rows; four blocks of keys; 8,192 queries; 64 wide, padded to 128 lanes; bf16.
     assert found.parts["partial sums of attention's backward"] == 16 * 8 * 4 * 8192 * 128 * 2
-    *lines, total = [float(line[36:].split()[0]) for line in found.table().splitlines()]
+    *lines, total = [float(line[44:].split()[0]) for line in found.table().splitlines()]
     assert sum(lines) == pytest.approx(total, abs=0.01)
     assert total * GIB == pytest.approx(found.total, rel=1e-4)
 

@@ -63,8 +63,8 @@ def fail_once(what: str) -> None:
     from training.checkpoint import restore
 
     owner, name = {
-        "index": (checkpoint_index.storage, "read_json"),
-        "disk": (checkpoint_index.storage, "read_json"),
+        "index": (checkpoint_index.storage, "read_bytes"),
+        "disk": (checkpoint_index.storage, "read_bytes"),
         "arrays": (restore, "read_arrays"),
     }[what]
     read = getattr(owner, name)

@@ -239,7 +239,7 @@ def test_a_set_without_a_prediction_is_refused(data):
 @pytest.mark.parametrize("sequences", [0, -1])
 def test_no_rows_at_all_are_refused(data, sequences):
     """By what reads them, and by the job that says so, which needs no devices."""
-    message = f"sequences: expected at least 1 of each set, found {sequences}"
+    message = f"sequences: expected at least 1 of each split, found {sequences}"
     with pytest.raises(InputError, match=message):
         make(data, sequences=sequences)
     with pytest.raises(InputError, match=message):
@@ -248,7 +248,7 @@ def test_no_rows_at_all_are_refused(data, sequences):
 
 def test_a_batch_that_does_not_spread_is_refused(data):
     """Six rows and four devices."""
-    with pytest.raises(InputError, match="6 rows do not spread over 4 devices"):
+    with pytest.raises(InputError, match="evaluate_batch_size: 6 is not divisible by 4 devices"):
         make(data, tiny.program(4), batch_size=6)
 
 
