@@ -47,7 +47,8 @@ def resolved(
             f"TrainConfig.sequence_length is {train.sequence_length}, the shuffled sequences are "
             f"{length} tokens long; leave it out to use their length"
         )
-    seed = sequences.result["seed"] if train.seed is None else train.seed
+    # JAX's keys have 32 bits of a seed; a shuffle's may have more.
+    seed = sequences.result["seed"] % 2**32 if train.seed is None else train.seed
     train = dataclasses.replace(train, sequence_length=length, seed=seed)
     if train.steps:
         return train

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -67,12 +67,15 @@ class _Request:
     filter: Filter
     verify: bool
     fields: Fields
+    verified: set[str] = field(default_factory=set)
 
-    def verified(self, files: Iterable[str]) -> None:
+    def verify_files(self, files: Iterable[str]) -> None:
         """Compare the checksums of files, if asked to, once each and before they are read."""
-        if self.verify:
-            names = {f"verify/{sha256(file.encode()).hexdigest()[:32]}": file for file in files}
+        new = {file for file in files if self.verify} - self.verified
+        if new:
+            names = {f"verify/{sha256(file.encode()).hexdigest()[:32]}": file for file in new}
             self.run.map(verify_shard, names)
+            self.verified.update(new)
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
@@ -153,7 +156,7 @@ def _choose_documents(request: _Request) -> Chosen:
         request.fields,
         progress=lambda done, total: request.run.progress(done, total, "files listed"),
     )
-    request.verified(unit.file for unit in units)
+    request.verify_files(unit.file for unit in units)
     items = {
         f"survey/{index:06d}": SurveyItem(group, request.filter)
         for index, group in enumerate(_to_count(units))
@@ -279,7 +282,7 @@ def _probe_walk(request: _Request, walk: RowGroupOrder) -> TokenRatio | None:
     if request.tokenizer is None:
         return None
     blocks = walk.next_blocks(_PROBE_FILES)
-    request.verified(block.file for block in blocks)
+    request.verify_files(block.file for block in blocks)
     most = _PROBE_MOST // _PROBE_PARTS
     tokenizer = request.tokenizer.file, request.tokenizer.digest
     parts = -(-_PROBE_PARTS // len(blocks))
@@ -308,7 +311,7 @@ def _walked(request: _Request, walk: RowGroupOrder, prefix: str) -> Iterator[Gro
 
     at_once, number = 1, 0
     while blocks := walk.next_blocks(at_once):
-        request.verified(block.file for block in blocks)
+        request.verify_files(block.file for block in blocks)
         items = {
             f"{prefix}/{number + index:06d}": BlockItem(block, request.filter)
             for index, block in enumerate(blocks)

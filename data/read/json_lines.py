@@ -107,8 +107,7 @@ def _row(unit: Unit, decoder: msgspec.json.Decoder, begin: int, line: bytes) -> 
     try:
         row = decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        reason = "a lone surrogate, which UTF-8 cannot express" if _LONE.search(line) else error
-        raise _wrong(unit.file, begin, line, str(reason)) from None
+        raise _wrong(unit.file, begin, line, _reason(error, line)) from None
     if row.text is msgspec.UNSET:
         raise _wrong(unit.file, begin, line, f"no key {unit.text!r}")
     return row
@@ -169,8 +168,15 @@ def _keys(url: str, begin: int, line: bytes) -> list[str]:
     try:
         found = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _wrong(url, begin, line, str(error)) from None
+        raise _wrong(url, begin, line, _reason(error, line)) from None
     return list(found)
+
+
+def _reason(error: Exception, line: bytes) -> str:
+    """Why a line cannot be decoded; msgspec takes half a surrogate pair for the end of the data."""
+    whole = "truncated" in str(error) and line.rstrip().endswith(b"}")
+    lone = whole and _LONE.search(line)
+    return "a lone surrogate, which UTF-8 cannot express" if lone else str(error)
 
 
 def _wrong(url: str, begin: int, line: bytes, reason: str) -> InputError:

@@ -52,16 +52,16 @@ class Group:
     Attributes:
         unit: the unit to read.
         documents: number of documents with the minimum score.
-        nulls: number of rows that are skipped for a null.
         tokens: sum of their `token_count`.
         compressed_bytes: bytes of the file that reading its documents fetches.
+        nulls: number of rows that are skipped for a null.
     """
 
     unit: Unit
     documents: int
-    nulls: int
     tokens: int
     compressed_bytes: int
+    nulls: int = 0
 
     @property
     def key(self) -> tuple[str, int]:

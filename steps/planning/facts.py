@@ -52,7 +52,7 @@ def training_facts(node: Node, results: Results) -> Facts:
     if not fit.fits:
         return _too_large(run, fit, lines, data)
     lines += _speed(run, fit, step, chip, data)
-    if run.steps is not None:
+    if run.steps:
         lines += _whole_run(run, fit, step, chip, data)
     return Facts(tuple(lines), data, examine=_examination(run))
 

@@ -43,6 +43,13 @@ def test_steps_are_the_whole_batches_that_fit(budget, first, later):
     assert resolved(train, sequences(9), tokens=budget * 16 + 15).steps == steps
 
 
+def test_a_shuffle_may_have_a_larger_seed_than_the_parameters():
+    """Of which JAX's key has 32 bits."""
+    shuffled = sequences(100)
+    shuffled.result["seed"] = 2**40 + 5
+    assert resolved(TrainConfig(batch_size=4), shuffled, epochs=1).seed == 5
+
+
 def test_length_and_seed_are_those_of_the_sequences():
     """Unless the configuration names its own; another length is refused; `steps` is the budget."""
     found = resolved(TrainConfig(batch_size=2), sequences(9), epochs=2.5)

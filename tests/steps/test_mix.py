@@ -48,7 +48,7 @@ def shares(rows):
     return sum(True in kinds for kinds in from_high) / len(from_high)
 
 
-def test_weights_hold_from_each_stage_on_without_tokenising_again(tmp_path):
+def test_weights_hold_from_each_phase_on_without_tokenising_again(tmp_path):
     """Shares follow the weights to within a sequence in 4,096; other weights rerun one step."""
     store = str(tmp_path)
     phase = Phase(start_tokens=4096 * LENGTH - 5, weights=(1.0, 0.0))

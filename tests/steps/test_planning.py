@@ -79,6 +79,13 @@ def test_batch_phases_are_planned_one_by_one(schedule):
     assert min(tokens, 0.8) < a_step / last < 0.99
 
 
+def test_a_budget_of_less_than_a_batch_is_planned():
+    """The step refuses it when it runs; the plan has no cost."""
+    found = facts(train_tokens=1000).data
+    assert found["tokens"] == 0
+    assert "run" not in found
+
+
 def test_a_checkpoint_with_muon_has_two_moments_of_tables():
     """12 bytes a parameter of tables and norms, 8 of the blocks' matrices."""
     found = facts(optimizer=OptimizerConfig(kind="muon")).data

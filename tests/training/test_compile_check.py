@@ -27,7 +27,7 @@ def test_the_compiler_refuses_and_its_answer_is_kept(tmp_path, monkeypatch):
     """A step that needs more than the 31.25 GiB of a v6e; the second look starts no process."""
     monkeypatch.setenv("PONENTE_CACHE", str(tmp_path))
     optimizer = OptimizerConfig(learning_rate=1e-3)
-    run = DeclaredRun(SMALL, optimizer, TRAIN, pod("v6e-1"), 10, 1, True)
+    run = DeclaredRun(SMALL, optimizer, TRAIN, pod("v6e-1"), 10, (), 1, True)
     shown = []
     first = compiled_facts(run, shown.append)
     assert shown[0] == "compiling for v6e-1 (--no-compile skips it)"

@@ -63,7 +63,7 @@ def _described(hint: Any) -> str:
     if origin is tuple and parts[-1] is not Ellipsis:
         return f"({', '.join(map(_described, parts))})"
     if origin is tuple:
-        return f"a tuple of {_described(parts[0])}"
+        return f"({_described(parts[0])}, ...)"
     return _NUMBERS.get(hint) or getattr(hint, "__name__", str(hint))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,8 +39,8 @@ class ScoreJob:
         train: the training configuration: batch, sequence length, dtype.
         held_out: name and shards of each split; may be empty.
         sequences: sequences to read of each split, spread over it; None for all.
-        batch_size: sequences per batch; None for `TrainConfig.evaluate_batch_size`, or the batch
-            size of training without one.
+        batch_size: sequences per batch; None for `TrainConfig.evaluate_batch_size`, or without one
+            for a microbatch of training, rounded up to the devices here.
         token_bytes: number of UTF-8 bytes of every id.
         eos_id: the id that ends a document.
         tokenizer: digest of the tokenizer that wrote the shards.
@@ -103,7 +104,7 @@ class Scorer:
             separate=train.separate_documents,
             masked_from=ids if job.masked else None,
         )
-        batch_size = job.batch_size or train.evaluation_batch
+        batch_size = job.batch_size or _default_batch(train, self._layout)
         self._evaluator = Evaluator(
             make_evaluation_step(train, self._layout, backend, boundaries),
             self._layout,
@@ -170,9 +171,17 @@ def load_scored(
     """
     train, layout = _placed(model, train, devices)
     boundaries = Boundaries(eos_id=eos_id, separate=train.separate_documents)
-    size = batch_size or train.evaluation_batch
+    size = batch_size or _default_batch(train, layout)
     likelihood = Likelihood(model, train, layout, boundaries, batch_size=size)
     return likelihood, load_model_onto(layout, checkpoint, model)
+
+
+def _default_batch(train: TrainConfig, layout: Layout) -> int:
+    """Sequences per batch: as configured, or a microbatch rounded up to a multiple of the devices
+    that share a batch, which may be more than in training."""
+    if train.evaluate_batch_size is not None:
+        return train.evaluate_batch_size
+    return layout.batch_shards * math.ceil(train.evaluation_batch / layout.batch_shards)
 
 
 def _placed(

@@ -137,9 +137,13 @@ def _make_step(
         model: Transformer, tokens: jax.Array, first: jax.Array, end: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         length = tokens.shape[1]
-        # The attention and chunks chosen for the training length may not fit a short row.
+        # What was chosen for the training length may not fit a short row.
         of_length = dataclasses.replace(
-            train, sequence_length=length, loss_chunks="auto", attention="auto"
+            train,
+            sequence_length=length,
+            length_schedule=(),
+            loss_chunks="auto",
+            attention="auto",
         )
         backend = attention_backend(config, of_length, layout.platform).backend
         with layout.activations():

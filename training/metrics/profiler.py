@@ -31,6 +31,8 @@ DEFAULT_STEPS = 3
 MOST_STEPS = 100
 LOCAL_POLL_SECONDS = 2.0
 REMOTE_POLL_SECONDS = 10.0
+TRACE_SECONDS = 600.0
+"""Longest wait for a trace to be written, at the end of a run that was not preempted."""
 
 
 class Profiler:
@@ -83,16 +85,21 @@ class Profiler:
             self._requested = 0
             self._begin(step, count)
 
-    def close(self, seconds: float = 15.0) -> None:
-        """Stop the running trace and the polling, and wait up to `seconds` for uploads."""
-        deadline = time.monotonic() + seconds
+    def close(self, seconds: float = 15.0, trace_seconds: float = TRACE_SECONDS) -> None:
+        """Stop the running trace and the polling.
+
+        Args:
+            seconds: longest wait for uploads.
+            trace_seconds: longest wait for a running trace to be written.
+        """
         self._closed.set()
         if self._spool is not None:
             ending = threading.Thread(target=self._end, name="profile-end", daemon=True)
             ending.start()
-            ending.join(seconds)
+            ending.join(trace_seconds)
             if ending.is_alive():
-                logger.warning("the profile is lost: it was not written in %g s", seconds)
+                logger.warning("the profile may be lost: not written in %g s", trace_seconds)
+        deadline = time.monotonic() + seconds
         for upload in self._uploads:
             upload.join(max(0.0, deadline - time.monotonic()))
 

@@ -51,7 +51,7 @@ class LossFunction:
     """The summed loss of a batch, and its gradients with respect to float32 parameters.
 
     Attributes:
-        config: configuration of the run.
+        config: configuration of the run, without "auto".
         layout: mesh and axis rules.
         backend: attention backend, see `models.attention.dispatch`.
         boundaries: derives segments and loss mask from the stored ids.

@@ -24,7 +24,7 @@ from training.fault.preemption import StopSignal
 from training.fault.watchdog import Board, Watchdog
 from training.metrics.journal import Journal
 from training.metrics.metrics_log import MetricsLog
-from training.metrics.profiler import Profiler
+from training.metrics.profiler import TRACE_SECONDS, Profiler
 from training.metrics.startup import Startup
 from training.metrics.stopwatch import Stopwatch
 from training.metrics.trackers.children import Trackers
@@ -205,12 +205,13 @@ class RunContext:
         self._outcome = "preempted" if preempted else "finished"
 
     def _close(self) -> None:
-        """Close all parts; takes at most 40 seconds, and at most 8 when preempted."""
-        seconds = PREEMPTED_SECONDS if self._outcome == "preempted" else CLOSE_SECONDS
+        """Close all parts; takes at most 40 seconds beside a trace, and at most 10 if preempted."""
+        preempted = self._outcome == "preempted"
+        seconds = PREEMPTED_SECONDS if preempted else CLOSE_SECONDS
         short = min(seconds, SHORT_SECONDS)
         with self.phase("ending", "other"):
             if self.profiler is not None:
-                self.profiler.close(seconds)
+                self.profiler.close(seconds, seconds if preempted else TRACE_SECONDS)
             if self.log is not None:
                 self.log.close(short)
             if self._trackers is not None:

@@ -80,7 +80,7 @@ def data(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_scheduled_run_compiles_once_a_stage_and_resumes_anywhere(data, tmp_path):
+def test_a_scheduled_run_compiles_once_a_phase_and_resumes_anywhere(data, tmp_path):
     """Tokens per step follow the schedules; resumed in each phase, the end has the same bits."""
     committed = []
     job = tiny.make_job(data, train=SCHEDULED, checkpoint_directory=str(tmp_path / "whole"))
@@ -102,7 +102,7 @@ def test_a_scheduled_run_compiles_once_a_stage_and_resumes_anywhere(data, tmp_pa
         assert tiny.equal(*(load_model(r.checkpoint, tiny.MODEL) for r in (got, whole)))
 
 
-def test_a_stage_that_does_not_fit_the_devices_is_refused_before_the_first_step(data, tmp_path):
+def test_a_phase_that_does_not_fit_the_devices_is_refused_before_the_first_step(data, tmp_path):
     """A batch of 12 from step 4 on cannot be spread over 8 devices."""
     config = dataclasses.replace(tiny.TRAIN, batch_schedule=((4, 12),))
     job = tiny.make_job(data, train=config, checkpoint_directory=str(tmp_path / "none"))
@@ -111,7 +111,6 @@ def test_a_stage_that_does_not_fit_the_devices_is_refused_before_the_first_step(
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("largest", [256, 512])
 def test_the_largest_phase_decides_the_sharding(largest):
     """On 16 chips of v6e, the first phase alone would copy the state."""
@@ -126,6 +125,7 @@ def test_the_largest_phase_decides_the_sharding(largest):
     assert found == ["replicated", "zero1", "zero1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["the phase's last step", "the next phase's compilation"])
 def test_a_signal_between_two_phases_saves_at_once(data, tmp_path, monkeypatch, moment):
     """Neither a step of the next phase nor the end of its compilation is waited for."""

@@ -99,6 +99,16 @@ def test_a_group_that_does_not_divide_the_model(trained, caplog):
 
 
 @pytest.mark.slow
+def test_more_devices_than_a_microbatch_has_sequences(trained, wanted):
+    """The default batch, of two sequences in training, is rounded up to eight devices."""
+    root, path, _ = trained
+    micro = dataclasses.replace(tiny.TRAIN, microbatches=tiny.BATCH // 2)
+    scorer = Scorer(dataclasses.replace(tiny.score_job(root), train=micro))
+    close(scorer.score(scorer.load(path)).rows, wanted, 2e-6)
+    scorer.close()
+
+
+@pytest.mark.slow
 def test_a_part_of_the_sets_is_the_same_in_the_loop_and_beside_it(trained):
     """What the training loop wrote down at its last step is what a scorer finds."""
     root, _, _ = trained

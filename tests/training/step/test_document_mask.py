@@ -58,7 +58,8 @@ def test_ids_beyond_the_vocabulary_are_read_and_not_predicted(row):
 def loss_of(tokens, *, separate=False, padded=False):
     """Summed nll and count of int32 [batch, position] under the tiny model."""
     boundaries = Boundaries(eos_id=EOS, separate=separate, padded=padded)
-    function = LossFunction(tiny.TRAIN, tiny.program().layout, "reference", boundaries)
+    config = dataclasses.replace(tiny.TRAIN, loss_chunks=1)
+    function = LossFunction(config, tiny.program().layout, "reference", boundaries)
     _, sums = jax.jit(function)(tiny.program().init().model, tokens)
     return float(sums.nll), float(sums.count)
 
