@@ -119,7 +119,9 @@ class TokenCache(Artifact):
         """The held-out splits to evaluate on during training: all but "test"."""
         return tuple(name for name in self.held_out_splits if name != TEST)
 
-    def held_out(self, names: tuple[str, ...]) -> tuple[tuple[str, tuple[TokenShard, ...]], ...]:
+    def named_splits(
+        self, names: tuple[str, ...]
+    ) -> tuple[tuple[str, tuple[TokenShard, ...]], ...]:
         """Name and shards of the held-out splits `names`.
 
         Raises:

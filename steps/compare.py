@@ -122,7 +122,7 @@ def _figures(record: RunRecord) -> dict[str, tuple[float, str]]:
         add("steps", int(record.history[-1]["step"]), "{:,}")
         add("tokens in the loss", sum(r.get("tokens", 0) for r in record.history), "{:,.0f}")
         add("training loss", _late(record.history, "loss"), "{:.4f}")
-    for name in record.sets:
+    for name in record.splits:
         row = record.scores(name)[-1]
         add(f"loss, {name}", row["loss"], "{:.4f}")
         if math.isfinite(row.get("bits_per_byte", math.nan)):

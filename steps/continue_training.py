@@ -38,7 +38,7 @@ def _check_extend(arguments: Mapping[str, Any]) -> None:
 
 @step(
     output=Checkpoint,
-    version=3,
+    version=4,
     cpus=0,
     check=_check_extend,
     facts=training_facts,
@@ -112,7 +112,7 @@ def _check_warm_start(arguments: Mapping[str, Any]) -> None:
 
 @step(
     output=Checkpoint,
-    version=3,
+    version=4,
     cpus=0,
     check=_check_warm_start,
     facts=training_facts,

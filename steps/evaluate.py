@@ -22,7 +22,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
     check_splits("evaluate", arguments["tokens"] or arguments["checkpoint"], arguments["splits"])
 
 
-@step(output=Scores, version=2, cpus=0, check=_check, environment=FLAGS)
+@step(output=Scores, version=3, cpus=0, check=_check, environment=FLAGS)
 def evaluate(
     run: StepContext,
     checkpoint: Checkpoint,
@@ -66,7 +66,7 @@ def evaluate(
     rows = [{"step": step, **row} for row in scored["rows"]]
     first = rows[0]
     return {
-        "split": first["set"],
+        "split": first["split"],
         **{name: first[name] for name in _FIGURES if name in first},
         **{name: scored[name] for name in ("samples", "tasks")},
         "rows": rows,

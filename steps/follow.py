@@ -76,7 +76,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
         raise InputError("follow: prompts need a tokenizer: give it as the input `tokenizer`")
 
 
-@step(output=Scores, version=2, cpus=0, check=_check, environment=FLAGS)
+@step(output=Scores, version=3, cpus=0, check=_check, environment=FLAGS)
 def follow(
     run: StepContext,
     model: Annotated[Checkpoint, Live],
@@ -216,7 +216,7 @@ class _Desk:
         self._scored.add(found.step)
         self.skipped.pop(found.step, None)
         first = scored.rows[0]
-        note = f"{first['set']} loss {first['loss']:.3f}"
+        note = f"{first['split']} loss {first['loss']:.3f}"
         progress = {"done": found.step, "total": self.work.steps, "unit": "steps", "note": note}
         self.emit({"event": "progress", **progress})
 
@@ -268,7 +268,7 @@ def _table(run: StepContext) -> dict[str, Any]:
         "rows": rows,
         "tasks": [row for score in scores for row in score["tasks"]],
         "headline": [
-            f"{len(scores)} checkpoints followed; {last['set']} loss of the last, step "
+            f"{len(scores)} checkpoints followed; {last['split']} loss of the last, step "
             f"{last['step']:,}: {last['loss']:.3f} nats per token"
         ],
     }

@@ -65,7 +65,7 @@ def render(
         heading=name,
         head=head(model, made, directory),
         figures=cards(model, scores, record, account),
-        sets=sets_table(scores) if scores else [],
+        splits=splits_table(scores) if scores else [],
         tasks=tasks_table(scores) if scores else [],
         curves=training_charts(record, account),
         times=time_charts(account),
@@ -224,7 +224,7 @@ def _scores_card(scores: Scores) -> list[tuple[str, str]]:
     if "tokens" not in scores.result:
         return []
     part = plain(scores.manifest.config).get("sequences") is not None
-    read = f"{scores.result['tokens']:,} tokens of {scores.rows[0]['set']}"
+    read = f"{scores.result['tokens']:,} tokens of {scores.rows[0]['split']}"
     what = read if part else "whole held-out split"
     for name, unit in (("bits_per_byte", "bits per byte"), ("loss", "nats per token")):
         if name in scores.result:
@@ -232,15 +232,15 @@ def _scores_card(scores: Scores) -> list[tuple[str, str]]:
     return []
 
 
-def sets_table(scores: Scores) -> list[list[str]]:
+def splits_table(scores: Scores) -> list[list[str]]:
     """A row per held-out split, for the last checkpoint that was scored."""
-    rows = [["set", "step", "loss", "bits per byte", "tokens", "bytes"]]
+    rows = [["split", "step", "loss", "bits per byte", "tokens", "bytes"]]
     for row in scores.rows:
         if row["step"] == scores.rows[-1]["step"]:
             sizes = (f"{row[name]:,}" for name in ("tokens", "bytes"))
             found = (row.get(name) for name in ("loss", "bits_per_byte"))
             losses = ("-" if value is None else f"{value:.4f}" for value in found)
-            rows.append([row["set"], f"{row['step']:,}", *losses, *sizes])
+            rows.append([row["split"], f"{row['step']:,}", *losses, *sizes])
     return rows
 
 
@@ -251,7 +251,7 @@ def tasks_table(scores: Scores) -> list[list[str]]:
     last = scores.tasks[-1].get("step")
     tasks = [row for row in scores.tasks if row.get("step") == last]
     names = {name for row in tasks for name in row if "_stderr" not in name}
-    first = ("task", "set", "step")
+    first = ("task", "split", "step")
     shown = [name for name in first if name in names] + sorted(names.difference(first))
     cells = ([_metric(row, name) for name in shown] for row in tasks)
     return [[name.replace("_", " ") for name in shown], *cells]

@@ -81,7 +81,7 @@ class _Request:
 def _check(arguments: Mapping[str, Any]) -> None:
     if (unit := arguments["unit"]) not in ("document", "row_group"):
         raise InputError(f"unit={unit!r}: expected 'document' or 'row_group'")
-    Budget(train=arguments["tokens"], held_out=arguments["splits"])
+    Budget(train=arguments["tokens"], splits=arguments["splits"])
 
 
 @step(output=Documents, version=4, cpus=0, check=_check)
@@ -130,7 +130,7 @@ def sample(
         InputError: the source cannot be read, or has fewer tokens than the budget.
     """
     filter = Filter(seed, min_score, drop_duplicates)
-    budget = Budget(train=tokens, held_out=splits)
+    budget = Budget(train=tokens, splits=splits)
     fields = Fields(text, id, score, skip_nulls)
     request = _Request(run, source, tokenizer, budget, filter, verify_files, fields)
     choice = _choose_documents(request) if unit == "document" else _choose_row_groups(request)
@@ -250,12 +250,12 @@ def _choose_row_groups(request: _Request) -> Chosen:
 
     files, seed = [url for url, _ in list_files(request.source)], request.filter.seed
     rate = _probe_walk(request, RowGroupOrder(files, seed, backwards=False, fields=request.fields))
-    held_out = _walked(
+    backward = _walked(
         request, RowGroupOrder(files, seed, backwards=True, fields=request.fields), "walk-back"
     )
     taken: dict[str, list[Group]] = {}
     for name in request.budget.names[1:]:
-        taken[name] = _take(request, held_out, name, rate, taken)
+        taken[name] = _take(request, backward, name, rate, taken)
     others = {group.key for groups in taken.values() for group in groups}
     forward = _walked(
         request, RowGroupOrder(files, seed, backwards=False, fields=request.fields), "walk"
@@ -364,8 +364,8 @@ def _drop_duplicates(
     from data.select.duplicates import Part, find_duplicates
     from data.select.write_sample import read_hashes
 
-    train, *held_out = request.budget.names
-    rank = {name: index for index, name in enumerate((*held_out, train))}
+    train, *others = request.budget.names
+    rank = {name: index for index, name in enumerate((*others, train))}
     places = [(shard, split) for shard in written.values() for split in shard.result["splits"]]
     parts = [
         Part(

@@ -119,7 +119,7 @@ def scaling(
             f"scaling: expected runs of one tokenizer, found {len(tokenizers)}; losses per token "
             "of different tokenizers cannot be compared"
         )
-    split = split or _rows(runs[0])[0]["set"]
+    split = split or _rows(runs[0])[0]["split"]
     points = [_point(*pair, split) for pair in zip(trained, runs, strict=True)]
     epochs = [_epochs(*pair) for pair in zip(trained, points, strict=True)]
     if repeated := sum(each > _EPOCHS for each in epochs):
@@ -157,10 +157,13 @@ def _residuals(law: ScalingLaw) -> list[dict[str, Any]]:
 
 
 def _rows(scored: Artifact) -> list[dict[str, Any]]:
-    """Rows with set and loss of the finished model; the one of the headline comes first."""
-    if "held_out" in scored.result:
+    """Rows with split and loss of the finished model; the one of the headline comes first."""
+    if "evaluations" in scored.result:
         last = scored.result["last"]
-        return [last, *(row for row in scored.result["held_out"] if row["set"] != last["set"])]
+        return [
+            last,
+            *(row for row in scored.result["evaluations"] if row["split"] != last["split"]),
+        ]
     rows = scored.result.get("rows", [])
     if not rows:
         raise InputError(f"scaling: {scored.manifest.label} has no loss; give evaluate's scores")
@@ -170,7 +173,7 @@ def _rows(scored: Artifact) -> list[dict[str, Any]]:
 def _point(trained: Checkpoint, scored: Artifact, split: str) -> Point:
     """N, D, FLOPs and loss of a run; `scored` is the run itself or its scores."""
     name = trained.manifest.label
-    losses = {row["set"]: row["loss"] for row in _rows(scored)}
+    losses = {row["split"]: row["loss"] for row in _rows(scored)}
     if split not in losses:
         raise InputError(f"scaling: {name} has no loss on {split!r}; it has {', '.join(losses)}")
     return point_of(name, trained.model, trained.train, losses[split])
@@ -183,7 +186,7 @@ def _epochs(trained: Checkpoint, point: Point) -> float:
 
 
 def _checkpoint(scored: Artifact) -> Checkpoint:
-    if "held_out" in scored.result:
+    if "evaluations" in scored.result:
         return Checkpoint(scored.path, scored.manifest)
     path = scored.input_paths["checkpoint"]
     found = load(path)

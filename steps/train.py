@@ -71,7 +71,7 @@ class TrainRequest:
 
 @step(
     output=Checkpoint,
-    version=4,
+    version=5,
     cpus=0,
     check=_check,
     facts=training_facts,
@@ -126,8 +126,8 @@ def run_training(run: StepContext, request: TrainRequest) -> dict[str, Any]:
 
     sequences, model, train = request.sequences, request.model, request.train
     cache = sequences.cache
-    sets = cache.held_out(request.splits or cache.validation_splits)
-    if not sets:
+    splits = cache.named_splits(request.splits or cache.validation_splits)
+    if not splits:
         raise InputError(
             f"{cache.path}: no validation tokens, which the loss curve needs; "
             'sample with splits=(("validation", tokens),)'
@@ -137,7 +137,7 @@ def run_training(run: StepContext, request: TrainRequest) -> dict[str, Any]:
         optimizer=request.optimizer,
         train=train,
         data=sequences.dataset(),
-        held_out=sets,
+        splits=splits,
         prompts=_prompts(sequences, request.prompts),
         token_bytes=tuple(cache.token_bytes().tolist()),
         padded=sequences.padded,
@@ -358,8 +358,8 @@ def _measured(trained: dict[str, Any], hardware: Hardware) -> dict[str, Any]:
 def _summary(checkpoint: str, rows: list[dict[str, Any]], entropy: float) -> dict[str, Any]:
     # An extended run may evaluate on other splits than the run that it continues: take the first
     # split of the last evaluation.
-    name = next(row["set"] for row in rows if row["step"] == rows[-1]["step"])
-    of_split = [row for row in rows if row["set"] == name]
+    name = next(row["split"] for row in rows if row["step"] == rows[-1]["step"])
+    of_split = [row for row in rows if row["split"] == name]
     first, last = of_split[0], of_split[-1]
     per_byte = last.get("bits_per_byte")
     bits = "" if per_byte is None else f"; {per_byte:.3f} bits per byte"
@@ -368,7 +368,7 @@ def _summary(checkpoint: str, rows: list[dict[str, Any]], entropy: float) -> dic
         "unigram_entropy": entropy,
         "first": first,
         "last": last,
-        "held_out": [row for row in rows if row["step"] == last["step"]],
+        "evaluations": [row for row in rows if row["step"] == last["step"]],
         "headline": [
             f"{name} loss {first['loss']:.3f} -> {last['loss']:.3f} nats per token over "
             f"{last['step']:,} steps (unigram entropy {entropy:.3f}{bits})"

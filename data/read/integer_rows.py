@@ -167,7 +167,7 @@ def _flat(column: pa.Array, name: str, where: str, first: int) -> tuple[np.ndarr
 
 
 def divide(
-    spans: Sequence[RowSpan], order: Sequence[int], held_out: Sequence[tuple[str, int]]
+    spans: Sequence[RowSpan], order: Sequence[int], splits: Sequence[tuple[str, int]]
 ) -> dict[str, list[RowSpan]]:
     """Spans of each split: held-out splits take row groups in `order` and cut the last one.
 
@@ -176,19 +176,19 @@ def divide(
     Args:
         spans: all spans of the source.
         order: a permutation of their indices.
-        held_out: (split, rows) in the order of filling; the rest is "train".
+        splits: (split, rows) in the order of filling; the rest is "train".
 
     Raises:
         InputError: the source does not have more rows than are held out.
     """
-    available, asked = sum(s.end - s.begin for s in spans), sum(rows for _, rows in held_out)
+    available, asked = sum(s.end - s.begin for s in spans), sum(rows for _, rows in splits)
     if asked >= available:
         raise InputError(
             f"splits: expected fewer held-out rows than the source's {available:,}, got {asked:,}"
         )
     left, found = list(order), {}
     rest: dict[int, RowSpan] = dict(enumerate(spans))
-    for split, rows in held_out:
+    for split, rows in splits:
         taken = []
         while rows:
             index = left[0]

@@ -85,7 +85,7 @@ def boundary_bins(
     downwards, upwards = np.cumsum(predicted[::-1]), np.cumsum(predicted)
     found: list[np.ndarray] = []
     least = most = 0.0  # lower and upper bound of the tokens in the splits so far
-    for tokens in (tokens for _, tokens in budget.held_out if tokens):
+    for tokens in (tokens for _, tokens in budget.splits if tokens):
         first, last = np.searchsorted(downwards, [least + tokens, most + tokens])
         found.append(BINS - 1 - np.arange(first, min(last, BINS - 1) + 1))
         least, most = least + tokens, float(downwards[min(last, BINS - 1)])
@@ -118,7 +118,7 @@ def thresholds(
     up = _Cuts(survey, rate or TokenRatio(), edge, downwards=False)
     splits: list[tuple[str, int, int]] = []
     last, held = HASHES - 1, 0.0
-    for name, asked in budget.held_out:
+    for name, asked in budget.splits:
         if not asked:
             continue
         if asked > down.total - held or last < 0:

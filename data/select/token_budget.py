@@ -19,25 +19,25 @@ class Budget:
 
     Attributes:
         train: tokens of train; -1 takes all that the other splits leave.
-        held_out: (name, tokens) of the other splits; their order determines their hash ranges. A
+        splits: (name, tokens) of the other splits; their order determines their hash ranges. A
             budget of 0 is a split without documents.
     """
 
     train: int
-    held_out: tuple[tuple[str, int], ...] = ()
+    splits: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.train < 1 and self.train != ALL_THAT_IS_LEFT:
             raise InputError(f"tokens={self.train}: expected at least 1, or -1 for all there is")
-        if not isinstance(self.held_out, tuple | list) or any(
-            not isinstance(split, tuple | list) or len(split) != 2 for split in self.held_out
+        if not isinstance(self.splits, tuple | list) or any(
+            not isinstance(split, tuple | list) or len(split) != 2 for split in self.splits
         ):
             raise InputError(
-                f"splits={self.held_out!r}: expected pairs of a name and a number of tokens, whose "
+                f"splits={self.splits!r}: expected pairs of a name and a number of tokens, whose "
                 'order decides where each split lies, such as (("validation", 10_000_000),)'
             )
-        names = [name for name, _ in self.held_out]
-        for name, tokens in self.held_out:
+        names = [name for name, _ in self.splits]
+        for name, tokens in self.splits:
             if not _NAME.fullmatch(name) or name == TRAIN or names.count(name) > 1:
                 raise InputError(
                     f"splits: {name!r}: expected names of letters, digits, '_' and '-', each once "
@@ -52,13 +52,13 @@ class Budget:
     @property
     def names(self) -> tuple[str, ...]:
         """Train and the held-out splits that get documents, in order."""
-        return (TRAIN, *(name for name, tokens in self.held_out if tokens))
+        return (TRAIN, *(name for name, tokens in self.splits if tokens))
 
     def asked(self, name: str) -> int:
         """Tokens of a split, -1 for all that the others leave."""
-        return self.train if name == TRAIN else dict(self.held_out)[name]
+        return self.train if name == TRAIN else dict(self.splits)[name]
 
     def __str__(self) -> str:
         return ", ".join(
-            f"{name} {tokens:,}" for name, tokens in ((TRAIN, self.train), *self.held_out)
+            f"{name} {tokens:,}" for name, tokens in ((TRAIN, self.train), *self.splits)
         )

@@ -133,9 +133,9 @@ def _cost(hardware: str, seconds: float) -> str:
 
 
 def _evaluation(record: RunRecord) -> list[str]:
-    last = [record.scores(name)[-1] for name in record.sets]
+    last = [record.scores(name)[-1] for name in record.splits]
     lines = ["## Evaluation", "", "| set | nats per token | bits per byte |", "|---|---|---|"]
-    for name, row in zip(record.sets, last, strict=True):
+    for name, row in zip(record.splits, last, strict=True):
         bits = f"{row['bits_per_byte']:.4f}" if "bits_per_byte" in row else ""
         lines.append(f"| {name} | {row['loss']:.4f} | {bits} |")
     return [*lines, ""]

@@ -296,7 +296,7 @@ def loss_chart(run: RunRecord, restarts: Sequence[float] = ()) -> str:
     """Loss on training data and on every held-out split by step, with the unigram entropy."""
     steps = column(run.history, "step")
     curves = [Curve("training", steps, column(run.history, "loss"), BLUE)] if steps else []
-    for name, colour in zip(run.sets, _cycle(len(run.sets) + 1)[1:], strict=True):
+    for name, colour in zip(run.splits, _cycle(len(run.splits) + 1)[1:], strict=True):
         rows = run.scores(name)
         curves.append(Curve(name, column(rows, "step"), column(rows, "loss"), colour, marked=True))
     ends = [value for curve in curves for value in (curve.x[0], curve.x[-1]) if curve.x]
@@ -310,7 +310,7 @@ def loss_chart(run: RunRecord, restarts: Sequence[float] = ()) -> str:
 def overlaid(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
     """(caption, SVG) of every metric of several runs, with a colour per run."""
     captioned = []
-    for name in dict.fromkeys(name for run in runs for name in run.sets):
+    for name in dict.fromkeys(name for run in runs for name in run.splits):
         curves = []
         for run, colour in zip(runs, _cycle(len(runs)), strict=True):
             x, y = (column(run.scores(name), each) for each in ("step", "loss"))

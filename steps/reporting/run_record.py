@@ -40,7 +40,7 @@ class RunRecord:
     Attributes:
         name: label in legends.
         history: a row per step, see `training.metrics.recorder`.
-        evaluations: rows with step, loss and other metrics, and the `set` that was scored.
+        evaluations: rows with step, loss and other metrics, and the `split` that was scored.
         samples: rows with step, prompt and completion.
         journals: accounts of the attempts as plain mappings.
         config: its settings, nested. The settings of a run that it continues are not included;
@@ -59,13 +59,13 @@ class RunRecord:
     partial: bool = False
 
     @property
-    def sets(self) -> list[str]:
+    def splits(self) -> list[str]:
         """Names of the held-out splits, in order of appearance."""
-        return list(dict.fromkeys(set_of(row) for row in self.evaluations))
+        return list(dict.fromkeys(split_of(row) for row in self.evaluations))
 
     def scores(self, name: str) -> list[Row]:
         """The evaluations on one split."""
-        return [row for row in self.evaluations if set_of(row) == name]
+        return [row for row in self.evaluations if split_of(row) == name]
 
     def account(self) -> Account | None:
         """The account of its wall time; None without a journal."""
@@ -77,9 +77,9 @@ class RunRecord:
         return account([Attempt.from_json(json.dumps(each).encode()) for each in self.journals])
 
 
-def set_of(row: Mapping[str, Any]) -> str:
+def split_of(row: Mapping[str, Any]) -> str:
     """Name of the held-out split of an evaluation."""
-    return str(row.get("set") or VALIDATION)
+    return str(row.get("split") or VALIDATION)
 
 
 def of_checkpoint(checkpoint: Checkpoint, name: str, ancestors: Iterable[Ancestor]) -> RunRecord:
@@ -290,5 +290,5 @@ def _joined(attempts: list[list[Row]], kind: str) -> list[Row]:
         if begins or rows:
             first = begins[-1] if begins else 0
             joined = {k: row for k, row in joined.items() if k[0] <= first and (first or k[0])}
-        joined |= {(row["step"], row.get("set"), row.get("prompt")): row for row in rows}
+        joined |= {(row["step"], row.get("split"), row.get("prompt")): row for row in rows}
     return sorted(joined.values(), key=lambda row: row["step"])

@@ -23,8 +23,8 @@ def final_losses(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
         return []
     name, values = _varied(runs)
     captioned = []
-    for split in runs[0].sets:
-        if not all(split in run.sets for run in runs):
+    for split in runs[0].splits:
+        if not all(split in run.splits for run in runs):
             continue
         losses = [run.scores(split)[-1]["loss"] for run in runs]
         if not all(math.isfinite(loss) for loss in losses):

@@ -92,8 +92,8 @@ def score_job(
     from training.evaluate.checkpoint_scorer import ScoreJob
     from training.evaluate.continuation_task import Passages
 
-    sets = tokens.held_out(splits)
-    if not sets:
+    found = tokens.named_splits(splits)
+    if not found:
         raise InputError(f"{tokens.path}: no held-out split; sample some validation tokens")
     prompts = passages = None
     if tokenizer is not None and also.prompts:
@@ -110,8 +110,8 @@ def score_job(
                 "leave out Also.questions"
             )
         passages = Passages(
-            name=sets[0][0],
-            shards=sets[0][1],
+            name=found[0][0],
+            shards=found[0][1],
             items=also.questions,
             context=also.context_tokens,
             continuation=also.continuation_tokens,
@@ -120,7 +120,7 @@ def score_job(
     return ScoreJob(
         model=model,
         train=train,
-        held_out=sets,
+        splits=found,
         sequences=sequences,
         batch_size=batch_size,
         token_bytes=tuple(tokens.token_bytes().tolist()),

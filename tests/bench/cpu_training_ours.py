@@ -90,7 +90,7 @@ def _job(options: Options):
             vocab_size=options.vocab,
             eos_id=EOS,
         ),
-        held_out=(),
+        splits=(),
         token_bytes=(1,) * options.vocab,
         checkpoint_directory=str(work / "checkpoints"),
     )

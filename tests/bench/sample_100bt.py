@@ -65,7 +65,7 @@ def main() -> None:
 def part_of_budget(share: float) -> Budget:
     """Of nanoPT's: 20 billion tokens, 100 million for validation and for test."""
     held_out = int(1e8 * share)
-    return Budget(train=int(20e9 * share), held_out=(("validation", held_out), ("test", held_out)))
+    return Budget(train=int(20e9 * share), splits=(("validation", held_out), ("test", held_out)))
 
 
 def write(path: Path, rows: int) -> None:
@@ -238,7 +238,7 @@ def error_of_budget(path: Path, items: list[SampleItem], files: int, budget: Bud
         unit.row_groups[0]: pa.Table.from_batches(read_unit(unit, ("id", "token_count")))
         for unit in units
     }
-    held = dict.fromkeys(("train", *dict(budget.held_out)), 0)
+    held = dict.fromkeys(("train", *dict(budget.splits)), 0)
     if isinstance(items[0].splits, Ranges):
         ranges, table = items[0].splits, pa.concat_tables(batches.values())
         split = select(document_hash(table["id"].combine_chunks(), SEED), ranges)
@@ -249,7 +249,7 @@ def error_of_budget(path: Path, items: list[SampleItem], files: int, budget: Bud
         tokens = {index: int(t["token_count"].to_numpy().sum()) for index, t in batches.items()}
         for item in items:
             held[str(item.splits)] += sum(tokens[i] for unit in item.units for i in unit.row_groups)
-    asked = {"train": budget.train, **dict(budget.held_out)}
+    asked = {"train": budget.train, **dict(budget.splits)}
     return {
         "units_to_read": sum(len(unit.row_groups) for item in items for unit in item.units),
         "over_budget": {name: held[name] - asked[name] for name in held},

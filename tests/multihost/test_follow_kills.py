@@ -38,7 +38,7 @@ CONFIG = dataclasses.replace(
 
 
 def graph():
-    """(training, its follower) on random tokens with two held-out sets."""
+    """(training, its follower) on random tokens with two held-out splits."""
     tokens = synthetic(documents=1500, held_out=("validation", "other"))
     sequences = block_shuffle(tokens, sequence_length=tiny.LENGTH, io_block_size=4, window_blocks=8)
     model = train(sequences, model=tiny.MODEL, optimizer=tiny.OPTIMIZER, train=CONFIG)

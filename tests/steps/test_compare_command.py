@@ -86,7 +86,7 @@ def unfinished(tmp_path):
     attempt(step, "000001-z", [began(0), *steps(1, 2, loss=7)], generation="old", last=2)
     train = TrainConfig(steps=6, batch_size=2, sequence_length=8)
     config = {"kind": "config", "train": dataclasses.asdict(train)}
-    scored = {"kind": "evaluation", "step": 3, "set": "validation", "loss": 2.0}
+    scored = {"kind": "evaluation", "step": 3, "split": "validation", "loss": 2.0}
     first = [config, began(0), *steps(1, 2, 3), scored, *steps(4, 5)]
     attempt(step, "000002-y", first, began=10.0, last=5)
     attempt(step, "000003-x", [config], began=20.0)
@@ -116,10 +116,10 @@ def test_an_evaluation_that_was_made_again_at_the_step_an_attempt_began_with_cou
     step = tmp_path / "train-0123"
     names = ("validation", "other")
     for number, loss in enumerate((2.0, 3.0), 2):
-        again = [{"kind": "evaluation", "step": 4, "set": n, "loss": loss} for n in names]
+        again = [{"kind": "evaluation", "step": 4, "split": n, "loss": loss} for n in names]
         attempt(step, f"00000{number}-x", [began(4), *again, *steps(5)], first=4, last=5)
     found = of_directory(str(step), "live")
-    assert [(r["step"], r["set"], r["loss"]) for r in found.evaluations] == [
+    assert [(r["step"], r["split"], r["loss"]) for r in found.evaluations] == [
         (4, "validation", 3.0),
         (4, "other", 3.0),
     ]

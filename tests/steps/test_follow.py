@@ -24,7 +24,7 @@ from training.evaluate import follow_checkpoints
 from training.evaluate.checkpoint_scorer import Scored
 from training.evaluate.follow_checkpoints import MOST_FAILED_LOOKS, follow
 
-ROW = {"set": "validation", "loss": 3.0, "bits_per_byte": 1.0, "tokens": 10, "bytes": 20}
+ROW = {"split": "validation", "loss": 3.0, "bits_per_byte": 1.0, "tokens": 10, "bytes": 20}
 
 
 def name(number):

@@ -76,7 +76,7 @@ def record(name="run", steps=100, scale=1.0, **changes):
     evaluations = [
         {"step": step, "loss": scale * value, "bits_per_byte": value / 3, **extra}
         for step, value in ((0, 5.0), (50, 2.2), (100, 2.1))
-        for extra in ({}, {"set": "code"})
+        for extra in ({}, {"split": "code"})
     ]
     fields = {
         "history": history,
@@ -104,7 +104,7 @@ def model():
     return scores("train", {**result, "measured": {"seconds": {"total": 9.0}}})
 
 
-ROW = {"set": "web", "step": 60, "loss": 5.0, "bits_per_byte": 4.0, "tokens": 1890, "bytes": 3500}
+ROW = {"split": "web", "step": 60, "loss": 5.0, "bits_per_byte": 4.0, "tokens": 1890, "bytes": 3500}
 QUESTIONS = {"items": 4, "chance": 0.5, "acc": 0.75, "acc_stderr": 0.25, "acc_bytes": 1.0}
 
 
@@ -136,7 +136,7 @@ def test_little_waiting_for_data_does_not_look_like_much():
 
 def test_configuration_and_samples_are_tables():
     """A row a setting as it is written, version and key last; the newest samples, then the rest."""
-    names = "head figures sets tasks curves times attempts startups completions memory data"
+    names = "head figures splits tasks curves times attempts startups completions memory data"
     given: dict = {name: [] for name in names.split()} | {
         "title": "",
         "heading": "",
@@ -248,8 +248,8 @@ def test_the_card_of_a_score_says_how_much_of_the_split_it_is_of(sequences, what
     found = scores("evaluate", result, sequences=sequences)
     said = report.cards(model(), found, record(), None)
     assert ("4.000", f"bits per byte, {what}") in said
-    assert shown(found, report.sets_table) == {
-        **{"set": "web", "step": "60", "loss": "5.0000", "bits per byte": "4.0000"},
+    assert shown(found, report.splits_table) == {
+        **{"split": "web", "step": "60", "loss": "5.0000", "bits per byte": "4.0000"},
         **{"tokens": "1,890", "bytes": "3,500"},
     }
 
@@ -266,7 +266,7 @@ def test_scores_of_questions_alone_have_a_table_and_no_card(label, result):
     """They have no loss; metrics are shown with their errors, those of the last checkpoint."""
     found = scores(label, result, sequences=None)
     assert not [what for _, what in report.cards(model(), found, record(), None) if "bits" in what]
-    assert len(report.sets_table(found)) == 1
+    assert len(report.splits_table(found)) == 1
     row = shown(found, report.tasks_table)
     assert (row["acc"], row["acc bytes"], row["items"]) == ("0.750 ± 0.250", "1.000", "4")
     assert row["task"] == (label if label == "multiple_choice" else "mine")
@@ -341,14 +341,14 @@ def test_a_run_that_still_goes_is_read_from_its_lines(tmp_path):
     lines = [{"kind": "config", "time": 0, "run": "r", "train": {"steps": 9}}]
     lines += [{"kind": "step", "time": 1, "step": s, "loss": float(s)} for s in (1, 2, 3)]
     lines += [{"kind": "step", "time": 2, "step": s, "loss": 10.0 * s} for s in (3, 4)]
-    lines += [{"kind": "evaluation", "time": 2, "step": 4, "loss": 2.0, "set": "web"}]
+    lines += [{"kind": "evaluation", "time": 2, "step": 4, "loss": 2.0, "split": "web"}]
     text = "".join(json.dumps(each) + "\n" for each in lines)
     (tmp_path / "metrics.jsonl").write_text(text + '{"kind": "st')
     (tmp_path / "journal").mkdir()
     (tmp_path / "journal" / "a.json").write_bytes(JOURNALS[0].to_json())
     found = of_directory(str(tmp_path), "live")
     assert [row["loss"] for row in found.history] == [1.0, 2.0, 30.0, 40.0]
-    assert found.sets == ["web"]
+    assert found.splits == ["web"]
     assert flat(found.config) == {"train.steps": 9}
     assert found.account().total == 65
     compare.main([f"live={tmp_path}", "--output", str(tmp_path / "page.html")])

@@ -63,16 +63,16 @@ def as_trained(
     train = resolved(train, sequences, tokens=tokens)
     point = point_of("", model, train, math.nan)
     loss = 1.2 + 30 / point.parameters**0.3 + 90 / point.tokens**0.35 + offset
-    rows = [{"step": train.steps, "set": name, "loss": loss} for name in ("validation", "code")]
+    rows = [{"step": train.steps, "split": name, "loss": loss} for name in ("validation", "code")]
     fields = {"model": dataclasses.asdict(model), "train": dataclasses.asdict(train)}
-    return {**fields, "last": rows[0], "held_out": rows}
+    return {**fields, "last": rows[0], "evaluations": rows}
 
 
 @step(output=Scores, version=1)
 def as_scored(run: StepContext, checkpoint: Checkpoint) -> Result:
     """What `evaluate` says of a run of `as_trained`."""
     del run
-    return {"rows": checkpoint.result["held_out"]}
+    return {"rows": checkpoint.result["evaluations"]}
 
 
 def rung(model, tokens, **changes):

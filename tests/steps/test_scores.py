@@ -84,15 +84,15 @@ def test_training_evaluates_every_held_out_split_but_test(built):
     """A row a split and evaluation, validation first; the result speaks of validation."""
     model = built.open(built.model, Checkpoint)
     rows = model.rows("evaluations")
-    assert [(row["step"], row["set"]) for row in rows] == [
+    assert [(row["step"], row["split"]) for row in rows] == [
         (step, name) for step in (0, 6, 12) for name in ("validation", "held")
     ]
     assert model.result["first"] == rows[0]
     assert model.result["last"] == rows[-2]
-    assert model.result["held_out"] == rows[-2:]
+    assert model.result["evaluations"] == rows[-2:]
     tokens = built.open(built.tokens, TokenCache)
     for row in rows:
-        sequences, left = divmod(tokens.tokens(row["set"]), LENGTH)
+        sequences, left = divmod(tokens.tokens(row["split"]), LENGTH)
         assert row["tokens"] == sequences * (LENGTH - 1) + max(0, left - 1)
 
 
@@ -108,10 +108,10 @@ def test_the_follower_evaluator_and_loop_find_the_same(built):
     """Twelve steps, three checkpoints: the last one's rows are the loop's and `evaluate`'s."""
     model = built.open(built.model, Checkpoint)
     scores, followed = (built.open(n, Scores) for n in (built.scores, built.followed))
-    assert [(row["step"], row["set"]) for row in followed.rows] == [
+    assert [(row["step"], row["split"]) for row in followed.rows] == [
         (step, name) for step in (4, 8, 12) for name in ("validation", "held")
     ]
-    assert [row["set"] for row in scores.rows] == ["validation", "held", "test"]
+    assert [row["split"] for row in scores.rows] == ["validation", "held", "test"]
     lasts = zip(followed.rows[-2:], scores.rows[:2], model.rows("evaluations")[-2:], strict=True)
     for one, two, three in lasts:
         same(one, two)
@@ -134,7 +134,7 @@ def test_samples_and_questions_are_asked_of_every_checkpoint(built):
     assert [task["step"] for task in tasks] == [4, 8, 12]
     (task,) = scores.tasks
     assert tasks[-1]["acc"] == task["acc"]
-    assert (task["set"], task["chance"]) == ("validation", 0.25)
+    assert (task["split"], task["chance"]) == ("validation", 0.25)
     assert 0 < task["items"] <= 20
 
 
@@ -142,7 +142,7 @@ def test_named_splits_and_a_part_of_them(built):
     """Only the named split is read, and only so many of its sequences."""
     scores = built.open(evaluate(built.model, built.tokens, splits=("test",), sequences=3), Scores)
     (row,) = scores.rows
-    assert (row["set"], row["tokens"]) == ("test", 3 * (LENGTH - 1))
+    assert (row["split"], row["tokens"]) == ("test", 3 * (LENGTH - 1))
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_an_extension_speaks_of_the_sets_it_was_evaluated_on(store):
     whole = trained(data=data)
     longer = extend(whole, data, optimizer=CONSTANT, train=EIGHT, splits=("test",))
     last = built(store, longer).result["last"]
-    assert (last["set"], last["step"]) == ("test", 8)
+    assert (last["split"], last["step"]) == ("test", 8)
 
 
 def test_a_warm_start_begins_a_run_of_its_own(store):

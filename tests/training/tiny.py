@@ -102,7 +102,7 @@ def make_job(root: str, **changes: Any) -> TrainJob:
         "data": dataset(
             TokenShard(f"{root}/train-0", 2000, ""), TokenShard(f"{root}/train-1", 1000, "")
         ),
-        "held_out": (("validation", (TokenShard(f"{root}/validation", 600, ""),)),),
+        "splits": (("validation", (TokenShard(f"{root}/validation", 600, ""),)),),
         "token_bytes": TOKEN_BYTES,
         "checkpoint_directory": f"{root}/checkpoints",
     }
@@ -118,12 +118,12 @@ def write_data(root: str) -> None:
 
 
 def score_job(root: str) -> ScoreJob:
-    """Two held-out sets whole, and ten questions about the first, on what `write_data` wrote."""
+    """Two held-out splits whole, and ten questions about the first, on what `write_data` wrote."""
     shards = {name: (TokenShard(f"{root}/{name}", n, ""),) for name, n in HELD_OUT.items()}
     return ScoreJob(
         model=MODEL,
         train=TRAIN,
-        held_out=tuple(shards.items()),
+        splits=tuple(shards.items()),
         token_bytes=TOKEN_BYTES,
         eos_id=EOS,
         passages=Passages(

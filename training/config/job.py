@@ -91,7 +91,7 @@ class TrainJob:
         optimizer: the optimizer and its schedule.
         train: steps, batches and intervals.
         data: the training sequences and their order.
-        held_out: name and shards of every split to evaluate on; empty for no evaluation.
+        splits: name and shards of every split to evaluate on; empty for no evaluation.
         token_bytes: number of UTF-8 bytes of every id, for bits per byte.
         checkpoint_directory: directory to write checkpoints to.
         prompts: prompts to continue at every evaluation; None for no generated samples.
@@ -111,7 +111,7 @@ class TrainJob:
     optimizer: OptimizerConfig
     train: TrainConfig
     data: DatasetSpec
-    held_out: tuple[tuple[str, tuple[TokenShard, ...]], ...]
+    splits: tuple[tuple[str, tuple[TokenShard, ...]], ...]
     token_bytes: tuple[int, ...]
     checkpoint_directory: str
     prompts: Prompts | None = None

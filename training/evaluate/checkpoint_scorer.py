@@ -18,7 +18,7 @@ from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.config.job import MetricsRow, Prompts
 from training.config.validation import check_sequences
 from training.evaluate.continuation_task import Passages, continuation_questions
-from training.evaluate.evaluator import Evaluator, HeldOut
+from training.evaluate.evaluator import Evaluator, Split
 from training.evaluate.generate_samples import SampleGenerator
 from training.evaluate.loglikelihood import Likelihood
 from training.evaluate.multiple_choice import accuracy, answer
@@ -37,7 +37,7 @@ class ScoreJob:
     Attributes:
         model: shape of the model.
         train: the training configuration: batch, sequence length, dtype.
-        held_out: name and shards of each split; may be empty.
+        splits: name and shards of each split; may be empty.
         sequences: sequences to read of each split, spread over it; None for all.
         batch_size: sequences per batch; None for `TrainConfig.evaluate_batch_size`, or without one
             for a microbatch of training, rounded up to the devices here.
@@ -54,7 +54,7 @@ class ScoreJob:
 
     model: TransformerConfig
     train: TrainConfig
-    held_out: tuple[HeldOut, ...]
+    splits: tuple[Split, ...]
     sequences: int | None = None
     batch_size: int | None = None
     token_bytes: tuple[int, ...]
@@ -75,7 +75,7 @@ class Scored:
     Attributes:
         rows: one metrics row per held-out split, see `Evaluator`.
         samples: one {"prompt", "completion"} per prompt.
-        tasks: metrics rows with task, set, acc, acc_bytes and more, see
+        tasks: metrics rows with task, split, acc, acc_bytes and more, see
             `training.evaluate.multiple_choice`.
     """
 
@@ -108,7 +108,7 @@ class Scorer:
         self._evaluator = Evaluator(
             make_evaluation_step(train, self._layout, backend, boundaries),
             self._layout,
-            job.held_out,
+            job.splits,
             job.token_bytes,
             tokenizer=job.tokenizer,
             stored_ids=ids * (1 + job.masked),
@@ -145,7 +145,7 @@ class Scorer:
         if passages is not None:
             answers = answer(self._likelihood, model, self._questions)
             scores = accuracy(self._questions, answers)
-            tasks.append({"task": "continuation", "set": passages.name, **scores})
+            tasks.append({"task": "continuation", "split": passages.name, **scores})
         samples = [] if self._generator is None else self._generator(model)
         return Scored(rows=rows, samples=samples, tasks=tasks)
 

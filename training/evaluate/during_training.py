@@ -39,7 +39,7 @@ class InTrainingEvaluation:
         self._evaluator = Evaluator(
             program.evaluation_step,
             program.layout,
-            job.held_out,
+            job.splits,
             job.token_bytes,
             tokenizer=job.data.tokenizer,
             stored_ids=job.data.stored_ids,
@@ -57,7 +57,7 @@ class InTrainingEvaluation:
 
     def should_evaluate(self, step: int) -> bool:
         """Whether to evaluate after `step`; true too when a preempted attempt left it out."""
-        if not self._job.held_out and self._job.prompts is None:
+        if not self._job.splits and self._job.prompts is None:
             return False
         due = step % self._job.train.evaluate_every == 0 or step == self._job.train.steps
         return due and self.evaluated < step

@@ -32,7 +32,7 @@ from training.sharding.layout import Layout, check_batch
 from training.step.evaluation_step import EvaluationStep
 
 Read = Callable[[np.ndarray, int], np.ndarray]
-HeldOut = tuple[str, tuple[TokenShard, ...]]
+Split = tuple[str, tuple[TokenShard, ...]]
 
 # Batches in flight: enough to keep the devices busy, few enough to fit in memory.
 IN_FLIGHT = 4
@@ -127,7 +127,7 @@ def evaluate(
     if not tokens:
         raise InputError(f"split {name!r}: expected tokens that count, the loss mask excludes all")
     return {
-        "set": name,
+        "split": name,
         "loss": nll / tokens,
         **({"bits_per_byte": nll / math.log(2) / size} if size else {}),
         "tokens": tokens,
@@ -152,7 +152,7 @@ class Evaluator:
     Args:
         step: see `make_evaluation_step`; it is compiled at the first call.
         layout: sharding of the batches.
-        held_out: name and shards of each split.
+        splits: name and shards of each split.
         token_bytes: number of UTF-8 bytes of every id.
         tokenizer: digest of the tokenizer that wrote the shards; "" for any.
         stored_ids: exclusive upper bound of the ids in the shards; None for the number of
@@ -170,7 +170,7 @@ class Evaluator:
         self,
         step: EvaluationStep,
         layout: Layout,
-        held_out: Sequence[HeldOut],
+        splits: Sequence[Split],
         token_bytes: Sequence[int],
         *,
         tokenizer: str = "",
@@ -184,8 +184,8 @@ class Evaluator:
         self._step, self._layout = step, layout
         self._length, self._batch_size = sequence_length, batch_size
         self._files = ExitStack()
-        self._sets: list[tuple[str, SequenceSpans, TokenArray]] = []
-        for name, shards in held_out:
+        self._splits: list[tuple[str, SequenceSpans, TokenArray]] = []
+        for name, shards in splits:
             array = TokenArray(shards, stored_ids or len(token_bytes), tokenizer_digest=tokenizer)
             rows = plan_sequences(len(array), sequence_length, sequences)
             if not len(rows.starts):
@@ -193,7 +193,7 @@ class Evaluator:
                     f"the held-out split {name!r} has {len(array)} tokens, at least 2 are needed; "
                     "select more documents for it"
                 )
-            self._sets.append((name, rows, self._files.enter_context(array)))
+            self._splits.append((name, rows, self._files.enter_context(array)))
         self._token_bytes = jax.device_put(np.asarray(token_bytes, np.int32), layout.replicated)
 
     def __call__(
@@ -212,7 +212,7 @@ class Evaluator:
             InputError: the loss mask of a split excludes every token.
         """
         found = []
-        for name, rows, array in self._sets:
+        for name, rows, array in self._splits:
             batches = read_batches(rows, array.read, self._length, self._batch_size, self._layout)
             batches = _while_not(stopping, batches)
             found.append(evaluate(self._step, model, batches, self._token_bytes, name))

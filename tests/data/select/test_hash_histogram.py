@@ -112,7 +112,7 @@ def test_sampled_files_are_the_selected_documents(units, tmp_path, train, min_sc
     """Each split has its documents in source order; every document is accounted for."""
     counted = merge(survey([unit], 7, min_score)[0] for unit in units)
     held_out = (("validation", 800), ("extra", 400)) if train > 100 else (("validation", 30),)
-    ranges = hash_ranges.thresholds(counted, Budget(train=train, held_out=held_out))
+    ranges = hash_ranges.thresholds(counted, Budget(train=train, splits=held_out))
     written = 0
     for index, unit in enumerate(units):
         out = tmp_path / "out" / str(index)

@@ -66,7 +66,7 @@ def brute_force(hashes, counts, budget, rate):
             taken.append(place)
         return taken if held >= asked else None
 
-    for name, asked in budget.held_out:
+    for name, asked in budget.splits:
         if asked:
             chosen[name] = walk(rows[::-1], asked)
             if chosen[name] is None:
@@ -131,7 +131,7 @@ def test_the_ranges_are_those_of_a_walk_over_all_documents(documents, asked, rat
     hashes = np.array([place for place, _ in documents], np.uint64)
     counts = np.array([count for _, count in documents], np.int64)
     survey = survey_of(hashes, counts)
-    budget = Budget(train=asked[0], held_out=(("validation", asked[1]), ("test", asked[2])))
+    budget = Budget(train=asked[0], splits=(("validation", asked[1]), ("test", asked[2])))
     bins = hash_ranges.boundary_bins(survey, budget, rate)
     inside = np.isin(bins_of(hashes), bins)
     edge = BoundaryDocuments.of(bins, hashes[inside], counts[inside])
@@ -164,7 +164,7 @@ def test_every_split_holds_what_was_asked_and_less_than_a_bin_more(seed, fractio
     survey = survey_of(np.arange(BINS, dtype=np.uint64) << np.uint64(48), counts)
     train, validation, test = (int(f * survey.tokens * ratio) for f in fractions)
     budget = Budget(
-        train=max(1, train), held_out=(("validation", max(1, validation)), ("test", max(1, test)))
+        train=max(1, train), splits=(("validation", max(1, validation)), ("test", max(1, test)))
     )
     ranges = hash_ranges.thresholds(survey, budget, TokenRatio(per_count=ratio))
     where = {name: (first // BIN, (last + 1) // BIN) for name, first, last in ranges.splits}
@@ -184,7 +184,7 @@ def test_a_larger_train_split_contains_the_smaller_and_moves_nothing_else():
     counts = np.random.default_rng(0).integers(0, 1000, BINS)
     survey = survey_of(np.arange(BINS, dtype=np.uint64) << np.uint64(48), counts)
     small, large, rest = (
-        hash_ranges.thresholds(survey, Budget(train=train, held_out=HELD_OUT)).splits
+        hash_ranges.thresholds(survey, Budget(train=train, splits=HELD_OUT)).splits
         for train in (10**6, 10**7, -1)
     )
     assert small[0][2] < large[0][2] < rest[0][2] == rest[2][1] - 1
@@ -194,8 +194,8 @@ def test_a_larger_train_split_contains_the_smaller_and_moves_nothing_else():
 def test_a_split_named_later_moves_none_before_it():
     """Places go by the order of the names given, not by the names."""
     survey = one_a_bin()
-    one = hash_ranges.thresholds(survey, Budget(train=5, held_out=(("validation", 10),)))
-    two = hash_ranges.thresholds(survey, Budget(train=5, held_out=(("validation", 10), ("a", 7))))
+    one = hash_ranges.thresholds(survey, Budget(train=5, splits=(("validation", 10),)))
+    two = hash_ranges.thresholds(survey, Budget(train=5, splits=(("validation", 10), ("a", 7))))
     assert two.splits[:2] == one.splits
     assert two.splits[2] == ("a", (BINS - 17) * BIN, (BINS - 10) * BIN - 1)
 
@@ -214,7 +214,7 @@ def test_a_split_named_later_moves_none_before_it():
 def test_more_than_there_is_says_asked_and_available(train, held_out, split):
     """The message names the split, what was asked and what is there."""
     with pytest.raises(InputError, match=split + " tokens asked, about .* available") as error:
-        hash_ranges.thresholds(one_a_bin(), Budget(train=train, held_out=held_out))
+        hash_ranges.thresholds(one_a_bin(), Budget(train=train, splits=held_out))
     assert "65,536" in str(error.value)
 
 
@@ -224,7 +224,7 @@ def test_exactly_all_there_is_can_be_had():
         ("train", 0, HASHES - 1),
     )
     ranges = hash_ranges.thresholds(
-        one_a_bin(), Budget(train=BINS - 10, held_out=(("validation", 10),))
+        one_a_bin(), Budget(train=BINS - 10, splits=(("validation", 10),))
     )
     edge = (BINS - 10) * BIN
     assert ranges.splits == (("train", 0, edge - 1), ("validation", edge, HASHES - 1))
@@ -235,11 +235,11 @@ def test_exactly_all_there_is_can_be_had():
     [
         ({"train": 0}, "tokens=0"),
         ({"train": -2}, "tokens=-2"),
-        ({"train": 1, "held_out": (("validation", -1),)}, "validation=-1"),
-        ({"train": 1, "held_out": (("train", 1),)}, "'train'"),
-        ({"train": 1, "held_out": (("a", 1), ("a", 2))}, "'a'"),
-        ({"train": 1, "held_out": (("../a", 1),)}, "'../a'"),
-        ({"train": 1, "held_out": {"a": 1}}, "pairs"),
+        ({"train": 1, "splits": (("validation", -1),)}, "validation=-1"),
+        ({"train": 1, "splits": (("train", 1),)}, "'train'"),
+        ({"train": 1, "splits": (("a", 1), ("a", 2))}, "'a'"),
+        ({"train": 1, "splits": (("../a", 1),)}, "'../a'"),
+        ({"train": 1, "splits": {"a": 1}}, "pairs"),
     ],
 )
 def test_an_impossible_budget_is_refused(wrong, words):

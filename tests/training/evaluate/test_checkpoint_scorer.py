@@ -30,10 +30,10 @@ def trained(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wanted(trained):
-    """The rows of each set by the reference model, every sequence of it."""
+    """The rows of each split by the reference model, every sequence of it."""
     root, _, model = trained
     found = []
-    for name, shards in tiny.score_job(root).held_out:
+    for name, shards in tiny.score_job(root).splits:
         ids, nll, tokens, size = stream(shards), 0.0, 0, 0
         for start in range(0, len(ids) - 1, tiny.LENGTH):
             row = ids[start : start + tiny.LENGTH]
@@ -41,7 +41,7 @@ def wanted(trained):
             tokens += len(row) - 1
             size += sum(tiny.TOKEN_BYTES[token] for token in row[1:])
         bits = nll / math.log(2) / size
-        row = {"set": name, "loss": nll / tokens, "bits_per_byte": bits}
+        row = {"split": name, "loss": nll / tokens, "bits_per_byte": bits}
         found.append({**row, "tokens": tokens, "bytes": size})
     return found
 
@@ -57,14 +57,14 @@ def close(rows, wanted, tolerance):
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 def test_whole_sets_on_any_number_of_devices(trained, wanted, devices):
-    """The figures are sums over all sequences of each set, whatever the devices."""
+    """The figures are sums over all sequences of each split, whatever the devices."""
     root, path, _ = trained
     scorer = Scorer(tiny.score_job(root), jax.devices()[:devices])
     scored = scorer.score(scorer.load(path))
     scorer.close()
     close(scored.rows, wanted, 2e-6)
     (task,) = scored.tasks
-    assert (task["task"], task["set"], task["items"]) == ("continuation", "validation", 10)
+    assert (task["task"], task["split"], task["items"]) == ("continuation", "validation", 10)
 
 
 @pytest.mark.parametrize(
@@ -115,12 +115,12 @@ def test_a_part_of_the_sets_is_the_same_in_the_loop_and_beside_it(trained):
     job = tiny.make_job(
         root,
         train=dataclasses.replace(tiny.TRAIN, evaluate_batches=1),
-        held_out=tiny.score_job(root).held_out,
+        splits=tiny.score_job(root).splits,
         checkpoint_directory=f"{root}/part",
     )
     done = train(job, devices=jax.devices()[:1])
     last = [row for row in tiny.rows(done, "evaluations") if row["step"] == tiny.TRAIN.steps]
-    assert [row["set"] for row in last] == ["validation", "other"]
+    assert [row["split"] for row in last] == ["validation", "other"]
     part = dataclasses.replace(tiny.score_job(root), sequences=tiny.BATCH)
     scorer = Scorer(part, jax.devices()[:1])
     rows = scorer.score(scorer.load(done.checkpoint)).rows

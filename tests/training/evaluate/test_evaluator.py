@@ -163,7 +163,7 @@ def test_the_host_waits_for_room_only_and_reads_once(monkeypatch):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Shards of two held-out sets, and the ids in them."""
+    """Shards of two held-out splits, and the ids in them."""
     root = str(tmp_path_factory.mktemp("data"))
     sets = {"validation": [(600, 2), (400, 3)], "other": [(350, 4)]}
     found = {}
@@ -201,7 +201,7 @@ def test_several_sets_whole(data, devices):
     rows = evaluator(model)
     assert rows == evaluator(model), "the same model has the same figures"
     evaluator.close()
-    assert [row["set"] for row in rows] == ["validation", "other"]
+    assert [row["split"] for row in rows] == ["validation", "other"]
     assert step._cache_size() == 1
     for row, shards in zip(rows, data.values(), strict=True):
         ids = stream(shards)

@@ -57,7 +57,7 @@ def run(data, directory, *programs):
     job = tiny.make_job(
         str(data),
         train=JOB,
-        held_out=(),
+        splits=(),
         checkpoint_directory=f"{directory}/checkpoints",
         program_directory=f"{directory}/programs",
         programs=programs,

@@ -217,8 +217,8 @@ def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(data, tmp_p
 
 @pytest.mark.slow
 def test_no_validation_split_means_no_evaluation(data, tmp_path):
-    """Without held-out sets the run trains and its evaluations are empty."""
-    job = tiny.make_job(data, held_out=(), checkpoint_directory=str(tmp_path))
+    """Without held-out splits the run trains and its evaluations are empty."""
+    job = tiny.make_job(data, splits=(), checkpoint_directory=str(tmp_path))
     assert tiny.rows(train(job, devices=jax.devices()[:1]), "evaluations") == []
 
 

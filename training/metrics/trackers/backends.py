@@ -23,12 +23,12 @@ from training.metrics.spool import Spool
 Entry = dict[str, Any]
 Entries = Iterable[Entry]
 PROJECT = "ponente"
-_NOT_METRICS = ("kind", "time", "step", "set")
+_NOT_METRICS = ("kind", "time", "step", "split")
 
 
 def scalars(entry: Entry) -> dict[str, float]:
     """The numbers of an entry under the trackers' names, such as "train/loss" and "web/loss"."""
-    groups = {"step": "train", "evaluation": entry.get("set", "validation")}
+    groups = {"step": "train", "evaluation": entry.get("split", "validation")}
     group = groups.get(entry["kind"], entry["kind"])
     return {
         f"{group}/{name}": float(value)

@@ -166,5 +166,5 @@ def test_names_of_numbers():
     assert backends.scalars(step) == {"train/loss": 2.0, "train/skipped": 0.0}
     scores = {"kind": "evaluation", "step": 3, "loss": 1.5}
     assert backends.scalars(scores) == {"validation/loss": 1.5}
-    assert backends.scalars({**scores, "set": "code"}) == {"code/loss": 1.5}
+    assert backends.scalars({**scores, "split": "code"}) == {"code/loss": 1.5}
     assert backends.scalars({"kind": "config", "steps": 4}) == {}
