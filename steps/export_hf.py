@@ -38,7 +38,7 @@ def export_hf(
     *,
     at: int | None = None,
     dtype: str = "bfloat16",
-    parameters: str = "average",
+    parameters: str = "ema",
     name: str = "model",
     license: str = "",
     source_licenses: tuple[str, ...] = (),
@@ -56,7 +56,7 @@ def export_hf(
         model: a trained model.
         at: step of the checkpoint to export; None for the last one.
         dtype: "bfloat16" or "float32".
-        parameters: "average" for their moving average (EMA), if the run kept one, or "last".
+        parameters: "ema" for their moving average (EMA), if the run kept one, or "last".
         name: name of the model in its card.
         license: license of the model, as the hub spells it, such as "apache-2.0"; empty for none.
         source_licenses: licenses of the training data, as text for the data card.

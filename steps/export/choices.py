@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipeline.errors import InputError
 
 DTYPES = ("bfloat16", "float32")
-PARAMETERS = ("average", "last")
+PARAMETERS = ("ema", "last")
 
 
 def check_choices(owner: str, dtype: str, parameters: str) -> None:

@@ -38,7 +38,7 @@ class Export:
         positions: tokens of a sequence in training.
         tokenizer: tokenizer of training; None for a folder without one.
         dtype: "bfloat16" or "float32".
-        parameters: "average" for their moving average (EMA), if the run kept one, or "last".
+        parameters: "ema" for their moving average (EMA), if the run kept one, or "last".
         shard_bytes: most bytes of a safetensors file.
     """
 
@@ -47,7 +47,7 @@ class Export:
     positions: int
     tokenizer: TextTokenizer | None
     dtype: str = "bfloat16"
-    parameters: str = "average"
+    parameters: str = "ema"
     shard_bytes: int = SHARD_BYTES
 
 
@@ -59,7 +59,7 @@ def write_hf_folder(folder: str, export: Export) -> dict[str, Any]:
         export: the model and its format.
 
     Returns:
-        architecture, dtype, parameters ("average" or "last"), files, bytes and tensors.
+        architecture, dtype, parameters ("ema" or "last"), files, bytes and tensors.
 
     Raises:
         InputError: no architecture computes the shape, or the checkpoint is of another model.
@@ -69,7 +69,7 @@ def write_hf_folder(folder: str, export: Export) -> dict[str, Any]:
     config = export.config
     check_choices("export", export.dtype, export.parameters)
     architecture = architecture_of(config)
-    stored = StoredModel(export.checkpoint, config, average=export.parameters == "average")
+    stored = StoredModel(export.checkpoint, config, ema=export.parameters == "ema")
     tensors = list(architecture.tensors(config))
     itemsize = np.dtype(DTYPES[export.dtype][1]).itemsize
     shards = plan_shards(tensors, itemsize, export.shard_bytes)
@@ -91,7 +91,7 @@ def write_hf_folder(folder: str, export: Export) -> dict[str, Any]:
     return {
         "architecture": architecture.name,
         "dtype": export.dtype,
-        "parameters": "average" if stored.averaged else "last",
+        "parameters": "ema" if stored.is_ema else "last",
         "files": [shard.file for shard in shards],
         "bytes": total,
         "tensors": len(tensors),

@@ -23,7 +23,7 @@ from training.checkpoint.chunks import read_box, write_chunks
 from training.checkpoint.device_to_host import HostShard
 from training.checkpoint.files import Deadline, Files, open_files
 from training.checkpoint.index import PROGRESS, WrittenChunks, read_index, write_index
-from training.checkpoint.restore import AVERAGE, MODEL
+from training.checkpoint.restore import EMA, MODEL
 
 _TIMEOUT_SECONDS = 3600.0
 
@@ -41,20 +41,20 @@ class StoredModel:
     Args:
         path: path of the checkpoint.
         config: shape of its model.
-        average: read the parameter EMA where the run kept one; otherwise the last parameters.
+        ema: read the parameter EMA where the run kept one; otherwise the last parameters.
 
     Attributes:
-        averaged: whether `read` returns the EMA.
+        is_ema: whether `read` returns the EMA.
 
     Raises:
         CorruptOutput: the index is missing or changed.
         InputError: the checkpoint is of another model; names the array.
     """
 
-    def __init__(self, path: str, config: TransformerConfig, *, average: bool = True) -> None:
+    def __init__(self, path: str, config: TransformerConfig, *, ema: bool = True) -> None:
         leaves = read_index(path)["leaves"]
-        self.averaged = average and any(name.startswith(AVERAGE) for name in leaves)
-        self._prefix = AVERAGE if self.averaged else MODEL
+        self.is_ema = ema and any(name.startswith(EMA) for name in leaves)
+        self._prefix = EMA if self.is_ema else MODEL
         self._path = path
         self._leaves = {n: e for n, e in leaves.items() if n.startswith(self._prefix)}
         self._files = open_files(path, Deadline(_TIMEOUT_SECONDS, f"{path}: reading"))

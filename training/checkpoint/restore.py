@@ -29,7 +29,7 @@ Tree = TypeVar("Tree")
 RESTORE_TIMEOUT_SECONDS = 1800.0
 # By rising severity; a subclass comes after its base class.
 _VERDICTS = (StorageError, OSError, StoreUnavailable, InputError, CorruptOutput)
-AVERAGE, MODEL = "average.", "model."
+EMA, MODEL = "ema.", "model."
 logger = logging.getLogger(__name__)
 
 
@@ -110,8 +110,8 @@ def load_model_onto(layout: Layout, checkpoint_path: str, config: TransformerCon
     """`load_model` onto the mesh of `layout`; every process of the mesh calls it."""
     shapes = jax.eval_shape(lambda key: Transformer.init(config, key=key), jax.random.key(0))
     arrays = fail_together(lambda: read_index(checkpoint_path))["leaves"]
-    averaged = any(name.startswith(AVERAGE) for name in arrays)
-    return restore(checkpoint_path, layout.abstract(shapes), part=AVERAGE if averaged else MODEL)
+    kept = any(name.startswith(EMA) for name in arrays)
+    return restore(checkpoint_path, layout.abstract(shapes), part=EMA if kept else MODEL)
 
 
 def newest_sound(

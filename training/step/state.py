@@ -30,7 +30,7 @@ class TrainState(eqx.Module):
         skipped: int32 scalar, steps of these that were not applied: not finite, or a loss spike.
         model: float32 parameters.
         optimizer_state: moments, shaped and by default sharded as the parameters, and counts.
-        average: EMA of the parameters; None without `TrainConfig.ema`.
+        ema: EMA of the parameters; None without `TrainConfig.ema`.
         recent: losses of the last applied steps, see `training.step.loss_spike`; None without
             `TrainConfig.spike_guard`.
     """
@@ -39,13 +39,13 @@ class TrainState(eqx.Module):
     skipped: jax.Array
     model: Transformer
     optimizer_state: optax.OptState
-    average: Transformer | None
+    ema: Transformer | None
     recent: jax.Array | None
 
     @property
     def eval_params(self) -> Transformer:
         """The parameters to evaluate and export: the EMA if there is one, else the model."""
-        return self.model if self.average is None else self.average
+        return self.model if self.ema is None else self.ema
 
 
 def _make(
@@ -61,7 +61,7 @@ def _make(
             skipped=zero,
             model=model,
             optimizer_state=optimizer_state,
-            average=jax.tree.map(jnp.copy, model) if train.ema else None,
+            ema=jax.tree.map(jnp.copy, model) if train.ema else None,
             recent=no_losses() if train.spike_guard else None,
         )
 

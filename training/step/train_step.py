@@ -150,19 +150,19 @@ def _apply(
     # A norm is finite only if all its elements are, so two scalars check every gradient and
     # parameter. The step is computed in any case and then selected: no branch waits for the host.
     applied = finite & jnp.isfinite(norm) & jnp.isfinite(parameter_norm)
-    average, recent = state.average, state.recent
+    ema, recent = state.ema, state.recent
     if recent is not None:
         applied &= ~is_spike(recent, loss, config.spike_guard)
         recent = _select(applied, remember(recent, loss), recent)
-    if average is not None:
-        updated = jax.tree.map(lambda a, p: config.ema * a + (1.0 - config.ema) * p, average, model)
-        average = _select(applied, updated, average)
+    if ema is not None:
+        updated = jax.tree.map(lambda a, p: config.ema * a + (1.0 - config.ema) * p, ema, model)
+        ema = _select(applied, updated, ema)
     new = TrainState(
         step=state.step + 1,
         skipped=state.skipped + jnp.where(applied, 0, 1).astype(jnp.int32),
         model=_select(applied, model, state.model),
         optimizer_state=_select(applied, optimizer_state, state.optimizer_state),
-        average=average,
+        ema=ema,
         recent=recent,
     )
     return new, {"grad_norm": norm, "parameter_norm": parameter_norm}

@@ -111,9 +111,9 @@ def _start_from(start: Start, job: TrainJob, program: Program) -> InitialState:
     state = program.init()
     model = restore(start.checkpoint, program.abstract.model, part="model.")
     state = eqx.tree_at(lambda s: s.model, state, model)
-    if state.average is not None:  # the EMA starts at the parameters; a copy, as state is donated
-        average = jax.tree.map(jnp.copy, model)
-        state = eqx.tree_at(lambda s: s.average, state, average)
+    if state.ema is not None:  # the EMA starts at the parameters; a copy, as state is donated
+        ema = jax.tree.map(jnp.copy, model)
+        state = eqx.tree_at(lambda s: s.ema, state, ema)
     if start.take == "moments":
         like = program.abstract.optimizer_state
         moments = restore(start.checkpoint, like, part="optimizer_state.")

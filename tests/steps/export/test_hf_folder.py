@@ -20,26 +20,26 @@ CONFIG = small.config(vocab_multiple=32, tied=False)  # 61 ids in 64 rows
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A model, its average, and a checkpoint of both."""
+    """A model, its ema, and a checkpoint of both."""
     model = small.model(vocab_multiple=32, tied=False)
-    average = jax.tree.map(lambda x: x * 0.5, model)
+    ema = jax.tree.map(lambda x: x * 0.5, model)
     writer = Checkpointer(str(tmp_path_factory.mktemp("run")), attempt="a", chunk_bytes=1500)
-    path = writer.save(3, {"model": model, "average": average}, {})
+    path = writer.save(3, {"model": model, "ema": ema}, {})
     writer.wait()
-    return model, average, path
+    return model, ema, path
 
 
 def export(path, **more):
     return Export(checkpoint=path, config=CONFIG, positions=16, tokenizer=None, **more)
 
 
-@pytest.mark.parametrize("parameters", ["average", "last"])
+@pytest.mark.parametrize("parameters", ["ema", "last"])
 def test_the_parameters_asked_for(saved, tmp_path, parameters):
     """In many chunks, without the rows that pad the vocabulary, matrices transposed."""
-    model, average, path = saved
+    model, ema, path = saved
     written = write_hf_folder(str(tmp_path), export(path, parameters=parameters, dtype="float32"))
     assert written["parameters"] == parameters
-    want = average if parameters == "average" else model
+    want = ema if parameters == "ema" else model
     found = load_file(tmp_path / "model.safetensors")
     assert found["lm_head.weight"].shape == (61, 24)
     np.testing.assert_array_equal(found["lm_head.weight"], want.head.array[:61])
@@ -66,7 +66,7 @@ def test_a_damaged_chunk_is_found(saved, tmp_path):
             str(tmp_path / "x"),
             Export(checkpoint=path, config=other, positions=16, tokenizer=None),
         )
-    chunk = min(Path(path).glob("arrays/average.blocks.stacked.mlp.up.matrix/c.1*"))
+    chunk = min(Path(path).glob("arrays/ema.blocks.stacked.mlp.up.matrix/c.1*"))
     content = bytearray(chunk.read_bytes())
     content[5] ^= 1
     chunk.write_bytes(content)

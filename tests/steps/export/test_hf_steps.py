@@ -32,7 +32,7 @@ def trained(model=tiny.MODEL):
             "no architecture of transformers .* attention_soft_cap=9.0; change these fields",
         ),
         (lambda: export_hf(trained(), dtype="int8"), "expected bfloat16 or float32, found 'int8'"),
-        (lambda: export_hf(trained(), parameters="ema"), "expected average or last"),
+        (lambda: export_hf(trained(), parameters="mean"), "expected ema or last"),
         (lambda: export_hf(trained(), shard_bytes=0), "shard_bytes"),
         (lambda: import_hf("gs://bucket/model"), "expected a folder or hf://"),
         (lambda: import_hf("/model", sequence_length=1), "sequence_length"),

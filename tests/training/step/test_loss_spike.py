@@ -41,13 +41,13 @@ def test_the_average_follows_the_applied_parameters():
         state, _ = program.step(state, placed(program, tiny.random_tokens(seed)))
         fresh = [np.array(x) for x in jax.tree.leaves(state.model)]
         want = [0.9 * a + 0.1 * p for a, p in zip(want, fresh, strict=True)]
-    for a, b in zip(jax.tree.leaves(state.average), want, strict=True):
+    for a, b in zip(jax.tree.leaves(state.ema), want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
-    before = jax.tree.map(np.array, state.average)
+    before = jax.tree.map(np.array, state.ema)
     state = dataclasses.replace(state, model=_spoiled(state.model, np.nan))
     state, _ = program.step(state, placed(program, tiny.random_tokens(3)))
-    assert tiny.equal(before, state.average)
-    assert state.eval_params is state.average
+    assert tiny.equal(before, state.ema)
+    assert state.eval_params is state.ema
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def test_taking_the_moments_takes_their_counts_too(finished):
     saved = restore(finished[2].checkpoint, tiny.program().abstract)
     assert tiny.equal(found.state.model, saved.model)
     assert tiny.equal(found.state.optimizer_state, saved.optimizer_state)
-    assert tiny.equal(found.state.average, saved.model)
+    assert tiny.equal(found.state.ema, saved.model)
     assert (int(found.state.step), int(found.state.skipped)) == (0, 0)
     tokens = program.layout.place(tiny.random_tokens(0), tiny.BATCH)
     state, _ = program.step(found.state, tokens)  # the average is no alias of the model
@@ -106,7 +106,7 @@ def test_what_is_exported_of_a_run_with_an_average_is_the_average(finished, tmp_
     )
     state = restore(found.checkpoint, tiny.program(steps=4, ema=0.5).abstract)
     loaded = load_model(found.checkpoint, tiny.MODEL)
-    assert tiny.equal(loaded, state.average)
+    assert tiny.equal(loaded, state.ema)
     assert not tiny.equal(loaded, state.model)
     assert tiny.learned(tiny.rows(found)) == tiny.learned(tiny.rows(finished[2]))
     last, other = (tiny.rows(run, "evaluations")[-1]["loss"] for run in (found, finished[2]))
