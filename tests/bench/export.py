@@ -29,10 +29,10 @@ from models.config import TransformerConfig
 
 def make(path: str, config: TransformerConfig) -> None:
     """Write a checkpoint of random values, a row of its arrays at a time."""
-    from training.checkpoint.model_arrays import ModelWriter, describe
+    from training.checkpoint.model_arrays import ModelWriter, describe_model
 
     writer, rng = ModelWriter(path, config), np.random.default_rng(0)
-    for name, entry in describe(config).items():
+    for name, entry in describe_model(config).items():
         first, *others = entry["shape"]
         step = 1 if name.startswith("blocks.") else first
         for begin in range(0, first, step):

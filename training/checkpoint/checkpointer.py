@@ -145,7 +145,7 @@ class Checkpointer:
         deadline = Deadline(self.timeout_seconds, f"{path}: checkpoint")
         files = open_files(path, deadline)
         content = json.dumps(progress).encode()
-        described = describe(state, self.chunk_bytes)
+        described = describe_with_chunks(state, self.chunk_bytes)
         shards = self._copies.take(tree_names.flatten(state))
         self.begun = step
 
@@ -242,7 +242,7 @@ class Checkpointer:
                 logger.warning("%s: not deleted, will be retried: %s", path, error)
 
 
-def describe(state: Any, chunk_bytes: int) -> dict[str, dict[str, Any]]:
+def describe_with_chunks(state: Any, chunk_bytes: int) -> dict[str, dict[str, Any]]:
     """Axes, shape, dtype, itemsize and chunk shape of every array of a state, by name."""
     arrays = tree_names.flatten(state)
     return {

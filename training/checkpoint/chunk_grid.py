@@ -39,7 +39,7 @@ class ChunkGrid:
     @property
     def count(self) -> tuple[int, ...]:
         """Chunks along every axis."""
-        return tuple(-(-size // part) for size, part in zip(self.shape, self.chunk, strict=True))
+        return tuple(-(-size // step) for size, step in zip(self.shape, self.chunk, strict=True))
 
     @property
     def chunks(self) -> int:
@@ -48,13 +48,13 @@ class ChunkGrid:
 
     def box(self, index: tuple[int, ...]) -> Box:
         """The range that chunk `index` covers."""
-        return tuple((i * part, (i + 1) * part) for i, part in zip(index, self.chunk, strict=True))
+        return tuple((i * step, (i + 1) * step) for i, step in zip(index, self.chunk, strict=True))
 
     def overlapping(self, box: Box) -> Iterator[tuple[int, ...]]:
         """Chunks that share a value with `box`, in order."""
         ranges = [
-            range(begin // part, -(-end // part))
-            for (begin, end), part in zip(box, self.chunk, strict=True)
+            range(begin // step, -(-end // step))
+            for (begin, end), step in zip(box, self.chunk, strict=True)
         ]
         return itertools.product(*ranges)
 

@@ -82,7 +82,7 @@ def write_chunks(
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
+class _DeviceBox:
     """A box of an array that devices of this process hold."""
 
     box: Box
@@ -110,30 +110,30 @@ def read_arrays(
     """
     arrays: dict[str, jax.Array] = {}
     with ThreadPoolExecutor(files.threads, "restore") as pool:
-        in_flight: deque[tuple[str, list[_Part], list[Future[None]]]] = deque()
+        in_flight: deque[tuple[str, list[_DeviceBox], list[Future[None]]]] = deque()
         ahead = 0
 
         def finish() -> int:
-            name, parts, futures = in_flight.popleft()
+            name, boxes, futures = in_flight.popleft()
             for future in futures:
                 future.result()
-            arrays[name] = _placed(target[name], parts)
-            return sum(part.values.nbytes for part in parts)
+            arrays[name] = _placed(target[name], boxes)
+            return sum(own.values.nbytes for own in boxes)
 
         try:
             for name, want in target.items():
-                grid, parts = ChunkGrid.of(leaves[name]), _parts(want)
-                needed: dict[tuple[int, ...], list[_Part]] = {}
-                for part in parts:
-                    for index in grid.overlapping(part.box):
-                        needed.setdefault(index, []).append(part)
+                grid, boxes = ChunkGrid.of(leaves[name]), _device_boxes(want)
+                needed: dict[tuple[int, ...], list[_DeviceBox]] = {}
+                for own in boxes:
+                    for index in grid.overlapping(own.box):
+                        needed.setdefault(index, []).append(own)
                 checksums = leaves[name]["crc32c"]
                 futures = [
                     pool.submit(_fill, path, files, name, checksums, grid, *item)
                     for item in needed.items()
                 ]
-                in_flight.append((name, parts, futures))
-                ahead += sum(part.values.nbytes for part in parts)
+                in_flight.append((name, boxes, futures))
+                ahead += sum(own.values.nbytes for own in boxes)
                 while ahead > _AHEAD_BYTES and len(in_flight) > 1:
                     ahead -= finish()
             while in_flight:
@@ -159,13 +159,13 @@ def read_box(path: str, files: Files, name: str, entry: Mapping[str, Any], box: 
         StorageError: the store failed.
     """
     grid = ChunkGrid.of(entry)
-    part = _Part(box, np.empty(shape_of(box), entry["dtype"]), [])
+    own = _DeviceBox(box, np.empty(shape_of(box), entry["dtype"]), [])
     in_parallel(
-        lambda index: _fill(path, files, name, entry["crc32c"], grid, index, [part]),
+        lambda index: _fill(path, files, name, entry["crc32c"], grid, index, [own]),
         grid.overlapping(box),
         files.threads,
     )
-    return part.values
+    return own.values
 
 
 def _fill(
@@ -175,11 +175,11 @@ def _fill(
     checksums: list[int],
     grid: ChunkGrid,
     index: tuple[int, ...],
-    parts: list[_Part],
+    boxes: list[_DeviceBox],
 ) -> None:
-    """Read one chunk, verify its checksums and copy it into the parts that it overlaps."""
+    """Read one chunk, verify its checksums and copy it into the boxes that it overlaps."""
     box = grid.box(index)
-    values = _read_buffer(box, parts)
+    values = _read_buffer(box, boxes)
     data, tail = _bytes(values), np.empty(CRC_BYTES, np.uint8)
     file = chunk_file(name, index)
     files.read(file, data, tail)
@@ -188,37 +188,37 @@ def _fill(
     # a chunk that was replaced by a valid chunk of other values.
     if int.from_bytes(tail.tobytes(), "little") != found or checksums[grid.number(index)] != found:
         raise corrupt(path, file, "content that does not match its CRC-32C")
-    for part in parts:
-        shared = common(box, part.box)
-        target = part.values[within(shared, part.box)]
+    for own in boxes:
+        shared = common(box, own.box)
+        target = own.values[within(shared, own.box)]
         if not np.may_share_memory(target, values):
             target[...] = values[within(shared, box)]
 
 
-def _read_buffer(box: Box, parts: list[_Part]) -> np.ndarray:
-    """A buffer for a chunk: a view of its part when that is contiguous, else new memory."""
-    part = parts[0]
-    if len(parts) == 1 and common(box, part.box) == box:
-        place = part.values[within(box, part.box)]
+def _read_buffer(box: Box, boxes: list[_DeviceBox]) -> np.ndarray:
+    """A buffer for a chunk: a view of the one box that has all of it, else new memory."""
+    own = boxes[0]
+    if len(boxes) == 1 and common(box, own.box) == box:
+        place = own.values[within(box, own.box)]
         if place.flags.c_contiguous:
             return place
-    return np.empty(shape_of(box), part.values.dtype)
+    return np.empty(shape_of(box), own.values.dtype)
 
 
-def _parts(want: Any) -> list[_Part]:
+def _device_boxes(want: Any) -> list[_DeviceBox]:
     """The distinct boxes that this process's devices hold, with uninitialised values."""
     devices: dict[Box, list[jax.Device]] = {}
     for device, index in want.sharding.addressable_devices_indices_map(want.shape).items():
         devices.setdefault(box_of(index, want.shape), []).append(device)
-    return [_Part(box, np.empty(shape_of(box), want.dtype), d) for box, d in devices.items()]
+    return [_DeviceBox(box, np.empty(shape_of(box), want.dtype), d) for box, d in devices.items()]
 
 
-def _placed(want: Any, parts: list[_Part]) -> jax.Array:
+def _placed(want: Any, boxes: list[_DeviceBox]) -> jax.Array:
     kind = want.sharding.memory_kind
     pieces = [
-        jax.device_put(part.values, SingleDeviceSharding(device, memory_kind=kind))
-        for part in parts
-        for device in part.devices
+        jax.device_put(own.values, SingleDeviceSharding(device, memory_kind=kind))
+        for own in boxes
+        for device in own.devices
     ]
     return jax.make_array_from_single_device_arrays(want.shape, want.sharding, pieces)
 

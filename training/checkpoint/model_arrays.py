@@ -28,7 +28,7 @@ from training.checkpoint.restore import EMA, MODEL
 _TIMEOUT_SECONDS = 3600.0
 
 
-def describe(config: TransformerConfig) -> dict[str, dict[str, Any]]:
+def describe_model(config: TransformerConfig) -> dict[str, dict[str, Any]]:
     """Axes, shape and dtype of every array of a model, by its path in a `Transformer`."""
     return tree_names.describe(
         jax.eval_shape(lambda: Transformer.init(config, key=jax.random.key(0)))
@@ -58,7 +58,7 @@ class StoredModel:
         self._path = path
         self._leaves = {n: e for n, e in leaves.items() if n.startswith(self._prefix)}
         self._files = open_files(path, Deadline(_TIMEOUT_SECONDS, f"{path}: reading"))
-        wanted = {self._prefix + name: entry for name, entry in describe(config).items()}
+        wanted = {self._prefix + name: entry for name, entry in describe_model(config).items()}
         if difference := tree_names.mismatch(self._leaves, wanted):
             raise InputError(f"{path}: {difference}; the checkpoint is of another model")
 
@@ -89,7 +89,7 @@ class ModelWriter:
         self._written = WrittenChunks()
         self._leaves: dict[str, dict[str, Any]] = {
             MODEL + name: {**entry, "itemsize": 4, "chunk": _chunk(name, entry["shape"])}
-            for name, entry in describe(config).items()
+            for name, entry in describe_model(config).items()
         }
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -119,5 +119,5 @@ class ModelWriter:
 def _chunk(name: str, shape: Iterable[int]) -> list[int]:
     """Chunk shape; chunks of stacked layers do not span layers, which are written one by one."""
     first, *others = shape
-    part = (1 if name.startswith("blocks.") else first, *others)
-    return list(chunk_shape(part, 4, CHUNK_BYTES))
+    written = (1 if name.startswith("blocks.") else first, *others)
+    return list(chunk_shape(written, 4, CHUNK_BYTES))

@@ -33,7 +33,7 @@ EMA, MODEL = "ema.", "model."
 logger = logging.getLogger(__name__)
 
 
-def restore(path: str, like: Tree, *, part: str = "", step: int | None = None) -> Tree:
+def restore(path: str, like: Tree, *, prefix: str = "", step: int | None = None) -> Tree:
     """The arrays of the checkpoint at `path`, shaped and sharded as `like`.
 
     Every process calls this with the same arguments. Each reads and checks only the values that
@@ -42,7 +42,7 @@ def restore(path: str, like: Tree, *, part: str = "", step: int | None = None) -
     Args:
         path: path of the checkpoint.
         like: tree of `jax.ShapeDtypeStruct` with shardings.
-        part: restore only arrays whose names begin with this ("model."); `like` is that part.
+        prefix: restore only arrays whose names begin with this ("model."), which are `like`.
         step: the step that the checkpoint must have; None for any.
 
     Raises:
@@ -50,13 +50,13 @@ def restore(path: str, like: Tree, *, part: str = "", step: int | None = None) -
         InputError: the checkpoint's arrays are not those of `like`; names the array.
         StorageError: the store failed.
     """
-    wanted = {part + name: entry for name, entry in tree_names.describe(like).items()}
-    target = {part + name: array for name, array in tree_names.flatten(like).items()}
+    wanted = {prefix + name: entry for name, entry in tree_names.describe(like).items()}
+    target = {prefix + name: array for name, array in tree_names.flatten(like).items()}
     index = fail_together(lambda: read_index(path))
     if step is not None and index["step"] != step:
         raise CorruptOutput(f"{path}: expected a checkpoint of step {step}, found {index['step']}")
     leaves = index["leaves"]
-    stored = {name: entry for name, entry in leaves.items() if name.startswith(part)}
+    stored = {name: entry for name, entry in leaves.items() if name.startswith(prefix)}
     if difference := tree_names.mismatch(stored, wanted):
         raise InputError(
             f"{path}: {difference}; the checkpoint is of another model or optimizer configuration"
@@ -70,7 +70,7 @@ def restore(path: str, like: Tree, *, part: str = "", step: int | None = None) -
         return read_arrays(path, files, leaves, target)
 
     arrays = fail_together(read)
-    return tree_names.unflatten(like, {name.removeprefix(part): arrays[name] for name in target})
+    return tree_names.unflatten(like, {name.removeprefix(prefix): arrays[name] for name in target})
 
 
 def read_progress(path: str) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def load_model_onto(layout: Layout, checkpoint_path: str, config: TransformerCon
     shapes = jax.eval_shape(lambda key: Transformer.init(config, key=key), jax.random.key(0))
     arrays = fail_together(lambda: read_index(checkpoint_path))["leaves"]
     kept = any(name.startswith(EMA) for name in arrays)
-    return restore(checkpoint_path, layout.abstract(shapes), part=EMA if kept else MODEL)
+    return restore(checkpoint_path, layout.abstract(shapes), prefix=EMA if kept else MODEL)
 
 
 def newest_sound(

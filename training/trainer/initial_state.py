@@ -109,13 +109,13 @@ def _start_from(start: Start, job: TrainJob, program: Program) -> InitialState:
         check_data_offset(progress["data_offset"], wanted, start.checkpoint)
         return InitialState(state, step, **_carried_over(progress), copied=True, event=event)
     state = program.init()
-    model = restore(start.checkpoint, program.abstract.model, part="model.")
+    model = restore(start.checkpoint, program.abstract.model, prefix="model.")
     state = eqx.tree_at(lambda s: s.model, state, model)
     if state.ema is not None:  # the EMA starts at the parameters; a copy, as state is donated
         ema = jax.tree.map(jnp.copy, model)
         state = eqx.tree_at(lambda s: s.ema, state, ema)
     if start.take == "moments":
         like = program.abstract.optimizer_state
-        moments = restore(start.checkpoint, like, part="optimizer_state.")
+        moments = restore(start.checkpoint, like, prefix="optimizer_state.")
         state = eqx.tree_at(lambda s: s.optimizer_state, state, moments)
     return InitialState(state, event=event)

@@ -204,7 +204,7 @@ def test_a_chunk_is_read_once_however_many_devices_hold_it(saved, monkeypatch, p
     every = {name for name, _, _ in measured(read_index(paths[1][1]))}
     assert sorted(read) == sorted(f"{paths[1][1]}/{name}" for name in every)
     read.clear()
-    assert tiny.equal(restore(paths[1][1], like.model, part="model."), state.model)
+    assert tiny.equal(restore(paths[1][1], like.model, prefix="model."), state.model)
     chunks = [name for name in read if "/c" in name.rpartition("arrays/")[2]]
     assert len(chunks) == len(set(chunks))
     assert all("/arrays/model." in name for name in chunks)
