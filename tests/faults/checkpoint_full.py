@@ -7,22 +7,23 @@ Where no file system can be mounted, this process may write no file beyond some 
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
 
 from pipeline.errors import StorageError
-from pipeline.store import storage
+from pipeline.store import local_storage, storage
 from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import File
 from tests.faults.cache_full import _leave, _no_file_beyond, small_disk
 from tests.faults.registry import Fault, pick, trials
-from training.checkpoint import files as checkpoint_files
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.index import measured, read_index
 from training.checkpoint.restore import newest_sound
@@ -100,46 +101,46 @@ def _refused(run: Run, said: str) -> None:
 
 def disk_full(seed: int, count: int, workspace: Path) -> dict[str, Any]:
     """One trial per amount of space left; see the module."""
-    pause, checkpoint_files._PAUSE_SECONDS = checkpoint_files._PAUSE_SECONDS, 0.0
+    at_once = dataclasses.replace(local_storage._POLICY, first=0.0)
     figures: Counter[str] = Counter()
-    try:
-        with small_disk(workspace / "disk") as mounted:
-            needed = _pages_of_a_save(workspace / "probe")
-            # Of a little less than is needed, what is missing are the last, small files.
-            least = needed - _CASES // 2
-            free = [least * i // (_CASES // 2) for i in range(_CASES // 2)]
-            free += range(least, needed)
-            assert len(free) == _CASES
-            longest = 60_000 * 4
+    with (
+        mock.patch.object(local_storage, "_POLICY", at_once),
+        small_disk(workspace / "disk") as mounted,
+    ):
+        needed = _pages_of_a_save(workspace / "probe")
+        # Of a little less than is needed, what is missing are the last, small files.
+        least = needed - _CASES // 2
+        free = [least * i // (_CASES // 2) for i in range(_CASES // 2)]
+        free += range(least, needed)
+        assert len(free) == _CASES
+        longest = 60_000 * 4
 
-            def trial(number: int) -> None:
-                case = pick(number, _CASES)
-                store = workspace / ("disk/store" if mounted else str(number))
-                shutil.rmtree(store, ignore_errors=True)
-                run = Run(store)
-                run.save(1)
-                if mounted:
-                    taken = _leave(free[case] * _PAGE, workspace / "disk")
-                    try:
-                        _refused(run, "No space left")
-                        expect_newest(run, 1)
-                    finally:
-                        taken.unlink()
-                    figures["on a full file system"] += 1
-                else:
-                    with _no_file_beyond(longest * case // _CASES):
-                        _refused(run, "File too large")
+        def trial(number: int) -> None:
+            case = pick(number, _CASES)
+            store = workspace / ("disk/store" if mounted else str(number))
+            shutil.rmtree(store, ignore_errors=True)
+            run = Run(store)
+            run.save(1)
+            if mounted:
+                taken = _leave(free[case] * _PAGE, workspace / "disk")
+                try:
+                    _refused(run, "No space left")
                     expect_newest(run, 1)
-                    figures["by the size of a file, for no file system could be mounted"] += 1
-                run.save(2)
-                expect_newest(run, 2)
-                again = Run(store, "2-two")
-                again.save(3)
-                expect_newest(again, 3)
+                finally:
+                    taken.unlink()
+                figures["on a full file system"] += 1
+            else:
+                with _no_file_beyond(longest * case // _CASES):
+                    _refused(run, "File too large")
+                expect_newest(run, 1)
+                figures["by the size of a file, for no file system could be mounted"] += 1
+            run.save(2)
+            expect_newest(run, 2)
+            again = Run(store, "2-two")
+            again.save(3)
+            expect_newest(again, 3)
 
-            return {"trials": trials(seed, count, trial), **figures}
-    finally:
-        checkpoint_files._PAUSE_SECONDS = pause
+        return {"trials": trials(seed, count, trial), **figures}
 
 
 def _pages_of_a_save(root: Path) -> int:
