@@ -164,8 +164,8 @@ def phase_programs(
 
 
 def _uniform(train: TrainConfig) -> bool:
-    """Whether every step has a batch of `batch_size` uncut sequences."""
-    return {(p.rows, p.pieces) for p in batch_phases(train)} == {(train.batch_size, 1)}
+    """Whether the run is one phase, with batches of `batch_size` uncut sequences."""
+    return [(p.rows, p.pieces) for p in batch_phases(train)] == [(train.batch_size, 1)]
 
 
 def attention_backend(model: TransformerConfig, train: TrainConfig, platform: str) -> BackendChoice:

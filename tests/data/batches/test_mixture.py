@@ -115,7 +115,7 @@ def test_places_in_a_block_look_random():
 
 
 def test_later_phases_leave_earlier_positions_alone():
-    """The first phase is dealt the same whatever follows; the second goes on counting."""
+    """The first phase is dealt the same whatever follows; the second continues the count."""
     alone, followed = mixture((2, 1)), mixture((2, 1), (0, 1))
     first = np.arange(5000)
     assert np.array_equal(alone.choose(first), followed.choose(first))

@@ -18,7 +18,7 @@ from tests.training import tiny
 from training.checkpoint.restore import load_model
 from training.config import OptimizerConfig, TrainConfig
 from training.config.batch_schedule import batch_phases
-from training.step.program import resolved
+from training.step.program import phase_programs, resolved
 from training.trainer import compile_ahead, run_context
 from training.trainer.run_context import RunContext
 from training.trainer.trainer import train
@@ -109,6 +109,16 @@ def test_a_phase_that_does_not_fit_the_devices_is_refused_before_the_first_step(
     with pytest.raises(InputError, match="12 is not divisible by 8 devices"):
         train(job)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("schedule", [(), ((2, tiny.BATCH),), ((2, 2 * tiny.BATCH),)])
+def test_phases_reach_the_last_step(schedule):
+    """Also where a phase has the batch of the one before it."""
+    config = dataclasses.replace(tiny.TRAIN, batch_schedule=schedule)
+    whole = tiny.program(batch_schedule=schedule)
+    found = phase_programs(whole, tiny.OPTIMIZER, config, jax.devices()[:1], eos_id=tiny.EOS)
+    ends = [first for first, _ in schedule]
+    assert [phase.end for phase, _ in found] == [*ends, tiny.TRAIN.steps]
 
 
 @pytest.mark.parametrize("largest", [256, 512])
