@@ -45,6 +45,7 @@ _FILES = {
     "tokenizer": ("tokenizer",),
     "train": ("train",),
     "train_tokenizer": ("train_tokenizer",),
+    "upload_hf": ("upload_hf",),
 }
 _HOME = {name: file for file, names in _FILES.items() for name in names}
 __all__ = list(_HOME)

@@ -38,3 +38,4 @@ from steps.tokenize_documents import tokenize as tokenize
 from steps.tokenizer import tokenizer as tokenizer
 from steps.train import train as train
 from steps.train_tokenizer import train_tokenizer as train_tokenizer
+from steps.upload_hf import upload_hf as upload_hf

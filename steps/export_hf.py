@@ -11,6 +11,7 @@ from pipeline import InputError, Result, Runtime, StepContext, step
 from steps.artifacts import Checkpoint, HuggingFaceModel
 from steps.checkpoints.find import own_tokenizer
 from steps.declared import nearest_setting
+from steps.upload_hf import upload_hf
 from training.config.validation import at_least
 
 _MEMORY = 1 << 30  # bytes; 1.24 B parameters need half of it, see tests/bench/export.py
@@ -31,7 +32,19 @@ def _check(arguments: Mapping[str, Any]) -> None:
             ) from error
 
 
-@step(output=HuggingFaceModel, version=1, check=_check, memory=_MEMORY, reads_lineage=True)
+def _then_upload(export: Any) -> Any:
+    repository = export.runtime["upload"]
+    return export if repository is None else upload_hf(export, repository)
+
+
+@step(
+    output=HuggingFaceModel,
+    version=1,
+    check=_check,
+    memory=_MEMORY,
+    reads_lineage=True,
+    then=_then_upload,
+)
 def export_hf(
     run: StepContext,
     model: Checkpoint,
@@ -61,8 +74,10 @@ def export_hf(
         license: license of the model, as the hub spells it, such as "apache-2.0"; empty for none.
         source_licenses: licenses of the training data, as text for the data card.
         shard_bytes: most bytes of a safetensors file.
-        upload: hub repository `owner/name` to upload to, with HF_TOKEN; None uploads nothing.
+        upload: hub repository `owner/name` to upload the folder to by a step of its own, see
+            `upload_hf`; None uploads nothing.
     """
+    del upload
     from steps.export.card import write_cards
     from steps.export.hf_folder import Export, write_hf_folder
 
@@ -79,18 +94,5 @@ def export_hf(
     with run.shard("model") as directory:
         written = write_hf_folder(directory, export)
         write_cards(directory, model, written, name, license, source_licenses)
-    if upload is not None:
-        _upload(directory, upload)
     size = f"{written['bytes'] / 1e9:,.2f} GB in {len(written['files'])} files"
     return {**written, "headline": [f"{written['architecture']}, {dtype}, {size}"]}
-
-
-def _upload(folder: str, repository: str) -> None:
-    from huggingface_hub import HfApi
-
-    from steps.export.local_files import read_locally
-
-    api = HfApi()
-    with read_locally(folder) as path:
-        api.create_repo(repository, exist_ok=True, private=True)
-        api.upload_folder(repo_id=repository, folder_path=path)

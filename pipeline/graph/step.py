@@ -81,6 +81,8 @@ class StepSpec(Generic[P, A]):
         facts: returns facts about a node before it runs, for `plan` and a run's first lines, and
             whether it is refused, see `pipeline.graph.facts`.
         environment: environment variables that its result may depend on; their values are recorded.
+        then: given a node, the one that its call stands for: another step, for what a runtime
+            argument asks for and an existing output must not leave undone, or the node itself.
     """
 
     function: Callable[Concatenate[StepContext, P], Result]
@@ -93,6 +95,7 @@ class StepSpec(Generic[P, A]):
     check: Check | None = None
     facts: StateFacts | None = None
     environment: tuple[str, ...] = ()
+    then: Callable[[Node], Any] | None = None
 
     def __post_init__(self) -> None:
         if not (self.name.isascii() and self.name.isidentifier()):
@@ -154,7 +157,8 @@ class StepSpec(Generic[P, A]):
             else:
                 (runtime if name in self._signature.runtime else config)[name] = value
         self._refuse(bound.arguments)
-        return typing.cast(A, Node(self, inputs, config, runtime))
+        node = Node(self, inputs, config, runtime)
+        return typing.cast(A, node if self.then is None else self.then(node))
 
     def _refuse(self, arguments: Mapping[str, Any]) -> None:
         """Raise `InputError` for configuration of another class, and for what `check` refuses."""
@@ -233,7 +237,7 @@ def step(
         memory: bytes.
         custom: Ray's resources by name.
         tries: attempts without progress.
-        more: reads_lineage, advise, check, facts and environment, see `StepSpec`.
+        more: reads_lineage, advise, check, facts, environment and then, see `StepSpec`.
     """
     resources = Resources(cpus, memory, custom or {}, tries)
 

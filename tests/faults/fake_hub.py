@@ -10,6 +10,7 @@ does not depend on the order in which threads ask.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import json
@@ -102,6 +103,7 @@ class FakeHub:
     ) -> None:
         self.files, self.token, self.redirect = dict(files), token, redirect
         self.page, self.ranges = page, ranges
+        self.uploads: dict[str, dict[str, bytes]] = {}  # repository -> content by path
         self.head = COMMIT  # where the branch main points
         self.faults = Faults()
         self.log: list[Request] = []
@@ -173,7 +175,10 @@ def _endpoint(root: str) -> Iterator[None]:
     fsspec.config.conf["hf"] = {"endpoint": root}
     HfFileSystem.clear_instance_cache()
     try:
-        with mock.patch.object(constants, "HF_HUB_OFFLINE", False):
+        with (
+            mock.patch.object(constants, "HF_HUB_OFFLINE", False),
+            mock.patch.object(constants, "ENDPOINT", root),
+        ):
             yield
     finally:
         HfFileSystem.clear_instance_cache()
@@ -228,6 +233,36 @@ class Handler(BaseHTTPRequestHandler):
         self._send(answer, fault)
 
     do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        """Make a repository of a model, or commit files to it."""
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        path = unquote(urlsplit(self.path).path)
+        fault = self.hub.fault(f"POST {path}", path)
+        answer = self._injected(fault) or self._accept(path, body)
+        self.hub.log.append(Request("POST", path, answer.status, fault, None, None, {}))
+        self._send(answer, "")
+
+    def _accept(self, path: str, body: bytes) -> Answer:
+        if path == "/api/repos/create":
+            asked = json.loads(body)
+            name = "/".join(filter(None, (asked.get("organization"), asked["name"])))
+            return _json({"url": f"{self.hub.root}/{name}"})
+        if path == "/api/validate-yaml":
+            return _json({"errors": [], "warnings": []})
+        found = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(preupload|commit)/main", path)
+        if found is None:
+            return _missing("RepoNotFound")
+        if found[2] == "preupload":
+            kept = {"uploadMode": "regular", "shouldIgnore": False}
+            rows = [{"path": f["path"], **kept} for f in json.loads(body)["files"]]
+            return _json({"files": rows})
+        files = self.hub.uploads.setdefault(found[1], {})
+        for line in map(json.loads, body.splitlines()):
+            if line["key"] == "file":
+                files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+        url = f"{self.hub.root}/{found[1]}/commit/{COMMIT}"
+        return _json({"success": True, "commitOid": COMMIT, "commitUrl": url})
 
     def _injected(self, fault: str) -> Answer | None:
         if not fault[:3].isdigit():

@@ -145,9 +145,10 @@ def _example(kind: Any) -> Any:
 def build(step_function: StepSpec[..., Any], arguments: dict[str, Any]) -> Node:
     """A node of the step over stand-in inputs, every optional one given.
 
-    The step's own check of its arguments is left out: a key is as good for values that cannot work.
+    The step's own check of its arguments is left out, as a key is as good for values that cannot
+    work, and so is a step that follows it.
     """
-    step_function = dataclasses.replace(step_function, check=None)
+    step_function = dataclasses.replace(step_function, check=None, then=None)
     hints, inputs = _hints(step_function.function), {}
     for name in list(inspect.signature(step_function.function).parameters)[1:]:
         if (found := artifact_of(hints[name])) is not None:

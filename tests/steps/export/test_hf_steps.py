@@ -55,10 +55,11 @@ def test_plan_names_the_architecture():
     assert "embedding_norm=False" in line
 
 
-def test_what_an_upload_is_does_not_change_what_is_made():
-    """It is no part of the key."""
-    one, other = as_node(export_hf(trained())), as_node(export_hf(trained(), upload="me/model"))
-    assert one.key == other.key
+def test_an_upload_is_a_step_of_its_own_behind_the_same_export():
+    """What is uploaded where changes nothing about the folder."""
+    uploaded = as_node(export_hf(trained(), upload="me/model"))
+    assert uploaded.step.name == "upload_hf"
+    assert uploaded.inputs["export"].key == as_node(export_hf(trained())).key
 
 
 @NEEDS_ORACLE
