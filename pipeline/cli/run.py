@@ -56,7 +56,8 @@ def bring_up(context: Context) -> Execution:
 def _run(context: Context, interrupts: Interrupts) -> Execution:
     _say_settings(context)
     check_writable(context.store.prefix)
-    run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
+    # In UTC and marked so: ids without the letters are of runs before, in their machine's time.
+    run_id = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"
     log = EventLog(context.store.prefix, run_id, [])
     retry, wait = retry_command(context), context.options.wait
     execution = Execution(context.targets, context.store, log, retry, context.choice, wait)

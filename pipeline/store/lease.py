@@ -14,83 +14,25 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
-import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import psutil
-
 from pipeline.errors import PonenteError
-from pipeline.store import storage
+from pipeline.store import process, storage
 
 BEAT_SECONDS = 5.0
 STALE_SECONDS = 60.0
 LOOK_SECONDS = 0.5
 DIRECTORY = "leases"
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # A number is in use even where only its heartbeat or its release is left.
 _NAME = re.compile(r"([0-9]{6,18})\.(?:json|beat|done)")
 
 logger = logging.getLogger("ponente")
-
-
-def _process_start(pid: int) -> float | None:
-    """When a process of this host started, in seconds since boot; None when that is not known.
-
-    Raises:
-        psutil.NoSuchProcess: when it has ended.
-    """
-    try:
-        # In this order psutil derives both times from one reading of the wall clock, so setting the
-        # clock does not change their difference.
-        boot = psutil.boot_time()
-        process = psutil.Process(pid)
-        if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-            raise psutil.NoSuchProcess(pid)
-        return round(process.create_time() - boot, 2)
-    except psutil.NoSuchProcess:
-        raise
-    except (psutil.Error, OSError):
-        return None
-
-
-def _is_gone(pid: Any, start: Any) -> bool:
-    """Whether the process of this host that a record names has certainly ended."""
-    if type(pid) is not int or not 0 < pid < 1 << 31:
-        return False
-    try:
-        found = _process_start(pid)
-    except psutil.NoSuchProcess:
-        return True
-    # With another start time, the pid was reused. An unknown start time proves nothing.
-    return isinstance(start, float) and found is not None and abs(found - start) > 1.0
-
-
-def _this_host() -> str:
-    """Host name, boot id and pid namespace: equal only where a pid means the same process."""
-    try:
-        boot, namespace = _BOOT_ID.read_text().strip(), os.readlink("/proc/self/ns/pid")
-    except OSError:
-        boot = namespace = ""
-    return f"{socket.gethostname()} {boot} {namespace}"
-
-
-def _this_owner() -> dict[str, Any]:
-    pid = os.getpid()
-    return {
-        "host": _this_host(),
-        "pid": pid,
-        "process_start": _process_start(pid),
-        "nonce": uuid.uuid4().hex,
-        "since": time.time(),  # displayed only
-    }
 
 
 class Lease:
@@ -156,9 +98,7 @@ class _Observer:
             return "released"
         owner = describe(self._base + ".json")
         # A record that cannot be read has no pid to check; it expires by its heartbeats alone.
-        if owner.get("host") == _this_host() and _is_gone(
-            owner.get("pid"), owner.get("process_start")
-        ):
+        if process.is_gone(owner):
             return "its process is gone"
         # Time for which this process or its machine was suspended does not count against the owner:
         # hence the cap at `BEAT_SECONDS`, and the clock is read before the heartbeat.
@@ -227,8 +167,7 @@ class Holder:
     Attributes:
         number: the lease's number.
         owner: the owner's record; empty when it cannot be read.
-        age: seconds since the last heartbeat, from the store's modification time to this machine's
-            clock, for display; None when the store has no such time.
+        age: seconds since the last heartbeat by the store's clock; None when it has none.
     """
 
     number: int
@@ -259,9 +198,7 @@ def holder(root: str, names: Collection[str] | None = None) -> Holder | None:
     base = _base_url(root, number)
     if number == 0 or _Observer(base).free():
         return None
-    times = [storage.modified(base + end) for end in (".beat", ".json")]
-    known = [moment for moment in times if moment is not None]
-    age = max(0.0, time.time() - max(known)) if known else None
+    age = process.age(base + ".beat", base + ".json")
     return Holder(number, describe(base + ".json"), age)
 
 
@@ -334,7 +271,8 @@ def acquire_free(roots: Iterable[str], *, wait: float = 0.0) -> dict[str, Lease]
 
 def _take(root: str, number: int, why: str) -> bool:
     """Create the record of lease `number`; False when another process was faster."""
-    owner = {**_this_owner(), "previous": why}
+    # `since` is displayed only.
+    owner = {**process.this(), "nonce": uuid.uuid4().hex, "since": time.time(), "previous": why}
     url = _base_url(root, number) + ".json"
     if storage.create(url, json.dumps(owner).encode(), durable=False):
         return True

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from pipeline.store import lease
+from pipeline.store import process
 
 _WRITES = ("link", "replace", "rename", "symlink", "unlink", "remove", "mkdir", "rmdir", "truncate")
 _SYNCS = ("fsync", "fdatasync")
@@ -99,7 +99,7 @@ class Life:
 
     def __enter__(self) -> Life:
         self._threads = set(threading.enumerate())
-        number, start = next(_LIVES), lease._process_start
+        number, start = next(_LIVES), process.start_of
 
         def process_start(pid: int) -> float | None:
             found = start(pid)
@@ -111,7 +111,7 @@ class Life:
             (io, "open", opened),
             # By path and not by descriptor, so that each deletion of a tree is seen.
             (shutil, "_use_fd_functions", False),
-            (lease, "_process_start", process_start),
+            (process, "start_of", process_start),
             (time, "sleep", lambda seconds, real=time.sleep: real(min(seconds, _LONGEST_SLEEP))),
             (logging, "raiseExceptions", False),
             (threading, "excepthook", self._quiet(threading.excepthook)),

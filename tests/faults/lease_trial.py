@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.graph.node import as_node
-from pipeline.store import lease, manifest
+from pipeline.store import lease, manifest, process
 from tests.faults.lease_worker import graph, values
 from tests.pipeline.helpers import check_invariants
 
@@ -256,5 +256,4 @@ def write_lease(root: Path, number: int, owner: dict[str, Any] | str | bytes) ->
 
 def owner_here(pid: int) -> dict[str, Any]:
     """The record a process of this host would write."""
-    start = lease._process_start(pid)
-    return {"host": lease._this_host(), "pid": pid, "process_start": start}
+    return {"host": process.this_host(), "pid": pid, "process_start": process.start_of(pid)}

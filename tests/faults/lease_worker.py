@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 from pipeline import Artifact, Result, Runtime, StepContext, step
 from pipeline.graph.node import as_node
-from pipeline.store import lease, manifest, storage
+from pipeline.store import lease, manifest, process, storage
 from tests.pipeline.helpers import bring_up
 
 # Every storage function that touches the store; those that exist are counted and stopped at.
@@ -173,7 +173,7 @@ class Clock:
 
 
 TRUE_TIME = time.time
-TRUE_HOST = lease._this_host
+TRUE_HOST = process.this_host
 TRUE_ACQUIRE = lease.acquire
 
 
@@ -182,7 +182,7 @@ def _patch(order: Mapping[str, Any], took: list[float]) -> None:
         setattr(lease, name, value)
     clock, host, pause = order.get("clock"), order.get("host"), order.get("pause") or {}
     time.time = Clock(clock) if clock else TRUE_TIME
-    lease._this_host = (lambda: host) if host else TRUE_HOST
+    process.this_host = (lambda: host) if host else TRUE_HOST
     stop.place, stop.operation = pause.get("place"), pause.get("operation", 0)
     stop.count, stop.counting = 0, False
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from pipeline.store import lease
+from pipeline.store import lease, process
 
 
 def _acquire(root, **changes):
@@ -57,7 +57,7 @@ def test_a_dead_holder_on_this_host_is_noticed_at_once(tmp_path):
 
 def test_a_recycled_process_id_is_not_the_holder(tmp_path):
     """A live process with the holder's id but another start time does not hold the lease."""
-    owner = {**lease._this_owner(), "process_start": 1.0}
+    owner = {**process.this(), "process_start": 1.0}
     (tmp_path / "leases").mkdir()
     (tmp_path / "leases" / "000001.json").write_text(json.dumps(owner))
     got = _acquire(tmp_path, waiting=_never)
@@ -81,10 +81,10 @@ def test_torn_and_foreign_leases_are_taken_over_after_silence(tmp_path, monkeypa
 def test_a_beating_foreign_holder_is_not_taken_over(tmp_path, monkeypatch):
     """As long as the count changes, silence does not begin, whatever any clock says."""
     monkeypatch.setattr(lease, "STALE_SECONDS", 0.3)
-    monkeypatch.setattr(lease, "_this_host", lambda: "elsewhere")
+    monkeypatch.setattr(process, "this_host", lambda: "elsewhere")
     monkeypatch.setattr(lease, "BEAT_SECONDS", 0.05)
     held = _acquire(tmp_path)
-    monkeypatch.setattr(lease, "_this_host", lambda: "here")
+    monkeypatch.setattr(process, "this_host", lambda: "here")
     monkeypatch.setattr(time, "time", lambda: 0.0)
     looks = iter(range(6))
     got = _acquire(tmp_path, published=lambda: next(looks, None) is None)
@@ -101,3 +101,19 @@ def test_holder_describes_who_holds(tmp_path):
     assert found.owner["pid"] == os.getpid()
     held.release()
     assert lease.holder(str(tmp_path)) is None
+
+
+def test_the_age_of_a_heartbeat_is_by_the_clock_of_the_store(tmp_path, monkeypatch):
+    """Whatever the clock of the machine that looks says."""
+    monkeypatch.setattr(process, "this_host", lambda: "elsewhere")
+    held = _acquire(tmp_path)
+    monkeypatch.setattr(process, "this_host", lambda: "here")
+    now = time.time
+    for skew in (-3600.0, 3600.0):
+        monkeypatch.setattr(time, "time", lambda skew=skew: now() + skew)
+        assert lease.holder(str(tmp_path)).responsive
+    held.stop()
+    for path in (tmp_path / "leases").iterdir():
+        os.utime(path, (0, path.stat().st_mtime - 2 * lease.STALE_SECONDS))
+    assert not lease.holder(str(tmp_path)).responsive
+    assert {path.suffix for path in (tmp_path / "leases").iterdir()} <= {".json", ".beat"}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 
 import psutil
 import pytest
 
-from pipeline.store import lease, storage
+from pipeline.store import lease, process, storage
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +32,7 @@ def _record(root, number, owner):
 
 def test_the_number_after_six_nines_is_seen_by_the_next(tmp_path):
     """Lease 1000000 follows, and 1000001 after it: numbers do not stick at six digits."""
-    _record(tmp_path, 999_999, {**lease._this_owner(), "process_start": 1.0})
+    _record(tmp_path, 999_999, {**process.this(), "process_start": 1.0})
     for expected in (1_000_000, 1_000_001):
         held = _acquire(tmp_path, waiting=_never)
         assert held.number == expected
@@ -131,17 +130,18 @@ def test_time_in_which_the_observer_slept_is_not_silence(tmp_path, monkeypatch):
 
 def test_an_owner_that_cannot_be_seen_is_not_gone(monkeypatch):
     """A hidden process, or a record without a start time: the heartbeat decides, not the pid."""
-    start = lease._process_start(os.getpid())
-    assert lease._is_gone(os.getpid(), start - 100)
-    assert not lease._is_gone(os.getpid(), start)
-    assert not any(lease._is_gone(os.getpid(), odd) for odd in ("", None, "1", 1))
-    assert not any(lease._is_gone(odd, 1.0) for odd in (0, -1, 2**70, True, "1", None))
+    me = process.this()
+    start = me["process_start"]
+    assert process.is_gone({**me, "process_start": start - 100})
+    assert not process.is_gone(me)
+    assert not any(process.is_gone({**me, "process_start": odd}) for odd in ("", None, "1", 1))
+    assert not any(process.is_gone({**me, "pid": odd}) for odd in (0, -1, 2**70, True, "1", None))
 
     def hidden(pid):
         raise psutil.AccessDenied(pid)
 
-    monkeypatch.setattr(lease.psutil, "Process", hidden)
-    assert not lease._is_gone(os.getpid(), start - 100)
+    monkeypatch.setattr(process.psutil, "Process", hidden)
+    assert not process.is_gone({**me, "process_start": start - 100})
 
 
 def test_an_unreadable_heartbeat_is_silence_only_when_it_lasts(tmp_path, monkeypatch):

@@ -1,0 +1,95 @@
+"""Which process a record in a store names, and whether it has ended: certain on one host only.
+
+Elsewhere a process is known by its heartbeats, and their age is a difference of times of the store:
+no clocks of two machines are compared.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pipeline.errors import PonenteError
+from pipeline.store import storage
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def this() -> dict[str, Any]:
+    """A record of this process: host, pid, and when it started."""
+    pid = os.getpid()
+    return {"host": this_host(), "pid": pid, "process_start": start_of(pid)}
+
+
+def this_host() -> str:
+    """Host name, boot id and pid namespace: equal only where a pid means the same process."""
+    try:
+        boot, namespace = _BOOT_ID.read_text().strip(), os.readlink("/proc/self/ns/pid")
+    except OSError:
+        boot = namespace = ""
+    return f"{socket.gethostname()} {boot} {namespace}"
+
+
+def is_here(record: dict[str, Any]) -> bool:
+    """Whether the record names a process of this host, so that `is_gone` knows about it."""
+    return record.get("host") == this_host()
+
+
+def is_gone(record: dict[str, Any]) -> bool:
+    """Whether the record names a process of this host that has certainly ended."""
+    pid, start = record.get("pid"), record.get("process_start")
+    if not is_here(record) or type(pid) is not int or not 0 < pid < 1 << 31:
+        return False
+    try:
+        found = start_of(pid)
+    except psutil.NoSuchProcess:
+        return True
+    # With another start time, the pid was reused. An unknown start time proves nothing.
+    return isinstance(start, float) and found is not None and abs(found - start) > 1.0
+
+
+def start_of(pid: int) -> float | None:
+    """When a process of this host started, in seconds since boot; None when that is not known.
+
+    Raises:
+        psutil.NoSuchProcess: when it has ended.
+    """
+    try:
+        # In this order psutil derives both times from one reading of the wall clock, so setting the
+        # clock does not change their difference.
+        boot = psutil.boot_time()
+        process = psutil.Process(pid)
+        if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            raise psutil.NoSuchProcess(pid)
+        return round(process.create_time() - boot, 2)
+    except psutil.NoSuchProcess:
+        raise
+    except (psutil.Error, OSError):
+        return None
+
+
+def age(*urls: str) -> float | None:
+    """Seconds since the last write of the newest of these objects, by their store's clock.
+
+    The time now is that of an object written for it, which costs three requests. None when the
+    store has no such times.
+    """
+    times = [moment for url in urls if (moment := storage.modified(url)) is not None]
+    return max(0.0, _now(urls[0].rpartition("/")[0]) - max(times)) if times else None
+
+
+def _now(directory: str) -> float:
+    url = f"{directory}/clock.{uuid.uuid4().hex}.tmp"  # a name that listings leave out
+    try:
+        storage.write_atomic(url, b"", durable=False)
+        now = storage.modified(url)
+        storage.delete_tree(url)
+    except (OSError, PonenteError):
+        now = None  # a store that can only be read
+    return time.time() if now is None else now
