@@ -1,14 +1,19 @@
 """The provenance of an output: recorded in its manifest, never part of its key.
 
 Once per run, the driver collects the part that all steps share: commits, the uncommitted changes
-(as a patch for `git apply`), packages. A worker's copy of the code has no git directory, so the
-worker adds only its machine, and the digests of its copy of the step's code.
+(as a patch for `git apply`), packages. Code that is copied to other machines leaves its git
+directory behind; `ship` writes what git said into the copy, and `collect` reads it there. What
+cannot be told is recorded as `UNKNOWN`, with the reason: an empty patch means that all code is
+committed, and nothing else.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import hashlib
 import inspect
+import json
 import os
 import platform
 import re
@@ -22,6 +27,8 @@ from typing import Any
 
 from pipeline.identity import source_code
 
+SHIPPED = "provenance.json"  # at the root of code that was copied without its git directory
+UNKNOWN = "unknown"
 _GIT_SECONDS = 30
 _PROJECT = "ponente"
 _MOST_BYTES = 2**20  # size limit of an untracked file in the patch
@@ -40,17 +47,46 @@ class Provenance:
     diff: str
 
 
+@dataclass(frozen=True)
+class Revision:
+    """What code is in a directory.
+
+    Attributes:
+        commit: of its repository; `UNKNOWN` with a `problem`.
+        uncommitted: patch of the changes since; empty when there are none.
+        problem: why git could not tell; empty when it could.
+    """
+
+    commit: str
+    uncommitted: str
+    problem: str = ""
+
+
+def ship(root: str, folder: str) -> None:
+    """Write the revision of the code in `root` into `folder`, a copy of it without git."""
+    (found,) = _revisions([root]).values()
+    Path(folder, SHIPPED).write_text(json.dumps(dataclasses.asdict(found)))
+
+
 def collect(functions: Iterable[Callable[..., Any]]) -> Provenance:
-    """Commits and uncommitted changes of the functions' repositories, and package versions."""
-    commits, diffs = {}, []
-    for root in _repositories(functions):
-        name = Path(root).name
-        commits[name] = _git(root, "rev-parse", "HEAD").strip()
-        if diff := _uncommitted(root):
-            diffs.append(f"# {name} at {commits[name]}\n{diff}")
-    text = "".join(diffs)
+    """Commits and uncommitted changes of the functions' code, and package versions."""
+    directories = {str(Path(__file__).parent)}
+    for function in functions:
+        with contextlib.suppress(TypeError):
+            directories.add(os.path.dirname(os.path.realpath(inspect.getfile(function))))
+    found = _revisions(directories)
+    text = "".join(
+        f"# {Path(root).name} at {code.commit}\n{code.uncommitted}"
+        for root, code in found.items()
+        if code.uncommitted
+    )
     uncommitted = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest() if text else ""
-    git = {"commit": ", ".join(commits.values()), "uncommitted": uncommitted}
+    problems = [code.problem for code in found.values() if code.problem]
+    git = {
+        "commit": ", ".join(dict.fromkeys(code.commit for code in found.values())),
+        "uncommitted": UNKNOWN if problems else uncommitted,
+        **({"problem": "; ".join(problems)} if problems else {}),
+    }
     return Provenance({"git": git, **_packages()}, text)
 
 
@@ -67,6 +103,10 @@ def of_worker(function: Callable[..., Any], environment: Iterable[str]) -> dict[
     }
 
 
+class _GitError(Exception):
+    """Git did not answer; the message says why."""
+
+
 def _git(directory: str, *arguments: str) -> str:
     try:
         done = subprocess.run(
@@ -75,21 +115,37 @@ def _git(directory: str, *arguments: str) -> str:
             timeout=_GIT_SECONDS,
             check=True,
         )
-    except (OSError, subprocess.SubprocessError):
-        return ""
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.decode(errors="replace").split("\n")
+        raise _GitError(lines[0] or f"git ended with status {error.returncode}") from None
+    except (OSError, subprocess.SubprocessError) as error:
+        raise _GitError(f"{type(error).__name__}: {error}") from None
     return done.stdout.decode(errors="surrogateescape")
 
 
-def _repositories(functions: Iterable[Callable[..., Any]]) -> list[str]:
-    """Top directories of the git repositories with the code of the engine and of `functions`."""
-    directories = {str(Path(__file__).parent)}
-    for function in functions:
+def _revisions(directories: Iterable[str]) -> dict[str, Revision]:
+    """The revision of each repository, or shipped copy of one, by its root."""
+    found: dict[str, Revision] = {}
+    for directory in sorted(directories):
         try:
-            directories.add(os.path.dirname(os.path.realpath(inspect.getfile(function))))
-        except TypeError:
-            continue
-    tops = {_git(d, "rev-parse", "--show-toplevel").strip() for d in sorted(directories)}
-    return sorted(tops - {""})
+            root = _git(directory, "rev-parse", "--show-toplevel").strip()
+            if root not in found:
+                found[root] = Revision(_git(root, "rev-parse", "HEAD").strip(), _uncommitted(root))
+        except _GitError as error:
+            above = (Path(directory), *Path(directory).parents)
+            copy = next((f for f in above if (f / SHIPPED).is_file()), None)
+            unknown = Revision(UNKNOWN, "", f"{directory}: {error}")
+            found[str(copy or directory)] = _shipped(copy) if copy else unknown
+    return found
+
+
+def _shipped(copy: Path) -> Revision:
+    try:
+        found = Revision(**json.loads((copy / SHIPPED).read_text()))
+        "".join(dataclasses.astuple(found))  # raises for what is not text
+        return found
+    except (OSError, ValueError, TypeError) as error:
+        return Revision(UNKNOWN, "", f"{copy / SHIPPED}: not readable ({error})")
 
 
 def _uncommitted(root: str) -> str:

@@ -1,7 +1,8 @@
 """Strict decoding of JSON into dataclasses with msgspec: every field present, known and typed.
 
 All records are read with it: a truncated or hand-edited record, or one of another version, must
-fail here and not become an object that fails later.
+fail here and not become an object that fails later. Only the fields that a class names in `ADDED`,
+which records of earlier versions lack, may be missing; they get their default.
 """
 
 from __future__ import annotations
@@ -94,9 +95,10 @@ def _check_fields(tree: Any, value: Any, at: str) -> None:
         for index, item in enumerate(value):
             _check_fields(tree[index], item, f"{at}[{index}]")
     elif names := _field_names(type(value)):
-        if tree.keys() != names:
-            raise ValueError(f"{at}: wrong fields: {sorted(tree.keys() ^ names)}")
-        for name in names:
+        wrong = (tree.keys() ^ names) - (getattr(value, "ADDED", frozenset()) - tree.keys())
+        if wrong:
+            raise ValueError(f"{at}: wrong fields: {sorted(wrong)}")
+        for name in names & tree.keys():
             _check_fields(tree[name], getattr(value, name), f"{at}.{name}")
 
 

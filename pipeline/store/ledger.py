@@ -8,15 +8,20 @@ A record names the attempt that owns it, at first the one that wrote the shard. 
 drop a shard, and a newer attempt becomes the owner by `claim`, a compare-and-swap: so an attempt
 that was paused and replaced cannot delete shards that its successor uses.
 
+A record has the digest of the code that wrote the shard. A ledger that is opened with the digest of
+a step's code as it is now does not count shards of other code as finished, so they are written
+again; `claim` takes over a shard of any code, for state from which a step continues.
+
 Each build has its own ledger (`generation`, the build's id). A rebuild, or a build over inputs that
 changed since, starts another one, so shards of two builds never mix.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from pipeline.errors import CorruptOutput, InputError, StorageError, WorkerLost
 from pipeline.identity import fingerprint
@@ -30,10 +35,16 @@ DIRECTORY = "ledger"
 
 @dataclass(frozen=True)
 class Record:
-    """A finished shard, and the attempt that may drop it."""
+    """A finished shard, the attempt that may drop it, and the digest of the code that wrote it.
 
+    `code` is empty where that is not known: in records of earlier versions, and for a step without
+    a source file.
+    """
+
+    ADDED: ClassVar = frozenset({"code"})
     owner: str
     shard: Shard
+    code: str = ""
 
     def to_bytes(self) -> bytes:
         """JSON for `Ledger.read`."""
@@ -42,10 +53,18 @@ class Record:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The finished shards of one build of the step in directory `root`."""
+    """The finished shards of one build of the step in directory `root`.
+
+    Attributes:
+        code: digest of the step's code, of which `finished` and `add` reuse shards, besides those
+            of unknown code; empty to reuse all.
+        keep: reuse shards of other code too.
+    """
 
     root: str
     generation: str = "first"
+    code: str = ""
+    keep: bool = False
 
     @property
     def directory(self) -> str:
@@ -64,21 +83,35 @@ class Ledger:
         return storage.join(self.directory, name.replace("/", "~") + ".json")
 
     def finished(self, prefix: str = "") -> dict[str, Shard]:
-        """Finished shards by name: those starting with `prefix`, sorted.
+        """Finished shards by name: those starting with `prefix` that are reused, sorted.
 
         Raises:
             CorruptOutput: when a record cannot be read.
         """
-        wanted = [name for name in sorted(self.shard_names()) if name.startswith(prefix)]
-        local = storage.is_local(self.root)
+        names = [name for name in self.shard_names() if name.startswith(prefix)]
+        return {n: found.shard for n, found in self.records(names).items() if self.reuses(found)}
+
+    def records(self, names: Iterable[str]) -> dict[str, Record]:
+        """Records by name, sorted, of shards of any code; those that are gone are left out."""
+        wanted = sorted(names)
         # A listing may still show a record that was dropped.
-        found = zip(wanted, concurrently(self.find, wanted, local=local), strict=True)
-        return {name: shard for name, shard in found if shard is not None}
+        found = concurrently(self.look, wanted, local=storage.is_local(self.root))
+        pairs = zip(wanted, found, strict=True)
+        return {name: record for name, record in pairs if record is not None}
+
+    def reuses(self, record: Record) -> bool:
+        """Whether the step's code as it is now counts this shard as finished."""
+        return self.keep or self.code == record.code or "" in (self.code, record.code)
 
     def find(self, name: str) -> Shard | None:
-        """One shard, None when it is not finished; reads its record, without a listing."""
+        """One shard of any code, None when it is not finished; reads its record, no listing."""
+        found = self.look(name)
+        return found.shard if found is not None else None
+
+    def look(self, name: str) -> Record | None:
+        """The record of one shard, None when there is none."""
         try:
-            return self.read(name)
+            return self._parse(name, storage.read_bytes(self.record(name)))
         except FileNotFoundError:
             return None
 
@@ -108,9 +141,8 @@ class Ledger:
         storage.create(storage.join(self.directory, mark), b"", durable=False)
 
     def read(self, name: str) -> Shard:
-        """The record of one finished shard. Raises `FileNotFoundError` or `CorruptOutput`."""
-        url = self.record(name)
-        return self._parse(name, storage.read_bytes(url)).shard
+        """The shard of one record. Raises `FileNotFoundError` or `CorruptOutput`."""
+        return self._parse(name, storage.read_bytes(self.record(name))).shard
 
     def _parse(self, name: str, data: bytes) -> Record:
         try:
@@ -133,6 +165,8 @@ class Ledger:
     ) -> Shard:
         """Record the files under `directory` as shard `name`; returns the shard that is recorded.
 
+        A record that is there already stays, unless it is one of other code.
+
         Args:
             name: the shard's name.
             directory: a URL inside an attempt of the step.
@@ -143,11 +177,10 @@ class Ledger:
         Raises:
             StorageError: when the directory is not in an attempt of the step, or a measured file is
                 missing or has another size.
+            WorkerLost: when a newer attempt owns the shard, and its code is another one.
         """
         shard = self._measure(name, directory, result, measured)
-        if storage.create(self.record(name), Record(shard.attempt, shard).to_bytes()):
-            return shard
-        return self.read(name)
+        return self._put(name, shard, replace=False)
 
     def replace(
         self,
@@ -163,11 +196,27 @@ class Ledger:
             StorageError: as for `add`.
         """
         shard = self._measure(name, directory, result, measured)
-        new = Record(shard.attempt, shard)
+        return self._put(name, shard, replace=True)
+
+    def _put(self, name: str, shard: Shard, *, replace: bool) -> Shard:
+        new = Record(shard.attempt, shard, self.code)
         while not storage.create(self.record(name), new.to_bytes()):
-            if self._swap(name, new.owner, new):
+            found, version = self._versioned(name)
+            if found is None:
+                continue
+            if not replace and self.reuses(found):
+                return found.shard
+            self._check_owner(name, found.owner, new.owner)
+            if storage.replace_if(self.record(name), new.to_bytes(), version):
                 break
         return shard
+
+    def _versioned(self, name: str) -> tuple[Record | None, str]:
+        try:
+            data, version = storage.read_versioned(self.record(name))
+        except FileNotFoundError:
+            return None, ""
+        return self._parse(name, data), version
 
     def claim(self, name: str, attempt: str) -> Shard | None:
         """Make `attempt` the owner of a finished shard; None when the shard was dropped.
@@ -176,15 +225,11 @@ class Ledger:
             WorkerLost: when a newer attempt owns it.
         """
         while True:
-            try:
-                data, version = storage.read_versioned(self.record(name))
-            except FileNotFoundError:
-                return None
-            found = self._parse(name, data)
-            if found.owner == attempt:
-                return found.shard
+            found, version = self._versioned(name)
+            if found is None or found.owner == attempt:
+                return found.shard if found is not None else None
             self._check_owner(name, found.owner, attempt)
-            new = Record(attempt, found.shard).to_bytes()
+            new = dataclasses.replace(found, owner=attempt).to_bytes()
             if storage.replace_if(self.record(name), new, version):
                 return found.shard
 
@@ -194,18 +239,13 @@ class Ledger:
         Raises:
             WorkerLost: when a newer attempt owns it; its files must not be deleted then.
         """
-        while not self._swap(name, attempt, None):
-            pass
-
-    def _swap(self, name: str, attempt: str, new: Record | None) -> bool:
-        """Replace or delete a record that `attempt` may change; False when it changed meanwhile."""
-        try:
-            data, version = storage.read_versioned(self.record(name))
-        except FileNotFoundError:
-            return new is None
-        self._check_owner(name, self._parse(name, data).owner, attempt)
-        bytes_ = None if new is None else new.to_bytes()
-        return storage.replace_if(self.record(name), bytes_, version)
+        while True:
+            found, version = self._versioned(name)
+            if found is None:
+                return
+            self._check_owner(name, found.owner, attempt)
+            if storage.replace_if(self.record(name), None, version):
+                return
 
     def _check_owner(self, name: str, owner: str, attempt: str) -> None:
         if age_of(owner) > age_of(attempt):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import shutil
 import subprocess
 import types
 from pathlib import Path
@@ -130,3 +131,45 @@ def test_the_driver_collects_once_and_workers_never_ask_git(tmp_path, monkeypatc
     assert storage.read_bytes(storage.join(store, "events/test.diff")) == b"the diff"
     bring_up(store, wanted)
     assert asked == [1], "nothing ran, nothing was asked"
+
+
+def test_code_that_left_its_git_directory_behind_says_what_git_said(repository, tmp_path):
+    """`ship` writes commit and patch into the copy; the driver there records them."""
+    copy = tmp_path / "copy"
+    shutil.copytree(repository, copy, ignore=shutil.ignore_patterns(".git"))
+    there = function_in(repository / "changed.py")
+    provenance.ship(str(repository), str(copy))
+    shutil.copy(repository / "changed.py", copy / "changed.py")
+    here, found = (
+        provenance.collect([there]),
+        provenance.collect([function_in(copy / "changed.py")]),
+    )
+    head = git(repository, "rev-parse", "HEAD").strip()
+    assert head in found.record["git"]["commit"]
+    assert "problem" not in found.record["git"]
+    assert "+one = 11" in found.diff
+    assert "changed.py" in here.diff
+
+
+def test_what_git_cannot_tell_is_unknown_with_the_reason(repository, monkeypatch, tmp_path):
+    """No repository, no git, a repository of somebody else, a damaged record: never "committed"."""
+
+    def told(folder):
+        path = folder / "code.py"
+        path.write_text("")
+        return provenance.collect([function_in(path)]).record["git"]
+
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    found = told(alone)
+    assert provenance.UNKNOWN in found["commit"]
+    assert found["uncommitted"] == provenance.UNKNOWN
+    assert "not a git repository" in found["problem"]
+    (alone / provenance.SHIPPED).write_text('{"commit": 3, "uncommitted": ""}')
+    assert "not readable" in told(alone)["problem"]
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    assert "dubious ownership" in told(repository)["problem"]
+    monkeypatch.setenv("PATH", "")
+    found = told(repository)
+    assert found["commit"] == found["uncommitted"] == provenance.UNKNOWN
+    assert "FileNotFoundError" in found["problem"]
