@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipeline.accelerators import chip_of, peak_flops
-from pipeline.errors import InputError
+from pipeline.errors import InputError, PonenteError
 from pipeline.prices import price_of
 from pipeline.store import storage
+from pipeline.store.write_check import check_writable
 
 PYTHON = ((3, 11), (3, 13))
 DEVICE_SECONDS, RAY_SECONDS, _CONNECT_SECONDS, _HUB_SECONDS = 60.0, 40.0, 3.0, 5.0
@@ -154,17 +155,17 @@ def _judge_chip(kind: str, count: int, found: str) -> Finding:
 
 def store(prefix: str) -> Finding:
     """Whether the store can do what the commit protocol needs: create, refuse, overwrite, list."""
-    prefix = storage.normalise(prefix)
+    prefix, start = storage.normalise(prefix), time.perf_counter()
     missing = _missing_folders(prefix) if storage.is_local(prefix) else []
-    folder, start = storage.join(prefix, f".doctor-{uuid.uuid4().hex}"), time.perf_counter()
     try:
-        problem = _exercise(folder)
+        check_writable(prefix)
+        problem = _list_and_delete(storage.join(prefix, f".doctor-{uuid.uuid4().hex}"))
+    except PonenteError as error:
+        return Finding("store", "fail", str(error))
     except Exception as error:  # noqa: BLE001 - any library may be behind a URL
         advice = "check the network and the login, or give a --prefix that this user may write to"
         return Finding("store", "fail", f"{prefix}: {describe(error)}", advice)
     finally:
-        with contextlib.suppress(Exception):
-            storage.delete_tree(folder)
         for path in missing:
             with contextlib.suppress(OSError):
                 os.rmdir(path)
@@ -184,19 +185,13 @@ def _missing_folders(path: str) -> list[str]:
     return missing
 
 
-def _exercise(folder: str) -> str:
+def _list_and_delete(folder: str) -> str:
     """What the store did wrong; empty if nothing."""
-    url = storage.join(folder, "record")
-    if not storage.create(url, b"first"):
-        return "create reports an object where none was written"
-    if storage.create(url, b"second") or storage.read_bytes(url) != b"first":
-        return "create is not conditional: a second create replaced the first object"
-    storage.write_atomic(url, b"third")
-    if storage.read_bytes(url) != b"third":
-        return "an overwritten object still reads as before"
-    if storage.list_names(folder) != ["record"]:
-        return "a listing lacks the object just written"
+    storage.write_atomic(storage.join(folder, "record"), b"")
+    listed = storage.list_names(folder)
     storage.delete_tree(folder)
+    if listed != ["record"]:
+        return "a listing lacks the object just written"
     return "a listing still shows deleted objects" if storage.list_names(folder) else ""
 
 

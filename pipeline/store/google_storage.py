@@ -86,16 +86,15 @@ class GoogleStorage(GCSFileSystem):
             kwargs["token"] = _login()
         super().__init__(*args, **kwargs)
         self.give_up_after = give_up_after
-        self.requests_timeout = aiohttp.ClientTimeout(
-            total=give_up_after, sock_connect=10, sock_read=NO_DATA_SECONDS
-        )
+        self.requests_timeout = aiohttp.ClientTimeout(sock_connect=10, sock_read=NO_DATA_SECONDS)
 
     async def _request(self, method: str, path: str, *args: Any, **kwargs: Any) -> Any:
-        limit = GIVE_UP_SECONDS if self.give_up_after is None else self.give_up_after
+        own = self.give_up_after
+        limit = GIVE_UP_SECONDS if own is None else own
         url = _location(self._format_path(path, args), kwargs)
         attempts = retry.Retry(
             url,
-            retry.Policy(limit, FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS),
+            retry.Policy(limit, FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, strict=own is not None),
             place=str(self._location),
             remedy="; run again when the store answers",
         )

@@ -51,7 +51,9 @@ class Lease:
         while not self._stop.wait(BEAT_SECONDS):
             count += 1
             try:
-                storage.write_atomic(self._base + ".beat", str(count).encode(), durable=False)
+                # Bounded: a connection that hangs for a minute would cost the lease.
+                with storage.giving_up_after(BEAT_SECONDS):
+                    storage.write_atomic(self._base + ".beat", str(count).encode(), durable=False)
                 missed = False
             except Exception as error:  # noqa: BLE001 - a store's client may raise anything
                 # The thread must continue: one missed heartbeat does no harm, a dead thread means a

@@ -8,6 +8,8 @@ that could not be listed is not an empty directory.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import fcntl
 import hashlib
 import os
@@ -27,6 +29,8 @@ _LOCK_SECONDS = 20.0
 _LOCK_PAUSE_SECONDS = 0.01
 # Answers that callers act on, and no failures of the disk.
 _ANSWERS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
+_renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # Linux's alone
+_HERE, _NO_REPLACE = -100, 1  # AT_FDCWD and RENAME_NOREPLACE
 
 
 def with_retries(path: str, action: Callable[[], T]) -> T:
@@ -88,6 +92,7 @@ def create(path: str, data: bytes, durable: bool) -> bool:
     """Create a file with all of its content or not at all; False when `path` existed.
 
     `os.link` of a finished temporary file is atomic and, unlike a rename, fails if `path` exists.
+    Without hard links (exFAT, SMB), a rename that replaces nothing does the same.
     """
     tries: list[str] = []
 
@@ -98,11 +103,26 @@ def create(path: str, data: bytes, durable: bool) -> bool:
                 os.link(temporary, path)
             except FileExistsError:
                 return False
+            except OSError as error:
+                tries.append(path)
+                return _rename_to_new(temporary, path, error)
         return True
 
     # An operation that failed may still have taken effect: after a retry, a file with this content
     # is our own.
     return with_retries(path, once) or (len(tries) > 1 and read(path) == data)
+
+
+def _rename_to_new(source: str, path: str, refused: OSError) -> bool:
+    """Rename a file; False when `path` exists. Raises `refused` where that cannot be done."""
+    names = os.fsencode(source), os.fsencode(path)
+    if _renameat2 is None:
+        raise refused
+    if not _renameat2(_HERE, names[0], _HERE, names[1], _NO_REPLACE):
+        return True
+    if ctypes.get_errno() == errno.EEXIST:
+        return False
+    raise refused
 
 
 def replace(path: str, data: bytes, durable: bool) -> None:

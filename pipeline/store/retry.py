@@ -43,12 +43,15 @@ class Policy:
         seconds: deadline, from the first attempt.
         first, longest: first pause in seconds, and the longest one.
         attempts: maximal number of attempts.
+        strict: whether a request without an answer is abandoned at the deadline, not only retried
+            until then.
     """
 
     seconds: float
     first: float = 0.25
     longest: float = 16.0
     attempts: int = 10_000
+    strict: bool = False
 
 
 def pauses(first: float, longest: float) -> Iterator[float]:
@@ -203,7 +206,11 @@ class Retry:
             await asyncio.sleep(min(left, _SLICE_SECONDS))
 
     async def request(self, action: Any) -> Any:
-        """The result of a coroutine, which is abandoned soon after a cancellation."""
+        """The result of a coroutine, which is abandoned soon after a cancellation.
+
+        Raises:
+            TimeoutError: at the deadline, if the policy is strict.
+        """
         task = asyncio.ensure_future(action)
         try:
             while True:
@@ -211,5 +218,7 @@ class Retry:
                 if done:
                     return task.result()
                 self.check()
+                if self._policy.strict and not self.left:
+                    raise TimeoutError(f"no answer in {self._policy.seconds:g} s")
         finally:
             task.cancel()

@@ -6,7 +6,7 @@ raised as `StoreUnavailable`; a permanent one (no permission, no bucket) is an `
 Both name the s3:// URL.
 
 A store must implement `If-None-Match: *` and `If-Match` on writes and `If-Match` on deletes, as
-Amazon's has since 2024 and 2025; `ponente doctor` tests the first.
+Amazon's has since 2024 and 2025; `write_check` tests all three.
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ class S3Storage(S3FileSystem):
         self.retries = 1  # `_call_s3` retries, s3fs does not
 
     async def _call_s3(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        limit = GIVE_UP_SECONDS if self.give_up_after is None else self.give_up_after
+        own = self.give_up_after
+        limit = GIVE_UP_SECONDS if own is None else own
         url = "/".join(part for part in ("s3:/", kwargs.get("Bucket"), kwargs.get("Key")) if part)
         attempts = retry.Retry(
             url,
-            retry.Policy(limit, FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS),
+            retry.Policy(limit, FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, strict=own is not None),
             place=str(self.endpoint_url or "s3"),
             remedy="; run again when the store answers",
         )

@@ -55,7 +55,7 @@ def filesystem(url: str, give_up_after: float | None = None) -> tuple[Any, str]:
 
     Args:
         url: see the module's docstring.
-        give_up_after: seconds of retrying one request to a bucket; None for the default.
+        give_up_after: seconds for one request to a bucket and its retries; None for the default.
     """
     if url.startswith(_BUCKETS):
         # No listings cache: it would lack objects that other processes wrote since.
@@ -82,7 +82,7 @@ def _bucket_class(url: str) -> Any:
 
 @contextlib.contextmanager
 def giving_up_after(seconds: float) -> Iterator[None]:
-    """Within the block, this thread's requests are retried for at most `seconds`."""
+    """Within the block, a request of this thread takes `seconds` at most, with its retries."""
     token = _give_up_after.set(seconds)
     try:
         yield

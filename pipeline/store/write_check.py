@@ -1,31 +1,83 @@
-"""Check that a store can be read and written, before any work starts."""
+"""Check that a store can keep the commit protocol, before any work starts."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import uuid
 
-from pipeline.errors import StorageError
+from pipeline.errors import InputError, PonenteError
 from pipeline.store import local_storage, storage
 
-_CHECK_SECONDS = 1.0
+# Seconds for one request and its retries: the first one to a bucket far away makes a connection and
+# fetches a token. A wrong name and a host that is not there are refused at once.
+_CHECK_SECONDS = 15.0
+_NO_CREATE = (
+    "files cannot be published here, as its file system has neither hard links nor a rename that "
+    "replaces nothing ({}); as a Drive mounted in Colab, or a bucket mounted by gcsfuse"
+)
+_NO_LOCK = (
+    "files cannot be replaced safely here, as its file system has no locks ({}); mount it with "
+    "them (Lustre: -o flock, NFS: version 4, or lockd on both sides)"
+)
+# What a file system answers to what it cannot do; one that is full or fails answers otherwise.
+_CANNOT = {
+    errno.EPERM,
+    errno.EACCES,
+    errno.ENOSYS,
+    errno.EOPNOTSUPP,
+    errno.EINVAL,
+    errno.EXDEV,
+    errno.EMLINK,
+    errno.ENOLCK,
+}
+_ELSEWHERE = "; give the --prefix of a local disk, gs:// or s3://"
 
 
 def check_writable(prefix: str) -> None:
-    """Write, read, list and delete a small object under `prefix`, with a deadline of a second.
+    """Create, replace and delete a small object under `prefix`, as publishing an output does.
 
     Raises:
-        InputError: when `prefix` is a file, is not writable, or its bucket does not exist.
+        InputError: when `prefix` is a file, is not writable, its bucket does not exist, or the
+            store lacks what the protocol needs.
         StorageError: when the store refuses for another reason, such as a quota.
     """
-    name = f"write-check-{uuid.uuid4().hex}"
-    url = storage.join(prefix, name)
-    if storage.is_local(url):
-        local_storage.check_writable(storage.local_path(prefix), name)
-        return
-    fs, path = storage.filesystem(url, _CHECK_SECONDS)
-    fs.pipe_file(path, b"ponente")
-    found = fs.cat_file(path)
-    fs.ls(path.rpartition("/")[0], detail=False)
-    fs.rm_file(path)
-    if found != b"ponente":
-        raise StorageError(f"{url}: read back {found!r} after writing b'ponente'")
+    folder = storage.join(prefix, f".write-check-{uuid.uuid4().hex}")
+    if storage.is_local(prefix):
+        local_storage.check_writable(storage.local_path(prefix), folder.rpartition("/")[2])
+    with storage.giving_up_after(_CHECK_SECONDS):
+        try:
+            problem = _problem(storage.join(folder, "record"))
+            storage.delete_tree(folder)
+        except BaseException:
+            with storage.giving_up_after(1.0), contextlib.suppress(OSError, PonenteError):
+                storage.delete_tree(folder)
+            raise
+    if problem:
+        raise InputError(f"{prefix}: {problem}{_ELSEWHERE}")
+
+
+def _problem(url: str) -> str:
+    """What the store does otherwise than `storage` promises; empty if nothing."""
+    missing = _NO_CREATE
+    try:
+        if not storage.create(url, b"first", durable=False):
+            return "it reports an object where none was written"
+        if storage.create(url, b"second", durable=False):
+            return "its create is not conditional: a second create replaced the first object"
+        found, version = storage.read_versioned(url)
+        if found != b"first":
+            return "its create is not conditional: a second create replaced the first object"
+        missing = _NO_LOCK
+        if not storage.replace_if(url, b"third", version):
+            return "it refuses to replace the version of an object that was just read"
+        if storage.read_bytes(url) != b"third":
+            return "an overwritten object still reads as before"
+        if storage.replace_if(url, b"fourth", version) or storage.replace_if(url, None, version):
+            return "its writes are not conditional: a version was replaced that is not the newest"
+    except OSError as error:
+        cause = error.__context__
+        if storage.is_local(url) and isinstance(cause, OSError) and cause.errno in _CANNOT:
+            return missing.format(cause.strerror)
+        raise
+    return ""

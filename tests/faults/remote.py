@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 from pipeline.errors import InputError, PonenteError, StepFailed, StoreUnavailable
-from pipeline.store import google_storage, storage
+from pipeline.store import google_storage, storage, write_check
 from pipeline.store.manifest import load
 from pipeline.store.write_check import check_writable
 from tests.faults.fake_gcs import FakeGCS, Faults
@@ -168,12 +168,13 @@ def unwritable_stores(seed: int, count: int, workspace: Path) -> dict[str, Any]:
     """Five kinds of store that cannot be written are refused before any work, in two seconds."""
     del seed
     slowest: dict[str, float] = {}
-    with FakeGCS() as warm:
+    patience = mock.patch.object(write_check, "_CHECK_SECONDS", 1.0)  # with a quota
+    with patience, FakeGCS() as warm:
         check_writable("gs://bucket/warm")  # imports gcsfs, which is not the store's fault
         assert not warm.buckets["bucket"]
     for _ in range(count):
         for kind, (prepare, error, words) in UNWRITABLE.items():
-            with FakeGCS() as server:
+            with patience, FakeGCS() as server:
                 prefix = prepare(workspace, server)
                 begun = time.monotonic()
                 raised: Exception | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 
 import fsspec
@@ -30,6 +31,23 @@ class FakeStore(MemoryFileSystem):
             return False
         return True
 
+    def info(self, path, **kwargs):
+        """With the version of an object, as on S3."""
+        found = super().info(path, **kwargs)
+        if found["type"] == "file":
+            found["ETag"] = hashlib.sha256(self.cat_file(path)).hexdigest()
+        return found
+
+    def replace_if(self, path, data, version):
+        """Replace or delete an object of that version, and say whether it was done."""
+        if not self.exists(path) or self.info(path)["ETag"] != version:
+            return False
+        if data is None:
+            self.rm_file(path)
+        else:
+            self.pipe_file(path, data)
+        return True
+
 
 class Overwrites(FakeStore):
     """Ignores the condition of a create."""
@@ -38,6 +56,28 @@ class Overwrites(FakeStore):
 
     def pipe_file(self, path, value, mode="overwrite", **kwargs):
         super().pipe_file(path, value, mode="overwrite")
+
+
+class ReplacesAny(FakeStore):
+    """Ignores the condition of a replacement."""
+
+    protocol = "replacesany"
+
+    def replace_if(self, path, data, version):
+        self.pipe_file(path, data)
+        return True
+
+
+class DeletesAny(FakeStore):
+    """Ignores the condition of a delete, as some that keep S3's protocol do."""
+
+    protocol = "deletesany"
+
+    def replace_if(self, path, data, version):
+        if data is not None:
+            return super().replace_if(path, data, version)
+        self.rm_file(path)
+        return True
 
 
 class ListsLate(FakeStore):

@@ -210,6 +210,8 @@ def test_a_good_store_passes_and_is_left_as_it_was(kind, tmp_path):
     ("protocol", "says"),
     [
         ("overwrites", "second create"),
+        ("replacesany", "not conditional"),
+        ("deletesany", "not conditional"),
         ("sftp", "no conditional write"),
         ("listslate", "listing lacks"),
         ("keepsold", "overwritten object"),

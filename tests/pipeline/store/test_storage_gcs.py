@@ -348,8 +348,9 @@ def test_check_writable_names_a_file_in_the_way(tmp_path):
             check_writable(str(prefix))
 
 
-def test_check_writable_tells_a_quota(server):
+def test_check_writable_tells_a_quota(server, monkeypatch):
     """A store that answers 429 to every write is told as such."""
+    monkeypatch.setattr(write_check, "_CHECK_SECONDS", 0.05)
     server.over_quota.add("bucket")
     with pytest.raises(PonenteError, match="quota"):
         check_writable(ROOT)
