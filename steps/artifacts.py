@@ -6,6 +6,7 @@ Importing this file is cheap: methods import what they need (numpy, tokenizers, 
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from models.config import TransformerConfig
@@ -89,7 +90,7 @@ class TokenCache(Artifact):
         """The cache that holds a split."""
         return self if split == TRAIN else self._unpacked
 
-    @property
+    @cached_property
     def _unpacked(self) -> TokenCache:
         return self.input("tokens", TokenCache) if self.packed else self
 
@@ -104,13 +105,13 @@ class TokenCache(Artifact):
                 shard.result["tokens"],
                 shard.result["check"],
             )
-            for shard in cache.shards(f"{name}/")
+            for shard in cache.each_shard(f"{name}/")
         )
 
     @property
     def held_out_splits(self) -> tuple[str, ...]:
         """Names of the splits other than train that have tokens; validation comes first."""
-        parts = {shard.name.partition("/")[0] for shard in self._unpacked.shards()}
+        parts = {shard.name.partition("/")[0] for shard in self._unpacked.each_shard()}
         found = [name for name in sorted(parts - {TRAIN, _VOCABULARY}) if self.tokens(name)]
         return tuple(sorted(found, key=lambda name: name != VALIDATION))
 
@@ -136,7 +137,7 @@ class TokenCache(Artifact):
 
     def tokens(self, split: str) -> int:
         """Tokens in a split, EOS included."""
-        return sum(shard.result["tokens"] for shard in self._of(split).shards(f"{split}/"))
+        return sum(shard.result["tokens"] for shard in self._of(split).each_shard(f"{split}/"))
 
     @property
     def token_bytes_file(self) -> str:
@@ -159,12 +160,12 @@ class Sequences(Artifact):
 
     opens = ("tokens", "sequences")
 
-    @property
+    @cached_property
     def parts(self) -> list[Sequences]:
         """The inputs of a mixture, in order; empty for the sequences of one cache."""
         return self.inputs("sequences", Sequences)
 
-    @property
+    @cached_property
     def cache(self) -> TokenCache:
         """The token cache that is shuffled; the first one of a mixture."""
         parts = self.parts

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from data.read.listing import absolute, list_source
 from pipeline import External, InputError, Result, StepContext, step
 from pipeline.store import storage
-from pipeline.store.manifest import Shard
+from pipeline.store.shards import Shard
 from steps.artifacts import TRAIN, TokenCache
 from steps.tokenize_documents import OCCURRENCES, occurrences
 from training.config.validation import at_least

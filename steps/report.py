@@ -14,7 +14,8 @@ from pipeline.pages.record import RunRecord as Run
 from pipeline.pages.record import runs
 from pipeline.plan.lineage import Ancestor, lineage
 from pipeline.store import storage
-from pipeline.store.manifest import ATTEMPTS, KEEP
+from pipeline.store.manifest import KEEP
+from pipeline.store.shards import ATTEMPTS
 from steps.artifacts import Checkpoint, Completions, Report, Scores
 
 if TYPE_CHECKING:

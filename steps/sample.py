@@ -20,7 +20,7 @@ from data.read.unit import Fields
 from data.select.token_budget import ALL_THAT_IS_LEFT, Budget
 from pipeline import External, InputError, Result, Runtime, StepContext, step
 from pipeline.store import storage
-from pipeline.store.manifest import Shard
+from pipeline.store.shards import Shard
 from steps.artifacts import Documents, Tokenizer
 from steps.sampling.shards import (
     BlockItem,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pipeline import InputError, Result, Runtime, StepContext, step
 from pipeline.store import storage
-from pipeline.store.manifest import Shard
+from pipeline.store.shards import Shard
 from steps.artifacts import Documents, TokenCache, Tokenizer
 
 if TYPE_CHECKING:

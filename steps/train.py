@@ -18,7 +18,7 @@ from pipeline.graph.step_context import Emit
 from pipeline.identity.fingerprint import plain_identity
 from pipeline.store import integrity, storage
 from pipeline.store.ledger import Ledger
-from pipeline.store.manifest import File, Shard, wrong_sizes
+from pipeline.store.shards import File, Shard, wrong_sizes
 from steps.artifacts import TRAIN, Checkpoint, Sequences
 from steps.budget import check_budget, resolved
 from steps.checkpoints.find import describe, tokenizer_of

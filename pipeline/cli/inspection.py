@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Mapping
@@ -236,7 +237,8 @@ def show(context: Context) -> int:
     up = [a for a in lineage([path]) if a.path != path]
     down = users(context.store.prefix, context.store.outputs(), path)
     if context.options.json:
-        tree = json.loads(manifest.to_bytes())
+        shards = tuple(manifest.shards)  # also those in a table
+        tree = json.loads(dataclasses.replace(manifest, shards=shards).to_bytes())
         tree["config"] = plain(tree["config"])
         made_from = {a.manifest.label: a.path for a in up}
         say_json({"path": path, **tree, "made_from": made_from, "used_by": list(down)})

@@ -9,7 +9,7 @@ from pipeline.cli.context import Context, say
 from pipeline.errors import InputError
 from pipeline.execute.logs import Tail, processes
 from pipeline.store import lease, storage
-from pipeline.store.manifest import ATTEMPTS
+from pipeline.store.shards import ATTEMPTS
 
 _POLL_SECONDS = 2.0
 

@@ -41,8 +41,10 @@ from pipeline.identity import digests, provenance
 from pipeline.identity.digests import Identity
 from pipeline.identity.listing import Listing
 from pipeline.store import lease, left_overs, manifest, outputs, storage
+from pipeline.store import shards as shard_lists
 from pipeline.store.ledger import Ledger
-from pipeline.store.manifest import FAILURE, RETIRED, Manifest, Origin, Shard
+from pipeline.store.manifest import FAILURE, RETIRED, Manifest, Origin
+from pipeline.store.shards import Shard
 
 logger = logging.getLogger("ponente")
 
@@ -296,7 +298,7 @@ def _record(
         label=request.label,
         config=request.identity.config,
         inputs=manifest.describe_inputs(request.root, inputs),
-        shards=shards,
+        shards=shards if origin else shard_lists.keep(run.root, run.attempt, run.label, shards),
         result=result,
         content=digests.content(shards, result, opened),
         recipe=digests.recipe(request.identity, contents),
@@ -326,7 +328,7 @@ def _declared(run: StepContext) -> tuple[Shard, ...]:
                 f"{run.root}: shard {shard.name!r} was deleted before it was published; the next "
                 "attempt writes it again"
             )
-    for shard, problem in manifest.wrong_sizes(run.root, shards):
+    for shard, problem in shard_lists.wrong_sizes(run.root, shards):
         run.drop(shard.name)
         raise StoreUnavailable(
             f"{problem}; the next attempt writes shard {shard.name!r} of {run.label} again"

@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.errors import Cancelled, InputError
 from pipeline.graph.hardware import Hardware
 from pipeline.graph.step_context import Emit, GangProcess, ShardTask, write_shard
-from pipeline.store.manifest import Shard
+from pipeline.store.shards import Shard
 
 
 class InlineWorkers:

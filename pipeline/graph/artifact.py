@@ -7,12 +7,14 @@ checks; a step also refuses an input of another class.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 from pipeline.errors import CorruptOutput
-from pipeline.store import storage
-from pipeline.store.manifest import Manifest, Shard, chosen, load, resolve_ref
+from pipeline.store import shards, storage
+from pipeline.store.manifest import Manifest, chosen, load, resolve_ref
+from pipeline.store.shards import Shard
 
 A = TypeVar("A", bound="Artifact")
 
@@ -89,7 +91,11 @@ class Artifact:
 
     def shards(self, prefix: str = "") -> list[Shard]:
         """The shards whose name starts with `prefix`, sorted by name."""
-        return [shard for shard in self.manifest.shards if shard.name.startswith(prefix)]
+        return list(self.each_shard(prefix))
+
+    def each_shard(self, prefix: str = "") -> Iterator[Shard]:
+        """As `shards`, one after the other: of many, only the one in use is in memory."""
+        return shards.starting(self.manifest.shards, prefix)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r})"

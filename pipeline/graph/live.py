@@ -19,7 +19,7 @@ from pipeline.errors import InputError
 from pipeline.graph.artifact import Artifact
 from pipeline.store import manifest, storage
 from pipeline.store.ledger import Ledger
-from pipeline.store.manifest import Shard
+from pipeline.store.shards import Shard
 
 A = TypeVar("A", bound=Artifact)
 B = TypeVar("B", bound=Artifact)

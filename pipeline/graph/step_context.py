@@ -20,8 +20,9 @@ from pipeline.graph.artifact import Artifact
 from pipeline.graph.hardware import Hardware
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
-from pipeline.store.manifest import ATTEMPTS, KEEP, PROCESS_LOGS, Shard
+from pipeline.store.manifest import KEEP, PROCESS_LOGS
 from pipeline.store.parallel import concurrently
+from pipeline.store.shards import ATTEMPTS, Shard
 
 Emit = Callable[[dict[str, Any]], None]
 ShardWriter = Callable[[str, Any], Mapping[str, Any]]

@@ -13,8 +13,9 @@ from pipeline.plan.state import CORRUPT, GraphState, contents, look, needed_keys
 from pipeline.store import lease, storage
 from pipeline.store.builds import Build, find_build
 from pipeline.store.ledger import Ledger
-from pipeline.store.manifest import ATTEMPTS, FAILURE, Manifest
+from pipeline.store.manifest import FAILURE, Manifest
 from pipeline.store.outputs import Found, Store
+from pipeline.store.shards import ATTEMPTS
 
 _NAMED = 5  # files named in a warning
 

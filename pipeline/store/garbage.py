@@ -16,9 +16,10 @@ from pipeline.store import lease, manifest, storage
 from pipeline.store.ledger import DIRECTORY as LEDGER
 from pipeline.store.ledger import age_of
 from pipeline.store.left_overs import Tree, unneeded
-from pipeline.store.manifest import ATTEMPTS, Manifest
+from pipeline.store.manifest import Manifest
 from pipeline.store.outputs import Store, Wanted, forget_missing, is_output_name
 from pipeline.store.parallel import concurrently
+from pipeline.store.shards import ATTEMPTS
 
 _OURS = {manifest.NAME, LEDGER, lease.DIRECTORY, ATTEMPTS}
 _RUN_STARTED = b'"run_started"'
@@ -88,13 +89,13 @@ class _Outputs:
         return found if isinstance(found, Manifest) else None
 
     def references(self) -> dict[str, frozenset[str]]:
-        """URL of an output's directory -> roots of its shards that other outputs refer to."""
+        """URL of an output's directory -> paths in it that other outputs refer to."""
         found: dict[str, frozenset[str]] = {}
         for name in self.manifests:
             m = self.sound(name)
             if m is not None and m.origin is not None:
                 home = m.home(storage.join(self.store.prefix, name))
-                found[home] = found.get(home, frozenset()) | {shard.root for shard in m.shards}
+                found[home] = found.get(home, frozenset()) | m.named_paths()
         return found
 
     def with_origins(self, directories: Iterable[str]) -> set[str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pipeline.store import storage
-from pipeline.store.manifest import File, Manifest, Shard, file_url
+from pipeline.store.manifest import Manifest
 from pipeline.store.parallel import concurrently, list_together
+from pipeline.store.shards import File, Shard, ShardTable, file_url
 
 _BLOCK = 1 << 20
 _SMALL = 4 << 20
@@ -44,6 +45,12 @@ def problems(path: str, manifest: Manifest) -> Iterator[str]:
     remote store gets one listing request for any number of shards.
     """
     home = manifest.home(path)
+    if isinstance(manifest.shards, ShardTable):
+        table = manifest.shards.file
+        wrong = list(_file_problems(storage.join(home, table.path), table))
+        if wrong:
+            yield from wrong
+            return
     listed = None if storage.is_local(home) else _by_root(home, manifest.shards)
 
     def of_shard(shard: Shard) -> list[str]:
@@ -63,7 +70,7 @@ def problems(path: str, manifest: Manifest) -> Iterator[str]:
         yield from lines
 
 
-def _by_root(home: str, shards: tuple[Shard, ...]) -> dict[str, dict[str, int]]:
+def _by_root(home: str, shards: Iterable[Shard]) -> dict[str, dict[str, int]]:
     """By shard root: sizes of the files below it, by relative path, all from one listing."""
     found: dict[str, dict[str, int]] = {shard.root: {} for shard in shards}
     for name, size in list_together(home, found).items():

@@ -27,8 +27,8 @@ from pipeline.errors import CorruptOutput, InputError, StorageError, WorkerLost
 from pipeline.identity import fingerprint
 from pipeline.store import integrity, storage
 from pipeline.store.decode import decode, parse_json, to_json
-from pipeline.store.manifest import File, Shard
 from pipeline.store.parallel import concurrently
+from pipeline.store.shards import File, Shard
 
 DIRECTORY = "ledger"
 

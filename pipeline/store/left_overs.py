@@ -13,7 +13,8 @@ from pipeline.errors import PonenteError
 from pipeline.store import lease, manifest, storage
 from pipeline.store.ledger import DIRECTORY as LEDGER
 from pipeline.store.ledger import Ledger, age_of
-from pipeline.store.manifest import ATTEMPTS, FAILURE, KEEP, RETIRED, Manifest
+from pipeline.store.manifest import FAILURE, KEEP, RETIRED, Manifest
+from pipeline.store.shards import ATTEMPTS, Shard
 
 _KEPT_OF_AN_ATTEMPT = ("log.txt", "logs", FAILURE, KEEP)
 
@@ -98,8 +99,8 @@ def unneeded(
         mine: whether data of the attempt of this name may be deleted.
         keep_retired: keep the shards of manifests that a rebuild replaced; a reader may use them.
         thorough: read every ledger record, even when there is only one ledger.
-        referenced: roots of shards that other outputs refer to; replaced manifests that have such
-            shards are kept.
+        referenced: paths that other outputs refer to (`Manifest.named_paths`); replaced manifests
+            with such paths are kept.
     """
     if published is None:
         return []
@@ -108,9 +109,9 @@ def unneeded(
         retired = {
             path: m
             for path, m in retired.items()
-            if m and not referenced.isdisjoint(s.root for s in m.shards)
+            if m and not referenced.isdisjoint(m.named_paths())
         }
-    kept = {s.root for m in (published, *retired.values()) if m for s in m.shards}
+    kept = {needed for m in (published, *retired.values()) if m for needed in m.paths()}
     gone = [] if keep_retired else sorted(set(_retired_paths(tree)) - set(retired))
     generations = tree.names(LEDGER)
     for generation in generations if thorough or len(generations) > 1 else ():
@@ -133,7 +134,7 @@ def unneeded(
     return gone
 
 
-def _resumable(shards: Iterable[manifest.Shard], kept: set[str], published: str) -> bool:
+def _resumable(shards: Iterable[Shard], kept: set[str], published: str) -> bool:
     """Whether these are shards of a rebuild that began after the published attempt."""
     shards = list(shards)
     return not any(shard.root in kept for shard in shards) and any(
@@ -172,7 +173,7 @@ def _retired(tree: Tree) -> Mapping[str, Manifest | None]:
     found: dict[str, Manifest | None] = {}
     for path in _retired_paths(tree):
         try:
-            found[path] = manifest.parse(storage.join(tree.root, path))
+            found[path] = manifest.parse(storage.join(tree.root, path), tree.root)
         except PonenteError:
             found[path] = None
     return found

@@ -1,15 +1,17 @@
 """The record that makes an output exist: `manifest.json`, written last and created if absent.
 
-It contains the full 256-bit key (compared on every hit), every file with size and SHA-256, the
-result of the step, a digest of the content, and the provenance. A manifest may own no files and
-refer to those of another output (`Origin`): an adopted output, one made before from inputs of the
-same content, the best candidate of a sweep. A truncated or foreign manifest, or one of another
-schema, raises `CorruptOutput`.
+It contains the full 256-bit key (compared on every hit), every file with size and SHA-256 (of many
+shards in a table beside it, see `shards.py`), the result of the step, a digest of the content, and
+the provenance. A manifest may own no files and refer to those of another output (`Origin`): an
+adopted output, one made before from inputs of the same content, the best candidate of a sweep. A
+truncated or foreign manifest, or one of another schema, raises `CorruptOutput`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -17,22 +19,22 @@ import msgspec
 
 from pipeline.errors import CorruptOutput, InputError, PonenteError, StoreUnavailable
 from pipeline.identity.listing import ListedFile, Listing, Summary, files_from_bytes
+from pipeline.store import shards as shard_lists
 from pipeline.store import storage
 from pipeline.store.decode import decode, to_json
-from pipeline.store.parallel import list_together
+from pipeline.store.shards import Shard, ShardTable, Table, check_sizes
 
-SCHEMA = 4
-Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+SCHEMA = 5
+_INLINE_ONLY = 4  # the schema before, in which a manifest has all its shards itself
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # within the calendar's range
 NAME = "manifest.json"
 SOURCES = "sources"  # next to the manifest: directory of listings
-ATTEMPTS = "attempts"
 ADOPTED, SAME_INPUTS = "adopted", "same inputs"  # kinds of origins
 RETIRED = "retired"  # manifests that a rebuild replaced
 FAILURE = "failure.json"
 PROCESS_LOGS = "logs"  # in an attempt: logs of the processes of a gang
 KEEP = "keep"  # in an attempt: files to inspect, kept for every attempt
-_LIST_FROM = 4  # from this many files on, one listing replaces a request per file
+_NAMED = 5  # shards named in a message
 _ELSEWHERE_SECONDS = 5.0  # retries of requests to another store than the output's own
 _AWAY = "move the directory away and run again"
 
@@ -41,63 +43,6 @@ OUTPUT = "{output}"
 
 A store can be copied and moved, so a manifest never contains the URL of its own store.
 """
-
-
-@dataclass(frozen=True)
-class File:
-    """One file of a shard.
-
-    Attributes:
-        path: relative to the shard's root.
-        size: in bytes.
-        sha256: SHA-256 in hex.
-        blocks: CRC-32 of every block of 1 MiB, 8 hex digits each; empty for a file of at most one
-            block.
-    """
-
-    path: str
-    size: Annotated[int, msgspec.Meta(ge=0)]
-    sha256: Sha256
-    blocks: str = ""
-
-
-@dataclass(frozen=True)
-class Shard:
-    """A finished shard of an output.
-
-    Attributes:
-        name: logical name, such as "train/00003".
-        root: directory of its files, relative to the step's directory (inside some attempt).
-        files: all files under `root`.
-        result: the JSON mapping its writer returned (counts and the like).
-    """
-
-    name: str
-    root: str
-    files: tuple[File, ...]
-    result: dict[str, Any]
-
-    @property
-    def attempt(self) -> str:
-        """The attempt that wrote it: its files are under `attempts/<attempt>/`."""
-        return self.root.split("/")[1]
-
-    @property
-    def bytes(self) -> int:
-        """Total size of the files in bytes."""
-        return sum(file.size for file in self.files)
-
-    def check(self) -> None:
-        """Raise `ValueError` for a path outside the attempts, and for a duplicate file."""
-        try:
-            if not storage.join("", self.root).startswith(f"/{ATTEMPTS}/"):
-                raise InputError(f"expected a directory in an attempt, got {self.root!r}")
-            for file in self.files:
-                storage.join("", file.path)
-        except InputError as error:
-            raise ValueError(str(error)) from None
-        if len({file.path for file in self.files}) != len(self.files):
-            raise ValueError(f"shard {self.name!r}: duplicate file")
 
 
 @dataclass(frozen=True)
@@ -130,7 +75,7 @@ class Manifest:
         config: canonical configuration (see `fingerprint.canonical`).
         inputs: argument name -> {"key", "directory", "digest"} of the artifact that was read; the
             directory is a name in the same store, or a URL in another store.
-        shards: the output's shards, sorted by name.
+        shards: the output's shards, sorted by name; a `ShardTable` reads them when asked.
         result: the JSON mapping the step returned.
         content, recipe, build: see `pipeline.identity.digests`.
         attempt: the attempt that published.
@@ -146,7 +91,7 @@ class Manifest:
     label: str
     config: Any
     inputs: dict[str, dict[str, str]]
-    shards: tuple[Shard, ...]
+    shards: Sequence[Shard]
     result: dict[str, Any]
     content: str
     recipe: str
@@ -160,18 +105,33 @@ class Manifest:
     schema: int = SCHEMA
 
     def shard(self, name: str) -> Shard:
-        """The shard of that name. Raises `KeyError` that lists the existing ones."""
-        for shard in self.shards:
-            if shard.name == name:
-                return shard
-        raise KeyError(
-            f"no shard {name!r} in {self.label}; there are {[s.name for s in self.shards]}"
-        )
+        """The shard of that name. Raises `KeyError` that names a few of the existing ones."""
+        if (found := shard_lists.find(self.shards, name)) is not None:
+            return found
+        few = [shard.name for shard in itertools.islice(self.shards, _NAMED)]
+        more = f" and {len(self.shards) - len(few)} more" if len(self.shards) > len(few) else ""
+        raise KeyError(f"no shard {name!r} in {self.label}; there are {few}{more}")
 
     @property
     def size(self) -> int:
         """Total size of its files in bytes."""
+        if isinstance(self.shards, ShardTable):
+            return self.shards.table.bytes
         return sum(shard.bytes for shard in self.shards)
+
+    def named_paths(self) -> frozenset[str]:
+        """Paths relative to the home, to recognise the output: of its table, or of its shards."""
+        if isinstance(self.shards, ShardTable):
+            return frozenset([self.shards.table.path])
+        return frozenset(shard.root for shard in self.shards)
+
+    def paths(self) -> frozenset[str]:
+        """Paths relative to the home of all its files: its shards' directories, and its table.
+
+        Raises:
+            CorruptOutput: when the table cannot be read.
+        """
+        return self.named_paths() | {shard.root for shard in self.shards}
 
     def home(self, path: str) -> str:
         """The directory with its shards, when the manifest itself is in directory `path`."""
@@ -179,7 +139,10 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """JSON for `load`."""
-        return to_json(self)
+        shards: Any = self.shards
+        if isinstance(shards, ShardTable):
+            shards = shards.table
+        return to_json(dataclasses.replace(self, shards=shards, schema=SCHEMA))
 
 
 def resolve_ref(path: str, directory: str) -> str:
@@ -246,11 +209,11 @@ def load(path: str) -> Manifest | None:
     Raises:
         CorruptOutput: when the object is truncated, foreign or of another schema.
     """
-    return parse(storage.join(path, NAME))
+    return parse(storage.join(path, NAME), path)
 
 
-def parse(url: str) -> Manifest | None:
-    """The manifest in the object `url`; see `load`."""
+def parse(url: str, path: str) -> Manifest | None:
+    """The manifest in the object `url`, one of the step directory `path`; see `load`."""
     try:
         tree = storage.read_json(url)
     except FileNotFoundError:
@@ -264,22 +227,35 @@ def parse(url: str) -> Manifest | None:
         raise CorruptOutput(f"{url}: not readable JSON ({reason}); {_AWAY}") from error
     try:
         schema = tree.get("schema") if isinstance(tree, dict) else None
-        if type(schema) is int and schema != SCHEMA:
+        if type(schema) is int and schema not in (SCHEMA, _INLINE_ONLY):
             raise CorruptOutput(f"{url}: schema {schema}, this version reads {SCHEMA}; {_AWAY}")
-        manifest = decode(Manifest, tree)
-        for shard in manifest.shards:
-            shard.check()
+        if not isinstance(tree, dict) or "shards" not in tree:
+            raise ValueError("no shards")
+        listed, many = tree["shards"], schema == SCHEMA and isinstance(tree["shards"], dict)
+        manifest = decode(Manifest, {**tree, "shards": []})
         for name, reference in manifest.inputs.items():
             if set(reference) != {"key", "directory", "digest"}:
                 raise ValueError(f"input {name}: wrong fields: {sorted(reference)}")
             _check_directory(reference["directory"])
         if manifest.origin is not None:
             _check_directory(manifest.origin.directory)
-        if len({shard.name for shard in manifest.shards}) != len(manifest.shards):
-            raise ValueError("duplicate shard")
-        return manifest
+        shards = (
+            ShardTable(manifest.home(path), manifest.label, decode(Table, listed))
+            if many
+            else _inline(decode(tuple[Shard, ...], listed))
+        )
+        return dataclasses.replace(manifest, shards=shards)
     except ValueError as error:
         raise CorruptOutput(f"{url}: not a manifest of ours ({error!r}); {_AWAY}") from error
+
+
+def _inline(shards: Sequence[Shard]) -> tuple[Shard, ...]:
+    """The shards in a manifest itself, sorted by name. Raises `ValueError` for invalid ones."""
+    for shard in shards:
+        shard.check()
+    if len({shard.name for shard in shards}) != len(shards):
+        raise ValueError("duplicate shard")
+    return tuple(sorted(shards, key=lambda shard: shard.name))
 
 
 def _check_directory(directory: str) -> None:
@@ -356,44 +332,3 @@ def load_built(path: str, key: str, replaces: str) -> Manifest | None:
             return None
         raise
     return found if found is not None and found.attempt != replaces else None
-
-
-def check_sizes(home: str, shards: Iterable[Shard], remedy: str) -> None:
-    """Raise `CorruptOutput` when a file of these shards does not have its recorded size."""
-    for _, problem in wrong_sizes(home, shards):
-        raise CorruptOutput(f"{problem}; {remedy}")
-
-
-def wrong_sizes(home: str, shards: Iterable[Shard]) -> Iterator[tuple[Shard, str]]:
-    """Shards with a file of another size than recorded, and one line about the first such file.
-
-    A remote store gets one listing request for any number of shards.
-    """
-    shards = tuple(shards)
-    listed = _listed(home, shards)
-    for shard in shards:
-        for file in shard.files:
-            if listed.get(f"{shard.root}/{file.path}") == file.size:
-                continue
-            url = file_url(home, shard, file)
-            # A listing may be out of date: if it disagrees, the store is asked for the object.
-            found = storage.size(url)
-            if found != file.size:
-                state = "missing" if found is None else f"{found} bytes"
-                yield shard, f"{url}: expected {file.size} bytes, found {state}"
-                break
-
-
-def _listed(home: str, shards: tuple[Shard, ...]) -> dict[str, int]:
-    """Sizes by path below `home` from one listing; empty where a request per file is cheaper."""
-    if storage.is_local(home) or sum(len(shard.files) for shard in shards) < _LIST_FROM:
-        return {}
-    return list_together(home, [shard.root for shard in shards])
-
-
-def file_url(home: str, shard: Shard, file: File) -> str:
-    """URL of a file. Raises `CorruptOutput` for a record that points out of its directory."""
-    try:
-        return storage.join(home, shard.root, file.path)
-    except InputError as error:
-        raise CorruptOutput(f"{home}: shard {shard.name!r}: {error}") from error

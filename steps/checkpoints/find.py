@@ -19,7 +19,8 @@ from pipeline.errors import CorruptOutput
 from pipeline.store import storage
 from pipeline.store.ledger import DIRECTORY as LEDGER
 from pipeline.store.ledger import Ledger
-from pipeline.store.manifest import ATTEMPTS, Manifest, Shard, load, make_ref, resolve_ref
+from pipeline.store.manifest import Manifest, load, make_ref, resolve_ref
+from pipeline.store.shards import ATTEMPTS, Shard
 from steps.artifacts import Checkpoint, Sequences, TokenCache, Tokenizer
 from training.config import TrainConfig
 

@@ -18,7 +18,8 @@ from pipeline.identity.fingerprint import canonical, plain
 from pipeline.plan.lineage import Ancestor, lineage
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
-from pipeline.store.manifest import ATTEMPTS, KEEP, Manifest, chosen, load, resolve_ref
+from pipeline.store.manifest import KEEP, Manifest, chosen, load, resolve_ref
+from pipeline.store.shards import ATTEMPTS
 from steps.checkpoints.find import ABOUT, is_run
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline import InputError, StepContext
 from pipeline.store import storage
-from pipeline.store.manifest import Shard
+from pipeline.store.shards import Shard
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import Result, StepContext
 from pipeline.store import storage
-from pipeline.store.manifest import Shard
+from pipeline.store.shards import Shard
 from steps.sampling.shards import SampleItem
 
 if TYPE_CHECKING:

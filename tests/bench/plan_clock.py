@@ -20,8 +20,9 @@ from pipeline.graph.node import Node, as_node, topological
 from pipeline.identity import source_code
 from pipeline.plan.plan import plan
 from pipeline.store import storage
-from pipeline.store.manifest import NAME, File, Manifest, Shard
+from pipeline.store.manifest import NAME, Manifest
 from pipeline.store.outputs import Store
+from pipeline.store.shards import File, Shard
 from tests.pipeline.toy import Scale, numbers, scaled, total
 
 

@@ -35,7 +35,7 @@ from data.read.work_units import list_units, read_unit
 from data.select.document_hash import document_hash
 from data.select.hash_ranges import Ranges, select
 from data.select.token_budget import Budget
-from pipeline.store.manifest import Shard
+from pipeline.store.shards import Shard
 from steps.sample import _choose_documents, _choose_row_groups, _Request
 from steps.sampling.shards import Filter, SampleItem
 

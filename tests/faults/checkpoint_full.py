@@ -21,7 +21,7 @@ import numpy as np
 from pipeline.errors import StorageError
 from pipeline.store import local_storage, storage
 from pipeline.store.ledger import Ledger
-from pipeline.store.manifest import File
+from pipeline.store.shards import File
 from tests.faults.cache_full import _leave, _no_file_beyond, small_disk
 from tests.faults.registry import Fault, pick, trials
 from training.checkpoint.checkpointer import Checkpointer

@@ -15,8 +15,9 @@ from pipeline.plan.state import Selection
 from pipeline.store import storage
 from pipeline.store.ledger import DIRECTORY as LEDGER
 from pipeline.store.ledger import Ledger
-from pipeline.store.manifest import Manifest, Shard, load, load_verified
+from pipeline.store.manifest import Manifest, load, load_verified
 from pipeline.store.outputs import Store
+from pipeline.store.shards import Shard
 
 
 def bring_up(
@@ -103,6 +104,7 @@ def check_invariants(prefix: str, *, finished: bool = False) -> int:
             assert hashlib.sha256(data).hexdigest() == file.sha256, f"{path}: other content"
             kept.add(path)
     if finished:
+        kept |= {f"{name}/{path}" for name, m in published.items() for path in m.paths()}
         data = {path for path in files if path.split("/")[1] == "attempts"}
         logs = {p for p in data if p.split("/")[3] in ("log.txt", "logs", "failure.json")}
         assert data - kept - logs == set(), f"left of unpublished attempts: {data - kept - logs}"

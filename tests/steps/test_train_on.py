@@ -6,7 +6,7 @@ import os
 import pytest
 
 from pipeline.errors import StepFailed
-from pipeline.store import manifest
+from pipeline.store.shards import check_sizes
 from steps.artifacts import Checkpoint
 from steps.block_shuffle import block_shuffle
 from steps.continue_training import extend, warm_start
@@ -140,4 +140,4 @@ def test_a_run_that_passed_a_damaged_checkpoint_over_is_published(tmp_path, monk
     run = built(str(tmp_path), trained(EIGHT))
     assert not any(newest.name in shard.name for shard in run.manifest.shards)
     assert run.result["last"]["step"] == 8
-    manifest.check_sizes(run.path, run.manifest.shards, "")
+    check_sizes(run.path, run.manifest.shards, "")

@@ -43,7 +43,7 @@ from pipeline.execute.ray.placement import Placement, Waiting
 from pipeline.graph.hardware import Hardware
 from pipeline.graph.step_context import Emit, GangProcess
 from pipeline.store import storage
-from pipeline.store.manifest import ATTEMPTS
+from pipeline.store.shards import ATTEMPTS
 
 _BEGIN_SECONDS = 120.0  # start-up deadline of a process with reserved resources
 _LOOK_SECONDS = 5.0

@@ -23,7 +23,7 @@ from pipeline.execute.ray.heartbeat import FailureDetector, Heartbeat, exit_with
 from pipeline.graph.hardware import Hardware
 from pipeline.graph.step_context import Emit, ShardTask, write_shard
 from pipeline.store import retry
-from pipeline.store.manifest import Shard
+from pipeline.store.shards import Shard
 
 TRIES = 3
 _IN_FLIGHT_PER_CPU = 2

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.store import storage
-from pipeline.store.manifest import File, Manifest, Shard
+from pipeline.store.manifest import Manifest
+from pipeline.store.shards import File, Shard
 
 START = 1_790_000_000.0
 

@@ -12,7 +12,8 @@ from pipeline.errors import CorruptOutput, InputError, StorageError
 from pipeline.identity import digests
 from pipeline.store import integrity, storage
 from pipeline.store.ledger import Ledger
-from pipeline.store.manifest import File, Manifest, check_sizes, load, load_verified
+from pipeline.store.manifest import Manifest, load, load_verified
+from pipeline.store.shards import File, check_sizes
 from tests.faults.fake_gcs import FakeGCS
 
 

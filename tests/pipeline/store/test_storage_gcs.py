@@ -15,7 +15,7 @@ import pytest
 from pipeline.errors import InputError, PonenteError, StorageError, StoreUnavailable
 from pipeline.store import google_storage, storage, write_check
 from pipeline.store.google_storage import GoogleStorage
-from pipeline.store.manifest import File, Shard, check_sizes
+from pipeline.store.shards import File, Shard, check_sizes
 from pipeline.store.write_check import check_writable
 from tests.faults.fake_gcs import FakeGCS, Faults
 

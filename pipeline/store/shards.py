@@ -1,0 +1,314 @@
+"""The shards of an output and their files, and the table that lists them when they are many.
+
+A manifest contains up to `INLINE` shards itself. More are in a table: a file of JSON lines in the
+attempt that published, one line per shard, sorted by name. The manifest has its path and SHA-256,
+so that the table is part of the manifest: it is written before, never changed, and needed as long.
+It is read when a shard is first asked for, once per process.
+"""
+
+from __future__ import annotations
+
+import array
+import functools
+import hashlib
+import itertools
+import json
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, overload
+
+import msgspec
+
+from pipeline.errors import CorruptOutput, InputError
+from pipeline.store import storage
+from pipeline.store.decode import to_json
+from pipeline.store.parallel import list_together
+
+INLINE = 64  # most shards that a manifest has in itself, for one request instead of two
+ATTEMPTS = "attempts"
+Size = Annotated[int, msgspec.Meta(ge=0)]
+Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+_TABLE = "shards.jsonl"
+_CACHED = 4  # tables in memory, about 1 kB for each shard of a token cache
+_LIST_FROM = 4  # from this many files on, one listing replaces a request per file
+_Line = tuple[str, str, dict[str, Any], tuple[tuple[str, Size, Sha256, str], ...]]
+_decoder = msgspec.json.Decoder(_Line)
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file of a shard.
+
+    Attributes:
+        path: relative to the shard's root.
+        size: in bytes.
+        sha256: SHA-256 in hex.
+        blocks: CRC-32 of every block of 1 MiB, 8 hex digits each; empty for a file of at most one
+            block.
+    """
+
+    path: str
+    size: Size
+    sha256: Sha256
+    blocks: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A finished shard of an output.
+
+    Attributes:
+        name: logical name, such as "train/00003".
+        root: directory of its files, relative to the step's directory (inside some attempt).
+        files: all files under `root`.
+        result: the JSON mapping its writer returned (counts and the like).
+    """
+
+    name: str
+    root: str
+    files: tuple[File, ...]
+    result: dict[str, Any]
+
+    @property
+    def attempt(self) -> str:
+        """The attempt that wrote it: its files are under `attempts/<attempt>/`."""
+        return self.root.split("/")[1]
+
+    @property
+    def bytes(self) -> int:
+        """Total size of the files in bytes."""
+        return sum(file.size for file in self.files)
+
+    def check(self) -> None:
+        """Raise `ValueError` for a path outside the attempts, and for a duplicate file."""
+        try:
+            if not storage.join("", self.root).startswith(f"/{ATTEMPTS}/"):
+                raise InputError(f"expected a directory in an attempt, got {self.root!r}")
+            for file in self.files:
+                _check_path(file.path)
+        except InputError as error:
+            raise ValueError(str(error)) from None
+        if len({file.path for file in self.files}) != len(self.files):
+            raise ValueError(f"shard {self.name!r}: duplicate file")
+
+
+@functools.lru_cache(1 << 12)  # the shards of an output have files of the same names
+def _check_path(path: str) -> None:
+    storage.join("", path)
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a manifest records of its table of shards; its path is refused outside the attempts.
+
+    Attributes:
+        path: path of the table, relative to the output's home.
+        size, sha256: of that file.
+        shards: number of shards.
+        bytes: total size of their files.
+    """
+
+    path: str
+    size: Size
+    sha256: Sha256
+    shards: Size
+    bytes: Size
+
+    def __post_init__(self) -> None:
+        Shard("", self.path, (), {}).check()
+
+
+@dataclass(frozen=True)
+class ShardTable(Sequence[Shard]):
+    """The shards in a table, sorted by name; each is decoded when it is asked for.
+
+    Every access raises `CorruptOutput` when the table is missing or is not the one recorded, and
+    `StoreUnavailable` when its store cannot be reached.
+
+    Attributes:
+        home: URL of the directory with the output's files.
+        label: label of the step, for messages.
+        table: what the manifest records.
+    """
+
+    home: str
+    label: str
+    table: Table
+
+    @property
+    def file(self) -> File:
+        """The table as a file of the output."""
+        return File(self.table.path, self.table.size, self.table.sha256)
+
+    def names(self) -> list[str]:
+        """Names of the shards, ascending."""
+        return self._rows.names
+
+    def __len__(self) -> int:
+        return self.table.shards
+
+    @overload
+    def __getitem__(self, index: int) -> Shard: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Shard, ...]: ...
+    def __getitem__(self, index: int | slice) -> Shard | tuple[Shard, ...]:
+        rows = self._rows
+        if isinstance(index, slice):
+            return tuple(map(self._decode, (rows[i] for i in range(len(self))[index])))
+        return self._decode(rows[range(len(self))[index]])
+
+    def __iter__(self) -> Iterator[Shard]:
+        return self.onwards(0)
+
+    def onwards(self, index: int) -> Iterator[Shard]:
+        """The shards from an index on."""
+        rows = self._rows
+        return (self._decode(rows[at]) for at in range(index, len(self)))
+
+    @property
+    def _rows(self) -> _Rows:
+        try:
+            return _read(storage.join(self.home, self.table.path), self.table)
+        except FileNotFoundError:
+            raise self._corrupt(f"missing, expected {self.table.size} bytes") from None
+        except ValueError as error:
+            raise self._corrupt(str(error)) from error
+
+    def _decode(self, line: bytes) -> Shard:
+        try:
+            name, root, result, files = _parsed(line)
+            shard = Shard(name, root, tuple(File(*file) for file in files), result)
+            shard.check()
+        except ValueError as error:
+            raise self._corrupt(str(error)) from error
+        return shard
+
+    def _corrupt(self, problem: str) -> CorruptOutput:
+        return CorruptOutput(
+            f"{storage.join(self.home, self.table.path)}: {problem}; it lists the output's "
+            f"{self.table.shards} shards; build it again with --force {self.label}"
+        )
+
+
+def _parsed(line: bytes) -> _Line:
+    try:
+        return _decoder.decode(line)
+    except msgspec.DecodeError:
+        # A result may have half of a surrogate pair in a text, which msgspec does not read.
+        return msgspec.convert(json.loads(line), _Line)
+
+
+class _Rows:
+    """The lines of a table, and the names of its shards."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._ends = array.array("Q", [0])
+        self.names: list[str] = []
+        while self._ends[-1] < len(data):
+            end = data.index(b"\n", self._ends[-1]) + 1
+            begin = self._ends[-1] + len('["')  # a name is plain and has no escapes
+            self.names.append(data[begin : data.index(b'"', begin)].decode())
+            self._ends.append(end)
+
+    def __getitem__(self, index: int) -> bytes:
+        return self._data[self._ends[index] : self._ends[index + 1]]
+
+
+@functools.lru_cache(_CACHED)
+def _read(url: str, table: Table) -> _Rows:
+    data = storage.read_bytes(url)
+    if hashlib.sha256(data).hexdigest() != table.sha256:
+        size = f"{len(data)} bytes, expected {table.size}"
+        same = "not the bytes that were written"
+        raise ValueError(same if len(data) == table.size else size)
+    rows = _Rows(data)
+    if len(rows.names) != table.shards or any(a >= b for a, b in itertools.pairwise(rows.names)):
+        raise ValueError(f"expected {table.shards} shards sorted by name")
+    return rows
+
+
+def keep(root: str, attempt: str, label: str, shards: Sequence[Shard]) -> Sequence[Shard]:
+    """The shards for a manifest in the step directory `root`: if they are many, in a table.
+
+    Args:
+        root: URL of the step's directory.
+        attempt: the attempt that publishes, in whose directory the table is written.
+        label: label of the step.
+        shards: the shards of the output, sorted by name.
+    """
+    if len(shards) <= INLINE:
+        return shards
+    data = b"".join(
+        to_json([s.name, s.root, s.result, [[f.path, f.size, f.sha256, f.blocks] for f in s.files]])
+        + b"\n"
+        for s in shards
+    )
+    path = f"{ATTEMPTS}/{attempt}/{_TABLE}"
+    storage.create(storage.join(root, path), data)
+    size = sum(shard.bytes for shard in shards)
+    digest = hashlib.sha256(data).hexdigest()
+    return ShardTable(root, label, Table(path, len(data), digest, len(shards), size))
+
+
+def find(shards: Sequence[Shard], name: str) -> Shard | None:
+    """The shard of this name among shards sorted by name, if there is one."""
+    at = _place(shards, name)
+    found = shards[at] if at < len(shards) else None
+    return found if found is not None and found.name == name else None
+
+
+def starting(shards: Sequence[Shard], prefix: str) -> Iterator[Shard]:
+    """The shards whose name starts with `prefix`, of shards sorted by name."""
+    begin = _place(shards, prefix)
+    rest = shards.onwards(begin) if isinstance(shards, ShardTable) else shards[begin:]
+    return itertools.takewhile(lambda shard: shard.name.startswith(prefix), rest)
+
+
+def _place(shards: Sequence[Shard], name: str) -> int:
+    if isinstance(shards, ShardTable):
+        return bisect_left(shards.names(), name)
+    return bisect_left(shards, name, key=lambda shard: shard.name)
+
+
+def check_sizes(home: str, shards: Iterable[Shard], remedy: str) -> None:
+    """Raise `CorruptOutput` when a file of these shards does not have its recorded size."""
+    for _, problem in wrong_sizes(home, shards):
+        raise CorruptOutput(f"{problem}; {remedy}")
+
+
+def wrong_sizes(home: str, shards: Iterable[Shard]) -> Iterator[tuple[Shard, str]]:
+    """Shards with a file of another size than recorded, and one line about the first such file.
+
+    A remote store gets one listing request for any number of shards.
+    """
+    shards = shards if isinstance(shards, Sequence) else tuple(shards)
+    listed = _listed(home, shards)
+    for shard in shards:
+        for file in shard.files:
+            if listed.get(f"{shard.root}/{file.path}") == file.size:
+                continue
+            url = file_url(home, shard, file)
+            # A listing may be out of date: if it disagrees, the store is asked for the object.
+            found = storage.size(url)
+            if found != file.size:
+                state = "missing" if found is None else f"{found} bytes"
+                yield shard, f"{url}: expected {file.size} bytes, found {state}"
+                break
+
+
+def _listed(home: str, shards: Sequence[Shard]) -> dict[str, int]:
+    """Sizes by path below `home` from one listing; empty where a request per file is cheaper."""
+    files = (file for shard in shards for file in shard.files)
+    if storage.is_local(home) or len([*itertools.islice(files, _LIST_FROM)]) < _LIST_FROM:
+        return {}
+    return list_together(home, [shard.root for shard in shards])
+
+
+def file_url(home: str, shard: Shard, file: File) -> str:
+    """URL of a file. Raises `CorruptOutput` for a record that points out of its directory."""
+    try:
+        return storage.join(home, shard.root, file.path)
+    except InputError as error:
+        raise CorruptOutput(f"{home}: shard {shard.name!r}: {error}") from error
