@@ -10,12 +10,14 @@ has the candidates' type for a type checker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar, cast
 
 from pipeline.errors import InputError
 from pipeline.graph.artifact import Artifact
-from pipeline.graph.node import as_node, named
+from pipeline.graph.node import as_node, is_display_name, named
 from pipeline.graph.step import step
 from pipeline.graph.step_context import Reference, StepContext
 
@@ -26,20 +28,60 @@ V = TypeVar("V")
 def sweep(build: Callable[[V], A], over: Iterable[V] | Mapping[str, V]) -> tuple[A, ...]:
     """`build(value)` for each value, labelled with the value or with its name in a mapping.
 
+    Configurations are labelled with the fields that differ, paths with their ends, and other values
+    that are no label with their number.
+
     Raises:
         InputError: for no values, and for a value that is given twice.
     """
-    values = over.items() if isinstance(over, Mapping) else [(str(value), value) for value in over]
+    values = list(over.values()) if isinstance(over, Mapping) else list(over)
     if not values:
         raise InputError("sweep(over=...): expected at least one value, found none")
-    names = [name for name, _ in values]
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    named_by = list(over) if isinstance(over, Mapping) else [str(value) for value in values]
+    if twice := next((name for name in named_by if named_by.count(name) > 1), None):
         raise InputError(f"sweep(over=...): {twice} is given twice; give each value once")
-    built = []
-    for name, value in values:
-        artifact = build(cast(V, value))
-        built.append(named(artifact, f"{as_node(artifact).label}[{name}]"))
-    return tuple(built)
+    built = [build(cast(V, value)) for value in values]
+    names = named_by if isinstance(over, Mapping) else _names(values, built)
+    labels = [as_node(artifact).label for artifact in built]
+    return tuple(
+        named(artifact, f"{label}[{name}]")
+        for artifact, label, name in zip(built, labels, names, strict=True)
+    )
+
+
+def _names(values: list[Any], built: Iterable[Artifact]) -> list[str]:
+    """A name for each value, fit for the label of what was built from it."""
+    texts = [str(value) for value in values]
+    if all(dataclasses.is_dataclass(value) for value in values):
+        texts = _differing(values)
+    elif any({"/", "\\"} & set(text) for text in texts):
+        parts = [re.split(r"[/\\]+", text.rstrip("/\\")) for text in texts]
+        ends = [[":".join(p[-depth:]) for p in parts] for depth in range(1, max(map(len, parts)))]
+        texts = next((texts for texts in ends if _distinct(texts)), texts)
+    labels = [as_node(artifact).label for artifact in built]
+    fit = all(is_display_name(f"{a}[{b}]") for a, b in zip(labels, texts, strict=True))
+    return texts if fit and _distinct(texts) else [str(i) for i in range(1, len(values) + 1)]
+
+
+def _differing(values: list[Any]) -> list[str]:
+    """The fields of configurations that have not the same value in all, as text."""
+    trees = [dict(_fields(value)) for value in values]
+    names = dict.fromkeys(name for tree in trees for name in tree)
+    varied = [name for name in names if len({repr(tree.get(name)) for tree in trees}) > 1]
+    return [", ".join(f"{n.rpartition('.')[2]}={t[n]}" for n in varied if n in t) for t in trees]
+
+
+def _fields(config: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _fields(value, f"{before}{field.name}.")
+        else:
+            yield before + field.name, value
+
+
+def _distinct(values: list[Any]) -> bool:
+    return len(set(values)) == len(values)
 
 
 def select(candidates: tuple[A, ...], *, by: str, mode: Literal["min", "max"] = "min") -> A:

@@ -13,6 +13,7 @@ an error.
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Mapping
 from contextlib import closing
@@ -230,7 +231,7 @@ class _Desk:
         if published is not None and published.result["checkpoint"] == found.name:
             raise CorruptOutput(
                 f"the model that is published, of step {found.step:,}, cannot be read: {cause}; "
-                f"build it again with --force {published.manifest.label}"
+                f"build it again with --force {shlex.quote(published.manifest.label)}"
             )
         if published is None and self.work.model.find(found.name) is None:
             cause = "deleted before it was scored; keep more checkpoints, or score fewer sequences"

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,9 +66,9 @@ class Context:
         """The part of the graph that the flags select."""
         o = self.options
         return Selection(
-            only=getattr(o, "only", ()),
-            until=getattr(o, "until", ()),
-            force=getattr(o, "force", ()),
+            only=_texts(getattr(o, "only", ())),
+            until=_texts(getattr(o, "until", ())),
+            force=_texts(getattr(o, "force", ())),
             keep_going=getattr(o, "keep_going", False),
             jobs=getattr(o, "jobs", 0),
         )
@@ -125,6 +126,10 @@ def of_call(
     store = Store(options.prefix, options.shared)
     wanted = experiment.build(resolved)
     return Context(experiment, wanted, store, resolved, options, [], command, clock)
+
+
+def _texts(names: str | Iterable[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _command_line() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -124,8 +125,9 @@ def _say_plan(context: Context, found: list[Planned], labels: dict[str, str]) ->
             say(f"warning: {warning}")
         for advice in entry.node.advice():
             say(f"warning: {labels[entry.node.key]}: {advice}")
-    if names := ",".join(entry.node.label for entry in found if entry.refused):
-        say(f"run would refuse: corrupt outputs of {names}; build them again with --force {names}")
+    if names := ",".join(labels[entry.node.key] for entry in found if entry.refused):
+        again = f"build them again with --force {shlex.quote(names)}"
+        say(f"run would refuse: corrupt outputs of {names}; {again}")
     else:
         say(f"{sum(e.needed for e in found)} of {len(found)} steps would run")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 from typing import Any
 
@@ -56,7 +57,7 @@ def _say_verified(label: str, state: str, manifest: Manifest | None, problems: l
     for problem in problems:
         say(f"  {problem}")
     if manifest and problems:
-        say(f"  build it again with --force {label}")
+        say(f"  build it again with --force {shlex.quote(label)}")
 
 
 def _contents(manifest: Manifest) -> str:
@@ -136,7 +137,7 @@ def adopt(context: Context) -> int:
     if not context.options.source:
         confirm(context, f"adopt {source.path} as {node.label}")
     found = adoption.adopt(store, node, seen, source)
-    say(f"{node.label}: adopted {found.origin}; undo with adopt {node.label} --undo")
+    say(f"{node.label}: adopted {found.origin}; undo with adopt {shlex.quote(node.label)} --undo")
     return 0
 
 

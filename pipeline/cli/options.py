@@ -35,7 +35,8 @@ def _switch(help: str) -> dict[str, Any]:
 
 
 def _steps(help: str) -> dict[str, Any]:
-    return {"help": help, "type": _names, "default": (), "metavar": "STEP,..."}
+    # Labels may hold commas, so only the graph tells which names these are, see `plan.state.pick`.
+    return {"help": help, "action": "append", "default": [], "metavar": "STEP,..."}
 
 
 # Every flag of every verb, by the name of its value.

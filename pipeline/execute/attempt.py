@@ -18,7 +18,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.errors import (
@@ -63,6 +63,7 @@ class Request:
         live: the live inputs, and the builds that write them.
         packages: loggers whose INFO records go to the log: those of the step's own code.
         listings: listings of the external arguments when the run was planned.
+        labels: names of the inputs in this graph; their manifests have those of their own graph.
     """
 
     step: StepSpec[..., Any]
@@ -78,6 +79,7 @@ class Request:
     live: Mapping[str, Source] = field(default_factory=dict)
     packages: tuple[str, ...] = ()
     listings: Mapping[str, Listing] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ledger(self) -> Ledger:
@@ -104,6 +106,7 @@ class Outcome:
         transient: whether a retry could succeed.
         preempted: whether it was preempted after saving its work; resuming uses no try.
         resources_unavailable: whether it failed because its hardware was in use.
+        corrupt: whether it failed because a file was missing or damaged, which the cause names.
     """
 
     status: str
@@ -113,6 +116,7 @@ class Outcome:
     transient: bool = False
     preempted: bool = False
     resources_unavailable: bool = False
+    corrupt: bool = False
 
 
 def execute(request: Request, emit: Emit, workers: Workers, *, redirect: bool = True) -> Outcome:
@@ -195,7 +199,8 @@ def _attempt(
             transient = isinstance(error, OSError | WorkerLost)
             transient = transient and not isinstance(error, FileNotFoundError)
             taken = isinstance(error, ResourcesUnavailable)
-            return Outcome("failed", seconds, cause, log, transient, resources_unavailable=taken)
+            corrupt = isinstance(error, CorruptOutput | FileNotFoundError)
+            return Outcome("failed", seconds, cause, log, transient, False, taken, corrupt)
     return Outcome("published" if won else "reused", time.monotonic() - clock, log=log)
 
 
@@ -236,7 +241,7 @@ def _open_inputs(request: Request) -> dict[str, tuple[str, Manifest]]:
         found = manifest.load_verified(path, key)
         if found is None:
             raise CorruptOutput(f"{path}: input {name!r} of {request.label} is gone; run again")
-        opened[name] = (path, found)
+        opened[name] = (path, replace(found, label=request.labels.get(name, found.label)))
     return opened
 
 

@@ -22,7 +22,7 @@ from pipeline.errors import Cancelled, StepFailed
 from pipeline.execute.attempt import Outcome, Request
 from pipeline.execute.backend import Backend
 from pipeline.execute.events import EventLog
-from pipeline.execute.node_state import NodeState, States, make_request
+from pipeline.execute.node_state import NodeState, States, corrupt_outputs, make_request
 from pipeline.execute.reference import refer
 from pipeline.execute.small import why_small
 from pipeline.graph.node import Node, topological
@@ -39,6 +39,7 @@ from pipeline.plan.state import (
     pick,
     resolve,
     staleness,
+    with_force,
 )
 from pipeline.store import manifest, retry
 from pipeline.store.builds import confirm
@@ -94,6 +95,7 @@ class Execution:
         self._candidates: dict[str, NodeState] = {}
         self._exposed = False
         self._failures: list[str] = []
+        self._corrupt: set[str] = set()  # keys of outputs that a step found damaged
         self._reasons: dict[str, str] = {}
         self._provenance: dict[str, Any] = {}
         self._stop = threading.Event()
@@ -112,7 +114,7 @@ class Execution:
         seen = look(self.order, self._store)
         self._listings = seen.listings
         self.notes = [note for node in self.order for note in source_notes(node, seen)]
-        needed = decide(self.targets, self.order, seen, self._choice)
+        needed = decide(self.targets, self.order, seen, self._choice, self._retry_command)
         for node in needed:
             self._states[node.key].replaces = seen.replaces(node.key)
             seen.found.pop(node.key, None)
@@ -165,8 +167,8 @@ class Execution:
         with retry.scope(self._stop.is_set, self._log.emit):
             self._loop(backend)
         if self._failures:
-            command = f"  retry: {self._retry_command}"
-            raise StepFailed("\n".join([*self._failures, command]))
+            command = with_force(self._retry_command, self._corrupt, self.order)
+            raise StepFailed("\n".join([*self._failures, f"  retry: {command}"]))
         if any(node.key not in self.published for node in self.targets):
             raise Cancelled("stopped; finished steps and shards are kept")
 
@@ -297,6 +299,7 @@ class Execution:
 
     def _retry(self, state: NodeState, outcome: Outcome) -> None:
         node = state.node
+        self._corrupt |= corrupt_outputs(outcome, self.order, self.published, self._store)
         if outcome.transient and state.advanced(self._store.path(node)):
             state.progressed()
         state.tries += 0 if outcome.preempted else 1

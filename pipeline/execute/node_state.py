@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.errors import PonenteError
-from pipeline.execute.attempt import Request
+from pipeline.execute.attempt import Outcome, Request
 from pipeline.graph.live import Source
 from pipeline.graph.node import Node
 from pipeline.identity import digests, source_code
@@ -170,6 +170,18 @@ class States(dict[str, NodeState]):
                 yield self[user.key]
 
 
+def corrupt_outputs(
+    outcome: Outcome, order: list[Node], published: Mapping[str, Found], store: Store
+) -> set[str]:
+    """Keys of the outputs in which a failed attempt found a damaged file, which its cause names."""
+
+    def home(node: Node) -> str:
+        there = published.get(node.key)
+        return there.manifest.home(there.path) if there is not None else store.path(node)
+
+    return {node.key for node in order if outcome.corrupt and home(node) in outcome.cause}
+
+
 def make_request(
     state: NodeState,
     states: States,
@@ -210,6 +222,7 @@ def make_request(
         replaces=state.replaces,
         live=live,
         listings=listings.of(node),
+        labels={name: child.label for name, child in node.inputs.items()},
         packages=_packages(node),
     )
     return request, build.conflicts

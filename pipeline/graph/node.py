@@ -25,9 +25,10 @@ _LABEL_LENGTH = 64
 class Node:
     """One call of a step in a graph: what to run, on which inputs, with which configuration.
 
-    `label` is the display name: the step's own, or the one set by `named`. `inputs` are by argument
-    name; those of a tuple are `argument[0]`, `argument[1]`, ...; `live` has the names of the live
-    inputs. `identity` is the step with its version and configuration, without the inputs.
+    `label` is the display name: the step's own, or the one set by `named`; `labels` has it and
+    those of equal nodes in the graph. `inputs` are by argument name; those of a tuple are
+    `argument[0]`, `argument[1]`, ...; `live` has the names of the live inputs. `identity` is the
+    step with its version and configuration, without the inputs.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Node:
         self.runtime = runtime
         self.output: type[Artifact] = step.output
         self.label = step.label
+        self.labels: set[str] = set()  # filled by `topological`
         self.classes: fingerprint.Classes = {}
         values = {
             name: fingerprint.canonical(value, f"{step.label}({name}=...)", self.classes)
@@ -87,7 +89,7 @@ def named(artifact: A, name: str) -> A:
         InputError: for a name that is unfit for a log line, a flag or a path.
     """
     node = as_node(artifact)
-    if not _is_display_name(name):
+    if not is_display_name(name):
         raise InputError(
             f"named({node.label}, ...): expected 1 to {_LABEL_LENGTH} printable characters without "
             f"slashes, no '-' in front and no spaces around them, got {name!a:.300}"
@@ -96,7 +98,8 @@ def named(artifact: A, name: str) -> A:
     return artifact
 
 
-def _is_display_name(name: Any) -> bool:
+def is_display_name(name: Any) -> bool:
+    """Whether a name is fit for a log line, a flag and a path."""
     return (
         isinstance(name, str)
         and 0 < len(name) <= _LABEL_LENGTH
@@ -118,7 +121,7 @@ def topological(targets: list[Node]) -> list[Node]:
         InputError: for a cycle, for two different steps or classes of one name, and for two keys
             that would share a directory.
     """
-    order: dict[str, Node] = {}
+    order: dict[str, Node] = {}  # by key; equal nodes are one, with the labels of all
     names: dict[str, Node] = {}
     entered: dict[str, Node] = {}
     owners: dict[str, Node] = {}
@@ -127,6 +130,7 @@ def topological(targets: list[Node]) -> list[Node]:
         node, expanded = stack.pop()
         if expanded:
             order[node.key] = entered.pop(node.key)
+            node.labels.add(node.label)
         elif node.key in entered:
             ring = list(entered)[list(entered).index(node.key) + 1 :]
             way = ", ".join(entered[key].label for key in ring[:_SHOWN_STEPS])
@@ -141,9 +145,10 @@ def topological(targets: list[Node]) -> list[Node]:
             _check_name(node, names.setdefault(node.step.name, node))
             _check_owner(node, owners.setdefault(node.directory, node))
             stack.append((node, True))
-            stack.extend((child, False) for child in node.inputs.values())
+            stack.extend((child, False) for child in reversed(node.inputs.values()))
         else:
             _check_name(node, order[node.key])
+            order[node.key].labels.add(node.label)
     fingerprint.merge_classes((node.classes for node in order.values()), "the graph")
     return list(order.values())
 

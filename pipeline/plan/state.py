@@ -7,7 +7,8 @@ with a default that has another value now.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import shlex
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from pipeline.errors import CorruptOutput, InputError, unknown
@@ -150,21 +151,45 @@ def needed_keys(targets: Iterable[Node], there: set[str] | dict[str, Found]) -> 
     return needed
 
 
-def pick(order: list[Node], name: str) -> list[Node]:
-    """The nodes with a label (see `unique_labels`), or a step's name, or a directory's beginning.
+def pick(order: list[Node], names: str) -> list[Node]:
+    """The nodes that a flag names: one step or several, separated by commas.
+
+    A name is a label (see `unique_labels`), or a step's name, or the beginning of a directory. A
+    label may hold commas itself.
 
     Raises:
-        InputError: when there are none; names the nearest step, or all of them.
+        InputError: for a name without a node; names the nearest step, or all of them.
     """
     apart = unique_labels(order)
-    chosen = (
-        [n for n in order if name in (n.label, apart[n.key])]
-        or [n for n in order if name == n.step.name]
-        or [n for n in order if name and n.directory.startswith(name)]
-    )
-    if not chosen:
-        raise InputError(unknown("step", name, apart.values()))
-    return chosen
+
+    def called(name: str) -> list[Node]:
+        return (
+            [n for n in order if name == apart[n.key] or name in n.labels]
+            or [n for n in order if name == n.step.name]
+            or [n for n in order if name and n.directory.startswith(name)]
+        )
+
+    chosen: dict[str, Node] = {}
+    words = names.split(",")
+    while words:
+        ends = range(len(words), 0, -1)  # the longest name first
+        end = next((end for end in ends if called(",".join(words[:end]).strip())), 0)
+        if not end and words[0].strip():
+            known = [*apart.values(), *sorted({label for n in order for label in n.labels})]
+            raise InputError(unknown("step", words[0].strip(), dict.fromkeys(known)))
+        chosen |= {n.key: n for n in called(",".join(words[:end]).strip())}
+        words = words[end or 1 :]
+    return list(chosen.values())
+
+
+def with_force(command: str, keys: Collection[str], order: list[Node]) -> str:
+    """A command line, or a call in Python, that also builds the nodes of these keys again."""
+    names = tuple(label for key, label in unique_labels(order).items() if key in keys)
+    if not names:
+        return command
+    if command.endswith(")"):  # a shell's words end with quotes where they hold a parenthesis
+        return f"{command[:-1]}{'' if command.endswith('()') else ', '}force={names!r})"
+    return f"{command} --force {shlex.quote(','.join(names))}"
 
 
 def resolve(targets: list[Node], choice: Selection) -> list[Node]:
@@ -175,7 +200,7 @@ def resolve(targets: list[Node], choice: Selection) -> list[Node]:
 
 
 def decide(
-    targets: list[Node], order: list[Node], seen: GraphState, choice: Selection
+    targets: list[Node], order: list[Node], seen: GraphState, choice: Selection, command: str
 ) -> list[Node]:
     """The nodes to execute, inputs first: those that the targets lack, and all stale ones.
 
@@ -183,7 +208,8 @@ def decide(
 
     Raises:
         InputError: when `only` leaves out a step whose output is missing.
-        CorruptOutput: when a step to execute would replace a corrupt output without `--force`.
+        CorruptOutput: when a step to execute would replace a corrupt output without `--force`;
+            names `command` with the flag.
         InputError, StoreUnavailable: when a source of a step to execute cannot be listed.
     """
     forced = {node.key for name in choice.force for node in pick(order, name)}
@@ -197,9 +223,11 @@ def decide(
             needed |= needed_keys(node.inputs.values(), seen.found)
     if choice.only:
         _refuse_missing(needed - chosen, order, choice)
-    for key, problem in seen.corrupt.items():
-        if key in needed and key not in forced:
-            raise CorruptOutput(problem)
+    if corrupt := needed & seen.corrupt.keys() - forced:
+        problems = [problem for key, problem in seen.corrupt.items() if key in corrupt]
+        if all("--force" in problem for problem in problems):  # the remedy of `check_files`
+            problems.append(f"  retry: {with_force(command, corrupt, order)}")
+        raise CorruptOutput("\n".join(problems))
     for node in order:
         if node.key in needed and node.key in seen.listings.unreachable:
             raise seen.listings.unreachable[node.key]
@@ -210,6 +238,6 @@ def _refuse_missing(needed: set[str], order: list[Node], choice: Selection) -> N
     missing = [node.label for node in order if node.key in needed]
     if missing:
         raise InputError(
-            f"--only {' '.join(choice.only)}: missing inputs: {', '.join(missing)}; use --until "
+            f"--only {shlex.join(choice.only)}: missing inputs: {', '.join(missing)}; use --until "
             "to build them too"
         )

@@ -301,7 +301,8 @@ def check_files(path: str, manifest: Manifest) -> None:
     Requests to another store than the output's own have a deadline of a few seconds; the error for
     an unreachable one has a `__cause__`.
     """
-    home, remedy = manifest.home(path), f"build it again with --force {manifest.label}"
+    # The directory names the step, whatever its label is in the graph of today.
+    home, remedy = manifest.home(path), f"build it again with --force {path.rpartition('/')[2]}"
     if manifest.origin is None:
         check_sizes(home, manifest.shards, remedy)
         return

@@ -1,0 +1,71 @@
+"""What errors say to do: run exactly as printed, by a shell, it works."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GRAPH = """
+from pipeline import Experiment, Result, StepContext, named, step
+from tests.pipeline.toy import Numbers, Order, Scale, Total, numbers, order, scaled, total
+
+@step(output=Total, version=1)
+def last(run: StepContext, order: Order, *, plus: int) -> Result:
+    return {"total": sum(order.input("numbers", Numbers).values()) + plus}
+
+def build(factor: int = 1, plus: int = 0):
+    there = named(numbers(count=4), "it's [a, b]")
+    return total(scaled(there, scale=Scale(factor))), last(order(there), plus=plus)
+
+experiment = Experiment(build)
+if __name__ == "__main__":
+    experiment.main()
+"""
+
+
+def shell(command):
+    """(status, output) of a command line."""
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout + done.stderr
+
+
+def retry_of(output):
+    """The command that an error says to run."""
+    (command,) = re.findall(r"^  retry: (.*)$", output, re.MULTILINE)
+    return command
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The beginning of a command of an experiment that was run, in a store with a space."""
+    file = tmp_path / "mine.py"
+    file.write_text(GRAPH)
+    command = f"{sys.executable} {file} --executor inline --prefix '{tmp_path}/my store'"
+    status, output = shell(command)
+    assert status == 0, output
+    return command
+
+
+def damage(tmp_path: Path):
+    """Delete a file of the numbers."""
+    next((tmp_path / "my store").glob("numbers-*/attempts/*/shards/*/*/n.txt")).unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flag", ["--factor 2", "--plus 3"], ids=["read by a step", "opened"])
+def test_a_damaged_input_is_built_again_by_the_command_that_is_printed(run, tmp_path, flag):
+    """The step that reads it, directly or through another output, names the step that wrote it."""
+    damage(tmp_path)
+    status, output = shell(f"{run} {flag}")
+    assert status == 1
+    assert shell(f"{run} {flag}")[0] == 1
+    command = retry_of(output)
+    assert "--force" in command
+    assert "[a, b]" in command
+    status, output = shell(command)
+    assert status == 0, output
+    assert shell(f"{run} {flag}")[0] == 0

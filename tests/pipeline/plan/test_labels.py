@@ -1,0 +1,103 @@
+"""Names of steps, as flags take them and outputs show them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from pipeline import InputError, named, select, sweep
+from pipeline.graph.node import as_node, topological
+from pipeline.plan.state import pick, with_force
+from tests.pipeline.helpers import bring_up, result
+from tests.pipeline.toy import Scale, numbers, scaled, total
+
+
+def labels(artifacts):
+    """Labels of a sweep's steps."""
+    return [as_node(each).label for each in artifacts]
+
+
+def test_two_names_of_one_step_both_name_it():
+    """Equal keys are one step of the graph, which answers to either name."""
+    first, second = named(numbers(count=5), "first"), named(numbers(count=5), "second")
+    order = topological([as_node(total(first, second))])
+    assert [node.label for node in order] == ["first", "total"]
+    assert pick(order, "second") == pick(order, "first") == [order[0]]
+    with pytest.raises(InputError, match="did you mean second"):
+        pick(order, "secnd")
+
+
+def test_a_flag_takes_labels_with_commas_and_brackets_among_others():
+    """As one name or in a list; in a list the longest label that fits is meant."""
+    made = sweep(lambda size: numbers(count=size[0], shards=size[1]), [(1, 1), (4, 2)])
+    odd = named(total(made[0]), "a, b")
+    order = topological([as_node(odd), as_node(made[1]), as_node(named(total(made[1]), "a"))])
+    name = {node.label: node for node in order}
+    assert pick(order, "numbers[(4, 2)]") == [name["numbers[(4, 2)]"]]
+    both = pick(order, "a, b,numbers[(1, 1)],a")
+    assert both == [name["a, b"], name["numbers[(1, 1)]"], name["a"]]
+    assert {node.label for node in pick(order, "numbers,")} == {
+        "numbers[(1, 1)]",
+        "numbers[(4, 2)]",
+    }
+    with pytest.raises(InputError, match="no step 'b'"):
+        pick(order, "a,b")
+    keys = {node.key for node in order if node.label in ("a, b", "numbers[(1, 1)]")}
+    command = with_force("ponente run x.py", keys, order)
+    assert command == "ponente run x.py --force 'numbers[(1, 1)],a, b'"
+    assert with_force("mine.run('quick')", keys, order) == (
+        "mine.run('quick', force=('numbers[(1, 1)]', 'a, b'))"
+    )
+    assert with_force("mine.run()", (), order) == "mine.run()"
+
+
+@dataclasses.dataclass(frozen=True)
+class Knobs:
+    """A configuration with another inside."""
+
+    rate: float
+    scale: Scale
+
+
+def test_a_sweep_labels_paths_and_configurations_by_what_differs():
+    """Ends of paths, fields that differ; the number of a value whose text fits no label."""
+    paths = ["gs://a/x/data.jsonl", "gs://a/y/data.jsonl"]
+
+    def built(values):
+        return labels(sweep(lambda value: numbers(count=len(str(value))), values))
+
+    assert built(paths) == ["numbers[x:data.jsonl]", "numbers[y:data.jsonl]"]
+    assert built([Path("/data/b"), Path("/data/c")]) == ["numbers[b]", "numbers[c]"]
+    rates = [Knobs(0.1, Scale()), Knobs(0.2, Scale()), Knobs(0.2, Scale(3))]
+    assert built(rates) == [
+        "numbers[rate=0.1, factor=1]",
+        "numbers[rate=0.2, factor=1]",
+        "numbers[rate=0.2, factor=3]",
+    ]
+    assert built(["x" * 70, "two\nlines"]) == ["numbers[1]", "numbers[2]"]
+    assert built({"one": 1, "same": 1}) == ["numbers[one]", "numbers[same]"]
+
+
+def test_a_sweep_runs_in_the_order_in_which_it_is_declared(tmp_path):
+    """The steps of one layer, and what they are selected by."""
+    best = select(sweep(lambda n: total(numbers(count=n)), [4, 8, 2]), by="total")
+    done = [node.label for node in bring_up(str(tmp_path), best).executed]
+    assert [label for label in done if "[" in label] == ["total[4]", "total[8]", "total[2]"]
+
+
+def test_a_selection_names_its_candidates_as_this_graph_does(tmp_path):
+    """Not as the graph did that built them first."""
+    store, source = str(tmp_path), numbers(count=4)
+
+    def chosen(factors, mode):
+        made = sweep(lambda factor: scaled(source, scale=Scale(factor)), factors)
+        return select(made, by="sum", mode=mode)
+
+    bring_up(store, chosen({"small": 1, "large": 2}, "min"))
+    again = chosen({"A": 1, "B": 2}, "max")
+    bring_up(store, again)
+    assert result(store, again)["headline"] == ["best by sum: scaled[B] (12)"]
+    table = result(store, again)["measured"]["candidates"]
+    assert [row["step"] for row in table] == ["scaled[A]", "scaled[B]"]
