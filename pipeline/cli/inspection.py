@@ -196,25 +196,28 @@ def status(context: Context) -> int:
         from pipeline.cli.watch import watch
 
         return watch(context)
+    from pipeline.cli.watch import is_run_of, state_of
     from pipeline.pages.record import STATES, read, runs
 
     found = entries(context)
     labels = unique_labels([entry.node for entry in found])
     chosen = {node.key for node in context.steps()} if context.words else None
     recent = runs(context.store.prefix)
-    latest = read(context.store.prefix, recent[0].run) if recent else None
+    assert context.experiment is not None
+    mine = [record for record in recent if is_run_of(record, context.experiment)]
+    latest = read(context.store.prefix, mine[0].run) if mine else None
     steps = []
     for entry in found:
         if chosen is not None and entry.node.key not in chosen:
             continue
         step = latest.steps.get(entry.node.key) if latest is not None else None
-        state = STATES[step.state] if step is not None else ""
+        state = state_of(step, latest) if step is not None and latest is not None else ""
         progress = step.progress if step is not None else ""
-        running = progress if step is not None and step.state == "running" else ""
+        running = f", {progress}" if state == STATES["running"] and progress else ""
         plain = _plain(entry, labels[entry.node.key])
         steps.append({**plain, "last_run": state, "last_progress": progress})
         if not context.options.json:
-            last = f"; last run: {state}{', ' if running else ''}{running}" if state else ""
+            last = f"; last run: {state}{running}" if state else ""
             detail = entry.detail or entry.reason
             say(f"{labels[entry.node.key]:<16} {entry.status:<8} {detail}{last}")
     if context.options.json:

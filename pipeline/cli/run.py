@@ -23,6 +23,7 @@ from pipeline.execute.small import refuse_several_hosts
 from pipeline.execute.stop_request import stop_on_request
 from pipeline.graph.facts import Facts
 from pipeline.graph.node import Node, unique_labels
+from pipeline.pages.summary import Summary
 from pipeline.plan import facts as step_facts
 from pipeline.plan.plan import code_warnings
 from pipeline.store.write_check import check_writable
@@ -64,6 +65,7 @@ def _run(context: Context, interrupts: Interrupts) -> Execution:
     display = choose(execution.order)
     log.listen(display)
     log.emit(_started(context, run_id, execution))
+    summary = Summary(context.store.prefix, run_id)
     outcome, needed, page, cause = "failed", [], "", ""
     try:
         needed = execution.look()
@@ -88,6 +90,7 @@ def _run(context: Context, interrupts: Interrupts) -> Execution:
             end = {"event": "run_finished", "outcome": outcome, "executed": labels}
             log.emit(end | ({"cause": cause} if cause else {}))
             log.close()
+            summary.close()
             page = _write_page(context, run_id) if needed else ""
     if needed:
         say(f"page of this run: {page}")
@@ -173,6 +176,7 @@ def _started(context: Context, run_id: str, execution: Execution) -> dict[str, A
         "event": "run_started",
         "run": run_id,
         "experiment": context.experiment.name if context.experiment is not None else "",
+        "file": context.experiment.file if context.experiment is not None else "",
         "command": context.command,
         "store": context.store.prefix,
         "settings": dataclasses.asdict(context.settings),

@@ -6,11 +6,16 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import PurePath
+from typing import Any
 
 from pipeline.cli.context import Context, say
 from pipeline.errors import InputError
 from pipeline.execute.stop_request import LOOK_SECONDS, request_stop
-from pipeline.pages.record import STATES, RunRecord, StepRecord, read, runs
+from pipeline.graph.declaration import Declaration
+from pipeline.pages.readable import moment
+from pipeline.pages.record import KILLED, STATES, Follower, RunRecord, StepRecord, runs
+from pipeline.store.process import host_name, this_host
 
 _POLL_SECONDS = 5.0
 
@@ -20,10 +25,10 @@ def watch(context: Context, seconds: float = _POLL_SECONDS) -> int:
 
     A terminal shows one screen that is redrawn; other outputs get a line for every change.
     """
-    run = _runs_of(context)[0].run
+    follower = Follower(context.store.prefix, _own_runs(context)[0].run)
     with _screen() as show:
         while True:
-            record = read(context.store.prefix, run)
+            record = follower.look()
             show(_lines(record))
             if record.ending != "running":
                 return 0 if record.outcome == "ok" else 1
@@ -34,14 +39,17 @@ def stop(context: Context) -> int:
     """Request that a running run of the experiment saves and ends.
 
     Raises:
-        InputError: when none runs, or several do and none is named.
+        InputError: when none runs, several do and none is named, or the named one does not run.
     """
-    found = [record.run for record in _runs_of(context) if record.ending == "running"]
-    wanted = [run for run in found if run in context.words] if context.words else found
-    running = f"running are {', '.join(found)}" if found else "none is running"
+    found = _own_runs(context)
+    alive = [record.run for record in found if record.alive]
+    running = f"running are {', '.join(alive)}" if alive else "none is running"
+    named = [record for record in found if record.run in context.words or not context.words]
+    wanted = [record.run for record in named if record.alive]
+    if not named:
+        raise InputError(f"stop: cannot stop {' '.join(context.words)}: {running}")
     if not wanted:
-        name = " ".join(context.words) or f"a run in {context.store.prefix}"
-        raise InputError(f"stop: cannot stop {name}: {running}")
+        raise InputError(f"stop: {_end(named[0])}; nothing to stop, {running}")
     if len(wanted) > 1:
         raise InputError(f"stop: expected the name of one run; {running}")
     request_stop(context.store.prefix, wanted[0])
@@ -52,27 +60,54 @@ def stop(context: Context) -> int:
     return 0
 
 
-def _runs_of(context: Context) -> list[RunRecord]:
+def _end(record: RunRecord) -> str:
+    """How and when a run ended, in words."""
+    if record.outcome:
+        return f"run {record.run} ended at {moment(record.ended or record.last)}: {record.ending}"
+    return f"run {record.run}: its process ended without an exit record at {moment(record.last)}"
+
+
+def _own_runs(context: Context) -> list[RunRecord]:
     """The experiment's runs in the store, newest first. Raises `InputError` when there is none."""
     assert context.experiment is not None
-    name = context.experiment.name
-    found = [record for record in runs(context.store.prefix) if record.name == name]
+    experiment, prefix = context.experiment, context.store.prefix
+    every = runs(prefix)
+    found = [record for record in every if is_run_of(record, experiment)]
     if not found:
-        raise InputError(f"found no run of {name} in {context.store.prefix}; check --prefix")
+        others = {record.file for record in every if record.name == experiment.name}
+        other = f" (but of {', '.join(sorted(others))})" if others else ""
+        raise InputError(f"found no run of {experiment.name} in {prefix}{other}; check --prefix")
     return found
+
+
+def is_run_of(record: RunRecord, experiment: Declaration[Any]) -> bool:
+    """Whether a run is of the experiment: of its name, and its file.
+
+    On one host files are told apart by their paths, elsewhere by their names.
+    """
+    mine, other = PurePath(experiment.file), PurePath(record.file)
+    if host_name(record.driver) != host_name({"host": this_host()}):
+        mine, other = PurePath(mine.name), PurePath(other.name)
+    return record.name == experiment.name and (not record.file or mine == other)
 
 
 def _lines(record: RunRecord) -> list[str]:
     known = [step for step in record.steps.values() if step.state != "unneeded"]
     width = max((len(step.label) for step in known), default=0)
     head = f"run {record.run}: {record.ending}{f', {record.cause}' if record.cause else ''}"
-    return [head, *(f"{step.label:<{width}}  {_state(step)}" for step in known)]
+    return [head, *(f"{step.label:<{width}}  {_state(step, record)}" for step in known)]
 
 
-def _state(step: StepRecord) -> str:
+def _state(step: StepRecord, record: RunRecord) -> str:
     detail = step.progress if step.state == "running" else step.cause
     waits = step.reason if step.state == "waiting" and not detail else ""
-    return ", ".join(filter(None, (STATES[step.state], detail, waits)))
+    return ", ".join(filter(None, (state_of(step, record), detail, waits)))
+
+
+def state_of(step: StepRecord, record: RunRecord) -> str:
+    """A step's state in a run, in words: nothing runs in a run that was killed."""
+    cut = record.ending == KILLED and step.state in ("running", "waiting")
+    return STATES["stopped" if cut else step.state]
 
 
 @contextlib.contextmanager

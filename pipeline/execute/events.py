@@ -11,7 +11,6 @@ import contextlib
 import json
 import logging
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -111,8 +110,7 @@ class EventLog:
             local_storage.make_directory(os.path.dirname(path))
         else:
             if self._parts is None:
-                self._parts = Parts(tempfile.mkstemp(suffix=".jsonl")[1], self.url)
-                self._parts.__enter__()
+                self._parts = Parts(self.url).__enter__()
             path = self._parts.path
         return open(path, "a")
 

@@ -1,8 +1,11 @@
 """The logs of an attempt's processes, written while they run: logging, stdout and stderr.
 
 A log has one URL. On a local disk that is a file, written in place; on an object store it is a
-directory of parts (`000001.txt`, ...), uploaded every `PART_SECONDS` or `PART_BYTES`, so that no
-byte is sent twice and the log of a killed process lacks only its last seconds.
+directory of parts (`000001.txt`, ...), uploaded every `PART_SECONDS` or `PART_BYTES`, so that the
+log of a killed process lacks only its last seconds. Of each `MERGED` parts one is made, named after
+the first and the last (`000001-000064.txt`), and of each `MERGED` of those, so that the log of a
+run of weeks has few objects. Readers ignore a part whose bytes a merged one has: one that is not
+deleted yet, or never will be because its writer was killed, is in the log once.
 """
 
 from __future__ import annotations
@@ -10,21 +13,28 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import ClassVar
 
 from pipeline.errors import PonenteError
 from pipeline.store import storage
 from pipeline.store.manifest import PROCESS_LOGS
+from pipeline.store.parallel import concurrently
 
 NAME = "log.txt"  # log of the process that executes the step
 PART_SECONDS = 10.0
 PART_BYTES = 64 * 1024
+MERGED = 64
+_MERGED_BYTES = 4 * 2**20
+_LOOKS = 5  # a reader lists the parts again if some were merged since it listed them
+_PART = re.compile(r"(\d+)(?:-(\d+))?\.txt")
 _ENGINE = "ponente"
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -41,12 +51,12 @@ def capture(url: str, *, redirect: bool, packages: Iterable[str] = ()) -> Iterat
         packages: loggers whose INFO records are kept, in addition to the engine's; warnings of all
             loggers are kept.
     """
-    local = storage.is_local(url)
-    path = storage.local_path(url) if local else tempfile.mkstemp(suffix=".log")[1]
-    os.makedirs(os.path.dirname(path), exist_ok=True)
     with contextlib.ExitStack() as stack:
-        if not local:
-            stack.enter_context(Parts(path, url))
+        if storage.is_local(url):
+            path = storage.local_path(url)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        else:
+            path = stack.enter_context(Parts(url)).path
         file = stack.enter_context(open(path, "a", buffering=1))
         handler = logging.StreamHandler(file)
         handler.setFormatter(logging.Formatter(_FORMAT))
@@ -61,25 +71,64 @@ class Tail:
 
     Args:
         url: URL of the log.
+        read: number of bytes to skip.
+
+    Attributes:
+        read: number of bytes that were read or skipped.
     """
 
-    def __init__(self, url: str) -> None:
-        self._url, self._read = url, 0
+    def __init__(self, url: str, read: int = 0) -> None:
+        self._url, self.read = url, read
 
     def more(self) -> bytes:
         """The bytes appended since the last call; empty when there are none."""
         if not storage.is_local(self._url):
-            names = storage.list_names(self._url)[self._read :]
-            self._read += len(names)
-            return b"".join(storage.read_bytes(storage.join(self._url, n)) for n in names)
+            return b"".join(self._uploaded())
         try:
             with storage.open_read(self._url) as file:
-                file.seek(self._read)
+                file.seek(self.read)
                 text = file.read()
         except FileNotFoundError:
             return b""
-        self._read += len(text)
+        self.read += len(text)
         return text
+
+    def _uploaded(self) -> Iterator[bytes]:
+        for _ in range(_LOOKS):
+            wanted, start = [], 0
+            for name, size in _parts(self._url):
+                if start + size > self.read:
+                    wanted.append((storage.join(self._url, name), max(self.read - start, 0)))
+                start += size
+            texts = concurrently(_part, (url for url, _ in wanted), local=False)
+            for text, (_, skipped) in zip(texts, wanted, strict=True):
+                if text is None:
+                    break  # merged since it was listed
+                self.read += len(text) - skipped
+                yield text[skipped:]
+            else:
+                return
+
+
+def _parts(url: str) -> list[tuple[str, int]]:
+    """Names and sizes of the objects that a log consists of, in order."""
+    found = []
+    for name, size in storage.list_files(url):
+        if match := _PART.fullmatch(name):
+            found.append((int(match[1]), -int(match[2] or match[1]), name, size))
+    kept, reached = [], 0
+    for _, last, name, size in sorted(found):
+        if -last > reached:
+            kept.append((name, size))
+            reached = -last
+    return kept
+
+
+def _part(url: str) -> bytes | None:
+    try:
+        return storage.read_bytes(url)
+    except FileNotFoundError:
+        return None
 
 
 def processes(attempt: str) -> list[str]:
@@ -92,16 +141,36 @@ def processes(attempt: str) -> list[str]:
     return found
 
 
+@dataclass(frozen=True)
+class _Part:
+    """An uploaded object: the numbers of the parts whose bytes it has, and where those are."""
+
+    first: int
+    last: int
+    start: int
+    end: int
+
+    @property
+    def name(self) -> str:
+        last = f"-{self.last:06d}" if self.last > self.first else ""
+        return f"{self.first:06d}{last}.txt"
+
+
 class Parts:
-    """Context that uploads a growing file in parts, and deletes the file at its end.
+    """Context that uploads a growing local file in parts, and deletes the file at its end.
 
     Args:
-        path: the file.
         url: directory of the parts.
+
+    Attributes:
+        path: the file.
     """
 
-    def __init__(self, path: str, url: str) -> None:
-        self.path, self._url = path, url
+    def __init__(self, url: str) -> None:
+        descriptor, self.path = tempfile.mkstemp(suffix=".log")
+        os.close(descriptor)
+        self._url = url
+        self._uploaded: list[_Part] = []
         self._sent, self._number, self._last = 0, 0, time.monotonic()
         self._over = threading.Event()
         self._failed = False
@@ -126,20 +195,36 @@ class Parts:
 
     def _upload(self) -> None:
         self._last = time.monotonic()
-        with open(self.path, "rb") as file:
-            file.seek(self._sent)
-            text = file.read()
-        if not text:
+        part = _Part(self._number + 1, self._number + 1, self._sent, os.path.getsize(self.path))
+        if part.end == part.start:
             return
         try:
-            storage.write_atomic(storage.join(self._url, f"{self._number + 1:06d}.txt"), text)
+            self._write(part)
+            self._number, self._sent = part.last, part.end
+            self._merge()
         except (OSError, PonenteError) as error:
             # An upload that fails must not fail the step; the next part includes these bytes too.
             if not self._failed:
                 logger.warning("%s: the log cannot be uploaded: %s", self._url, error)
             self._failed = True
-        else:
-            self._number, self._sent = self._number + 1, self._sent + len(text)
+
+    def _write(self, part: _Part) -> None:
+        with open(self.path, "rb") as file:
+            file.seek(part.start)
+            text = file.read(part.end - part.start)
+        storage.write_atomic(storage.join(self._url, part.name), text)
+        self._uploaded.append(part)
+
+    def _merge(self) -> None:
+        """Replace the last `MERGED` objects of as many parts each by one."""
+        while len(last := self._uploaded[-MERGED:]) == MERGED:
+            whole = _Part(last[0].first, last[-1].last, last[0].start, last[-1].end)
+            if len({p.last - p.first for p in last}) > 1 or whole.end - whole.start > _MERGED_BYTES:
+                return
+            self._write(whole)
+            self._uploaded[-MERGED - 1 :] = [whole]
+            fs, directory = storage.filesystem(self._url)
+            fs.rm([f"{directory}/{part.name}" for part in last])
 
 
 @contextlib.contextmanager

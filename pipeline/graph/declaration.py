@@ -52,6 +52,11 @@ class Declaration(Generic[R]):
             self.presets[name] = self._with(defaults, values, f"preset {name!r}")
 
     @property
+    def file(self) -> str:
+        """Path of the file that has the function."""
+        return os.path.realpath(self.function.__code__.co_filename)
+
+    @property
     def setting_names(self) -> list[str]:
         """Names of the settings, in order."""
         return [field.name for field in dataclasses.fields(self.presets[FULL])]

@@ -1,23 +1,23 @@
 """The record of a run, read from its event log.
 
-The log is the only source: `<prefix>/events/<run id>.jsonl`, or the parts of it that sort behind
-that name, to which the driver appends during the run. A driver can be killed at any moment, so the
-last line may be torn and the end may be missing; neither is an error. Unknown events and fields are
-ignored, and no known one is required.
+The log is the only source: `<prefix>/events/<run id>.jsonl`, to which the driver appends during the
+run. A driver can be killed at any moment, so the last line may be torn and the end may be missing;
+neither is an error. Unknown events and fields are ignored, and no known one is required. The driver
+summarises the log again and again (see `run_summary.py`), so that readers begin where it did.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import PurePath
 from typing import Any
 
 from pipeline.execute.logs import Tail
-from pipeline.store import storage
+from pipeline.store import process, run_summary, storage
+from pipeline.store.parallel import concurrently
 
 STATES = {
     "failed": "failed",
@@ -37,7 +37,8 @@ DONE = ("executed", "elsewhere", "reused")
 """States in which the run had the step's output."""
 
 OUTCOMES = {"ok": "finished", "plan": "plan", "": "running"}
-_KILLED_AFTER = 900.0  # seconds without an event
+KILLED = "killed (no exit record)"
+_KILLED_AFTER = 900.0  # seconds without an event, for a run without a summary
 
 # These events are most of a long log and change no step's state. Quotes inside a JSON string are
 # escaped, so the text of a message cannot match.
@@ -110,6 +111,9 @@ class RunRecord:
         commit: the git commit of the code that declared the run.
         started, ended, last: Unix seconds of the first event, the end, and the last event.
         steps: by key, inputs first.
+        file: the experiment's file, on the machine of the driver.
+        driver: the driver's process; empty for a run without a summary.
+        alive: whether the driver lived when the record was read.
         torn: number of lines of the log that could not be read.
         page: whether its page has been written.
     """
@@ -125,6 +129,9 @@ class RunRecord:
     cause: str = ""
     commit: str = ""
     experiment: str = ""
+    file: str = ""
+    driver: dict[str, Any] = field(default_factory=dict)
+    alive: bool = False
     steps: dict[str, StepRecord] = field(default_factory=dict)
     torn: int = 0
     page: bool = True
@@ -137,9 +144,8 @@ class RunRecord:
     @property
     def ending(self) -> str:
         """The outcome in words."""
-        if not self.outcome and time.time() - self.last > _KILLED_AFTER:
-            return "killed (no exit record)"
-        return OUTCOMES.get(self.outcome, self.outcome)
+        running = OUTCOMES[""] if self.alive else KILLED
+        return OUTCOMES.get(self.outcome, self.outcome) if self.outcome else running
 
     @property
     def wall(self) -> float:
@@ -165,62 +171,108 @@ class RunRecord:
         return [step for step in self.steps.values() if step.state in states]
 
 
+class Follower:
+    """Reads the record of one run, and at every later look only what was appended."""
+
+    def __init__(self, prefix: str, run_id: str, *, details: bool = True) -> None:
+        self._prefix, self._details, self._rest = prefix, details, b""
+        self._judged = -run_summary.BEAT_SECONDS  # when `alive` was judged, on the monotonic clock
+        self._record, read, driver = RunRecord(run_id), 0, {}
+        url = run_summary.log_url(prefix, run_id)
+        summary = run_summary.load(prefix, run_id)
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+            record, at = _record({**summary["record"], "run": run_id}), int(summary["read"])
+            # After a power failure a disk may have the summary without all that it summarises.
+            if not storage.is_local(url) or at <= (storage.size(url) or 0):
+                self._record, read, driver = record, at, dict(summary["process"])
+        self._record.driver = driver
+        self._tail = Tail(url, read)
+
+    def look(self) -> RunRecord:
+        """The record as it is now; the same object at every look."""
+        record = self._record
+        if not record.outcome:
+            record.torn -= bool(self._rest)
+            *lines, self._rest = (self._rest + self._tail.more()).split(b"\n")
+            self._apply([line for line in lines if line.strip()])
+            record.torn += bool(self._rest)
+            _close(record)
+        record.alive = not record.outcome and self._lives()
+        return record
+
+    def _lives(self) -> bool:
+        record, now = self._record, time.monotonic()
+        if not record.driver:
+            return time.time() - record.last <= _KILLED_AFTER
+        if process.is_here(record.driver):
+            return not process.is_gone(record.driver)
+        if now - self._judged < run_summary.BEAT_SECONDS:
+            return record.alive
+        self._judged = now
+        return run_summary.beats(self._prefix, record.run)
+
+    def _apply(self, lines: list[bytes]) -> None:
+        for line in lines:
+            if self._details or not any(mark in line for mark in _DETAILS):
+                _apply_line(self._record, line)
+        if not self._details:
+            # The last event of a killed run is usually one of the skipped details.
+            self._record.last = max(self._record.last, _last(lines))
+
+    def save(self) -> None:
+        """Write the run's summary, by its driver."""
+        record = asdict(self.look())
+        record["torn"] -= bool(self._rest)
+        run_summary.save(self._prefix, self._record.run, record, self._tail.read - len(self._rest))
+
+
 def read(prefix: str, run_id: str) -> RunRecord:
     """The record of one run.
 
     Raises:
         FileNotFoundError: when the store has no log of that run.
     """
-    url = _url(prefix, run_id)
-    if not storage.exists(url):
+    found = Follower(prefix, run_id).look()
+    if not found.driver and not storage.exists(url := run_summary.log_url(prefix, run_id)):
         raise FileNotFoundError(f"{url}: found no log of this run")
-    return _fold(run_id, _lines(url))
+    return found
 
 
 def runs(prefix: str, newest: int = 100) -> list[RunRecord]:
-    """The runs in a store, newest first, without the progress of their steps.
+    """The runs in a store, newest first; those without a summary lack the progress of their steps.
 
     Runs older than the `newest` (by name, which starts with the date) are not read, so that a
     store with years of runs is still listed fast.
     """
-    names = storage.list_names(storage.join(prefix, "events"))
-    logs = [name.removesuffix(".jsonl") for name in names if name.endswith(".jsonl")]
+    ids = run_summary.run_ids(prefix)
     pages = set(storage.list_names(storage.join(prefix, "reports")))
 
-    def record(name: str) -> RunRecord:
-        found = _fold(name, _lines(_url(prefix, name)), details=False)
-        found.page = f"{name}.html" in pages
+    def record(run: str) -> RunRecord:
+        found = Follower(prefix, run, details=ids[run]).look()
+        found.page = f"{run}.html" in pages
         return found
 
-    # Threads: on an object store each log is a round trip.
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(record, sorted(logs, reverse=True)[:newest]))
+    chosen = sorted(ids, reverse=True)[:newest]
+    found = concurrently(record, chosen, local=storage.is_local(prefix))
     return sorted(found, key=lambda r: (r.started, r.run), reverse=True)
 
 
-def _url(prefix: str, run_id: str) -> str:
-    return storage.join(prefix, "events", f"{run_id}.jsonl")
-
-
-def _lines(url: str) -> list[bytes]:
-    return [line for line in Tail(url).more().split(b"\n") if line.strip()]
-
-
-def _fold(run_id: str, lines: list[bytes], details: bool = True) -> RunRecord:
-    record = RunRecord(run_id)
-    kept = lines if details else [x for x in lines if not any(mark in x for mark in _DETAILS)]
-    for line in kept:
-        _apply_line(record, line)
-    if record.started and record.ended is None and not details:
-        # The last event of a killed run is usually one of the skipped details.
-        record.last = max(record.last, _last(lines))
-    _close(record)
+def _record(tree: dict[str, Any]) -> RunRecord:
+    """The record that `asdict` made the tree of; unknown fields are ignored."""
+    record = _made(RunRecord, tree)
+    record.steps = {key: _made(StepRecord, step) for key, step in record.steps.items()}
+    for step in record.steps.values():
+        step.attempts = [_made(Attempt, attempt) for attempt in step.attempts]
     return record
 
 
-def _last(lines: Iterable[bytes]) -> float:
+def _made(kind: type[Any], tree: dict[str, Any]) -> Any:
+    return kind(**{f.name: tree[f.name] for f in fields(kind) if f.name in tree})
+
+
+def _last(lines: list[bytes]) -> float:
     """When the last readable line was written; 0 if no line is readable."""
-    for line in reversed(list(lines)):
+    for line in reversed(lines):
         try:
             return float(json.loads(line)["time"])
         except (ValueError, KeyError, TypeError):
@@ -254,6 +306,7 @@ def _start(record: RunRecord, event: dict[str, Any], now: float) -> None:
     record.started = now
     record.store = event.get("store") or ""
     record.experiment = str(event.get("experiment") or "")
+    record.file = str(event.get("file") or "")
     record.command = [str(word) for word in event.get("command") or ()]
     record.settings = event.get("settings") or {}
     for node in event.get("graph") or ():

@@ -6,7 +6,6 @@ returns. Both are deleted only under the output's lease. Event logs and reports 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,11 +18,10 @@ from pipeline.store.left_overs import Tree, unneeded
 from pipeline.store.manifest import Manifest
 from pipeline.store.outputs import Store, Wanted, forget_missing, is_output_name
 from pipeline.store.parallel import concurrently
+from pipeline.store.run_summary import recorded
 from pipeline.store.shards import ATTEMPTS
 
 _OURS = {manifest.NAME, LEDGER, lease.DIRECTORY, ATTEMPTS}
-_RUN_STARTED = b'"run_started"'
-_FIRST_LINES = 3  # lines of an event log that contain the run_started event
 
 
 @dataclass(frozen=True)
@@ -245,27 +243,6 @@ def _delete_parts(
     finally:
         held.release()
     return freed
-
-
-def recorded(prefix: str) -> set[str]:
-    """Directories of all outputs in the graphs of the runs in the store's event logs."""
-    events = storage.join(prefix, "events")
-    urls = [storage.join(events, name) for name, _ in storage.list_files(events)]
-    starts = concurrently(_run_started, urls, local=storage.is_local(prefix))
-    return {directory for directories in starts for directory in directories}
-
-
-def _run_started(url: str) -> set[str]:
-    found: set[str] = set()
-    with storage.open_read(url) as file:
-        for line in (file.readline() for _ in range(_FIRST_LINES)):
-            if _RUN_STARTED not in line:
-                continue
-            try:
-                found |= {str(node["directory"]) for node in json.loads(line)["graph"]}
-            except (ValueError, KeyError, TypeError):
-                continue  # a truncated line
-    return found
 
 
 def _means(word: str, name: str) -> bool:

@@ -217,7 +217,7 @@ def end(root: str) -> Holder | None:
 
 def words(owner: dict[str, Any]) -> str:
     """A lease's owner as text: process, host, and since when by the owner's clock."""
-    text = f"process {owner.get('pid')} on {str(owner.get('host', '?')).split(' ')[0]}"
+    text = f"process {owner.get('pid')} on {process.host_name(owner)}"
     since = owner.get("since")
     if isinstance(since, int | float):
         try:

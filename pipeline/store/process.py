@@ -36,6 +36,11 @@ def this_host() -> str:
     return f"{socket.gethostname()} {boot} {namespace}"
 
 
+def host_name(record: dict[str, Any]) -> str:
+    """The name of the host in a record."""
+    return str(record.get("host", "?")).split(" ")[0]
+
+
 def is_here(record: dict[str, Any]) -> bool:
     """Whether the record names a process of this host, so that `is_gone` knows about it."""
     return record.get("host") == this_host()

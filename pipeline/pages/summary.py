@@ -1,0 +1,45 @@
+"""Keeps the summary of a run while its driver lives, which says by it that it does."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from pipeline.errors import PonenteError
+from pipeline.pages.record import Follower
+from pipeline.store.run_summary import BEAT_SECONDS
+
+logger = logging.getLogger("ponente")
+
+
+class Summary:
+    """Writes the summary of this process's run every `BEAT_SECONDS`, from another thread.
+
+    A store that fails costs the summary, never the run.
+    """
+
+    def __init__(self, prefix: str, run_id: str) -> None:
+        self._follower = Follower(prefix, run_id)
+        self._over, self._failed = threading.Event(), False
+        self._save()
+        self._thread = threading.Thread(target=self._beat, name="run-summary", daemon=True)
+        self._thread.start()
+
+    def _beat(self) -> None:
+        while not self._over.wait(BEAT_SECONDS):
+            self._save()
+
+    def _save(self) -> None:
+        try:
+            self._follower.save()
+            self._failed = False
+        except (OSError, PonenteError) as error:
+            if not self._failed:
+                logger.warning("the summary of the run cannot be written: %s", error)
+            self._failed = True
+
+    def close(self) -> None:
+        """Write the summary of the whole log; call it when that is closed."""
+        self._over.set()
+        self._thread.join()
+        self._save()

@@ -1,0 +1,106 @@
+"""The summary of a run: one object beside its event log, which its driver writes again and again.
+
+It has what the events said so far, how many bytes of the log those are, and which process the
+driver is. So readers need one object and the end of the log, and each new write of it is a
+heartbeat of the run.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pipeline.store import process, storage
+from pipeline.store.parallel import concurrently
+
+BEAT_SECONDS = 60.0
+_SILENT_BEATS = 5  # a driver is lost after so many: one write may be retried for 90 s
+_FIRST_LINES = 3  # lines of an event log that contain the run_started event
+_RUN_STARTED = b'"run_started"'
+_LOG, _SUMMARY = ".jsonl", ".json"
+
+
+def log_url(prefix: str, run: str) -> str:
+    """URL of a run's event log."""
+    return storage.join(prefix, "events", run + _LOG)
+
+
+def summary_url(prefix: str, run: str) -> str:
+    """URL of a run's summary."""
+    return storage.join(prefix, "events", run + _SUMMARY)
+
+
+def run_ids(prefix: str) -> dict[str, bool]:
+    """The runs in a store, and whether each has a summary, by one listing; sorted by id."""
+    names = set(storage.list_names(storage.join(prefix, "events")))
+    ids = {name.removesuffix(_LOG).removesuffix(_SUMMARY) for name in names if _is_run(name)}
+    return {run: run + _SUMMARY in names for run in sorted(ids)}
+
+
+def _is_run(name: str) -> bool:
+    return name.endswith((_LOG, _SUMMARY))
+
+
+def load(prefix: str, run: str) -> dict[str, Any]:
+    """A run's summary; empty when there is none, or none that can be read as an object."""
+    try:
+        found = json.loads(storage.read_bytes(summary_url(prefix, run)))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def save(prefix: str, run: str, record: dict[str, Any], read: int) -> None:
+    """Write a run's summary, by its driver.
+
+    Args:
+        prefix: URL of the store.
+        run: the run's id.
+        record: what the events said so far, as JSON.
+        read: how many bytes of the log those events are.
+    """
+    summary = {"process": process.this(), "read": read, "record": record}
+    storage.write_atomic(summary_url(prefix, run), json.dumps(summary).encode(), durable=False)
+
+
+def beats(prefix: str, run: str) -> bool:
+    """Whether the driver of a run on another host still writes the summary."""
+    age = process.age(summary_url(prefix, run))
+    return age is None or age <= _SILENT_BEATS * BEAT_SECONDS
+
+
+def recorded(prefix: str) -> set[str]:
+    """Directories of all outputs in the graphs of a store's runs, by one small read of each."""
+
+    def directories(run: tuple[str, bool]) -> set[str]:
+        name, summarised = run
+        found = _summarised(load(prefix, name)) if summarised else set()
+        return found or _started(log_url(prefix, name))
+
+    local = storage.is_local(prefix)
+    return set().union(*concurrently(directories, run_ids(prefix).items(), local=local))
+
+
+def _summarised(summary: dict[str, Any]) -> set[str]:
+    try:
+        return {str(step["directory"]) for step in summary["record"]["steps"].values()} - {""}
+    except (KeyError, TypeError, AttributeError):
+        return set()
+
+
+def _started(url: str) -> set[str]:
+    """The directories in the run_started event at the beginning of a log."""
+    parts = [] if storage.is_local(url) else storage.list_names(url)
+    found: set[str] = set()
+    try:
+        with storage.open_read(storage.join(url, *parts[:1])) as file:
+            lines = [file.readline() for _ in range(_FIRST_LINES)]
+    except FileNotFoundError:
+        return found
+    for line in lines:
+        if _RUN_STARTED in line:
+            try:
+                found |= {str(node["directory"]) for node in json.loads(line)["graph"]}
+            except (ValueError, KeyError, TypeError):
+                continue  # a truncated line
+    return found
