@@ -11,6 +11,7 @@ bucket to the storage control service, which no emulator implements.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import io
@@ -38,6 +39,7 @@ FIRST_WAIT_SECONDS = 0.25
 LONGEST_WAIT_SECONDS = 16.0
 NO_DATA_SECONDS = 60.0  # read timeout of a connection
 
+_ANONYMOUS = "anon"  # gcsfs's word
 _SCOPE = "https://www.googleapis.com/auth/devstorage.full_control"
 
 # gcsfs's own request, without the decorator that retries it.
@@ -82,7 +84,8 @@ class GoogleStorage(GCSFileSystem):
     """
 
     def __init__(self, *args: Any, give_up_after: float | None = None, **kwargs: Any) -> None:
-        if kwargs.get("token") is None and not os.environ.get("STORAGE_EMULATOR_HOST"):
+        self._finds_login = not (kwargs.get("token") or os.environ.get("STORAGE_EMULATOR_HOST"))
+        if self._finds_login:
             kwargs["token"] = _login()
         super().__init__(*args, **kwargs)
         self.give_up_after = give_up_after
@@ -98,6 +101,7 @@ class GoogleStorage(GCSFileSystem):
             place=str(self._location),
             remedy="; run again when the store answers",
         )
+        asks = self._finds_login
         while True:
             try:
                 found = await attempts.request(_send_once(self, method, path, *args, **kwargs))
@@ -111,11 +115,27 @@ class GoogleStorage(GCSFileSystem):
                 OSError,
                 ValueError,
             ) as error:
+                if asks and _is_refusal(error):
+                    asks = False
+                    if await asyncio.to_thread(self._log_in_again):
+                        continue
                 if not _is_retriable(error):
                     _translate_error(error, self._format_path(path, args), url)
                     raise
                 pause = attempts.pause(error, f"{method}: {_one_line(error)}")
             await attempts.asleep(pause)
+
+    def _log_in_again(self) -> bool:
+        """Look for a login again after a refusal, and return whether there is one.
+
+        The machine's metadata server may have failed for a moment; the user may log in meanwhile.
+        """
+        _credentials.cache_clear()
+        token = _login()
+        if token == _ANONYMOUS:
+            return False
+        self.credentials.connect(token)
+        return True
 
     async def _info(self, path: str, generation: str | None = None, **kwargs: Any) -> Any:
         """gcsfs's method without its additional listing request for an object that exists."""
@@ -186,16 +206,26 @@ class GoogleStorage(GCSFileSystem):
     replace_if = sync_wrapper(_replace_if)
 
 
-@functools.cache
 def _login() -> Any:
-    """The user's or the machine's Google credentials, or "anon".
+    """The user's or the machine's Google credentials, or `_ANONYMOUS`, which is not remembered.
 
     gcsfs's own search waits 15 seconds for the metadata server on a machine that has none.
     """
     try:
-        return google.auth.default(scopes=[_SCOPE])[0]
+        return _credentials()
     except GoogleAuthError:
-        return "anon"
+        return _ANONYMOUS
+
+
+@functools.cache
+def _credentials() -> Any:
+    return google.auth.default(scopes=[_SCOPE])[0]
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the store, or the search for a login, says that this user may not."""
+    code = error.code if isinstance(error, HttpError) else None
+    return str(error).startswith("Forbidden") or code in (401, 403) or _no_login(error)
 
 
 def _is_retriable(error: Exception) -> bool:
@@ -213,8 +243,7 @@ def _one_line(error: Exception) -> str:
 
 def _translate_error(error: Exception, request: str, url: str) -> None:
     """Raise `InputError` or `StoreUnavailable` for known causes; return for any other error."""
-    code = error.code if isinstance(error, HttpError) else None
-    if str(error).startswith("Forbidden") or code in (401, 403) or _no_login(error):
+    if _is_refusal(error):
         raise InputError(
             f"{url}: not permitted ({_one_line(error)}); log in (gcloud auth application-default "
             "login) or have the bucket grant objects.create, get, list and delete"

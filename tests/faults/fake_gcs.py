@@ -110,6 +110,8 @@ class Handler(BaseHTTPRequestHandler):
             if path.startswith("/batch/"):
                 return self._batch(body)
             headers = {name.title(): value for name, value in self.headers.items()}
+            if self.store.private and "Authorization" not in headers:
+                raise Refused(401, "Anonymous caller does not have access")
             return _carry_out(self.store, self.command, path, query, headers, body)
         except Refused as refused:
             return _error(refused.status, refused.message)

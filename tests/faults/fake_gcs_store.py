@@ -106,6 +106,7 @@ class Store:
         self.buckets: dict[str, dict[str, Stored]] = {name: {} for name in buckets}
         self.faults = Faults()
         self.denied: set[str] = set()  # buckets whose every request is answered 403
+        self.private = False  # whether a request without a login is answered 401
         self.over_quota: set[str] = set()  # buckets whose every write is answered 429
         self.page = page
         self.root = ""

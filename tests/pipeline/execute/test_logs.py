@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 import uuid
 
 from pipeline import step
 from pipeline.errors import Preempted
 from pipeline.execute import logs
+from pipeline.execute.events import EventLog
 from pipeline.execute.logs import capture
 from pipeline.store import storage
 from tests.pipeline.helpers import bring_up
@@ -52,6 +54,18 @@ def test_attempts_that_overlap_keep_their_information(tmp_path):
     assert "news" in (tmp_path / "second.txt").read_text()
     assert "news" not in (tmp_path / "first.txt").read_text()
     assert logger.getEffectiveLevel() == before
+
+
+def test_a_log_leaves_no_file_open_behind():
+    """Where it is uploaded: a graph of thousands of steps runs in one process."""
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(5):
+        with capture(f"memory://logs/{uuid.uuid4().hex}/{number}", redirect=False):
+            pass
+        events = EventLog(f"memory://logs/{uuid.uuid4().hex}", "run", [])
+        events.emit({"event": "run_started"})
+        events.close()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_log_on_an_object_store_is_appended_in_parts_while_it_grows(monkeypatch):
