@@ -10,9 +10,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
-import fsspec.config
-import google.auth
-import google.oauth2.credentials
 import pytest
 
 from pipeline.errors import InputError, PonenteError, StorageError, StoreUnavailable
@@ -287,57 +284,6 @@ def test_a_denied_bucket_is_refused_input_at_once(server, name):
     with pytest.raises(InputError, match=f"{ROOT}.*not permitted.*log in"):
         OPERATIONS[name]()
     assert len(server.log) <= 2
-
-
-@pytest.fixture
-def searches(server, monkeypatch) -> Iterator[list[Exception | None]]:
-    """Answers of Google's search for a login, by turns; the bucket takes requests with one only."""
-    answers: list[Exception | None] = []
-
-    def search(scopes):
-        answer = answers.pop(0)
-        if answer is not None:
-            raise answer
-        return google.oauth2.credentials.Credentials("token"), "project"
-
-    server.private = True
-    google_storage._credentials.cache_clear()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(google.auth, "default", search)
-        patch.setitem(fsspec.config.conf, "gs", {"endpoint_url": server.root})
-        patch.delenv("STORAGE_EMULATOR_HOST")
-        GoogleStorage.clear_instance_cache()
-        yield answers
-    google_storage._credentials.cache_clear()
-    GoogleStorage.clear_instance_cache()
-
-
-BUSY = google.auth.exceptions.DefaultCredentialsError("the metadata server is busy")
-
-
-@pytest.mark.parametrize("answers", [[None], [BUSY, None]])
-def test_a_search_for_a_login_that_failed_is_repeated(server, searches, answers):
-    """A process that began while the metadata server was busy is not anonymous for ever."""
-    searches += answers
-    storage.write_atomic(f"{ROOT}/x", b"1")
-    assert storage.read_bytes(f"{ROOT}/x") == b"1"
-    assert searches == []
-
-
-def test_a_login_that_was_replaced_is_found_after_a_refusal(server, searches):
-    """The user logs in again while the process runs."""
-    searches += [None, None]
-    storage.filesystem(ROOT)[0].credentials.credentials = None  # one that is accepted no longer
-    storage.write_atomic(f"{ROOT}/x", b"1")
-    assert searches == []
-
-
-def test_without_any_login_a_private_bucket_is_refused(server, searches):
-    """At once, with what to do."""
-    searches += [BUSY, BUSY]
-    with pytest.raises(InputError, match=r"not permitted.*log in"):
-        storage.write_atomic(f"{ROOT}/x", b"1")
-    assert len(server.log) == 1
 
 
 @pytest.mark.parametrize("name", sorted(OPERATIONS.keys() - {"read_bytes", "sha256"}))
