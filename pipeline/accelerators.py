@@ -25,6 +25,8 @@ _CUBES = {
     512: "8x8x8",
     1024: "8x8x16",
 }
+# Google's largest v4-4096 (8x16x16) is not in Ray's table of topologies.
+_MORE_CUBES = {2048: "8x16x16", 4096: "16x16x16", 6144: "16x16x24"}
 _CHIPS_PER_HOST = 4
 # Generations with flat slices have machine types with 1, 4 and 8 chips.
 _MOST_ON_ONE_HOST = 8
@@ -130,7 +132,7 @@ TPUS = {
             ray_type="TPU-V5P",
             google_name="v5p",
             cores=2,
-            topologies=_CUBES,
+            topologies=_CUBES | _MORE_CUBES,
         ),
         Tpu(
             name="v6e",

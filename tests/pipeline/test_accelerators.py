@@ -95,6 +95,15 @@ def test_gpus_of_one_host_and_of_several():
     assert (two.generation, two.processes, two.devices_per_process) == ("b200", 2, 8)
 
 
+def test_the_largest_slice_of_each_generation_has_a_name():
+    """v5p's has 6,144 chips, by Google's table of its configurations."""
+    largest = {tpu.name: max(tpu.topologies.items()) for tpu in TPUS.values()}
+    flat = (256, "16x16")
+    cube = (6144, "16x16x24")
+    assert largest == {"v4": (1024, "8x8x16"), "v5e": flat, "v5p": cube, "v6e": flat}
+    assert (pod("v5p-12288").processes, pod("v5p-4096").topology) == (1536, "8x16x16")
+
+
 @pytest.mark.parametrize(
     ("name", "known"),
     [
