@@ -16,7 +16,7 @@ import os
 from pipeline.cli.context import say
 from pipeline.cli.options import UsageParser, seconds
 from pipeline.cli.secret_flags import refuse_secrets
-from pipeline.errors import InputError, UsageError
+from pipeline.errors import InputError, StoreUnavailable, UsageError
 
 HELP = "make this machine a host of a cluster"
 _PORT = 6380
@@ -29,7 +29,7 @@ def run(arguments: list[str]) -> int:
     given = _parser().parse_args(arguments[:end])
     from pipeline.graph.hardware import pod
     from pipeline.launch import host as hosts
-    from pipeline.launch.join import SECRET, Joining, join, shared_secret
+    from pipeline.launch.join import LOST, SECRET, Joining, join, shared_secret
 
     only_head = given.role == "head"
     if only_head and not given.hardware:
@@ -39,6 +39,11 @@ def run(arguments: list[str]) -> int:
     hardware = pod(given.hardware) if host is None else host.hardware
     if hardware.kind not in ("tpu", "gpu"):
         raise InputError(f"join: expected a TPU slice or hosts with GPUs, got {hardware.name!r}")
+    try:
+        secret = shared_secret(given.shared) if given.shared else os.environ.get(SECRET, "")
+    except StoreUnavailable as error:
+        say(f"error: {error}", error=True)
+        return LOST
     return join(
         Joining(
             head=_address(given.head),
@@ -46,8 +51,9 @@ def run(arguments: list[str]) -> int:
             hosts=hardware.processes,
             host=host,
             wait=given.wait,
+            queue=given.wait if given.queue is None else given.queue,
             imitate=given.imitate,
-            secret=shared_secret(given.shared) if given.shared else os.environ.get(SECRET, ""),
+            secret=secret,
             run=tuple(arguments[end + 1 :]),
             tell=say,
         )
@@ -91,7 +97,14 @@ def _parser() -> argparse.ArgumentParser:
         type=seconds,
         default=1200.0,
         metavar="TIME",
-        help="how long to wait for the head, or as the head for the hosts (20m)",
+        help="how long to wait for the head, or as the head for all hosts after the first (20m)",
+    )
+    add(
+        "--queue",
+        type=seconds,
+        metavar="TIME",
+        help="how long to wait as the head for the first host, as while chips are requested; "
+        "else as --wait",
     )
     add(
         "--shared",

@@ -15,8 +15,8 @@ from pipeline.graph.declaration import FULL
 from pipeline.graph.hardware import Hardware
 from pipeline.launch.job import FOLDER, Job, Recipe, hardware_of, job_name, relative_file
 from pipeline.launch.names import LOCAL, TARGETS
-from pipeline.launch.region import region_warning
 from pipeline.launch.targets import RECIPES
+from pipeline.store.bucket import bucket_warnings
 
 
 def launch(context: Context) -> int:
@@ -42,7 +42,7 @@ def launch(context: Context) -> int:
         image=chosen.image,
     )
     recipe = RECIPES[chosen.on](job)
-    if warning := region_warning(job.prefix, job.region):
+    for warning in bucket_warnings(job.prefix, job.region):
         say(f"warning: {warning}", error=True)
     if not chosen.go:
         _print(recipe)

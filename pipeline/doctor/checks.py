@@ -22,6 +22,7 @@ from pipeline.accelerators import chip_of, peak_flops
 from pipeline.errors import InputError, PonenteError
 from pipeline.prices import price_of
 from pipeline.store import storage
+from pipeline.store.bucket import bucket_warnings
 from pipeline.store.write_check import check_writable
 
 PYTHON = ((3, 11), (3, 13))
@@ -173,7 +174,9 @@ def store(prefix: str) -> Finding:
         advice = "outputs could be lost or published twice here; use a local disk or gs://"
         return Finding("store", "fail", f"{prefix}: {problem}", advice)
     took = f"{(time.perf_counter() - start) * 1e3:,.0f} ms"
-    return Finding("store", "ok", f"{prefix}: create, overwrite, list and delete work, {took}")
+    found = f"{prefix}: create, overwrite, list and delete work, {took}"
+    costs = bucket_warnings(prefix)
+    return Finding("store", "warn" if costs else "ok", found, "; ".join(costs))
 
 
 def _missing_folders(path: str) -> list[str]:

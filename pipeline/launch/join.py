@@ -21,8 +21,8 @@ from pipeline.launch import metadata
 from pipeline.launch.host import Host
 from pipeline.launch.meeting import Head, Meeting
 from pipeline.launch.ray_node import RayNode, command, imitation
-from pipeline.launch.region import region_warning
 from pipeline.store import storage
+from pipeline.store.bucket import bucket_warnings
 
 LOST = 75  # exit status of a host that lost its Ray or the head; its supervisor restarts it
 SECRET = "RAY_AUTH_TOKEN"  # the variable from which Ray reads the secret
@@ -40,7 +40,8 @@ class Joining:
         role: "head" (outside the slice), "host", or "auto": both where `head` is this machine.
         hosts: number of hosts.
         host: this host; None for a head outside the slice.
-        wait: seconds to wait for the head, or as the head for the hosts.
+        wait: seconds to wait for the head, or as the head for the other hosts after the first.
+        queue: seconds to wait as the head for the first host.
         imitate: imitate the chips on CPUs.
         secret: the cluster's secret, also Ray's token; empty for none.
         run: the command that the head runs once all have joined; empty to wait for a signal.
@@ -52,6 +53,7 @@ class Joining:
     hosts: int
     host: Host | None
     wait: float
+    queue: float
     imitate: bool
     secret: str
     run: tuple[str, ...]
@@ -136,7 +138,8 @@ def _follow(joining: Joining) -> int:
         head.report(host.index, joining.process, cause)
         raise InputError(cause)
     if cause := head.report(host.index, joining.process)["cause"]:
-        raise InputError(f"{host} ({joining.process}) cannot join: {cause}")
+        # The other may be a machine that is lost, whose number is free soon.
+        raise WorkerLost(f"{host} ({joining.process}) cannot join yet: {cause}")
     with _terminable(), joining.node(first=False) as node:
         joining.tell(f"{host}: joined {joining.head[0]}:{joining.head[1]}")
         return head.until_ended(host.index, joining.process, node.check)
@@ -145,7 +148,7 @@ def _follow(joining: Joining) -> int:
 def _lead(joining: Joining) -> int:
     if not joining.secret:
         joining.tell("warning: anyone who reaches this cluster's ports can run code; give --shared")
-    if warning := region_warning(joining.prefix, metadata.region()):
+    for warning in bucket_warnings(joining.prefix, metadata.region()):
         joining.tell(f"warning: {warning}")
     software = hosts.software()
     meeting = Meeting(joining.meeting, software, joining.hosts, joining.tell, joining.secret)
@@ -155,7 +158,7 @@ def _lead(joining: Joining) -> int:
             _wait_for_ray(joining.head, node)
             if joining.host is not None:
                 meeting.hear(joining.host.index, joining.process, "")
-            meeting.wait(joining.wait)
+            meeting.wait(joining.wait, joining.queue)
             joining.tell(f"all {joining.hosts} hosts joined")
             status = _run(joining)
         finally:

@@ -24,6 +24,11 @@ _ANSWER_SECONDS = 5.0
 _MOST_BYTES = 1 << 20
 
 
+def _machine(process: str) -> str:
+    """The machine of a process that is named "machine (number)"."""
+    return process.partition(" (")[0]
+
+
 def _authorization(secret: str) -> str:
     return f"Bearer {secret}"
 
@@ -118,7 +123,7 @@ class Meeting:
 
         Args:
             worker: its number in the slice.
-            process: the sender, to detect two processes with one number.
+            process: the sender, "machine (number)", to detect two machines with one number.
             cause: why it will not join; empty if it does.
         """
         with self._lock:
@@ -136,7 +141,8 @@ class Meeting:
         holder, since = self._joined.get(worker, (process, 0.0))
         if not 0 <= worker < self._hosts:
             return f"worker id {worker} is not one of {self._hosts}"
-        if holder != process and time.monotonic() - since < LOST_SECONDS:
+        returns = _machine(holder) == _machine(process)
+        if not returns and time.monotonic() - since < LOST_SECONDS:
             cause = f"worker id {worker} is that of another host, {holder}"
             self._tell(f"{process}: {cause}")
             return cause
@@ -148,21 +154,27 @@ class Meeting:
             self._notified.add(process)
         return ""
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float, first: float) -> None:
         """Return once every host has joined.
 
+        Args:
+            seconds: the deadline, from when the first host reports.
+            first: the deadline of the first host's report.
+
         Raises:
-            InputError: at the deadline; it names the missing hosts and why.
+            InputError: at a deadline; it names the missing hosts and why.
         """
         with self._lock:
+            if not self._lock.wait_for(lambda: bool(self._joined or self._refused), first):
+                raise InputError(f"join: none of {self._hosts} hosts within {first:.0f} s")
             if self._lock.wait_for(lambda: len(self._joined) == self._hosts, seconds):
                 self._state = {**self._state, "state": "running"}
                 return
             missing = [n for n in range(self._hosts) if n not in self._joined]
             why = [self._refused.get(n, f"host {n} did not answer") for n in missing]
         raise InputError(
-            f"join: {len(self._joined)} of {self._hosts} hosts within {seconds:.0f} s; "
-            + "; ".join(why)
+            f"join: {len(self._joined)} of {self._hosts} hosts within {seconds:.0f} s of the "
+            f"first; {'; '.join(why)}"
         )
 
     def end(self, status: int, seconds: float = 5 * POLL_SECONDS) -> None:

@@ -34,6 +34,7 @@ OBJECT = re.compile(r"^(/download)?/storage/v1/b/([^/]+)/o/([^/]+)$")
 COPY = re.compile(r"^/storage/v1/b/([^/]+)/o/([^/]+)/(rewriteTo|copyTo)/b/([^/]+)/o/([^/]+)$")
 LISTING = re.compile(r"^/storage/v1/b/([^/]+)/o$")
 BUCKET = re.compile(r"^/storage/v1/b/([^/]+)$")
+BUCKET_FACTS: dict[str, Any] = {"location": "US-CENTRAL1"}
 UPLOAD = re.compile(r"^(?:/resumable)?/upload/storage/v1/b/([^/]+)/o$")
 
 
@@ -210,8 +211,8 @@ def _carry_out(
     raise Refused(501, f"not spoken here: {method} {path}")
 
 
-def _bucket(name: str) -> dict[str, str]:
-    return {"kind": "storage#bucket", "name": name, "id": name, "location": "US-CENTRAL1"}
+def _bucket(name: str) -> dict[str, Any]:
+    return {"kind": "storage#bucket", "name": name, "id": name, **BUCKET_FACTS}
 
 
 def _media(stored: Stored, range_: str) -> Answer:

@@ -14,6 +14,7 @@ from pipeline.errors import InputError
 from pipeline.launch import host as hosts
 from pipeline.launch import meeting, metadata
 from pipeline.launch.host import Host
+from pipeline.launch.join import LOST, Joining, join
 from pipeline.launch.meeting import Head, Meeting
 from pipeline.launch.ray_node import labels, resources
 
@@ -161,7 +162,7 @@ def test_hosts_meet_and_learn_the_end(met, monkeypatch):
     threads = [threading.Thread(target=stay, args=(worker,)) for worker in (0, 1)]
     for thread in threads:
         thread.start()
-    head.wait(5.0)
+    head.wait(5.0, 5.0)
     head.end(3, seconds=5.0)
     for thread in threads:
         thread.join(5.0)
@@ -173,13 +174,58 @@ def test_who_is_missing_is_named_with_the_cause(met):
     """At the deadline: one that did not answer, or the reason it gave."""
     head, _, host = met
     host.report(0, "a")
-    with pytest.raises(InputError, match="1 of 2 hosts within 0 s; host 1 did not answer"):
-        head.wait(0.0)
+    with pytest.raises(InputError, match="1 of 2 hosts within 0 s of the first; host 1 did not"):
+        head.wait(0.0, 0.0)
     host.report(1, "b", "host 1 cannot join: code abd, the head has abc")
     with pytest.raises(InputError, match=r"1 of 2 .* code abd, the head has abc"):
-        head.wait(0.0)
+        head.wait(0.0, 0.0)
     assert host.report(2, "c")["cause"] == "worker id 2 is not one of 2"
-    assert host.report(0, "d")["cause"] == "worker id 0 is that of another host, a"
+
+
+def test_waiting_for_the_first_host_has_a_deadline_of_its_own(met):
+    """Chips that do not exist are waited for longer than hosts of chips that do.
+
+    A host that cannot join exists, and is billed.
+    """
+    head, _, host = met
+    with pytest.raises(InputError, match="none of 2 hosts within 0 s"):
+        head.wait(3600.0, 0.0)
+    host.report(1, "b", "host 1 cannot join: code abd, the head has abc")
+    with pytest.raises(InputError, match="0 of 2 hosts within 0 s of the first; host 0 did not"):
+        head.wait(0.0, 3600.0)
+
+
+def test_a_machine_that_returns_is_welcomed_and_another_one_waits(met):
+    """With a new process within seconds, as after a reboot; another machine while it is heard."""
+    head, _, host = met
+    assert host.report(1, "vm-1 (812)")["cause"] == ""
+    assert host.report(1, "vm-1 (977)")["cause"] == ""
+    assert host.report(1, "vm-10 (977)")["cause"] == (
+        "worker id 1 is that of another host, vm-1 (977)"
+    )
+    host.report(0, "vm-0 (1)")
+    head.wait(0.0, 0.0)
+
+
+def test_a_host_whose_number_is_taken_tries_again(met):
+    """Its `join` ends with the status that restarts it, since the other may be lost."""
+    head, lines, host = met
+    head._software = hosts.software()
+    host.report(0, "another (1)")
+    joining = Joining(
+        head=("127.0.0.1", head.port - 1),
+        role="host",
+        hosts=2,
+        host=Host(pod("v4-16"), 0, "s"),
+        wait=5.0,
+        queue=5.0,
+        imitate=True,
+        secret="secret",
+        run=(),
+        tell=lines.append,
+    )
+    assert join(joining) == LOST
+    assert "cannot join yet: worker id 0 is that of another host, another (1)" in lines[-1]
 
 
 def test_a_lost_host_is_replaced(met, monkeypatch):
