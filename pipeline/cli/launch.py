@@ -6,13 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from pathlib import Path
 
 from pipeline.cli import options
 from pipeline.cli.context import Context, say
 from pipeline.errors import InputError, UsageError
 from pipeline.graph.declaration import FULL
 from pipeline.graph.hardware import Hardware
+from pipeline.launch import shipped
 from pipeline.launch.job import FOLDER, Job, Recipe, hardware_of, job_name, relative_file
 from pipeline.launch.names import LOCAL, TARGETS
 from pipeline.launch.targets import RECIPES
@@ -32,11 +33,17 @@ def launch(context: Context) -> int:
     hardware = hardware_of(context.targets)
     if chosen.on == LOCAL:
         return _local(context, hardware, name)
+    command, files = _run_command(context), shipped.listed()
+    if (file := command[2].partition(":")[0]) not in files:
+        raise InputError(
+            f"launch: git ignores {file}, so hosts would not get it; git add -f {file}"
+        )
     job = Job(
         name=name,
         hardware=hardware,
-        command=_run_command(context),
+        command=command,
         prefix=context.store.prefix,
+        code=shipped.digest(files),
         spot=chosen.spot,
         zone=chosen.zone,
         image=chosen.image,
@@ -46,8 +53,14 @@ def launch(context: Context) -> int:
         say(f"warning: {warning}", error=True)
     if not chosen.go:
         _print(recipe)
+        say(f"==> {FOLDER}/{job.packed}: {len(files)} files that git would send, and their commit")
         return 0
-    return _go(recipe)
+    _check_programs(recipe)
+    os.makedirs(FOLDER, exist_ok=True)
+    for name, text in recipe.files.items():
+        Path(FOLDER, name).write_text(text)
+    shipped.pack(os.path.join(FOLDER, job.packed), files, recipe.files)
+    return _call(recipe)
 
 
 def _run_command(context: Context) -> tuple[str, ...]:
@@ -105,36 +118,33 @@ def _print(recipe: Recipe) -> None:
     say("==> commands, which --go runs")
     for line in recipe.commands:
         say(line)
+    _later(recipe)
+
+
+def _later(recipe: Recipe) -> None:
     say("==> later")
-    for line in recipe.after:
+    say("# ends everything early; at the end of the run it is deleted without you:")
+    for line in (*recipe.undo, *recipe.after):
         say(line)
 
 
-def _go(recipe: Recipe) -> int:
+def _check_programs(recipe: Recipe) -> None:
     for program in recipe.needs:
         if shutil.which(program) is None:
             raise InputError(f"launch: {program} is not installed here, and --go calls it")
-    os.makedirs(FOLDER, exist_ok=True)
-    for name, text in recipe.files.items():
-        with open(os.path.join(FOLDER, name), "w") as file:
-            file.write(text)
-    return _call(recipe.commands, recipe.after)
 
 
-def _call(commands: Sequence[str], after: Sequence[str]) -> int:
-    for line in commands:
+def _call(recipe: Recipe) -> int:
+    for line in recipe.commands:
         say(f"$ {line}")
-        done = subprocess.run(["bash", "-euo", "pipefail", "-c", line])
+        left = f"what it made may exist and cost money, which ends with: {'; '.join(recipe.undo)}"
+        try:
+            done = subprocess.run(["bash", "-euo", "pipefail", "-c", line])
+        except KeyboardInterrupt:
+            say(f"launch: interrupted; {left}", error=True)
+            raise
         if done.returncode:
-            raise InputError(
-                f"launch: {line.split(' ', 1)[0]} ended with status {done.returncode}; the "
-                "resources made before it still exist: " + "; ".join(_lines(after))
-            )
-    say("later:")
-    for line in after:
-        say(line)
+            program = line.split(" ", 1)[0]
+            raise InputError(f"launch: {program} ended with status {done.returncode}; {left}")
+    _later(recipe)
     return 0
-
-
-def _lines(after: Sequence[str]) -> list[str]:
-    return [line for text in after for line in text.splitlines() if not line.startswith("#")]

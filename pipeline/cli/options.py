@@ -94,12 +94,12 @@ FLAGS: dict[str, dict[str, Any]] = {
         "imitates the hosts",
         choices=(*TARGETS, LOCAL),
     ),
-    "spot": _switch("preemptible machines, at a third of the price"),
+    "spot": _switch("preemptible machines, at a fraction of the price that `plan` shows"),
     "zone": _flag("Google's zone, such as us-east5-b", default="", metavar="ZONE"),
     "image": _flag(
         "container image to build and push, for kuberay", default="", metavar="REGISTRY/NAME:TAG"
     ),
-    "go": _switch("run the commands; without it they are only printed"),
+    "go": _switch("run the commands, which are otherwise only printed; --on local needs no --go"),
     "help": _switch("print this help"),
     "help_settings": _switch("every setting, with its value under the preset"),
 }
@@ -262,6 +262,8 @@ def _check_flags(verb: str, prog: str, overrides: list[str], settings: list[str]
         if name in SPELLED:
             owners = [v for v in VERBS if SPELLED[name] in _flags_of(v)]
             raise UsageError(f"{prog}: no flag {name}; {', '.join(owners)} has it")
+        if verb == "launch" and name == "--print":
+            raise UsageError(f"{prog}: printing is the default; --go runs the commands")
         known = [*(s for s, n in SPELLED.items() if n in _flags_of(verb)), *settings]
         # Hint at a dotted name from its last part: --learning-rate.
         ends = [s for s in settings if s.endswith(f".{name.removeprefix('--')}")]

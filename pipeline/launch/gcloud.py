@@ -2,7 +2,8 @@
 
 The Cloud TPU API, and with it queued resources, is no longer developed; v4 and v5e exist only
 there. A managed group with a workload policy is a slice of v5p or v6e. In both, a small VM outside
-the slice is the head, so that the driver survives the loss of the slice.
+the slice is the head, so that the driver survives the loss of the slice. The head requests the
+slice: the last command of `launch` is the only one that makes something that costs money.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 from pipeline.errors import InputError
 from pipeline.launch.google import accelerator_type, google_of, need_one_slice
 from pipeline.launch.job import FOLDER, Job, Recipe
-from pipeline.launch.setup_host import QUEUE, SETUP, join
-from pipeline.launch.text import origin
+from pipeline.launch.shell import Chips, delete_head, head_name, scripts
 
 _HEAD_MACHINE = "e2-standard-8"
 _BOOT_DISK = "--boot-disk-size=200GB"
+_NAMES = '--format="value(name.basename())"'
 
 
 def group(job: Job) -> Recipe:
@@ -38,27 +39,29 @@ def group(job: Job) -> Recipe:
         f" --image-project=ubuntu-os-accelerator-images {_BOOT_DISK} --scopes=cloud-platform"
         f" --metadata-from-file=startup-script={FOLDER}/{name}.host.sh"
     )
-    policy, policies = "", ""
+    policy, make_policy, free = "", "", [f"instance-templates delete {name} --quiet"]
     if hardware.processes > 1:
-        policies = (
+        make_policy = (
             f"gcloud compute resource-policies create workload-policy {name} --region={region}"
             f" --type=HIGH_THROUGHPUT --accelerator-topology={hardware.topology}"
         )
         project = "$(gcloud config get-value project)"
         policy = f' --workload-policy="projects/{project}/regions/{region}/resourcePolicies/{name}"'
-    make = (
-        f"gcloud compute instance-groups managed create {name} --zone={zone}"
-        f" --template={name} --size={hardware.processes}{policy}"
+        free += [f"resource-policies delete {name} --region={region} --quiet"]
+    chips = Chips(
+        create=f"gcloud compute instance-groups managed create {name} --zone={zone}"
+        f" --template={name} --size={hardware.processes}{policy}",
+        listed=f"gcloud compute instance-groups managed list --zones={zone} {_NAMES}",
+        delete=f"gcloud compute instance-groups managed delete {name} --zone={zone} --quiet",
     )
-    remove = f"gcloud compute instance-groups managed delete {name} --zone={zone} --quiet"
     return Recipe(
-        files=_scripts(job, remove),
-        commands=tuple(filter(None, (_send(job), _head(job), policies, template, make))),
+        files=scripts(job, chips),
+        commands=tuple(filter(None, (_send(job), make_policy, template, _head(job)))),
         needs=("gcloud",),
+        undo=(delete_head(job), chips.delete),
         after=(
-            "# ends the machines, which else cost money:\n" + remove,
-            f"gcloud compute instances delete {name}-head --zone={zone} --quiet",
-            f"gcloud compute instance-templates delete {name} --quiet",
+            "# free, and in the way of the next launch of this name:\n"
+            + "\n".join(f"gcloud compute {words}" for words in free),
         ),
     )
 
@@ -79,49 +82,31 @@ def queued(job: Job) -> Recipe:
         f" --metadata-from-file=startup-script={FOLDER}/{name}.host.sh"
         f"{' --spot' if job.spot else ''}"
     )
-    remove = f"gcloud compute tpus queued-resources delete {name} --zone={zone} --force --quiet"
+    chips = Chips(
+        create=request,
+        listed=f"gcloud compute tpus queued-resources list --zone={zone} {_NAMES}",
+        delete=f"gcloud compute tpus queued-resources delete {name} --zone={zone} --force --quiet",
+    )
     return Recipe(
-        files=_scripts(job, remove),
-        commands=(_send(job), _head(job), request),
+        files=scripts(job, chips),
+        commands=(_send(job), _head(job)),
         needs=("gcloud",),
+        undo=(delete_head(job), chips.delete),
         after=(
-            f"# a lost slice keeps its name and quota until it is deleted and requested again:\n"
-            f"{remove} && {request}",
-            "# ends the machines, which else cost money:\n" + remove,
-            f"gcloud compute instances delete {name}-head --zone={zone} --quiet",
+            "# a lost slice keeps its name and quota until it is deleted and requested again:\n"
+            f"{chips.delete} && {request}",
         ),
     )
 
 
-def _bundle(job: Job) -> str:
-    return f"{job.folder}/code.tar.gz"
-
-
 def _send(job: Job) -> str:
-    left_out = " ".join(f"--exclude=./{name}" for name in (".venv", ".git", "runs", "launch"))
-    return f"tar {left_out} -czf - . | gcloud storage cp - {_bundle(job)}"
+    return f"gcloud storage cp {FOLDER}/{job.packed} {job.bundle}"
 
 
 def _head(job: Job) -> str:
     return (
-        f"gcloud compute instances create {job.name}-head --zone={job.zone}"
+        f"gcloud compute instances create {head_name(job)} --zone={job.zone}"
         f" --machine-type={_HEAD_MACHINE} --image-family=ubuntu-2204-lts"
         f" --image-project=ubuntu-os-cloud {_BOOT_DISK} --scopes=cloud-platform"
         f" --metadata-from-file=startup-script={FOLDER}/{job.name}.head.sh"
     )
-
-
-def _scripts(job: Job, remove: str) -> dict[str, str]:
-    """Startup scripts of the head and the hosts; they run at every boot, also after a loss."""
-    top = (
-        "#!/bin/bash\n" + origin(job) + "set -eu\n"
-        f"mkdir -p /opt/{job.name}\ncd /opt/{job.name}\n"
-        f"gcloud storage cp {_bundle(job)} - | tar -xzf -\n" + SETUP
-    )
-    head = f"{job.name}-head"
-    ends = "# However it ended, chips that nothing uses are given back.\n" + remove + "\n"
-    start = join(job, head, "--role head", wait=QUEUE).rstrip()
-    return {
-        f"{job.name}.head.sh": f"{top}{start} || true\n{ends}",
-        f"{job.name}.host.sh": top + join(job, head, "--role host"),
-    }

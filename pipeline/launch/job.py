@@ -27,6 +27,7 @@ class Job:
         hardware: TPU slice or hosts with GPUs.
         command: what the head runs once all hosts have joined: `ponente run FILE ...`.
         prefix: the store, an object store's URL.
+        code: digest of the code that is sent.
         spot: whether to request preemptible machines.
         zone: Google's zone, such as us-east5-b; empty for the tool's choice.
         image: container image, for Kubernetes alone.
@@ -36,6 +37,7 @@ class Job:
     hardware: Hardware
     command: tuple[str, ...]
     prefix: str
+    code: str
     spot: bool = False
     zone: str = ""
     image: str = ""
@@ -57,6 +59,16 @@ class Job:
     def folder(self) -> str:
         """The folder of this launch in the store."""
         return f"{self.prefix}/launch/{self.name}"
+
+    @property
+    def bundle(self) -> str:
+        """The code's URL. It names the code: a host of this launch never gets that of another."""
+        return f"{self.folder}/code-{self.code}.tar.gz"
+
+    @property
+    def packed(self) -> str:
+        """The name in `FOLDER` of the file with the code."""
+        return f"{self.name}.code.tar.gz"
 
     @property
     def region(self) -> str:
@@ -83,12 +95,15 @@ class Recipe:
         files: text by name, in `FOLDER`.
         commands: lines for bash, in order, run in the directory that contains `FOLDER`.
         needs: programs that the commands call.
-        after: commands for later, such as deletion, which are printed and never run.
+        undo: commands that end all that costs money; they are printed and never run, because the
+            machines are deleted without them when the run ends.
+        after: other commands for later, printed and never run.
     """
 
     files: dict[str, str]
     commands: tuple[str, ...]
     needs: tuple[str, ...]
+    undo: tuple[str, ...]
     after: tuple[str, ...] = ()
 
 

@@ -31,7 +31,7 @@ _DOCKERFILE = """\
 FROM python:3.11-slim
 RUN apt-get -q update && apt-get -q -y install make wget git && rm -rf /var/lib/apt/lists/*
 WORKDIR /app
-COPY . /app
+ADD {packed} /app
 RUN make setup
 ENV PATH=/app/.venv/bin:$PATH
 """
@@ -46,25 +46,22 @@ def recipe(job: Job) -> Recipe:
     if not job.image:
         raise InputError("--on kuberay: give --image REGISTRY/NAME:TAG, which is built and pushed")
     file, docker = f"{job.name}.rayjob.yaml", f"{job.name}.Dockerfile"
-    ignored = ".venv\n.git\nruns\nlaunch\n"
     return Recipe(
         files={
-            docker: origin(job) + _DOCKERFILE,
-            f"{docker}.dockerignore": ignored,
+            docker: origin(job) + _DOCKERFILE.format(packed=job.packed),
             file: to_yaml(job, ray_job(job)),
         },
         commands=(
-            f"docker build -t {job.image} -f {FOLDER}/{docker} .",
+            f"docker build -t {job.image} -f {FOLDER}/{docker} {FOLDER}",
             f"docker push {job.image}",
             *(_node_pool(job, pool) for pool in _pools(job)),
             # `apply` would leave a finished job of this name as it is, and run nothing.
             f"kubectl create -f {FOLDER}/{file}",
         ),
         needs=("docker", "gcloud", "kubectl"),
-        after=(
-            "# before the next launch of this name:\n" + f"kubectl delete -f {FOLDER}/{file}",
-            "# ends the machines, which else cost money:\n"
-            + "\n".join(
+        undo=(
+            f"kubectl delete -f {FOLDER}/{file}",
+            *(
                 f'gcloud container node-pools delete {pool} --cluster="$CLUSTER" --zone={job.zone}'
                 for pool in _pools(job)
             ),
@@ -84,7 +81,9 @@ def _node_pool(job: Job, name: str) -> str:
     place = f'{name} --cluster="${{CLUSTER:?set it to the name of the GKE cluster}}" --zone={zone}'
     words = [
         f"gcloud container node-pools describe {place} --format='value(status)' ||",
-        f"gcloud container node-pools create {place} --num-nodes={hardware.hosts_per_slice}",
+        # From none to all machines and back, by the pods that want them; so none is left over.
+        f"gcloud container node-pools create {place} --num-nodes=0 --enable-autoscaling",
+        f"--min-nodes=0 --max-nodes={hardware.hosts_per_slice}",
     ]
     if hardware.kind == "tpu":
         machine = GOOGLE[hardware.generation].machine_type(hardware)
@@ -175,4 +174,5 @@ def _host(job: Job) -> dict[str, Any]:
     if job.spot:
         selector["cloud.google.com/gke-spot"] = "true"
     container["resources"] = {"limits": wants, "requests": wants}
-    return {"containers": [container], "nodeSelector": selector}
+    # A host whose Ray ends starts it again.
+    return {"containers": [container], "nodeSelector": selector, "restartPolicy": "Always"}

@@ -7,7 +7,7 @@ from typing import Any
 from pipeline.accelerators import GPUS
 from pipeline.launch.google import GOOGLE, accelerator_type, need_one_slice
 from pipeline.launch.job import FOLDER, Job, Recipe
-from pipeline.launch.setup_host import SETUP, join
+from pipeline.launch.shell import LOST, SETUP, join, joined
 from pipeline.launch.text import to_yaml
 
 # The first address is the host that starts Ray: SkyPilot has no machine outside the slice.
@@ -15,20 +15,21 @@ _HEAD = '$(echo "$SKYPILOT_NODE_IPS" | head -n 1)'
 
 
 def recipe(job: Job) -> Recipe:
-    """Task file and commands; for spot a managed job, which restarts when hosts are lost.
+    """Task file and commands of a managed job.
+
+    SkyPilot's controller restarts it when hosts are lost, and deletes its machines however it ends.
+    A cluster of `sky launch`, even with --down, would stay after a failed set-up.
 
     Raises:
         InputError: for several slices.
     """
     need_one_slice(job.hardware, "sky")
     file = f"{job.name}.sky.yaml"
-    launch = f"sky jobs launch -y -n {job.name}" if job.spot else f"sky launch -y -c {job.name}"
-    end = f"sky jobs cancel -y -n {job.name}" if job.spot else f"sky down -y {job.name}"
     return Recipe(
         files={file: to_yaml(job, task(job))},
-        commands=(f"{launch} {FOLDER}/{file}",),
+        commands=(f"sky jobs launch -y -n {job.name} {FOLDER}/{file}",),
         needs=("sky",),
-        after=(f"# ends the machines, which else cost money:\n{end}",),
+        undo=(f"sky jobs cancel -y -n {job.name}",),
     )
 
 
@@ -53,11 +54,12 @@ def task(job: Job) -> dict[str, Any]:
         made["num_nodes"] = hardware.processes
         worker = '--worker-id "$SKYPILOT_NODE_RANK"'
     resources["use_spot"] = job.spot
-    if job.spot:
-        # An experiment's own error would recur, so restart only after lost machines.
-        resources["job_recovery"] = {"strategy": "FAILOVER", "max_restarts_on_errors": 0}
+    # An experiment's own error would recur, so restart only after lost machines.
+    resources["job_recovery"] = {"strategy": "FAILOVER", "max_restarts_on_errors": 0}
     made["resources"] = resources
-    made["workdir"] = "."
-    made["setup"] = SETUP
-    made["run"] = join(job, _HEAD, *filter(None, [worker]))
+    made["file_mounts"] = {f"~/{job.packed}": f"{FOLDER}/{job.packed}"}
+    enter = f"mkdir -p ~/{job.name} && cd ~/{job.name}"
+    made["setup"] = f"{enter} && tar -xzf ~/{job.packed} || exit\n{SETUP}"
+    repeat = joined(join(job, _HEAD, *filter(None, [worker])), LOST)
+    made["run"] = f"{enter} || exit\n{repeat}exit $code\n"
     return made

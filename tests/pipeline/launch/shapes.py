@@ -44,7 +44,7 @@ SKY = record(
         use_spot=TRUTH,
         job_recovery=record("strategy", strategy=TEXT, max_restarts_on_errors=COUNT),
     ),
-    workdir=TEXT,
+    file_mounts=TEXTS,
     setup=TEXT,
     run=TEXT,
 )
@@ -63,7 +63,13 @@ CONTAINER = record(
     ),
     resources=record("limits requests", limits=TEXTS, requests=TEXTS),
 )
-POD = record("spec", spec=record("containers", containers=several(CONTAINER), nodeSelector=TEXTS))
+SPEC = record(
+    "containers",
+    containers=several(CONTAINER),
+    nodeSelector=TEXTS,
+    restartPolicy={"enum": ["Always", "OnFailure", "Never"]},
+)
+POD = record("spec", spec=SPEC)
 RAY_JOB = record(
     "apiVersion kind metadata spec",
     apiVersion={"const": "ray.io/v1"},

@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from pipeline import pod
-from pipeline.errors import InputError
+from pipeline.cli import options
+from pipeline.errors import InputError, UsageError
 from pipeline.launch import kuberay, sky
 from pipeline.launch.job import Job, job_name
 from pipeline.launch.targets import RECIPES
@@ -27,7 +28,7 @@ def job(hardware: str = "v6e-16", **other: Any) -> Job:
     """A launch of some experiment."""
     command = ("ponente", "run", "experiments/run_200m.py", "--prefix", "gs://bucket/runs")
     given = {"zone": ZONE, "image": IMAGE, "prefix": "gs://bucket/runs", **other}
-    return Job(name="run-200m", hardware=pod(hardware), command=command, **given)
+    return Job(name="run-200m", hardware=pod(hardware), command=command, code="c0de", **given)
 
 
 RECORDED = {
@@ -49,7 +50,8 @@ def test_recipes_are_as_recorded(name):
     on, made_for = RECORDED[name]
     recipe = RECIPES[on](made_for)
     parts = [f"==> {file}\n{text}" for file, text in recipe.files.items()]
-    parts += ["==> commands", *recipe.commands, "==> later", *recipe.after]
+    parts += ["==> commands", *recipe.commands, "==> undo", *recipe.undo]
+    parts += ["==> later", *recipe.after]
     assert "\n".join(parts) + "\n" == (GOLDEN / f"{name}.txt").read_text()
 
 
@@ -84,6 +86,7 @@ WRONG = [
     (sky.task, ("resource",), {}),
     (sky.task, ("num_node",), 4),
     (sky.task, ("setup",), ["make setup"]),
+    (sky.task, ("file_mounts",), ["launch/run-200m.code.tar.gz"]),
     (sky.task, ("resources", "spot"), True),
     (sky.task, ("resources", "use_spot"), "yes"),
     (sky.task, ("resources", "infra"), "gpc/us-east5"),
@@ -144,6 +147,14 @@ def test_launches_that_cannot_work_are_refused(on, wrong, message):
     """Before anything is made, with what to do."""
     with pytest.raises(InputError, match=message):
         RECIPES[on](job(**wrong))
+
+
+def test_printing_needs_no_flag():
+    """Whoever looks for one is told so, and the help names what runs without --go."""
+    with pytest.raises(UsageError, match="printing is the default; --go runs the commands"):
+        options.parse("launch", ["--print"], pod_toy.experiment, "")
+    help = options.parser("launch").format_help()
+    assert "--on local needs no --go" in " ".join(help.split())
 
 
 def test_a_name_fits_every_cloud():

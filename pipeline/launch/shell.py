@@ -1,0 +1,151 @@
+"""The shell of a launched machine: install the code, join, and give back what is rented.
+
+The head requests the chips itself, under a trap that deletes them: they do not exist before the
+trap does, and are deleted until a listing confirms it, whatever fails. It is the last to delete
+itself. A host restarts `join` while it may be needed. Where it no longer is (the run ended, it
+cannot be set up, it is refused, or no head answers for `WAIT`), its slice is useless too, so the
+host deletes the chips: also where the head was killed.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+
+from pipeline.launch.job import Job
+from pipeline.launch.text import origin
+
+PORT = 6380  # SkyPilot runs its own Ray at the default port 6379
+WAIT = "20m"  # machines that exist are billed; hosts of a slice boot within minutes of each other
+QUEUE = "48h"  # waiting for chips costs nothing
+
+# The Ubuntu 22.04 of TPU images has Python 3.10, and its package archive 3.11.
+SETUP = """\
+command -v python3.11 || {
+  sudo apt-get -q update && sudo apt-get -q -y install python3.11 python3.11-venv make
+} && make setup PYTHON=python3.11
+"""
+LOST = "75"  # the status of `join` on a host that lost its Ray or the head
+# 129 and more: a signal ended it, as when the machine shuts down, to boot again.
+LOST_OR_KILLED = f"{LOST} | 129 | 1[3-9]?"
+
+
+@dataclass(frozen=True)
+class Chips:
+    """Commands for the machines with chips, which all have the job's name.
+
+    Attributes:
+        create: requests them.
+        listed: prints the names of those that exist.
+        delete: deletes them.
+    """
+
+    create: str
+    listed: str
+    delete: str
+
+
+def join(job: Job, head: str, *flags: str, wait: str = WAIT) -> str:
+    """The command with which a host joins the cluster whose head is `head`.
+
+    Args:
+        job: the job to launch.
+        head: host name or address, as a shell reads it.
+        flags: more flags of `join`.
+        wait: how long to wait for machines that exist.
+    """
+    words = [f'.venv/bin/ponente join "{head}:{PORT}" --hardware {job.hardware.name}']
+    words += [f"--name {job.name} --wait {wait}", f"--shared {job.folder}/secret", *flags]
+    return f"{' '.join(words)} -- .venv/bin/{job.shell}"
+
+
+def joined(command: str, again: str) -> str:
+    """Shell that repeats a `join` while it ends with one of the statuses `again`."""
+    return f"""\
+while :; do
+  {command}
+  code=$?
+  case $code in {again}) sleep 10 ;; *) break ;; esac
+done
+"""
+
+
+def scripts(job: Job, chips: Chips) -> dict[str, str]:
+    """Startup scripts of the head and the hosts, by file name; they run at every boot."""
+    shared = _shared(job, chips)
+    return {
+        f"{job.name}.head.sh": shared + _head(job, chips),
+        f"{job.name}.host.sh": shared + _host(job),
+    }
+
+
+def head_name(job: Job) -> str:
+    """The name of the head's machine."""
+    return f"{job.name}-head"
+
+
+def delete_head(job: Job) -> str:
+    """The command that deletes the head's machine."""
+    return f"gcloud compute instances delete {head_name(job)} --zone={job.zone} --quiet"
+
+
+def _shared(job: Job, chips: Chips) -> str:
+    folder = f"/opt/{job.name}"
+    return f"""\
+#!/bin/bash
+{origin(job)}set -u -o pipefail
+chips() {{ {chips.listed}; }}
+report() {{ gcloud storage cp {folder}.log "{job.folder}/$HOSTNAME.log"; }}
+give_back() {{
+  report
+  until
+    {chips.delete}
+    sleep 10  # a request that was interrupted may be listed late
+    left=$(chips) && ! grep -qxF {job.name} <<< "$left"
+  do echo "{job.name} is not deleted yet; trying again"; done
+  echo "{job.name} is deleted"
+}}
+again() {{
+  for pause in 10 30; do
+    "$@" && return
+    echo "failed: $*; again in $pause s"
+    sleep $pause & wait $!  # a signal need not wait for it
+  done
+  "$@"
+}}
+enter() {{ mkdir -p {folder} && cd {folder} && exec >> {folder}.log 2>&1 && date; }}
+fetch() {{ gcloud storage cp {job.bundle} - | tar -xzf -; }}
+prepare() {{
+{textwrap.indent(SETUP, "  ")}}}
+"""
+
+
+def _head(job: Job, chips: Chips) -> str:
+    start = join(job, head_name(job), f"--queue {QUEUE}", "--role head")
+    return f"""\
+request() {{ chips | grep -xF {job.name} || {chips.create}; }}
+run= stopped=
+end() {{
+  trap '' HUP INT TERM
+  [ -z "$run" ] || {{ kill "$run" && wait "$run"; }}  # it saves a checkpoint
+  give_back
+  report
+  [ -z "$stopped" ] || return  # this machine may boot again, and then goes on
+  touch /opt/{job.name}.ended
+  until {delete_head(job)}; do sleep 60; done
+}}
+trap end EXIT
+trap 'stopped=yes; exit 143' HUP INT TERM
+enter && [ ! -e /opt/{job.name}.ended ] && again fetch && again prepare && again request || exit
+{start} &
+run=$!
+wait "$run"
+code=$?
+run=
+exit $code
+"""
+
+
+def _host(job: Job) -> str:
+    loop = joined(join(job, head_name(job), "--role host"), LOST_OR_KILLED)
+    return f"enter && again fetch && again prepare && {loop}give_back\n"

@@ -1,0 +1,120 @@
+"""The code that a launch sends: what git would, with its commit; nothing that git ignores.
+
+Outside a git checkout, everything is sent except names that begin with a dot. Stores, virtual
+environments and the folder of generated files are not sent from anywhere, unless git tracks them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+from pipeline.errors import InputError
+from pipeline.identity import provenance
+from pipeline.launch.job import FOLDER
+from pipeline.store.shards import ATTEMPTS
+
+_MOST_BYTES = 200 * 2**20
+
+
+def listed(root: str = ".") -> list[str]:
+    """Paths in `root` of the files to send, sorted.
+
+    Raises:
+        InputError: git does not answer in its checkout, or the files are too large.
+    """
+    found = sorted(_files(root))
+    sizes: dict[str, int] = {}
+    for name in found:
+        top = name.partition("/")[0]
+        sizes[top] = sizes.get(top, 0) + os.lstat(os.path.join(root, name)).st_size
+    if (total := sum(sizes.values())) > _MOST_BYTES:
+        top = max(sizes, key=lambda name: sizes[name])
+        raise InputError(
+            f"launch: this directory's code has {total / 2**20:,.0f} MiB, expected at most "
+            f"{_MOST_BYTES / 2**20:.0f}; {top} has {sizes[top] / 2**20:,.0f} of it: move it, or "
+            "add it to .gitignore"
+        )
+    return found
+
+
+def digest(names: list[str], root: str = ".") -> str:
+    """A short digest of the files' names and content."""
+    found = hashlib.sha256()
+    for name in names:
+        path = Path(root, name)
+        data = os.readlink(path).encode() if path.is_symlink() else path.read_bytes()
+        found.update(f"{name} {len(data)}\n".encode(errors="surrogateescape") + data)
+    return found.hexdigest()[:12]
+
+
+def pack(target: str, names: list[str], more: Mapping[str, str], root: str = ".") -> None:
+    """Write the files, those of `more` in `FOLDER`, and the commit to a .tar.gz file."""
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(target, "w:gz") as archive:
+        for name in names:
+            archive.add(os.path.join(root, name), name, recursive=False)
+        for name, text in more.items():
+            Path(folder, name).write_text(text)
+            archive.add(os.path.join(folder, name), f"{FOLDER}/{name}")
+        provenance.ship(root, folder)
+        archive.add(os.path.join(folder, provenance.SHIPPED), provenance.SHIPPED)
+
+
+def _files(root: str) -> Iterator[str]:
+    if not any(os.path.lexists(os.path.join(up, ".git")) for up in _upwards(root)):
+        names = _walk(root)
+    else:
+        data = cache(lambda folder: folder == Path(FOLDER) or _is_data(Path(root, folder)))
+        untracked = _git(root, "--others", "--exclude-standard")
+        untracked = [n for n in untracked if not any(map(data, list(Path(n).parents)[:-1]))]
+        names = [*_git(root, "--cached"), *untracked]
+    for name in names:
+        path = os.path.join(root, name)
+        if os.path.isdir(path) and not os.path.islink(path):  # a repository in this one
+            yield from (os.path.join(name, inner) for inner in _files(path))
+        elif os.path.lexists(path):  # else deleted, and not yet committed
+            yield name
+
+
+def _upwards(root: str) -> list[Path]:
+    path = Path(root).resolve()
+    return [path, *path.parents]
+
+
+def _git(root: str, *which: str) -> list[str]:
+    command = ["git", "-C", root, "ls-files", "-z", *which]
+    try:
+        done = subprocess.run(command, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", b"").decode(errors="replace").strip() or str(error)
+        raise InputError(
+            f"launch: sends what git would, and git does not list {os.path.abspath(root)}: {said}"
+        ) from error
+    return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
+
+
+def _walk(root: str) -> Iterator[str]:
+    for directory, folders, files in os.walk(root):
+        place = Path(directory).relative_to(root)
+        links = [name for name in folders if Path(directory, name).is_symlink()]
+        yield from (str(place / name) for name in (*files, *links) if name[0] != ".")
+        folders[:] = [
+            name
+            for name in folders
+            if name[0] != "." and name != "__pycache__" and not _is_data(Path(directory, name))
+        ]
+        if place == Path():
+            folders[:] = [name for name in folders if name != FOLDER]
+
+
+def _is_data(folder: Path) -> bool:
+    """Whether it is a virtual environment, or a store: a folder of outputs with attempts."""
+    if (folder / "pyvenv.cfg").exists():
+        return True
+    return any((output / ATTEMPTS).is_dir() for output in folder.iterdir())
