@@ -75,6 +75,7 @@ class TokenCache(Artifact):
     """
 
     opens = ("tokens",)
+    needs = ("tokenizer",)
 
     @property
     def packed(self) -> bool:

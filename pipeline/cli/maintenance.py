@@ -16,8 +16,9 @@ from pipeline.graph.node import Node, topological
 from pipeline.pages.readable import duration
 from pipeline.plan.state import look
 from pipeline.store import integrity, lease, storage
-from pipeline.store.garbage import Garbage, Keep, delete, find_garbage
+from pipeline.store.garbage import Garbage, delete, find_garbage
 from pipeline.store.manifest import Manifest, load_keyed
+from pipeline.store.protection import Keep
 
 
 def verify(context: Context) -> int:

@@ -26,6 +26,7 @@ from pipeline.graph.node import Node, unique_labels
 from pipeline.pages.summary import Summary
 from pipeline.plan import facts as step_facts
 from pipeline.plan.plan import code_warnings
+from pipeline.store import lease
 from pipeline.store.write_check import check_writable
 
 
@@ -67,7 +68,9 @@ def _run(context: Context, interrupts: Interrupts) -> Execution:
     log.emit(_started(context, run_id, execution))
     summary = Summary(context.store.prefix, run_id)
     outcome, needed, page, cause = "failed", [], "", ""
+    protected, reads = contextlib.ExitStack(), [node.directory for node in execution.order]
     try:
+        protected.enter_context(lease.reading(context.store.prefix, run_id, reads))
         needed = execution.look()
         looked = time.perf_counter() - context.clock
         for note in execution.notes:
@@ -92,6 +95,7 @@ def _run(context: Context, interrupts: Interrupts) -> Execution:
             log.close()
             summary.close()
             page = _write_page(context, run_id) if needed else ""
+            protected.close()
     if needed:
         say(f"page of this run: {page}")
     _say_outcome(context, execution, looked if not needed else None)

@@ -33,6 +33,7 @@ from pipeline.errors import (
 )
 from pipeline.execute.logs import NAME as LOG
 from pipeline.execute.logs import capture
+from pipeline.execute.reference import refer_to
 from pipeline.graph.external import check_unchanged
 from pipeline.graph.live import Live, Source
 from pipeline.graph.step import StepSpec
@@ -43,7 +44,7 @@ from pipeline.identity.listing import Listing
 from pipeline.store import lease, left_overs, manifest, outputs, storage
 from pipeline.store import shards as shard_lists
 from pipeline.store.ledger import Ledger
-from pipeline.store.manifest import FAILURE, RETIRED, Manifest, Origin
+from pipeline.store.manifest import FAILURE, RETIRED, Manifest
 from pipeline.store.shards import Shard
 
 logger = logging.getLogger("ponente")
@@ -64,6 +65,7 @@ class Request:
         packages: loggers whose INFO records go to the log: those of the step's own code.
         listings: listings of the external arguments when the run was planned.
         labels: names of the inputs in this graph; their manifests have those of their own graph.
+        reads: directories of the inputs and the oldest attempts to open, see `lease.acquire`.
     """
 
     step: StepSpec[..., Any]
@@ -80,6 +82,7 @@ class Request:
     packages: tuple[str, ...] = ()
     listings: Mapping[str, Listing] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
+    reads: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ledger(self) -> Ledger:
@@ -134,10 +137,13 @@ def execute(request: Request, emit: Emit, workers: Workers, *, redirect: bool = 
 
     held: lease.Lease | None = None
     try:
-        waiting = _wait(tell, workers)
-        held = lease.acquire(request.root, published=request.published, waiting=waiting)
+        root, waiting = request.root, _wait(tell, workers)
+        held = lease.acquire(
+            root, published=request.published, waiting=waiting, reads=request.reads
+        )
         if held is None:
             return Outcome("reused")
+        lease.wait_for_collector(request.root.rpartition("/")[0], waiting)
         return _attempt(request, held, tell, workers, redirect)
     except Cancelled as error:
         return Outcome("stopped", cause=_one_line(error))
@@ -287,15 +293,17 @@ def _record(
     contents = {name: found.content for name, (_, found) in inputs.items()}
     contents |= {name: listing.digest for name, listing in request.listings.items()}
     if isinstance(body, Reference):
-        shards, origin = body.artifact.manifest.shards, refer_to(body, request, inputs)
+        shards, origin = body.artifact.manifest.shards, refer_to(body, request.root, inputs)
         result = dict(body.result)
         # The chosen artifact's class determines which inputs are part of its content, not
         # `step.output`; the digest of its own content includes them already.
         opened = {"origin": body.artifact.manifest.content}
+        needs = (origin.input,) if origin.input else None
     else:
         shards, origin = _declared(run), None
         result = json.loads(json.dumps(dict(body or {})))
         opened = {name: c for name, c in contents.items() if request.step.output.reads(name)}
+        needs = tuple(filter(request.step.output.needs_input, inputs))
     return Manifest(
         key=request.key,
         step=request.identity.step,
@@ -314,6 +322,7 @@ def _record(
         provenance=made_by,
         origin=origin,
         sources=manifest.keep_sources(request.root, request.listings),
+        needs=needs,
     )
 
 
@@ -339,17 +348,6 @@ def _declared(run: StepContext) -> tuple[Shard, ...]:
             f"{problem}; the next attempt writes shard {shard.name!r} of {run.label} again"
         )
     return shards
-
-
-def refer_to(
-    body: Reference, request: Request, inputs: Mapping[str, tuple[str, Manifest]]
-) -> Origin:
-    """The origin of a reference: the output that owns the files, at the end of any chain."""
-    artifact = body.artifact
-    origin = artifact.manifest.origin
-    key = origin.key if origin is not None else artifact.manifest.key
-    name = next((n for n, (path, _) in inputs.items() if path == artifact.path), "")
-    return Origin(body.kind, manifest.make_ref(request.root, artifact.home), key, name)
 
 
 def _publish(request: Request, held: lease.Lease, record: Manifest) -> bool:

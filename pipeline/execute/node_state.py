@@ -18,7 +18,7 @@ from pipeline.graph.live import Source
 from pipeline.graph.node import Node
 from pipeline.identity import digests, source_code
 from pipeline.plan.listings import Listings
-from pipeline.store import lease, retry
+from pipeline.store import lease, manifest, retry
 from pipeline.store.builds import claim_build
 from pipeline.store.ledger import Ledger
 from pipeline.store.outputs import Found, Store
@@ -224,8 +224,17 @@ def make_request(
         listings=listings.of(node),
         labels={name: child.label for name, child in node.inputs.items()},
         packages=_packages(node),
+        reads={
+            manifest.make_ref(root, place(child)): _opened(published.get(child.key))
+            for name, child in node.inputs.items()
+        },
     )
     return request, build.conflicts
+
+
+def _opened(found: Found | None) -> str:
+    """The attempt that published an input; empty where it is not known, as for an alias."""
+    return found.manifest.attempt if found is not None and found.manifest.origin is None else ""
 
 
 def _packages(node: Node) -> tuple[str, ...]:

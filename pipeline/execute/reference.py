@@ -11,11 +11,12 @@ from collections.abc import Mapping
 
 from pipeline.errors import StorageError
 from pipeline.graph.node import Node
+from pipeline.graph.step_context import Reference
 from pipeline.identity import digests
 from pipeline.identity.listing import Listing
 from pipeline.plan.listings import external_values
 from pipeline.store import manifest, storage
-from pipeline.store.manifest import Origin
+from pipeline.store.manifest import Manifest, Origin
 from pipeline.store.outputs import Found, Store, remember
 
 
@@ -67,3 +68,12 @@ def refer(
     if set(inputs) | set(listings) == set(node.inputs) | set(external_values(node)):
         remember(path, record.recipe, node.key)
     return Found(path, published)
+
+
+def refer_to(body: Reference, root: str, inputs: Mapping[str, tuple[str, Manifest]]) -> Origin:
+    """The origin of a body's reference: the output that owns the files, at the end of any chain."""
+    artifact = body.artifact
+    origin = artifact.manifest.origin
+    key = origin.key if origin is not None else artifact.manifest.key
+    name = next((n for n, (path, _) in inputs.items() if path == artifact.path), "")
+    return Origin(body.kind, manifest.make_ref(root, artifact.home), key, name)

@@ -28,9 +28,11 @@ class Artifact:
         home: URL of the directory with its files: `path`, or the output it refers to.
         opens: inputs of its step that its methods also read (see `input`); their contents are part
             of this artifact's content digest.
+        needs: inputs of its step that its users read besides; they are protected with it.
     """
 
     opens: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, path: str, manifest: Manifest) -> None:
         self.path = path
@@ -79,6 +81,11 @@ class Artifact:
     def reads(cls, name: str) -> bool:
         """Whether its methods read this input; inputs of a tuple are named `argument[index]`."""
         return name.partition("[")[0] in cls.opens
+
+    @classmethod
+    def needs_input(cls, name: str) -> bool:
+        """Whether it cannot be used without this input."""
+        return name.partition("[")[0] in (*cls.opens, *cls.needs)
 
     @property
     def page(self) -> str:

@@ -1,13 +1,14 @@
-"""Garbage collection: find and delete the data in a store that no experiment needs.
+"""Garbage collection: find and delete the data in a store that is not protected.
 
-An output that is not kept is deleted as a whole; of a kept output, the paths that `left_overs`
-returns. Both are deleted only under the output's lease. Event logs and reports stay.
+An output that is not protected is deleted as a whole; of a protected one, the paths that
+`left_overs` returns. Both are judged again when they are deleted, under the output's lease and,
+for whole outputs, while no reader begins (see `lease.collecting`). Event logs and reports stay.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pipeline.errors import PonenteError
@@ -15,28 +16,13 @@ from pipeline.store import lease, manifest, storage
 from pipeline.store.ledger import DIRECTORY as LEDGER
 from pipeline.store.ledger import age_of
 from pipeline.store.left_overs import Tree, unneeded
-from pipeline.store.manifest import Manifest
-from pipeline.store.outputs import Store, Wanted, forget_missing, is_output_name
+from pipeline.store.outputs import Store, Wanted, forget_missing
 from pipeline.store.parallel import concurrently
-from pipeline.store.run_summary import recorded
+from pipeline.store.protection import Keep, Protection, protection
 from pipeline.store.shards import ATTEMPTS
 
+_PRESETS_ONLY = Keep(recorded=False)
 _OURS = {manifest.NAME, LEDGER, lease.DIRECTORY, ATTEMPTS}
-
-
-@dataclass(frozen=True)
-class Keep:
-    """What `gc` keeps in addition to the outputs of the given graphs.
-
-    Attributes:
-        recorded: outputs of every run in the store's event logs.
-        younger_than: data written in the last so many seconds.
-        names: step names, or beginnings of directory names.
-    """
-
-    recorded: bool = True
-    younger_than: float = 0.0
-    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,6 +36,7 @@ class Garbage:
         why: why it is not needed.
         age: seconds since its newest file was written; None when the store has no such time.
         cost: seconds that the build took; None without a manifest.
+        asked: what was to be kept, for judging again: names of directories, and `Keep`.
     """
 
     url: str
@@ -58,6 +45,12 @@ class Garbage:
     why: str
     age: float | None = None
     cost: float | None = None
+    asked: tuple[frozenset[str], Keep] = field(default=(frozenset(), _PRESETS_ONLY), repr=False)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is a whole output."""
+        return self.url == self.root
 
 
 @dataclass
@@ -68,121 +61,73 @@ class Report:
     left: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class _Outputs:
-    """The manifests of a store by directory; None where nothing is published, or the read error."""
+def find_garbage(store: Store, nodes: Iterable[Wanted], keep: Keep = _PRESETS_ONLY) -> Report:
+    """The data that can be deleted from the store: what is not protected (see `protection`).
 
-    store: Store
-    manifests: Mapping[str, Manifest | PonenteError | None]
+    An output whose owner is unresponsive is garbage, and so is what it reads: `delete` watches the
+    lease first.
+    """
+    asked = (frozenset(node.directory for node in nodes), keep)
+    local, roots = storage.is_local(store.prefix), _leased(store)
+    seen = dict(zip(roots, concurrently(lease.holder, roots, local=local), strict=True))
+    holders = {root: found for root, found in seen.items() if found and found.responsive}
+    protected = protection(store, *asked, [holder.owner for holder in holders.values()])
+    now = time.time()
 
-    @classmethod
-    def of(cls, store: Store) -> _Outputs:
-        names = store.outputs()
-        paths = [storage.join(store.prefix, name) for name in names]
-        found = concurrently(_load, paths, local=storage.is_local(store.prefix))
-        return cls(store, dict(zip(names, found, strict=True)))
-
-    def sound(self, name: str) -> Manifest | None:
-        found = self.manifests.get(name)
-        return found if isinstance(found, Manifest) else None
-
-    def references(self) -> dict[str, frozenset[str]]:
-        """URL of an output's directory -> paths in it that other outputs refer to."""
-        found: dict[str, frozenset[str]] = {}
-        for name in self.manifests:
-            m = self.sound(name)
-            if m is not None and m.origin is not None:
-                home = m.home(storage.join(self.store.prefix, name))
-                found[home] = found.get(home, frozenset()) | m.named_paths()
+    def judge(name: str) -> Report:
+        root = storage.join(store.prefix, name)
+        tree, published = Tree(root), protected.published[name]
+        if not _OURS & set(tree.names()):
+            return Report(left=[f"{root}: not an output of ours"])
+        if root in holders:
+            return Report(left=[f"{root}: being built by {holders[root]}"])
+        if name not in protected.outputs:
+            by = "preset or recorded run" if keep.recorded else "preset"
+            paths, why, cost = [""], f"no {by} needs it", published.seconds
+        else:
+            try:
+                paths = _left_overs(tree, protected)
+            except PonenteError as error:
+                return Report(left=[str(error)])
+            why, cost = "left by an attempt that lost or was replaced", None
+        found = Report()
+        for path in paths:
+            size, newest = tree.measure(path)
+            age = max(0.0, now - newest) if newest else None
+            url = storage.join(root, path) if path else root
+            if age is None or age >= keep.younger_than:
+                found.garbage.append(Garbage(url, root, size, why, age, cost, asked))
         return found
 
-    def with_origins(self, directories: Iterable[str]) -> set[str]:
-        """The directories, and those of the outputs that they refer to, transitively."""
-        kept, left = set(), list(directories)
-        while left:
-            name = left.pop()
-            if name not in kept and is_output_name(name):
-                kept.add(name)
-                m = self.sound(name)
-                left += [m.origin.directory] if m is not None and m.origin is not None else []
-        return kept
-
-
-def _load(path: str) -> Manifest | PonenteError | None:
-    try:
-        return manifest.load(path)
-    except PonenteError as error:
-        return error
-
-
-def find_garbage(
-    store: Store, nodes: Iterable[Wanted], keep: Keep = Keep(recorded=False)
-) -> Report:
-    """The data that can be deleted from the store: all but the nodes' outputs and those of `keep`.
-
-    Also kept are the outputs that kept ones refer to, and every output that is being built. An
-    output whose owner is unresponsive is garbage: `delete` watches the lease before it takes it.
-    """
-    reached = {node.directory for node in nodes}
-    if keep.recorded:
-        reached |= recorded(store.prefix)
-    outputs = _Outputs.of(store)
-    reached |= {n for n in outputs.manifests if any(_means(word, n) for word in keep.names)}
-    reached = outputs.with_origins(reached)
-    report, now, references = Report(), time.time(), outputs.references()
-    paths = [storage.join(store.prefix, name) for name in outputs.manifests]
-    for tree in concurrently(Tree, paths, local=storage.is_local(store.prefix)):
-        path, name = tree.root, tree.root.rpartition("/")[2]
-        published = outputs.manifests[name]
-        if not _OURS & set(tree.names()):
-            report.left.append(f"{path}: not an output of ours")
-        elif (
-            holder := lease.holder(path, tree.names(lease.DIRECTORY))
-        ) is not None and holder.responsive:
-            report.left.append(f"{path}: being built by {holder}")
-        elif name not in reached:
-            why = "no preset or recorded run needs it" if keep.recorded else "no preset needs it"
-            cost = published.seconds if isinstance(published, Manifest) else None
-            report.garbage.append(_garbage(tree, "", why, now, cost))
-        elif isinstance(published, PonenteError):
-            report.left.append(str(published))
-        else:
-            report.garbage += _left_overs(
-                tree, published, now, report, references.get(path, frozenset())
-            )
-    report.garbage = [g for g in report.garbage if g.age is None or g.age >= keep.younger_than]
+    report = Report()
+    for found in concurrently(judge, protected.published, local=local):
+        report.garbage += found.garbage
+        report.left += found.left
     return report
 
 
-def _left_overs(
-    tree: Tree, published: Manifest | None, now: float, report: Report, referenced: frozenset[str]
-) -> list[Garbage]:
-    try:
-        paths = unneeded(
-            tree,
-            published,
-            lambda _: True,
-            keep_retired=False,
-            thorough=True,
-            referenced=referenced,
-        )
-    except PonenteError as error:
-        report.left.append(str(error))
-        return []
-    why = "left by an attempt that lost or was replaced"
-    return [_garbage(tree, path, why, now) for path in paths]
+def _leased(store: Store) -> list[str]:
+    """URLs of all directories with leases: those of outputs, and of runs that are going on."""
+    runs = storage.join(store.prefix, lease.RUNS)
+    return [storage.join(store.prefix, name) for name in store.outputs()] + [
+        storage.join(runs, name) for name in storage.list_names(runs)
+    ]
 
 
-def _garbage(tree: Tree, path: str, why: str, now: float, cost: float | None = None) -> Garbage:
-    size, newest = tree.measure(path)
-    age = max(0.0, now - newest) if newest else None
-    return Garbage(
-        storage.join(tree.root, path) if path else tree.root, tree.root, size, why, age, cost
+def _left_overs(tree: Tree, protected: Protection, before: int | None = None) -> list[str]:
+    """Paths in a protected output that no manifest needs, of attempts before a lease's number."""
+    name = tree.root.rpartition("/")[2]
+    return unneeded(
+        tree,
+        manifest.load(tree.root),
+        lambda attempt: before is None or age_of(attempt)[0] < before,
+        lambda old: protected.covers(name, old),
+        thorough=True,
     )
 
 
 def delete(store: Store, garbage: Iterable[Garbage], *, wait: float = 0.0) -> tuple[int, list[str]]:
-    """Delete garbage, that of each output under its lease.
+    """Delete garbage, that of each output under its lease, unless it is protected by now.
 
     Args:
         store: the store.
@@ -190,52 +135,66 @@ def delete(store: Store, garbage: Iterable[Garbage], *, wait: float = 0.0) -> tu
         wait: seconds to watch leases whose owners may be dead.
 
     Returns:
-        (bytes deleted, one line per output that is left because it is being built).
+        (bytes deleted, one line per output that is left).
     """
     by_root: dict[str, list[Garbage]] = {}
     for item in garbage:
         by_root.setdefault(item.root, []).append(item)
-    held, references = lease.acquire_free(by_root, wait=wait), _Outputs.of(store).references()
-    freed, left = 0, [f"{root}: being built; left" for root in by_root if root not in held]
-    for root, mine in held.items():
-        referenced = references.get(root, frozenset())
-        freed += _delete_whole(mine, by_root[root]) or _delete_parts(
-            root, mine, by_root[root], referenced
-        )
+    if not by_root:
+        return 0, []
+    asked = next(iter(by_root.values()))[0].asked
+    watch, local = lease.Watch(), storage.is_local(store.prefix)
+    watch.held(_leased(store), wait=wait)
+    whole = [root for root, items in by_root.items() if any(item.whole for item in items)]
+    with lease.collecting(store.prefix) as collector:
+        live = watch.held(_leased(store))
+        protected = protection(store, *asked, [watch.owner(root) for root in live])
+
+        def withdraw(root: str) -> str:
+            if root.rpartition("/")[2] in protected.outputs:
+                return f"{root}: needed by now; left"
+            held = None if root in live or not collector.newest() else watch.take(root)
+            if held is None:
+                return f"{root}: being built; left"
+            # The manifest goes first, so that no reader finds one whose files are gone.
+            storage.delete_tree(storage.join(root, manifest.NAME))
+            held.release()
+            return ""
+
+        withdrawn = dict(zip(whole, concurrently(withdraw, whole, local=local), strict=True))
+
+    def clear(root: str) -> tuple[int, str]:
+        line = withdrawn.get(root, "")
+        held = None if line or not watch.look(root) else watch.take(root)
+        if held is None:
+            return 0, line or f"{root}: being built; left"
+        if root in withdrawn:
+            return _delete_whole(root, held, by_root[root])
+        return _delete_parts(root, held, by_root[root], protected), ""
+
+    cleared = concurrently(clear, by_root, local=local)
+    _forget_dead_runs(store, watch)
     forget_missing(store.prefix)
-    return freed, left
+    return sum(freed for freed, _ in cleared), [line for _, line in cleared if line]
 
 
-def _delete_whole(held: lease.Lease, items: list[Garbage]) -> int:
-    """Delete an output; its manifest first, so that no reader finds one whose files are gone."""
-    whole = next((item for item in items if item.url == item.root), None)
-    if whole is None:
-        return 0
-    for name in sorted(storage.list_names(whole.url), key=lambda name: name != manifest.NAME):
-        if name != lease.DIRECTORY and held.newest():
-            storage.delete_tree(storage.join(whole.url, name))
-    if held.newest():
-        held.stop()
-        storage.delete_tree(whole.url)
-        return max(1, whole.size)
-    held.release()
-    return 0
+def _delete_whole(root: str, held: lease.Lease, items: list[Garbage]) -> tuple[int, str]:
+    for name in storage.list_names(root):
+        if name == manifest.NAME or not held.newest():
+            held.release()
+            return 0, f"{root}: built again meanwhile; left"
+        if name != lease.DIRECTORY:
+            storage.delete_tree(storage.join(root, name))
+    held.stop()
+    storage.delete_tree(root)
+    return max(1, sum(item.size for item in items if item.whole)), ""
 
 
-def _delete_parts(
-    root: str, held: lease.Lease, items: list[Garbage], referenced: frozenset[str]
-) -> int:
-    def older(attempt: str) -> bool:
-        return age_of(attempt)[0] < held.number
-
+def _delete_parts(root: str, held: lease.Lease, items: list[Garbage], protected: Protection) -> int:
     freed = 0
     try:
         # Listed again: a build may have ended since.
-        published = manifest.load(root)
-        still = unneeded(
-            Tree(root), published, older, keep_retired=False, thorough=True, referenced=referenced
-        )
-        still = {storage.join(root, path) for path in still}
+        still = {storage.join(root, p) for p in _left_overs(Tree(root), protected, held.number)}
         for item in items:
             if item.url in still and held.newest():
                 storage.delete_tree(item.url)
@@ -245,5 +204,8 @@ def _delete_parts(
     return freed
 
 
-def _means(word: str, name: str) -> bool:
-    return name.rpartition("-")[0] == word or name.startswith(word)
+def _forget_dead_runs(store: Store, watch: lease.Watch) -> None:
+    runs = storage.join(store.prefix, lease.RUNS)
+    for name in storage.list_names(runs):
+        if watch.look(storage.join(runs, name)) not in ("", "never taken"):
+            storage.delete_tree(storage.join(runs, name))

@@ -5,6 +5,11 @@ lease is a numbered object, `leases/000007.json`, created if absent; so of two t
 the number is a fencing token against the older owner. The owner counts heartbeats in `000007.beat`;
 `000007.done` releases the lease.
 
+The record has what its owner reads: `reads` names the directories of its inputs and the attempts
+that published them, which garbage collection leaves alone. The collector decides about outputs
+while it holds the lease of the store's `collecting`; a reader waits for that one after its own
+lease was created. So one of the two always sees the other.
+
 No wall clocks are compared. An owner is dead when it ran on this host and its process is gone
 (detected at once), or when its heartbeat count did not change for `STALE_SECONDS` of the observer's
 own monotonic clock. Every lease ends in one of these ways, so no manual cleanup is needed.
@@ -12,23 +17,27 @@ own monotonic clock. Every lease ends in one of these ways, so no manual cleanup
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import PonenteError
 from pipeline.store import process, storage
+from pipeline.store.parallel import concurrently
 
 BEAT_SECONDS = 5.0
 STALE_SECONDS = 60.0
 LOOK_SECONDS = 0.5
 DIRECTORY = "leases"
+RUNS = "runs"  # in a store: a lease for each run that is going on
+_COLLECTOR = "collector"  # in a store: the lease of the process that decides what to delete
 # A number is in use even where only its heartbeat or its release is left.
 _NAME = re.compile(r"([0-9]{6,18})\.(?:json|beat|done)")
 
@@ -90,6 +99,7 @@ class _Observer:
 
     def __init__(self, base: str) -> None:
         self._base = base
+        self.responded = False  # whether a heartbeat was seen to change
         self._seen: bytes | None = None
         self._silent = 0.0
         self._looked = time.monotonic()
@@ -107,6 +117,7 @@ class _Observer:
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, BEAT_SECONDS), now
         beat = _beat(self._base)
+        self.responded = self.responded or self._seen not in (None, beat)
         self._silent = self._silent + passed if beat == self._seen else 0.0
         self._seen = beat
         return f"unresponsive for {self._silent:.1f} s" if self._silent > STALE_SECONDS else ""
@@ -149,7 +160,11 @@ def _base_url(root: str, number: int) -> str:
 
 def _latest(root: str) -> int:
     """The highest number in use, 0 if none; a listing that lags behind only costs requests."""
-    number = _newest(storage.list_names(storage.join(root, DIRECTORY)))
+    return _after(root, _newest(storage.list_names(storage.join(root, DIRECTORY))))
+
+
+def _after(root: str, number: int) -> int:
+    """The highest number in use, which is `number` or a later one."""
     while _is_there(_base_url(root, number + 1) + ".json"):
         number += 1
     return number
@@ -228,7 +243,11 @@ def words(owner: dict[str, Any]) -> str:
 
 
 def acquire(
-    root: str, *, published: Callable[[], bool], waiting: Callable[[dict[str, Any]], None]
+    root: str,
+    *,
+    published: Callable[[], bool],
+    waiting: Callable[[dict[str, Any]], None],
+    reads: Mapping[str, str | None] = {},
 ) -> Lease | None:
     """Take the lease on the step in directory `root`, waiting while a live owner holds it.
 
@@ -236,45 +255,125 @@ def acquire(
         root: the step's directory.
         published: called at every poll; once it returns True, the result is None.
         waiting: called with the owner's record at every poll while it holds the lease.
+        reads: directories of outputs that the owner reads, as names in the same store or URLs, and
+            the oldest attempts of each that it may have open: empty for any, None for what is
+            published only.
     """
-    observer, observed = _Observer(""), 0
+    watch = Watch()
     while True:
-        number = _latest(root)
-        if number != observed:
-            observer, observed = _Observer(_base_url(root, number)), number
-        free = observer.free() if number else "never taken"
-        # Called after `free`: an owner publishes before it releases, so a released lease and then
+        free = watch.look(root)
+        # Called after `look`: an owner publishes before it releases, so a released lease and then
         # no output means that there is no finished work to repeat.
         if published():
             return None
         if not free:
-            waiting(describe(_base_url(root, number) + ".json"))
-        elif _take(root, number + 1, free):
-            return Lease(root, number + 1)
-        time.sleep(LOOK_SECONDS)
-
-
-def acquire_free(roots: Iterable[str], *, wait: float = 0.0) -> dict[str, Lease]:
-    """Take the leases that are free; watches all of them together for `wait` seconds at most."""
-    left = {root: (_latest(root), _Observer("")) for root in roots}
-    left = {r: (n, _Observer(_base_url(r, n))) for r, (n, _) in left.items()}
-    held: dict[str, Lease] = {}
-    deadline = time.monotonic() + wait
-    while True:
-        for root, (number, observer) in list(left.items()):
-            if free := observer.free() if number else "never taken":
-                del left[root]
-                if _take(root, number + 1, free):
-                    held[root] = Lease(root, number + 1)
-        if not left or time.monotonic() > deadline:
+            waiting(watch.owner(root))
+        elif (held := watch.take(root, reads)) is not None:
             return held
         time.sleep(LOOK_SECONDS)
 
 
-def _take(root: str, number: int, why: str) -> bool:
+@contextlib.contextmanager
+def reading(prefix: str, run: str, directories: Iterable[str]) -> Iterator[None]:
+    """Protect the outputs in these directories, by name, while the run in the block goes on."""
+    root = storage.join(prefix, RUNS, run)
+    reads = dict.fromkeys(directories)
+    held = acquire(root, published=lambda: False, waiting=lambda _: None, reads=reads)
+    assert held is not None
+    try:
+        wait_for_collector(prefix)
+        yield
+    finally:
+        held.release()
+        with contextlib.suppress(PonenteError, OSError):  # gc deletes what is left
+            storage.delete_tree(root)
+
+
+def wait_for_collector(
+    prefix: str, waiting: Callable[[dict[str, Any]], None] = lambda _: None
+) -> None:
+    """Return once no process decides which outputs of the store to delete."""
+    watch, root = Watch(), storage.join(prefix, _COLLECTOR)
+    while not watch.look(root):
+        waiting(watch.owner(root))
+        time.sleep(LOOK_SECONDS)
+
+
+@contextlib.contextmanager
+def collecting(prefix: str) -> Iterator[Lease]:
+    """Hold the lease without which no outputs of a store are chosen for deletion."""
+    root = storage.join(prefix, _COLLECTOR)
+    held = acquire(root, published=lambda: False, waiting=lambda _: None)
+    assert held is not None
+    try:
+        yield held
+    finally:
+        held.release()
+
+
+class Watch:
+    """Looks at the leases of many steps, repeatedly, and takes those that are free.
+
+    It remembers for how long the owner of each did not respond, so an unresponsive owner is found
+    by looking for longer than `STALE_SECONDS`.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, _Observer]] = {}
+        self._free: dict[str, str] = {}
+
+    def look(self, root: str) -> str:
+        """Why the step's lease is free; empty while it is held."""
+        names = storage.list_names(storage.join(root, DIRECTORY))
+        number = _after(root, _newest(names))
+        if root not in self._seen or self._seen[root][0] != number:
+            self._seen[root] = (number, _Observer(_base_url(root, number)))
+        if number == 0:
+            free = "never taken"
+        else:
+            free = "released" if f"{number:06d}.done" in names else self._seen[root][1].free()
+        self._free[root] = free
+        return free
+
+    def owner(self, root: str) -> dict[str, Any]:
+        """The record of the owner at the last look."""
+        return describe(_base_url(root, self._seen[root][0]) + ".json")
+
+    def take(self, root: str, reads: Mapping[str, str | None] = {}) -> Lease | None:
+        """Take the lease that was free at the last look; None when another process was faster."""
+        number = self._seen[root][0] + 1
+        return Lease(root, number) if _take(root, number, self._free[root], reads) else None
+
+    def held(self, roots: Iterable[str], *, wait: float = 0.0) -> list[str]:
+        """The steps whose leases are held; watches them together for `wait` seconds at most.
+
+        Returns earlier when it has seen a heartbeat of each owner that is left.
+        """
+        deadline = time.monotonic() + wait
+        left = list(roots)
+        while True:
+            local = not left or storage.is_local(left[0])
+            found = concurrently(self.look, left, local=local)
+            left = [root for root, free in zip(left, found, strict=True) if not free]
+            responded = all(self._seen[root][1].responded for root in left)
+            if responded or time.monotonic() >= deadline:
+                return left
+            time.sleep(LOOK_SECONDS)
+
+
+def acquire_free(roots: Iterable[str], *, wait: float = 0.0) -> dict[str, Lease]:
+    """Take the leases that are free; watches all of them together for `wait` seconds at most."""
+    watch, roots = Watch(), list(roots)
+    held = set(watch.held(roots, wait=wait))
+    taken = {root: watch.take(root) for root in roots if root not in held}
+    return {root: mine for root, mine in taken.items() if mine is not None}
+
+
+def _take(root: str, number: int, why: str, reads: Mapping[str, str | None]) -> bool:
     """Create the record of lease `number`; False when another process was faster."""
     # `since` is displayed only.
     owner = {**process.this(), "nonce": uuid.uuid4().hex, "since": time.time(), "previous": why}
+    owner |= {"reads": dict(reads)} if reads else {}
     url = _base_url(root, number) + ".json"
     if storage.create(url, json.dumps(owner).encode(), durable=False):
         return True

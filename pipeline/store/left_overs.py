@@ -7,7 +7,7 @@ in between.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 
 from pipeline.errors import PonenteError
 from pipeline.store import lease, manifest, storage
@@ -32,6 +32,10 @@ class Tree:
         self.root = root
         self.entries = storage.inventory(root)
         self._inside: dict[str, set[str]] = {}
+        self.index()
+
+    def index(self) -> None:
+        """Find the directories of the entries."""
         for path in self.entries:
             while path:
                 above, _, name = path.rpartition("/")
@@ -76,7 +80,8 @@ def tidy(root: str, held: lease.Lease, attempt: str, *, lost: bool) -> None:
     def mine(name: str) -> bool:
         return name == attempt or (number is not None and age_of(name)[0] <= number)
 
-    for path in unneeded(Tree(root), manifest.load(root), mine, thorough=lost):
+    # Every replaced manifest stays, as a reader may have it open; gc knows of the readers.
+    for path in unneeded(Tree(root), manifest.load(root), mine, lambda _: True, thorough=lost):
         storage.delete_tree(storage.join(root, path))
 
 
@@ -84,10 +89,9 @@ def unneeded(
     tree: Tree,
     published: Manifest | None,
     mine: Callable[[str], bool],
+    stays: Callable[[Manifest], bool],
     *,
-    keep_retired: bool = True,
     thorough: bool = False,
-    referenced: Set[str] = frozenset(),
 ) -> list[str]:
     """Paths in an output's directory that no manifest needs, in the order to delete them.
 
@@ -97,22 +101,15 @@ def unneeded(
         tree: the files in the directory.
         published: its manifest.
         mine: whether data of the attempt of this name may be deleted.
-        keep_retired: keep the shards of manifests that a rebuild replaced; a reader may use them.
+        stays: whether the shards of this manifest, which a rebuild replaced, are protected.
         thorough: read every ledger record, even when there is only one ledger.
-        referenced: paths that other outputs refer to (`Manifest.named_paths`); replaced manifests
-            with such paths are kept.
     """
     if published is None:
         return []
-    retired = _retired(tree)
-    if not keep_retired:
-        retired = {
-            path: m
-            for path, m in retired.items()
-            if m and not referenced.isdisjoint(m.named_paths())
-        }
-    kept = {needed for m in (published, *retired.values()) if m for needed in m.paths()}
-    gone = [] if keep_retired else sorted(set(_retired_paths(tree)) - set(retired))
+    old = replaced(tree.root, tree.names(RETIRED))
+    retired = {path: m for path, m in old.items() if m and stays(m)}
+    kept = {path for m in (published, *retired.values()) for path in m.paths()}
+    gone = sorted(old.keys() - retired.keys())
     generations = tree.names(LEDGER)
     for generation in generations if thorough or len(generations) > 1 else ():
         ledger = Ledger(tree.root, generation)
@@ -129,8 +126,11 @@ def unneeded(
             for name, shard in shards.items()
             if shard.root not in kept and mine(shard.attempt)
         ]
+    above = {path for root in kept for path in _parents(root)}
     for attempt in filter(mine, tree.names(ATTEMPTS)):
-        gone += _of_attempt(tree, attempt, kept)
+        for name in tree.names(f"{ATTEMPTS}/{attempt}"):
+            if name not in _KEPT_OF_AN_ATTEMPT:
+                gone += _outside(tree, f"{ATTEMPTS}/{attempt}/{name}", kept, above)
     return gone
 
 
@@ -142,38 +142,34 @@ def _resumable(shards: Iterable[Shard], kept: set[str], published: str) -> bool:
     )
 
 
-def _of_attempt(tree: Tree, attempt: str, kept: set[str]) -> Iterator[str]:
-    """Paths of an attempt's data outside the `kept` directories."""
-    inside = f"{ATTEMPTS}/{attempt}/"
-    used = [path for path in kept if f"{path}/".startswith(inside)]
-    for name in tree.names(f"{ATTEMPTS}/{attempt}"):
-        if name in _KEPT_OF_AN_ATTEMPT:
-            continue
-        part = f"{inside}{name}"
-        below = [path for path in used if path.startswith(f"{part}/")]
-        if any(f"{part}/".startswith(f"{path}/") for path in used):
-            continue
-        if not below:
-            yield part
-        else:
-            # Files of unfinished shards, or of shards that another writer recorded first.
-            yield from (
-                path
-                for path in tree.under(part)
-                if not any(f"{path}/".startswith(f"{shard}/") for shard in below)
-            )
+def _parents(path: str) -> Iterator[str]:
+    while path := path.rpartition("/")[0]:
+        yield path
 
 
-def _retired_paths(tree: Tree) -> list[str]:
-    return [f"{RETIRED}/{name}" for name in tree.names(RETIRED)]
+def _outside(tree: Tree, path: str, kept: Set[str], above: Set[str]) -> Iterator[str]:
+    """The largest paths at or below one that are outside `kept`, whose parents are `above`."""
+    if path in above and path not in kept:
+        # Files of unfinished shards, or of shards that another writer recorded first.
+        for name in tree.names(path):
+            yield from _outside(tree, f"{path}/{name}", kept, above)
+    elif path not in kept:
+        yield path
 
 
-def _retired(tree: Tree) -> Mapping[str, Manifest | None]:
-    """Manifests of this step that a rebuild replaced, by path; None for one that is corrupt."""
+def replaced(root: str, names: Iterable[str] | None = None) -> dict[str, Manifest | None]:
+    """Manifests in an output's directory that rebuilds replaced, by path; None for a corrupt one.
+
+    Args:
+        root: URL of the directory.
+        names: names in its `retired/`, if they are known.
+    """
+    if names is None:
+        names = storage.list_names(storage.join(root, RETIRED))
     found: dict[str, Manifest | None] = {}
-    for path in _retired_paths(tree):
+    for path in (f"{RETIRED}/{name}" for name in names):
         try:
-            found[path] = manifest.parse(storage.join(tree.root, path), tree.root)
+            found[path] = manifest.parse(storage.join(root, path), root)
         except PonenteError:
             found[path] = None
     return found

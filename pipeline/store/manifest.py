@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -83,6 +83,7 @@ class Manifest:
         provenance: git commit, source digests, package versions (see `provenance.py`).
         origin: the output whose files these are; None when they are this output's own.
         sources: listing of each external argument, without its files; `source_files` reads those.
+        needs: names of the inputs that it cannot be used without; None (any) in older manifests.
     """
 
     key: str
@@ -102,6 +103,8 @@ class Manifest:
     build: str = ""
     origin: Origin | None = None
     sources: dict[str, Summary] = field(default_factory=dict)
+    needs: tuple[str, ...] | None = None
+    ADDED: ClassVar = frozenset({"needs"})
     schema: int = SCHEMA
 
     def shard(self, name: str) -> Shard:

@@ -20,6 +20,7 @@ from pipeline.identity.digests import Identity
 from pipeline.store import manifest, storage
 from pipeline.store.builds import changed_defaults
 from pipeline.store.manifest import Manifest
+from pipeline.store.parallel import concurrently
 
 _INDEX = "index"
 _OUTPUT_NAME = re.compile(r".+-[0-9a-f]{20}")
@@ -168,16 +169,19 @@ def remember(path: str, recipe: str, key: str) -> None:
 
 def forget_missing(prefix: str) -> int:
     """Delete index entries whose output does not exist; returns their number."""
-    gone = 0
-    for part in storage.list_names(storage.join(prefix, _INDEX)):
-        for name in storage.list_names(storage.join(prefix, _INDEX, part)):
-            url = storage.join(prefix, _INDEX, part, name)
-            try:
-                directory = storage.read_json(url)["directory"]
-                there = storage.exists(storage.join(prefix, directory, manifest.NAME))
-            except (PonenteError, ValueError, TypeError, KeyError):
-                there = False
-            if not there:
-                storage.delete_tree(url)
-                gone += 1
-    return gone
+    index, local = storage.join(prefix, _INDEX), storage.is_local(prefix)
+    parts = [storage.join(index, part) for part in storage.list_names(index)]
+    names = zip(parts, concurrently(storage.list_names, parts, local=local), strict=True)
+    urls = [storage.join(part, name) for part, found in names for name in found]
+
+    def forget(url: str) -> bool:
+        try:
+            directory = storage.read_json(url)["directory"]
+            there = storage.exists(storage.join(prefix, directory, manifest.NAME))
+        except (PonenteError, ValueError, TypeError, KeyError):
+            there = False
+        if not there:
+            storage.delete_tree(url)
+        return not there
+
+    return sum(concurrently(forget, urls, local=local))

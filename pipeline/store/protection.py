@@ -1,0 +1,194 @@
+"""Protection: what in a store may not be deleted now, computed in one function.
+
+Protected are the outputs that presets, recorded runs and names ask for, those that every live lease
+reads, those whose files the manifest of a protected one refers to, and the inputs that a protected
+one needs to be used, such as the tokenizer of a model. Everything else is garbage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.errors import PonenteError
+from pipeline.store import manifest, storage
+from pipeline.store.ledger import age_of
+from pipeline.store.left_overs import replaced
+from pipeline.store.manifest import Manifest, resolve_ref
+from pipeline.store.outputs import Store, is_output_name
+from pipeline.store.parallel import concurrently
+from pipeline.store.run_summary import recorded
+
+
+@dataclass(frozen=True)
+class Keep:
+    """What `gc` keeps in addition to the outputs of the given graphs.
+
+    Attributes:
+        recorded: outputs of every run in the store's event logs.
+        younger_than: data written in the last so many seconds.
+        names: step names, or beginnings of directory names.
+    """
+
+    recorded: bool = True
+    younger_than: float = 0.0
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Published:
+    """What protection needs of the manifest in one output's directory.
+
+    Attributes:
+        there: whether something is published.
+        error: why its manifest cannot be read; None when it can, or there is none.
+        seconds: how long the build took.
+        needs: directories of the inputs that it needs to be used; for an alias that lacks some,
+            the output that it refers to is one of them.
+        files: directory with its files when it is an alias, else empty.
+        paths: what of it the manifest lists, see `Manifest.named_paths`.
+    """
+
+    there: bool = False
+    error: PonenteError | None = None
+    seconds: float | None = None
+    needs: tuple[str, ...] = ()
+    files: str = ""
+    paths: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, path: str, found: Manifest) -> Published:
+        """That of a manifest in the directory `path`."""
+        home = found.home(path)
+        alias = home != path
+        names = found.inputs if found.needs is None else found.needs
+        needs = [
+            resolve_ref(path, found.inputs[n]["directory"]) for n in names if n in found.inputs
+        ]
+        if alias and (not found.inputs or len(needs) < len(names)):
+            needs.append(home)
+        paths = found.named_paths() if alias else frozenset()
+        return cls(True, None, found.seconds, tuple(needs), home if alias else "", paths)
+
+
+@dataclass(frozen=True)
+class Protection:
+    """What may not be deleted from a store; outputs are given by the names of their directories.
+
+    Attributes:
+        outputs: outputs that stay, with what is published.
+        paths: by output: what of it the manifests of other outputs list.
+        since: by output: the oldest attempt that a live lease may read.
+        published: every output of the store.
+    """
+
+    outputs: frozenset[str]
+    paths: Mapping[str, frozenset[str]]
+    since: Mapping[str, str]
+    published: Mapping[str, Published] = field(repr=False)
+
+    def covers(self, name: str, old: Manifest) -> bool:
+        """Whether the shards of a manifest that a rebuild replaced stay."""
+        if name in self.since and age_of(old.attempt) >= age_of(self.since[name]):
+            return True
+        return not self.paths.get(name, frozenset()).isdisjoint(old.named_paths())
+
+
+def protection(
+    store: Store, wanted: Iterable[str], keep: Keep, owners: Iterable[Mapping[str, Any]]
+) -> Protection:
+    """What may not be deleted from the store now.
+
+    Args:
+        store: the store.
+        wanted: directories that presets ask for, by name.
+        keep: what is kept in addition.
+        owners: records of the owners of every live lease.
+    """
+    names = store.outputs()
+    urls = [storage.join(store.prefix, name) for name in names]
+    local = storage.is_local(store.prefix)
+    published = dict(zip(names, concurrently(_published, urls, local=local), strict=True))
+    asked = {*wanted, *(recorded(store.prefix) if keep.recorded else ())}
+    asked |= {name for name in names if any(_means(word, name) for word in keep.names)}
+    since = {}
+    for directory, attempt in _reads(owners):
+        if name := _name(store, directory):
+            asked.add(name)
+            if isinstance(attempt, str):
+                since[name] = min(since.get(name, attempt), attempt, key=age_of)
+    old = _opened(store, since, published)
+    paths: dict[str, frozenset[str]] = {}
+    for each in [*published.values(), *old]:
+        if name := _name(store, each.files):
+            paths[name] = paths.get(name, frozenset()) | each.paths
+    return Protection(_reached(store, {*asked, *since}, published), paths, since, published)
+
+
+def _opened(
+    store: Store, since: dict[str, str], published: Mapping[str, Published]
+) -> list[Published]:
+    """The replaced manifests that live leases may read; adds to `since` what they read through."""
+    old: list[Published] = []
+    new = list(since)
+    while new:
+        readers = [(storage.join(store.prefix, name), since[name]) for name in new]
+        replaced = concurrently(_replaced, readers, local=storage.is_local(store.prefix))
+        reached: set[str] = set()
+        for name, found in zip(new, replaced, strict=True):
+            old += found
+            for each in [published.get(name, Published()), *found]:
+                reached |= {_name(store, url) for url in (*each.needs, each.files)}
+        new = [name for name in reached if name and name not in since]
+        since |= dict.fromkeys(new, "")  # which attempt of it was opened is not known
+    return old
+
+
+def _reached(
+    store: Store, asked: Iterable[str], published: Mapping[str, Published]
+) -> frozenset[str]:
+    """The outputs, those that they need to be used, and those whose files they refer to."""
+    used: set[str] = set()
+    files: set[str] = set()
+    left = [name for name in asked if is_output_name(name)]
+    while left:
+        name = left.pop()
+        if name in used:
+            continue
+        used.add(name)
+        found = published.get(name, Published())
+        left += [other for url in found.needs if (other := _name(store, url))]
+        files |= {_name(store, found.files)} - {""}
+    return frozenset(used | files)
+
+
+def _reads(owners: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+    for owner in owners:
+        reads = owner.get("reads")
+        yield from reads.items() if isinstance(reads, dict) else ()
+
+
+def _name(store: Store, directory: str) -> str:
+    """The name of a directory in the store, from its name or URL; empty for one elsewhere."""
+    prefix, _, name = directory.rpartition("/")
+    return name if prefix in ("", store.prefix) else ""
+
+
+def _published(path: str) -> Published:
+    try:
+        found = manifest.load(path)
+        return Published.of(path, found) if found is not None else Published()
+    except PonenteError as error:
+        return Published(error=error)
+
+
+def _replaced(reader: tuple[str, str]) -> list[Published]:
+    """The manifests in a directory that rebuilds replaced since an attempt."""
+    path, attempt = reader
+    found = [m for m in replaced(path).values() if m and age_of(m.attempt) >= age_of(attempt)]
+    return [Published.of(path, m) for m in found]
+
+
+def _means(word: str, name: str) -> bool:
+    return name.rpartition("-")[0] == word or name.startswith(word)
