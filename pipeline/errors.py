@@ -64,6 +64,14 @@ class StepFailed(PonenteError):
     """A step of the graph ended without an output."""
 
 
+def one_line(error: BaseException) -> str:
+    """An error in one line; its type is named unless its text says all."""
+    text = " ".join(str(error).split())
+    if isinstance(error, InputError | CorruptOutput | WorkerLost | Cancelled):
+        return text
+    return f"{type(error).__name__}: {text}"
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """An error message for an unknown name: suggests the nearest known one, or lists them all."""
     import difflib  # imported here because it would add 5 % to the engine's import time

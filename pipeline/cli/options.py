@@ -26,6 +26,12 @@ def seconds(text: str) -> float:
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
+def _count(text: str) -> int:
+    if re.fullmatch(r"\d{1,9}", text) is None:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 0, got {text!r}")
+    return int(text)
+
+
 def _flag(help: str, **how: Any) -> dict[str, Any]:
     return {"help": help, **how}
 
@@ -63,7 +69,12 @@ FLAGS: dict[str, dict[str, Any]] = {
         type=seconds,
         metavar="TIME",
     ),
-    "jobs": _flag("steps in parallel; 0 for as many as the resources allow", type=int, default=0),
+    "jobs": _flag(
+        "steps in parallel; 0 for as many as the resources allow",
+        metavar="N",
+        type=_count,
+        default=0,
+    ),
     "executor": _flag(
         "ray; inline: one step after the other in this process; auto: inline for small graphs",
         choices=("auto", "ray", "inline"),

@@ -30,6 +30,7 @@ from pipeline.errors import (
     ResourcesUnavailable,
     StoreUnavailable,
     WorkerLost,
+    one_line,
 )
 from pipeline.execute.logs import NAME as LOG
 from pipeline.execute.logs import capture
@@ -121,6 +122,11 @@ class Outcome:
     resources_unavailable: bool = False
     corrupt: bool = False
 
+    @property
+    def successful(self) -> bool:
+        """Whether there is an output now."""
+        return self.status in ("published", "reused")
+
 
 def execute(request: Request, emit: Emit, workers: Workers, *, redirect: bool = True) -> Outcome:
     """Execute one step; errors are returned as an `Outcome`, never raised.
@@ -146,9 +152,9 @@ def execute(request: Request, emit: Emit, workers: Workers, *, redirect: bool = 
         lease.wait_for_collector(request.root.rpartition("/")[0], waiting)
         return _attempt(request, held, tell, workers, redirect)
     except Cancelled as error:
-        return Outcome("stopped", cause=_one_line(error))
+        return Outcome("stopped", cause=one_line(error))
     except (PonenteError, OSError) as error:
-        return Outcome("failed", cause=_one_line(error), transient=isinstance(error, OSError))
+        return Outcome("failed", cause=one_line(error), transient=isinstance(error, OSError))
     finally:
         if held is not None:
             held.release()
@@ -189,7 +195,7 @@ def _attempt(
             record = _record(request, run, body, inputs, made_by, started, seconds)
             won = _publish(request, held, record)
         except Exception as error:  # noqa: BLE001 - a body may raise anything; it becomes data
-            seconds, cause = time.monotonic() - clock, _one_line(error)
+            seconds, cause = time.monotonic() - clock, one_line(error)
             if isinstance(error, Preempted):
                 logger.info("%s", cause)
             else:
@@ -230,13 +236,6 @@ def _keep_failure(run: StepContext, cause: str) -> None:
     except (PonenteError, OSError) as error:
         # Only later commands read the file; the driver gets the cause in the outcome.
         logger.warning("could not write the failure record: %s", error)
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    if isinstance(error, InputError | CorruptOutput | WorkerLost | Cancelled):
-        return text
-    return f"{type(error).__name__}: {text}"
 
 
 def _open_inputs(request: Request) -> dict[str, tuple[str, Manifest]]:

@@ -16,34 +16,42 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from pipeline.errors import Cancelled, StepFailed
-from pipeline.execute.attempt import Outcome, Request
+from pipeline.errors import Cancelled, StepFailed, one_line
+from pipeline.execute.attempt import Outcome
 from pipeline.execute.backend import Backend
+from pipeline.execute.errands import Errands, patiently
 from pipeline.execute.events import EventLog
-from pipeline.execute.node_state import NodeState, States, corrupt_outputs, make_request
-from pipeline.execute.reference import refer
+from pipeline.execute.node_state import NodeState, Phase, States
+from pipeline.execute.requests import (
+    claim,
+    corrupt_outputs,
+    made_from,
+    make_request,
+    read_ended,
+    reuse,
+    reuse_same,
+)
 from pipeline.execute.small import why_small
 from pipeline.graph.node import Node, topological
 from pipeline.identity import provenance
 from pipeline.plan.listings import Listings
 from pipeline.plan.plan import source_notes
 from pipeline.plan.state import (
-    GraphState,
     Selection,
     contents,
     decide,
     look,
     needed_keys,
     pick,
+    rebuilt_input,
     resolve,
-    staleness,
     with_force,
 )
-from pipeline.store import manifest, retry
-from pipeline.store.builds import confirm
-from pipeline.store.manifest import SAME_INPUTS
+from pipeline.store import retry, storage
+from pipeline.store.builds import Build
 from pipeline.store.outputs import Found, Store
 
 STOP_SECONDS = 30.0
@@ -92,13 +100,13 @@ class Execution:
         for name in choice.force:
             for node in pick(self.order, name):
                 self._states[node.key].forced = True
-        self._candidates: dict[str, NodeState] = {}
-        self._exposed = False
         self._failures: list[str] = []
         self._corrupt: set[str] = set()  # keys of outputs that a step found damaged
         self._reasons: dict[str, str] = {}
         self._provenance: dict[str, Any] = {}
         self._stop = threading.Event()
+        local = storage.is_local(store.prefix)
+        self._errands = Errands(local, self._stop.is_set, log.emit, clock)
         self._listings = Listings()
         self.notes: list[str] = []
         self.published: dict[str, Found] = {}
@@ -111,38 +119,27 @@ class Execution:
             CorruptOutput: when a needed output exists but differs from what was recorded.
             InputError: when the choice of steps is invalid.
         """
-        seen = look(self.order, self._store)
+        insist = partial(patiently, report=self._log.emit, clock=self._clock, sleep=self._sleep)
+        seen = insist(self._store.prefix, partial(look, self.order, self._store))
         self._listings = seen.listings
         self.notes = [note for node in self.order for note in source_notes(node, seen)]
         needed = decide(self.targets, self.order, seen, self._choice, self._retry_command)
         for node in needed:
-            self._states[node.key].replaces = seen.replaces(node.key)
-            seen.found.pop(node.key, None)
-            self._reasons[node.key] = self._reason(node, seen)
+            state, key = self._states[node.key], node.key
+            state.replaces = seen.replaces(key)
+            seen.found.pop(key, None)
+            why = "--force" if state.forced else seen.stale.get(key) or seen.corrupt.get(key)
+            self._reasons[key] = why or "not built yet"
         for node in self.order:
-            if (found := seen.found.get(node.key)) is not None:
-                if node.key in seen.same:
-                    found = self._refer(node, seen.found, found)
-                    seen.found[node.key] = found
-                if not found.shared:
-                    confirm(found.path, found.manifest, node.identity.config)
-                self.published[node.key] = found
+            if node.key in seen.found:
+                found = insist(node.label, partial(reuse, self._store, node, seen))
+                self.published[node.key] = seen.found[node.key] = found
                 self._tell("hit", node, seconds=found.manifest.seconds, origin=found.origin)
         return needed
-
-    def _reason(self, node: Node, seen: GraphState) -> str:
-        if self._states[node.key].forced:
-            return "--force"
-        return seen.stale.get(node.key) or seen.corrupt.get(node.key) or "not built yet"
 
     def why_small(self, needed: list[Node]) -> str:
         """Why the nodes that `look` returned can run in this process; empty if they need Ray."""
         return why_small(self.order, needed, self._listings)
-
-    @property
-    def stopping(self) -> bool:
-        """Whether `stop` was called."""
-        return self._stop.is_set()
 
     def stop(self) -> None:
         """Start no more steps; `run` returns when the running ones end, or after `STOP_SECONDS`."""
@@ -161,11 +158,11 @@ class Execution:
             self._log.emit({"event": "provenance", "git": shared.record["git"]})
         for node in needed:
             self._enqueue(node, self._reasons[node.key])
-        # Published users of a step that runs may become stale; without any, `_unsettled` is empty.
-        exposed = self._states.with_users(self._states.among("waiting"))
-        self._exposed = not exposed.isdisjoint(self.published)
         with retry.scope(self._stop.is_set, self._log.emit):
-            self._loop(backend)
+            try:
+                self._loop(backend)
+            finally:
+                self._errands.close()
         if self._failures:
             command = with_force(self._retry_command, self._corrupt, self.order)
             raise StepFailed("\n".join([*self._failures, f"  retry: {command}"]))
@@ -173,106 +170,137 @@ class Execution:
             raise Cancelled("stopped; finished steps and shards are kept")
 
     def _loop(self, backend: Backend) -> None:
-        running, waiting = self._states.among("running"), self._states.among("waiting")
+        running, waiting = self._states.among(Phase.RUNNING), self._states.among(Phase.WAITING)
         deadline = None
-        while running or (waiting and self._going()):
+        while running or self._errands or (waiting and self._going()):
             if self._stop.is_set() and deadline is None:
                 deadline = self._clock() + STOP_SECONDS
                 backend.stop()
             if deadline is not None and self._clock() > deadline:
                 break
+            self._errands.poll()
             if self._going():
                 self._start(backend)
             for request, outcome in backend.poll():
                 self._drain(backend)
-                state = self._states[request.key]
-                self._settle(state, outcome)
-                if request.key not in self.published:
-                    for follower in self._states.without(state):
-                        backend.end(follower.node.key)
+                self._settle(self._states[request.key], outcome, backend)
             self._drain(backend)
-            if not running and self._candidates:
+            if not running:
                 self._pause()
 
     def _pause(self) -> None:
-        """Sleep until the first candidate's back-off is over, for at most one poll interval."""
-        left = min(state.not_before for state in self._candidates.values()) - self._clock()
-        if left > 0:
-            self._sleep(min(left, _POLL_SECONDS))
+        """Sleep until an operation or a back-off is over, for at most one poll interval."""
+        seconds, candidates = _POLL_SECONDS, self._states.candidates.values()
+        if candidates and self._going() and not self._states.among(Phase.REQUESTING):
+            first = min(state.not_before for state in candidates) - self._clock()
+            seconds = min(seconds, max(first, 0.0))
+        if self._errands:
+            self._errands.pause(self._sleep, seconds)
+        elif candidates and seconds > 0:
+            self._sleep(seconds)
 
     def _going(self) -> bool:
+        if self._stop.is_set() or self._choice.keep_going:
+            return not self._stop.is_set()
         # A follower's failure never fails the step it follows.
-        failed = self._states.among("failed").values()
-        failed = any(not self._states.follows(state.node, self.published) for state in failed)
-        return not (self._stop.is_set() or (failed and not self._choice.keep_going))
+        failed = self._states.among(Phase.FAILED).values()
+        return all(self._states.follows(state.node, self.published) for state in failed)
 
     def _enqueue(self, node: Node, reason: str) -> None:
-        self._queue(self._states[node.key])
+        self._states.move(self._states[node.key], Phase.WAITING)
         self._tell("queued", node, reason=reason)
 
-    def _queue(self, state: NodeState) -> None:
-        self._states.move(state, "waiting")
-        self._candidates[state.node.key] = state
-
     def _start(self, backend: Backend) -> None:
-        unsettled, now = self._unsettled(), self._clock()
         slots = min(self._choice.jobs or backend.slots, backend.slots)
-        running = self._states.among("running")
-        for state in list(self._candidates.values()):
-            if len(running) >= slots:
-                break
-            node = state.node
-            waits = state.phase == "waiting"  # it may have been started since it was added
-            ready = waits and self._ready(node, unsettled)
-            if not (waits and (state.not_before > now or (unsettled and not ready))):
-                self._candidates.pop(node.key, None)
-            if not ready or state.not_before > now:
-                continue
-            held = contents(node, self.published, self._listings)
-            fresh = state.forced or state.replaces
-            same = None if fresh else self._store.same(node, held or {})
-            if same is not None:
-                self._states.move(state, "idle")
-                self._refer(node, self.published, same)
-                self._publish(node, self._found(node), None)
+        running, requesting = map(self._states.among, (Phase.RUNNING, Phase.REQUESTING))
+        candidates, now, later = self._states.candidates, self._clock(), []
+        while candidates and len(running) + len(requesting) < slots:
+            _, state = candidates.popitem(last=False)
+            if not self._ready(state.node):
+                continue  # it is a candidate again when an input is settled
+            if state.not_before > now:
+                later.append(state)
             else:
-                self._states.move(state, "running")
-                self._tell("submitted", node)
-                backend.submit(self._request(state))
+                self._request(state, backend)
+        candidates.update((state.node.key, state) for state in later)
 
-    def _request(self, state: NodeState) -> Request:
-        request, conflicts = make_request(
-            state, self._states, self.published, self._store, self._listings, self._provenance
-        )
-        for line in conflicts:
-            message = f"an unfinished build is not resumed: {line}"
-            self._tell("warning", state.node, message=message)
-        return request
-
-    def _ready(self, node: Node, unsettled: set[str]) -> bool:
+    def _ready(self, node: Node) -> bool:
         return all(
-            (child.key in self.published and child.key not in unsettled)
+            (child.key in self.published and not self._states[child.key].unsettled)
             or (name in node.live and self._states.may_follow(node, child))
             for name, child in node.inputs.items()
         )
 
-    def _unsettled(self) -> set[str]:
-        """Waiting and running steps, and all their users, which may still become stale."""
-        if not self._exposed:
-            return set()
-        return self._states.with_users(
-            {*self._states.among("waiting"), *self._states.among("running")}
-        )
+    def _request(self, state: NodeState, backend: Backend) -> None:
+        """Claim the build of a ready node and submit it, unless it was made from equal contents."""
+        node, fresh = state.node, state.forced or state.replaces
+        held = None if fresh else contents(node, self.published, self._listings)
+        recipe = made_from(node, self._states, self.published, self._listings)
 
-    def _settle(self, state: NodeState, outcome: Outcome) -> None:
+        def ask() -> Found | Build:
+            same = self._store.same(node, held or {})
+            if same is not None:
+                return reuse_same(self._store, node, self.published, self._listings, same)
+            return claim(self._store, state, recipe)
+
+        def claimed(found: Found | Build) -> None:
+            if isinstance(found, Found):
+                self._states.move(state, Phase.IDLE)
+                self._publish(node, found, None)
+            elif state.phase is Phase.REQUESTING and self._going() and self._ready(node):
+                self._submit(state, found, backend)
+            elif state.phase is Phase.REQUESTING:
+                self._states.move(state, Phase.WAITING)
+
+        failed = partial(self._end_without_output, state, Outcome("failed"), backend)
+        self._states.move(state, Phase.REQUESTING)
+        self._errands.begin(f"{node.label}, to be started", ask, claimed, failed)
+
+    def _submit(self, state: NodeState, build: Build, backend: Backend) -> None:
+        for line in build.conflicts:
+            message = f"an unfinished build is not resumed: {line}"
+            self._tell("warning", state.node, message=message)
+        there = (self._states, self.published, self._store, self._listings)
+        request = make_request(state, build, *there, self._provenance)
+        self._states.move(state, Phase.RUNNING)
+        self._tell("submitted", state.node)
+        backend.submit(request)
+
+    def _settle(self, state: NodeState, outcome: Outcome, backend: Backend) -> None:
+        """Read what an ended attempt published or recorded, then decide how to go on."""
+        node, attempt, state.attempt, state.at_work = state.node, state.attempt, "", False
+        self._states.move(state, Phase.SETTLING)
+
+        if not outcome.successful:
+            self._end_followers(state, backend)
+        read = partial(read_ended, self._store, node, outcome, state.build, attempt)
+        done = partial(self._settled, state, outcome)
+        failed = partial(self._end_without_output, state, outcome, backend)
+        self._errands.begin(f"{node.label}, which has ended", read, done, failed)
+
+    def _end_without_output(
+        self, state: NodeState, outcome: Outcome, backend: Backend, error: Exception
+    ) -> None:
+        """End a step about which the store cannot be asked; what it published is kept."""
+        cause = "; then ".join(filter(None, (outcome.cause, one_line(error))))
+        self._end_followers(state, backend)
+        if self._stop.is_set():
+            self._states.move(state, Phase.IDLE)
+            self._tell("stopped", state.node, cause=cause)
+        else:
+            self._fail(state, cause, outcome.log)
+
+    def _end_followers(self, state: NodeState, backend: Backend) -> None:
+        for follower in self._states.without(state):
+            backend.end(follower.node.key)
+
+    def _settled(self, state: NodeState, outcome: Outcome, read: Any) -> None:
         node = state.node
-        ending, state.ending, state.at_work = state.ending, False, False
-        self._states.move(state, "idle")
-        if outcome.transient:
-            state.release_lease(self._store.path(node))
+        ending, state.ending = state.ending, False
+        self._states.move(state, Phase.IDLE)
         ended = outcome.status == "stopped" or outcome.transient
-        if outcome.status in ("published", "reused"):
-            self._publish(node, self._found(node), outcome)
+        if outcome.successful:
+            self._publish(node, read, outcome)
         elif ended and self._stop.is_set():
             self._tell("stopped", node, cause=outcome.cause)
         elif ended and ending:
@@ -283,54 +311,37 @@ class Execution:
         elif outcome.resources_unavailable:
             self._wait_for_resources(state, outcome)
         else:
-            self._retry(state, outcome)
+            self._retry(state, outcome, read)
 
     def _wait_for_resources(self, state: NodeState, outcome: Outcome) -> None:
         """Queue a step again whose hardware is in use, until the user's deadline; uses no try."""
-        if state.waits_since is None:
-            state.waits_since = self._clock() - outcome.seconds
-        seconds = self._clock() - state.waits_since
+        seconds = state.waited(outcome, self._clock())
         if self._wait is not None and seconds >= self._wait:
             self._fail(state, f"{outcome.cause}; waited {seconds:.0f} s (--wait)", outcome.log)
             return
         state.delay(self._clock())
         self._tell("waiting_for_resources", state.node, cause=outcome.cause, seconds=seconds)
-        self._queue(state)
+        self._states.move(state, Phase.WAITING)
 
-    def _retry(self, state: NodeState, outcome: Outcome) -> None:
-        node = state.node
+    def _retry(self, state: NodeState, outcome: Outcome, recorded: frozenset[str]) -> None:
         self._corrupt |= corrupt_outputs(outcome, self.order, self.published, self._store)
-        if outcome.transient and state.advanced(self._store.path(node)):
-            state.progressed()
-        state.tries += 0 if outcome.preempted else 1
+        final = state.lost(outcome, recorded)
         if outcome.status == "stopped":
-            self._tell("stopped", node, cause=outcome.cause)
-        elif not outcome.transient:
-            self._fail(state, outcome.cause, outcome.log)
-        elif state.tries >= node.step.resources.tries:
-            cause = f"{outcome.cause}; {state.tries} attempts without progress"
-            self._fail(state, cause, outcome.log)
-        elif self._going():
-            state.delay(self._clock())
-            self._tell("retried", node, cause=outcome.cause, tries=state.tries)
-            self._queue(state)
+            self._tell("stopped", state.node, cause=outcome.cause)
+        elif final or not self._going():
+            self._fail(state, final or outcome.cause, outcome.log)
         else:
-            self._fail(state, outcome.cause, outcome.log)
+            state.delay(self._clock())
+            self._tell("retried", state.node, cause=outcome.cause, tries=state.tries)
+            self._states.move(state, Phase.WAITING)
 
     def _follow_later(self, state: NodeState, cause: str) -> None:
         """Queue a follower again that ended because of its live input, unless that one failed."""
-        if state.node.key in self._states.with_users(self._states.among("failed")):
+        if state.node.key in self._states.with_users(self._states.among(Phase.FAILED)):
             self._tell("skipped", state.node, cause=cause)
         else:
             self._tell("retried", state.node, cause=cause, tries=state.tries)
-            self._queue(state)
-
-    def _found(self, node: Node) -> Found:
-        path = self._store.path(node)
-        found = manifest.load_verified(path, node.key)
-        if found is None:
-            raise StepFailed(f"{node.label}: reported as published, but {path} has no manifest")
-        return Found(path, found)
+            self._states.move(state, Phase.WAITING)
 
     def _publish(self, node: Node, found: Found, outcome: Outcome | None) -> None:
         """Record a published output; `outcome` is None for one that refers to another's files."""
@@ -340,50 +351,35 @@ class Execution:
         else:
             if outcome.status == "published":
                 self.executed.append(node)
-            self._tell(
-                "finished",
-                node,
-                seconds=outcome.seconds,
-                status=outcome.status,
-                result=found.manifest.result,
-            )
+            details = {"status": outcome.status, "result": found.manifest.result}
+            self._tell("finished", node, seconds=outcome.seconds, **details)
         for user in self._states.users.get(node.key, ()):
-            state = self._states[user.key]
-            if state.phase == "waiting":
-                self._candidates[user.key] = state
-            elif user.key in self.published and state.phase != "running":
+            if user.key in self.published and self._states[user.key].phase is Phase.IDLE:
                 self._recheck(user)
 
     def _recheck(self, user: Node) -> None:
         """Queue a published step, and what it needs, if an input now has other content."""
         there = self.published[user.key]
-        if reason := staleness(user, there, self.published, self._listings):
-            self._exposed = True
+        if reason := rebuilt_input(user, there, self.published):
             del self.published[user.key]
             self._states[user.key].replaces = "" if there.shared else there.manifest.attempt
             wanted = {user.key} | needed_keys(user.inputs.values(), self.published)
-            for node in self.order:
-                active = self._states[node.key].phase in ("waiting", "running")
-                if node.key in wanted and not active:
-                    self._enqueue(node, reason)
-
-    def _refer(self, node: Node, inputs: dict[str, Found], to: Found) -> Found:
-        mine = {name: inputs[child.key] for name, child in node.inputs.items()}
-        return refer(self._store, node, mine, self._listings.of(node), to, SAME_INPUTS)
+            for state in sorted((self._states[k] for k in wanted), key=lambda s: s.index):
+                if state.phase in (Phase.IDLE, Phase.FAILED):
+                    self._enqueue(state.node, reason)
 
     def _fail(self, state: NodeState, cause: str, log: str) -> None:
         node = state.node
         self._tell("failed", node, cause=cause, log=log)
-        self._states.move(state, "failed")
+        self._states.move(state, Phase.FAILED)
         lines = [f"step {node.label} failed: {cause}"]
         if log:
             lines.append(f"  log:   {log}")
         self._failures.append("\n".join(lines))
         for key in self._states.with_users({node.key}) - {node.key}:
             later = self._states[key]
-            if later.phase == "waiting":
-                self._candidates.pop(key, None)
-                self._states.move(later, "idle")
+            if later.phase in (Phase.WAITING, Phase.REQUESTING):
+                self._states.move(later, Phase.IDLE)
                 self._tell("skipped", later.node, cause=f"{node.label} failed")
 
     def _drain(self, backend: Backend) -> None:
@@ -391,9 +387,8 @@ class Execution:
             state = self._states.get(event.get("key", ""))
             if state is not None and event["event"] == "started":
                 state.attempt = event["attempt"]
-            if state is not None and state.phase == "running":
-                for follower in self._states.on_event(state, event["event"]):
-                    self._candidates[follower.node.key] = follower
+            if state is not None and state.phase is Phase.RUNNING:
+                self._states.on_event(state, event["event"])
             self._log.emit(event)
 
     def _tell(self, kind: str, node: Node, **details: Any) -> None:

@@ -42,6 +42,13 @@ class Selection:
     keep_going: bool = False
     jobs: int = 0
 
+    def __post_init__(self) -> None:
+        if isinstance(self.jobs, bool) or not isinstance(self.jobs, int) or self.jobs < 0:
+            raise InputError(
+                f"jobs: expected a number of steps, or 0 for as many as the resources allow; got "
+                f"{self.jobs!r}"
+            )
+
 
 @dataclass
 class GraphState:
@@ -112,6 +119,11 @@ def staleness(node: Node, found: Found, inputs: dict[str, Found], listings: List
         was = found.manifest.sources.get(name)
         if was is not None and was.digest != listing.digest:
             return f"{name} changed: {difference(was, source_files(found.path, was), listing)}"
+    return rebuilt_input(node, found, inputs)
+
+
+def rebuilt_input(node: Node, found: Found, inputs: dict[str, Found]) -> str:
+    """Which input has other content than the output `found` was made from; empty for none."""
     for name, child in node.inputs.items():
         # The manifest of an adopted output may lack inputs, which cannot be compared then.
         recorded = found.manifest.inputs.get(name)

@@ -222,11 +222,10 @@ def parse(url: str, path: str) -> Manifest | None:
     except FileNotFoundError:
         return None
     except (ValueError, OSError) as error:
-        if isinstance(error, NotADirectoryError) or (
-            isinstance(error, StoreUnavailable) and not storage.is_local(url)
-        ):
-            raise  # the store cannot be reached; the object may be intact
         reason = error.__cause__ or error.__context__ or error  # without the number of retries
+        away = isinstance(error, StoreUnavailable) and not isinstance(reason, PermissionError)
+        if away or isinstance(error, NotADirectoryError):
+            raise  # the store cannot be reached; the object may be intact
         raise CorruptOutput(f"{url}: not readable JSON ({reason}); {_AWAY}") from error
     try:
         schema = tree.get("schema") if isinstance(tree, dict) else None

@@ -125,7 +125,11 @@ class Store:
         return Found(path, found, shared=True) if found is not None else None
 
     def same(self, node: Wanted, contents: Mapping[str, str]) -> Found | None:
-        """An output of the node's step and configuration made from inputs of these contents."""
+        """An output of the node's step and configuration made from inputs of these contents.
+
+        Raises:
+            StoreUnavailable: when the user's own store does not answer.
+        """
         if node.reads_lineage or not contents:
             return None
         recipe = digests.recipe(node.identity, contents)
@@ -137,6 +141,8 @@ class Store:
             except FileNotFoundError:
                 continue
             except (PonenteError, OSError, ValueError, TypeError, KeyError) as error:
+                if prefix == self.prefix and isinstance(error, OSError):
+                    raise
                 logger.warning("index of %s is skipped: %s", prefix, error)
                 continue
             if found is None or found.recipe != recipe:

@@ -24,6 +24,7 @@ _MODULES = (
     "records",
     "damaged_manifests",
     "remote",
+    "driver_outage",
     "leases",
     "owners",
     "interrupts",

@@ -6,7 +6,7 @@ import hashlib
 from typing import Any
 from unittest import mock
 
-from pipeline.execute import node_state
+from pipeline.execute import errands, node_state
 from pipeline.execute.backend import InlineBackend
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
@@ -18,6 +18,8 @@ from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import Manifest, load, load_verified
 from pipeline.store.outputs import Store
 from pipeline.store.shards import Shard
+
+PATIENCE_SECONDS = 1.0  # of the driver with its store
 
 
 def bring_up(
@@ -33,7 +35,11 @@ def bring_up(
         [as_node(w) for w in wanted], Store(prefix, shared), log, "again", Selection(**choice)
     )
     try:
-        with mock.patch.object(node_state, "FIRST_PAUSE_SECONDS", 0.01):
+        with (
+            mock.patch.object(node_state, "FIRST_PAUSE_SECONDS", 0.01),
+            mock.patch.object(errands, "FIRST_PAUSE_SECONDS", 0.01),
+            mock.patch.object(errands, "PATIENCE_SECONDS", PATIENCE_SECONDS),
+        ):
             execution.run(InlineBackend(log), execution.look())
     finally:
         log.close()

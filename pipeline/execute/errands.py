@@ -1,0 +1,173 @@
+"""The driver's operations on its store: an error of one never ends the steps that run.
+
+An operation whose error may pass, such as a store that does not answer or a file that a network
+file system does not show yet, is tried again with back-off for minutes, and the driver goes on
+meanwhile. On an object store, sixteen operations run at a time.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pipeline.errors import PonenteError
+from pipeline.store import retry
+
+PATIENCE_SECONDS = 600.0
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 15.0
+_THREADS = 16
+
+T = TypeVar("T")
+Report = Callable[[dict[str, Any]], None]
+
+logger = logging.getLogger("ponente")
+
+
+@dataclass(eq=False)
+class _Patience:
+    """How long one operation has been tried."""
+
+    what: str
+    report: Report
+    begun: float
+    tries: int = 0
+    _pauses: Iterator[float] = field(
+        default_factory=lambda: retry.pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+    )
+
+    def pause(self, error: Exception, now: float) -> float | None:
+        """Seconds until the next try; None when the error is final."""
+        spent, self.tries = now - self.begun, self.tries + 1
+        if not isinstance(error, OSError) or spent >= PATIENCE_SECONDS:
+            return None
+        event = {"event": "retrying", "what": self.what, "cause": str(error), "seconds": spent}
+        self.report({**event, "attempt": self.tries})
+        return min(next(self._pauses), PATIENCE_SECONDS - spent)
+
+
+def patiently(
+    what: str,
+    action: Callable[[], T],
+    report: Report,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> T:
+    """The result of `action`; an `OSError` is raised only when it lasts `PATIENCE_SECONDS`."""
+    patience = _Patience(what, report, clock())
+    while True:
+        try:
+            return action()
+        except OSError as error:
+            if (pause := patience.pause(error, clock())) is None:
+                raise
+        sleep(pause)
+
+
+@dataclass(eq=False)
+class _Errand:
+    action: Callable[[], Any]
+    done: Callable[[Any], None]
+    failed: Callable[[Exception], None]
+    patience: _Patience
+    due: float = 0.0
+    future: concurrent.futures.Future[Any] | None = None
+
+
+class Errands:
+    """Operations in progress.
+
+    Args:
+        local: whether the store is a disk of this machine: then operations run in `begin` and
+            `poll`, as threads are no faster.
+        stopping: whether the user asked to stop: then nothing is tried again.
+        report: called with a "retrying" event before each retry.
+        clock: the time, in seconds.
+    """
+
+    def __init__(
+        self,
+        local: bool,
+        stopping: Callable[[], bool],
+        report: Report,
+        clock: Callable[[], float],
+    ) -> None:
+        self._local, self._stopping, self._report, self._clock = local, stopping, report, clock
+        self._pool: concurrent.futures.ThreadPoolExecutor | None = None
+        self._pending: dict[_Errand, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def begin(
+        self,
+        what: str,
+        action: Callable[[], T],
+        done: Callable[[T], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Begin an operation.
+
+        Args:
+            what: what it accesses, for messages.
+            action: the operation; called again after an `OSError`.
+            done: called with its result, by this method or `poll`.
+            failed: called instead with its error, when that is final.
+        """
+        patience = _Patience(what, self._report, self._clock())
+        self._try(_Errand(action, done, failed, patience))
+
+    def poll(self) -> None:
+        """End the operations that have a result, in the order they began, and retry others."""
+        now = self._clock()
+        for errand in list(self._pending):
+            if errand.future is not None and errand.future.done():
+                self._end(errand, errand.future.result)
+            elif errand.future is None and (errand.due <= now or self._stopping()):
+                self._try(errand)
+
+    def pause(self, sleep: Callable[[float], None], seconds: float) -> None:
+        """Wait for at most `seconds` until `poll` may have something to do."""
+        futures = [e.future for e in self._pending if e.future is not None]
+        if futures:
+            concurrent.futures.wait(futures, seconds, concurrent.futures.FIRST_COMPLETED)
+            return
+        left = min((e.due for e in self._pending), default=0.0) - self._clock()
+        if left > 0:
+            sleep(min(left, seconds))
+
+    def close(self) -> None:
+        """Abandon what is in progress."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _try(self, errand: _Errand) -> None:
+        if self._local:
+            self._end(errand, errand.action)
+            return
+        if self._pool is None:
+            self._pool = concurrent.futures.ThreadPoolExecutor(_THREADS, "driver-store")
+        errand.future = self._pool.submit(errand.action)
+        self._pending[errand] = None
+
+    def _end(self, errand: _Errand, result: Callable[[], Any]) -> None:
+        errand.future = None
+        try:
+            value = result()
+        except Exception as error:
+            now = self._clock()
+            pause = None if self._stopping() else errand.patience.pause(error, now)
+            if pause is not None:
+                errand.due = now + pause
+                self._pending[errand] = None
+                return
+            if not isinstance(error, PonenteError | OSError):
+                logger.error("%s: unexpected error", errand.patience.what, exc_info=error)
+            self._pending.pop(errand, None)
+            errand.failed(error)
+        else:
+            self._pending.pop(errand, None)
+            errand.done(value)

@@ -1,0 +1,164 @@
+"""What the driver asks of the store about a step: its build, and what an ended attempt left."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.errors import PonenteError, StoreUnavailable
+from pipeline.execute.attempt import Outcome, Request
+from pipeline.execute.node_state import NodeState, States
+from pipeline.execute.reference import refer
+from pipeline.graph.live import Source
+from pipeline.graph.node import Node
+from pipeline.identity import digests, source_code
+from pipeline.plan.listings import Listings
+from pipeline.plan.state import GraphState
+from pipeline.store import lease, manifest
+from pipeline.store.builds import Build, claim_build, confirm
+from pipeline.store.ledger import Ledger
+from pipeline.store.manifest import SAME_INPUTS
+from pipeline.store.outputs import Found, Store
+
+logger = logging.getLogger("ponente")
+
+
+def reuse(store: Store, node: Node, seen: GraphState) -> Found:
+    """The node's output that was found; published in the node's own directory if it was another's.
+
+    Records the configuration for which it is reused.
+    """
+    found = seen.found[node.key]
+    if node.key in seen.same:
+        found = reuse_same(store, node, seen.found, seen.listings, found)
+    if not found.shared:
+        confirm(found.path, found.manifest, node.identity.config)
+    return found
+
+
+def reuse_same(
+    store: Store, node: Node, published: Mapping[str, Found], listings: Listings, same: Found
+) -> Found:
+    """Publish an output that was made from inputs of equal content as the node's."""
+    inputs = {name: published[child.key] for name, child in node.inputs.items()}
+    return refer(store, node, inputs, listings.of(node), same, SAME_INPUTS)
+
+
+def made_from(
+    node: Node, states: States, published: Mapping[str, Found], listings: Listings
+) -> dict[str, str]:
+    """What the recipe of a node's build holds: contents, and the builds of live inputs."""
+    return listings.digests(node) | {
+        name: _source(states[child.key], published).build
+        if name in node.live
+        else published[child.key].manifest.content
+        for name, child in node.inputs.items()
+    }
+
+
+def make_request(
+    state: NodeState,
+    build: Build,
+    states: States,
+    published: Mapping[str, Found],
+    store: Store,
+    listings: Listings,
+    provenance: Mapping[str, Any],
+) -> Request:
+    """The request that executes a node in a claimed build, which is recorded in `state`."""
+    node = state.node
+
+    def place(child: Node) -> str:
+        there = published.get(child.key)
+        return there.path if there is not None else store.path(child)
+
+    state.build, state.attempt = build.id, ""
+    return Request(
+        step=node.step,
+        label=node.label,
+        key=node.key,
+        root=store.path(node),
+        inputs={name: (place(child), child.key) for name, child in node.inputs.items()},
+        arguments={**node.config, **node.runtime},
+        identity=node.identity,
+        build=build.id,
+        provenance=provenance,
+        replaces=state.replaces,
+        live={n: _source(states[node.inputs[n].key], published) for n in sorted(node.live)},
+        listings=listings.of(node),
+        labels={name: child.label for name, child in node.inputs.items()},
+        packages=_packages(node),
+        reads={
+            manifest.make_ref(store.path(node), place(child)): _opened(published.get(child.key))
+            for child in node.inputs.values()
+        },
+    )
+
+
+def _opened(found: Found | None) -> str:
+    """The attempt that published an input; empty where it is not known, as for an alias."""
+    return found.manifest.attempt if found is not None and found.manifest.origin is None else ""
+
+
+def _packages(node: Node) -> tuple[str, ...]:
+    """Top-level packages and modules of a step's own code."""
+    files = source_code.digests(node.step.function)
+    return tuple(sorted({"__main__", *(f.partition("/")[0].removesuffix(".py") for f in files)}))
+
+
+def _source(state: NodeState, published: Mapping[str, Found]) -> Source:
+    """The build of a live input, running or finished."""
+    node = state.node
+    made = state.build or published[node.key].manifest.build
+    replaces = "" if node.key in published else state.replaces
+    return Source(made, replaces, {**node.config, **node.runtime})
+
+
+def claim(store: Store, state: NodeState, recipe: Mapping[str, str]) -> Build:
+    """The build that the next attempt belongs to; `recipe` as returned by `made_from`."""
+    identity, path = state.node.identity, store.path(state.node)
+    digest = digests.recipe(identity, recipe)
+    return claim_build(path, digest, state.replaces, identity.config, recipe)
+
+
+def read_ended(
+    store: Store, node: Node, outcome: Outcome, build: str, attempt: str
+) -> Found | frozenset[str]:
+    """The output that an ended attempt reported as published; else what its build has recorded.
+
+    The lease of an attempt that was lost is released, so that no one waits for it. Publishing stays
+    safe even if its worker is still alive.
+
+    Raises:
+        StoreUnavailable: when the output does not show: a network file system may take a minute.
+    """
+    path = store.path(node)
+    if outcome.successful:
+        if (found := manifest.load_verified(path, node.key)) is None:
+            raise StoreUnavailable(f"reported as published, but {path} shows no manifest")
+        return Found(path, found)
+    if not outcome.transient:
+        return frozenset()
+    try:
+        owner = lease.holder(path) if attempt else None
+        if owner is not None and owner.number == int(attempt.partition("-")[0]):
+            lease.end(path)
+        return Ledger(path, build).names()
+    except OSError:
+        raise
+    except PonenteError as error:
+        logger.warning("%s: the lost attempt cannot be cleared: %s", path, error)
+        return frozenset()
+
+
+def corrupt_outputs(
+    outcome: Outcome, order: list[Node], published: Mapping[str, Found], store: Store
+) -> set[str]:
+    """Keys of the outputs in which a failed attempt found a damaged file, which its cause names."""
+
+    def home(node: Node) -> str:
+        there = published.get(node.key)
+        return there.manifest.home(there.path) if there is not None else store.path(node)
+
+    return {node.key for node in order if outcome.corrupt and home(node) in outcome.cause}

@@ -1,0 +1,154 @@
+"""The driver's own operations on the store: patient, concurrent, fatal to one step at most."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import threading
+
+import pytest
+
+from pipeline.errors import InputError, StepFailed
+from pipeline.execute import executor
+from pipeline.execute.attempt import execute
+from pipeline.execute.errands import PATIENCE_SECONDS
+from pipeline.execute.events import EventLog
+from pipeline.execute.executor import Execution
+from pipeline.execute.inline import InlineWorkers
+from pipeline.execute.node_state import Phase, States
+from pipeline.graph.node import as_node, topological
+from pipeline.plan.state import Selection
+from pipeline.store import storage
+from pipeline.store.outputs import Store
+from tests.faults.fake_gcs import FakeGCS
+from tests.pipeline.helpers import check_invariants
+from tests.pipeline.toy import Scale, numbers, scaled, total
+
+
+class _Late:
+    """A backend on a clock of its own, whose first step's manifest shows only after a while.
+
+    As on a network file system that remembers that the file was not there. Other steps run until
+    that one is settled or given up: they would be lost if the run ended.
+    """
+
+    slots = 10
+
+    def __init__(self, log, hidden):
+        self.now, self._log, self._hidden, self._requests = 0.0, log, hidden, []
+        self._aside = None
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+    def submit(self, request):
+        self._requests.append(request)
+
+    def poll(self):
+        self.now += 0.2
+        if self._aside is not None and self.now > self._hidden:
+            os.rename(f"{self._aside}.hidden", self._aside)
+            self._aside = None
+        if not self._requests or (self._aside is not None and self.now < PATIENCE_SECONDS + 60):
+            return []
+        request = self._requests.pop(0)
+        outcome = execute(request, self._log.emit, InlineWorkers(), redirect=False)
+        if self._hidden and self._aside is None and request.label == "numbers":
+            self._aside = storage.join(request.root, "manifest.json")
+            os.rename(self._aside, f"{self._aside}.hidden")
+        return [(request, outcome)]
+
+    def events(self):
+        return []
+
+    def end(self, key):
+        raise AssertionError("a running step was ended")
+
+    stop = close = lambda self: None
+
+
+def _run(prefix, hidden):
+    events = []
+    log = EventLog(prefix, "test", [events.append])
+    backend = _Late(log, hidden)
+    # Of two steps that run at a time, the first one's manifest is late and the other goes on.
+    wanted = [total(numbers(count=4)), numbers(count=6, shards=3)]
+    execution = Execution(
+        [as_node(w) for w in wanted],
+        *(Store(prefix), log, "again"),
+        clock=lambda: backend.now,
+        sleep=backend.sleep,
+    )
+    try:
+        execution.run(backend, execution.look())
+    finally:
+        log.close()
+    return execution, events
+
+
+def test_a_manifest_that_shows_after_a_minute_is_waited_for(tmp_path):
+    """The step was reported as published: it is settled once it shows, and not run again."""
+    execution, events = _run(str(tmp_path), 60)
+    assert len(execution.published) == 3
+    kinds = [event["event"] for event in events]
+    assert kinds.count("started") == 3
+    assert kinds.count("retrying") > 3
+    assert "shows no manifest" in next(e["cause"] for e in events if e["event"] == "retrying")
+    assert check_invariants(str(tmp_path)) == 3
+
+
+def test_a_step_that_cannot_be_settled_fails_and_the_others_end_well(tmp_path):
+    """After ten minutes the step fails, by name; what ran beside it is finished and kept."""
+    with pytest.raises(StepFailed, match=r"step numbers failed: .*shows no manifest") as failure:
+        _run(str(tmp_path), float("inf"))
+    assert str(failure.value).count("failed") == 1
+    assert check_invariants(str(tmp_path)) == 1
+
+
+@pytest.mark.slow
+def test_on_a_bucket_the_drivers_requests_are_concurrent(monkeypatch):
+    """Four claims of builds wait for each other, which only four at a time can do."""
+    meeting, claim, events = threading.Barrier(4), executor.claim, []
+
+    def together(*arguments):
+        meeting.wait(30)
+        return claim(*arguments)
+
+    monkeypatch.setattr(executor, "claim", together)
+    with FakeGCS():
+        log = EventLog("gs://bucket/runs", "test", [events.append])
+        wanted = [as_node(numbers(count=2 * n)) for n in range(1, 9)]
+        execution = Execution(wanted, Store("gs://bucket/runs"), log, "again")
+        execution.run(_Late(log, 0), execution.look())
+        log.close()
+        assert check_invariants("gs://bucket/runs") == len(execution.published) == 8
+    assert {node.key for node in execution.executed} == {node.key for node in wanted}
+    assert [e["event"] for e in events].count("started") == 8
+
+
+def _layers():
+    layer = [numbers(count=2 * n) for n in range(1, 4)]
+    for factor in range(2, 5):
+        layer = [scaled(node, scale=Scale(factor)) for node in layer]
+    return topological([as_node(total(a, b)) for a, b in itertools.product(layer, layer)])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_unsettled_nodes_are_those_at_work_and_all_their_users(seed):
+    """However phases change, the counts that are kept say what a search of the graph says."""
+    order, draw = _layers(), random.Random(seed)
+    states = States(order)
+    for _ in range(200):
+        states.move(states[draw.choice(order).key], draw.choice(list(Phase)))
+        active = {n.key for n in order if states[n.key].phase not in (Phase.IDLE, Phase.FAILED)}
+        unsettled = {key for key, state in states.items() if state.unsettled}
+        assert unsettled == states.with_users(active)
+        assert states.candidates.keys() <= states.among(Phase.WAITING).keys()
+
+
+@pytest.mark.parametrize("jobs", [-1, True, 1.5, "2"])
+def test_a_number_of_jobs_that_is_none_is_refused(jobs):
+    """Before anything is looked at."""
+    with pytest.raises(InputError, match="jobs: expected a number of steps"):
+        Selection(jobs=jobs)
