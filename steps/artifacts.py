@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from models.config import TransformerConfig
 from pipeline import Artifact, InputError
 from pipeline.store import storage
+from pipeline.store.parallel import concurrently
 from training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -347,7 +348,8 @@ class Scores(Artifact):
         urls = [
             storage.join(self.home, shard.root, "scores.json") for shard in self.shards("score/")
         ]
-        return [sample for url in urls for sample in storage.read_json(url)["samples"]]
+        scores = concurrently(storage.read_json, urls, local=storage.is_local(self.home))
+        return [sample for score in scores for sample in score["samples"]]
 
 
 class Completions(Artifact):

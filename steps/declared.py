@@ -22,12 +22,14 @@ def nearest_setting(node: Any, name: str, kind: type[Artifact] = Artifact) -> An
 
     None if no such step has that setting.
     """
-    waiting = deque([node])
+    waiting, met = deque([node]), {node.key}
     while waiting:
         nearest = waiting.popleft()
         if name in nearest.config and issubclass(nearest.output, kind):
             return nearest.config[name]
-        waiting.extend(nearest.inputs.values())
+        above = {child.key: child for child in nearest.inputs.values() if child.key not in met}
+        waiting.extend(above.values())
+        met |= above.keys()
     return None
 
 

@@ -36,6 +36,7 @@ from pipeline.errors import CorruptOutput, WorkerLost
 from pipeline.graph.step_context import Emit, ShardTask, write_shard
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
+from pipeline.store.parallel import concurrently
 from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
 from steps.checkpoints.find import ABOUT, about_of
 from steps.coordinator import FLAGS, coordinator_of
@@ -261,7 +262,7 @@ def write_scores(directory: str, item: Mapping[str, Any]) -> Mapping[str, Any]:
 def _table(run: StepContext) -> dict[str, Any]:
     """The result: rows of every checkpoint by step, and the scores of the last one."""
     urls = [storage.join(run.root, s.root, _FILE) for s in run.finished("score/").values()]
-    scores = [storage.read_json(url) for url in urls]
+    scores = concurrently(storage.read_json, urls, local=storage.is_local(run.root))
     rows = [row for score in scores for row in score["rows"]]
     last = scores[-1]["rows"][0]
     return {

@@ -34,7 +34,7 @@ from steps.sampling.shards import (
     clusters,
     edge_shard,
     load_edge,
-    load_survey,
+    load_surveys,
     probe_shard,
     sample_shard,
     survey_shard,
@@ -162,7 +162,7 @@ def _choose_documents(request: _Request) -> Chosen:
         for index, group in enumerate(_to_count(units))
     }
     surveyed = request.run.map(survey_shard, items)
-    survey = merge(load_survey(request.run, shard) for shard in surveyed.values())
+    survey = merge(load_surveys(request.run, surveyed.values()))
     if not survey.documents:
         raise InputError(f"{request.source}: {_no_document(survey.seen, request.filter)}")
     rate = _probe_units(request, units)

@@ -43,10 +43,10 @@ from pipeline.identity import digests, provenance
 from pipeline.identity.digests import Identity
 from pipeline.identity.listing import Listing
 from pipeline.store import lease, left_overs, manifest, outputs, storage
-from pipeline.store import shards as shard_lists
 from pipeline.store.ledger import Ledger
-from pipeline.store.manifest import FAILURE, RETIRED, Manifest
-from pipeline.store.shards import Shard
+from pipeline.store.manifest import FAILURE, RETIRED, Manifest, load_verified
+from pipeline.store.parallel import concurrently
+from pipeline.store.shards import Shard, keep_shards, wrong_sizes
 
 logger = logging.getLogger("ponente")
 
@@ -239,11 +239,10 @@ def _keep_failure(run: StepContext, cause: str) -> None:
 
 
 def _open_inputs(request: Request) -> dict[str, tuple[str, Manifest]]:
-    opened = {}
-    for name, (path, key) in request.inputs.items():
-        if name in request.live:
-            continue
-        found = manifest.load_verified(path, key)
+    opened, wanted = {}, {n: at for n, at in request.inputs.items() if n not in request.live}
+    local = storage.is_local(request.root)
+    loaded = concurrently(lambda at: load_verified(*at), wanted.values(), local=local)
+    for (name, (path, _)), found in zip(wanted.items(), loaded, strict=True):
         if found is None:
             raise CorruptOutput(f"{path}: input {name!r} of {request.label} is gone; run again")
         opened[name] = (path, replace(found, label=request.labels.get(name, found.label)))
@@ -310,7 +309,7 @@ def _record(
         label=request.label,
         config=request.identity.config,
         inputs=manifest.describe_inputs(request.root, inputs),
-        shards=shards if origin else shard_lists.keep(run.root, run.attempt, run.label, shards),
+        shards=shards if origin else keep_shards(run.root, run.attempt, shards),
         result=result,
         content=digests.content(shards, result, opened),
         recipe=digests.recipe(request.identity, contents),
@@ -341,7 +340,7 @@ def _declared(run: StepContext) -> tuple[Shard, ...]:
                 f"{run.root}: shard {shard.name!r} was deleted before it was published; the next "
                 "attempt writes it again"
             )
-    for shard, problem in shard_lists.wrong_sizes(run.root, shards):
+    for shard, problem in wrong_sizes(run.root, shards):
         run.drop(shard.name)
         raise StoreUnavailable(
             f"{problem}; the next attempt writes shard {shard.name!r} of {run.label} again"
@@ -359,7 +358,7 @@ def _publish(request: Request, held: lease.Lease, record: Manifest) -> bool:
     if request.replaces:
         _replace(request, held, url, record.to_bytes())
     elif not storage.create(url, record.to_bytes()):
-        manifest.load_verified(request.root, request.key)
+        load_verified(request.root, request.key)
         logger.warning("another attempt published first; this one's output is discarded")
         _tidy(request, held, record, lost=True)
         return False

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 from pipeline.errors import CorruptOutput
 from pipeline.store import shards, storage
 from pipeline.store.manifest import Manifest, chosen, load, resolve_ref
+from pipeline.store.parallel import concurrently
 from pipeline.store.shards import Shard
 
 A = TypeVar("A", bound="Artifact")
@@ -75,7 +76,9 @@ class Artifact:
     def inputs(self, argument: str, kind: type[A]) -> list[A]:
         """The artifacts its step read as the tuple `argument`, in order."""
         count = sum(name.partition("[")[0] == argument for name in self.input_paths)
-        return [self.input(f"{argument}[{index}]", kind) for index in range(count)]
+        names = [f"{argument}[{index}]" for index in range(count)]
+        local = storage.is_local(self.path)
+        return concurrently(lambda name: self.input(name, kind), names, local=local)
 
     @classmethod
     def reads(cls, name: str) -> bool:

@@ -24,6 +24,7 @@ from pipeline.pages.graph import Box, draw
 from pipeline.pages.record import DONE, STATES, RunRecord, StepRecord
 from pipeline.store import storage
 from pipeline.store.manifest import Manifest, load
+from pipeline.store.shards import ShardTable
 
 _TEMPLATES = Path(__file__).with_name("templates")
 _TICK_SECONDS = (0.25, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200)
@@ -193,7 +194,9 @@ def _results(step: StepRecord, manifest: Manifest | None) -> dict[str, dict[str,
 
 
 def _html_files(manifest: Manifest) -> list[str]:
-    """Pages among an output's files, relative to its directory."""
+    """Pages among an output's files, relative to its directory; not looked for in a table."""
+    if isinstance(manifest.shards, ShardTable):
+        return []
     return [
         f"{shard.root}/{file.path}"
         for shard in manifest.shards

@@ -6,6 +6,7 @@ in a graph whose paths join again, the number of such chains would double at eve
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 
 from pipeline.errors import CorruptOutput
@@ -45,10 +46,14 @@ class _Outputs:
 
 
 class ChangeLog:
-    """Compares the steps of one graph, inputs first, with earlier outputs in a store."""
+    """Compares the steps of one graph, inputs first, with earlier outputs in a store.
+
+    Steps may be explained in several threads.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._loading = threading.Lock()
         self._names: dict[str, list[str]] | None = None
         self._outputs: dict[str, _Outputs] = {}
         self._roots: dict[str, list[str]] = {}
@@ -97,17 +102,18 @@ class ChangeLog:
         return f" ({first}{f' and {len(more)} more' if more else ''})" if first else ""
 
     def _outputs_of(self, step: str) -> _Outputs:
-        if self._names is None:
-            self._names = {}
-            for name in self._store.outputs():
-                self._names.setdefault(name.rpartition("-")[0], []).append(name)
-        if step not in self._outputs:
-            names = self._names.get(step, [])
-            local = storage.is_local(self._store.prefix)
-            loaded = concurrently(self._load, names, local=local)
-            found = dict(zip(names, loaded, strict=True))
-            self._outputs[step] = _Outputs({n: m for n, m in found.items() if m is not None})
-        return self._outputs[step]
+        with self._loading:
+            if self._names is None:
+                self._names = {}
+                for name in self._store.outputs():
+                    self._names.setdefault(name.rpartition("-")[0], []).append(name)
+            if step not in self._outputs:
+                names = self._names.get(step, [])
+                local = storage.is_local(self._store.prefix)
+                loaded = concurrently(self._load, names, local=local)
+                found = dict(zip(names, loaded, strict=True))
+                self._outputs[step] = _Outputs({n: m for n, m in found.items() if m is not None})
+            return self._outputs[step]
 
     def _load(self, name: str) -> Manifest | None:
         try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipeline.errors import CorruptOutput
 from pipeline.store import storage
 from pipeline.store.manifest import Manifest, load, resolve_ref
+from pipeline.store.parallel import concurrently
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ def lineage(paths: list[str]) -> list[Ancestor]:
         CorruptOutput: when an output is an ancestor of itself.
     """
     found: dict[str, Ancestor] = {}
+    read = _read_together(paths)
     # Outputs whose ancestors are being visited. Not recursive: a lineage can exceed Python's stack.
     entered: dict[str, Ancestor] = {}
     stack = [(path, False) for path in reversed(paths)]
@@ -51,11 +54,19 @@ def lineage(paths: list[str]) -> list[Ancestor]:
             raise CorruptOutput(
                 f"{path}: the manifests say it was made from itself; move it away and run again"
             )
-        elif path not in found and (manifest := _readable(path)) is not None:
+        elif path not in found and (manifest := read[path]) is not None:
             entered[path] = ancestor = Ancestor(path, manifest)
             stack.append((path, True))
             stack.extend((parent, False) for parent in reversed(ancestor.parents))
+            read |= _read_together(parent for parent in ancestor.parents if parent not in read)
     return list(found.values())
+
+
+def _read_together(paths: Iterable[str]) -> dict[str, Manifest | None]:
+    """The manifests at these paths; None where there is none that can be read."""
+    paths = list(paths)
+    manifests = concurrently(_readable, paths, local=all(map(storage.is_local, paths)))
+    return dict(zip(paths, manifests, strict=True))
 
 
 def _readable(path: str) -> Manifest | None:
@@ -67,9 +78,9 @@ def _readable(path: str) -> Manifest | None:
 
 def users(prefix: str, directories: list[str], path: str) -> list[str]:
     """Names of the outputs among `directories` at `prefix` that read the output in `path`."""
-    found = []
-    for name in directories:
-        manifest = _readable(storage.join(prefix, name))
-        if manifest and path in Ancestor(storage.join(prefix, name), manifest).parents:
-            found.append(name)
-    return found
+    read = _read_together(storage.join(prefix, name) for name in directories)
+    return [
+        name
+        for name, (place, manifest) in zip(directories, read.items(), strict=True)
+        if manifest and path in Ancestor(place, manifest).parents
+    ]

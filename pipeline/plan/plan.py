@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.graph.node import Node, topological
 from pipeline.identity import digests, source_code
 from pipeline.plan.changes import NEVER, ChangeLog
-from pipeline.plan.state import CORRUPT, GraphState, contents, look, needed_keys
+from pipeline.plan.state import CORRUPT, GraphState, contents, inputs_first, look, needed_keys
 from pipeline.store import lease, storage
 from pipeline.store.builds import Build, find_build
 from pipeline.store.ledger import Ledger
@@ -77,19 +77,20 @@ def plan(targets: list[Node], store: Store, forced: frozenset[str] = frozenset()
     needed = needed_keys([*targets, *stale], there) | forced
     waits = _waits(order, needed)
     reasons = ChangeLog(store)
-    return [
-        dataclasses.replace(
-            _describe(
-                node, store, seen, reasons, node.key in needed, waits.get(node.key, ""), forced
-            ),
+
+    def describe(node: Node) -> Planned:
+        wait = waits.get(node.key, "")
+        return dataclasses.replace(
+            _describe(node, store, seen, reasons, node.key in needed, wait, forced),
             beside=tuple(
                 node.inputs[name].label
                 for name in sorted(node.live)
                 if {node.key, node.inputs[name].key} <= needed
             ),
         )
-        for node in order
-    ]
+
+    described = inputs_first(describe, order, store)
+    return [described[node.key] for node in order]
 
 
 def _waits(order: list[Node], needed: set[str]) -> dict[str, str]:

@@ -8,8 +8,9 @@ with a default that has another value now.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from pipeline.errors import CorruptOutput, InputError, unknown
 from pipeline.graph.node import Node, topological, unique_labels
@@ -21,6 +22,7 @@ from pipeline.store.manifest import source_files
 from pipeline.store.outputs import Found, Store
 from pipeline.store.parallel import concurrently
 
+R = TypeVar("R")
 CORRUPT = "corrupt"
 
 
@@ -86,14 +88,14 @@ def look(order: list[Node], store: Store) -> GraphState:
         except CorruptOutput as error:
             return error
 
-    for node, found in zip(
-        order,
-        concurrently(find, order, local=storage.is_local(store.prefix)),
-        strict=True,
-    ):
+    local = storage.is_local(store.prefix)
+    answers = dict(zip((n.key for n in order), concurrently(find, order, local=local), strict=True))
+
+    def settle(node: Node) -> None:
+        found = answers[node.key]
         if isinstance(found, CorruptOutput):
             seen.corrupt[node.key] = " ".join(str(found).split())
-            continue
+            return
         if found is not None:
             if not found.shared:
                 seen.attempts[node.key] = found.manifest.attempt
@@ -104,7 +106,28 @@ def look(order: list[Node], store: Store) -> GraphState:
         elif (same := same_inputs(node, store, seen.found, seen.listings)) is not None:
             seen.found[node.key] = same
             seen.same.add(node.key)
+
+    inputs_first(settle, order, store)
     return seen
+
+
+def inputs_first(function: Callable[[Node], R], order: list[Node], store: Store) -> dict[str, R]:
+    """`function(node)` by key; called for the inputs of a node before it is for the node.
+
+    On a remote store it is called for several nodes at a time.
+    """
+    local, depths, found = storage.is_local(store.prefix), dict[str, int](), dict[str, R]()
+    levels: list[list[Node]] = [[*order]] if local else []
+    for node in () if local else order:
+        depth = depths[node.key] = 1 + max(
+            (depths[n.key] for n in node.inputs.values()), default=-1
+        )
+        levels += [[]] if depth == len(levels) else []
+        levels[depth].append(node)
+    for level in levels:
+        answers = concurrently(function, level, local=local)
+        found |= zip((node.key for node in level), answers, strict=True)
+    return found
 
 
 def staleness(node: Node, found: Found, inputs: dict[str, Found], listings: Listings) -> str:

@@ -242,7 +242,7 @@ def parse(url: str, path: str) -> Manifest | None:
         if manifest.origin is not None:
             _check_directory(manifest.origin.directory)
         shards = (
-            ShardTable(manifest.home(path), manifest.label, decode(Table, listed))
+            ShardTable(manifest.home(path), path.rpartition("/")[2], decode(Table, listed))
             if many
             else _inline(decode(tuple[Shard, ...], listed))
         )

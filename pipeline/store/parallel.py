@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from pipeline.store import storage
@@ -22,11 +23,26 @@ def concurrently(function: Callable[[T], R], items: Iterable[T], *, local: bool)
         items: the items.
         local: whether the store is a disk of this machine, where threads are no faster.
     """
+    return list(in_order(function, items, local=local))
+
+
+def in_order(function: Callable[[T], R], items: Iterable[T], *, local: bool) -> Iterator[R]:
+    """As `concurrently`, one result after the other: at most 32 wait to be taken."""
     todo = list(items)
     if local or len(todo) < 2:
-        return [function(item) for item in todo]
+        yield from map(function, todo)
+        return
+    waiting: deque[Future[R]] = deque()
     with ThreadPoolExecutor(min(_THREADS, len(todo)), "storage") as pool:
-        return list(pool.map(function, todo))
+        try:
+            for item in todo:
+                if len(waiting) == 2 * _THREADS:
+                    yield waiting.popleft().result()
+                waiting.append(pool.submit(function, item))
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def list_together(home: str, directories: Collection[str]) -> dict[str, int]:

@@ -128,12 +128,12 @@ class ShardTable(Sequence[Shard]):
 
     Attributes:
         home: URL of the directory with the output's files.
-        label: label of the step, for messages.
+        name: name of the directory of the output whose manifest it is, for messages.
         table: what the manifest records.
     """
 
     home: str
-    label: str
+    name: str
     table: Table
 
     @property
@@ -187,7 +187,7 @@ class ShardTable(Sequence[Shard]):
     def _corrupt(self, problem: str) -> CorruptOutput:
         return CorruptOutput(
             f"{storage.join(self.home, self.table.path)}: {problem}; it lists the output's "
-            f"{self.table.shards} shards; build it again with --force {self.label}"
+            f"{self.table.shards} shards; build it again with --force {self.name}"
         )
 
 
@@ -229,13 +229,12 @@ def _read(url: str, table: Table) -> _Rows:
     return rows
 
 
-def keep(root: str, attempt: str, label: str, shards: Sequence[Shard]) -> Sequence[Shard]:
+def keep_shards(root: str, attempt: str, shards: Sequence[Shard]) -> Sequence[Shard]:
     """The shards for a manifest in the step directory `root`: if they are many, in a table.
 
     Args:
         root: URL of the step's directory.
         attempt: the attempt that publishes, in whose directory the table is written.
-        label: label of the step.
         shards: the shards of the output, sorted by name.
     """
     if len(shards) <= INLINE:
@@ -249,7 +248,8 @@ def keep(root: str, attempt: str, label: str, shards: Sequence[Shard]) -> Sequen
     storage.create(storage.join(root, path), data)
     size = sum(shard.bytes for shard in shards)
     digest = hashlib.sha256(data).hexdigest()
-    return ShardTable(root, label, Table(path, len(data), digest, len(shards), size))
+    name = root.rpartition("/")[2]
+    return ShardTable(root, name, Table(path, len(data), digest, len(shards), size))
 
 
 def find(shards: Sequence[Shard], name: str) -> Shard | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline import InputError, StepContext
 from pipeline.store import storage
+from pipeline.store.parallel import concurrently, in_order
 from pipeline.store.shards import Shard
 
 if TYPE_CHECKING:
@@ -162,8 +164,12 @@ def unique_shard(directory: str, item: UniqueItem) -> Mapping[str, Any]:
     return drop_rows(item.directory, item.lost, directory)
 
 
-def load_survey(run: StepContext, shard: Shard) -> HashHistogram:
-    """The counts that `survey_shard` wrote."""
+def load_surveys(run: StepContext, shards: Iterable[Shard]) -> Iterator[HashHistogram]:
+    """The counts that each `survey_shard` wrote; a few at a time are in memory."""
+    return in_order(partial(_load_survey, run), shards, local=storage.is_local(run.root))
+
+
+def _load_survey(run: StepContext, shard: Shard) -> HashHistogram:
     from data.select.hash_histogram import HashHistogram
     from data.select.length_histogram import Lengths
     from data.select.write_sample import load_array
@@ -189,11 +195,8 @@ def load_edge(run: StepContext, bins: np.ndarray, shards: Iterable[Shard]) -> Bo
     from data.select.hash_ranges import BoundaryDocuments
     from data.select.write_sample import load_array
 
-    parts = [
-        load_array(storage.join(run.root, shard.root, "edge.npy"))
-        for shard in shards
-        if shard.result["documents"]
-    ]
+    urls = [storage.join(run.root, s.root, "edge.npy") for s in shards if s.result["documents"]]
+    parts = concurrently(load_array, urls, local=storage.is_local(run.root))
     hashes, counts = np.concatenate([np.empty((2, 0), np.uint64), *parts], axis=1)
     return BoundaryDocuments.of(bins, hashes, counts.astype(np.int64))
 

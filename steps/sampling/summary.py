@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline import Result, StepContext
 from pipeline.store import storage
+from pipeline.store.parallel import in_order
 from pipeline.store.shards import Shard
 from steps.sampling.shards import SampleItem
 
@@ -98,9 +100,9 @@ def _split(
     known = rate or TokenRatio()
     holding = [shard for shard in shards if name in shard.result["splits"]]
     parts = [shard.result["splits"][name] for shard in holding]
-    lengths = Lengths.merged(
-        read_lengths(storage.join(run.root, shard.root), name) for shard in holding
-    )
+    roots = [storage.join(run.root, shard.root) for shard in holding]
+    read = partial(read_lengths, split=name)
+    lengths = Lengths.merged(in_order(read, roots, local=storage.is_local(run.root)))
     asked, counted = budget.asked(name), lengths.tokens
     predicted = round(float(known.predict(counted, lengths.documents)))
     return {

@@ -47,10 +47,10 @@ def write(root: Path, count: int, *, inline: bool) -> None:
     ]
     table: Any = trees
     if not inline:
-        from pipeline.store.shards import File, Shard, ShardTable, keep
+        from pipeline.store.shards import File, Shard, ShardTable, keep_shards
 
         shards = [Shard(**{**t, "files": tuple(File(**f) for f in t["files"])}) for t in trees]
-        kept = keep(str(root), "000001-bench", "tokenize", shards)
+        kept = keep_shards(str(root), "000001-bench", shards)
         assert isinstance(kept, ShardTable)
         table = vars(kept.table)
     fields = {"label": "tokenize", "content": "", "recipe": "", "attempt": "000001-bench"}

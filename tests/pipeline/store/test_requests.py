@@ -4,24 +4,42 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from urllib.parse import unquote
 
+import numpy as np
 import pytest
 
+from data.select.hash_histogram import BINS, merge
+from data.select.write_sample import save_array
 from pipeline import Result, StepContext, step
+from pipeline.execute.inline import InlineWorkers
 from pipeline.graph.node import as_node
 from pipeline.plan.plan import plan
 from pipeline.plan.state import CORRUPT
 from pipeline.store import integrity, manifest, storage
+from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import Manifest, load
 from pipeline.store.outputs import Store
+from pipeline.store.parallel import concurrently, in_order
+from pipeline.store.shards import Shard
+from steps.sampling.shards import load_surveys
 from tests.bench.request_servers import kind
 from tests.faults import fake_gcs
 from tests.faults.fake_gcs import FakeGCS
 from tests.pipeline.helpers import bring_up
-from tests.pipeline.toy import Numbers, numbers, write_numbers
+from tests.pipeline.toy import (
+    Numbers,
+    Order,
+    Scale,
+    numbers,
+    orders,
+    scaled,
+    total,
+    write_numbers,
+)
 
 STORE = "gs://bucket/store"
 SHARDS = 20
@@ -132,3 +150,104 @@ def test_a_store_elsewhere_that_does_not_answer_is_asked_once(asked, tmp_path, m
     assert all(STORE in e.reason and "cannot be read" in e.reason for e in entries)
     assert asked
     assert all("/other0-" in path for path in asked), asked
+
+
+@pytest.fixture
+def at_once(server, monkeypatch) -> Callable[[], list[tuple[int, str]]]:
+    """From a call on requests take 20 ms; how many were being answered as each came, and which."""
+    seen: list[tuple[int, str]] = []
+
+    def begin() -> list[tuple[int, str]]:
+        monkeypatch.setattr(fake_gcs.Handler, "_answer", counted)
+        return seen
+
+    lock, running, answer = threading.Lock(), [0], fake_gcs.Handler._answer
+
+    def counted(self, path, query, body):
+        with lock:
+            running[0] += 1
+            seen.append((running[0], f"{unquote(path)} {query}"))
+        time.sleep(0.02)
+        try:
+            return answer(self, path, query, body)
+        finally:
+            with lock:
+                running[0] -= 1
+
+    return begin
+
+
+def test_a_plan_asks_about_several_unfinished_steps_at_a_time(at_once):
+    """What it says is what it says of the same store on a disk: causes go from inputs to users."""
+    targets = [as_node(numbers(count=n)) for n in range(30, 46)]
+    for node in targets:
+        storage.create(storage.join(STORE, node.directory, "ledger", "x", "y-.expected"), b"")
+    seen = at_once()
+    assert {entry.status for entry in plan(targets, Store(STORE))} == {"miss"}
+    assert max(number for number, asked in seen if "leases" in asked) > 4
+
+
+def test_a_plan_of_a_bucket_says_what_a_plan_of_a_disk_says(server, tmp_path):
+    """Inputs are explained before their users, in whichever order the steps are asked about."""
+
+    def graph(factor: int):
+        source = numbers(count=4)
+        first = scaled(source, scale=Scale(factor))
+        ends = [total(scaled(first, scale=Scale(k)), source) for k in range(2, 6)]
+        return [as_node(end) for end in ends]
+
+    said = []
+    for prefix in (STORE, str(tmp_path)):
+        bring_up(prefix, *graph(1))
+        entries = plan(graph(7), Store(prefix))
+        said.append([(e.node.label, e.status, e.lines, e.nearest) for e in entries])
+        assert {e.status for e in entries} == {"hit", "miss"}
+    assert said[0] == said[1]
+
+
+def test_a_step_opens_its_inputs_several_at_a_time(at_once):
+    """And so does what opens the inputs of its input."""
+    many = tuple(numbers(count=n) for n in range(2, 10))
+    bring_up(STORE, *many)
+    seen = at_once()
+
+    class Events(list):
+        def append(self, event):
+            if event["event"] == "started":
+                seen.clear()  # of the looks before the attempt
+
+    found = bring_up(STORE, orders(many), events=Events())
+    assert max(seen)[0] > 4
+    (path,) = [f.path for f in found.published.values() if f.manifest.step == "orders"]
+    seen.clear()
+    assert len(Order(path, load(path)).inputs("numbers", Numbers)) == 8
+    assert max(seen)[0] > 4
+
+
+def test_surveys_and_lengths_are_read_several_at_a_time(at_once):
+    """Those of thousands of parts, by the body of one step."""
+    arrays = {"bins": np.ones((2, BINS), np.int64), "lengths": np.array([[1, 2], [3, 4]])}
+    shards = []
+    for number in range(8):
+        root = f"attempts/1/shards/survey/{number}"
+        for name, array in arrays.items():
+            save_array(storage.join(STORE, root, f"{name}.npy"), array)
+        counts = {"seen": 7, "documents": 7, "tokens": 10, "bytes": 20}
+        shards.append(Shard(f"survey/{number}", root, (), counts))
+    run = StepContext(Ledger(STORE), "sample", "1", print, InlineWorkers())
+    seen = at_once()
+    assert merge(load_surveys(run, shards)).seen == 56
+    assert max(seen)[0] > 4
+
+
+def test_results_that_are_not_taken_do_not_pile_up():
+    """They come in the order of the items, and what nobody takes is not computed for long."""
+    begun: list[int] = []
+    results = in_order(lambda n: begun.append(n) or n, range(1000), local=False)
+    assert [next(results), next(results)] == [0, 1]
+    time.sleep(0.05)
+    assert len(begun) <= 34
+    results.close()
+    assert list(in_order(lambda n: -n, range(100), local=False)) == [-n for n in range(100)]
+    with pytest.raises(ZeroDivisionError):
+        concurrently(lambda n: 1 // n, [3, 2, 1, 0, 1], local=False)
