@@ -75,7 +75,8 @@ class Experiment(Declaration[R]):
         Args:
             preset: name of a preset; None for the defaults.
             settings: settings that override the preset, and flags of `ponente run` by name,
-                such as `prefix="gs://bucket/runs"` or `executor="ray"`.
+                such as `prefix="gs://bucket/runs"` or `executor="ray"`. A store may be a `Path`;
+                `shared` and flags of steps take one text, as on the command line, or several.
 
         Raises:
             PonenteError: a step failed or was refused.

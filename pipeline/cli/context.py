@@ -111,13 +111,13 @@ def of_call(
     """The context of a call of an experiment's method; `settings` may also hold the verb's flags.
 
     Raises:
-        InputError: for a setting or preset that does not exist.
+        InputError: for a setting or preset that does not exist, or a flag's bad value.
     """
     clock = time.perf_counter()
     refuse_secrets(f"--{name.replace('_', '-')}={value}" for name, value in settings.items())
     options = flags.defaults(verb)
     options.preset = preset
-    own = {name: value for name, value in settings.items() if name in vars(options)}
+    own = {n: flags.of_python(n, v) for n, v in settings.items() if n in vars(options)}
     vars(options).update(own)
     resolved = experiment.settings(preset, **{k: v for k, v in settings.items() if k not in own})
     words = [repr(preset)] if preset else []

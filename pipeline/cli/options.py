@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from pipeline.errors import UsageError, unknown
+from pipeline.errors import InputError, UsageError, unknown
 from pipeline.graph.declaration import FULL, Declaration
 from pipeline.launch.names import LOCAL, TARGETS
 
@@ -223,6 +223,28 @@ def check_verb(verb: str, more: tuple[str, ...] = ()) -> None:
 def defaults(verb: str) -> argparse.Namespace:
     """The flags of a verb when none is given."""
     return parser(verb).parse_args([])
+
+
+def of_python(name: str, value: Any) -> Any:
+    """The value of a flag that was given as an argument in Python.
+
+    Text is read as on the command line; one path, or several in any collection, serve as text.
+
+    Raises:
+        InputError: for text that the flag does not take.
+    """
+    read, several = FLAGS[name].get("type"), FLAGS[name].get("type") is _names
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    elif several and not isinstance(value, str):
+        return tuple(os.fspath(one) for one in value)
+    choices = FLAGS[name].get("choices", (value,))
+    if value is not None and value not in choices:
+        raise InputError(unknown(name, value, list(choices)))
+    try:
+        return read(value) if read is not None and isinstance(value, str) else value
+    except (argparse.ArgumentTypeError, ValueError) as error:
+        raise InputError(f"{name}={value!r}: {error}") from None
 
 
 def parse(

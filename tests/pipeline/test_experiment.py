@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +54,32 @@ def test_a_run_of_several_targets_returns_a_tuple(tmp_path):
 
     sums, made = Experiment(both).run(prefix=str(tmp_path), executor="inline")
     assert sums.result["total"] == sum(made.values()) == 6
+
+
+@pytest.mark.parametrize("several", [str, Path, lambda store: [Path(store)], lambda s: (s,)])
+def test_a_shared_store_is_given_as_text_or_path_or_several(tmp_path, several):
+    """What the team's store holds is not built again."""
+    TOY.run(prefix=tmp_path / "team", executor="inline")
+    found = TOY.run(prefix=tmp_path / "mine", shared=several(str(tmp_path / "team")))
+    assert found.path.startswith(f"{tmp_path}/team")
+
+
+@pytest.mark.parametrize("several", ["total", "total,", ["total"], {"total"}])
+def test_steps_are_given_as_text_or_several(tmp_path, several):
+    """The one named is built again, as with the flag."""
+    first = TOY.run(prefix=tmp_path, executor="inline")
+    assert TOY.run(prefix=tmp_path, executor="inline").manifest == first.manifest
+    again = TOY.run(prefix=tmp_path, executor="inline", force=several)
+    assert again.manifest.attempt != first.manifest.attempt
+
+
+def test_text_that_a_flag_does_not_take_is_refused(tmp_path):
+    """Before anything runs, with what it takes."""
+    with pytest.raises(InputError, match="ray"):
+        TOY.run(prefix=tmp_path, executor="rya")
+    with pytest.raises(InputError, match="wait='long': expected a time"):
+        TOY.run(prefix=tmp_path, wait="long")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failed_run_raises(tmp_path):
