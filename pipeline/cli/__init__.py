@@ -18,6 +18,7 @@ from typing import Any, NoReturn, TypeVar
 from pipeline.cli import join, options
 from pipeline.cli.context import Context, of_command, say
 from pipeline.cli.secret_flags import refuse_secrets
+from pipeline.cli.streams import survive_closed_streams
 from pipeline.errors import Cancelled, PonenteError, UsageError
 from pipeline.graph.declaration import Declaration, load
 
@@ -44,6 +45,7 @@ def main(experiment: Declaration[Any], arguments: list[str]) -> NoReturn:
     sys.exit(exit_with_error(work))
 
 
+@survive_closed_streams(lasting=False)
 def exit_with_error(work: Callable[[], T]) -> T:
     """What `work` returns; if it raises, print one line and exit with a status."""
     try:

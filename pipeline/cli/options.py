@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import os
 import re
+import shutil
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -163,6 +164,7 @@ VERBS = {
     "unlock": Verb("end the lease of an owner that hangs", ("yes",), "STEP"),
     "doctor": Verb("check this machine and the store; needs no file", ("json",)),
 }
+_NARROW = 20  # columns
 # Verbs that need no experiment.
 FREE = ("doctor",)
 EXIT_CODES = "exit codes: 0 done, 1 refused, failed or corrupt, 2 wrong usage, 130 interrupted"
@@ -314,6 +316,8 @@ def override(preset: Any, overrides: list[str], prog: str) -> Any:
     # tyro is slow to import, and only overrides need it.
     import tyro
 
+    if shutil.get_terminal_size().columns < _NARROW:
+        os.environ["COLUMNS"] = str(_NARROW)  # tyro's help never ends on fewer than 8
     return tyro.cli(
         type(preset),
         prog=prog,

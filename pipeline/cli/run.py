@@ -51,7 +51,7 @@ def bring_up(context: Context) -> Execution:
     Raises:
         PonenteError: a step failed or was refused.
     """
-    with Interrupts() as interrupts:
+    with survive_closed_streams(), Interrupts() as interrupts:
         return _run(context, interrupts)
 
 

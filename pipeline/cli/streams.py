@@ -1,4 +1,4 @@
-"""Let a run continue when stdout or stderr is lost.
+"""Let a command continue on any screen: without UTF-8, closed at its start, or lost on the way.
 
 Writes fail when the reader of a pipe has ended, the terminal hung up or the disk behind a
 redirection is full. The first failed write redirects the stream's file descriptor to /dev/null, so
@@ -15,16 +15,25 @@ from typing import Any
 
 
 class _Stream:
-    """A text stream whose writes never raise."""
+    """A text stream that writes "?" for characters that the screen lacks.
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
+    Args:
+        stream: the stream; None for a closed one, whose text is dropped.
+        lasting: whether losing the stream raises nothing.
+    """
+
+    def __init__(self, stream: Any, lasting: bool) -> None:
+        self._stream = open(os.devnull, "w") if stream is None else stream  # noqa: SIM115
+        self._lost: tuple[type[OSError], ...] = (OSError,) if lasting else ()
 
     def write(self, text: str) -> int:
         """Write `text`, or drop it if the stream is lost."""
         try:
             return self._stream.write(text)
-        except OSError:
+        except UnicodeEncodeError:
+            encoding = self._stream.encoding
+            return self.write(text.encode(encoding, "replace").decode(encoding))
+        except self._lost:
             self._drop()
             return len(text)
 
@@ -32,7 +41,7 @@ class _Stream:
         """Flush, or drop the buffer if the stream is lost."""
         try:
             self._stream.flush()
-        except OSError:
+        except self._lost:
             self._drop()
 
     def _drop(self) -> None:
@@ -45,14 +54,25 @@ class _Stream:
 
 
 @contextlib.contextmanager
-def survive_closed_streams() -> Iterator[None]:
-    """While the block runs, losing stdout or stderr raises nothing."""
+def survive_closed_streams(*, lasting: bool = True) -> Iterator[None]:
+    """While the block runs, no text is too much for stdout and stderr.
+
+    Args:
+        lasting: also continue when one is lost, as a run does; other commands end.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # A closed one: the next file to be opened would take its number, and its text.
+            os.open(os.devnull, os.O_RDWR)
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _Stream(before[0]), _Stream(before[1])
+    sys.stdout, sys.stderr = _Stream(before[0], lasting), _Stream(before[1], lasting)
     try:
         yield
     finally:
         # Flush here: the interpreter's last flush would fail on the closed pipe.
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
         sys.stdout, sys.stderr = before

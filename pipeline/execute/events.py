@@ -112,7 +112,7 @@ class EventLog:
             if self._parts is None:
                 self._parts = Parts(self.url).__enter__()
             path = self._parts.path
-        return open(path, "a")
+        return open(path, "a", encoding="utf-8")
 
     def keep_diff(self, diff: str) -> str:
         """Write the diff of uncommitted code; returns its path in the store, empty for none."""

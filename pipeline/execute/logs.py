@@ -57,7 +57,7 @@ def capture(url: str, *, redirect: bool, packages: Iterable[str] = ()) -> Iterat
             os.makedirs(os.path.dirname(path), exist_ok=True)
         else:
             path = stack.enter_context(Parts(url)).path
-        file = stack.enter_context(open(path, "a", buffering=1))
+        file = stack.enter_context(open(path, "a", 1, "utf-8", "replace"))
         handler = logging.StreamHandler(file)
         handler.setFormatter(logging.Formatter(_FORMAT))
         stack.enter_context(_attached(handler, {_ENGINE, *packages}))

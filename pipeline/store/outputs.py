@@ -65,6 +65,7 @@ class Found:
         """Lines about the output to display, with URLs of its files."""
         home = self.manifest.home(self.path)
         lines = self.manifest.result.get("headline", ())
+        lines = [lines] if isinstance(lines, str) else lines
         return [str(line).replace(manifest.OUTPUT, home) for line in lines]
 
     @property
