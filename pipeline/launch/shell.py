@@ -19,10 +19,12 @@ PORT = 6380  # SkyPilot runs its own Ray at the default port 6379
 WAIT = "20m"  # machines that exist are billed; hosts of a slice boot within minutes of each other
 QUEUE = "48h"  # waiting for chips costs nothing
 
-# The Ubuntu 22.04 of TPU images has Python 3.10, and its package archive 3.11.
+# The Ubuntu 22.04 of TPU images has Python 3.10, and its package archive 3.11. After a boot,
+# Ubuntu's own updates hold apt's lock for minutes.
 SETUP = """\
 command -v python3.11 || {
-  sudo apt-get -q update && sudo apt-get -q -y install python3.11 python3.11-venv make
+  apt="sudo apt-get -q -y -o DPkg::Lock::Timeout=600"
+  $apt update && $apt install python3.11 python3.11-venv make
 } && make setup PYTHON=python3.11
 """
 LOST = "75"  # the status of `join` on a host that lost its Ray or the head
@@ -106,7 +108,7 @@ give_back() {{
   echo "{job.name} is deleted"
 }}
 again() {{
-  for pause in 10 30; do
+  for pause in 10 30 90; do
     "$@" && return
     echo "failed: $*; again in $pause s"
     sleep $pause & wait $!  # a signal need not wait for it

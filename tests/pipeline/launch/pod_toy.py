@@ -16,7 +16,10 @@ from tests.pipeline.toy import Total
 
 
 def introduce(job: dict[str, Any], *, process: GangProcess, emit: Emit) -> dict[str, Any]:
-    """Write down the process, its host, slice, devices and node; wait until all have."""
+    """Write down the process, its host, slice, devices and node; wait until all have.
+
+    One that is to stay does so until there is a file "go" beside the directory.
+    """
     directory = Path(job["directory"])
     node = ray.get_runtime_context().get_node_id()
     chips = os.environ["XLA_FLAGS"].rpartition("=")[2]
@@ -25,7 +28,8 @@ def introduce(job: dict[str, Any], *, process: GangProcess, emit: Emit) -> dict[
     words = [str(process.count), worker, *slices, chips, os.environ.get("TPU_NAME", ""), node]
     (directory / f"{process.index}").write_text(" ".join(words))
     emit({"event": "progress", "done": 1, "total": 1, "unit": "processes"})
-    while len(list(directory.iterdir())) < process.count or job["stay"]:
+    go = directory.with_name("go")
+    while len(list(directory.iterdir())) < process.count or (job["stay"] and not go.exists()):
         time.sleep(0.05)
     return {"processes": process.count}
 
