@@ -6,16 +6,9 @@ import re
 from collections.abc import Iterable
 
 from pipeline.errors import UsageError
+from pipeline.identity.secret_text import REMEDY, SECRET
 
 _NAMES = {"token", "key", "password", "passwd", "secret", "credential", "credentials", "apikey"}
-_VALUE = re.compile(
-    r"""
-    \b(?: hf_\w{16,} | sk-[\w-]{16,} | gh[a-z]_\w{16,} | github_pat_\w{16,} | AKIA[0-9A-Z]{12,}
-      | xox[a-z]-[\w-]{10,} | AIza[\w-]{30,} ) | -----BEGIN
-    | ://[^/@\s:]*:[^/@\s]+@ | [?&][\w-]*(?:signature|token|credential|secret|sig)[\w-]*=[^&\s]+
-    """,
-    re.VERBOSE | re.IGNORECASE,
-)
 
 
 def refuse_secrets(arguments: Iterable[str]) -> None:
@@ -26,7 +19,7 @@ def refuse_secrets(arguments: Iterable[str]) -> None:
             flag = word.partition("=")[0]
             if is_secret_name(flag):
                 _refuse(flag, "its name")
-        if _VALUE.search(word):
+        if SECRET.search(word):
             _refuse(flag or "an argument", "its value")
 
 
@@ -37,11 +30,10 @@ def is_secret_name(name: str) -> bool:
 
 def _refuse(flag: str, what: str) -> None:
     raise UsageError(
-        f"{flag}: {what} looks like a secret, and command lines are recorded in the store; set an "
-        "environment variable instead, such as HF_TOKEN or GOOGLE_APPLICATION_CREDENTIALS"
+        f"{flag}: {what} looks like a secret, and command lines are recorded in the store; {REMEDY}"
     )
 
 
 def redacted(words: Iterable[str]) -> list[str]:
     """The words of a command, with every text that looks like a secret replaced by ***."""
-    return [_VALUE.sub("***", word) for word in words]
+    return [SECRET.sub("***", word) for word in words]

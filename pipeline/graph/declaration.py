@@ -17,6 +17,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 from pipeline.errors import InputError, PonenteError, unknown
 from pipeline.graph import module_names
 from pipeline.graph.node import Node, as_node
+from pipeline.identity.secret_text import REMEDY, SECRET
 
 R = TypeVar("R")
 FULL = "full"  # the preset of the function's own defaults
@@ -38,7 +39,7 @@ class Declaration(Generic[R]):
 
     Raises:
         InputError: for a setting without a default or of another type than its annotation, and for
-            a preset with an unknown setting.
+            a preset with an unknown setting, and for a value that looks like a secret.
     """
 
     def __init__(self, function: Callable[..., R], **presets: Mapping[str, Any]) -> None:
@@ -50,6 +51,13 @@ class Declaration(Generic[R]):
             if name == FULL or name in self.setting_names:
                 raise InputError(f"{self.name}: preset {name!r} is named like a setting; rename it")
             self.presets[name] = self._with(defaults, values, f"preset {name!r}")
+        for preset, settings in self.presets.items():
+            for name in self.setting_names:
+                if SECRET.search(repr(getattr(settings, name))):
+                    raise InputError(
+                        f"{self.name}: setting {name!r} of preset {preset!r} looks like a secret, "
+                        f"and settings are recorded in the store; {REMEDY}"
+                    )
 
     @property
     def file(self) -> str:

@@ -4,8 +4,8 @@ Two configurations have the same form if and only if they are equal in type and 
 includes its class name, a float is written in hexadecimal (so -0.0 is not 0.0), a tuple is not a
 list, the key 1 is not "1". A set equals a frozenset of the same members, and dicts of the same
 items are equal in any order. A value without a canonical form (NaN, a lambda, an open file, an
-array, text that is not Unicode, a structure that contains itself) raises `InputError` with the path
-to it.
+array, text that is not Unicode or looks like a secret, a structure that contains itself) raises
+`InputError` with the path to it.
 
 What does not change a result is marked `Runtime` in its annotation and left out:
 
@@ -37,6 +37,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from pipeline.errors import InputError
+from pipeline.identity.secret_text import REMEDY, SECRET
 
 # Deep enough for any configuration; stops at a structure that contains itself.
 MAX_DEPTH = 64
@@ -221,6 +222,10 @@ def _canonical_text(value: str, path: str) -> str:
     # different strings would have the same digest.
     if any("\ud800" <= character <= "\udfff" for character in value):
         raise InputError(f"{path}: {value[:40]!a} holds surrogates and is not Unicode text")
+    if SECRET.search(value):
+        raise InputError(
+            f"{path}: looks like a secret, and configurations are recorded in the store; {REMEDY}"
+        )
     return value
 
 

@@ -1,0 +1,15 @@
+"""Text that looks like a secret: configurations and command lines are recorded in the store."""
+
+from __future__ import annotations
+
+import re
+
+SECRET = re.compile(
+    r"""
+    \b(?: hf_\w{16,} | sk-[\w-]{16,} | gh[a-z]_\w{16,} | github_pat_\w{16,} | AKIA[0-9A-Z]{12,}
+      | xox[a-z]-[\w-]{10,} | AIza[\w-]{30,} ) | -----BEGIN
+    | ://[^/@\s:]*:[^/@\s]+@ | [?&][\w-]*(?:signature|token|credential|secret|sig)[\w-]*=[^&\s]+
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+REMEDY = "set an environment variable instead, such as HF_TOKEN or GOOGLE_APPLICATION_CREDENTIALS"
