@@ -19,6 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+NEAR = 0.7  # similarity from which a known name is suggested for a wrong one
+
 
 class PonenteError(Exception):
     """Base of every error this project raises on purpose."""
@@ -77,6 +79,6 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     import difflib  # imported here because it would add 5 % to the engine's import time
 
     known = list(known)
-    near = difflib.get_close_matches(name, known, 1, 0.6)
+    near = difflib.get_close_matches(name, known, 1, NEAR)
     hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}"
     return f"no {what} {name!r}; {hint}"

@@ -10,6 +10,7 @@ Every field of the experiment's settings is a flag by its dotted name (`--train.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -106,11 +107,9 @@ def _command(
             options.parser(verb, program=f"ponente {verb} FILE").print_help()
             return 0
         found = rest[0] if rest else "nothing"
-        raise UsageError(
-            f"ponente {verb} FILE: expected an experiment's Python file, found {found}"
-        )
+        raise UsageError(f"ponente {verb}: expected an experiment's Python file, found {found}")
     rest.remove(file)
-    return _run_verb(verb, rest, load(file), clock, f"ponente {verb} FILE")
+    return _run_verb(verb, rest, load(file), clock, f"ponente {verb} {shlex.quote(file)}")
 
 
 def _usage(more: Mapping[str, tuple[str, Any]], *, error: bool) -> None:

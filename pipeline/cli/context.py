@@ -147,9 +147,16 @@ def _shortest(path: str) -> str:
     return relative if len(relative) < len(path) else path
 
 
-def retry_command(context: Context) -> str:
-    """The command as one line for a shell, to run it again."""
-    return context.command[0] if len(context.command) == 1 else shlex.join(context.command)
+def other_command(context: Context, verb: str, step: str) -> str:
+    """The command line of another verb on a step, with the same settings and store."""
+    o, default = context.options, flags.defaults(verb)
+    typed = [*context.command, "plan", "FILE"]  # a call in Python has neither
+    at = typed.index("plan")
+    file = [word for word in typed[at:] if word.endswith(".py") or ".py:" in word][:1]
+    more = [] if o.preset is None else ["--preset", o.preset]
+    more += [] if o.prefix == default.prefix else ["--prefix", o.prefix]
+    more += [] if o.shared == default.shared else ["--shared", ",".join(o.shared)]
+    return shlex.join([*typed[:at], verb, *file, step, *more, *getattr(o, "overrides", ())])
 
 
 def say(text: str = "", *, error: bool = False) -> None:

@@ -9,15 +9,16 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.cli.context import Context, say
+from pipeline.cli.context import Context, other_command, say
 from pipeline.errors import InputError
 from pipeline.graph.facts import Facts
 from pipeline.graph.node import Node, topological, unique_labels
 from pipeline.identity.fingerprint import plain, plain_identity
+from pipeline.pages.readable import command_line
 from pipeline.plan import facts as step_facts
 from pipeline.plan.explain import explain as explained
 from pipeline.plan.lineage import lineage, users
-from pipeline.plan.plan import Planned
+from pipeline.plan.plan import FEW, Planned
 from pipeline.plan.plan import plan as planned
 from pipeline.plan.state import CORRUPT, pick, resolve
 from pipeline.store import storage
@@ -119,7 +120,10 @@ def _say_plan(context: Context, found: list[Planned], labels: dict[str, str]) ->
     for entry in found:
         live = f" (follows {', '.join(entry.beside)} while it runs)" if entry.beside else ""
         label = f"{labels[entry.node.key]:<{width}}"
-        say(f"{_action(entry):<6} {label} {entry.status:<8} {entry.reason}{live}")
+        reason = entry.reason
+        if len(entry.lines) > FEW:
+            reason += f" ({other_command(context, 'explain', labels[entry.node.key])})"
+        say(f"{_action(entry):<6} {label} {entry.status:<8} {reason}{live}")
     for entry in found:
         for warning in (*entry.warnings, *entry.notes):
             say(f"warning: {warning}")
@@ -228,7 +232,7 @@ def status(context: Context) -> int:
         say_json({"store": context.store.prefix, "steps": steps, "runs": newest})
         return 0
     for summary in recent[:5]:
-        say(f"run {summary.run}: {summary.ending}, {' '.join(summary.command)}")
+        say(f"run {summary.run}: {summary.ending}, {command_line(summary.command)}")
     return 0
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import io
+import math
 import os
 import re
 import shutil
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from pipeline.cli.flag_hints import hint
 from pipeline.errors import InputError, UsageError, unknown
 from pipeline.graph.declaration import FULL, Declaration
 from pipeline.launch.names import LOCAL, TARGETS
@@ -199,7 +205,8 @@ def parser(
         spelled = f"--{preset.replace('_', '-')}"
         made.add_argument(spelled, dest="preset", action="store_const", const=preset, help=help)
     words = VERBS[verb].words
-    made.usage = " ".join(f"{made.prog}{' ' if words else ''}{words} [flags]".split())
+    # argparse formats the usage with %.
+    made.usage = " ".join(f"{made.prog} {words} [flags]".split()).replace("%", "%%")
     return made
 
 
@@ -261,6 +268,10 @@ def parse(
     options, rest = made.parse_known_args(arguments)
     count = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
     words, overrides = rest[:count], rest[count:]
+    if experiment is not None:
+        overrides, behind = _apart(overrides, dotted(experiment.presets[FULL], several=True))
+        words += behind
+    options.overrides = overrides
     if options.help:
         made.print_help()
         raise SystemExit(0)
@@ -271,25 +282,49 @@ def parse(
         return options, words, None
     if options.preset is not None and options.preset not in experiment.presets:
         raise UsageError(unknown("preset", options.preset, experiment.presets))
-    settings = experiment.presets[options.preset or FULL]
-    _check_flags(verb, made.prog, overrides, dotted(settings))
+    preset = experiment.presets[options.preset or FULL]
+    _check_flags(verb, made.prog, overrides, dotted(preset), experiment.presets)
     if options.help_settings:
-        overrides = ["--help"]
-    return options, words, override(settings, overrides, made.prog)
+        sys.stdout.write(_help_settings(preset, made.prog).rstrip() + "\n")
+        raise SystemExit(0)
+    return options, words, override(preset, overrides, made.prog)
 
 
-def dotted(settings: Any, before: str = "") -> list[str]:
-    """The flags of settings, with those of nested dataclasses by dotted name."""
+def dotted(settings: Any, before: str = "", *, several: bool = False) -> list[str]:
+    """The flags of settings, with those of nested dataclasses by dotted name.
+
+    With `several`, only those that take any number of values.
+    """
     found = []
     for field in dataclasses.fields(settings):
         name, value = before + field.name.replace("_", "-"), getattr(settings, field.name)
-        found.append(f"--{name}")
+        if not several or "tuple" in str(field.type):
+            found.append(f"--{name}")
         if dataclasses.is_dataclass(value):
-            found += dotted(value, f"{name}.")
+            found += dotted(value, f"{name}.", several=several)
     return found
 
 
-def _check_flags(verb: str, prog: str, overrides: list[str], settings: list[str]) -> None:
+def _apart(arguments: list[str], several: list[str]) -> tuple[list[str], list[str]]:
+    """Flags with their values, and the words behind the one value that a flag takes."""
+    flags, words, left = [], [], math.inf
+    for argument in arguments:
+        if argument.startswith("--"):
+            name, given, _ = argument.replace("_", "-").partition("=")
+            many = any(name == flag or name.startswith(f"{flag}.") for flag in several)
+            left = 0 if given else math.inf if many else 1
+        elif left:
+            left -= 1
+        else:
+            words.append(argument)
+            continue
+        flags.append(argument)
+    return flags, words
+
+
+def _check_flags(
+    verb: str, prog: str, overrides: list[str], settings: list[str], presets: Iterable[str] = ()
+) -> None:
     for word in overrides:
         name = word.partition("=")[0].replace("_", "-")
         if not word.startswith("--") or name in settings:
@@ -297,16 +332,13 @@ def _check_flags(verb: str, prog: str, overrides: list[str], settings: list[str]
         if name in SPELLED:
             owners = [v for v in VERBS if SPELLED[name] in _flags_of(v)]
             raise UsageError(f"{prog}: no flag {name}; {', '.join(owners)} has it")
-        if verb == "launch" and name == "--print":
+        if name == "--print" and verb == "launch":
             raise UsageError(f"{prog}: printing is the default; --go runs the commands")
-        known = [*(s for s, n in SPELLED.items() if n in _flags_of(verb)), *settings]
-        # Hint at a dotted name from its last part: --learning-rate.
-        ends = [s for s in settings if s.endswith(f".{name.removeprefix('--')}")]
-        hint = f"; did you mean {ends[0]}?" if ends else ""
-        message = f"no flag {name}{hint}" if hint else unknown("flag", name, known)
-        if len(message) > 200:
-            message = f"no flag {name}"
-        raise UsageError(f"{prog}: {message}; see {prog} --help")
+        known = [s for s, n in SPELLED.items() if n in _flags_of(verb)]
+        known += [f"--{preset.replace('_', '-')}" for preset in presets]
+        raise UsageError(
+            f"{prog}: no flag {name!r}{hint(name, [*known, *settings])}; see {prog} --help"
+        )
 
 
 def override(preset: Any, overrides: list[str], prog: str) -> Any:
@@ -325,6 +357,15 @@ def override(preset: Any, overrides: list[str], prog: str) -> Any:
         args=overrides,
         config=(tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands),
     )
+
+
+def _help_settings(preset: Any, prog: str) -> str:
+    """Every setting with its value, without those of the items of a tuple, which have numbers."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+        override(preset, ["--help"], prog)
+    groups = re.split(r"^(?=\W*[\w.-]* ?options\W*$)", text.getvalue(), flags=re.MULTILINE)
+    return "".join(group for group in groups if not re.match(r"\W*[\w.-]*\.\d", group))
 
 
 def every_verb(more: dict[str, str]) -> argparse.ArgumentParser:

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pipeline.cli.context import Context, retry_command, say
+from pipeline.cli.context import Context, say
 from pipeline.cli.display import choose
 from pipeline.cli.inspection import say_facts
 from pipeline.cli.interrupts import INTERRUPTED, Interrupts
@@ -23,6 +23,7 @@ from pipeline.execute.small import refuse_several_hosts
 from pipeline.execute.stop_request import stop_on_request
 from pipeline.graph.facts import Facts
 from pipeline.graph.node import Node, unique_labels
+from pipeline.pages.readable import command_line
 from pipeline.pages.summary import Summary
 from pipeline.plan import facts as step_facts
 from pipeline.plan.plan import code_warnings
@@ -61,7 +62,7 @@ def _run(context: Context, interrupts: Interrupts) -> Execution:
     # In UTC and marked so: ids without the letters are of runs before, in their machine's time.
     run_id = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"
     log = EventLog(context.store.prefix, run_id, [])
-    retry, wait = retry_command(context), context.options.wait
+    retry, wait = command_line(context.command), context.options.wait
     execution = Execution(context.targets, context.store, log, retry, context.choice, wait)
     display = choose(execution.order)
     log.listen(display)

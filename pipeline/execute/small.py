@@ -18,7 +18,8 @@ _SOURCE_BYTES = 64 * 2**20  # one core tokenises them in about ten seconds
 def why_small(order: Iterable[Node], needed: Iterable[Node], listings: Listings) -> str:
     """Why the needed steps can run in this process, for display; empty if they need Ray.
 
-    The work of a fan-out grows with the sources of the graph, so those must be known and small.
+    The work of a fan-out grows with the sources of the graph, so those must be known and small; a
+    graph of steps that read none is small.
 
     Args:
         order: every node of the graph.
@@ -27,16 +28,18 @@ def why_small(order: Iterable[Node], needed: Iterable[Node], listings: Listings)
     """
     if not all(_alone(node) for node in needed):
         return ""
-    sources = {}
+    order, sources = list(order), {}
     for node in order:
         found = listings.of(node)
         if found.keys() != external_values(node).keys():
             return ""
         sources |= {listing.where: listing.most_bytes for listing in found.values()}
     sizes = [size for size in sources.values() if size is not None]
-    if not sizes or len(sizes) < len(sources) or sum(sizes) > _SOURCE_BYTES:
+    reads = any(node.step.externals for node in order)
+    if (reads and not sizes) or len(sizes) < len(sources) or sum(sizes) > _SOURCE_BYTES:
         return ""
-    return f"sources of at most {max(1, round(sum(sizes) / 1e6))} MB, local hardware"
+    most = f"sources of at most {max(1, round(sum(sizes) / 1e6))} MB" if sizes else "no sources"
+    return f"{most}, local hardware"
 
 
 def _alone(node: Node) -> bool:

@@ -7,7 +7,6 @@ the store are relative: a copied or moved store never links to the old one.
 from __future__ import annotations
 
 import functools
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -122,7 +121,7 @@ def render(
         .get_template("run.html")
         .render(
             record=record,
-            command=shlex.join(record.command),
+            command=readable.command_line(record.command),
             commit=record.commit or next(filter(None, commits), ""),
             earlier=[o for o in others if o.started <= record.started][:1],
             later=[o for o in others if o.started > record.started][-1:],
@@ -144,7 +143,7 @@ def render(
 
 def render_index(records: Sequence[RunRecord]) -> str:
     """The table of runs, in the order given."""
-    named = [(record, shlex.join(record.command)) for record in records]
+    named = [(record, readable.command_line(record.command)) for record in records]
     return environment().get_template("index.html").render(runs=named)
 
 

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+
+def command_line(words: Sequence[str]) -> str:
+    """A recorded command as one line: for a shell, or the call in Python that it was."""
+    return words[0] if len(words) == 1 else shlex.join(words)
 
 
 def duration(seconds: float) -> str:

@@ -19,6 +19,7 @@ from pipeline.store.parallel import concurrently
 
 NEVER = "never built here"
 _ROOTS = 8  # maximal number of root causes of a step, including those shown as "and 3 more"
+_INPUTS = 3  # inputs named in a line
 _SAME_LABEL, _SAME_CONFIG, _NEWEST = 8, 4, 4  # number of earlier outputs to compare, by kind
 
 
@@ -94,7 +95,8 @@ class ChangeLog:
             elif old.inputs[name]["key"] != new.key:
                 changed.setdefault(self._root_causes(new), []).append(name)
         for causes, names in changed.items():
-            lines.append(f"input {', '.join(names)} changed{causes}")
+            more = f" and {len(names) - _INPUTS} more" if len(names) > _INPUTS else ""
+            lines.append(f"input {', '.join(names[:_INPUTS])}{more} changed{causes}")
         return lines
 
     def _root_causes(self, child: Node) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline.plan.plan import Planned
+from pipeline.plan.plan import FEW, Planned
 from pipeline.store import storage
 from pipeline.store.outputs import Store
 
@@ -21,14 +21,15 @@ def explain(planned: list[Planned], entry: Planned, store: Store) -> Iterator[st
         yield f"  reason     {entry.reason}"
         if entry.found.origin:
             yield f"  files are  {entry.found.origin}"
-    elif entry.nearest:
-        yield f"  nearest    {storage.join(store.prefix, entry.nearest)}"
-        for line in entry.lines:
-            yield f"    {line}"
-        if entry.detail:
-            yield f"  so far     {entry.detail}"
     else:
-        yield f"  reason     {entry.reason}"
+        if entry.nearest:
+            yield f"  nearest    {storage.join(store.prefix, entry.nearest)}"
+        else:
+            yield f"  reason     {entry.reason}"
+        if entry.nearest or len(entry.lines) > FEW:
+            yield from (f"    {line}" for line in entry.lines)
+        if entry.nearest and entry.detail:
+            yield f"  so far     {entry.detail}"
     for name, listing in entry.sources.items():
         yield f"  source     {name} = {listing}"
     for warning in [*entry.warnings, *entry.notes]:

@@ -17,6 +17,7 @@ from pipeline.store.manifest import FAILURE, Manifest
 from pipeline.store.outputs import Found, Store
 from pipeline.store.shards import ATTEMPTS
 
+FEW = 3  # differences that a reason lists; of more it has the number
 _NAMED = 5  # files named in a warning
 
 
@@ -35,7 +36,7 @@ class Planned:
         detail: its progress: finished shards, a failure, the process that runs it.
         beside: labels of the steps to run that it follows while they run.
         nearest: directory of the earlier output that the reason compares with.
-        lines: differences from it, one line per field.
+        lines: differences from it, or from the stale output, one line per field.
         warnings: warnings for the user, such as code changed since the output was built.
         notes: notes about its sources: not reachable, or with files that are not read.
         sources: the current listing of each source, as text.
@@ -144,12 +145,21 @@ def _describe(
         )
     if node.key in seen.stale:
         reasons.because(node, [seen.stale[node.key]])
-        return entry("stale", seen.stale[node.key])
+        lines = seen.stale[node.key].split("; ")
+        return entry("stale", _few(lines), lines=lines)
     state, detail = _unfinished(node, path, seen)
     nearest, lines = reasons.explain(node)
-    why = "; ".join(lines) if lines else NEVER
+    why = _few(lines) or NEVER
     reason = f"{detail}; {why}" if detail else why
     return entry(state, reason, detail=detail, nearest=nearest, lines=lines)
+
+
+def _few(lines: list[str]) -> str:
+    """The differences in one line, or how many there are."""
+    if len(lines) <= FEW:
+        return "; ".join(lines)
+    inputs = " and inputs" if any(line.startswith("input ") for line in lines) else ""
+    return f"{len(lines)} settings{inputs} differ from the nearest output"
 
 
 def _unfinished(node: Node, path: str, seen: GraphState) -> tuple[str, str]:

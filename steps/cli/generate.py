@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     add("checkpoint", help="directory of a train step, or of a checkpoint in it: a path or gs://")
     add("--prompt", action="append", metavar="TEXT", help="may be given several times")
     add(
+        "--new-tokens",
         "--tokens",
         type=int,
         metavar="N",
@@ -72,8 +73,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check(options: argparse.Namespace) -> None:
     """Raise `InputError` with the names of the flags, which differ from those of arguments."""
+    new = options.new_tokens
     for flag, value, right, wanted in (
-        ("--tokens", options.tokens, options.tokens is None or options.tokens >= 1, "at least 1"),
+        ("--new-tokens", new, new is None or new >= 1, "at least 1"),
         ("--temperature", options.temperature, 0 <= options.temperature < math.inf, "0 or above"),
         ("--top-k", options.top_k, options.top_k >= 0, "0 or above; 0 for all"),
         ("--top-p", options.top_p, 0 < options.top_p <= 1, "above 0 and at most 1; 1 for all"),
@@ -106,7 +108,7 @@ class Writer:
 
         self._trained = trained
         self._tokenizer = tokenizer
-        self._wanted: int | None = options.tokens
+        self._wanted: int | None = options.new_tokens
         self._sampling = Sampling(
             temperature=options.temperature,
             top_k=options.top_k or None,

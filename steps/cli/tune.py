@@ -151,7 +151,7 @@ def _settings(experiment: Declaration[Any], words: list[str]) -> Any:
     """The settings from presets and flags. Raises `UsageError` for other flags of `plan`."""
     options, _, settings = engine.parse("plan", words, experiment, _PROGRAM)
     usual = vars(engine.defaults("plan"))
-    given = {name for name, value in vars(options).items() if value != usual[name]}
+    given = {name for name in usual if vars(options)[name] != usual[name]}
     if wrong := sorted(given - {"preset", "prefix", "shared"}):
         raise UsageError(f"{_PROGRAM}: no flag --{wrong[0].replace('_', '-')}; see --help")
     return settings

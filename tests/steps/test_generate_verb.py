@@ -65,7 +65,7 @@ def said(capsys, *arguments: str) -> tuple[str, str]:
 
 def flags(*more: str) -> list[str]:
     prompts = [word for prompt in PROMPTS for word in ("--prompt", prompt)]
-    return [*prompts, "--tokens", str(TOKENS), *more]
+    return [*prompts, "--new-tokens", str(TOKENS), *more]
 
 
 def test_it_prints_what_generate_returns(trained, capsys):
@@ -108,16 +108,18 @@ def test_the_best_of_several(trained, capsys):
 def test_lines_of_the_standard_input(trained, capsys, monkeypatch):
     """Each is a prompt of its own, the first row of its own batch."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("Return the\nThis module"))
-    out, _ = said(capsys, trained, "--tokens", str(TOKENS), *HOT)
+    out, _ = said(capsys, trained, "--new-tokens", str(TOKENS), *HOT)
     alone = [
-        said(capsys, trained, "--prompt", p, "--tokens", str(TOKENS), *HOT)[0] for p in PROMPTS
+        said(capsys, trained, "--prompt", p, "--new-tokens", str(TOKENS), *HOT)[0] for p in PROMPTS
     ]
     assert out == alone[0] + alone[1]
 
 
 def test_more_than_it_was_trained_on_is_warned_of(trained, capsys):
     """Rows had 64 tokens; rotary positions go on."""
-    out, err = said(capsys, trained, "--prompt", "Return", "--tokens", "90", "--temperature", "0")
+    out, err = said(
+        capsys, trained, "--prompt", "Return", "--new-tokens", "90", "--temperature", "0"
+    )
     assert "warning: up to 9" in err
     assert "64" in err
     assert out.startswith("Return")
@@ -165,7 +167,7 @@ def test_refusals(trained, capsys, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("flag", "value", "wanted"),
     [
-        ("--tokens", "0", "at least 1"),
+        ("--new-tokens", "0", "at least 1"),
         ("--temperature", "-1", "0 or above"),
         ("--temperature", "nan", "0 or above"),
         ("--top-k", "-1", "0 or above; 0 for all"),
@@ -176,7 +178,7 @@ def test_refusals(trained, capsys, monkeypatch, tmp_path):
 def test_what_a_flag_cannot_be_is_said_of_the_flag(capsys, monkeypatch, flag, value, wanted):
     """In its own words, before the checkpoint is looked for."""
     line = refused(capsys, monkeypatch, "nowhere", "--prompt", "a", flag, value)
-    number = int(value) if flag in ("--tokens", "--top-k", "--seed") else float(value)
+    number = int(value) if flag in ("--new-tokens", "--top-k", "--seed") else float(value)
     assert line == f"error: {flag}: found {number}, expected {wanted}"
 
 
@@ -223,7 +225,7 @@ def test_a_prompt_too_long_for_learned_positions(trained, capsys, monkeypatch):
     short = dataclasses.replace(found, model=learned)
     monkeypatch.setattr(verb, "find", lambda url: short)
     monkeypatch.setattr(verb, "open_model", None)
-    line = refused(capsys, monkeypatch, trained, "--prompt", "Return " * 30, "--tokens", "3")
+    line = refused(capsys, monkeypatch, trained, "--prompt", "Return " * 30, "--new-tokens", "3")
     assert "24 learned positions" in line
     assert "shorten the prompt" in line
 
@@ -245,7 +247,7 @@ def test_the_installed_command_is_this_one(trained):
     done = subprocess.run(
         [
             *(sys.executable, "-m", "steps.cli", "generate", trained),
-            *("--prompt", "Return the", "--tokens", "5", "--temperature", "0"),
+            *("--prompt", "Return the", "--new-tokens", "5", "--temperature", "0"),
         ],
         capture_output=True,
         text=True,

@@ -70,7 +70,7 @@ def test_text_is_that_of_the_verb(model, trained):
     ):
         printed = io.StringIO()
         with redirect_stdout(printed):
-            verb.run([trained, "--prompt", "Return the", "--tokens", "20", *flags])
+            verb.run([trained, "--prompt", "Return the", "--new-tokens", "20", *flags])
         written = model.generate("Return the", new_tokens=20, **settings)
         assert f"Return the{written}\n" == printed.getvalue()
 

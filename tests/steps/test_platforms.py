@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from fnmatch import fnmatch
 
+import jax
 import pytest
 
 from steps import platforms
@@ -53,3 +54,15 @@ def test_a_tpu_by_its_variables_needs_no_device(machine, name):
 def test_what_the_user_has_set_stays(machine, devices):
     """With accelerators and without."""
     assert machine(*devices, JAX_PLATFORMS="tpu,cpu") == "tpu,cpu"
+
+
+def test_a_jax_that_was_imported_before_looks_for_none_either(machine):
+    """It has read the variable already; what it was told itself stays."""
+    before = jax.config.jax_platforms
+    try:
+        for told, wanted in ((None, "cpu"), ("tpu,cpu", "tpu,cpu")):
+            jax.config.update("jax_platforms", told)
+            machine("/dev/null")
+            assert jax.config.jax_platforms == wanted
+    finally:
+        jax.config.update("jax_platforms", before)

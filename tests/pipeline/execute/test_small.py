@@ -36,6 +36,12 @@ def read(run: StepContext, *, source: Annotated[str | None, External(sized)]) ->
     return {}
 
 
+@step(output=Thing, version=1)
+def make(run: StepContext) -> Result:
+    """Content of its own."""
+    return {}
+
+
 @step(output=Thing, version=1, memory=2**30)
 def large(run: StepContext, given: tuple[Thing, ...]) -> Result:
     """Wants memory of its own."""
@@ -82,6 +88,12 @@ def test_sizes_of_different_sources_add_up_and_one_source_counts_once():
     assert small(compute((read(source=half), read(source=half))))
     assert not small(compute((read(source=half), read(source=half + "0"))))
     assert small(compute((read(source="1000"), read(source=None))))
+
+
+def test_a_graph_that_reads_no_source_is_small():
+    """It has no steps that could read one."""
+    assert small(compute((make(), make())))
+    assert not small(compute((make(), read(source="pinned"))))
 
 
 def test_steps_that_must_run_decide_what_hardware_is_wanted():
