@@ -100,7 +100,8 @@ def of_command(
     """The context of a parsed command line."""
     options, words, settings = parsed
     wanted = () if experiment is None else experiment.build(settings)
-    store = Store(options.prefix, getattr(options, "shared", ()))
+    link = getattr(options, "link", False)
+    store = Store(options.prefix, getattr(options, "shared", ()), link=link)
     command = redacted(_command_line())
     return Context(experiment, wanted, store, settings, options, words, command, clock)
 
@@ -123,7 +124,7 @@ def of_call(
     words = [repr(preset)] if preset else []
     words += [f"{name}={value!r}" for name, value in settings.items()]
     command = redacted([f"{experiment.name}.{verb}({', '.join(words)})"])
-    store = Store(options.prefix, options.shared)
+    store = Store(options.prefix, options.shared, link=getattr(options, "link", False))
     wanted = experiment.build(resolved)
     return Context(experiment, wanted, store, resolved, options, [], command, clock)
 

@@ -101,6 +101,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "older_than": _flag("keep younger objects", type=seconds, default=0.0, metavar="14d"),
     "keep": _flag("keep these", type=_names, default=(), metavar="STEP|DIR,..."),
     "undo": _switch("remove an adopted output"),
+    "link": _switch("refer to outputs of other stores, and do not copy what is needed of them"),
     "yes": _switch("do not ask"),
     "source": _flag("directory of the output to adopt", metavar="DIR"),
     "no_compile": {
@@ -127,7 +128,7 @@ _SHORT = {"help": "-h"}
 _EVERY = ("preset", "prefix", "shared", "help", "help_settings")
 _CHOICE = ("only", "until", "force", "strict")
 LAUNCHED = (*_CHOICE, "keep_going", "wait", "no_compile")  # flags of `run` that `launch` passes on
-_RUN = (*_CHOICE, "keep_going", "wait", "jobs", "executor", "cluster", "no_compile")
+_RUN = (*_CHOICE, "keep_going", "wait", "jobs", "executor", "cluster", "no_compile", "link")
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,9 @@ VERBS = {
         ("delete", "presets_only", "older_than", "keep", "yes", "json"),
         "[FILE ...]",
     ),
-    "adopt": Verb("use an output from elsewhere for a step", ("source", "undo", "yes"), "STEP"),
+    "adopt": Verb(
+        "use an output from elsewhere for a step", ("source", "link", "undo", "yes"), "STEP"
+    ),
     "unlock": Verb("end the lease of an owner that hangs", ("yes",), "STEP"),
     "doctor": Verb("check this machine and the store; needs no file", ("json",)),
 }

@@ -43,6 +43,7 @@ from pipeline.identity import digests, provenance
 from pipeline.identity.digests import Identity
 from pipeline.identity.listing import Listing
 from pipeline.store import lease, left_overs, manifest, outputs, storage
+from pipeline.store.copies import bring_home
 from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import FAILURE, RETIRED, Manifest, load_verified
 from pipeline.store.parallel import concurrently
@@ -66,7 +67,7 @@ class Request:
         packages: loggers whose INFO records go to the log: those of the step's own code.
         listings: listings of the external arguments when the run was planned.
         labels: names of the inputs in this graph; their manifests have those of their own graph.
-        reads: directories of the inputs and the oldest attempts to open, see `lease.acquire`.
+        reads: see `lease.acquire`; `link`: whether its output may refer to those of other stores.
     """
 
     step: StepSpec[..., Any]
@@ -84,6 +85,7 @@ class Request:
     listings: Mapping[str, Listing] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     reads: Mapping[str, str] = field(default_factory=dict)
+    link: bool = False
 
     @property
     def ledger(self) -> Ledger:
@@ -245,6 +247,8 @@ def _open_inputs(request: Request) -> dict[str, tuple[str, Manifest]]:
     for (name, (path, _)), found in zip(wanted.items(), loaded, strict=True):
         if found is None:
             raise CorruptOutput(f"{path}: input {name!r} of {request.label} is gone; run again")
+        if request.step.output.needs_input(name) and not request.link:
+            path, found = bring_home(request.root.rpartition("/")[0], path, found)
         opened[name] = (path, replace(found, label=request.labels.get(name, found.label)))
     return opened
 
@@ -291,8 +295,8 @@ def _record(
     contents = {name: found.content for name, (_, found) in inputs.items()}
     contents |= {name: listing.digest for name, listing in request.listings.items()}
     if isinstance(body, Reference):
-        shards, origin = body.artifact.manifest.shards, refer_to(body, request.root, inputs)
-        result = dict(body.result)
+        chosen, origin = refer_to(body, request.root, inputs, link=request.link)
+        shards, result = chosen.shards, dict(body.result)
         # The chosen artifact's class determines which inputs are part of its content, not
         # `step.output`; the digest of its own content includes them already.
         opened = {"origin": body.artifact.manifest.content}

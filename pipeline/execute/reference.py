@@ -1,7 +1,8 @@
 """Publishing an output that refers to another output's files: early cutoff, adoption.
 
-Nothing is copied. The referring manifest has the node's own key, configuration and inputs; its
-`origin` names the output that owns the files, at the end of any chain of references.
+Nothing is copied in one store. The referring manifest, an alias, has the node's own key,
+configuration and inputs; its `origin` names the output that owns the files, at the end of any chain
+of references. An output of another store is copied first, unless the store is to be linked to it.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from pipeline.errors import StorageError
+from pipeline.errors import StorageError, StoreUnavailable
 from pipeline.graph.node import Node
 from pipeline.graph.step_context import Reference
 from pipeline.identity import digests
 from pipeline.identity.listing import Listing
 from pipeline.plan.listings import external_values
-from pipeline.store import manifest, storage
+from pipeline.store import lease, manifest, storage
+from pipeline.store.copies import bring_home, is_elsewhere
 from pipeline.store.manifest import Manifest, Origin
 from pipeline.store.outputs import Found, Store, remember
 
@@ -39,7 +41,13 @@ def refer(
         to: the output whose files are referred to.
         kind: why, see `Origin`.
         differences: the differences that an adoption ignores.
+
+    Raises:
+        CorruptOutput: `to` is damaged.
+        StoreUnavailable: `to` was deleted or replaced meanwhile, and nothing refers to it.
     """
+    if not store.link:
+        to = Found(*bring_home(store.prefix, to.path, to.manifest))
     path = store.path(node)
     theirs = to.manifest
     contents = {name: found.manifest.content for name, found in inputs.items()}
@@ -61,7 +69,9 @@ def refer(
             kind, manifest.make_ref(path, theirs.home(to.path)), owner, chosen, differences
         ),
     )
-    storage.create(storage.join(path, manifest.NAME), record.to_bytes())
+    url = storage.join(path, manifest.NAME)
+    if storage.create(url, record.to_bytes()) and not is_elsewhere(store.prefix, to.path):
+        _withdraw_if_collected(url, to)
     published = manifest.load_verified(path, node.key)
     if published is None:
         raise StorageError(f"{path}: its manifest was deleted while it was being published")
@@ -70,10 +80,26 @@ def refer(
     return Found(path, published)
 
 
-def refer_to(body: Reference, root: str, inputs: Mapping[str, tuple[str, Manifest]]) -> Origin:
-    """The origin of a body's reference: the output that owns the files, at the end of any chain."""
-    artifact = body.artifact
-    origin = artifact.manifest.origin
-    key = origin.key if origin is not None else artifact.manifest.key
-    name = next((n for n, (path, _) in inputs.items() if path == artifact.path), "")
-    return Origin(body.kind, manifest.make_ref(root, artifact.home), key, name)
+def _withdraw_if_collected(url: str, to: Found) -> None:
+    """Delete a new alias whose target was chosen for deletion before the alias could be seen."""
+    lease.wait_for_collector(to.path.rpartition("/")[0])
+    if manifest.load(to.path) is None:
+        storage.delete_tree(url)
+        raise StoreUnavailable(f"{to.path}: was deleted while it was being reused; run again")
+
+
+def refer_to(
+    body: Reference, root: str, inputs: dict[str, tuple[str, Manifest]], *, link: bool
+) -> tuple[Manifest, Origin]:
+    """The output that a body refers to, and the origin: the owner of its files.
+
+    One of another store is copied first, and becomes the input, unless the store is linked to it.
+    """
+    path, found = body.artifact.path, body.artifact.manifest
+    name = next((n for n, (place, _) in inputs.items() if place == path), "")
+    if not link:
+        path, found = bring_home(root.rpartition("/")[0], path, found)
+    if name:
+        inputs[name] = (path, found)
+    key = found.origin.key if found.origin is not None else found.key
+    return found, Origin(body.kind, manifest.make_ref(root, found.home(path)), key, name)

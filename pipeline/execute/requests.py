@@ -93,6 +93,7 @@ def make_request(
             manifest.make_ref(store.path(node), place(child)): _opened(published.get(child.key))
             for child in node.inputs.values()
         },
+        link=store.link,
     )
 
 

@@ -76,10 +76,14 @@ class Found:
 
 
 class Store:
-    """The outputs under `prefix`, and under `shared` prefixes that are never written to."""
+    """The outputs under `prefix`, and under `shared` prefixes that are never written to.
 
-    def __init__(self, prefix: str, shared: tuple[str, ...] = ()) -> None:
+    With `link`, outputs may refer to those of other stores; else what they need is copied.
+    """
+
+    def __init__(self, prefix: str, shared: tuple[str, ...] = (), *, link: bool = False) -> None:
         self.prefix = storage.normalise(prefix)
+        self.link = link
         self.shared = tuple(storage.normalise(url) for url in shared)
         self._unreachable: dict[str, str] = {}
 

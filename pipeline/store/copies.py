@@ -1,0 +1,156 @@
+"""Copies of outputs of other stores, so that no output depends on a store that others clean.
+
+A copy has the key, content and directory name of the original, and its own files. It is made under
+the lease of its directory, a shard at a time: each is compared with its recorded digests and
+entered in a ledger, so a copy that was killed goes on where it ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import uuid
+from typing import Any
+
+from pipeline.errors import CorruptOutput, InputError
+from pipeline.identity import digests
+from pipeline.store import lease, left_overs, manifest, outputs, storage
+from pipeline.store.ledger import Ledger
+from pipeline.store.manifest import Manifest, make_ref, resolve_ref
+from pipeline.store.parallel import concurrently
+from pipeline.store.shards import ATTEMPTS, File, Shard, file_url, keep_shards
+
+_CHUNK = 1 << 22
+
+
+def is_elsewhere(prefix: str, path: str) -> bool:
+    """Whether a directory is in another store than the one at `prefix`."""
+    return path.rpartition("/")[0] != prefix
+
+
+def bring_home(prefix: str, path: str, theirs: Manifest) -> tuple[str, Manifest]:
+    """A copy, in the store at `prefix`, of an output of another one and of what it needs.
+
+    Args:
+        prefix: URL of the store.
+        path: URL of the output's directory.
+        theirs: its manifest.
+
+    Returns:
+        (URL of the directory of the copy, its manifest); that of an earlier copy if there is one.
+
+    Raises:
+        CorruptOutput: a file or a needed input is gone, or has other bytes than were recorded.
+        InputError: the store has an output of this key already, with other content.
+    """
+    if not is_elsewhere(prefix, path):
+        return path, theirs
+    here = storage.join(prefix, path.rpartition("/")[2])
+    held = lease.acquire(
+        here,
+        published=lambda: manifest.load_keyed(here, theirs.key) is not None,
+        waiting=lambda _: None,
+    )
+    if held is not None:
+        try:
+            record = _copied(here, path, theirs, f"{held.number:06d}-{uuid.uuid4().hex[:8]}")
+            storage.create(storage.join(here, manifest.NAME), record.to_bytes())
+            outputs.remember(here, record.recipe, record.key)
+            left_overs.tidy(here, held, record.attempt, lost=False)
+        finally:
+            held.release()
+    found = manifest.load_verified(here, theirs.key)
+    if found is None:
+        raise CorruptOutput(f"{here}: the copy of {path} was deleted; run again")
+    if found.content != theirs.content:
+        raise InputError(
+            f"{here}: has other content than {path}, which was to be copied there under the same "
+            f"key; build what reads it again (--force), or refer to the other store with --link"
+        )
+    return here, found
+
+
+def _copied(here: str, path: str, theirs: Manifest, attempt: str) -> Manifest:
+    """The manifest of the copy, whose files are copied."""
+    inputs = {name: _input(here, path, theirs, name) for name in theirs.inputs}
+    for summary in theirs.sources.values():
+        name = storage.join(manifest.SOURCES, f"{summary.digest}.json").lstrip("/")
+        if manifest.source_files(path, summary) is not None:
+            storage.create(storage.join(here, name), storage.read_bytes(storage.join(path, name)))
+    record = dataclasses.replace(
+        theirs,
+        inputs=inputs,
+        attempt=attempt,
+        origin=None,
+        provenance={**theirs.provenance, "copied_from": path},
+    )
+    if theirs.origin is not None and (chosen := inputs.get(theirs.origin.input)) is not None:
+        # A selection refers to the candidate that it chose, which was copied with what it needs.
+        winner = resolve_ref(here, chosen["directory"])
+        if (found := manifest.load(winner)) is not None:
+            origin = dataclasses.replace(
+                theirs.origin, directory=make_ref(here, found.home(winner))
+            )
+            return dataclasses.replace(record, origin=origin, shards=found.shards)
+    generation = digests.digest([theirs.key, theirs.attempt, theirs.content])[:12]
+    ledger, home = Ledger(here, generation), theirs.home(path)
+    finished = ledger.finished()
+    local = storage.is_local(home) and storage.is_local(here)
+
+    def copy(shard: Shard) -> Shard:
+        known = finished.get(shard.name)
+        if known is not None and (known.files, known.result) == (shard.files, shard.result):
+            return known
+        directory = storage.join(here, ATTEMPTS, attempt, "shards", shard.name)
+        for file in shard.files:
+            url = file_url(home, shard, file)
+            _copy_file(url, storage.join(directory, file.path), file)
+        return ledger.replace(shard.name, directory, shard.result, shard.files)
+
+    copies = concurrently(copy, theirs.shards, local=local)
+    moved = [(old.root, new.root) for old, new in zip(theirs.shards, copies, strict=True)]
+    return dataclasses.replace(
+        record,
+        shards=keep_shards(here, attempt, copies),
+        result={**theirs.result, **_headline(theirs.result, moved)},
+    )
+
+
+def _input(here: str, path: str, theirs: Manifest, name: str) -> dict[str, str]:
+    """An input of the copy; one that the copy needs is brought to the same store."""
+    read = theirs.inputs[name]
+    there = resolve_ref(path, read["directory"])
+    if theirs.needs is not None and name not in theirs.needs:
+        return {**read, "directory": make_ref(here, there)}
+    found = manifest.load_keyed(there, read["key"])
+    if found is not None and found.content == read["digest"]:
+        there, _ = bring_home(here.rpartition("/")[0], there, found)
+    elif theirs.needs is not None:
+        raise CorruptOutput(f"{there}: gone, or built again with other content; {path} needs it")
+    return {**read, "directory": make_ref(here, there)}
+
+
+def _copy_file(source: str, target: str, file: File) -> None:
+    digest = hashlib.sha256()
+    try:
+        with storage.open_read(source) as old, storage.open_write(target) as new:
+            while block := old.read(_CHUNK):
+                digest.update(block)
+                new.write(block)
+    except FileNotFoundError:
+        raise CorruptOutput(f"{source}: gone while its output was copied; run again") from None
+    if digest.hexdigest() != file.sha256:
+        raise CorruptOutput(
+            f"{source}: other bytes than were recorded, so its output is not copied; build it "
+            "again there, or run without that store"
+        )
+
+
+def _headline(result: dict[str, Any], moved: list[tuple[str, str]]) -> dict[str, Any]:
+    """The lines to display, with the paths of the copies."""
+    lines = []
+    for line in map(str, result.get("headline", ())):
+        for old, new in moved if manifest.OUTPUT in line else ():
+            line = line.replace(old, new)
+        lines.append(line)
+    return {"headline": lines} if lines else {}
