@@ -220,7 +220,8 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
         record_program(ledger, kept)
 
     def on_progress(step: int, steps: int, row: dict[str, Any]) -> None:
-        note = f"loss {row['loss']:.3f}  {row['tokens_per_second']:,.0f} tokens/s"
+        # The average, as one step's rate says little beside the run's own steps per second.
+        note = f"loss {row['loss']:.3f}  {row['tokens_per_second_average']:,.0f} tokens/s"
         emit({"event": "progress", "done": step, "total": steps, "unit": "steps", "note": note})
 
     def on_event(kind: str, fields: dict[str, Any]) -> None:
@@ -229,6 +230,8 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
         elif kind == "failed_checkpoint":
             text = f"checkpoint of step {fields['step']} failed, the next will be saved"
             emit({"event": "warning", "message": f"{text}: {fields['reason']}"})
+        elif kind == "resumed":
+            emit({"event": "phase", "phase": f"resumed from step {fields['step']}"})
         elif kind == "tracker":
             emit({"event": "warning", "message": fields["reason"]})
         elif kind == "watchdog":

@@ -108,7 +108,7 @@ def with_retries(what: str, action: Callable[[float], _T], seconds: float | None
     limit = patience() if seconds is None else min(seconds, patience())
     attempts = retry.Retry(
         what,
-        retry.Policy(limit, FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, TRIES),
+        retry.Policy(limit, FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, TRIES, cancellable=True),
         place=_place(what),
         remedy=f"; run again when the store answers, or set {PATIENCE_VARIABLE} to wait longer",
     )
@@ -152,7 +152,8 @@ def run_with_timeout(seconds: float, action: Callable[[], _T]) -> _T:
 
     # Not an executor, whose threads delay the exit of the process.
     threading.Thread(target=work, daemon=True, name="source-listing").start()
-    attempts, end = retry.Retry("a source", retry.Policy(seconds)), time.monotonic() + seconds
+    attempts = retry.Retry("a source", retry.Policy(seconds, cancellable=True))
+    end = time.monotonic() + seconds
     while not wait([future], min(max(end - time.monotonic(), 0.0), 0.2)).done:
         if time.monotonic() > end:
             raise TimeoutError(f"no answer in {seconds:.1f} s")

@@ -1,8 +1,8 @@
 """Ctrl-C and a plain `kill` during a run: once stops it cleanly, twice ends it at once.
 
 A signal handler runs between any two bytecode instructions of the main thread, which may hold any
-lock. So it only sets flags and raises; a separate thread prints, and ends the process if the main
-thread does not.
+lock. So it only sets flags and raises; separate threads print (see `stopping.py`), and end the
+process of a command if its main thread does not.
 """
 
 from __future__ import annotations
@@ -20,20 +20,17 @@ from typing import Any
 
 import psutil
 
-from pipeline.cli.context import say
-
 END_SECONDS = 2.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR = b"\x1b[?25h"
-_STOPPING = (
-    "stopping: what is in flight is finished first, and training saves a checkpoint; "
-    "Ctrl-C again ends it at once"
-)
 INTERRUPTED = "interrupted; finished steps are kept, run it again to resume"
 
 
-class Interrupts:
-    """Context in which both signals stop the run.
+class FirstSignal:
+    """Context in which the first Ctrl-C or `kill` stops a run, in a process with other work.
+
+    Only while `stopping` lasts is anything installed: every other signal, a second one included,
+    raises `KeyboardInterrupt` or does what the program itself made of it.
 
     Attributes:
         status: the process's exit status after a signal.
@@ -42,43 +39,37 @@ class Interrupts:
     def __init__(self) -> None:
         self.status = 130
         self._count = 0
-        self._ending = False
         self._stop: Callable[[], None] | None = None
         self._previous: dict[int, Any] = {}
-        # SimpleQueue.put is reentrant, so a signal handler may call it.
-        self._requests: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name="interrupts", daemon=True)
 
-    def __enter__(self) -> Interrupts:
-        self._thread.start()
-        self.install()
+    def __enter__(self) -> FirstSignal:
+        # Now, since Ray installs its own at start and does not take them back.
+        self._previous = {number: signal.getsignal(number) for number in _SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        if not self._ending:
-            self._requests.put("over")
-        _ignore_at_exit()
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in self._previous.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
-    def install(self) -> None:
-        """Install the handlers; call it again after a library replaced them (Ray does at start)."""
+    def _install(self) -> None:
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
-                previous = signal.signal(number, self._handle)
-                self._previous.setdefault(number, previous)
-            # A closed ssh session must not end the run; Ray's processes inherit SIG_IGN.
-            previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-            self._previous.setdefault(signal.SIGHUP, previous)
+                signal.signal(number, self._handle)
+
+    def _uninstall(self) -> None:
+        FirstSignal.__exit__(self)
 
     @contextlib.contextmanager
     def stopping(self, stop: Callable[[], None]) -> Iterator[None]:
         """While the block runs, the first signal calls `stop` instead of ending the run."""
         self._stop = stop
+        self._install()
         try:
             yield
         finally:
             self._stop = None
+            self._uninstall()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -96,8 +87,57 @@ class Interrupts:
     def terminated(self) -> KeyboardInterrupt:
         """The exception to raise after a library handled SIGTERM itself."""
         self.status = 128 + signal.SIGTERM
-        self._begin_to_end()
         return KeyboardInterrupt()
+
+    def _handle(self, number: int, frame: Any) -> None:
+        del frame
+        self._count += 1
+        self.status = 128 + number if self._count == 1 else self.status
+        if self._count == 1 and self._stop is not None:
+            self._stop()
+        else:
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        raise KeyboardInterrupt
+
+
+class Interrupts(FirstSignal):
+    """Context in which both signals are the run's, in a process that has no other work.
+
+    A signal that does not stop the run ends the process within `END_SECONDS`, with all that it
+    started.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ending = False
+        # SimpleQueue.put is reentrant, so a signal handler may call it.
+        self._requests: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="interrupts", daemon=True)
+
+    def __enter__(self) -> Interrupts:
+        super().__enter__()
+        self._thread.start()
+        self._install()
+        if threading.current_thread() is threading.main_thread():
+            # A closed ssh session must not end the run; Ray's processes inherit SIG_IGN.
+            self._previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        if not self._ending:
+            self._requests.put("over")
+        _ignore_at_exit()
+
+    def _uninstall(self) -> None:
+        """The handlers stay until the context ends."""
+
+    def terminated(self) -> KeyboardInterrupt:
+        """The exception to raise after a library handled SIGTERM itself."""
+        self._begin_to_end()
+        return super().terminated()
 
     def leave(self) -> None:
         """Exit now if a signal interrupted work halfway, without tearing that work down.
@@ -108,15 +148,7 @@ class Interrupts:
             sys.stdout.flush()
             _end(self.status)
 
-    def _handle(self, number: int, frame: Any) -> None:
-        del frame
-        self._count += 1
-        if self._count == 1:
-            self.status = 128 + number
-            if self._stop is not None:
-                self._requests.put("stopping")
-                self._stop()
-                return
+    def _interrupt(self) -> None:
         if self._ending:
             _end(self.status, INTERRUPTED)
         self._begin_to_end()
@@ -129,14 +161,12 @@ class Interrupts:
         sys.unraisablehook = lambda _: None
 
     def _serve(self) -> None:
-        while (request := self._requests.get()) != "over":
-            if request == "stopping":
-                say(_STOPPING, error=True)
-            else:
-                # Give the main thread this long to end by itself; another request ends the wait.
-                with contextlib.suppress(queue.Empty):
-                    self._requests.get(timeout=END_SECONDS)
-                _end(self.status, INTERRUPTED)
+        if self._requests.get() == "over":
+            return
+        # Give the main thread this long to end by itself; another request ends the wait.
+        with contextlib.suppress(queue.Empty):
+            self._requests.get(timeout=END_SECONDS)
+        _end(self.status, INTERRUPTED)
 
 
 def _end(status: int, message: str = "") -> None:

@@ -6,21 +6,21 @@ import contextlib
 import dataclasses
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from pipeline.cli.context import Context, say
 from pipeline.cli.display import choose
 from pipeline.cli.inspection import say_facts
-from pipeline.cli.interrupts import INTERRUPTED, Interrupts
+from pipeline.cli.interrupts import INTERRUPTED, FirstSignal, Interrupts
 from pipeline.cli.latest_pages import point_to_pages
+from pipeline.cli.stopping import Stopping
 from pipeline.cli.streams import survive_closed_streams
 from pipeline.errors import Cancelled, InputError, PonenteError
 from pipeline.execute.backend import InlineBackend
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.execute.small import refuse_several_hosts
-from pipeline.execute.stop_request import stop_on_request
 from pipeline.graph.facts import Facts
 from pipeline.graph.node import Node, unique_labels
 from pipeline.pages.readable import command_line
@@ -51,12 +51,14 @@ def bring_up(context: Context) -> Execution:
 
     Raises:
         PonenteError: a step failed or was refused.
+        Cancelled: a first Ctrl-C or SIGTERM stopped the run, after it had saved.
+        KeyboardInterrupt: a second one, or one while no step ran; nothing else of the process ends.
     """
-    with survive_closed_streams(), Interrupts() as interrupts:
-        return _run(context, interrupts)
+    with survive_closed_streams(), FirstSignal() as signals:
+        return _run(context, signals)
 
 
-def _run(context: Context, interrupts: Interrupts) -> Execution:
+def _run(context: Context, interrupts: FirstSignal) -> Execution:
     _say_settings(context)
     check_writable(context.store.prefix)
     # In UTC and marked so: ids without the letters are of runs before, in their machine's time.
@@ -66,8 +68,9 @@ def _run(context: Context, interrupts: Interrupts) -> Execution:
     execution = Execution(context.targets, context.store, log, retry, context.choice, wait)
     display = choose(execution.order)
     log.listen(display)
-    log.emit(_started(context, run_id, execution))
-    summary = Summary(context.store.prefix, run_id)
+    started = _started(context, run_id, execution)
+    log.emit(started)
+    summary = Summary(context.store.prefix, run_id, started)
     outcome, needed, page, cause = "failed", [], "", ""
     protected, reads = contextlib.ExitStack(), [node.directory for node in execution.order]
     try:
@@ -108,18 +111,14 @@ def _execute(
     log: EventLog,
     execution: Execution,
     needed: list[Any],
-    interrupts: Interrupts,
+    interrupts: FirstSignal,
 ) -> None:
     if context.options.cluster is None:
         refuse_several_hosts(needed)
     if _in_process(context, log, execution, needed):
         inline = InlineBackend(log, interrupts.preempted)
-
-        def stop() -> None:
-            execution.stop()
-            inline.stop()
-
-        with interrupts.stopping(stop), _stop_on_request(context, log, stop):
+        stop = Stopping(context.store.prefix, log, execution.stop, inline.stop)
+        with stop.reported(), interrupts.stopping(stop):
             execution.run(inline, needed)
         return
     cluster = context.options.cluster
@@ -133,25 +132,12 @@ def _execute(
     except SystemExit:
         # While Ray starts, its own handler of SIGTERM is installed and raises this.
         raise interrupts.terminated() from None
+    stop = Stopping(context.store.prefix, log, execution.stop)
     try:
-        interrupts.install()
-        with (
-            interrupts.stopping(execution.stop),
-            _stop_on_request(context, log, execution.stop),
-        ):
+        with stop.reported(), interrupts.stopping(stop):
             execution.run(backend, needed)
     finally:
         backend.close()
-
-
-def _stop_on_request(
-    context: Context, log: EventLog, stop: Callable[[], None]
-) -> contextlib.AbstractContextManager[None]:
-    def asked() -> None:
-        say("stopping, requested by `ponente stop`: work in flight is finished first", error=True)
-        stop()
-
-    return stop_on_request(context.store.prefix, log.run_id, asked)
 
 
 def _in_process(context: Context, log: EventLog, execution: Execution, needed: list[Any]) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 import traceback
 import uuid
@@ -206,6 +207,9 @@ def _attempt(
                 return Outcome("reused", seconds, log=log)
             if isinstance(error, Cancelled):
                 return Outcome("stopped", seconds, cause, log)
+            if isinstance(error, Preempted) and workers.stopping:
+                # The user stopped it, by the same signal.
+                return Outcome("stopped", seconds, re.sub("^preempted", "saved", cause), log)
             if isinstance(error, Preempted):
                 return Outcome("failed", seconds, cause, log, transient=True, preempted=True)
             _keep_failure(run, cause)

@@ -54,7 +54,6 @@ from pipeline.store import retry, storage
 from pipeline.store.builds import Build
 from pipeline.store.outputs import Found, Store
 
-STOP_SECONDS = 30.0
 _POLL_SECONDS = 0.2
 
 
@@ -142,7 +141,7 @@ class Execution:
         return why_small(self.order, needed, self._listings)
 
     def stop(self) -> None:
-        """Start no more steps; `run` returns when the running ones end, or after `STOP_SECONDS`."""
+        """Start no more steps; `run` returns when the running ones have ended."""
         self._stop.set()
 
     def run(self, backend: Backend, needed: list[Node]) -> None:
@@ -171,13 +170,11 @@ class Execution:
 
     def _loop(self, backend: Backend) -> None:
         running, waiting = self._states.among(Phase.RUNNING), self._states.among(Phase.WAITING)
-        deadline = None
+        stopped = False
         while running or self._errands or (waiting and self._going()):
-            if self._stop.is_set() and deadline is None:
-                deadline = self._clock() + STOP_SECONDS
+            if self._stop.is_set() and not stopped:
+                stopped = True
                 backend.stop()
-            if deadline is not None and self._clock() > deadline:
-                break
             self._errands.poll()
             if self._going():
                 self._start(backend)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,7 +25,8 @@ class InlineWorkers:
         self._ends: Callable[[], None] | None = None
 
     def stop(self) -> None:
-        """Cancel after the shard in flight; called by a signal handler, at any point of the code.
+        """Cancel after the shard in flight; called by a signal handler, at any point of the code,
+        or by another thread.
 
         Raises:
             KeyboardInterrupt: when a gang runs that has no handler for SIGTERM.
@@ -54,9 +56,12 @@ class InlineWorkers:
         before = signal.getsignal(signal.SIGTERM)
 
         def ends() -> None:
-            if signal.getsignal(signal.SIGTERM) == before:
+            deaf, main = signal.getsignal(signal.SIGTERM) == before, threading.main_thread()
+            if deaf and threading.current_thread() is main:
                 raise KeyboardInterrupt
-            signal.raise_signal(signal.SIGTERM)  # the training loop saves a checkpoint and ends
+            # To a training loop, which saves a checkpoint and ends; or here again, in that thread.
+            assert main.ident is not None
+            signal.pthread_kill(main.ident, signal.SIGINT if deaf else signal.SIGTERM)
 
         self._ends = ends
         try:

@@ -171,7 +171,8 @@ class Parts:
         os.close(descriptor)
         self._url = url
         self._uploaded: list[_Part] = []
-        self._sent, self._number, self._last = 0, 0, time.monotonic()
+        # The first part is uploaded at once: it says what has begun.
+        self._sent, self._number, self._last = 0, 0, -PART_SECONDS
         self._over = threading.Event()
         self._failed = False
         self._thread = threading.Thread(target=self._follow, name="log-upload", daemon=True)

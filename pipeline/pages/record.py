@@ -36,7 +36,6 @@ STATES = {
 DONE = ("executed", "elsewhere", "reused")
 """States in which the run had the step's output."""
 
-OUTCOMES = {"ok": "finished", "plan": "plan", "": "running"}
 KILLED = "killed (no exit record)"
 _KILLED_AFTER = 900.0  # seconds without an event, for a run without a summary
 
@@ -144,8 +143,8 @@ class RunRecord:
     @property
     def ending(self) -> str:
         """The outcome in words."""
-        running = OUTCOMES[""] if self.alive else KILLED
-        return OUTCOMES.get(self.outcome, self.outcome) if self.outcome else running
+        running = "running" if self.alive else KILLED
+        return "finished" if self.outcome == "ok" else self.outcome or running
 
     @property
     def wall(self) -> float:
@@ -201,14 +200,14 @@ class Follower:
         return record
 
     def _lives(self) -> bool:
-        record, now = self._record, time.monotonic()
+        record = self._record
         if not record.driver:
             return time.time() - record.last <= _KILLED_AFTER
         if process.is_here(record.driver):
             return not process.is_gone(record.driver)
-        if now - self._judged < run_summary.BEAT_SECONDS:
+        if time.monotonic() - self._judged < run_summary.BEAT_SECONDS:
             return record.alive
-        self._judged = now
+        self._judged = time.monotonic()
         return run_summary.beats(self._prefix, record.run)
 
     def _apply(self, lines: list[bytes]) -> None:
@@ -219,11 +218,15 @@ class Follower:
             # The last event of a killed run is usually one of the skipped details.
             self._record.last = max(self._record.last, _last(lines))
 
+    def begin(self, event: dict[str, Any]) -> None:
+        """Apply the run's first event, by its driver, before a log on an object store has it."""
+        _apply_line(self._record, json.dumps({"time": time.time(), **event}, default=str).encode())
+
     def save(self) -> None:
         """Write the run's summary, by its driver."""
         record = asdict(self.look())
         record["torn"] -= bool(self._rest)
-        run_summary.save(self._prefix, self._record.run, record, self._tail.read - len(self._rest))
+        run_summary.save(self._prefix, record, self._tail.read - len(self._rest))
 
 
 def read(prefix: str, run_id: str) -> RunRecord:
@@ -241,8 +244,7 @@ def read(prefix: str, run_id: str) -> RunRecord:
 def runs(prefix: str, newest: int = 100) -> list[RunRecord]:
     """The runs in a store, newest first; those without a summary lack the progress of their steps.
 
-    Runs older than the `newest` (by name, which starts with the date) are not read, so that a
-    store with years of runs is still listed fast.
+    Only the `newest` by name, which starts with the date, are read: a store may have years of runs.
     """
     ids = run_summary.run_ids(prefix)
     pages = set(storage.list_names(storage.join(prefix, "reports")))
@@ -295,6 +297,8 @@ def _apply_line(record: RunRecord, line: bytes) -> None:
         record.commit = str((event.get("git") or {}).get("commit") or "")
     elif kind == "run_finished":
         record.ended, record.outcome = now, str(event.get("outcome") or "ok")
+        record.cause = str(event.get("cause") or "")
+    elif kind == "stopping":
         record.cause = str(event.get("cause") or "")
     elif "key" in event:
         label = str(event.get("step", "?"))

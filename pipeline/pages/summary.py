@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from typing import Any
 
 from pipeline.errors import PonenteError
 from pipeline.pages.record import Follower
@@ -16,10 +17,16 @@ class Summary:
     """Writes the summary of this process's run every `BEAT_SECONDS`, from another thread.
 
     A store that fails costs the summary, never the run.
+
+    Args:
+        prefix: URL of the store.
+        run_id: the run's id.
+        started: the run's first event.
     """
 
-    def __init__(self, prefix: str, run_id: str) -> None:
+    def __init__(self, prefix: str, run_id: str, started: dict[str, Any]) -> None:
         self._follower = Follower(prefix, run_id)
+        self._follower.begin(started)
         self._over, self._failed = threading.Event(), False
         self._save()
         self._thread = threading.Thread(target=self._beat, name="run-summary", daemon=True)

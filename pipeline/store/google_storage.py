@@ -123,7 +123,7 @@ class GoogleStorage(GCSFileSystem):
                     _translate_error(error, self._format_path(path, args), url)
                     raise
                 pause = attempts.pause(error, f"{method}: {_one_line(error)}")
-            await attempts.asleep(pause)
+            await asyncio.sleep(pause)
 
     def _log_in_again(self) -> bool:
         """Look for a login again after a refusal, and return whether there is one.

@@ -3,7 +3,8 @@
 An operation is retried with exponential back-off and jitter until its deadline. A host that never
 answered this process (its name does not resolve, it refuses connections) has the short deadline
 `UNREACHABLE_SECONDS`, since the address is most likely wrong; one that has answered before keeps
-the long one. A cancellation ends every wait within `CANCEL_SECONDS`; long waits are reported.
+the long one. A cancellation ends a wait for a source within `CANCEL_SECONDS`, and none for a store,
+which a stop waits for. Long waits are reported.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class Policy:
         seconds: deadline, from the first attempt.
         first, longest: first pause in seconds, and the longest one.
         attempts: maximal number of attempts.
+        cancellable: whether a cancellation ends it. Not for a store: a stop waits for what is being
+            saved there, however slowly.
         strict: whether a request without an answer is abandoned at the deadline, not only retried
             until then.
     """
@@ -52,6 +55,7 @@ class Policy:
     longest: float = 16.0
     attempts: int = 10_000
     strict: bool = False
+    cancellable: bool = False
 
 
 def pauses(first: float, longest: float) -> Iterator[float]:
@@ -143,6 +147,8 @@ class Retry:
 
     def check(self) -> None:
         """Raise `Cancelled` once the cancellation is older than `CANCEL_SECONDS`."""
+        if not self._policy.cancellable:
+            return
         current, now = _current(), time.monotonic()
         if self._cancelled is None and current is not None and current.cancelled():
             self._cancelled = now
@@ -198,15 +204,8 @@ class Retry:
             self.check()
             time.sleep(min(left, _SLICE_SECONDS))
 
-    async def asleep(self, seconds: float) -> None:
-        """As `sleep`, for coroutines."""
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            self.check()
-            await asyncio.sleep(min(left, _SLICE_SECONDS))
-
     async def request(self, action: Any) -> Any:
-        """The result of a coroutine, which is abandoned soon after a cancellation.
+        """The result of a coroutine.
 
         Raises:
             TimeoutError: at the deadline, if the policy is strict.
@@ -217,7 +216,6 @@ class Retry:
                 done, _ = await asyncio.wait({task}, timeout=2 * _SLICE_SECONDS)
                 if done:
                     return task.result()
-                self.check()
                 if self._policy.strict and not self.left:
                     raise TimeoutError(f"no answer in {self._policy.seconds:g} s")
         finally:

@@ -50,17 +50,17 @@ def load(prefix: str, run: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def save(prefix: str, run: str, record: dict[str, Any], read: int) -> None:
+def save(prefix: str, record: dict[str, Any], read: int) -> None:
     """Write a run's summary, by its driver.
 
     Args:
         prefix: URL of the store.
-        run: the run's id.
-        record: what the events said so far, as JSON.
+        record: what the events said so far, as JSON; its "run" is the run's id.
         read: how many bytes of the log those events are.
     """
     summary = {"process": process.this(), "read": read, "record": record}
-    storage.write_atomic(summary_url(prefix, run), json.dumps(summary).encode(), durable=False)
+    url = summary_url(prefix, record["run"])
+    storage.write_atomic(url, json.dumps(summary).encode(), durable=False)
 
 
 def beats(prefix: str, run: str) -> bool:

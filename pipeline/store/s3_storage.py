@@ -11,6 +11,7 @@ Amazon's has since 2024 and 2025; `write_check` tests all three.
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from typing import Any
 
@@ -69,7 +70,7 @@ class S3Storage(S3FileSystem):
                     _translate_error(error, url)
                     raise
                 pause = attempts.pause(error, f"{method}: {_one_line(error)}")
-            await attempts.asleep(pause)
+            await asyncio.sleep(pause)
 
     call_s3 = sync_wrapper(_call_s3)
 

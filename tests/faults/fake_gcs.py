@@ -88,7 +88,8 @@ class Handler(BaseHTTPRequestHandler):
         with store.lock:
             store.requests += 1
             fault = store.faults.kind()
-        time.sleep(store.faults.latency_seconds)
+        if store.faults.late in self.path or store.faults.late.encode() in body[:1000]:
+            time.sleep(store.faults.latency_seconds)
         if fault == "reset":
             return self._reset(url.path, query)
         if fault in BEFORE:

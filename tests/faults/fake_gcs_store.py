@@ -30,6 +30,7 @@ class Faults:
         lose: the next so many successful writes are stored, but their answer is lost.
         slow_seconds: how long a slow body pauses in its middle.
         latency_seconds: how much later every answer comes.
+        late: only those of requests whose URL or upload has this in it; empty for all.
     """
 
     probability: float = 0.0
@@ -40,6 +41,7 @@ class Faults:
     lose: int = 0
     slow_seconds: float = 0.02
     latency_seconds: float = 0.0
+    late: str = ""
 
     def __post_init__(self) -> None:
         self._draw = random.Random(self.seed)

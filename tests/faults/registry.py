@@ -28,6 +28,7 @@ _MODULES = (
     "leases",
     "owners",
     "interrupts",
+    "slow_save",
     "network",
     "screen",
     "cache_damage",

@@ -203,8 +203,14 @@ class RayBackend:
                 self._collector.stop.remote(running.heartbeat)
 
     def stop(self) -> None:
-        """Cancel all workers at their next heartbeat; shards in flight finish."""
+        """Cancel all workers at their next heartbeat; shards in flight finish.
+
+        A task that has not begun, which may wait for resources for ever, is cancelled at once.
+        """
         self._collector.stop.remote()
+        for reference, running in self._running.items():
+            if running.heartbeat not in self._ages.workers:
+                self._ray.cancel(reference)
 
     def close(self) -> None:
         """Disconnect from Ray; a local Ray ends, with everything that runs in it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -23,7 +24,7 @@ from pipeline.graph.node import as_node
 from pipeline.store import lease, storage
 from pipeline.store.outputs import Store
 from tests.pipeline.cli.terminal import Terminal
-from tests.pipeline.toy import Numbers, numbers
+from tests.pipeline.toy import Numbers, numbers, write_numbers
 
 # Twice in a main thread that no exception gets out of; a child that ignores what it can.
 STUCK = """
@@ -172,3 +173,86 @@ def test_a_local_ray_is_one_of_its_own():
     with mock.patch("ray.init") as init:
         backend._start(None)
     assert init.call_args.args == ("local",)
+
+
+PROGRAM = """
+import os, signal, subprocess, sys, threading
+from pipeline import Artifact, Experiment, StepContext, step
+from pipeline.graph.facts import Facts
+
+def slow_facts(node, results):
+    print("planning", flush=True)
+    threading.Event().wait(30)
+    return Facts()
+
+@step(output=Artifact, version=1, facts=slow_facts)
+def planned(run: StepContext, *, n: int = 1) -> dict:
+    return {"n": n}
+
+def graph(n: int = 1):
+    return planned(n=n)
+
+child = subprocess.Popen(["sleep", "60"])
+before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+hook = sys.unraisablehook
+try:
+    Experiment(graph).run(prefix=sys.argv[1], executor="inline")
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+threading.Event().wait(3)
+after = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+left = [t.name for t in threading.enumerate() if not t.name.startswith(("Main", "storage"))]
+print("alive", child.poll(), after == before, sys.unraisablehook is hook, left, flush=True)
+child.kill()
+"""
+
+
+@pytest.mark.slow
+def test_interrupting_a_plan_in_python_ends_nothing_else(tmp_path):
+    """The program, its children, its handlers and hooks are as before; no thread is left."""
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert any("planning" in line for line in program.stdout)
+    program.send_signal(signal.SIGINT)
+    said = program.stdout.read()
+    assert program.wait(30) == 0, said
+    assert "interrupted\nalive None True True []" in said
+
+
+def _press(marks, at):
+    """Ctrl-C whenever so many shards have begun."""
+    for number in at:
+        while len(marks) < number:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize(("times", "error", "kept"), [(1, Cancelled, 2), (2, KeyboardInterrupt, 1)])
+def test_a_run_in_python_is_stopped_by_one_and_ended_by_two(tmp_path, times, error, kept):
+    """One lets the shard in flight finish; then all is as before, and the next run resumes."""
+    marks: list[int] = []
+
+    def write(directory, item):
+        marks.append(item)
+        time.sleep(0.5)
+        return write_numbers(directory, (item, 1))
+
+    @step(output=Numbers, version=1)
+    def slow_ones(run: StepContext, *, shards: int) -> Result:
+        run.map(write, {f"part/{i}": i for i in range(shards)})
+        return {"count": shards}
+
+    def slow(shards: int = 3) -> Any:
+        return slow_ones(shards=shards)
+
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    presses = threading.Thread(target=_press, args=(marks, [2] * times))
+    presses.start()
+    with pytest.raises(error):
+        Experiment(slow).run(prefix=str(tmp_path), executor="inline")
+    presses.join()
+    assert marks == [0, 1]
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert Experiment(slow).run(prefix=str(tmp_path), executor="inline").result["count"] == 3
+    assert marks[2:] == list(range(kept, 3))

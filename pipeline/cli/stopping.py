@@ -1,0 +1,81 @@
+"""Stops a run on a signal or a request, and says what it waits for, however long that takes."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pipeline.cli.context import say
+from pipeline.execute.events import EventLog
+from pipeline.execute.stop_request import stop_on_request
+from pipeline.pages.readable import duration
+
+REPORT_SECONDS = 30.0
+_SIGNALLED = (
+    "stopping: what is in flight is finished first, and training saves a checkpoint; "
+    "Ctrl-C again ends it at once"
+)
+_REQUESTED = "stopping, requested by `ponente stop`: work in flight is finished first"
+_ENDS = ("finished", "failed", "stopped", "retried")
+
+
+class Stopping:
+    """Stops a run, and reports it.
+
+    Args:
+        prefix: URL of the store.
+        log: the run's event log.
+        stops: called to stop the run; a signal handler calls them too.
+    """
+
+    def __init__(self, prefix: str, log: EventLog, *stops: Callable[[], None]) -> None:
+        self._prefix, self._log, self._stops = prefix, log, stops
+        self._requests: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._running: dict[str, tuple[str, float]] = {}  # by key: label, and since when
+        log.listen(self._listen)
+
+    def __call__(self, line: str = _SIGNALLED) -> None:
+        """Stop the run. A signal handler may call it: another thread prints."""
+        self._requests.put(line)
+        for stop in self._stops:
+            stop()
+
+    @contextlib.contextmanager
+    def reported(self) -> Iterator[None]:
+        """While the block runs, obey requests in the store, and report a stop and its progress."""
+        thread = threading.Thread(target=self._report, name="stopping", daemon=True)
+        thread.start()
+        try:
+            with stop_on_request(self._prefix, self._log.run_id, lambda: self(_REQUESTED)):
+                yield
+        finally:
+            self._requests.put("")
+            thread.join()
+
+    def _listen(self, event: dict[str, Any]) -> None:
+        if event["event"] == "started":
+            self._running[event["key"]] = (event["step"], event["time"])
+        elif event["event"] in _ENDS:
+            self._running.pop(event.get("key", ""), None)
+
+    def _report(self) -> None:
+        line, since = self._requests.get(), time.monotonic()
+        while line:
+            say(line, error=True)
+            self._log.emit({"event": "stopping", "cause": line})
+            try:
+                line = self._requests.get(timeout=REPORT_SECONDS)
+            except queue.Empty:
+                line = f"stopping for {duration(time.monotonic() - since)}: {self._awaited()}"
+
+    def _awaited(self) -> str:
+        steps = [
+            f"{label}, running since {time.strftime('%H:%M:%S', time.localtime(since))}"
+            for label, since in list(self._running.values())
+        ]
+        what = "; ".join(steps) or "a step that has not begun"
+        return f"waiting for {what}; Ctrl-C again ends it at once"
