@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import time
 import traceback
 import uuid
@@ -205,11 +204,8 @@ def _attempt(
                 logger.error("%s", traceback.format_exc())
             if _overtaken(request):
                 return Outcome("reused", seconds, log=log)
-            if isinstance(error, Cancelled):
-                return Outcome("stopped", seconds, cause, log)
-            if isinstance(error, Preempted) and workers.stopping:
-                # The user stopped it, by the same signal.
-                return Outcome("stopped", seconds, re.sub("^preempted", "saved", cause), log)
+            if isinstance(error, Cancelled) or (isinstance(error, Preempted) and workers.stopping):
+                return Outcome("stopped", seconds, cause.replace("preempted", "saved", 1), log)
             if isinstance(error, Preempted):
                 return Outcome("failed", seconds, cause, log, transient=True, preempted=True)
             _keep_failure(run, cause)
