@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         type=seconds,
         default=1200.0,
         metavar="TIME",
-        help="how long to wait for the head, or as the head for all hosts after the first (20m)",
+        help="how long to wait for the head, or as the head for hosts while others are there (20m)",
     )
     add(
         "--queue",

@@ -137,7 +137,9 @@ def _check_programs(recipe: Recipe) -> None:
 def _call(recipe: Recipe) -> int:
     for line in recipe.commands:
         say(f"$ {line}")
-        left = f"what it made may exist and cost money, which ends with: {'; '.join(recipe.undo)}"
+        last = line == recipe.commands[-1]
+        left = "nothing was made that costs money"
+        left = f"if it made something, this ends it: {'; '.join(recipe.undo)}" if last else left
         try:
             done = subprocess.run(["bash", "-euo", "pipefail", "-c", line])
         except KeyboardInterrupt:

@@ -93,7 +93,8 @@ class Recipe:
 
     Attributes:
         files: text by name, in `FOLDER`.
-        commands: lines for bash, in order, run in the directory that contains `FOLDER`.
+        commands: lines for bash, in order, run in the directory that contains `FOLDER`. Only the
+            last makes what costs money.
         needs: programs that the commands call.
         undo: commands that end all that costs money; they are printed and never run, because the
             machines are deleted without them when the run ends.

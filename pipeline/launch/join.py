@@ -27,6 +27,7 @@ from pipeline.store.bucket import bucket_warnings
 LOST = 75  # exit status of a host that lost its Ray or the head; its supervisor restarts it
 SECRET = "RAY_AUTH_TOKEN"  # the variable from which Ray reads the secret
 _POLL_SECONDS = 0.5
+_LOOK_SECONDS = 10.0
 _CONNECT_SECONDS = 1.0
 _RAY_SECONDS = 120.0
 
@@ -40,7 +41,7 @@ class Joining:
         role: "head" (outside the slice), "host", or "auto": both where `head` is this machine.
         hosts: number of hosts.
         host: this host; None for a head outside the slice.
-        wait: seconds to wait for the head, or as the head for the other hosts after the first.
+        wait: seconds to wait for the head, or as the head for hosts while others are there.
         queue: seconds to wait as the head for the first host.
         imitate: imitate the chips on CPUs.
         secret: the cluster's secret, also Ray's token; empty for none.
@@ -160,7 +161,7 @@ def _lead(joining: Joining) -> int:
                 meeting.hear(joining.host.index, joining.process, "")
             meeting.wait(joining.wait, joining.queue)
             joining.tell(f"all {joining.hosts} hosts joined")
-            status = _run(joining)
+            status = _run(joining, meeting)
         finally:
             meeting.end(status)
     return status
@@ -180,8 +181,11 @@ def _wait_for_ray(address: tuple[str, int], node: RayNode) -> None:
             time.sleep(_POLL_SECONDS)
 
 
-def _run(joining: Joining) -> int:
-    """Run the command with Ray's address in its environment; return its exit status."""
+def _run(joining: Joining, meeting: Meeting) -> int:
+    """Run the command with Ray's address in its environment; return its exit status.
+
+    It is stopped, and saves, when hosts have waited for others for as long as they may.
+    """
     address = f"{joining.head[0]}:{joining.head[1]}"
     environment = {**os.environ, **joining.access, "RAY_ADDRESS": address}
     if not joining.run:
@@ -191,10 +195,15 @@ def _run(joining: Joining) -> int:
         process = subprocess.Popen(joining.run, env=environment)
     except OSError as error:
         raise InputError(f"join: {joining.run[0]} does not start ({error})") from error
+    late = ""
     while True:
         try:
-            status = process.wait()
+            status = process.wait(_LOOK_SECONDS)
             return status if status >= 0 else 128 - status
+        except subprocess.TimeoutExpired:
+            if not late and (late := meeting.stranded(joining.wait)):
+                joining.tell(f"error: lost hosts did not return in {joining.wait:.0f} s: {late}")
+                process.terminate()
         except _Terminated:
             # The run saves a checkpoint and ends; keep waiting for it.
             process.terminate()

@@ -60,6 +60,8 @@ class Meeting:
         self._software, self._hosts, self._tell, self._clock = software, hosts, tell, clock
         self._lock = threading.Condition()
         self._joined: dict[int, tuple[str, float]] = {}
+        self._heard: dict[int, float] = {}
+        self._since = 0.0  # when the first host was heard after none was
         self._notified: set[str] = set()
         self._refused: dict[int, str] = {}
         self._state: dict[str, Any] = {"state": "waiting", "status": 0}
@@ -149,7 +151,9 @@ class Meeting:
         if worker not in self._joined or holder != process:
             self._tell(f"host {worker} of {self._hosts} joined: {process}")
         self._refused.pop(worker, None)
-        self._joined[worker] = (process, time.monotonic())
+        now = time.monotonic()
+        self._since = self._since if self._live() else now
+        self._joined[worker], self._heard[worker] = (process, now), now
         if self._state["state"] == "ended":
             self._notified.add(process)
         return ""
@@ -177,12 +181,26 @@ class Meeting:
             f"first; {'; '.join(why)}"
         )
 
+    def stranded(self, seconds: float) -> str:
+        """The hosts for which others have waited for longer than `seconds`; empty if none.
+
+        Machines that wait are billed; where no host is left, nothing is.
+        """
+        with self._lock:
+            before = time.monotonic() - seconds
+            since = [max(self._since, self._heard.get(n, 0.0)) for n in range(self._hosts)]
+            late = [str(n) for n, heard in enumerate(since) if heard < before]
+            return ", ".join(late) if self._live() else ""
+
+    def _live(self) -> set[str]:
+        alive = time.monotonic() - LOST_SECONDS
+        return {process for process, since in self._joined.values() if since > alive}
+
     def end(self, status: int, seconds: float = 5 * POLL_SECONDS) -> None:
         """Wait until every live host has read that the run ended, or `seconds`; then shut down."""
         with self._lock:
             self._state = {"state": "ended", "status": status}
-            alive = time.monotonic() - LOST_SECONDS
-            live = {process for process, since in self._joined.values() if since > alive}
+            live = self._live()
             self._lock.wait_for(lambda: live <= self._notified, seconds)
         self._server.shutdown()
         self._server.server_close()

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 import http.client
+import signal
 import threading
 import time
+import types
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from pipeline import pod
 from pipeline.errors import InputError
 from pipeline.launch import host as hosts
-from pipeline.launch import meeting, metadata
+from pipeline.launch import join, meeting, metadata
 from pipeline.launch.host import Host
-from pipeline.launch.join import LOST, Joining, join
+from pipeline.launch.join import Joining
 from pipeline.launch.meeting import Head, Meeting
 from pipeline.launch.ray_node import labels, resources
 
@@ -195,6 +199,30 @@ def test_waiting_for_the_first_host_has_a_deadline_of_its_own(met):
         head.wait(0.0, 3600.0)
 
 
+def test_hosts_wait_for_lost_ones_for_a_limited_time(monkeypatch):
+    """Since they are billed; not where no host is left, nor while a whole slice returns."""
+    now = [0.0]
+    clock = types.SimpleNamespace(monotonic=lambda: now[0], time=time.time)
+    monkeypatch.setattr(meeting, "time", clock)
+    head = Meeting(("127.0.0.1", 0), SOFTWARE, 3, lambda line: None)
+
+    def pass_time(seconds: int, *workers: int) -> str:
+        for _ in range(0, seconds, 30):
+            now[0] += 30
+            for worker in workers:
+                assert head.hear(worker, f"vm-{worker} (1)", "")["cause"] == ""
+        return head.stranded(1200)
+
+    assert pass_time(3600, 0, 1, 2) == ""
+    assert pass_time(1170, 0, 1) == ""
+    assert pass_time(60, 0, 1) == "2"
+    assert pass_time(30, 0, 1, 2) == ""
+    assert pass_time(9000) == "", "all are gone: nothing is billed"
+    assert pass_time(1170, 1) == "", "a slice returns, one host after the other"
+    assert pass_time(90, 1, 2) == "0"
+    head.end(0, seconds=0.0)
+
+
 def test_a_machine_that_returns_is_welcomed_and_another_one_waits(met):
     """With a new process within seconds, as after a reboot; another machine while it is heard."""
     head, _, host = met
@@ -207,25 +235,38 @@ def test_a_machine_that_returns_is_welcomed_and_another_one_waits(met):
     head.wait(0.0, 0.0)
 
 
+def arguments(port: int, tell: Callable[[str], None], **more: Any) -> Joining:
+    """Those of `join` on host 0 of two, whose meeting is at a port."""
+    return Joining(
+        head=("127.0.0.1", port - 1),
+        role="host",
+        hosts=2,
+        host=Host(pod("v4-16"), 0, "s"),
+        queue=5.0,
+        imitate=True,
+        secret="secret",
+        tell=tell,
+        **more,
+    )
+
+
 def test_a_host_whose_number_is_taken_tries_again(met):
     """Its `join` ends with the status that restarts it, since the other may be lost."""
     head, lines, host = met
     head._software = hosts.software()
     host.report(0, "another (1)")
-    joining = Joining(
-        head=("127.0.0.1", head.port - 1),
-        role="host",
-        hosts=2,
-        host=Host(pod("v4-16"), 0, "s"),
-        wait=5.0,
-        queue=5.0,
-        imitate=True,
-        secret="secret",
-        run=(),
-        tell=lines.append,
-    )
-    assert join(joining) == LOST
+    assert join.join(arguments(head.port, lines.append, wait=5.0, run=())) == join.LOST
     assert "cannot join yet: worker id 0 is that of another host, another (1)" in lines[-1]
+
+
+def test_a_run_whose_hosts_do_not_return_is_stopped(met, monkeypatch):
+    """By the SIGTERM after which it saves and ends; its status is the job's."""
+    monkeypatch.setattr(join, "_LOOK_SECONDS", 0.05)
+    head, lines, host = met
+    host.report(0, "vm-0 (1)")
+    joining = arguments(head.port, lines.append, wait=0.0, run=("sleep", "100"))
+    assert join._run(joining, head) == 128 + signal.SIGTERM
+    assert "error: lost hosts did not return in 0 s: " in lines[-1]
 
 
 def test_a_lost_host_is_replaced(met, monkeypatch):

@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from pipeline import pod
-from pipeline.cli import options
+from pipeline.cli import launch, options
 from pipeline.errors import InputError, UsageError
 from pipeline.launch import kuberay, sky
-from pipeline.launch.job import Job, job_name
+from pipeline.launch.job import Job, Recipe, job_name
 from pipeline.launch.targets import RECIPES
 from tests.pipeline.launch import pod_toy, tool_schemas
 from tests.pipeline.launch.shapes import RAY_JOB, SKY, impossible, refusal
@@ -147,6 +147,20 @@ def test_launches_that_cannot_work_are_refused(on, wrong, message):
     """Before anything is made, with what to do."""
     with pytest.raises(InputError, match=message):
         RECIPES[on](job(**wrong))
+
+
+@pytest.mark.parametrize(
+    ("commands", "left"),
+    [
+        (("false", "true"), "status 1; nothing was made that costs money"),
+        (("true", "false"), "status 1; if it made something, this ends it: delete; delete more"),
+    ],
+)
+def test_a_command_that_fails_says_what_may_cost_money(commands, left):
+    """Only the last may have made something; an earlier launch of the name is not to be deleted."""
+    recipe = Recipe(files={}, commands=commands, needs=(), undo=("delete", "delete more"))
+    with pytest.raises(InputError, match=left):
+        launch._call(recipe)
 
 
 def test_printing_needs_no_flag():
