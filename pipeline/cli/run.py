@@ -234,9 +234,11 @@ def _say_settings(context: Context) -> None:
 def _changed(preset: Any, settings: Any, before: str = "") -> Iterator[str]:
     for field in dataclasses.fields(settings):
         old, new = getattr(preset, field.name), getattr(settings, field.name)
-        if old != new and dataclasses.is_dataclass(new) and type(new) is type(old):
+        if old == new and repr(old) == repr(new):  # True equals 1, and is another setting
+            continue
+        if dataclasses.is_dataclass(new) and type(new) is type(old):
             yield from _changed(old, new, f"{before}{field.name}.")
-        elif old != new:
+        else:
             yield f"{before}{field.name} = {new!r} (preset: {old!r})"
 
 

@@ -111,8 +111,13 @@ def canonical(value: Any, path: str = "config", classes: Classes | None = None) 
 
 def group_fields(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Canonical values by name in two groups: "defaults" equal their default, "fields" do not."""
-    kept = {n: tree for n, tree in values.items() if n not in defaults or defaults[n] != tree}
+    kept = {n: tree for n, tree in values.items() if not same(tree, defaults.get(n, _ABSENT))}
     return {"fields": kept, "defaults": {n: t for n, t in values.items() if n not in kept}}
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two canonical trees are equal in type and value; in Python, True equals 1."""
+    return a is b or (a == b and _dumps(a) == _dumps(b))
 
 
 def without_defaults(tree: Any) -> Any:
@@ -329,8 +334,7 @@ def difference(old: Any, new: Any, path: str = "") -> list[str]:
             for i, (a, b) in enumerate(zip(old, new, strict=True))
             for line in difference(a, b, f"{path}[{i}]")
         ]
-    same = old == new and type(old) is type(new)
-    return [] if same else [f"{path}: {_show(old)} -> {_show(new)}"]
+    return [] if same(old, new) else [f"{path}: {_show(old)} -> {_show(new)}"]
 
 
 _CHANGED = " (the default changed)"

@@ -82,7 +82,7 @@ def changed_defaults(
     Both have the same key or recipe, so the differences are changed defaults. `contents` as for
     `find_build`.
     """
-    if published.config == config:
+    if fingerprint.same(published.config, config):
         return []
     lines = _difference(published.config, config, contents)
     # The manifest lacks fields added since; `confirm` recorded their defaults next to the build.
@@ -91,7 +91,7 @@ def changed_defaults(
 
 def confirm(path: str, published: Manifest, config: Any) -> None:
     """Record the configuration for which a run reused a published output."""
-    if published.config != config:
+    if not fingerprint.same(published.config, config):
         _record(path, published.build, config)
 
 

@@ -29,6 +29,7 @@ from pipeline.identity.fingerprint import (
     digest,
     group_fields,
     is_runtime,
+    without_defaults,
 )
 from tests.pipeline.identity.key_values import (
     DIFFERENT,
@@ -89,6 +90,16 @@ def test_values_that_are_easily_confused_differ(index):
     a, b = DIFFERENT[index]
     assert digest(canonical(a)) != digest(canonical(b))
     assert difference(canonical(a), canonical(b)) != []
+
+
+@pytest.mark.parametrize("index", range(len(DIFFERENT)))
+def test_a_value_that_is_easily_confused_with_the_default_is_not_the_default(index):
+    """It is written out, as Python's own equality of 1 and True would not do."""
+    for default, value in (DIFFERENT[index], DIFFERENT[index][::-1]):
+        grouped = group_fields({"x": canonical(value)}, {"x": canonical(default)})
+        assert grouped["fields"] == {"x": canonical(value)}
+        same_as_default = group_fields({"x": canonical(value)}, {"x": canonical(value)})
+        assert digest(without_defaults(grouped)) != digest(without_defaults(same_as_default))
 
 
 @pytest.mark.parametrize("index", range(len(EQUAL)))

@@ -110,6 +110,18 @@ def test_a_default_that_changed_makes_an_output_stale(tmp_path):
     assert result(store, old)["sizes"] == [2] * 4
 
 
+@pytest.mark.parametrize("unfinished_first", [False, True])
+def test_true_is_not_one_as_a_changed_default_either(tmp_path, unfinished_first):
+    """Neither a published output nor an unfinished build of the one is the other's."""
+    store = str(tmp_path)
+    if unfinished_first:
+        unfinished(store, work({"size": 1}, stop_after=2))
+        assert "not resumed" in planned(store, work({"size": True})).detail
+    else:
+        bring_up(store, work({"size": 1}))
+        assert planned(store, work({"size": True})).reason == "work.size: 1 -> True" + CHANGED[17:]
+
+
 def test_given_values_are_not_confused_with_changed_defaults(tmp_path):
     """A value that was always written out is up to date whatever the default is."""
     store = str(tmp_path)
