@@ -71,6 +71,7 @@ class Context:
             force=_texts(getattr(o, "force", ())),
             keep_going=getattr(o, "keep_going", False),
             jobs=getattr(o, "jobs", 0),
+            keep_shards=getattr(o, "keep_shards", False),
         )
 
     def steps(self) -> list[Node]:

@@ -20,7 +20,7 @@ from pipeline.plan.explain import explain as explained
 from pipeline.plan.lineage import lineage, users
 from pipeline.plan.plan import FEW, Planned
 from pipeline.plan.plan import plan as planned
-from pipeline.plan.state import CORRUPT, pick, resolve
+from pipeline.plan.state import CORRUPT, FOREIGN, pick, resolve
 from pipeline.store import storage
 
 
@@ -29,7 +29,8 @@ def entries(context: Context) -> list[Planned]:
     targets = resolve(context.targets, context.choice)
     order = topological(targets)
     forced = {node.key for name in context.choice.force for node in pick(order, name)}
-    return planned(targets, context.store, frozenset(forced))
+    keep = context.choice.keep_shards
+    return planned(targets, context.store, frozenset(forced), keep_shards=keep)
 
 
 def _entry(context: Context, node: Node) -> Planned:
@@ -129,9 +130,11 @@ def _say_plan(context: Context, found: list[Planned], labels: dict[str, str]) ->
             say(f"warning: {warning}")
         for advice in entry.node.advice():
             say(f"warning: {labels[entry.node.key]}: {advice}")
-    if names := ",".join(labels[entry.node.key] for entry in found if entry.refused):
+    if refused := [entry for entry in found if entry.refused]:
+        names = ",".join(labels[entry.node.key] for entry in refused)
+        kinds = " and ".join(sorted({entry.status for entry in refused}))
         again = f"build them again with --force {shlex.quote(names)}"
-        say(f"run would refuse: corrupt outputs of {names}; {again}")
+        say(f"run would refuse: {kinds} outputs of {names}; {again}")
     else:
         say(f"{sum(e.needed for e in found)} of {len(found)} steps would run")
 
@@ -170,7 +173,7 @@ def _graph_page(context: Context) -> int:
     from pipeline.pages.page import render
     from pipeline.pages.record import RunRecord, StepRecord
 
-    states = {"running": "running", "failed": "failed", "corrupt": "failed"}
+    states = {"running": "running", **dict.fromkeys(("failed", CORRUPT, FOREIGN), "failed")}
     now = time.time()
     prefix, command = context.store.prefix, context.command
     record = RunRecord("plan", prefix, command, started=now, ended=now, last=now, outcome="plan")

@@ -14,15 +14,22 @@ from pipeline.execute import adopt as adoption
 from pipeline.graph.declaration import load as load_experiment
 from pipeline.graph.node import Node, topological
 from pipeline.pages.readable import duration
+from pipeline.plan.plan import shards_line
 from pipeline.plan.state import look
 from pipeline.store import integrity, lease, storage
 from pipeline.store.garbage import Garbage, delete, find_garbage
 from pipeline.store.manifest import Manifest, load_keyed
 from pipeline.store.protection import Keep
 
+_WRITTEN = {"kept": "--keep-shards kept", "continued": "continued from"}
+
 
 def verify(context: Context) -> int:
-    """Compare the bytes of outputs with their digests; status 1 if any output is corrupt."""
+    """Compare the bytes of outputs with their digests; status 1 unless every output is sound.
+
+    An output is "missing" if it was never published, and "mixed" if shards in it were written by
+    other code of its step than the rest.
+    """
     storage.list_names(context.store.prefix)  # raises if the store is unreachable
     found: list[dict[str, Any]] = []
     for node in context.steps():
@@ -34,30 +41,34 @@ def verify(context: Context) -> int:
             raise
         except PonenteError as error:
             manifest, problems = None, [" ".join(str(error).split())]
-        state = "corrupt" if problems else "missing" if manifest is None else "sound"
+        other = manifest.provenance.get("other_code") or {} if manifest else {}
+        state = "missing" if manifest is None else "mixed" if "kept" in other else "sound"
+        state = "corrupt" if problems else state
+        problems += [f"{_WRITTEN[how]} {shards_line(what)}" for how, what in other.items()]
         size = manifest.size if manifest else 0
         found.append(
             {"label": node.label, "path": path, "state": state, "bytes": size, "problems": problems}
         )
         if not context.options.json:
             _say_verified(node.label, state, manifest, problems)
-    corrupt = sum(each["state"] == "corrupt" for each in found)
+    counts = {s: sum(e["state"] == s for e in found) for s in ("corrupt", "mixed", "missing")}
     if context.options.json:
-        say_json({"store": context.store.prefix, "outputs": found, "corrupt": corrupt})
+        say_json({"store": context.store.prefix, "outputs": found, **counts})
     else:
         checked = [each["bytes"] for each in found if each["state"] != "missing"]
-        say(f"{len(checked)} outputs, {sum(checked):,} bytes read, {corrupt} corrupt")
-    return 1 if corrupt else 0
+        wrong = ", ".join(f"{n} {s}" for s, n in counts.items() if n or s == "corrupt")
+        say(f"{len(checked)} outputs, {sum(checked):,} bytes read, {wrong}")
+    return 1 if any(counts.values()) else 0
 
 
 def _say_verified(label: str, state: str, manifest: Manifest | None, problems: list[str]) -> None:
     if state == "missing":
-        say(f"{label:<16} nothing published")
+        say(f"{label:<16} missing: nothing was published; ponente run builds it")
         return
     say(f"{label:<16} {state}{f', {_contents(manifest)}' if manifest else ''}")
     for problem in problems:
         say(f"  {problem}")
-    if manifest and problems:
+    if manifest and state in ("corrupt", "mixed"):
         say(f"  build it again with --force {shlex.quote(label)}")
 
 
@@ -138,7 +149,8 @@ def adopt(context: Context) -> int:
     if not context.options.source:
         confirm(context, f"adopt {source.path} as {node.label}")
     found = adoption.adopt(store, node, seen, source)
-    say(f"{node.label}: adopted {found.origin}; undo with adopt {shlex.quote(node.label)} --undo")
+    undo = f"; undo with adopt {shlex.quote(node.label)} --undo" if found.origin else ""
+    say(f"{node.label}: adopted {source.path}{undo}")
     return 0
 
 

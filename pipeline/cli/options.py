@@ -69,6 +69,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "only": _steps("run only these"),
     "until": _steps("stop after these"),
     "force": _steps("build these again"),
+    "keep_shards": _switch("of unfinished builds, keep the shards that other code wrote"),
     "keep_going": _switch("after a failure, run the steps that do not depend on it"),
     "strict": _switch("refuse outputs built by other code"),
     "wait": _flag(
@@ -126,7 +127,7 @@ FLAGS: dict[str, dict[str, Any]] = {
 SPELLED = {"--from" if n == "source" else f"--{n.replace('_', '-')}": n for n in FLAGS}
 _SHORT = {"help": "-h"}
 _EVERY = ("preset", "prefix", "shared", "help", "help_settings")
-_CHOICE = ("only", "until", "force", "strict")
+_CHOICE = ("only", "until", "force", "keep_shards", "strict")
 LAUNCHED = (*_CHOICE, "keep_going", "wait", "no_compile")  # flags of `run` that `launch` passes on
 _RUN = (*_CHOICE, "keep_going", "wait", "jobs", "executor", "cluster", "no_compile", "link")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.cli.context import Context, say
 from pipeline.cli.display import choose
-from pipeline.cli.inspection import say_facts
+from pipeline.cli.inspection import entries, say_facts
 from pipeline.cli.interrupts import INTERRUPTED, FirstSignal, Interrupts
 from pipeline.cli.latest_pages import point_to_pages
 from pipeline.cli.stopping import Stopping
@@ -186,12 +186,15 @@ def _started(context: Context, run_id: str, execution: Execution) -> dict[str, A
 
 
 def _check_code(context: Context, execution: Execution) -> None:
-    warnings = [
-        warning
-        for node in execution.order
-        if node.key in execution.published
-        for warning in code_warnings(node, execution.published[node.key].manifest)
-    ]
+    if context.options.strict:  # then what an unfinished build would keep counts too
+        warnings = [warning for entry in entries(context) for warning in entry.warnings]
+    else:
+        warnings = [
+            warning
+            for node in execution.order
+            if node.key in execution.published
+            for warning in code_warnings(node, execution.published[node.key].manifest)
+        ]
     if context.options.strict and warnings:
         raise InputError(
             f"--strict: {'; '.join(warnings)}; raise the step's version, or build it again "

@@ -7,15 +7,18 @@ the differences that were ignored. Steps that depend on it are reused too, by co
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from pipeline.errors import CorruptOutput, InputError
 from pipeline.execute.reference import refer
 from pipeline.graph.node import Node
+from pipeline.identity import source_code
 from pipeline.plan.changes import ChangeLog
 from pipeline.plan.lineage import users
 from pipeline.plan.state import GraphState
 from pipeline.store import integrity, manifest, storage
+from pipeline.store.copies import bring_home
 from pipeline.store.manifest import ADOPTED, SAME_INPUTS, Manifest
 from pipeline.store.outputs import Found, Store
 
@@ -45,6 +48,9 @@ def choose(store: Store, node: Node, seen: GraphState, source: str | None) -> Ca
     if node.key in seen.found and node.key not in seen.same:
         raise InputError(f"{node.label}: already published: {seen.found[node.key].path}")
     changes = ChangeLog(store)
+    if node.key in seen.foreign and source is None:
+        found = store.find(node)
+        source = found.path if found is not None else None
     directory = source or changes.explain(node)[0]
     if not directory:
         raise InputError(f"{node.label}: no earlier output in {store.prefix}; pass --from DIR")
@@ -69,7 +75,23 @@ def adopt(store: Store, node: Node, seen: GraphState, source: Candidate) -> Foun
         raise CorruptOutput(f"{problem}; not adopted")
     inputs = {name: seen.found[n.key] for name, n in node.inputs.items() if n.key in seen.found}
     found = Found(source.path, source.manifest)
+    if not store.link and source.manifest.key == node.key:
+        found = Found(*bring_home(store.prefix, found.path, found.manifest))
+    if found.path == store.path(node):
+        return _make_own(node, found)
     return refer(store, node, inputs, seen.listings.of(node), found, ADOPTED, source.differences)
+
+
+def _make_own(node: Node, found: Found) -> Found:
+    """The output of another step of this name as the output of this step, which is its key's."""
+    url = storage.join(found.path, manifest.NAME)
+    _, version = storage.read_versioned(url)
+    defined = {"defined": source_code.definition(node.step.function)}
+    theirs = found.manifest
+    mine = dataclasses.replace(theirs, provenance={**theirs.provenance, **defined})
+    if not storage.replace_if(url, mine.to_bytes(), version):
+        raise InputError(f"{found.path}: replaced by another process meanwhile; try again")
+    return Found(found.path, mine)
 
 
 def undo(store: Store, node: Node) -> tuple[list[str], list[str]]:

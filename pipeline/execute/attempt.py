@@ -39,10 +39,11 @@ from pipeline.graph.external import check_unchanged
 from pipeline.graph.live import Live, Source
 from pipeline.graph.step import StepSpec
 from pipeline.graph.step_context import Emit, Reference, StepContext, Workers
-from pipeline.identity import digests, provenance
+from pipeline.identity import digests, provenance, source_code
 from pipeline.identity.digests import Identity
 from pipeline.identity.listing import Listing
 from pipeline.store import lease, left_overs, manifest, outputs, storage
+from pipeline.store.builds import named
 from pipeline.store.copies import bring_home
 from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import FAILURE, RETIRED, Manifest, load_verified
@@ -61,7 +62,8 @@ class Request:
         arguments: configuration and runtime arguments.
         identity: identity of the node.
         build: id of the build that the attempt belongs to.
-        provenance: the part of the provenance that all steps of the run share.
+        provenance: what the driver knows, with the step's code as the driver imported it.
+        keep_shards: reuse shards of other code too.
         replaces: attempt of the published output that this one is to replace; empty if none.
         live: the live inputs, and the builds that write them.
         packages: loggers whose INFO records go to the log: those of the step's own code.
@@ -86,11 +88,13 @@ class Request:
     labels: Mapping[str, str] = field(default_factory=dict)
     reads: Mapping[str, str] = field(default_factory=dict)
     link: bool = False
+    keep_shards: bool = False
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger of this build."""
-        return Ledger(self.root, self.build)
+        """The ledger of this build, for the step's code as the driver imported it."""
+        code = source_code.code_digest(self.provenance["sources"])
+        return Ledger(self.root, self.build, code, self.keep_shards)
 
     def published(self) -> bool:
         """Whether there is an output other than the one to be replaced.
@@ -180,21 +184,19 @@ def _attempt(
 ) -> Outcome:
     attempt = f"{held.number:06d}-{uuid.uuid4().hex[:8]}"
     run = StepContext(request.ledger, request.label, attempt, tell, workers)
+    external = (request.label, request.step.externals, request.arguments, request.listings)
     log = storage.join(run.directory, LOG)
     tell({"event": "started", "attempt": attempt, "log": log})
     started, clock = time.time(), time.monotonic()
     with capture(log, redirect=redirect, packages=request.packages):
         try:
             inputs = _open_inputs(request)
-            _check_sources(request)
-            # Digested before the body runs: an edit of a file while it runs has no effect on it.
-            worker = provenance.of_worker(request.step.function, request.step.environment)
+            check_unchanged(*external)  # before the body to waste no work
             body = request.step.function(run, **_grouped(request, inputs), **request.arguments)
             inputs |= _open_followed(request)
-            _check_sources(request)
+            check_unchanged(*external)  # after it to publish no mixed data
             seconds = time.monotonic() - clock
-            made_by = {**request.provenance, **worker}
-            record = _record(request, run, body, inputs, made_by, started, seconds)
+            record = _record(request, run, body, inputs, started, seconds)
             won = _publish(request, held, record)
         except Exception as error:  # noqa: BLE001 - a body may raise anything; it becomes data
             seconds, cause = time.monotonic() - clock, one_line(error)
@@ -216,11 +218,6 @@ def _attempt(
             corrupt = isinstance(error, CorruptOutput | FileNotFoundError)
             return Outcome("failed", seconds, cause, log, transient, False, taken, corrupt)
     return Outcome("published" if won else "reused", time.monotonic() - clock, log=log)
-
-
-def _check_sources(request: Request) -> None:
-    """Check the listings: before the body to waste no work, after it to publish no mixed data."""
-    check_unchanged(request.label, request.step.externals, request.arguments, request.listings)
 
 
 def _overtaken(request: Request) -> bool:
@@ -288,10 +285,12 @@ def _record(
     run: StepContext,
     body: Mapping[str, Any] | Reference | None,
     inputs: dict[str, tuple[str, Manifest]],
-    made_by: dict[str, Any],
     started: float,
     seconds: float,
 ) -> Manifest:
+    made_by, edited = provenance.of_attempt(request.provenance, request.step.environment)
+    if edited:
+        run.warn(f"edited after the run began, and used as edited: {named(edited)}")
     contents = {name: found.content for name, (_, found) in inputs.items()}
     contents |= {name: listing.digest for name, listing in request.listings.items()}
     if isinstance(body, Reference):
@@ -321,7 +320,7 @@ def _record(
         attempt=run.attempt,
         started=started,
         seconds=seconds,
-        provenance=made_by,
+        provenance={**made_by, **run.other_code()},
         origin=origin,
         sources=manifest.keep_sources(request.root, request.listings),
         needs=needs,

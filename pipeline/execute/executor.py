@@ -48,6 +48,7 @@ from pipeline.plan.state import (
     pick,
     rebuilt_input,
     resolve,
+    same_output,
     with_force,
 )
 from pipeline.store import retry, storage
@@ -152,6 +153,7 @@ class Execution:
             Cancelled: when `stop` was called.
         """
         if needed:
+            self._states.read_code(needed)
             shared = provenance.collect(node.step.function for node in needed)
             self._provenance = {**shared.record, "diff": self._log.keep_diff(shared.diff)}
             self._log.emit({"event": "provenance", "git": shared.record["git"]})
@@ -233,19 +235,20 @@ class Execution:
         node, fresh = state.node, state.forced or state.replaces
         held = None if fresh else contents(node, self.published, self._listings)
         recipe = made_from(node, self._states, self.published, self._listings)
+        code = self._states.code_of(node)
 
-        def ask() -> Found | Build:
-            same = self._store.same(node, held or {})
+        def ask() -> Found | tuple[Build, list[str]]:
+            same = same_output(node, self._store, held or {})
             if same is not None:
                 return reuse_same(self._store, node, self.published, self._listings, same)
-            return claim(self._store, state, recipe)
+            return claim(self._store, state, recipe, code)
 
-        def claimed(found: Found | Build) -> None:
+        def claimed(found: Found | tuple[Build, list[str]]) -> None:
             if isinstance(found, Found):
                 self._states.move(state, Phase.IDLE)
                 self._publish(node, found, None)
             elif state.phase is Phase.REQUESTING and self._going() and self._ready(node):
-                self._submit(state, found, backend)
+                self._submit(state, *found, backend)
             elif state.phase is Phase.REQUESTING:
                 self._states.move(state, Phase.WAITING)
 
@@ -253,12 +256,13 @@ class Execution:
         self._states.move(state, Phase.REQUESTING)
         self._errands.begin(f"{node.label}, to be started", ask, claimed, failed)
 
-    def _submit(self, state: NodeState, build: Build, backend: Backend) -> None:
-        for line in build.conflicts:
-            message = f"an unfinished build is not resumed: {line}"
+    def _submit(
+        self, state: NodeState, build: Build, warnings: list[str], backend: Backend
+    ) -> None:
+        for message in warnings:
             self._tell("warning", state.node, message=message)
-        there = (self._states, self.published, self._store, self._listings)
-        request = make_request(state, build, *there, self._provenance)
+        there = (self._states, self.published, self._store, self._listings, self._provenance)
+        request = make_request(state, build, *there, keep_shards=self._choice.keep_shards)
         self._states.move(state, Phase.RUNNING)
         self._tell("submitted", state.node)
         backend.submit(request)

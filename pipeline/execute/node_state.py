@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from pipeline.execute.attempt import Outcome
 from pipeline.graph.node import Node
+from pipeline.identity.provenance import of_step
 from pipeline.store import retry
 
 FIRST_PAUSE_SECONDS = 1.0
@@ -128,10 +130,23 @@ class States(dict[str, NodeState]):
         super().__init__((node.key, NodeState(node, i)) for i, node in enumerate(order))
         self._phases: dict[Phase, dict[str, NodeState]] = {phase: {} for phase in Phase}
         self.candidates: OrderedDict[str, NodeState] = OrderedDict()
+        self._codes: dict[Callable[..., Any], dict[str, Any]] = {}
         self.users: dict[str, list[Node]] = {}
         for node in order:
             for child in node.inputs.values():
                 self.users.setdefault(child.key, []).append(node)
+
+    def read_code(self, nodes: Iterable[Node]) -> None:
+        """Read the code of these nodes' steps now: a file may be edited while others run."""
+        for node in nodes:
+            self.code_of(node)
+
+    def code_of(self, node: Node) -> dict[str, Any]:
+        """The code of a node's step when it was asked for first, see `provenance.of_step`."""
+        function = node.step.function
+        if function not in self._codes:
+            self._codes[function] = of_step(function)
+        return self._codes[function]
 
     def move(self, state: NodeState, phase: Phase) -> None:
         """Move a node to another phase."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipeline.errors import PonenteError, StoreUnavailable
+from pipeline.errors import InputError, PonenteError, StoreUnavailable
 from pipeline.execute.attempt import Outcome, Request
 from pipeline.execute.node_state import NodeState, States
 from pipeline.execute.reference import refer
@@ -14,9 +14,10 @@ from pipeline.graph.live import Source
 from pipeline.graph.node import Node
 from pipeline.identity import digests, source_code
 from pipeline.plan.listings import Listings
-from pipeline.plan.state import GraphState
+from pipeline.plan.plan import giving_up
+from pipeline.plan.state import GraphState, foreign, is_another
 from pipeline.store import lease, manifest
-from pipeline.store.builds import Build, claim_build, confirm
+from pipeline.store.builds import Build, claim_build, claim_code, confirm
 from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import SAME_INPUTS
 from pipeline.store.outputs import Found, Store
@@ -65,9 +66,14 @@ def make_request(
     store: Store,
     listings: Listings,
     provenance: Mapping[str, Any],
+    *,
+    keep_shards: bool,
 ) -> Request:
-    """The request that executes a node in a claimed build, which is recorded in `state`."""
-    node = state.node
+    """The request that executes a node in a claimed build, which is recorded in `state`.
+
+    `provenance` is what all steps of the run share; `keep_shards` reuses shards of other code.
+    """
+    node, code = state.node, states.code_of(state.node)
 
     def place(child: Node) -> str:
         there = published.get(child.key)
@@ -83,12 +89,13 @@ def make_request(
         arguments={**node.config, **node.runtime},
         identity=node.identity,
         build=build.id,
-        provenance=provenance,
+        provenance={**provenance, **code},
         replaces=state.replaces,
         live={n: _source(states[node.inputs[n].key], published) for n in sorted(node.live)},
         listings=listings.of(node),
         labels={name: child.label for name, child in node.inputs.items()},
-        packages=_packages(node),
+        packages=_packages(code["sources"]),
+        keep_shards=keep_shards,
         reads={
             manifest.make_ref(store.path(node), place(child)): _opened(published.get(child.key))
             for child in node.inputs.values()
@@ -102,9 +109,8 @@ def _opened(found: Found | None) -> str:
     return found.manifest.attempt if found is not None and found.manifest.origin is None else ""
 
 
-def _packages(node: Node) -> tuple[str, ...]:
+def _packages(files: Iterable[str]) -> tuple[str, ...]:
     """Top-level packages and modules of a step's own code."""
-    files = source_code.digests(node.step.function)
     return tuple(sorted({"__main__", *(f.partition("/")[0].removesuffix(".py") for f in files)}))
 
 
@@ -116,11 +122,31 @@ def _source(state: NodeState, published: Mapping[str, Found]) -> Source:
     return Source(made, replaces, {**node.config, **node.runtime})
 
 
-def claim(store: Store, state: NodeState, recipe: Mapping[str, str]) -> Build:
-    """The build that the next attempt belongs to; `recipe` as returned by `made_from`."""
-    identity, path = state.node.identity, store.path(state.node)
-    digest = digests.recipe(identity, recipe)
-    return claim_build(path, digest, state.replaces, identity.config, recipe)
+def claim(
+    store: Store, state: NodeState, recipe: Mapping[str, str], code: Mapping[str, Any]
+) -> tuple[Build, list[str]]:
+    """The build that the next attempt belongs to, and warnings.
+
+    Args:
+        store: the store.
+        state: of the node.
+        recipe: as returned by `made_from`.
+        code: see `States.code_of`.
+
+    Raises:
+        InputError: when another step of the node's name works on the build.
+    """
+    node, path = state.node, store.path(state.node)
+    digest = digests.recipe(node.identity, recipe)
+    # What replaces an output is a build of its own, and a retry belongs to that of its first try.
+    forced = state.forced and not (state.replaces or state.build)
+    build = claim_build(path, digest, state.replaces, node.identity.config, recipe, forced=forced)
+    ledger = Ledger(path, build.id, source_code.code_digest(code["sources"]))
+    for other in claim_code(ledger, code):
+        if there := source_code.other_step(node.step.function, other):
+            raise InputError(f"an unfinished build in {path} is {is_another(node, there)}")
+    lines = [f"an unfinished build is not resumed: {line}" for line in build.conflicts]
+    return build, [*lines, *giving_up(path, build)]
 
 
 def read_ended(
@@ -133,11 +159,14 @@ def read_ended(
 
     Raises:
         StoreUnavailable: when the output does not show: a network file system may take a minute.
+        InputError: when it is that of another step, published by a run that the attempt waited for.
     """
     path = store.path(node)
     if outcome.successful:
         if (found := manifest.load_verified(path, node.key)) is None:
             raise StoreUnavailable(f"reported as published, but {path} shows no manifest")
+        if problem := foreign(node, Found(path, found)):
+            raise InputError(problem)
         return Found(path, found)
     if not outcome.transient:
         return frozenset()

@@ -17,6 +17,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 from pipeline.errors import InputError, PonenteError, unknown
 from pipeline.graph import module_names
 from pipeline.graph.node import Node, as_node
+from pipeline.identity import source_code
 from pipeline.identity.secret_text import REMEDY, SECRET
 
 R = TypeVar("R")
@@ -47,6 +48,7 @@ class Declaration(Generic[R]):
         self.name = function.__name__
         defaults = _settings_class(function)()
         self.presets: dict[str, Any] = {FULL: defaults}
+        source_code.remember()
         for name, values in presets.items():
             if name == FULL or name in self.setting_names:
                 raise InputError(f"{self.name}: preset {name!r} is named like a setting; rename it")

@@ -31,6 +31,7 @@ from pipeline.graph.facts import StateFacts
 from pipeline.graph.module_names import by_value
 from pipeline.graph.node import Node
 from pipeline.graph.signature import Input, Signature, read_signature
+from pipeline.identity import source_code
 
 if typing.TYPE_CHECKING:
     from pipeline.graph.step_context import StepContext
@@ -104,6 +105,7 @@ class StepSpec(Generic[P, A]):
                 "a directory; use letters a-z, digits and _"
             )
         vars(self).update({"__doc__": self.function.__doc__, "__wrapped__": self.function})
+        source_code.remember()
         _ = self._signature  # read now, so that an error points at the step's declaration
 
     @functools.cached_property

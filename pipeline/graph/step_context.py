@@ -4,11 +4,15 @@ The body writes only under its own attempt, and through shards: a directory beco
 ledger record is created. The output is the explicit set of shards that `shard`, `map` and
 `finished` returned and `declare` named in this attempt, whether this attempt wrote them or found
 them finished. All attempts share the ledger; its other shards are not published.
+
+A shard that other code of the step wrote is not finished: it is built again, with a warning. Only
+`claim` takes it over, for state from which a step continues, such as checkpoints.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,9 +23,9 @@ from pipeline.errors import InputError, WorkerLost
 from pipeline.graph.artifact import Artifact
 from pipeline.graph.hardware import Hardware
 from pipeline.store import storage
+from pipeline.store.builds import OtherCode, other_code
 from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import KEEP, PROCESS_LOGS
-from pipeline.store.parallel import concurrently
 from pipeline.store.shards import ATTEMPTS, Shard
 
 Emit = Callable[[dict[str, Any]], None]
@@ -51,9 +55,9 @@ def write_shard(task: ShardTask) -> Shard:
 
     Reads the record first, since the listing that led to this task may have been out of date.
     """
-    finished = task.ledger.find(task.name)
-    if finished is not None:
-        return finished
+    finished = task.ledger.look(task.name)
+    if finished is not None and task.ledger.reuses(finished):
+        return finished.shard
     part = "shards" if task.number == 1 else f"shards-{task.number}"
     directory = storage.join(task.ledger.root, ATTEMPTS, task.attempt, part, task.name)
     storage.delete_tree(directory)
@@ -139,6 +143,8 @@ class StepContext:
         self._written: set[str] = set()
         self._finished: dict[str, Shard] = {}  # records of the ledger that were read
         self._declared: dict[str, Shard] = {}
+        self._warned: set[str] = set()
+        self._kept = self._continued = OtherCode()
 
     @property
     def directory(self) -> str:
@@ -171,18 +177,46 @@ class StepContext:
 
     def finished(self, prefix: str = "") -> dict[str, Shard]:
         """Shards finished by this attempt or an earlier one; they become part of the output."""
-        known = self._known()
+        known = self._known(lambda name: name.startswith(prefix))
         found = {name: known[name] for name in sorted(known) if name.startswith(prefix)}
         self._declared |= found
         return found
 
-    def _known(self) -> dict[str, Shard]:
-        """The ledger's shards; lists it again, as a gang adds to it, and reads each record once."""
-        new = sorted(self.ledger.shard_names() - self._finished.keys())
-        local = storage.is_local(self.root)
-        found = zip(new, concurrently(self.ledger.find, new, local=local), strict=True)
-        self._finished |= {name: shard for name, shard in found if shard is not None}
+    def _known(self, wanted: Callable[[str], bool], of: int | None = None) -> dict[str, Shard]:
+        """The shards to reuse; lists the ledger again, as a gang adds to it, and reads each once.
+
+        Warns of shards that other code wrote among the `wanted` ones, which will be `of` in all.
+        """
+        there = self.ledger.shard_names()
+        new = there - self._finished.keys() - self._declared.keys()
+        records = self.ledger.records(new)
+        reused = {name: r.shard for name, r in records.items() if self.ledger.reuses(r)}
+        self._finished |= reused
+        other = other_code(self.ledger, {n: r for n, r in records.items() if wanted(n)})
+        total = len(list(filter(wanted, there))) if of is None else of
+        for lines in other.lines(total, keep=self.ledger.keep):
+            for line in lines:
+                self._warn_once(line)
+        if self.ledger.keep:
+            self._kept = self._kept.with_(other)
         return self._finished | self._declared
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            self.warn(message)
+
+    def other_code(self) -> dict[str, Any]:
+        """Provenance: "other_code" with counts of declared shards that other code wrote, if any."""
+        found = {}
+        for how, other in (("kept", self._kept), ("continued", self._continued)):
+            if shards := sorted(self._declared.keys() & set(other.shards)):
+                found[how] = {
+                    "shards": len(shards),
+                    "of": len(self._declared),
+                    "files": other.files,
+                }
+        return {"other_code": found} if found else {}
 
     def claim(self, prefix: str) -> dict[str, Shard]:
         """Take over shards of earlier attempts, which only this attempt may drop from now on.
@@ -193,6 +227,10 @@ class StepContext:
             WorkerLost: when a newer attempt owns one of them.
         """
         names = [name for name in sorted(self.ledger.shard_names()) if name.startswith(prefix)]
+        other = other_code(self.ledger, self.ledger.records(names) if self.ledger.code else {})
+        if other.shards:
+            self._continued = self._continued.with_(other)
+            self._warn_once(f"continues from what other code wrote ({other.files})")
         found = {name: self.ledger.claim(name, self.attempt) for name in names}
         return {name: shard for name, shard in found.items() if shard is not None}
 
@@ -231,15 +269,18 @@ class StepContext:
         directory = storage.join(self.directory, "shards", name)
         storage.delete_tree(directory)
         yield directory
-        self._declared[name] = self.ledger.add(name, directory, result or {})
+        # What was just written replaces a shard of other code, also with --keep-shards.
+        ledger = dataclasses.replace(self.ledger, keep=False)
+        self._declared[name] = ledger.add(name, directory, result or {})
 
     def map(self, writer: ShardWriter, items: Mapping[str, Any]) -> dict[str, Shard]:
         """Write one shard per item with `writer(directory, item) -> result`, across workers.
 
-        Shards that are in the ledger already are not written again. Returns all of them, sorted by
-        name.
+        Shards that this code finished already are not written again. Returns all of them, sorted
+        by name.
         """
-        shards = {name: s for name, s in self._known().items() if name in items}
+        known = self._known(items.__contains__, len(items))
+        shards = {name: known[name] for name in known if name in items}
         tasks = [
             ShardTask(self.ledger, self.attempt, name, writer, item)
             for name, item in items.items()

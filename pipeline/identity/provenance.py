@@ -20,7 +20,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,10 +90,31 @@ def collect(functions: Iterable[Callable[..., Any]]) -> Provenance:
     return Provenance({"git": git, **_packages()}, text)
 
 
-def of_worker(function: Callable[..., Any], environment: Iterable[str]) -> dict[str, Any]:
-    """The machine that executes a step, its environment variables, and digests of its code."""
+def of_step(function: Callable[..., Any]) -> dict[str, Any]:
+    """The step's code, as this process imported it."""
     return {
         "sources": source_code.digests(function),
+        "defined": source_code.definition(function),
+    }
+
+
+def of_attempt(
+    driver: Mapping[str, Any], environment: Iterable[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Provenance of the output that this process built, and files that it imported otherwise.
+
+    Args:
+        driver: what the driver knows: the record of `collect`, and `of_step`.
+        environment: names of the environment variables to record.
+    """
+    edited = source_code.imported_otherwise(driver["sources"])
+    made_by = {**driver, "sources": {**driver["sources"], **edited}}
+    return {**made_by, **of_worker(environment)}, sorted(edited)
+
+
+def of_worker(environment: Iterable[str]) -> dict[str, Any]:
+    """The machine that executes a step, and its environment variables."""
+    return {
         "host": socket.gethostname(),
         "python": platform.python_version(),
         "platform": platform.platform(),

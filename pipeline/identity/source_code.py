@@ -9,25 +9,30 @@ the engine itself are not. A module named only in a string (`importlib.import_mo
 
 Each file has two digests: of its bytes, and of its meaning (the syntax tree without comments,
 docstrings and layout). To detect a change, the second is computed only where the first differs.
+
+What is recorded with an output is the code that built it: a module that this process has imported
+counts as it was then, whatever its file says now. `remember` keeps the sources when steps are
+declared. Only a file that is not imported yet, such as one that a step's body imports, is read when
+it is asked for.
 """
 
 from __future__ import annotations
 
 import ast
-import functools
-import hashlib
+import contextlib
 import inspect
 import os
 import sys
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_DIGITS = 16
+from pipeline.identity.source_file import SourceFile, digest_of
+
+_NAMED = 3  # files named in a message
+_ALIKE = 0.5  # share of common statements from which two files are versions of one
 _ENGINE = __name__.partition(".")[0]
 _CHECKOUT = str(Path(__file__).resolve().parents[2])
-_BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
 
 
 class Digest(NamedTuple):
@@ -35,74 +40,6 @@ class Digest(NamedTuple):
 
     raw: str
     meaning: str
-
-
-class _File:
-    """One version of a source file; a file that does not parse has no imports."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self.raw = hashlib.sha256(data).hexdigest()[:_DIGITS]
-        self.imports = tuple(_imports(tree.body)) if (tree := self._parse()) else ()
-
-    def _parse(self) -> ast.Module | None:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return ast.parse(self._data)
-        except (SyntaxError, ValueError, RecursionError):
-            return None
-
-    @functools.cached_property
-    def meaning(self) -> str:
-        """Digest of the syntax tree; of the bytes where the file does not parse."""
-        tree = self._parse()
-        if tree is None:
-            return self.raw
-        text = "\n".join(_describe(tree))
-        return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:_DIGITS]
-
-
-def _imports(body: Iterable[ast.AST]) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Every import statement at any depth. Visits statements only: expressions contain none."""
-    for node in body:
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield node
-        else:
-            for name in _BODIES:
-                yield from _imports(getattr(node, name, None) or ())
-
-
-def _describe(node: ast.AST) -> Iterator[str]:
-    # Not `ast.dump`, whose text differs between Python versions: the digest must not change when
-    # Python is upgraded.
-    yield type(node).__name__
-    for name in node._fields:
-        value = getattr(node, name, None)
-        if isinstance(value, ast.AST):
-            yield name
-            yield from _describe(value)
-        elif isinstance(value, list):
-            if isinstance(node, ast.JoinedStr):
-                # Some versions put empty strings between the parts of an f-string.
-                value = [each for each in value if getattr(each, "value", None) != ""]
-            if value:
-                yield name
-                for each in value:
-                    if not isinstance(each, ast.AST):
-                        yield repr(each)
-                    elif not _is_comment(each):
-                        yield from _describe(each)
-                yield "]"
-        elif value is not None and name != "kind":
-            yield f"{name} {value!r}"
-    yield ")"
-
-
-def _is_comment(node: ast.AST) -> bool:
-    """Whether the node is a string as a statement: a docstring, or a comment in quotes."""
-    value = node.value if isinstance(node, ast.Expr) else None
-    return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
 def _stamp(path: str) -> tuple[int, int] | None:
@@ -114,17 +51,52 @@ def _stamp(path: str) -> tuple[int, int] | None:
     return found.st_mtime_ns, found.st_size
 
 
-_files: dict[str, tuple[tuple[int, int], _File]] = {}
+_files: dict[str, tuple[tuple[int, int], SourceFile]] = {}
+_walks: dict[tuple[str, str, bool], _Walk] = {}
+_imported: dict[str, SourceFile] = {}  # by path: the version that this process imported
+_modules: dict[str, tuple[Any, str]] = {}  # by module: its spec, another one after a reload; path
+
+
+def remember() -> None:
+    """Keep the sources of the first-party modules that were imported since the last call."""
+    for name, module in list(sys.modules.items()):
+        about = getattr(module, "__dict__", {})
+        spec = about.get("__spec__")
+        if name in _modules and _modules[name][0] is spec:
+            continue
+        path = os.path.abspath(about.get("__file__") or "")
+        _modules[name] = spec, path
+        top = name.partition(".")[0]
+        if top == _ENGINE or top in sys.stdlib_module_names or not path.endswith(".py"):
+            continue
+        if {"site-packages", "dist-packages"}.isdisjoint(path.split(os.sep)):
+            with contextlib.suppress(OSError):
+                _imported[path] = SourceFile(Path(path).read_bytes())
+                _walks.clear()
+
+
+def imported_otherwise(files: Mapping[str, Digest]) -> dict[str, Digest]:
+    """The files that this process imported with another meaning, and their digests."""
+    remember()
+    found = {}
+    for module, (_, path) in _modules.items():
+        inner = "/__init__.py" if os.path.basename(path) == "__init__.py" else ".py"
+        then = files.get(module.replace(".", "/") + inner)
+        now = _imported.get(path)
+        if then and now and now.raw != then.raw and now.meaning != then.meaning:
+            found[module.replace(".", "/") + inner] = Digest(now.raw, now.meaning)
+    return found
 
 
 class _Walk:
-    """The files reached from the file `start` of the module `module`.
+    """The files reached from the file `start` of the module `module`, now or as `imported`.
 
     Attributes:
         files: name -> (path, file), sorted by name.
     """
 
-    def __init__(self, start: str, module: str) -> None:
+    def __init__(self, start: str, module: str, imported: bool) -> None:
+        self._imported = _imported if imported else {}
         home = _home(start, module)
         self._roots, self._only = [home], ""
         if not {"site-packages", "dist-packages"}.isdisjoint(home.split(os.sep)):
@@ -136,7 +108,7 @@ class _Walk:
         self._stamps: dict[str, tuple[int, int] | None] = {}
         self._stack = [start]
         self._load(home, os.path.relpath(os.path.dirname(start), home).split(os.sep))
-        found: dict[str, tuple[str, _File]] = {}
+        found: dict[str, tuple[str, SourceFile]] = {}
         paths: set[str] = set()
         while self._stack:
             path = self._stack.pop()
@@ -153,12 +125,14 @@ class _Walk:
         """Whether all files that were read and folders that were searched are unchanged."""
         return all(_stamp(path) == then for path, then in self._stamps.items())
 
-    def _read(self, path: str) -> _File | None:
+    def _read(self, path: str) -> SourceFile | None:
+        if path in self._imported:
+            return self._imported[path]
         stamp = self._stamps[path] = _stamp(path)
         if stamp is None:
             return None
         if path not in _files or _files[path][0] != stamp:
-            _files[path] = (stamp, _File(Path(path).read_bytes()))
+            _files[path] = (stamp, SourceFile(Path(path).read_bytes()))
         return _files[path][1]
 
     def _follow(self, path: str, statement: ast.Import | ast.ImportFrom) -> None:
@@ -227,19 +201,24 @@ def _home(path: str, module: str) -> str:
     return folder
 
 
-_walks: dict[tuple[str, str], _Walk] = {}
-
-
-def _files_of(function: Callable[..., Any]) -> dict[str, tuple[str, _File]]:
-    """Name -> (path, file) of every file of a step's code, sorted; empty if it has no file."""
+def _start(function: Callable[..., Any]) -> tuple[str, str] | None:
+    """(path, module) of the file that a step is written in; None for one that is in no file."""
     function = inspect.unwrap(function)
     try:
         path = inspect.getsourcefile(function)
     except TypeError:
         path = None
-    if path is None:
+    return (os.path.abspath(path), function.__module__) if path is not None else None
+
+
+def _files_of(
+    function: Callable[..., Any], *, imported: bool = False
+) -> dict[str, tuple[str, SourceFile]]:
+    """Name -> (path, file) of every file of a step's code, sorted; empty if it has no file."""
+    start = _start(function)
+    if start is None:
         return {}
-    key = os.path.abspath(path), function.__module__
+    key = *start, imported
     if key not in _walks or not _walks[key].fresh():
         _walks[key] = _Walk(*key)
     return _walks[key].files
@@ -250,7 +229,55 @@ def digests(function: Callable[..., Any]) -> dict[str, Digest]:
 
     Recorded with an output, as JSON, for `changed`.
     """
-    return {name: Digest(file.raw, file.meaning) for name, (_, file) in _files_of(function).items()}
+    remember()
+    found = _files_of(function, imported=True)
+    return {name: Digest(file.raw, file.meaning) for name, (_, file) in found.items()}
+
+
+def code_digest(files: Mapping[str, Digest]) -> str:
+    """One digest of what all files of a step's code mean, whatever their names; "" for none."""
+    return digest_of(sorted({file.meaning for file in files.values()})) if files else ""
+
+
+def definition(function: Callable[..., Any]) -> dict[str, Any]:
+    """The file that a step is written in, as JSON for `other_step`; empty if it has none."""
+    start, found = _start(function), _files_of(function, imported=True)
+    for name, (path, file) in found.items():
+        if start is not None and path == start[0]:
+            folder = os.path.dirname(path)
+            return {"file": name, "folder": folder, "statements": list(file.statements)}
+    return {}
+
+
+def other_step(function: Callable[..., Any], recorded: Mapping[str, Any]) -> str:
+    """The file of another step of this name that built an output; empty when it was this step.
+
+    A step is the same when its file is still part of the code; where the file was moved, or lies in
+    another folder, when at least half of the statements of the two files are the same.
+
+    Args:
+        function: the step's function.
+        recorded: has its `definition` ("defined") and `digests` ("sources") when the output was
+            built, possibly decoded from JSON. Earlier versions recorded no definition; then one of
+            the sources must be the same.
+    """
+    sources, defined, start = recorded.get("sources"), recorded.get("defined"), _start(function)
+    if start is None or not sources:
+        return ""
+    if defined and start[0] == os.path.join(defined["folder"], os.path.basename(defined["file"])):
+        return ""
+    now = _files_of(function)
+    if not defined:
+        meanings = {file.meaning for _, file in now.values()}
+        known = any(name in now or each[1] in meanings for name, each in sources.items())
+        return "" if known or not now else ", ".join(list(sources)[:_NAMED])
+    mine, file = definition(function), defined["file"]
+    # A bare name such as train.py says little: many people have one.
+    if not mine or (file in now and ("/" in file or defined["folder"] == mine["folder"])):
+        return ""
+    a, b = set(mine["statements"]), set(defined["statements"])
+    there = os.path.join(defined["folder"], os.path.basename(file))
+    return "" if len(a & b) >= _ALIKE * len(a | b) else there
 
 
 def changed(function: Callable[..., Any], recorded: Mapping[str, Any]) -> list[str]:

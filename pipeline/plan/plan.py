@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.graph.node import Node, topological
 from pipeline.identity import digests, source_code
 from pipeline.plan.changes import NEVER, ChangeLog
-from pipeline.plan.state import CORRUPT, GraphState, contents, inputs_first, look, needed_keys
+from pipeline.plan.state import (
+    CORRUPT,
+    FOREIGN,
+    GraphState,
+    contents,
+    inputs_first,
+    look,
+    needed_keys,
+)
 from pipeline.store import lease, storage
-from pipeline.store.builds import Build, find_build
+from pipeline.store.builds import Build, find_build, is_mixed, named, other_code
 from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import FAILURE, Manifest
 from pipeline.store.outputs import Found, Store
@@ -27,11 +36,11 @@ class Planned:
 
     Attributes:
         status: "hit", "unchecked" (a hit whose sources cannot be listed), "stale", "partial",
-            "running", "failed", "miss" or "corrupt".
+            "running", "failed", "miss", "corrupt", or "foreign": of another step of this name.
         reason: one line: what is reused, how many shards are finished, what changed.
         needed: whether a run would execute it (an input of a hit is not needed).
-        refused: whether a run stops at once, as it would have to replace a corrupt output without
-            `--force`.
+        refused: whether a run stops at once, as it would have to replace a corrupt or foreign
+            output without `--force`.
         found: the output, for a hit.
         detail: its progress: finished shards, a failure, the process that runs it.
         beside: labels of the steps to run that it follows while they run.
@@ -63,13 +72,20 @@ class Planned:
         return self.found is not None and not self.needed
 
 
-def plan(targets: list[Node], store: Store, forced: frozenset[str] = frozenset()) -> list[Planned]:
+def plan(
+    targets: list[Node],
+    store: Store,
+    forced: frozenset[str] = frozenset(),
+    *,
+    keep_shards: bool = False,
+) -> list[Planned]:
     """The plan for bringing `targets` up to date, inputs first.
 
     Args:
         targets: the target nodes.
         store: the store with the outputs.
         forced: keys of steps that would be built again although their outputs exist.
+        keep_shards: keep the shards that other code of a step wrote.
     """
     order = topological(targets)
     seen = look(order, store)
@@ -78,11 +94,12 @@ def plan(targets: list[Node], store: Store, forced: frozenset[str] = frozenset()
     needed = needed_keys([*targets, *stale], there) | forced
     waits = _waits(order, needed)
     reasons = ChangeLog(store)
+    how = _How(forced, keep_shards)
 
     def describe(node: Node) -> Planned:
         wait = waits.get(node.key, "")
         return dataclasses.replace(
-            _describe(node, store, seen, reasons, node.key in needed, wait, forced),
+            _describe(node, store, seen, reasons, node.key in needed, wait, how),
             beside=tuple(
                 node.inputs[name].label
                 for name in sorted(node.live)
@@ -92,6 +109,14 @@ def plan(targets: list[Node], store: Store, forced: frozenset[str] = frozenset()
 
     described = inputs_first(describe, order, store)
     return [described[node.key] for node in order]
+
+
+@dataclass(frozen=True)
+class _How:
+    """How the steps would be run."""
+
+    forced: frozenset[str]
+    keep_shards: bool
 
 
 def _waits(order: list[Node], needed: set[str]) -> dict[str, str]:
@@ -117,37 +142,43 @@ def _describe(
     reasons: ChangeLog,
     needed: bool,
     waits: str,
-    forced: frozenset[str],
+    how: _How,
 ) -> Planned:
     path = store.path(node)
+    build = _build_of(node, path, seen, how) if needed else None
+    kept, again = _other_code(node, path, build, how)
 
-    def entry(status: str, reason: str, **more: Any) -> Planned:
+    def entry(status: str, reason: str, warnings: Iterable[str] = (), **more: Any) -> Planned:
         return Planned(
             node,
             path,
             status,
             reason,
             needed=needed,
-            notes=source_notes(node, seen),
+            warnings=[*warnings, *kept],
+            notes=[*source_notes(node, seen), *again],
             sources={name: str(at.summary) for name, at in seen.listings.of(node).items()},
             **more,
         )
 
+    refused = needed and node.key not in how.forced
     if node.key in seen.corrupt:
-        return entry(CORRUPT, seen.corrupt[node.key], refused=needed and node.key not in forced)
+        return entry(CORRUPT, seen.corrupt[node.key], refused=refused)
+    if node.key in seen.foreign:
+        return entry(FOREIGN, seen.foreign[node.key], refused=refused)
     if (found := seen.found.get(node.key)) is not None:
         unchecked = node.key in seen.listings.unreachable
         return entry(
             "unchecked" if unchecked else "hit",
             _hit_reason(found, same=node.key in seen.same) + waits,
+            code_warnings(node, found.manifest),
             found=found,
-            warnings=code_warnings(node, found.manifest),
         )
     if node.key in seen.stale:
         reasons.because(node, [seen.stale[node.key]])
         lines = seen.stale[node.key].split("; ")
         return entry("stale", _few(lines), lines=lines)
-    state, detail = _unfinished(node, path, seen)
+    state, detail = _unfinished(path, build)
     nearest, lines = reasons.explain(node)
     why = _few(lines) or NEVER
     reason = f"{detail}; {why}" if detail else why
@@ -162,7 +193,7 @@ def _few(lines: list[str]) -> str:
     return f"{len(lines)} settings{inputs} differ from the nearest output"
 
 
-def _unfinished(node: Node, path: str, seen: GraphState) -> tuple[str, str]:
+def _unfinished(path: str, build: Build | None) -> tuple[str, str]:
     """("running" | "failed" | "partial" | "miss", detail) of a step without an output."""
     if not storage.exists(path):
         return "miss", ""
@@ -171,12 +202,10 @@ def _unfinished(node: Node, path: str, seen: GraphState) -> tuple[str, str]:
         if holder.responsive:
             return "running", str(holder)
         unresponsive = f"owner does not respond: {holder}"
-    build = _build_of(node, path, seen)
     finished = shards = _how_far(Ledger(path, build.id)) if build is not None else ""
-    if build is not None and build.conflicts:
-        shards = "; ".join(
-            [*([shards] if shards else []), "an unfinished build is not resumed", *build.conflicts]
-        )
+    if build is not None:
+        why = ("an unfinished build is not resumed", *build.conflicts) if build.conflicts else ()
+        shards = "; ".join([*filter(None, [shards]), *why, *giving_up(path, build)])
     failure = last_failure(path)
     if failure is not None:
         cause = f"{failure['cause']} (log: {failure['log']})"
@@ -195,9 +224,33 @@ def _how_far(ledger: Ledger) -> str:
     return f"{finished} of {expected or '?'} shards finished" if finished else ""
 
 
-def _build_of(node: Node, path: str, seen: GraphState) -> Build | None:
-    """The build that a run would begin or resume; None while an input is missing."""
-    if node.key in seen.listings.unreachable:
+def giving_up(path: str, build: Build) -> list[str]:
+    """What `--force` gives up by beginning this build, in a line; empty for nothing."""
+    if not build.given_up:
+        return []
+    return [f"--force gives up an unfinished build: {_how_far(Ledger(path, build.given_up))}"]
+
+
+def _other_code(
+    node: Node, path: str, build: Build | None, how: _How
+) -> tuple[list[str], list[str]]:
+    """(warnings of what other code wrote and a run would keep, notes of what it builds again)."""
+    if build is None or not Ledger(path, build.id).shard_names():
+        return [], []
+    sources = source_code.digests(node.step.function)
+    ledger = Ledger(path, build.id, source_code.code_digest(sources), how.keep_shards)
+    records = ledger.records(ledger.shard_names()) if is_mixed(ledger) else {}
+    other, (_, expected) = other_code(ledger, records, sources), ledger.count()
+    # Shards that report progress are states from which a step continues, such as checkpoints.
+    if any(records[name].shard.result.get("progress") for name in other.shards):
+        return [f"{node.label}: continues from what other code wrote ({other.files})"], []
+    kept, again = other.lines(expected or len(records), keep=how.keep_shards)
+    return [f"{node.label}: {line}" for line in kept], [f"{node.label}: {line}" for line in again]
+
+
+def _build_of(node: Node, path: str, seen: GraphState, how: _How) -> Build | None:
+    """The build that a run would begin or resume; None for none, or while an input is missing."""
+    if node.key in seen.listings.unreachable or not storage.exists(path):
         return None
     held = seen.listings.digests(node)
     for name, child in node.inputs.items():
@@ -213,7 +266,9 @@ def _build_of(node: Node, path: str, seen: GraphState) -> Build | None:
         place = storage.join(path.rpartition("/")[0], child.directory)
         held[name] = find_build(place, recipe, "", config, below).id
     recipe = digests.recipe(node.identity, held)
-    return find_build(path, recipe, "", node.identity.config, held)
+    replaces = seen.replaces(node.key)
+    forced = node.key in how.forced and not replaces
+    return find_build(path, recipe, replaces, node.identity.config, held, forced=forced)
 
 
 def last_failure(path: str) -> dict[str, Any] | None:
@@ -260,10 +315,15 @@ def source_notes(node: Node, seen: GraphState) -> list[str]:
 
 
 def code_warnings(node: Node, published: Manifest) -> list[str]:
-    """A warning if the step's code has changed since the output was built; else empty."""
+    """Warnings if the step's code has changed since, or while, the output was built."""
+    kept = (published.provenance.get("other_code") or {}).get("kept")
+    mixed = [f"{node.label}: --keep-shards kept {shards_line(kept)}"] if kept else []
     files = source_code.changed(node.step.function, published.provenance.get("sources") or {})
     if not files:
-        return []
-    more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
-    named = ", ".join(files[:_NAMED]) + more
-    return [f"{node.label}: code changed since this output was built: {named}"]
+        return mixed
+    return [*mixed, f"{node.label}: code changed since this output was built: {named(files)}"]
+
+
+def shards_line(other: Mapping[str, Any]) -> str:
+    """The shards of an output that other code wrote, as its provenance counts them."""
+    return "{shards} of {of} shards, built by other code ({files})".format(**other)

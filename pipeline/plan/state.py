@@ -8,22 +8,23 @@ with a default that has another value now.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pipeline.errors import CorruptOutput, InputError, unknown
 from pipeline.graph.node import Node, topological, unique_labels
+from pipeline.identity import source_code
 from pipeline.identity.listing import difference
 from pipeline.plan.listings import Listings, list_all
 from pipeline.store import storage
 from pipeline.store.builds import changed_defaults
-from pipeline.store.manifest import source_files
+from pipeline.store.manifest import ADOPTED, source_files
 from pipeline.store.outputs import Found, Store
 from pipeline.store.parallel import concurrently
 
 R = TypeVar("R")
-CORRUPT = "corrupt"
+CORRUPT, FOREIGN = "corrupt", "foreign"
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Selection:
         force: build these again although their outputs exist.
         keep_going: after a failure, continue with the steps that do not depend on it.
         jobs: maximal number of concurrent steps; 0 for as many as there are resources.
+        keep_shards: of unfinished builds, keep the shards that other code of a step wrote.
     """
 
     only: tuple[str, ...] = ()
@@ -43,6 +45,7 @@ class Selection:
     force: tuple[str, ...] = ()
     keep_going: bool = False
     jobs: int = 0
+    keep_shards: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.jobs, bool) or not isinstance(self.jobs, int) or self.jobs < 0:
@@ -62,6 +65,7 @@ class GraphState:
             content.
         stale: why an existing output is stale.
         corrupt: why an existing output is corrupt.
+        foreign: why an existing output is not this step's, but that of another one of its name.
         attempts: the attempt that published each output in the user's own store, also stale ones.
         listings: current listings of the sources of the graph.
     """
@@ -70,6 +74,7 @@ class GraphState:
     same: set[str] = field(default_factory=set)
     stale: dict[str, str] = field(default_factory=dict)
     corrupt: dict[str, str] = field(default_factory=dict)
+    foreign: dict[str, str] = field(default_factory=dict)
     attempts: dict[str, str] = field(default_factory=dict)
     listings: Listings = field(default_factory=Listings)
 
@@ -99,7 +104,9 @@ def look(order: list[Node], store: Store) -> GraphState:
         if found is not None:
             if not found.shared:
                 seen.attempts[node.key] = found.manifest.attempt
-            if reason := staleness(node, found, seen.found, seen.listings):
+            if problem := foreign(node, found):
+                seen.foreign[node.key] = problem
+            elif reason := staleness(node, found, seen.found, seen.listings):
                 seen.stale[node.key] = reason
             else:
                 seen.found[node.key] = found
@@ -171,7 +178,32 @@ def same_inputs(
 ) -> Found | None:
     """An output made for another key from the same contents, if there is one."""
     held = contents(node, found, listings)
-    return store.same(node, held) if held is not None else None
+    return same_output(node, store, held) if held is not None else None
+
+
+def same_output(node: Node, store: Store, held: Mapping[str, str]) -> Found | None:
+    """An output of this step that was made for another key from these contents."""
+    found = store.same(node, held)
+    return found if found is not None and not foreign(node, found) else None
+
+
+def foreign(node: Node, found: Found) -> str:
+    """Why an output is that of another step of this name; empty when it is not, or was adopted."""
+    origin, recorded = found.manifest.origin, found.manifest.provenance
+    if origin is not None and origin.kind == ADOPTED:
+        return ""
+    there = source_code.other_step(node.step.function, recorded)
+    return f"{node.label}: the output in {found.path} is {is_another(node, there)}" if there else ""
+
+
+def is_another(node: Node, there: str) -> str:
+    """The end of a sentence on what a step of the same name in the file `there` has built."""
+    here = node.step.function.__code__.co_filename
+    return (
+        f"that of another step named {node.step.name!r}, in {there}; this one is in {here}; give "
+        f'one of them another name, @step(name="..."), build it again with --force {node.label}, '
+        f"or adopt what is there: ponente adopt FILE {node.label}"
+    )
 
 
 def needed_keys(targets: Iterable[Node], there: set[str] | dict[str, Found]) -> set[str]:
@@ -245,6 +277,7 @@ def decide(
         InputError: when `only` leaves out a step whose output is missing.
         CorruptOutput: when a step to execute would replace a corrupt output without `--force`;
             names `command` with the flag.
+        InputError: when it would replace the output of another step of its name.
         InputError, StoreUnavailable: when a source of a step to execute cannot be listed.
     """
     forced = {node.key for name in choice.force for node in pick(order, name)}
@@ -263,6 +296,8 @@ def decide(
         if all("--force" in problem for problem in problems):  # the remedy of `check_files`
             problems.append(f"  retry: {with_force(command, corrupt, order)}")
         raise CorruptOutput("\n".join(problems))
+    if foreign := needed & seen.foreign.keys() - forced:
+        raise InputError("\n".join(p for key, p in seen.foreign.items() if key in foreign))
     for node in order:
         if node.key in needed and node.key in seen.listings.unreachable:
             raise seen.listings.unreachable[node.key]

@@ -6,24 +6,31 @@ let an attempt resume shards made with the old value. Every build therefore reco
 configurations of its attempts, and an attempt whose configuration conflicts with them belongs to
 another build. A field added since is no conflict; a run that finds a build or output without it
 records the field, so that a later change of its default is detected too.
+
+A build also records the source files of each code of the step that worked on it, by the digest that
+shards have in the ledger. `--force` gives up an unfinished build and begins another one; a mark
+keeps later attempts from going back.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import CorruptOutput
 from pipeline.identity import digests, fingerprint
 from pipeline.store import storage
-from pipeline.store.ledger import DIRECTORY
+from pipeline.store.ledger import DIRECTORY, Ledger, Record
 from pipeline.store.manifest import Manifest
 
 # Suffix of a recorded configuration; no shard's record ends with it.
 _ENDING = "-.configuration"
+_CODE = "-.code"  # after the digest of the code
+_GIVEN_UP = "given-up-.force"
+_NAMED = 5  # files named in a line
 
 
 @dataclass(frozen=True)
@@ -34,14 +41,22 @@ class Build:
         id: its name.
         conflicts: why an unfinished build is not resumed: one line per field that differs; empty
             when there is no such build.
+        given_up: id of an unfinished build that `--force` gives up; empty for none.
     """
 
     id: str
     conflicts: tuple[str, ...] = ()
+    given_up: str = ""
 
 
 def find_build(
-    root: str, recipe: str, replaces: str, config: Any, contents: Collection[str] = ()
+    root: str,
+    recipe: str,
+    replaces: str,
+    config: Any,
+    contents: Collection[str] = (),
+    *,
+    forced: bool = False,
 ) -> Build:
     """The build in the step directory `root` that an attempt with this configuration belongs to.
 
@@ -51,27 +66,149 @@ def find_build(
         replaces: attempt of the published output that is to be replaced; empty for none.
         config: full canonical configuration.
         contents: names of the arguments that the recipe has by content; their values may differ.
+        forced: give up an unfinished build, unless it was begun by giving up another one: what
+            `--force` has begun, `--force` resumes.
     """
     conflicts: tuple[str, ...] = ()
+    given_up = ""
     for number in itertools.count():
         build = digests.build_id(recipe, replaces, number)
-        found = tuple(_differences(root, build, config, contents))
-        if not found:
-            return Build(build, conflicts)
-        conflicts = conflicts or found
+        directory = storage.join(root, DIRECTORY, build)
+        names = storage.list_names(directory)
+        if _GIVEN_UP in names:
+            forced = False
+        elif found := tuple(_differences(directory, names, config, contents)):
+            conflicts = conflicts or found
+        elif forced and any(name.endswith(".json") for name in names):
+            given_up, forced = build, False
+        else:
+            return Build(build, conflicts, given_up)
     raise AssertionError("unreachable")
 
 
 def claim_build(
-    root: str, recipe: str, replaces: str, config: Any, contents: Collection[str] = ()
+    root: str,
+    recipe: str,
+    replaces: str,
+    config: Any,
+    contents: Collection[str] = (),
+    *,
+    forced: bool = False,
 ) -> Build:
     """`find_build`, and record the configuration in that build."""
     while True:
-        build = find_build(root, recipe, replaces, config, contents)
+        build = find_build(root, recipe, replaces, config, contents, forced=forced)
+        if build.given_up:
+            mark = storage.join(root, DIRECTORY, build.given_up, _GIVEN_UP)
+            storage.create(mark, b"", durable=False)
         _record(root, build.id, config)
         # Checked again after recording: a driver with other defaults may have claimed it meanwhile.
-        if not any(_differences(root, build.id, config, contents)):
+        directory = storage.join(root, DIRECTORY, build.id)
+        names = storage.list_names(directory)
+        if not any(_differences(directory, names, config, contents)):
             return build
+
+
+def claim_code(ledger: Ledger, code: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Record the source files of the ledger's code; returns those of other code in the build."""
+    if ledger.code:
+        url = storage.join(ledger.directory, ledger.code + _CODE)
+        storage.create(url, json.dumps(code).encode(), durable=False)
+    return [_read_code(ledger, other) for other in _other_codes(ledger)]
+
+
+@dataclass(frozen=True)
+class OtherCode:
+    """Shards of a build that were written by other code than the step's code is now.
+
+    Attributes:
+        shards: their names; `unknown` has those whose record does not say what code wrote them.
+        files: the source files that differ, in one line.
+    """
+
+    shards: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    files: str = ""
+
+    def with_(self, other: OtherCode) -> OtherCode:
+        """Both together."""
+        return OtherCode(
+            self.shards + other.shards, self.unknown + other.unknown, other.files or self.files
+        )
+
+    def lines(self, of: int, *, keep: bool) -> tuple[list[str], list[str]]:
+        """(lines on shards that are kept, on those that are built again), of `of` shards.
+
+        Args:
+            of: number of all shards.
+            keep: whether the user asked to keep them (`--keep-shards`).
+        """
+        kept: list[str] = []
+        again: list[str] = []
+        if self.shards:
+            code = f"other code ({self.files})" if self.files else "other code"
+            what = "kept (--keep-shards)" if keep else "built again"
+            line = f"{len(self.shards)} of {of} shards were built by {code}: {what}"
+            (kept if keep else again).append(line)
+        if self.unknown:
+            kept.append(
+                f"{len(self.unknown)} of {of} shards were built by an earlier version, which did "
+                "not record their code: kept; --force builds them again"
+            )
+        return kept, again
+
+
+def is_mixed(ledger: Ledger) -> bool:
+    """Whether code other than the ledger's worked on the build; a listing, no record is read."""
+    codes = {name for name in ledger.names() if name.endswith(_CODE)}
+    return codes != {ledger.code + _CODE}
+
+
+def other_code(
+    ledger: Ledger, records: Mapping[str, Record], sources: Mapping[str, Any] | None = None
+) -> OtherCode:
+    """Which of these records are of other code than the ledger's.
+
+    `sources` are the files of the ledger's code, for a build that it has not claimed.
+    """
+    if not ledger.code:
+        return OtherCode()
+    codes = {record.code for record in records.values()} - {"", ledger.code}
+    files: set[str] = set()
+    if codes:
+        now = sources or _read_code(ledger, ledger.code).get("sources", {})
+        for code in codes:
+            files |= _differing(_read_code(ledger, code).get("sources", {}), now)
+    return OtherCode(
+        tuple(name for name, record in records.items() if record.code in codes),
+        tuple(name for name, record in records.items() if not record.code),
+        named(sorted(files)),
+    )
+
+
+def named(files: Sequence[str]) -> str:
+    """The first few of these names, in one line."""
+    more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
+    return ", ".join(files[:_NAMED]) + more
+
+
+def _other_codes(ledger: Ledger) -> list[str]:
+    codes = (name.removesuffix(_CODE) for name in ledger.names() if name.endswith(_CODE))
+    return sorted(code for code in codes if code != ledger.code)
+
+
+def _read_code(ledger: Ledger, code: str) -> dict[str, Any]:
+    """The recorded source files of some code; empty where they cannot be read."""
+    try:
+        tree = storage.read_json(storage.join(ledger.directory, code + _CODE))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return tree if isinstance(tree, dict) else {}
+
+
+def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> set[str]:
+    """Names of the files that mean something else, or that only one side has."""
+    return {n for n in old.keys() | new.keys() if old.get(n, [0, 0])[1] != new.get(n, [0, 0])[1]}
 
 
 def changed_defaults(
@@ -86,7 +223,8 @@ def changed_defaults(
         return []
     lines = _difference(published.config, config, contents)
     # The manifest lacks fields added since; `confirm` recorded their defaults next to the build.
-    return lines or list(_differences(path, published.build, config, contents))
+    directory = storage.join(path, DIRECTORY, published.build)
+    return lines or list(_differences(directory, storage.list_names(directory), config, contents))
 
 
 def confirm(path: str, published: Manifest, config: Any) -> None:
@@ -105,9 +243,10 @@ def _record(root: str, build: str, config: Any) -> None:
     storage.create(storage.join(root, DIRECTORY, build, name), json.dumps(config).encode())
 
 
-def _differences(root: str, build: str, config: Any, contents: Collection[str]) -> Iterator[str]:
-    directory = storage.join(root, DIRECTORY, build)
-    for name in storage.list_names(directory):
+def _differences(
+    directory: str, names: Iterable[str], config: Any, contents: Collection[str]
+) -> Iterator[str]:
+    for name in names:
         if not name.endswith(_ENDING):
             continue
         url = storage.join(directory, name)

@@ -98,14 +98,9 @@ def test_a_worker_records_the_variables_that_its_step_names(monkeypatch):
     """And no other one."""
     monkeypatch.setenv("XLA_FLAGS", "--a")
     monkeypatch.setenv("TOKEN", SECRET)
-    record = provenance.of_worker(function_of_this_file, ("XLA_FLAGS", "NOT_SET"))
+    record = provenance.of_worker(("XLA_FLAGS", "NOT_SET"))
     assert record["flags"] == {"XLA_FLAGS": "--a"}
     assert SECRET not in str(record)
-
-
-def function_of_this_file(run):
-    """A step's body."""
-    return {}
 
 
 def test_the_driver_collects_once_and_workers_never_ask_git(tmp_path, monkeypatch):

@@ -343,8 +343,8 @@ def test_an_edit_in_one_process_is_seen_by_the_next_question(project, build):
 def test_a_thousand_questions_scan_each_file_once(build, monkeypatch):
     """Work grows with the files, not with the steps of a graph."""
     seen = []
-    real = source_code._File
-    monkeypatch.setattr(source_code, "_File", lambda data: seen.append(data) or real(data))
+    real = source_code.SourceFile
+    monkeypatch.setattr(source_code, "SourceFile", lambda data: seen.append(data) or real(data))
     source_code._files.clear()
     source_code._walks.clear()
     then = recorded(build)

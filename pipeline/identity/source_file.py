@@ -1,0 +1,111 @@
+"""One version of a source file: digests of its bytes, of what it means and of its statements."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import warnings
+from collections.abc import Iterable, Iterator
+
+DIGITS = 16
+_SHORT = 8  # digits of a statement's digest
+_BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
+
+
+class SourceFile:
+    """One version of a source file; a file that does not parse has no imports and statements.
+
+    Attributes:
+        raw: digest of its bytes.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.raw = hashlib.sha256(data).hexdigest()[:DIGITS]
+
+    @functools.cached_property
+    def imports(self) -> tuple[ast.Import | ast.ImportFrom, ...]:
+        """Every import statement at any depth."""
+        return tuple(_imports(tree.body)) if (tree := self._parse()) else ()
+
+    @functools.cached_property
+    def statements(self) -> tuple[str, ...]:
+        """Digest of each statement without the statements in it; not of imports and docstrings."""
+        tree = self._parse()
+        found = {
+            digest_of(_describe(n, deep=False))[:_SHORT]
+            for n in _statements(tree.body if tree else ())
+        }
+        return tuple(sorted(found))
+
+    def _parse(self) -> ast.Module | None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return ast.parse(self._data)
+        except (SyntaxError, ValueError, RecursionError):
+            return None
+
+    @functools.cached_property
+    def meaning(self) -> str:
+        """Digest of the syntax tree; of the bytes where the file does not parse."""
+        tree = self._parse()
+        if tree is None:
+            return self.raw
+        return digest_of(_describe(tree))
+
+
+def _imports(body: Iterable[ast.AST]) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Every import statement at any depth. Visits statements only: expressions contain none."""
+    for node in body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node
+        else:
+            for name in _BODIES:
+                yield from _imports(getattr(node, name, None) or ())
+
+
+def _statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    for node in body:
+        if not isinstance(node, ast.Import | ast.ImportFrom) and not _is_comment(node):
+            yield node
+            for name in _BODIES:
+                yield from _statements(getattr(node, name, None) or ())
+
+
+def digest_of(words: Iterable[str]) -> str:
+    """The first digits of the SHA-256 of some texts."""
+    return hashlib.sha256("\n".join(words).encode("utf-8", "replace")).hexdigest()[:DIGITS]
+
+
+def _describe(node: ast.AST, *, deep: bool = True) -> Iterator[str]:
+    # Not `ast.dump`, whose text differs between Python versions: the digest must not change when
+    # Python is upgraded.
+    yield type(node).__name__
+    for name in node._fields:
+        value = getattr(node, name, None) if deep or name not in _BODIES else None
+        if isinstance(value, ast.AST):
+            yield name
+            yield from _describe(value)
+        elif isinstance(value, list):
+            if isinstance(node, ast.JoinedStr):
+                # Some versions put empty strings between the parts of an f-string.
+                value = [each for each in value if getattr(each, "value", None) != ""]
+            if value:
+                yield name
+                for each in value:
+                    if not isinstance(each, ast.AST):
+                        yield repr(each)
+                    elif not _is_comment(each):
+                        yield from _describe(each)
+                yield "]"
+        elif value is not None and name != "kind":
+            yield f"{name} {value!r}"
+    yield ")"
+
+
+def _is_comment(node: ast.AST) -> bool:
+    """Whether the node is a string as a statement: a docstring, or a comment in quotes."""
+    value = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)

@@ -1,0 +1,111 @@
+"""The code that an output records is the code that built it, whatever its files say meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.graph.node import as_node
+from pipeline.identity import source_code
+from pipeline.plan.plan import code_warnings
+from pipeline.store import manifest, storage
+from pipeline.store.manifest import Manifest
+from tests.pipeline.code_versions import load
+from tests.pipeline.helpers import bring_up
+
+TWO = '''
+from pathlib import Path
+
+from pipeline import Result, StepContext, step
+from tests.pipeline.toy import Total
+
+VALUE = "{value}"
+
+
+@step(output=Total, version=1)
+def first(run: StepContext, *, edits: str, text: str) -> Result:
+    """Somebody edits a file while it runs."""
+    Path(edits).write_text(text)
+    return {{"value": VALUE}}
+
+
+@step(output=Total, version=1)
+def second(run: StepContext, one: Total) -> Result:
+    """Runs after the edit."""
+    {imports}
+    return {{"value": VALUE, "late": late}}
+'''
+
+
+def built(store: str, node: Any) -> Manifest:
+    """The published output."""
+    found = manifest.load(storage.join(store, as_node(node).directory))
+    assert found is not None
+    return found
+
+
+def test_an_edit_while_steps_run_is_no_code_of_theirs(tmp_path):
+    """The second step was imported before the edit, and runs after it."""
+    file, store = tmp_path / "two.py", str(tmp_path / "store")
+    old, new = (TWO.format(value=value, imports="late = 0") for value in ("old", "new"))
+    module = load(file, old)
+    one = module.first(edits=str(file), text=new)
+    two = module.second(one)
+    bring_up(store, two)
+    assert file.read_text() == new
+    for node in (one, two):
+        found = built(store, node)
+        assert found.result["value"] == "old"
+        assert code_warnings(as_node(node), found) == [
+            f"{as_node(node).label}: code changed since this output was built: two.py"
+        ]
+    file.write_text(old)
+    assert code_warnings(as_node(two), built(store, two)) == []
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_file_that_a_body_imports_after_an_edit_is_recorded_as_it_was_used(
+    tmp_path, monkeypatch, edited
+):
+    """The driver could not know; the user is told."""
+    name = f"late_{edited}".lower()
+    monkeypatch.syspath_prepend(tmp_path)
+    helper, store = tmp_path / f"{name}.py", str(tmp_path / "store")
+    helper.write_text("VALUE = 1\n")
+    text = TWO.format(value="", imports=f"from {name} import VALUE as late")
+    module = load(tmp_path / "lazy.py", text)
+    other = "VALUE = 2  # two\n" if edited else "VALUE = 1  # the same\n"
+    two = module.second(module.first(edits=str(helper), text=other))
+    events: list[dict[str, Any]] = []
+    bring_up(store, two, events=events)
+    found = built(store, two)
+    assert found.result["late"] == (2 if edited else 1)
+    said = [event["message"] for event in events if event["event"] == "warning"]
+    line = f"edited after the run began, and used as edited: {name}.py"
+    assert said == ([line] if edited else [])
+    assert code_warnings(as_node(two), found) == []
+
+
+def test_a_module_that_is_loaded_again_counts_as_loaded_again(tmp_path):
+    """A notebook that reloads an edited module runs the new code."""
+    file = tmp_path / "again.py"
+    texts = [TWO.format(value=value, imports="late = 0") for value in ("old", "new")]
+    before, after = (
+        source_code.digests(load(file, text).second.function)["again.py"] for text in texts
+    )
+    assert before != after
+    Path(file).write_text("")
+    step = load(file, texts[0]).second
+    Path(file).write_text(texts[1])
+    assert source_code.digests(step.function)["again.py"] == before
+
+
+def test_equal_code_has_one_digest_wherever_it_lies():
+    """What all files mean; not how they are called or laid out."""
+    files = {"a.py": source_code.Digest("1", "x"), "b.py": source_code.Digest("2", "y")}
+    moved = {"c.py": source_code.Digest("3", "y"), "a.py": source_code.Digest("1", "x")}
+    assert source_code.code_digest(files) == source_code.code_digest(moved)
+    assert source_code.code_digest(files) != source_code.code_digest({"a.py": files["a.py"]})
+    assert source_code.code_digest({}) == ""
