@@ -17,9 +17,12 @@ A message has one line: what was expected, what was found, where, and what to do
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterable
 
 NEAR = 0.7  # similarity from which a known name is suggested for a wrong one
+_DECORATION = re.compile(r"\x1b\[[0-9;]*m|[\^~]{2,}")  # of Ray's and Python's tracebacks
 
 
 class PonenteError(Exception):
@@ -66,9 +69,14 @@ class StepFailed(PonenteError):
     """A step of the graph ended without an output."""
 
 
+def text_of(error: BaseException, most: int = 300) -> str:
+    """The beginning of an error's text, in one line without colors and underlining."""
+    return " ".join(_DECORATION.sub("", str(error)).split())[:most]
+
+
 def one_line(error: BaseException) -> str:
     """An error in one line; its type is named unless its text says all."""
-    text = " ".join(str(error).split())
+    text = text_of(error, sys.maxsize)
     if isinstance(error, InputError | CorruptOutput | WorkerLost | Cancelled):
         return text
     return f"{type(error).__name__}: {text}"

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from pipeline.accelerators import chip_of, peak_flops
 from pipeline.errors import InputError, PonenteError
+from pipeline.graph.module_names import hiding
 from pipeline.prices import price_of
 from pipeline.store import storage
 from pipeline.store.bucket import bucket_warnings
@@ -200,6 +201,11 @@ def _list_and_delete(folder: str) -> str:
 
 def ray(_: str) -> Finding:
     """Whether Ray imports, and the cluster of RAY_ADDRESS accepts connections."""
+    if other := hiding("pipeline", [os.getcwd()]):
+        advice = (
+            "rename it: it hides ponente's package 'pipeline' from workers started in its folder"
+        )
+        return Finding("ray", "fail", other, advice)
     advice = "pip install -e . in the checkout; --executor inline runs without Ray"
     try:
         done = _run("import ray; print(ray.__version__)", RAY_SECONDS)

@@ -22,7 +22,6 @@ from pipeline.identity.secret_text import REMEDY, SECRET
 
 R = TypeVar("R")
 FULL = "full"  # the preset of the function's own defaults
-_CHECKOUT = Path(__file__).resolve().parents[2]
 loading: list[str] = []  # files being imported, innermost last
 
 
@@ -144,13 +143,14 @@ def _import(path: str) -> Any:
     name, folder = module_names.importable(path)
     if folder not in sys.path:
         sys.path.append(folder)
-    if not Path(folder).is_relative_to(_CHECKOUT):
+    if not Path(folder).is_relative_to(module_names.HOME):
         module_names.outside.add(name)
     with _while_loading(path):
         try:
             module = importlib.import_module(name)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - any may come from there
             _refuse(error, path)
+    module_names.add_outside(folder)
     file = getattr(module, "__file__", None)
     if file is None or Path(file).resolve() != Path(path).resolve():
         raise InputError(

@@ -1,11 +1,19 @@
-"""The name a Python file is imported under, the same for every way to start it."""
+"""The names modules are imported under: a Python file's, and those of the engine's neighbours.
+
+The engine's folder has more packages, whose names are common. In a process that has imported the
+engine they are found first, whatever files and folders of the same names a user has beside an
+experiment; those are named in the error of an import that needs them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
+HOME = Path(__file__).resolve().parents[2]  # the folder of the packages: a checkout's, or pip's
 # Import names of files outside the engine's checkout. Workers receive the checkout only, so
 # functions and classes of these files are pickled by value.
 outside: set[str] = set()
@@ -24,3 +32,79 @@ def importable(file: str) -> tuple[str, str]:
 def by_value(function: Callable[..., Any]) -> bool:
     """Whether a function must be pickled by value, as a worker cannot import its module."""
     return function.__module__ == "__main__" or function.__module__ in outside
+
+
+def add_outside(folder: str) -> None:
+    """Add the imported modules below `folder` to `outside`: a user's own, beside an experiment."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and (path := Path(file)).is_relative_to(folder):
+            installed = {"site-packages", "dist-packages"} & set(path.parts)
+            if not (installed or path.is_relative_to(HOME) or path.is_relative_to(sys.base_prefix)):
+                outside.add(name)
+
+
+def packages() -> set[str]:
+    """Names of the engine's package and its neighbours."""
+    records = list(HOME.glob("ponente-*.dist-info/RECORD"))
+    if records:  # installed by pip, among the packages of others
+        lines = records[0].read_text().splitlines()
+        found = {line.split("/")[0] for line in lines if line.split(",")[0].count("/") == 1}
+        return {name for name in found if (HOME / name / "__init__.py").is_file()}
+    return {path.parent.name for path in HOME.glob("*/__init__.py")} - {"tests"}
+
+
+def hiding(name: str, folders: Iterable[str]) -> str:
+    """Path of the first module in the folders that has the name of ours `name`; else empty."""
+    spec = PathFinder.find_spec(name, [f for f in folders if Path(f).resolve() != HOME])
+    if spec is None:
+        return ""
+    return _other(name, spec.origin, spec.submodule_search_locations)
+
+
+def _other(name: str, file: str | None, folders: Iterable[str] | None) -> str:
+    """Path of a module of this name; empty if it is ours."""
+    place = file or next(iter(folders or ()), "")
+    ours = (HOME / name, HOME / name / "__init__.py")
+    return "" if not place or Path(place).resolve() in ours else place
+
+
+class _Finder:
+    """Finds our packages, for Python's import system."""
+
+    names = packages()
+
+    @classmethod
+    def find_spec(
+        cls, name: str, path: Sequence[str] | None = None, target: object = None
+    ) -> ModuleSpec | None:
+        """The place of one of our modules; None for other names.
+
+        Raises:
+            ModuleNotFoundError: when a user's module of that name must be meant, which is hidden.
+        """
+        top = name.partition(".")[0]
+        if top not in cls.names:
+            return None
+        spec = PathFinder.find_spec(name, [str(HOME)] if path is None else path)
+        if spec is None and (other := hiding(top, sys.path)):
+            raise ModuleNotFoundError(
+                f"no {name!r} in ponente's package {top!r}, which hides {other}; rename that one",
+                name=name,
+            )
+        return spec
+
+
+def come_first() -> None:
+    """Have our packages found before a user's modules of the same names, in this process.
+
+    Raises:
+        ImportError: when one of the user's was imported already.
+    """
+    for name in _Finder.names & sys.modules.keys():
+        module = sys.modules[name]
+        file, folders = getattr(module, "__file__", None), getattr(module, "__path__", None)
+        if other := _other(name, file, folders):
+            raise ImportError(f"{other} hides ponente's package {name!r}; rename it", name=name)
+    if _Finder not in sys.meta_path:
+        sys.meta_path.insert(0, _Finder)

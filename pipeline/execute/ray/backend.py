@@ -10,11 +10,11 @@ import time
 import uuid
 from typing import Any
 
-from pipeline.errors import InputError, PonenteError
+from pipeline.errors import InputError, PonenteError, text_of
 from pipeline.execute.attempt import Outcome, Request, execute
 from pipeline.execute.ray import runtime_env
 from pipeline.graph.hardware import Hardware
-from pipeline.graph.module_names import outside
+from pipeline.graph.module_names import hiding, outside
 from pipeline.store import retry
 
 _POLL_SECONDS = 0.2
@@ -52,7 +52,7 @@ def _start(address: str | None) -> None:
             raise
         except Exception as error:
             ray.shutdown()
-            cause = " ".join(str(error).split())[:300]
+            cause = text_of(error)
             if not left:
                 raise InputError(
                     f"Ray does not start on this machine ({cause}); end other programs, free "
@@ -72,6 +72,13 @@ def _start_once(address: str | None) -> None:
         os.environ.setdefault(name, value)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
+        # Workers of a local Ray import from these folders before all others.
+        folders = os.path.dirname(os.path.realpath(sys.argv[0])), os.getcwd()
+        if other := hiding("pipeline", folders):
+            raise InputError(
+                f"{other} hides ponente's package 'pipeline' from Ray's workers; rename it, or use "
+                "--executor inline"
+            )
         # Without "local", Ray joins any cluster that is still running on this machine.
         ray.init(
             "local",
@@ -182,7 +189,7 @@ class RayBackend:
             return running.request, self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
             self._collector.forget.remote(running.heartbeat)
-            cause = f"its worker died ({' '.join(str(error).split())[:300]})"
+            cause = f"its worker died ({text_of(error)})"
             return running.request, Outcome("failed", cause=cause, transient=True)
 
     def events(self) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ from pipeline.errors import (
     ResourcesUnavailable,
     StoreUnavailable,
     WorkerLost,
+    text_of,
 )
 from pipeline.execute.inline import InlineWorkers
 from pipeline.execute.logs import capture
@@ -220,7 +221,7 @@ def _address(first: Any, hardware: Hardware) -> str:
         return ray.get(first.coordinator.remote(), timeout=_BEGIN_SECONDS)
     except RayError as error:
         raise WorkerLost(
-            f"{_name(0, hardware)} was lost before it began ({_line(error)})"
+            f"{_name(0, hardware)} was lost before it began ({text_of(error, 200)})"
         ) from error
 
 
@@ -270,7 +271,7 @@ def _collect(answers: list[Any], heartbeats: list[str], hardware: Hardware, coll
         try:
             status, value = ray.get(ready[0])
         except RayError as error:
-            raise _lost(f"{_name(index, hardware)} died ({_line(error)})", first) from error
+            raise _lost(f"{_name(index, hardware)} died ({text_of(error, 200)})", first) from error
         if status == "error":
             line = value.rstrip().rpartition("\n")[2]  # the full traceback is in the process's log
             first = first or _Failure(f"{_name(index, hardware)}: {line}", time.monotonic())
@@ -317,7 +318,3 @@ def _lost(what: str, first: _Failure | None) -> WorkerLost:
 
 def _name(index: int | str, hardware: Hardware) -> str:
     return f"process {index} of {hardware.processes} on {hardware.name}"
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]

@@ -16,7 +16,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from pipeline.errors import Cancelled, WorkerLost
+from pipeline.errors import Cancelled, WorkerLost, text_of
 from pipeline.execute.ray import runtime_env
 from pipeline.execute.ray.gang import Reports, run_gang
 from pipeline.execute.ray.heartbeat import FailureDetector, Heartbeat, exit_with_parent
@@ -109,7 +109,9 @@ class RayWorkers:
                     waiting.append(done.task)
                 except RayError as error:
                     self._collector.forget.remote(done.heartbeat)
-                    waiting.appendleft(_again(done.task, f"its worker died ({_line(error)})", emit))
+                    waiting.appendleft(
+                        _again(done.task, f"its worker died ({text_of(error, 200)})", emit)
+                    )
         if waiting:
             raise Cancelled(f"{len(waiting)} shards are not finished")
 
@@ -152,7 +154,3 @@ def _again(task: ShardTask, cause: str, emit: Emit) -> ShardTask:
 
 def _cause(error: RayTaskError) -> BaseException:
     return error.cause if isinstance(error.cause, BaseException) else error
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
