@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,6 +21,8 @@ from pipeline import External, InputError, Result, Runtime, StepContext, step
 from pipeline.store import storage
 from pipeline.store.shards import Shard
 from steps.artifacts import Documents, Tokenizer
+from steps.sampling.duplicates import drop_duplicates as without_duplicates
+from steps.sampling.duplicates import forget_comparison
 from steps.sampling.shards import (
     BlockItem,
     EdgeItem,
@@ -29,7 +30,6 @@ from steps.sampling.shards import (
     ProbeItem,
     SampleItem,
     SurveyItem,
-    UniqueItem,
     block_shard,
     clusters,
     edge_shard,
@@ -38,7 +38,6 @@ from steps.sampling.shards import (
     probe_shard,
     sample_shard,
     survey_shard,
-    unique_shard,
     verify_shard,
 )
 from steps.sampling.summary import Chosen, summary
@@ -137,11 +136,13 @@ def sample(
     items = {f"sample/{index:06d}": item for index, item in enumerate(choice.items)}
     written = run.map(sample_shard, items)
     unique, repeated = (
-        _drop_duplicates(request, written, by_position=unit == "row_group")
+        without_duplicates(run, budget.names, written, by_position=unit == "row_group")
         if drop_duplicates
         else ({}, None)
     )
-    return summary(run, budget, choice, written, unique, repeated)
+    result = summary(run, budget, choice, written, unique, repeated)
+    forget_comparison(run)
+    return result
 
 
 def _choose_documents(request: _Request) -> Chosen:
@@ -353,38 +354,3 @@ def _take(
     raise InputError(
         f"{request.source}: {too_much(name, request.budget, max(1, asked), held, total)}"
     )
-
-
-def _drop_duplicates(
-    request: _Request, written: Mapping[str, Shard], *, by_position: bool
-) -> tuple[dict[str, Shard], int]:
-    """(shards rewritten without their duplicates, number of documents with a repeated id)."""
-    import numpy as np
-
-    from data.select.duplicates import Part, find_duplicates
-    from data.select.write_sample import read_hashes
-
-    train, *others = request.budget.names
-    rank = {name: index for index, name in enumerate((*others, train))}
-    places = [(shard, split) for shard in written.values() for split in shard.result["splits"]]
-    parts = [
-        Part(
-            rank=rank[split],
-            documents=shard.result["splits"][split]["documents"],
-            load=partial(read_hashes, storage.join(request.run.root, shard.root), split),
-        )
-        for shard, split in places
-    ]
-    found = find_duplicates(parts, by_position=by_position)
-    lost: dict[str, dict[str, np.ndarray]] = {}
-    for index in found.lost:
-        shard = places[index][0]
-        none = {split: np.empty(0, np.int64) for split in shard.result["splits"]}
-        lost.setdefault(shard.name, none)[places[index][1]] = found.lost[index]
-    items = {
-        f"unique/{name.rpartition('/')[2]}": UniqueItem(
-            storage.join(request.run.root, written[name].root), rows
-        )
-        for name, rows in lost.items()
-    }
-    return request.run.map(unique_shard, items), found.repeated_ids

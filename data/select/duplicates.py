@@ -5,32 +5,51 @@ Within a split the copy with the smallest document hash is kept, so a larger sam
 copies as a smaller one, since the documents it adds have larger hashes. Samples of whole row groups
 are in the order of their walk instead, and the first copy of the walk is kept. Copies with the same
 id are the same document, and the first one is kept.
+
+The hashes of any number of documents are compared in shares, each by a task of its own: `by_share`
+divides the documents of some parts, reading each once, and `compare` takes a share of all parts.
+Equal texts are in the same share, and so are equal ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-# Documents compared at once: about 1 GiB of memory.
-_AT_ONCE = 1 << 23
+AT_ONCE = 1 << 23
+"""Documents to compare at once: about 1 GiB of memory."""
+
+TEXT_WORDS = 5  # columns of `Share.texts`
+_ROW_BITS = 32
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """The documents of one split in one file.
 
     Attributes:
+        number: its place among all parts of the sample, in the order of their names.
         rank: rank of its split; the copy with the lowest rank is kept.
-        documents: number of documents.
-        load: reads their hashes, uint64 [documents, 3] (see `data.select.write_sample`).
+        hashes: uint64 [documents, 3] (see `data.select.write_sample`).
     """
 
+    number: int
     rank: int
-    documents: int
-    load: Callable[[], np.ndarray]
+    hashes: np.ndarray
+
+
+class Share(NamedTuple):
+    """Documents of some parts whose texts are in one share, and ids that are.
+
+    Attributes:
+        texts: uint64 [documents, 5]: text hash (two words), id hash, rank, part and row in one.
+        ids: uint64 [documents]: id hashes.
+    """
+
+    texts: np.ndarray
+    ids: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -38,7 +57,7 @@ class Found:
     """The duplicates among all documents.
 
     Attributes:
-        lost: index of a part -> its rows to drop, int64 ascending; parts without any are absent.
+        lost: number of a part -> its rows to drop, int64 ascending; parts without any are absent.
         repeated_ids: number of documents whose id an earlier document has too.
     """
 
@@ -46,75 +65,76 @@ class Found:
     repeated_ids: int
 
 
-def find_duplicates(
-    parts: Sequence[Part], *, by_position: bool = False, at_once: int = _AT_ONCE
-) -> Found:
-    """Compare the texts of all documents by their hashes.
+def find_duplicates(parts: Iterable[Part], *, by_position: bool = False, shares: int = 1) -> Found:
+    """Compare the texts of all documents, in this process.
 
     Args:
-        parts: all parts of the sample, in the order of their names.
+        parts: all parts of the sample.
         by_position: keep the first copy of a split in the order of parts and rows, instead of the
             copy with the smallest document hash.
-        at_once: about how many documents to compare at a time; the hashes of all parts are read
-            again for each such share.
+        shares: into how many shares to divide the documents; the result is the same.
     """
-    shares = max(1, -(-sum(part.documents for part in parts) // at_once))
-    found = [np.empty((2, 0), np.int64)]
-    repeated = 0
-    for share in range(shares):
-        texts, ids = _of_share(parts, share, shares)
-        repeated += len(ids) - len(np.unique(ids))
-        found.append(np.stack(_losers(*texts, by_position)))
-    numbers, rows = np.concatenate(found, axis=1)
+    return join(compare([share], by_position) for share in by_share(parts, shares))
+
+
+def by_share(parts: Iterable[Part], shares: int) -> list[Share]:
+    """The documents of some parts, divided into shares by their hashes modulo the number."""
+    texts, ids = [np.empty((0, TEXT_WORDS), np.uint64)], [np.empty(0, np.uint64)]
+    for part in parts:
+        places = np.arange(len(part.hashes), dtype=np.uint64) + np.uint64(part.number << _ROW_BITS)
+        texts.append(np.column_stack([part.hashes, np.full_like(places, part.rank), places]))
+        ids.append(part.hashes[:, 2])
+    joined, names = np.concatenate(texts), np.concatenate(ids)
+    divided = _divided(joined, joined[:, 0], shares), _divided(names, names, shares)
+    return [Share(*share) for share in zip(*divided, strict=True)]
+
+
+def _divided(rows: np.ndarray, hashes: np.ndarray, shares: int) -> list[np.ndarray]:
+    if shares == 1:
+        return [rows]
+    share = hashes % np.uint64(shares)
+    order = np.argsort(share, kind="stable")
+    ends = np.searchsorted(share[order], np.arange(1, shares, dtype=np.uint64))
+    return np.split(rows[order], ends)
+
+
+def compare(pieces: Sequence[Share], by_position: bool) -> tuple[np.ndarray, int]:
+    """The duplicates in one share, of which `pieces` have all documents.
+
+    Returns:
+        int64 [2, documents]: part and row of every document to drop; and the number of documents
+        whose id another one has too.
+    """
+    texts, ids = pieces[0]
+    if len(pieces) > 1:
+        texts = np.concatenate([piece.texts for piece in pieces])
+        ids = np.concatenate([piece.ids for piece in pieces])
+    return _losers(texts, by_position), len(ids) - len(np.unique(ids))
+
+
+def join(shares: Iterable[tuple[np.ndarray, int]]) -> Found:
+    """The duplicates in all shares, from what `compare` returned for each."""
+    lost, repeated = [np.empty((2, 0), np.int64)], 0
+    for each, ids in shares:
+        lost.append(each)
+        repeated += ids
+    numbers, rows = np.concatenate(lost, axis=1)
     order = np.lexsort((rows, numbers))
     numbers, rows = numbers[order], rows[order]
     losing, begins = np.unique(numbers, return_index=True)
-    lost = dict(zip(losing.tolist(), np.split(rows, begins)[1:], strict=True))
-    return Found(lost=lost, repeated_ids=repeated)
+    found = dict(zip(losing.tolist(), np.split(rows, begins)[1:], strict=True))
+    return Found(lost=found, repeated_ids=repeated)
 
 
-def _of_share(
-    parts: Sequence[Part], share: int, shares: int
-) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]:
-    """((hashes, rank, part, row) of the documents with texts in a share, id hashes in the share).
-
-    A share is the hashes equal to `share` modulo `shares`, so equal texts are in the same share.
-    """
-    hashes, ranks, numbers, rows, ids = [], [], [], [], []
-    for number, part in enumerate(parts):
-        found = part.load()
-        mine = np.flatnonzero(found[:, 0] % np.uint64(shares) == share)
-        hashes.append(found[mine])
-        ranks.append(np.full(len(mine), part.rank, np.int16))
-        numbers.append(np.full(len(mine), number, np.int64))
-        rows.append(mine.astype(np.int64))
-        ids.append(found[found[:, 2] % np.uint64(shares) == share, 2])
-    if not parts:
-        empty = np.empty(0, np.int64)
-        return (np.empty((0, 3), np.uint64), empty, empty, empty), empty
-    joined = (np.concatenate(column) for column in (hashes, ranks, numbers, rows))
-    return (*joined,), np.concatenate(ids)  # pyrefly: ignore[bad-return]
-
-
-def _losers(
-    hashes: np.ndarray, ranks: np.ndarray, parts: np.ndarray, rows: np.ndarray, by_position: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """(part, row) of every document to drop, since another copy of its text is kept."""
-    repeated = _repeated(hashes[:, 0])
-    hashes, ranks, parts, rows = (a[repeated] for a in (hashes, ranks, parts, rows))
-    keys = [
-        hashes[:, 0],
-        hashes[:, 1],
-        ranks,
-        *([] if by_position else [hashes[:, 2]]),
-        parts,
-        rows,
-    ]
+def _losers(texts: np.ndarray, by_position: bool) -> np.ndarray:
+    """int64 [2, n]: (part, row) of every document to drop, since another copy of it is kept."""
+    texts = texts[_repeated(texts[:, 0])]
     # Sort by text and then by preference: of a run of equal texts, all but the first are dropped.
-    order = np.lexsort(keys[::-1])
-    texts = hashes[order, :2]
-    lost = order[1:][(texts[1:] == texts[:-1]).all(axis=1)]
-    return parts[lost], rows[lost]
+    order = np.lexsort([texts[:, n] for n in ((4, 3, 1, 0) if by_position else (4, 2, 3, 1, 0))])
+    same = (texts[order[1:], :2] == texts[order[:-1], :2]).all(axis=1)
+    places = texts[order[1:][same], 4]
+    rows = places & np.uint64((1 << _ROW_BITS) - 1)
+    return np.stack([places >> np.uint64(_ROW_BITS), rows]).astype(np.int64)
 
 
 def _repeated(words: np.ndarray) -> np.ndarray:

@@ -80,13 +80,6 @@ class SampleItem(NamedTuple):
     filter: Filter
 
 
-class UniqueItem(NamedTuple):
-    """The directory of a sampled shard, and its rows to drop by split."""
-
-    directory: str
-    lost: dict[str, np.ndarray]
-
-
 def survey_shard(directory: str, item: SurveyItem) -> Mapping[str, Any]:
     """Shard writer: counts of some units by hash bin and by length, and every document's hash."""
     import numpy as np
@@ -155,13 +148,6 @@ def sample_shard(directory: str, item: SampleItem) -> Mapping[str, Any]:
         min_score=item.filter.min_score,
         keep_hashes=item.filter.keep_hashes,
     )
-
-
-def unique_shard(directory: str, item: UniqueItem) -> Mapping[str, Any]:
-    """Shard writer: a sampled shard without its duplicates."""
-    from data.select.write_sample import drop_rows
-
-    return drop_rows(item.directory, item.lost, directory)
 
 
 def load_surveys(run: StepContext, shards: Iterable[Shard]) -> Iterator[HashHistogram]:

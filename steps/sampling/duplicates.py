@@ -1,0 +1,203 @@
+"""Dropping the duplicates of a sample, on the workers if it is large.
+
+A sample of up to `AT_ONCE` documents is compared by the step's body. Of a larger one, a first round
+of shards reads each document's hashes once and divides them into shares, and a second round finds
+the duplicates of one share each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pipeline import StepContext
+from pipeline.store import storage
+from pipeline.store.parallel import concurrently, in_order
+from pipeline.store.shards import Shard
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from data.select.duplicates import Found, Part
+
+_DIVIDE, _COMPARE = "divide", "compare"
+
+
+class _Place(NamedTuple):
+    """Where the hashes of one part are."""
+
+    number: int
+    rank: int
+    directory: str
+    split: str
+    documents: int
+
+
+class DivideItem(NamedTuple):
+    """Parts whose hashes are to be divided into shares."""
+
+    places: tuple[_Place, ...]
+    shares: int
+
+
+class CompareItem(NamedTuple):
+    """One share: of each divided file the directory, and where its texts and ids are in it."""
+
+    pieces: tuple[tuple[str, tuple[int, int], tuple[int, int]], ...]
+    by_position: bool
+
+
+class UniqueItem(NamedTuple):
+    """The directory of a sampled shard, and its rows to drop by split."""
+
+    directory: str
+    lost: dict[str, np.ndarray]
+
+
+def drop_duplicates(
+    run: StepContext, splits: tuple[str, ...], written: Mapping[str, Shard], *, by_position: bool
+) -> tuple[dict[str, Shard], int]:
+    """(shards rewritten without their duplicates, number of documents with a repeated id).
+
+    Args:
+        run: the attempt.
+        splits: names of the splits; the first one, train, keeps a copy only if no other has it.
+        written: the sampled shards.
+        by_position: which copy is kept, see `find_duplicates`.
+    """
+    import numpy as np
+
+    train, *others = splits
+    rank = {name: index for index, name in enumerate((*others, train))}
+    parts = [(shard, split) for shard in written.values() for split in shard.result["splits"]]
+    places = [
+        _Place(
+            number=number,
+            rank=rank[split],
+            directory=storage.join(run.root, shard.root),
+            split=split,
+            documents=shard.result["splits"][split]["documents"],
+        )
+        for number, (shard, split) in enumerate(parts)
+    ]
+    found = _find(run, places, by_position)
+    lost: dict[str, dict[str, np.ndarray]] = {}
+    for number, rows in found.lost.items():
+        shard, split = parts[number]
+        none = {name: np.empty(0, np.int64) for name in shard.result["splits"]}
+        lost.setdefault(shard.name, none)[split] = rows
+    items = {
+        f"unique/{name.rpartition('/')[2]}": UniqueItem(
+            storage.join(run.root, written[name].root), rows
+        )
+        for name, rows in lost.items()
+    }
+    return run.map(unique_shard, items), found.repeated_ids
+
+
+def forget_comparison(run: StepContext) -> None:
+    """Leave the shards of the comparison out of the output, which does not need them."""
+    names = [name for name in run.declared if name.partition("/")[0] in (_DIVIDE, _COMPARE)]
+    concurrently(run.drop, names, local=storage.is_local(run.root))
+
+
+def _find(run: StepContext, places: list[_Place], by_position: bool) -> Found:
+    from data.select import duplicates
+    from data.select.write_sample import load_array
+
+    documents, local = sum(place.documents for place in places), storage.is_local(run.root)
+    if documents <= duplicates.AT_ONCE:
+        return duplicates.find_duplicates(
+            in_order(_read, places, local=local), by_position=by_position
+        )
+    shares = -(-documents // duplicates.AT_ONCE)
+    groups = [*_groups(places, duplicates.AT_ONCE)]
+    items = {f"{_DIVIDE}/{n:06d}": DivideItem(group, shares) for n, group in enumerate(groups)}
+    divided = run.map(divide_shard, items).values()
+
+    def of_share(share: int) -> CompareItem:
+        return CompareItem(
+            tuple(
+                (
+                    storage.join(run.root, shard.root),
+                    tuple(shard.result["texts"][share : share + 2]),
+                    tuple(shard.result["ids"][share : share + 2]),
+                )
+                for shard in divided
+            ),
+            by_position,
+        )
+
+    compared = run.map(
+        compare_shard, {f"{_COMPARE}/{share:06d}": of_share(share) for share in range(shares)}
+    )
+    urls = [storage.join(run.root, shard.root, "lost.npy") for shard in compared.values()]
+    repeated = [shard.result["repeated"] for shard in compared.values()]
+    return duplicates.join(zip(in_order(load_array, urls, local=local), repeated, strict=True))
+
+
+def _groups(places: list[_Place], at_once: int) -> Iterator[tuple[_Place, ...]]:
+    """Neighbouring parts for one task: about as many documents as are compared at once."""
+    group, documents = list[_Place](), 0
+    for place in places:
+        documents += place.documents
+        if group and documents > at_once:
+            yield tuple(group)
+            group, documents = [], place.documents
+        group.append(place)
+    yield tuple(group)
+
+
+def _read(place: _Place) -> Part:
+    from data.select.duplicates import Part
+    from data.select.write_sample import read_hashes
+
+    return Part(place.number, place.rank, read_hashes(place.directory, place.split))
+
+
+def divide_shard(directory: str, item: DivideItem) -> Mapping[str, Any]:
+    """Shard writer: the hashes of some parts, share after share; the result has the ends."""
+    from data.select.duplicates import by_share
+
+    local = storage.is_local(directory)
+    shares = by_share(in_order(_read, item.places, local=local), item.shares)
+    ends: dict[str, list[int]] = {}
+    for name in ("texts", "ids"):
+        ends[name] = [0]
+        with storage.open_write(storage.join(directory, f"{name}.u64")) as file:
+            for share in shares:
+                data = getattr(share, name).astype("<u8").tobytes()
+                file.write(data)
+                ends[name].append(ends[name][-1] + len(data))
+    return {**ends, "content": None}  # no part of the output's content
+
+
+def compare_shard(directory: str, item: CompareItem) -> Mapping[str, Any]:
+    """Shard writer: part and row of every document of one share that is to be dropped."""
+    from data.select.duplicates import TEXT_WORDS, Share, compare
+    from data.select.write_sample import save_array
+
+    def load(piece: tuple[str, tuple[int, int], tuple[int, int]]) -> Share:
+        place, texts, ids = piece
+        words = _words(storage.join(place, "texts.u64"), *texts)
+        return Share(words.reshape(-1, TEXT_WORDS), _words(storage.join(place, "ids.u64"), *ids))
+
+    pieces = concurrently(load, item.pieces, local=storage.is_local(directory))
+    lost, repeated = compare(pieces, item.by_position)
+    save_array(storage.join(directory, "lost.npy"), lost)
+    return {"repeated": repeated, "content": None}
+
+
+def _words(url: str, begin: int, end: int) -> np.ndarray:
+    import numpy as np
+
+    with storage.open_read(url) as file:
+        file.seek(begin)
+        return np.frombuffer(file.read(end - begin), "<u8").astype(np.uint64)
+
+
+def unique_shard(directory: str, item: UniqueItem) -> Mapping[str, Any]:
+    """Shard writer: a sampled shard without its duplicates."""
+    from data.select.write_sample import drop_rows
+
+    return drop_rows(item.directory, item.lost, directory)
