@@ -51,6 +51,8 @@ def group(job: Job) -> Recipe:
     chips = Chips(
         create=f"gcloud compute instance-groups managed create {name} --zone={zone}"
         f" --template={name} --size={hardware.processes}{policy}",
+        exist=f"gcloud compute instance-groups managed list-instances {name} --zone={zone}"
+        ' --format="value(instanceStatus)" | grep -x RUNNING',
         listed=f"gcloud compute instance-groups managed list --zones={zone} {_NAMES}",
         delete=f"gcloud compute instance-groups managed delete {name} --zone={zone} --quiet",
     )
@@ -84,6 +86,8 @@ def queued(job: Job) -> Recipe:
     )
     chips = Chips(
         create=request,
+        exist=f"gcloud compute tpus queued-resources describe {name} --zone={zone}"
+        ' --format="value(state.state)" | grep -x ACTIVE',
         listed=f"gcloud compute tpus queued-resources list --zone={zone} {_NAMES}",
         delete=f"gcloud compute tpus queued-resources delete {name} --zone={zone} --force --quiet",
     )

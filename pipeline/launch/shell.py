@@ -9,7 +9,6 @@ host deletes the chips: also where the head was killed.
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import dataclass
 
 from pipeline.launch.job import Job
@@ -18,6 +17,7 @@ from pipeline.launch.text import origin
 PORT = 6380  # SkyPilot runs its own Ray at the default port 6379
 WAIT = "20m"  # machines that exist are billed; hosts of a slice boot within minutes of each other
 QUEUE = "48h"  # waiting for chips costs nothing
+_FIRST_SECONDS = 2400  # from when there are chips, which are billed, until a host has joined
 
 # The Ubuntu 22.04 of TPU images has Python 3.10, and its package archive 3.11. After a boot,
 # Ubuntu's own updates hold apt's lock for minutes.
@@ -38,11 +38,13 @@ class Chips:
 
     Attributes:
         create: requests them.
-        listed: prints the names of those that exist.
+        exist: succeeds once there are some, which are billed, and not only a request.
+        listed: prints the names of requests and machines.
         delete: deletes them.
     """
 
     create: str
+    exist: str
     listed: str
     delete: str
 
@@ -116,9 +118,10 @@ again() {{
   "$@"
 }}
 enter() {{ mkdir -p {folder} && cd {folder} && exec >> {folder}.log 2>&1 && date; }}
-fetch() {{ gcloud storage cp {job.bundle} - | tar -xzf -; }}
-prepare() {{
-{textwrap.indent(SETUP, "  ")}}}
+install() {{ timeout 15m bash -o pipefail -s << "END"
+gcloud storage cp {job.bundle} - | tar -xzf - || exit
+{SETUP}END
+}}
 """
 
 
@@ -126,9 +129,10 @@ def _head(job: Job, chips: Chips) -> str:
     start = join(job, head_name(job), f"--queue {QUEUE}", "--role head")
     return f"""\
 request() {{ chips | grep -xF {job.name} || {chips.create}; }}
-run= stopped=
+run= watch= stopped=
 end() {{
   trap '' HUP INT TERM
+  [ -z "$watch" ] || kill "$watch"
   [ -z "$run" ] || {{ kill "$run" && wait "$run"; }}  # it saves a checkpoint
   give_back
   report
@@ -138,9 +142,15 @@ end() {{
 }}
 trap end EXIT
 trap 'stopped=yes; exit 143' HUP INT TERM
-enter && [ ! -e /opt/{job.name}.ended ] && again fetch && again prepare && again request || exit
+enter && [ ! -e /opt/{job.name}.ended ] && again install && again request || exit
 {start} &
 run=$!
+{{
+  until {chips.exist}; do sleep 60; done
+  sleep {_FIRST_SECONDS}
+  grep -q " joined: " /opt/{job.name}.log || {{ echo "no host joined in time"; kill "$run"; }}
+}} &
+watch=$!
 wait "$run"
 code=$?
 run=
@@ -150,4 +160,4 @@ exit $code
 
 def _host(job: Job) -> str:
     loop = joined(join(job, head_name(job), "--role host"), LOST_OR_KILLED)
-    return f"enter && again fetch && again prepare && {loop}give_back\n"
+    return f"enter && again install && {loop}give_back\n"

@@ -127,6 +127,22 @@ def test_the_head_waits_longer_for_chips_than_for_hosts_that_are_billed(tmp_path
     assert "--queue 48h" in line
 
 
+def test_chips_that_no_host_joins_from_are_given_back(tmp_path, on):
+    """After 40 minutes of there being some, as with an image that lacks the tools of the script.
+
+    While they are only requested, the head waits.
+    """
+    lab = Lab(tmp_path, "stay")
+    (tmp_path / "late").touch()
+    lab.fail("gcloud compute * list-instances *", 2)
+    lab.fail("gcloud compute * describe *", 2)
+    assert lab.run(script(on, "head")) == 130
+    assert lab.count("sleep 60") == 2
+    assert not lab.chips
+    assert "no host joined in time" in lab.log
+    assert HEAD in lab.calls[-1]
+
+
 def test_a_host_joins_again_until_the_run_ends(tmp_path, on):
     """After it lost its Ray or the head (75), and after a signal ended it (137)."""
     lab = Lab(tmp_path, 75, 75, 137, 75, 0)
