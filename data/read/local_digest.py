@@ -2,11 +2,14 @@
 
 A file of up to `WHOLE` bytes is digested whole. For a larger one the digest covers the size, 16
 blocks spread over the file and, for Parquet, the footer, which has the offsets and sizes of all
-pages and the minima and maxima of their values, so a rewritten file has another digest. An edit of
-a few bytes in a large file that changes neither size nor footer is detected only inside a block.
+pages and the minima and maxima of their values, so a rewritten file has another digest.
 
-Digests are cached by path, size, times and inode in the user's cache directory, so that planning
-over ten thousand files reads none of them twice. Losing the cache only costs time.
+Each digest is remembered by path, size, times and inode in the user's cache directory, so that
+planning over ten thousand files reads none of them twice. A large file whose times or inode changed
+since, but not its samples, is read whole, once: from then on the digest of all its bytes follows
+that of its samples, after a `+`. So every edit is noticed; a large file that was only touched is
+another file once. Without the cache, as on another machine, samples are all that is known: see
+`pipeline.identity.listing`.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from pipeline.errors import InputError
@@ -36,7 +40,26 @@ _NOTICE_SECONDS = 5.0
 
 logger = logging.getLogger("ponente")
 
-_Mark = list[int]  # size, time of change of content and of inode, inode
+
+@dataclass(frozen=True)
+class _Known:
+    """What is remembered of a file.
+
+    Attributes:
+        mark: size, time of change of content and of inode, inode.
+        samples: digest of the samples; of all bytes of a small file.
+        whole: digest of all bytes of a large file, once it was written with the same samples.
+        settled: whether it was old enough: a younger file may change within a tick of its times.
+    """
+
+    mark: list[int]
+    samples: str
+    whole: str = ""
+    settled: bool = True
+
+    @property
+    def digest(self) -> str:
+        return f"{self.samples}+{self.whole}" if self.whole else self.samples
 
 
 def digest_files(paths: Iterable[str]) -> dict[str, tuple[int, str]]:
@@ -48,36 +71,53 @@ def digest_files(paths: Iterable[str]) -> dict[str, tuple[int, str]]:
     paths = list(paths)
     cache = _cache_file(paths)
     known = _load(cache)
-    found: dict[str, tuple[_Mark, str]] = {}
+    found: dict[str, _Known] = {}
     read, noticed = 0, time.monotonic() + _NOTICE_SECONDS
     step = max(1, len(paths) // _PARTS)
     parts = [paths[first : first + step] for first in range(0, len(paths), step)]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for digests in pool.map(lambda part: [_digest(p, known.get(p)) for p in part], parts):
-            for path, mark, digest, size in digests:
-                found[path], read = (mark, digest), read + size
+        for part in pool.map(lambda part: [_digest(p, known.get(p)) for p in part], parts):
+            for path, entry, size in part:
+                found[path], read = entry, read + size
             if time.monotonic() > noticed:
                 noticed = time.monotonic() + _NOTICE_SECONDS
                 logger.warning("digests of source files: %d of %d", len(found), len(paths))
-    if read > _WORTH_KEEPING:
-        _save(cache, found)
-    return {path: (mark[0], digest) for path, (mark, digest) in found.items()}
+    large = {path: entry for path, entry in found.items() if entry.mark[0] > WHOLE}
+    if read > _WORTH_KEEPING or any(known.get(path) != entry for path, entry in large.items()):
+        _save(cache, known | found)
+    return {path: (entry.mark[0], entry.digest) for path, entry in found.items()}
 
 
-def _digest(path: str, known: tuple[_Mark, str] | None) -> tuple[str, _Mark, str, int]:
-    """(path, mark, digest, bytes read)."""
+def _digest(path: str, known: _Known | None) -> tuple[str, _Known, int]:
+    """(path, what is known of the file now, bytes read)."""
     try:
         with open(path, "rb") as file:
             stat = os.fstat(file.fileno())
             mark = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
-            if known is not None and known[0] == mark:
-                return path, mark, known[1], 0
-            return path, mark, *_content(file.fileno(), stat.st_size)
+            same = known is not None and known.mark == mark
+            if known is not None and same and known.settled:
+                return path, known, 0
+            settled = max(mark[1:3]) < (time.time() - _SETTLED_SECONDS) * 1e9
+            samples, read = _content(file.fileno(), stat.st_size)
+            now = _Known(mark, samples, settled=settled)
+            again = stat.st_size > WHOLE and known is not None and known.samples == samples
+            if again and known is not None and (known.whole or not same):
+                now, read = replace(now, whole=_all(file.fileno())), read + stat.st_size
+            return path, now, read
     except OSError as error:
         raise InputError(
             f"{path}: expected a file that can be read, found {error.strerror or error}; "
             "check the source"
         ) from None
+
+
+def _all(file: int) -> str:
+    """BLAKE2b-128 of all bytes of an open file."""
+    digest, start = hashlib.blake2b(digest_size=16), 0
+    while piece := os.pread(file, WHOLE, start):
+        digest.update(piece)
+        start += len(piece)
+    return digest.hexdigest()
 
 
 def _content(file: int, size: int) -> tuple[str, int]:
@@ -105,17 +145,17 @@ def _cache_file(paths: list[str]) -> Path:
     return Path(folder) / "ponente" / "digests" / f"{name}.json"
 
 
-def _load(cache: Path) -> dict[str, tuple[_Mark, str]]:
+def _load(cache: Path) -> dict[str, _Known]:
     try:
         tree = json.loads(cache.read_bytes())
-        return {str(path): (list(mark), str(digest)) for path, (mark, digest) in tree.items()}
+        return {str(path): _Known(*entry) for path, entry in tree.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
 
-def _save(cache: Path, found: dict[str, tuple[_Mark, str]]) -> None:
-    latest = (time.time() - _SETTLED_SECONDS) * 1e9
-    kept = {p: entry for p, entry in found.items() if max(entry[0][1:3]) < latest}
+def _save(cache: Path, found: dict[str, _Known]) -> None:
+    # Of a small file that may still change, nothing is worth remembering.
+    kept = {p: astuple(e) for p, e in found.items() if e.settled or e.mark[0] > WHOLE}
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=cache.parent, delete=False) as file:

@@ -75,7 +75,7 @@ def check_unchanged(
         if listing.pinned:
             continue
         now = externals[name].list(arguments[name], CHECK_SECONDS)
-        if now.digest != listing.digest:
+        if now.digest != listing.digest and not now.same_as(listing.files):
             changes = difference(listing.summary, listing.files, now)
             raise InputError(
                 f"{label}({name}=...): expected the files that the run was planned with, found "

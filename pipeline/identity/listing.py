@@ -24,7 +24,8 @@ class ListedFile:
         name: path relative to the folder that all files of the listing share.
         size: in bytes.
         digest: digest of its content, where the store has one or reading the file is cheap; empty
-            when only the size is known.
+            when only the size is known. After a `+` follows a finer one, where that is known: of
+            all bytes of a file of which otherwise samples are digested.
     """
 
     name: str
@@ -101,6 +102,19 @@ class Listing:
         total = sum(file.size for file in self.files)
         more = (self.where, self.pinned, self.branch, self.revision)
         return Summary(self.digest, len(self.files), total, *more)
+
+    def same_as(self, files: tuple[ListedFile, ...] | None) -> bool:
+        """Whether the files that were listed before, if known, are these as far as can be told.
+
+        A machine that sees a file for the first time does not know the finer part of its digest.
+        """
+        if files is None or self.pinned or len(files) != len(self.files):
+            return False
+        return all(
+            (old.name, old.size) == (new.name, new.size)
+            and (old.digest == new.digest or old.digest.startswith(f"{new.digest}+"))
+            for old, new in zip(files, self.files, strict=True)
+        )
 
     def to_bytes(self) -> bytes:
         """JSON for `files_from_bytes`."""

@@ -148,7 +148,9 @@ def staleness(node: Node, found: Found, inputs: dict[str, Found], listings: List
     for name, listing in sources.items():
         was = found.manifest.sources.get(name)
         if was is not None and was.digest != listing.digest:
-            return f"{name} changed: {difference(was, source_files(found.path, was), listing)}"
+            files = source_files(found.path, was)
+            if not listing.same_as(files):
+                return f"{name} changed: {difference(was, files, listing)}"
     return rebuilt_input(node, found, inputs)
 
 

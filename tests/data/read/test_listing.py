@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import time
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,8 +41,9 @@ def write(folder, **content):
 
 
 @pytest.fixture
-def big(tmp_path):
+def big(tmp_path, monkeypatch):
     """A Parquet file that is too large to be read as a whole while planning."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     path = tmp_path / "big" / "x.parquet"
     path.parent.mkdir()
     draw = random.Random(0)
@@ -116,6 +118,65 @@ def test_planning_again_reads_no_file(tmp_path, monkeypatch):
     (folder / "x.parquet").write_bytes(b"eno")
     os.utime(folder / "x.parquet", ns=(before.st_atime_ns, before.st_mtime_ns))
     assert listed(folder / "*.parquet").digest != first.digest
+
+
+def edited(path: Path, at: int) -> None:
+    """Change bytes in place: size, footer and times of change stay."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"*" * 7)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_an_edit_of_a_large_file_between_the_samples_is_noticed(big, tmp_path, monkeypatch):
+    """Each of several; and a plan after one reads nothing."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(local_digest, "_SETTLED_SECONDS", 0.01)
+    found = [listed(big)]
+    for at in (300_000, 500_000, 700_000):
+        time.sleep(0.03)
+        edited(big, at)
+        found.append(listed(big))
+    digests = [listing.digest for listing in found]
+    assert len(set(digests)) == 4
+    time.sleep(0.03)
+    assert listed(big).digest == digests[-1]
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pread", lambda *_: pytest.fail("a file was read again"))
+        assert listed(big).digest == digests[-1]
+    big.touch()
+    assert listed(big).digest == digests[-1], "its bytes are known"
+
+
+@pytest.mark.parametrize("young", [True, False])
+def test_an_edit_of_a_file_that_was_just_written_is_noticed(big, tmp_path, monkeypatch, young):
+    """Also if it was listed within a tick of its times, and another file of its folder since."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(local_digest, "_SETTLED_SECONDS", 60.0 if young else 0.0)
+    write(big.parent, small=b"one")
+    time.sleep(0.03)
+    first = listed(big)
+    listed(big.parent / "small.parquet")
+    edited(big, 300_000)
+    assert listed(big).digest != first.digest
+
+
+def test_a_machine_that_sees_an_edited_file_first_takes_it_for_the_recorded_one(
+    big, tmp_path, monkeypatch
+):
+    """It knows the samples only; the one that saw the edit knows better, each time."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "here"))
+    before = listed(big)
+    time.sleep(0.03)
+    edited(big, 300_000)
+    after = listed(big)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+    there = listed(big)
+    assert there.same_as(before.files)
+    assert there.same_as(after.files)
+    assert not after.same_as(before.files)
+    assert not after.same_as(there.files)
 
 
 def test_a_damaged_or_unwritable_cache_costs_time_only(tmp_path, monkeypatch):
