@@ -9,6 +9,7 @@ host deletes the chips: also where the head was killed.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
 from pipeline.launch.job import Job
@@ -95,6 +96,7 @@ def delete_head(job: Job) -> str:
 
 def _shared(job: Job, chips: Chips) -> str:
     folder = f"/opt/{job.name}"
+    install = f"gcloud storage cp {job.bundle} - | tar -xzf - || exit\n{SETUP}"
     return f"""\
 #!/bin/bash
 {origin(job)}set -u -o pipefail
@@ -118,10 +120,7 @@ again() {{
   "$@"
 }}
 enter() {{ mkdir -p {folder} && cd {folder} && exec >> {folder}.log 2>&1 && date; }}
-install() {{ timeout 15m bash -o pipefail -s << "END"
-gcloud storage cp {job.bundle} - | tar -xzf - || exit
-{SETUP}END
-}}
+install() {{ timeout 15m bash -o pipefail -c {shlex.quote(install)}; }}
 """
 
 
@@ -129,7 +128,7 @@ def _head(job: Job, chips: Chips) -> str:
     start = join(job, head_name(job), f"--queue {QUEUE}", "--role head")
     return f"""\
 request() {{ chips | grep -xF {job.name} || {chips.create}; }}
-run= watch= stopped=
+run=''; watch=''; stopped=''
 end() {{
   trap '' HUP INT TERM
   [ -z "$watch" ] || kill "$watch"
@@ -153,7 +152,7 @@ run=$!
 watch=$!
 wait "$run"
 code=$?
-run=
+run=''
 exit $code
 """
 
