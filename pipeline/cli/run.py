@@ -71,7 +71,7 @@ def _run(context: Context, interrupts: FirstSignal) -> Execution:
     started = _started(context, run_id, execution)
     log.emit(started)
     summary = Summary(context.store.prefix, run_id, started)
-    outcome, needed, page, cause = "failed", [], "", ""
+    outcome, needed, page, cause, pages = "failed", [], "", "", []
     protected, reads = contextlib.ExitStack(), [node.directory for node in execution.order]
     try:
         protected.enter_context(lease.reading(context.store.prefix, run_id, reads))
@@ -83,7 +83,7 @@ def _run(context: Context, interrupts: FirstSignal) -> Execution:
         if needed:
             _check_facts(context, execution, needed)
             _execute(context, log, execution, needed, interrupts)
-        outcome = "ok"
+        outcome, pages = "ok", point_to_pages(context, execution)
     except (KeyboardInterrupt, Cancelled):
         outcome = "interrupted"
         raise
@@ -95,6 +95,7 @@ def _run(context: Context, interrupts: FirstSignal) -> Execution:
             display.close()
             labels = [node.label for node in execution.executed]
             end = {"event": "run_finished", "outcome": outcome, "executed": labels}
+            end |= {"pages": dict(pages)}
             log.emit(end | ({"cause": cause} if cause else {}))
             log.close()
             summary.close()
@@ -102,7 +103,9 @@ def _run(context: Context, interrupts: FirstSignal) -> Execution:
             protected.close()
     if needed:
         say(f"page of this run: {page}")
-    _say_outcome(context, execution, looked if not needed else None)
+    _say_outcome(execution, looked if not needed else None)
+    for label, url in pages:
+        say(f"{label}: {url}")
     return execution
 
 
@@ -245,7 +248,7 @@ def _changed(preset: Any, settings: Any, before: str = "") -> Iterator[str]:
             yield f"{before}{field.name} = {new!r} (preset: {old!r})"
 
 
-def _say_outcome(context: Context, execution: Execution, looked: float | None) -> None:
+def _say_outcome(execution: Execution, looked: float | None) -> None:
     total = len(execution.published)
     if looked is None:
         executed = len(execution.executed)
@@ -256,5 +259,3 @@ def _say_outcome(context: Context, execution: Execution, looked: float | None) -
     for node in execution.targets:
         for line in execution.published[node.key].headline:
             say(line)
-    for label, url in point_to_pages(context, execution):
-        say(f"{label}: {url}")

@@ -40,6 +40,7 @@ from pipeline.identity import provenance
 from pipeline.plan.listings import Listings
 from pipeline.plan.plan import source_notes
 from pipeline.plan.state import (
+    NOT_BUILT,
     Selection,
     contents,
     decide,
@@ -129,7 +130,7 @@ class Execution:
             state.replaces = seen.replaces(key)
             seen.found.pop(key, None)
             why = "--force" if state.forced else seen.stale.get(key) or seen.corrupt.get(key)
-            self._reasons[key] = why or "not built yet"
+            self._reasons[key] = why or NOT_BUILT
         for node in self.order:
             if node.key in seen.found:
                 found = insist(node.label, partial(reuse, self._store, node, seen))

@@ -21,6 +21,7 @@ from pipeline.pages import readable
 from pipeline.pages import record as run_record
 from pipeline.pages.graph import Box, draw
 from pipeline.pages.record import DONE, STATES, RunRecord, StepRecord
+from pipeline.plan.state import NOT_BUILT
 from pipeline.store import storage
 from pipeline.store.manifest import Manifest, load
 from pipeline.store.shards import ShardTable
@@ -133,6 +134,7 @@ def render(
             done=done,
             users=users,
             explained={step.key: explanation(step, manifests.get(step.key)) for step in steps},
+            beyond=_beyond(record),
             config={step.key: _config(step, manifests.get(step.key)) for step in steps},
             results={step.key: _results(step, done.get(step.key)) for step in steps},
             pages={key: _html_files(manifest) for key, manifest in done.items()},
@@ -144,7 +146,16 @@ def render(
 def render_index(records: Sequence[RunRecord]) -> str:
     """The table of runs, in the order given."""
     named = [(record, readable.command_line(record.command)) for record in records]
-    return environment().get_template("index.html").render(runs=named)
+    page = environment().get_template("index.html")
+    return page.render(runs=named, relative=_relative)
+
+
+def _beyond(record: RunRecord) -> list[str]:
+    """Lines of the run's cause beyond the failures of its steps, which have their own place."""
+    failed = record.among("failed")
+    said = {f"step {step.label} failed: {step.cause}" for step in failed}
+    logs = {f"  log:   {step.log}" for step in failed}
+    return [line for line in record.cause.splitlines() if line not in said | logs]
 
 
 def _box(step: StepRecord, manifest: Manifest | None) -> Box:
@@ -169,6 +180,8 @@ def explanation(step: StepRecord, manifest: Manifest | None) -> str:
         return "the run ended before it could start"
     if step.state == "unneeded":
         return "the steps that use it are up to date"
+    if step.state == "executed" and step.reason == NOT_BUILT:
+        return "had not been built before"
     return step.reason or (step.progress if step.state != "executed" else "")
 
 

@@ -114,7 +114,7 @@ class RunRecord:
         driver: the driver's process; empty for a run without a summary.
         alive: whether the driver lived when the record was read.
         torn: number of lines of the log that could not be read.
-        page: whether its page has been written.
+        page: whether its page was written; `pages`: URLs of those of its targets, by label.
     """
 
     run: str
@@ -134,6 +134,7 @@ class RunRecord:
     steps: dict[str, StepRecord] = field(default_factory=dict)
     torn: int = 0
     page: bool = True
+    pages: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -295,11 +296,10 @@ def _apply_line(record: RunRecord, line: bytes) -> None:
         _start(record, event, now)
     elif kind == "provenance":
         record.commit = str((event.get("git") or {}).get("commit") or "")
-    elif kind == "run_finished":
-        record.ended, record.outcome = now, str(event.get("outcome") or "ok")
-        record.cause = str(event.get("cause") or "")
-    elif kind == "stopping":
-        record.cause = str(event.get("cause") or "")
+    elif kind in ("run_finished", "stopping"):
+        record.cause, record.pages = str(event.get("cause") or ""), event.get("pages") or {}
+        if kind == "run_finished":
+            record.ended, record.outcome = now, str(event.get("outcome") or "ok")
     elif "key" in event:
         label = str(event.get("step", "?"))
         step = record.steps.setdefault(event["key"], StepRecord(label, event["key"]))

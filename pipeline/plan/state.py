@@ -25,6 +25,7 @@ from pipeline.store.parallel import concurrently
 
 R = TypeVar("R")
 CORRUPT, FOREIGN = "corrupt", "foreign"
+NOT_BUILT = "not built yet"  # why a run executes a step without an output
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pipeline import Artifact, Experiment, Result, StepContext, step
 from pipeline.store import storage
+from tests.pipeline.pages.pages import Page
 from tests.pipeline.toy import Numbers, numbers
 
 
@@ -37,3 +38,16 @@ def test_two_pages_of_one_label_have_a_path_each(tmp_path, ponente):
         assert len(set(found)) == 2
         assert all(str(reports / name) in out for name in ("book.html", "book-2.html"))
     assert len(list(reports.iterdir())) == 2
+
+
+def test_the_pages_of_a_run_lead_to_those_of_its_targets(tmp_path, ponente):
+    """The table of runs and the run's own page, by the label, relative to the store."""
+
+    def one():
+        return book(numbers(count=3))
+
+    ponente(experiment=Experiment(one))
+    reports = tmp_path / "store" / "reports"
+    for name in ("index.html", next(reports.glob("2*.html")).name):
+        links = Page((reports / name).read_text()).all("a", href="../reports/one/book.html")
+        assert [link["text"] for link in links] == ["book"]

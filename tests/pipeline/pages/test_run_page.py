@@ -9,6 +9,8 @@ from urllib.parse import unquote
 
 import pytest
 
+from pipeline import Experiment
+from pipeline.errors import StepFailed
 from pipeline.identity.fingerprint import plain
 from pipeline.pages import page as run_page
 from pipeline.pages import readable
@@ -19,6 +21,7 @@ from tests.pipeline.execute import run_logs
 from tests.pipeline.execute.run_logs import START, Log, key, node
 from tests.pipeline.pages import pages
 from tests.pipeline.pages.pages import Page, boxes_of, overlaps, written
+from tests.pipeline.toy import clamp, numbers, refuse
 
 
 @pytest.fixture
@@ -53,6 +56,30 @@ def test_failures_and_warnings_come_first(troubled):
     assert "3 documents were <empty>" in warned["text"]
     text = path.read_text()
     assert text.index('class="problems"') < text.index("<svg")
+
+
+def test_a_failure_is_one_box_with_its_retry_on_a_line_of_its_own(tmp_path):
+    """The end of the run repeats nothing of it; an executed step is not "not built yet"."""
+
+    def mine(fails: bool = False):
+        return refuse(clamp(numbers(count=4), limit=2)) if fails else numbers(count=4)
+
+    prefix = str(tmp_path)
+    with pytest.raises(StepFailed):
+        Experiment(mine).run(prefix=prefix, fails=True, executor="inline")
+    (record,) = run_record.runs(prefix)
+    path, page = written(prefix, record.run)
+    assert page.wrong == []
+    (problem,) = page.all("li")
+    first, second = [line for line in problem["text"].splitlines() if line.strip()]
+    assert first.endswith("refuse expected something else than 4 numbers log")
+    assert second.startswith("retry: mine.run(")
+    text = page.all("main")[0]["text"]
+    assert text.count("had not been built before") == 4  # two steps: beside the name, and inside
+    assert f"mine.run(prefix={prefix!r}, fails=True" in text
+    assert text.count("not built yet") == 1  # of the step that failed
+    index = Page((path.parent / "index.html").read_text())
+    assert index.all("code")[0]["text"].startswith("mine.run(prefix=")
 
 
 def test_the_cause_of_a_run_that_never_began_is_on_its_page(tmp_path):
