@@ -5,13 +5,11 @@ What is published is what the build declared, every byte, whatever was deleted o
 
 from __future__ import annotations
 
-import contextlib
 import random
 import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from pipeline.graph.node import Node
 from pipeline.store import integrity, lease, manifest
 from pipeline.store.garbage import Keep, delete, find_garbage
 from pipeline.store.outputs import Store
-from tests.faults.lease_trial import DEADLINE_SECONDS, QUICK, Worker, workers
+from tests.faults.lease_trial import DEADLINE_SECONDS, QUICK, Worker, quick_leases, workers
 from tests.faults.owner_worker import PARTS, STEPS, node_of
 from tests.faults.registry import Fault, trials
 
@@ -60,7 +58,7 @@ def collected(seed: int, count: int, workspace: Path) -> dict[str, Any]:
         nodes = [] if kind == "of another experiment" else [node]
         time.sleep(draw.random() * 0.05)
         builder.order(order)
-        with _quick_leases():
+        with quick_leases():
             while not builder.answered:
                 report = find_garbage(Store(str(store)), nodes, Keep())
                 figures["bytes deleted"] += delete(Store(str(store)), report.garbage)[0]
@@ -74,18 +72,6 @@ def collected(seed: int, count: int, workspace: Path) -> dict[str, Any]:
 
     with workers(workspace, 1, _WORKER) as (builder,):
         return {"races": trials(seed, count, race), **figures}
-
-
-@contextlib.contextmanager
-def _quick_leases() -> Iterator[None]:
-    before = {name: getattr(lease, name) for name in QUICK}
-    for name, value in QUICK.items():
-        setattr(lease, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(lease, name, value)
 
 
 def _build(worker: Worker, order: dict[str, Any]) -> None:

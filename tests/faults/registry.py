@@ -27,6 +27,7 @@ _MODULES = (
     "driver_outage",
     "leases",
     "owners",
+    "readers",
     "interrupts",
     "slow_save",
     "network",
