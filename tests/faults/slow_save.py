@@ -101,8 +101,8 @@ def _suite(executor: str, files: int) -> Callable[[int, int, Path], dict[str, An
 
 FAULTS = {
     42: [
-        Fault("stop while a save is slow, in this process", 1, 6, _suite("inline", 2)),
-        Fault("stop while a save is slow, on Ray", 1, 6, _suite("ray", 2)),
+        Fault("stop while a save is slow, in this process", 1, 6, _suite("inline", 1)),
+        Fault("stop while a save is slow, on Ray", 1, 6, _suite("ray", 1)),
         Fault("stop while a save takes a minute, in this process", 0, 3, _suite("inline", 20)),
         Fault("stop while a save takes a minute, on Ray", 0, 3, _suite("ray", 20)),
     ]

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import nullcontext
 
 import pytest
 
-from pipeline import Artifact, step
+from pipeline import Artifact, Result, StepContext, step
 from pipeline.errors import CorruptOutput, Preempted, StepFailed, WorkerLost
 from pipeline.execute.attempt import Outcome
 from pipeline.execute.backend import InlineBackend
@@ -22,8 +25,9 @@ from pipeline.execute.executor import Execution
 from pipeline.graph.node import as_node
 from pipeline.store import integrity, storage
 from pipeline.store.outputs import Store
+from tests.pipeline.graph.live_toy import ThreadBackend
 from tests.pipeline.helpers import bring_up, check_invariants, executed, result
-from tests.pipeline.toy import Scale, numbers, refuse, scaled, total
+from tests.pipeline.toy import Numbers, Scale, numbers, refuse, scaled, total
 
 
 def _graph(count=10, factor=3):
@@ -304,3 +308,30 @@ def test_retries_back_off(tmp_path):
         _on_hardware(tmp_path, [(0, lost)] * 9)
     backend, _ = _on_hardware(tmp_path, [(0, lost)] * 2)
     assert 0.5 + 1 <= sum(backend.sleeps) <= 1.5 + 3
+
+
+def test_a_stop_waits_for_what_is_in_flight_however_long_it_takes(tmp_path):
+    """Hours by the driver's clock: what was begun is published."""
+    begun, stopped = threading.Event(), threading.Event()
+
+    @step(output=Numbers, version=1)
+    def saving(run: StepContext, *, count: int) -> Result:
+        begun.set()
+        stopped.wait(30)
+        time.sleep(0.3)
+        return {"count": count}
+
+    node, log = as_node(saving(count=1)), EventLog(str(tmp_path), "slow", [])
+    hours = functools.partial(next, itertools.count(step=3600.0))
+    execution = Execution([node], Store(str(tmp_path)), log, "again", clock=hours)
+
+    def stop() -> None:
+        begun.wait(30)
+        execution.stop()
+        stopped.set()
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    execution.run(ThreadBackend(), execution.look())
+    stopper.join()
+    assert execution.executed == [node]
