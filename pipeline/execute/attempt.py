@@ -45,6 +45,7 @@ from pipeline.identity.listing import Listing
 from pipeline.store import lease, left_overs, manifest, outputs, storage
 from pipeline.store.builds import named
 from pipeline.store.copies import bring_home
+from pipeline.store.decode import plain_result
 from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import FAILURE, RETIRED, Manifest, load_verified
 from pipeline.store.parallel import concurrently
@@ -295,14 +296,14 @@ def _record(
     contents |= {name: listing.digest for name, listing in request.listings.items()}
     if isinstance(body, Reference):
         chosen, origin = refer_to(body, request.root, inputs, link=request.link)
-        shards, result = chosen.shards, dict(body.result)
+        shards, result = chosen.shards, plain_result(body.result)
         # The chosen artifact's class determines which inputs are part of its content, not
         # `step.output`; the digest of its own content includes them already.
         opened = {"origin": body.artifact.manifest.content}
         needs = (origin.input,) if origin.input else None
     else:
         shards, origin = _declared(run), None
-        result = json.loads(json.dumps(dict(body or {})))
+        result = plain_result({} if body is None else body)
         opened = {name: c for name, c in contents.items() if request.step.output.reads(name)}
         needs = tuple(filter(request.step.output.needs_input, inputs))
     return Manifest(

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from pipeline.errors import InputError, WorkerLost
 from pipeline.graph.artifact import Artifact
 from pipeline.graph.hardware import Hardware
-from pipeline.store import storage
+from pipeline.store import local_storage, storage
 from pipeline.store.builds import OtherCode, other_code
 from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import KEEP, PROCESS_LOGS
@@ -60,9 +60,16 @@ def write_shard(task: ShardTask) -> Shard:
         return finished.shard
     part = "shards" if task.number == 1 else f"shards-{task.number}"
     directory = storage.join(task.ledger.root, ATTEMPTS, task.attempt, part, task.name)
-    storage.delete_tree(directory)
+    _make_new(directory)
     result = task.writer(directory, task.item)
     return task.ledger.add(task.name, directory, result)
+
+
+def _make_new(directory: str) -> None:
+    """Make an empty directory on a disk; in a bucket, delete what a name begins with."""
+    storage.delete_tree(directory)
+    if storage.is_local(directory):
+        local_storage.make_directory(storage.local_path(directory))
 
 
 @dataclass(frozen=True)
@@ -267,7 +274,7 @@ class StepContext:
             raise InputError(f"shard {name!r} is written twice by one attempt; name them apart")
         self._written.add(name)
         directory = storage.join(self.directory, "shards", name)
-        storage.delete_tree(directory)
+        _make_new(directory)
         yield directory
         # What was just written replaces a shard of other code, also with --keep-shards.
         ledger = dataclasses.replace(self.ledger, keep=False)

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -50,6 +50,45 @@ def to_json(record: Any) -> bytes:
             f"{names}: expected a finite number, found NaN or infinity, which JSON cannot "
             "represent; leave the result out, or find out why it is not finite"
         ) from None
+
+
+def plain_result(result: Any) -> dict[str, Any]:
+    """What a step or shard returned, as JSON values; numbers of numpy and JAX become Python's.
+
+    Raises:
+        InputError: naming the values that JSON cannot represent.
+    """
+    try:
+        return json.loads(json.dumps(dict(result), default=_plain))
+    except (TypeError, ValueError):
+        wrong = "; ".join(_not_plain(result, "result"))
+        raise InputError(
+            f"expected a mapping of JSON values (text, numbers, lists, mappings), found {wrong}"
+        ) from None
+
+
+def _plain(value: Any) -> Any:
+    # Without an import of numpy: an array of no dimensions.
+    return value.item() if getattr(value, "shape", None) == () else msgspec.to_builtins(value)
+
+
+def _not_plain(tree: Any, path: str) -> Iterator[str]:
+    if isinstance(tree, Mapping):
+        for name, part in tree.items():
+            yield from _not_plain(part, f"{path}[{name!r}]")
+            if not isinstance(name, str | int | float | None):
+                yield f"the name {name!r} in {path}"
+    elif isinstance(tree, list | tuple) and path != "result":
+        for number, part in enumerate(tree):
+            yield from _not_plain(part, f"{path}[{number}]")
+    else:
+        try:
+            json.dumps(tree, default=_plain)
+        except (TypeError, ValueError):
+            yield f"{path} of type {type(tree).__name__}"
+        else:
+            if path == "result":
+                yield f"a {type(tree).__name__}"
 
 
 def _not_finite(tree: Any, path: str) -> Iterator[str]:

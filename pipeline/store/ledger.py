@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 from pipeline.errors import CorruptOutput, InputError, StorageError, WorkerLost
 from pipeline.identity import fingerprint
 from pipeline.store import integrity, storage
-from pipeline.store.decode import decode, parse_json, to_json
+from pipeline.store.decode import decode, parse_json, plain_result, to_json
 from pipeline.store.parallel import concurrently
 from pipeline.store.shards import File, Shard
 
@@ -270,7 +270,7 @@ class Ledger:
                     f"found {found.get(path, 'no file')}; check the storage and run again"
                 )
         files = tuple(known.get(path) or integrity.measure(directory, path) for path in found)
-        return Shard(name, directory.removeprefix(base), files, dict(result))
+        return Shard(name, directory.removeprefix(base), files, plain_result(result))
 
 
 def age_of(attempt: str) -> tuple[int, str]:
