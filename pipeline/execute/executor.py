@@ -290,7 +290,8 @@ class Execution:
             self._states.move(state, Phase.IDLE)
             self._tell("stopped", state.node, cause=cause)
         else:
-            self._fail(state, cause, outcome.log)
+            unread = f"output of step {state.node.label}, which was published, cannot be read"
+            self._fail(state, cause, outcome.log, unread if outcome.successful else "")
 
     def _end_followers(self, state: NodeState, backend: Backend) -> None:
         for follower in self._states.without(state):
@@ -370,11 +371,11 @@ class Execution:
                 if state.phase in (Phase.IDLE, Phase.FAILED):
                     self._enqueue(state.node, reason)
 
-    def _fail(self, state: NodeState, cause: str, log: str) -> None:
+    def _fail(self, state: NodeState, cause: str, log: str, what: str = "") -> None:
         node = state.node
         self._tell("failed", node, cause=cause, log=log)
         self._states.move(state, Phase.FAILED)
-        lines = [f"step {node.label} failed: {cause}"]
+        lines = [f"{what or f'step {node.label} failed'}: {cause}"]
         if log:
             lines.append(f"  log:   {log}")
         self._failures.append("\n".join(lines))
