@@ -21,11 +21,11 @@ from typing import Any, TypeVar
 
 from pipeline import cli
 from pipeline.cli import context, options
-from pipeline.cli.secret_flags import is_secret_name
 from pipeline.errors import InputError
 from pipeline.graph.artifact import Artifact
 from pipeline.graph.declaration import Declaration, load, loading
 from pipeline.graph.node import as_node
+from pipeline.identity.secret_text import is_secret_name
 
 if typing.TYPE_CHECKING:
     from pipeline.plan.plan import Planned

@@ -13,7 +13,7 @@ from pipeline import Hardware, InputError, Result, Runtime, StepContext, local, 
 from steps.artifacts import Checkpoint, Sequences
 from steps.budget import resolved
 from steps.checkpoints.find import tokenizer_of
-from steps.coordinator import FLAGS
+from steps.coordinator import FLAGS, TRACKING
 from steps.declared import check_training, nearest_setting
 from steps.planning.facts import training_facts
 from steps.train import TrainRequest, run_training
@@ -42,7 +42,7 @@ def _check_extend(arguments: Mapping[str, Any]) -> None:
     cpus=0,
     check=_check_extend,
     facts=training_facts,
-    environment=FLAGS,
+    environment=(*FLAGS, *TRACKING),
 )
 def extend(
     run: StepContext,
@@ -116,7 +116,7 @@ def _check_warm_start(arguments: Mapping[str, Any]) -> None:
     cpus=0,
     check=_check_warm_start,
     facts=training_facts,
-    environment=FLAGS,
+    environment=(*FLAGS, *TRACKING),
 )
 def warm_start(
     run: StepContext,

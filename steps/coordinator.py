@@ -10,7 +10,17 @@ if TYPE_CHECKING:
     from training.sharding.distributed import Coordinator
 
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS")
-"""Environment variables that change what JAX computes; every step that uses JAX records them."""
+"""Environment variables that change what JAX computes; every step that uses JAX declares them."""
+
+HUB = ("HF_TOKEN", "HF_ENDPOINT")
+"""Those of the Hugging Face hub, for steps that read from it or write to it."""
+
+TRACKING = (
+    *HUB,
+    *("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_ENTITY", "WANDB_PROJECT", "WANDB_MODE"),
+    *("TRACKIO_DIR", "TRACKIO_PROJECT", "TRACKIO_SPACE_ID"),
+)
+"""Those of the trackers, see `training.metrics.trackers.backends`."""
 
 
 def coordinator_of(process: GangProcess) -> Coordinator | None:

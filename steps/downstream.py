@@ -23,7 +23,7 @@ from pipeline import (
 from pipeline.graph.step_context import Emit
 from pipeline.store import storage
 from steps.artifacts import Checkpoint, Scores, Tokenizer
-from steps.coordinator import FLAGS, coordinator_of
+from steps.coordinator import FLAGS, HUB, coordinator_of
 from training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Work:
     batch_size: int | None
 
 
-@step(output=Scores, version=2, cpus=0, environment=FLAGS)
+@step(output=Scores, version=2, cpus=0, environment=(*FLAGS, *HUB))
 def multiple_choice(
     run: StepContext,
     model: Checkpoint,
@@ -81,7 +81,7 @@ def _check_harness(arguments: Mapping[str, Any]) -> None:
         raise InputError('lm_evaluation: expected names of tasks, found none; such as ("piqa",)')
 
 
-@step(output=Scores, version=2, cpus=0, check=_check_harness, environment=FLAGS)
+@step(output=Scores, version=2, cpus=0, check=_check_harness, environment=(*FLAGS, *HUB))
 def lm_evaluation(
     run: StepContext,
     model: Checkpoint,

@@ -10,6 +10,7 @@ from pipeline.identity.fingerprint import plain_identity
 from pipeline.identity.listing import Listing
 from pipeline.store import storage
 from steps.artifacts import Checkpoint
+from steps.coordinator import HUB
 from training.config import TrainConfig
 from training.config.train import COMPUTE_DTYPES
 from training.config.validation import at_least, one_of
@@ -42,7 +43,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
     one_of("import_hf", "compute_dtype", arguments["compute_dtype"], COMPUTE_DTYPES)
 
 
-@step(output=Checkpoint, version=1, check=_check)
+@step(output=Checkpoint, version=1, check=_check, environment=HUB)
 def import_hf(
     run: StepContext,
     source: Annotated[str, External(_list, _absolute)],

@@ -19,6 +19,7 @@ from pipeline import External, InputError, Result, StepContext, step
 from pipeline.store import storage
 from pipeline.store.shards import Shard
 from steps.artifacts import TRAIN, TokenCache
+from steps.coordinator import HUB
 from steps.tokenize_documents import OCCURRENCES, occurrences
 from training.config.validation import at_least
 
@@ -52,7 +53,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
     at_least("integer_rows splits", **{name: (rows, 1) for name, rows in arguments["splits"]})
 
 
-@step(output=TokenCache, version=1, cpus=0, check=_check)
+@step(output=TokenCache, version=1, cpus=0, check=_check, environment=HUB)
 def integer_rows(
     run: StepContext,
     source: Annotated[str, External(list_source, absolute)],

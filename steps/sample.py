@@ -21,6 +21,7 @@ from pipeline import External, InputError, Result, Runtime, StepContext, step
 from pipeline.store import storage
 from pipeline.store.shards import Shard
 from steps.artifacts import Documents, Tokenizer
+from steps.coordinator import HUB
 from steps.sampling.duplicates import drop_duplicates as without_duplicates
 from steps.sampling.duplicates import forget_comparison
 from steps.sampling.shards import (
@@ -83,7 +84,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
     Budget(train=arguments["tokens"], splits=arguments["splits"])
 
 
-@step(output=Documents, version=4, cpus=0, check=_check)
+@step(output=Documents, version=4, cpus=0, check=_check, environment=HUB)
 def sample(
     run: StepContext,
     source: Annotated[str, External(list_documents, absolute)],

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
+_SHARD_MEMORY = 512 * 2**20  # a row group of 16 MiB takes 260 MiB, with its process
 _REQUESTS = 16  # small files read concurrently
 OCCURRENCES = "occurrences.npz"
 _NAMED = 3  # most shards with a warning of their own
@@ -41,7 +42,7 @@ class RowGroup:
     backend: Literal["auto", "tokenizers", "fastokens"]
 
 
-@step(output=TokenCache, version=2, cpus=0)
+@step(output=TokenCache, version=2, cpus=0, shard_memory=_SHARD_MEMORY)
 def tokenize(
     run: StepContext,
     documents: Documents,

@@ -11,6 +11,7 @@ from data.read.listing import absolute, list_source
 from pipeline import External, InputError, Result, StepContext, step
 from pipeline.store import storage
 from steps.artifacts import Tokenizer
+from steps.coordinator import HUB
 
 _FILE = "tokenizer.json"
 _MOST_BYTES = 256 << 20
@@ -37,7 +38,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
         raise InputError(f"tokenizer: vocab_size={size}: expected at least 1; leave it out")
 
 
-@step(output=Tokenizer, version=1, cpus=0, check=_check)
+@step(output=Tokenizer, version=1, cpus=0, check=_check, environment=HUB)
 def tokenizer(
     run: StepContext,
     source: Annotated[str, External(list_source, _place)],

@@ -22,7 +22,7 @@ from pipeline.store.shards import File, Shard, wrong_sizes
 from steps.artifacts import TRAIN, Checkpoint, Sequences
 from steps.budget import check_budget, resolved
 from steps.checkpoints.find import describe, tokenizer_of
-from steps.coordinator import FLAGS, coordinator_of
+from steps.coordinator import FLAGS, TRACKING, coordinator_of
 from steps.declared import check_training
 from steps.planning.facts import training_facts
 from training.checkpoint.retention import kept_for_good
@@ -75,7 +75,7 @@ class TrainRequest:
     cpus=0,
     check=_check,
     facts=training_facts,
-    environment=FLAGS,
+    environment=(*FLAGS, *TRACKING),
 )
 def train(
     run: StepContext,

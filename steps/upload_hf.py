@@ -9,6 +9,7 @@ from typing import Any
 from pipeline import InputError, StepContext, step
 from pipeline.graph.step_context import Reference
 from steps.artifacts import HuggingFaceModel
+from steps.coordinator import HUB
 
 _REFUSED = (400, 401, 403, 404)  # answers of the hub that another attempt would get again
 
@@ -19,7 +20,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
         raise InputError(f"upload: expected a hub repository owner/name, found {repository!r}")
 
 
-@step(output=HuggingFaceModel, version=1, check=_check)
+@step(output=HuggingFaceModel, version=1, check=_check, environment=HUB)
 def upload_hf(run: StepContext, export: HuggingFaceModel, repository: str) -> Any:
     """The same folder, after it was uploaded to the hub with HF_TOKEN.
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from pipeline.errors import UsageError
-from pipeline.identity.secret_text import REMEDY, SECRET
-
-_NAMES = {"token", "key", "password", "passwd", "secret", "credential", "credentials", "apikey"}
+from pipeline.identity.secret_text import REMEDY, SECRET, is_secret_name
 
 
 def refuse_secrets(arguments: Iterable[str]) -> None:
@@ -21,11 +18,6 @@ def refuse_secrets(arguments: Iterable[str]) -> None:
                 _refuse(flag, "its name")
         if SECRET.search(word):
             _refuse(flag or "an argument", "its value")
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether a flag, setting or preset of that name is refused on a command line."""
-    return bool(_NAMES & set(re.split(r"[-_.]+", name.lower())))
 
 
 def _refuse(flag: str, what: str) -> None:

@@ -71,6 +71,7 @@ class Request:
         listings: listings of the external arguments when the run was planned.
         labels: names of the inputs in this graph; their manifests have those of their own graph.
         reads: see `lease.acquire`; `link`: whether its output may refer to those of other stores.
+        environment: the driver's values of the variables that the step declares; some are secrets.
     """
 
     step: StepSpec[..., Any]
@@ -90,6 +91,7 @@ class Request:
     reads: Mapping[str, str] = field(default_factory=dict)
     link: bool = False
     keep_shards: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def ledger(self) -> Ledger:
@@ -115,7 +117,7 @@ class Outcome:
         cause: one line, when failed or stopped.
         log: URL of the attempt's full log.
         transient: whether a retry could succeed.
-        preempted: whether it was preempted after saving its work; resuming uses no try.
+        preempted: whether its machine was taken away; resuming uses no try.
         resources_unavailable: whether it failed because its hardware was in use.
         corrupt: whether it failed because a file was missing or damaged, which the cause names.
     """
@@ -150,10 +152,8 @@ def execute(request: Request, emit: Emit, workers: Workers, *, redirect: bool = 
 
     held: lease.Lease | None = None
     try:
-        root, waiting = request.root, _wait(tell, workers)
-        held = lease.acquire(
-            root, published=request.published, waiting=waiting, reads=request.reads
-        )
+        root, waiting, reads = request.root, _wait(tell, workers), request.reads
+        held = lease.acquire(root, published=request.published, waiting=waiting, reads=reads)
         if held is None:
             return Outcome("reused")
         lease.wait_for_collector(request.root.rpartition("/")[0], waiting)
@@ -213,10 +213,9 @@ def _attempt(
                 return Outcome("failed", seconds, cause, log, transient=True, preempted=True)
             _keep_failure(run, cause)
             # A retry does not help against a missing file, unlike other errors of the system.
-            transient = isinstance(error, OSError | WorkerLost)
-            transient = transient and not isinstance(error, FileNotFoundError)
-            taken = isinstance(error, ResourcesUnavailable)
             corrupt = isinstance(error, CorruptOutput | FileNotFoundError)
+            transient = isinstance(error, OSError | WorkerLost) and not corrupt
+            taken = isinstance(error, ResourcesUnavailable)
             return Outcome("failed", seconds, cause, log, transient, False, taken, corrupt)
     return Outcome("published" if won else "reused", time.monotonic() - clock, log=log)
 

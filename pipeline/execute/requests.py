@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -96,6 +97,7 @@ def make_request(
         labels={name: child.label for name, child in node.inputs.items()},
         packages=_packages(code["sources"]),
         keep_shards=keep_shards,
+        environment={n: os.environ[n] for n in node.step.environment if n in os.environ},
         reads={
             manifest.make_ref(store.path(node), place(child)): _opened(published.get(child.key))
             for child in node.inputs.values()

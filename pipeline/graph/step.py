@@ -47,20 +47,32 @@ Check = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True)
 class Resources:
-    """What a step's own body needs while it runs; its shards and gangs request their own resources.
+    """What a step's own body needs while it runs, and each of its shards; a gang has its hardware.
 
     Attributes:
         cpus: cores; 0 for a body that only waits for its workers.
         memory: bytes of host memory to reserve; 0 for no reservation.
         custom: other resources by name, as the cluster's nodes declare them.
         tries: attempts in a row without a new shard or checkpoint, after which a transient failure
-            (lost worker, storage error) is final.
+            (lost worker, storage error) is final. A lost host is no failure.
+        shard_cpus: cores of each worker that writes a shard of a fan-out.
+        shard_memory: bytes of host memory to reserve for each of them; 0 for no reservation.
     """
 
     cpus: float = 1
     memory: int = 0
     custom: Mapping[str, float] = field(default_factory=dict)
     tries: int = 3
+    shard_cpus: float = 1
+    shard_memory: int = 0
+
+    def __post_init__(self) -> None:
+        least = {"cpus": 0, "memory": 0, "tries": 1, "shard_cpus": 0, "shard_memory": 0}
+        for name, bound in least.items():
+            if not getattr(self, name) >= bound:
+                raise InputError(
+                    f"{name}={getattr(self, name)!r}: a step needs {name} of at least {bound}"
+                )
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +93,8 @@ class StepSpec(Generic[P, A]):
             inputs; called when the node is built.
         facts: returns facts about a node before it runs, for `plan` and a run's first lines, and
             whether it is refused, see `pipeline.graph.facts`.
-        environment: environment variables that its result may depend on; their values are recorded.
+        environment: environment variables that it reads: the driver's values reach its workers and
+            gangs on other hosts, and are recorded, except those named like a secret (HF_TOKEN).
         then: given a node, the one that its call stands for: another step, for what a runtime
             argument asks for and an existing output must not leave undone, or the node itself.
     """
@@ -226,6 +239,8 @@ def step(
     memory: int = 0,
     custom: Mapping[str, float] | None = None,
     tries: int = 3,
+    shard_cpus: float = 1,
+    shard_memory: int = 0,
     **more: Any,
 ) -> Callable[[Callable[Concatenate[StepContext, P], Result]], StepSpec[P, A]]:
     """Declare a step.
@@ -235,13 +250,15 @@ def step(
         version: part of the key; raise it when the code changes the output, or when the meaning of
             a default changes.
         name: stable name, part of the key; by default the function's name, without its module.
-        cpus: see `Resources`, also for the next three.
+        cpus: see `Resources`, also for the next five.
         memory: bytes.
         custom: Ray's resources by name.
         tries: attempts without progress.
+        shard_cpus: cores per shard.
+        shard_memory: bytes per shard.
         more: reads_lineage, advise, check, facts, environment and then, see `StepSpec`.
     """
-    resources = Resources(cpus, memory, custom or {}, tries)
+    resources = Resources(cpus, memory, custom or {}, tries, shard_cpus, shard_memory)
 
     def declare(function: Callable[Concatenate[StepContext, P], Result]) -> StepSpec[P, A]:
         return StepSpec(function, output, version, name or function.__name__, resources, **more)

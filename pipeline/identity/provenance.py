@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.identity import source_code
+from pipeline.identity.secret_text import is_secret_name
 
 SHIPPED = "provenance.json"  # at the root of code that was copied without its git directory
 UNKNOWN = "unknown"
@@ -113,13 +114,14 @@ def of_attempt(
 
 
 def of_worker(environment: Iterable[str]) -> dict[str, Any]:
-    """The machine that executes a step, and its environment variables."""
+    """The machine that executes a step, and its environment variables but those of secrets."""
+    public = (n for n in environment if n in os.environ and not is_secret_name(n))
     return {
         "host": socket.gethostname(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
-        "flags": {name: os.environ[name] for name in environment if name in os.environ},
+        "flags": {name: os.environ[name] for name in public},
         "executable": sys.executable,
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+_NAMES = {"token", "key", "password", "passwd", "secret", "credential", "credentials", "apikey"}
 SECRET = re.compile(
     r"""
     \b(?: hf_\w{16,} | sk-[\w-]{16,} | gh[a-z]_\w{16,} | github_pat_\w{16,} | AKIA[0-9A-Z]{12,}
@@ -13,3 +14,8 @@ SECRET = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 REMEDY = "set an environment variable instead, such as HF_TOKEN or GOOGLE_APPLICATION_CREDENTIALS"
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a flag, a setting, a preset or an environment variable is named like a secret."""
+    return bool(_NAMES & set(re.split(r"[-_.]+", name.lower())))

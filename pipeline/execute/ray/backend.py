@@ -108,13 +108,8 @@ class RayBackend:
         _start(address)
         import ray
 
-        from pipeline.execute.ray.heartbeat import (
-            FailureDetector,
-            Heartbeat,
-            HeartbeatAges,
-            emitter,
-            start_collector,
-        )
+        from pipeline.execute.ray import heartbeat as channel
+        from pipeline.execute.ray.heartbeat import Channel, FailureDetector, Heartbeat, emitter
         from pipeline.execute.ray.placement import bounded
         from pipeline.execute.ray.workers import RayWorkers
 
@@ -125,13 +120,15 @@ class RayBackend:
                 runtime_env.require_store(request.ledger.directory)
             except PonenteError as error:
                 return Outcome("failed", cause=str(error))
-            with Heartbeat(collector, heartbeat) as beating:
+            with (
+                runtime_env.handed(request.environment),
+                Heartbeat(collector, heartbeat) as beating,
+            ):
                 if beating.stopping:
                     return Outcome("stopped", cause="not begun")
                 limit = bounded(wait, follower=bool(request.live))
-                label, key, packages = request.label, request.key, request.packages
-                workers = RayWorkers(collector, label, key, beating, packages, limit)
-                emit = emitter(collector, {"step": label, "key": key})
+                workers = RayWorkers(collector, request, beating, limit)
+                emit = emitter(collector, {"step": request.label, "key": request.key})
                 with retry.scope(lambda: beating.stopping, emit):
                     return execute(request, emitter(collector), workers)
 
@@ -139,14 +136,17 @@ class RayBackend:
         self._own = address is None
         self._run_step = run_step
         self._watch = FailureDetector()
-        self._collector: Any = start_collector()
+        self._ended, self._host_lost = channel.ended, channel.host_lost
+        self._collector = Channel(f"ponente-{uuid.uuid4().hex}")
+        self._collector.make()
         self._running: dict[Any, _Running] = {}
-        self._ages = HeartbeatAges()
+        self._stopped: set[str] = set()
+        self._ages: Any = None  # of heartbeats, when they are new
         self._drain: Any = None
 
     def submit(self, request: Request) -> None:
         """Start the step as a task with the resources that it declares."""
-        heartbeat = f"{request.label}-{uuid.uuid4().hex}"
+        heartbeat = f"{request.step.name}-{uuid.uuid4().hex}"  # without a slash
         wants = request.step.resources
         task = self._run_step.options(
             num_cpus=wants.cpus,
@@ -168,10 +168,12 @@ class RayBackend:
         """Outcomes of ended tasks; transient failures where a worker died or is unresponsive."""
         if not self._running:
             return []
-        ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=_POLL_SECONDS)
+        ready = self._ended(list(self._running), _POLL_SECONDS)
         ended = [self._outcome(r, self._running.pop(r)) for r in ready]
-        waited_for = {r.heartbeat: r.since for r in self._running.values()}
-        lost = self._watch.lost(self._ages, waited_for)
+        ages, self._ages = self._ages, None
+        if ages is None:
+            return ended
+        lost = self._watch.lost(ages, {r.heartbeat: r.since for r in self._running.values()})
         for reference, r in list(self._running.items()):
             if r.heartbeat in lost:
                 del self._running[reference]
@@ -180,7 +182,7 @@ class RayBackend:
                     cause = f"its worker did not respond for {self._watch.seconds:.0f} s"
                     ended.append((r.request, Outcome("failed", cause=cause, transient=True)))
                 else:
-                    self._collector.forget.remote(r.heartbeat)
+                    self._collector.send("forget", r.heartbeat)
                     self.submit(r.request)
         return ended
 
@@ -188,35 +190,41 @@ class RayBackend:
         try:
             return running.request, self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
-            self._collector.forget.remote(running.heartbeat)
-            cause = f"its worker died ({text_of(error)})"
-            return running.request, Outcome("failed", cause=cause, transient=True)
+            self._collector.send("forget", running.heartbeat)
+            gone = self._host_lost(error)
+            cause = f"its {'host was lost' if gone else 'worker died'} ({text_of(error)})"
+            return running.request, Outcome("failed", 0.0, cause, transient=True, preempted=gone)
 
     def events(self) -> list[dict[str, Any]]:
         """Events of all workers since the last call."""
-        pending = self._drain or self._collector.drain.remote()
+        pending = self._drain or self._collector.send("drain", tuple(self._stopped))
         # A late call is kept and waited for again: its events are gone from the collector.
         self._drain = pending
         if not self._ray.wait([pending], timeout=_CALL_SECONDS)[0]:
             return []
         self._drain = None
-        events, self._ages = self._ray.get(pending)
+        try:
+            events, self._ages = self._ray.get(pending)
+        except self._ray.exceptions.RayError as error:
+            logger.info("the collector of events is made again (%s)", type(error).__name__)
+            self._collector.make()
+            return []
         return events
 
     def end(self, key: str) -> None:
         """Cancel the step and its workers at their next heartbeat; shards in flight finish."""
         for running in self._running.values():
             if running.request.key == key:
-                self._collector.stop.remote(running.heartbeat)
+                self._stopped.add(running.heartbeat)
 
     def stop(self) -> None:
         """Cancel all workers at their next heartbeat; shards in flight finish.
 
         A task that has not begun, which may wait for resources for ever, is cancelled at once.
         """
-        self._collector.stop.remote()
+        self._stopped.add("")
         for reference, running in self._running.items():
-            if running.heartbeat not in self._ages.workers:
+            if not self._watch.has_begun(running.heartbeat):
                 self._ray.cancel(reference)
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 
 from pipeline.errors import (
     Cancelled,
@@ -34,10 +34,12 @@ from pipeline.execute.inline import InlineWorkers
 from pipeline.execute.logs import capture
 from pipeline.execute.ray import runtime_env
 from pipeline.execute.ray.heartbeat import (
+    Channel,
     FailureDetector,
     Heartbeat,
     HeartbeatAges,
     emitter,
+    host_lost,
     terminate_self,
 )
 from pipeline.execute.ray.placement import Placement, Waiting
@@ -49,6 +51,7 @@ from pipeline.store.shards import ATTEMPTS
 _BEGIN_SECONDS = 120.0  # start-up deadline of a process with reserved resources
 _LOOK_SECONDS = 5.0
 _LOOK_AGAIN_SECONDS = 1.0  # after the first unexpected error
+_FATE_SECONDS = 10.0  # for Ray to learn how a process died
 _LATE_SECONDS = 2.0  # a heartbeat may arrive this long after its process died
 
 logger = logging.getLogger("ponente")
@@ -71,16 +74,21 @@ class Reports:
         stamp: fields added to every event.
         logs: URL of the directory of their logs.
         packages: loggers whose INFO records the logs keep.
+        environment: variables of the driver's that the step declares.
     """
 
-    collector: Any
+    collector: Channel
     stamp: Mapping[str, str]
     logs: str
     packages: tuple[str, ...] = ()
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
 
 
 class _GangProcess:
-    """One process of a gang."""
+    """One process of a gang, with these environment variables from before its job is loaded."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        os.environ.update(environment or {})
 
     def coordinator(self) -> str:
         """An address of this host that process 0 can listen on."""
@@ -179,11 +187,12 @@ def run_gang(
     place = Placement(hardware, accelerators, Waiting(hardware, heartbeat, emit, wait))
     try:
         gang = f"{heartbeat.name}/gang-{uuid.uuid4().hex[:12]}"
-        actors = [place.actor(_GangActor, index) for index in range(hardware.processes)]
+        many, declared = range(hardware.processes), reports.environment
+        actors = [place.actor(_GangActor, index, declared) for index in many]
         try:
             return _run(actors, hardware, function, job, reports, gang)
         finally:
-            reports.collector.forget.remote(gang)
+            reports.collector.send("forget", gang)
             for actor in actors:
                 ray.kill(actor)
     finally:
@@ -213,14 +222,15 @@ def _run(
         )
         for index, actor in enumerate(actors)
     ]
-    return _collect(answers, heartbeats, hardware, reports.collector)
+    return _collect(answers, heartbeats, hardware, reports.collector, actors)
 
 
 def _address(first: Any, hardware: Hardware) -> str:
     try:
         return ray.get(first.coordinator.remote(), timeout=_BEGIN_SECONDS)
     except RayError as error:
-        raise WorkerLost(
+        kind = Preempted if host_lost(error) else WorkerLost
+        raise kind(
             f"{_name(0, hardware)} was lost before it began ({text_of(error, 200)})"
         ) from error
 
@@ -244,7 +254,13 @@ def _accelerators() -> dict[str, float]:
     return {k: v for k, v in (mine[0] if mine else {}).items() if k in ("GPU", "TPU") and v > 0}
 
 
-def _collect(answers: list[Any], heartbeats: list[str], hardware: Hardware, collector: Any) -> Any:
+def _collect(
+    answers: list[Any],
+    heartbeats: list[str],
+    hardware: Hardware,
+    collector: Channel,
+    actors: list[Any],
+) -> Any:
     """Wait for all processes; the first failure or unresponsive process ends the wait.
 
     An unexpected error may be a consequence of the loss of another process, as a broken connection
@@ -259,7 +275,9 @@ def _collect(answers: list[Any], heartbeats: list[str], hardware: Hardware, coll
         ready, pending = ray.wait(pending, num_returns=1, timeout=look)
         if not ready:
             asked = time.monotonic()
-            ages = ray.get(collector.ages.remote(), timeout=watch.seconds)
+            body = heartbeats[0].partition("/")[0]
+            if (ages := collector.ask("ages", body, seconds=watch.seconds)) is None:
+                continue
             if lost := watch.lost(ages, waited_for):
                 indices = ", ".join(sorted(name.rpartition("/")[2] for name in lost))
                 raise _lost(f"{_name(indices, hardware)} stopped responding", first)
@@ -271,6 +289,9 @@ def _collect(answers: list[Any], heartbeats: list[str], hardware: Hardware, coll
         try:
             status, value = ray.get(ready[0])
         except RayError as error:
+            if _host_lost(actors[index], error):
+                cause = f"the host of {_name(index, hardware)} was lost ({text_of(error, 200)})"
+                raise Preempted(cause) from error
             raise _lost(f"{_name(index, hardware)} died ({text_of(error, 200)})", first) from error
         if status == "error":
             line = value.rstrip().rpartition("\n")[2]  # the full traceback is in the process's log
@@ -284,6 +305,18 @@ def _collect(answers: list[Any], heartbeats: list[str], hardware: Hardware, coll
     if first:
         raise PonenteError(first.cause)
     return ray.get(answers[0])[1]
+
+
+def _host_lost(actor: Any, error: RayError) -> bool:
+    """`host_lost` of the error, or of the later one that says more."""
+    if isinstance(error, ActorUnavailableError):
+        try:
+            ray.get(actor.coordinator.remote(), timeout=_FATE_SECONDS)
+        except ActorDiedError as later:
+            error = later
+        except RayError:
+            pass
+    return host_lost(error)
 
 
 @dataclasses.dataclass(frozen=True)

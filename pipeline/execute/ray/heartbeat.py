@@ -5,6 +5,9 @@ every few seconds; its failure detector gives up a worker after a timeout, since
 process at once, but an unresponsive machine only after minutes. Ages of heartbeats are measured on
 the collector's own monotonic clock. An unresponsive machine may also hold tasks that have not
 begun: so once one is found, such tasks are submitted again, to other nodes.
+
+What the collector knows can be lost: if its process dies, the driver makes another one of the same
+name, which the workers find at their next heartbeat.
 """
 
 from __future__ import annotations
@@ -15,11 +18,18 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    NodeDiedError,
+    RayActorError,
+    RayError,
+)
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.errors import InputError
@@ -28,6 +38,7 @@ from pipeline.graph.step_context import Emit
 
 _TIMEOUT_SECONDS = 60.0
 _BEATS_IN_TIMEOUT = 12
+_MOST_EVENTS = 100_000  # that wait for the driver; the oldest are dropped
 _QUEUED = 10  # a task that has not begun after so many timeouts is submitted again
 
 
@@ -58,12 +69,16 @@ class HeartbeatAges:
 
 
 class _Collector:
-    """Events and heartbeats of all workers of one run."""
+    """Events and heartbeats of all workers of one run.
+
+    A name is that of a step's body, or begins with it and a slash.
+    """
 
     def __init__(self) -> None:
-        self._events: list[dict[str, Any]] = []
-        self._beats: dict[str, tuple[float, str]] = {}
-        self._stopped: set[str] = set()
+        self._events: deque[dict[str, Any]] = deque(maxlen=_MOST_EVENTS)
+        self._bodies: dict[str, dict[str, tuple[float, str]]] = {}
+        self._nodes: dict[str, tuple[int, float]] = {}  # workers and last heartbeat of each
+        self._stopped: frozenset[str] = frozenset()
 
     def emit(self, event: dict[str, Any]) -> None:
         """Append one event."""
@@ -71,49 +86,95 @@ class _Collector:
 
     def beat(self, name: str, node: str) -> bool:
         """Record a heartbeat of `name` on `node`; returns whether the sender is cancelled."""
-        self._beats[name] = (time.monotonic(), node)
-        # The first part of a name is the step's body, the empty one stands for all.
-        return not self._stopped.isdisjoint({"", name, name.partition("/")[0]})
+        now, body = time.monotonic(), name.partition("/")[0]
+        workers = self._bodies.setdefault(body, {})
+        count, _ = self._nodes.get(node, (0, now))
+        self._nodes[node] = (count + (name not in workers), now)
+        workers[name] = (now, node)
+        return not self._stopped.isdisjoint({"", body})
 
     def forget(self, name: str) -> None:
         """Expect no more heartbeats of `name`, nor of its workers (`name/...`)."""
-        for other in [n for n in self._beats if n == name or n.startswith(f"{name}/")]:
-            del self._beats[other]
-
-    def stop(self, body: str = "") -> None:
-        """Cancel one body and its workers, or all: their next heartbeat returns True."""
-        self._stopped.add(body)
+        body = name.partition("/")[0]
+        workers = self._bodies.get(body, {})
+        # A shard's worker has none of its own, and there may be many: they are not searched.
+        gone = [name] if name in workers and name != body else list(workers)
+        for other in gone:
+            if other == name or other.startswith(f"{name}/"):
+                _, node = workers.pop(other)
+                count, last = self._nodes.pop(node)
+                if count > 1:
+                    self._nodes[node] = (count - 1, last)
+        if not workers:
+            self._bodies.pop(body, None)
 
     def age(self, name: str) -> float:
         """Seconds since the last heartbeat of `name`; 0 if none is expected."""
-        return time.monotonic() - self._beats[name][0] if name in self._beats else 0.0
+        beat = self._bodies.get(name.partition("/")[0], {}).get(name)
+        return time.monotonic() - beat[0] if beat is not None else 0.0
 
-    def ages(self) -> HeartbeatAges:
-        """Ages of all workers that have sent a heartbeat and were not forgotten."""
+    def ages(self, body: str) -> HeartbeatAges:
+        """Ages of the workers of one body, or of all bodies (""), that were not forgotten."""
         now = time.monotonic()
-        workers = {name: now - beat for name, (beat, _) in self._beats.items()}
-        nodes: dict[str, float] = {}
-        for name, (_, node) in self._beats.items():
-            nodes[node] = min(workers[name], nodes.get(node, workers[name]))
-        return HeartbeatAges(workers, nodes)
+        if body:
+            beats = self._bodies.get(body, {})
+        else:
+            beats = {name: own[name] for name, own in self._bodies.items() if name in own}
+        workers = {name: now - beat for name, (beat, _) in beats.items()}
+        return HeartbeatAges(workers, {n: now - last for n, (_, last) in self._nodes.items()})
 
-    def drain(self) -> tuple[list[dict[str, Any]], HeartbeatAges]:
-        """All events since the last call in order of arrival, and `ages`."""
-        events, self._events = self._events, []
-        return events, self.ages()
+    def drain(self, stopped: Collection[str]) -> tuple[list[dict[str, Any]], HeartbeatAges]:
+        """All events since the last call in order of arrival, and `ages` of the bodies.
+
+        Args:
+            stopped: the bodies that are cancelled, with their workers; "" stands for all.
+        """
+        self._stopped = frozenset(stopped)
+        events, self._events = list(self._events), deque(maxlen=_MOST_EVENTS)
+        return events, self.ages("")
 
 
 # Typed as Any: ray.remote adds `.remote` and `.options`, which its annotations lack.
 _Actor: Any = ray.remote(num_cpus=0, max_restarts=0)(_Collector)
 
 
-def start_collector() -> Any:
-    """A collector on the caller's node, so that it lives as long as the driver's machine."""
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return _Actor.options(scheduling_strategy=here).remote()
+class Channel:
+    """How the driver and its workers reach the collector of their run.
+
+    Args:
+        name: its name in Ray.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._actor: Any = None
+
+    def make(self) -> None:
+        """Make the collector on the caller's node, so that it lives as long as the driver's."""
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        how = {"name": self._name, "get_if_exists": True, "scheduling_strategy": here}
+        with contextlib.suppress(ValueError, RayError):  # Ray has yet to notice that it is gone
+            self._actor = _Actor.options(**how).remote()
+
+    def send(self, method: str, *arguments: Any) -> Any:
+        """Call a method without waiting; returns Ray's reference to the answer."""
+        return getattr(self._actor, method).remote(*arguments)
+
+    def ask(self, method: str, *arguments: Any, seconds: float) -> Any:
+        """The answer of a method; None when there is none in that time."""
+        try:
+            return ray.get(self.send(method, *arguments), timeout=seconds)
+        except RayActorError:
+            with contextlib.suppress(ValueError, RayError):
+                self._actor = ray.get_actor(self._name)  # the next one, if it was made
+        except RayError:
+            # The driver is dead or unreachable. Ray ends this process in the first case; the driver
+            # runs the step on another node in the second.
+            pass
+        return None
 
 
-def emitter(collector: Any, stamp: Mapping[str, str] | None = None) -> Emit:
+def emitter(collector: Channel, stamp: Mapping[str, str] | None = None) -> Emit:
     """An emitter that sends events to a collector without waiting, with this machine's time.
 
     Args:
@@ -122,7 +183,7 @@ def emitter(collector: Any, stamp: Mapping[str, str] | None = None) -> Emit:
     """
 
     def emit(event: dict[str, Any]) -> None:
-        collector.emit.remote({"time": time.time(), **event, **(stamp or {})})
+        collector.send("emit", {"time": time.time(), **event, **(stamp or {})})
 
     return emit
 
@@ -136,7 +197,7 @@ class Heartbeat:
     """
 
     def __init__(
-        self, collector: Any, name: str, on_stop: Callable[[], None] | None = None
+        self, collector: Channel, name: str, on_stop: Callable[[], None] | None = None
     ) -> None:
         self._collector = collector
         self.name = name
@@ -159,20 +220,14 @@ class Heartbeat:
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
-        self._collector.forget.remote(self.name)
+        self._collector.send("forget", self.name)
 
     def _beat(self) -> None:
         while not self._done.wait(self._timeout / _BEATS_IN_TIMEOUT):
             self._once()
 
     def _once(self) -> None:
-        try:
-            beat = self._collector.beat.remote(self.name, self._node)
-            stop = ray.get(beat, timeout=self._timeout / 2)
-        except RayError:
-            # The driver is dead or unreachable. Ray ends this process in the first case; the driver
-            # runs the step on another node in the second.
-            return
+        stop = self._collector.ask("beat", self.name, self._node, seconds=self._timeout / 2)
         if stop and not self.stopping:
             self._stopping.set()
             on_stop = self.on_stop  # read once: another thread may set it to None
@@ -188,7 +243,7 @@ def terminate_self() -> None:
 _tasks: list[str] = []  # names of this process's tasks; the last one is running
 
 
-def exit_with_parent(task: str, collector: Any) -> None:
+def exit_with_parent(task: str, collector: Channel) -> None:
     """End this process once the step's body of `task` (`body/...`) is unresponsive.
 
     Ray keeps an idle worker and its cores reserved for the process that leased them, even if that
@@ -199,17 +254,16 @@ def exit_with_parent(task: str, collector: Any) -> None:
         threading.Thread(target=_watch, args=(collector,), name="watch", daemon=True).start()
 
 
-def _watch(collector: Any) -> None:
+def _watch(collector: Channel) -> None:
     limit = heartbeat_timeout()
     while True:
         time.sleep(limit / _BEATS_IN_TIMEOUT)
         del _tasks[:-1]
         body = _tasks[-1].partition("/")[0]
-        with contextlib.suppress(RayError):
-            if ray.get(collector.age.remote(body), timeout=limit) > limit:
-                # So that the failure detector does not count this node as unresponsive.
-                ray.get(collector.forget.remote(_tasks[-1]), timeout=limit)
-                os._exit(1)
+        if (collector.ask("age", body, seconds=limit) or 0.0) > limit:
+            # So that the failure detector does not count this node as unresponsive.
+            collector.ask("forget", _tasks[-1], seconds=limit)
+            os._exit(1)
 
 
 class FailureDetector:
@@ -218,12 +272,18 @@ class FailureDetector:
     def __init__(self) -> None:
         self.seconds = heartbeat_timeout()
         self._avoided: frozenset[str] | None = None
+        # Of each task that has begun: since when the collector does not know it; inf if it does.
+        self._unknown: dict[str, float] = {}
 
     @property
     def responsive_nodes(self) -> dict[str, str] | None:
         """Ray's label selector for the nodes that respond; None for all nodes."""
         nodes = ",".join(sorted(self._avoided or ()))
         return {"ray.io/node-id": f"!in({nodes})"} if nodes else None
+
+    def has_begun(self, name: str) -> bool:
+        """Whether a task that was waited for had sent a heartbeat."""
+        return name in self._unknown
 
     def lost(self, ages: HeartbeatAges, waited_for: Mapping[str, float]) -> dict[str, bool]:
         """Names of lost tasks -> whether they had begun.
@@ -238,13 +298,35 @@ class FailureDetector:
         unresponsive = frozenset(n for n, s in ages.nodes.items() if self.seconds < s < end)
         found = unresponsive - (unresponsive if self._avoided is None else self._avoided)
         self._avoided = unresponsive
-        now, lost = time.monotonic(), {}
+        now, lost, unknown = time.monotonic(), {}, {}
         for name, since in waited_for.items():
             seconds = ages.workers.get(name)
+            if seconds is not None:
+                unknown[name] = float("inf")
+            elif name in self._unknown:
+                # The collector was made again: a live worker sends it a heartbeat soon.
+                unknown[name] = min(self._unknown[name], now)
+                seconds = now - unknown[name]
             if seconds is not None and seconds > self.seconds:
                 lost[name] = True
             # Not begun: submit it again if a node just became unresponsive, which may hold it, or
             # after `end`, as a node that failed before its first heartbeat is in no list.
             elif seconds is None and (found or now - since > end):
                 lost[name] = False
+        self._unknown = unknown
         return lost
+
+
+def host_lost(error: RayError) -> bool:
+    """Whether a process was lost with its machine, and not alone, as one that crashes is."""
+    if isinstance(error, ActorDiedError):
+        return error.preempted or "its node has died" in str(error)
+    # Ray learns of a process that dies on a live node from that node.
+    return isinstance(error, NodeDiedError | ActorUnavailableError)
+
+
+def ended(references: list[Any], seconds: float) -> list[Any]:
+    """The tasks that have ended; waits for the first one for at most `seconds`."""
+    if not ray.wait(references, num_returns=1, timeout=seconds, fetch_local=False)[0]:
+        return []
+    return ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)[0]

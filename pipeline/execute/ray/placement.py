@@ -105,8 +105,11 @@ class Placement:
             self.release()
             raise
 
-    def actor(self, kind: Any, index: int) -> Any:
-        """Start process `index`, an actor of `kind`, with the environment its devices need."""
+    def actor(self, kind: Any, index: int, declared: Mapping[str, str]) -> Any:
+        """Start process `index`, an actor of `kind`, with the environment its devices need.
+
+        `declared`: more variables, given to the actor itself: Ray logs its own.
+        """
         on_cpu = self._hardware.kind == "cpu"
         environment = {"PONENTE_GANG": self._hardware.name}
         if on_cpu:
@@ -114,7 +117,7 @@ class Placement:
             environment |= {
                 "JAX_PLATFORMS": "cpu",
                 # Appended to the user's flags: of a flag that occurs twice, the last one counts.
-                "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} "
+                "XLA_FLAGS": f"{declared.get('XLA_FLAGS', os.environ.get('XLA_FLAGS', ''))} "
                 f"--xla_force_host_platform_device_count={count}",
             }
         resources = {k: v for k, v in self._bundle.items() if k not in ("CPU", "GPU")}
@@ -126,7 +129,7 @@ class Placement:
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 self._group, placement_group_bundle_index=index
             ),
-        ).remote()
+        ).remote({n: value for n, value in declared.items() if n not in environment})
 
     def release(self) -> None:
         """Release the hardware."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
 import os
 import socket
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,22 @@ def runtime_environment(root: Path = ROOT) -> dict[str, Any]:
         "excludes": _EXCLUDES,
         "env_vars": {_VARIABLE: code_digest(root), **handed},
     }
+
+
+@contextlib.contextmanager
+def handed(environment: Mapping[str, str]) -> Iterator[None]:
+    """While the block runs, this process has these environment variables of the driver.
+
+    Not by Ray's runtime environment, which is logged and shown: some are secrets.
+    """
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            os.environ.update({name: value} if value is not None else {})
 
 
 def on_cluster() -> bool:

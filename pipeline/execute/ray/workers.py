@@ -9,17 +9,25 @@ from __future__ import annotations
 import dataclasses
 import time
 import uuid
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
 from pipeline.errors import Cancelled, WorkerLost, text_of
+from pipeline.execute.attempt import Request
 from pipeline.execute.ray import runtime_env
 from pipeline.execute.ray.gang import Reports, run_gang
-from pipeline.execute.ray.heartbeat import FailureDetector, Heartbeat, exit_with_parent
+from pipeline.execute.ray.heartbeat import (
+    Channel,
+    FailureDetector,
+    Heartbeat,
+    ended,
+    exit_with_parent,
+    host_lost,
+)
 from pipeline.graph.hardware import Hardware
 from pipeline.graph.step_context import Emit, ShardTask, write_shard
 from pipeline.store import retry
@@ -37,11 +45,13 @@ class _Running:
     since: float
 
 
-def _shard_task(task: ShardTask, collector: Any, heartbeat: str) -> Shard:
+def _shard_task(
+    task: ShardTask, collector: Channel, heartbeat: str, environment: Mapping[str, str]
+) -> Shard:
     runtime_env.require_same_code()
     runtime_env.require_store(task.ledger.directory)
     exit_with_parent(heartbeat, collector)
-    with Heartbeat(collector, heartbeat) as beating:
+    with runtime_env.handed(environment), Heartbeat(collector, heartbeat) as beating:
         if beating.stopping:
             raise Cancelled(f"shard {task.name} was not started")
         with retry.scope(lambda: beating.stopping):
@@ -49,7 +59,7 @@ def _shard_task(task: ShardTask, collector: Any, heartbeat: str) -> Shard:
 
 
 # Typed as Any: ray.remote adds `.remote` and `.options`, which its annotations lack.
-_write: Any = ray.remote(num_cpus=1, max_retries=0)(_shard_task)
+_write: Any = ray.remote(max_retries=0)(_shard_task)
 
 
 class RayWorkers:
@@ -57,26 +67,22 @@ class RayWorkers:
 
     Args:
         collector: the driver's collector (see `ray.heartbeat`).
-        label, key: added to events that gang processes emit.
+        request: what the step executes.
         heartbeat: this step's own heartbeat.
-        packages: loggers whose INFO records the logs of gang processes keep.
         wait: seconds that a gang may wait for its hardware; None for no limit.
     """
 
     def __init__(
         self,
-        collector: Any,
-        label: str,
-        key: str,
+        collector: Channel,
+        request: Request,
         heartbeat: Heartbeat,
-        packages: tuple[str, ...] = (),
         wait: float | None = None,
     ) -> None:
-        self._collector = collector
-        self._stamp = {"step": label, "key": key}
-        self._heartbeat = heartbeat
+        self._collector, self._request, self._heartbeat = collector, request, heartbeat
         self._watch = FailureDetector()
-        self._packages, self._wait = packages, wait
+        self._wait = wait
+        self._crashes: Counter[str] = Counter()  # by shard
 
     @property
     def stopping(self) -> bool:
@@ -84,21 +90,20 @@ class RayWorkers:
         return self._heartbeat.stopping
 
     def map(self, tasks: list[ShardTask], emit: Emit) -> Iterator[Shard]:
-        """Write the shards as tasks of one core each, a bounded number in flight."""
-        limit = max(1, int(ray.cluster_resources().get("CPU", 1)) * _IN_FLIGHT_PER_CPU)
-        waiting, running, look_at = deque(tasks), dict[Any, _Running](), 0.0
+        """Write the shards as tasks with the step's resources, a bounded number in flight."""
+        waiting, running, look_at, limit = deque(tasks), dict[Any, _Running](), 0.0, 1
         stopped = False  # a shard's worker may receive the cancellation before this step does
         while running or (waiting and not (stopped or self.stopping)):
             if time.monotonic() > look_at:
                 waiting.extendleft(self._given_up(running, emit))
                 look_at = time.monotonic() + _LOOK_SECONDS
+                limit = self._most()  # again, as nodes join and leave a cluster
             while waiting and len(running) < limit and not (stopped or self.stopping):
                 task = waiting.popleft()
                 running.update([self._begin(task)])
             if not running:
                 continue  # cancelled since the loop's condition was evaluated
-            ready, _ = ray.wait(list(running), num_returns=1, timeout=_LOOK_SECONDS)
-            for reference in ready:
+            for reference in ended(list(running), _LOOK_SECONDS):
                 done = running.pop(reference)
                 try:
                     yield ray.get(reference)
@@ -108,48 +113,68 @@ class RayWorkers:
                     stopped = True
                     waiting.append(done.task)
                 except RayError as error:
-                    self._collector.forget.remote(done.heartbeat)
-                    waiting.appendleft(
-                        _again(done.task, f"its worker died ({text_of(error, 200)})", emit)
+                    self._collector.send("forget", done.heartbeat)
+                    gone = host_lost(error)
+                    cause = (
+                        f"its {'host was lost' if gone else 'worker died'} ({text_of(error, 200)})"
                     )
+                    waiting.appendleft(self._again(done.task, cause, emit, crashed=not gone))
         if waiting:
             raise Cancelled(f"{len(waiting)} shards are not finished")
 
     def _begin(self, task: ShardTask) -> tuple[Any, _Running]:
         heartbeat = f"{self._heartbeat.name}/{task.name}/{uuid.uuid4().hex[:8]}"
-        write = _write.options(label_selector=self._watch.responsive_nodes)
-        reference = write.remote(task, self._collector, heartbeat)
+        wants = self._request.step.resources
+        write = _write.options(
+            num_cpus=wants.shard_cpus,
+            memory=wants.shard_memory or None,
+            label_selector=self._watch.responsive_nodes,
+        )
+        reference = write.remote(task, self._collector, heartbeat, self._request.environment)
         return reference, _Running(task, heartbeat, time.monotonic())
 
     def _given_up(self, running: dict[Any, _Running], emit: Emit) -> list[ShardTask]:
         """Tasks of unresponsive workers, taken out of `running`, to be retried."""
-        ages = ray.get(self._collector.ages.remote(), timeout=self._watch.seconds)
+        seconds = self._watch.seconds
+        ages = self._collector.ask("ages", self._heartbeat.name, seconds=seconds)
+        if ages is None:
+            return []
         lost = self._watch.lost(ages, {r.heartbeat: r.since for r in running.values()})
         tasks = []
         for reference in [reference for reference, r in running.items() if r.heartbeat in lost]:
             ray.cancel(reference, force=True)
             done = running.pop(reference)
             if lost[done.heartbeat]:
-                tasks.append(_again(done.task, "its worker stopped responding", emit))
+                tasks.append(self._again(done.task, "its worker stopped responding", emit))
             else:  # it has not begun, so this is no try
-                self._collector.forget.remote(done.heartbeat)
+                self._collector.send("forget", done.heartbeat)
                 tasks.append(done.task)
         return tasks
+
+    def _most(self) -> int:
+        """Shards in flight at most: some wait at the cluster, so that no core does."""
+        cores = ray.cluster_resources().get("CPU", 1) / (
+            self._request.step.resources.shard_cpus or 1
+        )
+        return max(1, int(cores * _IN_FLIGHT_PER_CPU))
+
+    def _again(self, task: ShardTask, cause: str, emit: Emit, *, crashed: bool = True) -> ShardTask:
+        """The task's next try. Raises `WorkerLost` when it has crashed `TRIES` times."""
+        self._crashes[task.name] += crashed
+        tries = self._crashes[task.name]
+        if tries >= TRIES:
+            raise WorkerLost(f"shard {task.name}: {cause}, {tries} times in a row")
+        emit({"event": "shard_retried", "shard": task.name, "cause": cause, "tries": tries})
+        return dataclasses.replace(task, number=task.number + 1)
 
     def gang(
         self, hardware: Hardware, function: Callable[..., Any], job: Any, emit: Emit, logs: str
     ) -> Any:
         """Run on every process of the hardware at once; process 0's result."""
-        reports = Reports(self._collector, self._stamp, logs, self._packages)
+        request = self._request
+        stamp = {"step": request.label, "key": request.key}
+        reports = Reports(self._collector, stamp, logs, request.packages, request.environment)
         return run_gang(hardware, function, job, emit, reports, self._heartbeat, self._wait)
-
-
-def _again(task: ShardTask, cause: str, emit: Emit) -> ShardTask:
-    """The task's next try. Raises `WorkerLost` when it has had `TRIES`."""
-    if task.number >= TRIES:
-        raise WorkerLost(f"shard {task.name}: {cause}, {task.number} times in a row")
-    emit({"event": "shard_retried", "shard": task.name, "cause": cause, "tries": task.number})
-    return dataclasses.replace(task, number=task.number + 1)
 
 
 def _cause(error: RayTaskError) -> BaseException:

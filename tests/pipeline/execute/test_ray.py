@@ -6,6 +6,7 @@ import itertools
 import logging
 import os
 import time
+import uuid
 from typing import Annotated, Any
 
 import pytest
@@ -94,9 +95,11 @@ def backend():
     """One Ray for the whole file: starting it takes seconds."""
     from pipeline.execute.ray.backend import RayBackend
 
-    started = RayBackend()
-    yield started
-    started.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PONENTE_HEARTBEAT_TIMEOUT", "20")
+        started = RayBackend()
+        yield started
+        started.close()
 
 
 def _run(backend, prefix, wanted, events=None):
@@ -207,6 +210,102 @@ def test_what_may_pass_in_a_gang_is_tried_again(tmp_path, backend, how, cause, r
     with pytest.raises(StepFailed, match=cause):
         _run(backend, str(tmp_path), failing(how=how), events)
     assert [e["event"] for e in events].count("retried") == retried
+
+
+def tell_environment(directory: str, item: int) -> dict[str, Any]:
+    """Shard writer: says what its process was given."""
+    import ray
+
+    return {"shard": _told(), "resources": ray.get_runtime_context().get_assigned_resources()}
+
+
+def tell_in_gang(job: int, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
+    """Says what a process of a gang was given."""
+    return {"gang": _told(), "flags": os.environ["XLA_FLAGS"].split()}
+
+
+def _told() -> dict[str, str | None]:
+    # Of a secret its length: this is published.
+    secret = os.environ.get("TOY_TOKEN")
+    return {"FLAG": os.environ.get("TOY_FLAG"), "secret": secret and str(len(secret))}
+
+
+@step(
+    output=Total,
+    version=1,
+    cpus=0,
+    shard_cpus=0.5,
+    shard_memory=2**20,
+    environment=("TOY_FLAG", "TOY_TOKEN", "XLA_FLAGS"),
+)
+def told(run: StepContext) -> Result:
+    """What its body, a shard and a gang were given."""
+    (shard,) = run.map(tell_environment, {"all": 1}).values()
+    return {"body": _told(), **shard.result, **run.gang(pod("cpu-2x2"), tell_in_gang, 1)}
+
+
+@step(output=Total, version=1, cpus=0)
+def untold(run: StepContext, left: Total) -> Result:
+    """What a step that declares nothing sees, after one that does."""
+    return {"body": _told()}
+
+
+def test_variables_that_a_step_declares_reach_its_workers_and_secrets_no_record(
+    tmp_path, backend, monkeypatch
+):
+    """Set after Ray was started, as on a cluster that was there before; shards' resources too."""
+    secret = uuid.uuid4().hex
+    monkeypatch.setenv("TOY_FLAG", "fast")
+    monkeypatch.setenv("TOY_TOKEN", secret)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+    first, second = _run(backend, str(tmp_path), untold(told())).published.values()
+    found = first.manifest.result
+    given = {"FLAG": "fast", "secret": str(len(secret))}
+    assert found["body"] == found["shard"] == found["gang"] == given
+    assert found["resources"] == {"CPU": 0.5, "memory": 2**20}
+    assert found["flags"] == [
+        "--xla_cpu_enable_fast_math=false",
+        "--xla_force_host_platform_device_count=2",
+    ]
+    assert first.manifest.provenance["flags"]["TOY_FLAG"] == "fast"
+    assert second.manifest.result["body"] == {"FLAG": None, "secret": None}
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files
+    assert not [path for path in files if secret.encode() in path.read_bytes()]
+
+
+@step(output=Total, version=1, cpus=0)
+def waits(run: StepContext) -> Result:
+    """Reports progress until it is cancelled, for a minute at most."""
+    for _ in range(600):
+        run.progress(1, 2, "x")
+        time.sleep(0.1)
+        if run.stopping:
+            break
+    return {"stopping": run.stopping}
+
+
+def test_a_run_survives_the_death_of_its_collector(tmp_path, backend):
+    """Another one is made, the worker finds it, and a cancellation arrives through it."""
+    import ray
+
+    seen, wanted = [], waits()
+
+    def listen(event):
+        seen.append(event["event"])
+        if event["event"] == "progress" and "killed" not in seen:
+            ray.kill(backend._collector._actor)
+            seen.append("killed")
+        elif event["event"] == "progress":
+            backend.end(as_node(wanted).key)
+
+    log = EventLog(str(tmp_path / "s"), "test", [listen])
+    execution = Execution([as_node(wanted)], Store(str(tmp_path / "s")), log, "again")
+    execution.run(backend, execution.look())
+    (found,) = execution.published.values()
+    assert found.manifest.result["stopping"]
+    assert seen.count("started") == 1
+    assert "retried" not in seen
 
 
 def test_unknown_hardware_is_refused_where_it_is_written():

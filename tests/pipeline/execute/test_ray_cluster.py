@@ -129,11 +129,13 @@ def test_a_killed_node_costs_only_what_it_was_doing(cluster, backend, tmp_path, 
     assert began["body"] == len(disturbance.of("started")) == 1 + len(disturbance.of("retried"))
     if body:
         (step,) = disturbance.of("retried")
-        assert "its worker died" in step["cause"]
+        assert "its host was lost" in step["cause"]
+        assert step["tries"] == 0
         assert began["body"] == 2
     else:
         assert disturbance.begun <= again <= retried
         assert began["body"] == 1
+        assert {e["tries"] for e in disturbance.of("shard_retried")} == {0}
 
 
 @pytest.mark.parametrize("body", [False, True])
