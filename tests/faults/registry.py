@@ -38,6 +38,7 @@ _MODULES = (
     "checkpoint_full",
     "checkpoint_kill",
     "checkpoint_mismatch",
+    "code_changes",
     "hostile_tokenizers",
     "hub",
     "source_changes",
