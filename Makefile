@@ -47,8 +47,13 @@ docs: .venv/docs
 
 setup: .venv/installed
 
-# uv installs in a quarter of pip's time; it comes from the same registry, into the environment.
+# uv installs in a quarter of pip's time; it comes from the same registry, into the environment. An
+# environment of another Python, such as a set-up that was refused has left, is made again.
+VERSION := -c 'import sys; print("%d.%d" % sys.version_info[:2])'
 .venv/installed: pyproject.toml $(CONSTRAINTS)
+	@case "$$($(PYTHON) $(VERSION))" in 3.11|3.12|3.13) ;; *) echo "error: $(PYTHON) is Python \
+	$$($(PYTHON) $(VERSION)); ponente needs 3.11 to 3.13: make $(or $(MAKECMDGOALS),demo) PYTHON=python3.11" >&2; exit 1;; esac
+	@[ "$$($(BIN)/python $(VERSION) 2>/dev/null)" = "$$($(PYTHON) $(VERSION))" ] || rm -rf .venv
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.8
 	$(INSTALL) -e '.[dev]'

@@ -1,0 +1,53 @@
+"""`make setup`: a Python that is too old is refused, and leaves nothing that stands in the way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`make setup` in a folder with our Makefile, where no registry answers."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, folder)
+    environment = {**os.environ, "PIP_NO_INDEX": "1"}
+    command = ["make", "setup", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def python(path: Path, version: str) -> Path:
+    """A program that answers as a Python of this version, which makes environments of itself."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    venv = 'case "$*" in *venv*) mkdir -p .venv/bin; cp "$0" .venv/bin/python;; esac'
+    path.write_text(f"#!/bin/sh\n{venv}\necho {version}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_an_old_python_is_refused_before_anything_is_made(tmp_path):
+    """With the versions that do, and the command."""
+    done = make(tmp_path, f"PYTHON={python(tmp_path / 'python3.10', '3.10')}")
+    assert done.returncode != 0
+    assert "is Python 3.10; ponente needs 3.11 to 3.13: make setup PYTHON=python3.11" in done.stderr
+    assert not (tmp_path / ".venv").exists()
+    done = make(tmp_path, "PYTHON=no-such-python")
+    assert "no-such-python" in done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_an_environment_of_another_python_is_made_again(tmp_path):
+    """It is what a set-up that failed has left; one of the same Python stays."""
+    there = python(tmp_path / ".venv" / "bin" / "python", "3.10")
+    kept = tmp_path / ".venv" / "kept"
+    kept.touch()
+    new = python(tmp_path / "python3.12", "3.12")
+    make(tmp_path, f"PYTHON={new}")  # ends at uv, for want of a registry
+    assert there.read_text() == new.read_text()
+    assert not kept.exists()
+    kept.touch()
+    make(tmp_path, f"PYTHON={new}")
+    assert kept.exists()
