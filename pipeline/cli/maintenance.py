@@ -13,12 +13,14 @@ from pipeline.errors import InputError, PonenteError, StoreUnavailable
 from pipeline.execute import adopt as adoption
 from pipeline.graph.declaration import load as load_experiment
 from pipeline.graph.node import Node, topological
+from pipeline.identity.fingerprint import difference
 from pipeline.pages.readable import duration
-from pipeline.plan.plan import shards_line
+from pipeline.plan.plan import FEW, shards_line
 from pipeline.plan.state import look
 from pipeline.store import integrity, lease, storage
 from pipeline.store.garbage import Garbage, delete, find_garbage
-from pipeline.store.manifest import Manifest, load_keyed
+from pipeline.store.manifest import Manifest, load, load_keyed
+from pipeline.store.parallel import concurrently
 from pipeline.store.protection import Keep
 
 _WRITTEN = {"kept": "--keep-shards kept", "continued": "continued from"}
@@ -92,8 +94,10 @@ def gc(context: Context) -> int:
         return 0
     for line in report.left:
         say(f"left: {line}")
-    for item in report.garbage:
-        say(_garbage_line(item))
+    local = storage.is_local(context.store.prefix)
+    names = concurrently(lambda item: _called(item, nodes), report.garbage, local=local)
+    for item, name in zip(report.garbage, names, strict=True):
+        say(_garbage_line(item, name))
     if not o.delete or not report.garbage:
         say(f"{objects} can be deleted{'; pass --delete' if report.garbage else ''}")
         return 0
@@ -119,10 +123,24 @@ def _gc_json(context: Context, report: Any, total: int, objects: str) -> None:
     say_json({**about, "bytes": total, "freed": freed})
 
 
-def _garbage_line(item: Garbage) -> str:
+def _called(item: Garbage, nodes: list[Node]) -> str:
+    """What a whole output was called, and what differs in it from such a step of these graphs."""
+    try:
+        found = load(item.url) if item.whole else None
+    except PonenteError:
+        found = None
+    if found is None:
+        return ""
+    alike = [n for n in nodes if n.step.name == found.step]
+    lines = min((difference(n.identity.config, found.config) for n in alike), key=len, default=[])
+    more = [f"and {len(lines) - FEW} more"] if len(lines) > FEW else []
+    return f"{found.label}{': ' if lines else ''}{'; '.join([*lines[:FEW], *more])}; "
+
+
+def _garbage_line(item: Garbage, name: str) -> str:
     age = "?" if item.age is None else duration(item.age)
     cost = "" if item.cost is None else f", took {duration(item.cost)} to build"
-    return f"{item.size:>16,}  {item.url}  ({item.why}; {age} old{cost})"
+    return f"{item.size:>16,}  {item.url}  ({name}{item.why}; {age} old{cost})"
 
 
 def _other_experiments(files: list[str]) -> list[Node]:
