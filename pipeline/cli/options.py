@@ -69,7 +69,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "only": _steps("run only these"),
     "until": _steps("stop after these"),
     "force": _steps("build these again"),
-    "keep_shards": _switch("of unfinished builds, keep the shards that other code wrote"),
+    "keep_shards": _switch("keep other code's shards of unfinished builds"),
     "keep_going": _switch("after a failure, run the steps that do not depend on it"),
     "strict": _switch("refuse outputs built by other code"),
     "wait": _flag(
@@ -114,7 +114,7 @@ FLAGS: dict[str, dict[str, Any]] = {
         "imitates the hosts",
         choices=(*TARGETS, LOCAL),
     ),
-    "spot": _switch("preemptible machines, at a fraction of the price that `plan` shows"),
+    "spot": _switch("preemptible machines, cheaper: see `plan`"),
     "zone": _flag("Google's zone, such as us-east5-b", default="", metavar="ZONE"),
     "image": _flag(
         "container image to build and push, for kuberay", default="", metavar="REGISTRY/NAME:TAG"
