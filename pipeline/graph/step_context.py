@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from pipeline.errors import InputError, WorkerLost
@@ -26,6 +27,7 @@ from pipeline.store import local_storage, storage
 from pipeline.store.builds import OtherCode, other_code
 from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import KEEP, PROCESS_LOGS
+from pipeline.store.parallel import concurrently
 from pipeline.store.shards import ATTEMPTS, Shard
 
 Emit = Callable[[dict[str, Any]], None]
@@ -196,7 +198,7 @@ class StepContext:
         """
         there = self.ledger.shard_names()
         new = there - self._finished.keys() - self._declared.keys()
-        records = self.ledger.records(new)
+        records = self.ledger.records(new, copy=True)
         reused = {name: r.shard for name, r in records.items() if self.ledger.reuses(r)}
         self._finished |= reused
         other = other_code(self.ledger, {n: r for n, r in records.items() if wanted(n)})
@@ -238,8 +240,9 @@ class StepContext:
         if other.shards:
             self._continued = self._continued.with_(other)
             self._warn_once(f"continues from what other code wrote ({other.files})")
-        found = {name: self.ledger.claim(name, self.attempt) for name in names}
-        return {name: shard for name, shard in found.items() if shard is not None}
+        claim, local = partial(self.ledger.claim, attempt=self.attempt), storage.is_local(self.root)
+        found = zip(names, concurrently(claim, names, local=local), strict=True)
+        return {name: shard for name, shard in found if shard is not None}
 
     def declare(self, name: str) -> None:
         """Make a shard that a gang's process wrote, or that was claimed, part of the output.

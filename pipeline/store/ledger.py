@@ -12,25 +12,39 @@ A record has the digest of the code that wrote the shard. A ledger that is opene
 a step's code as it is now does not count shards of other code as finished, so they are written
 again; `claim` takes over a shard of any code, for state from which a step continues.
 
+On an object store, an attempt that had to read many records one by one leaves copies of them, many
+in one object, for the attempt after it. A copy counts while the record's object has the size and
+the time that it had when it was copied, so a record that was claimed, replaced or dropped since is
+looked at itself.
+
 Each build has its own ledger (`generation`, the build's id). A rebuild, or a build over inputs that
 changed since, starts another one, so shards of two builds never mix.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+import msgspec
 
 from pipeline.errors import CorruptOutput, InputError, StorageError, WorkerLost
 from pipeline.identity import fingerprint
 from pipeline.store import integrity, storage
 from pipeline.store.decode import decode, parse_json, plain_result, to_json
-from pipeline.store.parallel import concurrently
+from pipeline.store.parallel import concurrently, in_order
 from pipeline.store.shards import File, Shard
 
 DIRECTORY = "ledger"
+_COPIES = "-.records"  # end of the names of objects with copies; no shard's record has it
+_MANY = 512  # from so many records on, copies are read and left
+_TOGETHER = 1000  # most records in one object
+_Version = tuple[int, float | None]  # size and time of the last write of an object
+_Copy = tuple[str, _Version, str]  # name of the shard, version of its record, the record
 
 
 @dataclass(frozen=True)
@@ -80,7 +94,11 @@ class Ledger:
         storage.join(self.root, name)
         if "~" in name:
             raise InputError(f"shard {name!r}: '~' stands for '/' in the ledger; leave it out")
-        return storage.join(self.directory, name.replace("/", "~") + ".json")
+        return storage.join(self.directory, self._file(name))
+
+    @staticmethod
+    def _file(name: str) -> str:
+        return name.replace("/", "~") + ".json"
 
     def finished(self, prefix: str = "") -> dict[str, Shard]:
         """Finished shards by name: those starting with `prefix` that are reused, sorted.
@@ -91,13 +109,47 @@ class Ledger:
         names = [name for name in self.shard_names() if name.startswith(prefix)]
         return {n: found.shard for n, found in self.records(names).items() if self.reuses(found)}
 
-    def records(self, names: Iterable[str]) -> dict[str, Record]:
-        """Records by name, sorted, of shards of any code; those that are gone are left out."""
-        wanted = sorted(names)
+    def records(self, names: Iterable[str], *, copy: bool = False) -> dict[str, Record]:
+        """Records by name, sorted, of shards of any code; those that are gone are left out.
+
+        Args:
+            names: names of shards.
+            copy: leave copies of many records that were read one by one.
+        """
+        wanted, local = set(names), storage.is_local(self.root)
+        versions = {} if local or len(wanted) < _MANY else storage.inventory(self.directory)
+        found = self._copies(versions, wanted)
+        alone = sorted(wanted - found.keys())
         # A listing may still show a record that was dropped.
-        found = concurrently(self.look, wanted, local=storage.is_local(self.root))
-        pairs = zip(wanted, found, strict=True)
-        return {name: record for name, record in pairs if record is not None}
+        read = zip(alone, concurrently(self.look, alone, local=local), strict=True)
+        new = {name: record for name, record in read if record is not None}
+        if copy and versions and len(new) >= _MANY:
+            self._copy(new, versions)
+        return dict(sorted((found | new).items()))
+
+    def _copies(self, versions: Mapping[str, _Version], wanted: Set[str]) -> dict[str, Record]:
+        """The records of which there is a copy of the version that is listed."""
+        found = {}
+        urls = [storage.join(self.directory, n) for n in versions if n.endswith(_COPIES)]
+        for data in in_order(storage.read_bytes, urls, local=False):
+            with contextlib.suppress(ValueError, CorruptOutput):  # then the records are read
+                for name, version, text in msgspec.convert(parse_json(data), list[_Copy]):
+                    if name in wanted and versions.get(self._file(name)) == version:
+                        found[name] = self._parse(name, text.encode())
+        return found
+
+    def _copy(self, records: Mapping[str, Record], versions: Mapping[str, _Version]) -> None:
+        # They were listed before they were read: one that was replaced in between has the new
+        # content under the old version, which is listed no more.
+        known = [
+            [name, versions[self._file(name)], record.to_bytes().decode()]
+            for name, record in records.items()
+            if versions.get(self._file(name), (0, None))[1] is not None
+        ]
+        for begin in range(0, len(known), _TOGETHER):
+            data = to_json(known[begin : begin + _TOGETHER])
+            name = f"{hashlib.sha256(data).hexdigest()[:16]}{_COPIES}"
+            storage.create(storage.join(self.directory, name), data, durable=False)
 
     def reuses(self, record: Record) -> bool:
         """Whether the step's code as it is now counts this shard as finished."""

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
 from pipeline.errors import WorkerLost
+from pipeline.store import ledger as ledger_module
+from pipeline.store import storage
 from pipeline.store.ledger import Ledger, Record
-from pipeline.store.manifest import Shard
+from pipeline.store.shards import Shard
+from tests.faults.fake_gcs import FakeGCS
 
 
 def wrote(ledger: Ledger, attempt: str, *, name: str = "part", text: str = "x") -> Shard:
@@ -81,3 +86,67 @@ def test_a_record_of_an_earlier_version_is_reused(old):
     new = Ledger(old.root, code="new")
     assert new.look("part").code == ""
     assert list(new.finished()) == ["part"]
+
+
+@pytest.fixture
+def many(monkeypatch) -> Iterator[tuple[FakeGCS, Ledger]]:
+    """A bucket, and in it the ledger of twelve shards; four are many."""
+    monkeypatch.setattr(ledger_module, "_MANY", 4)
+    monkeypatch.setattr(ledger_module, "_TOGETHER", 5)
+    with FakeGCS() as server:
+        ledger = Ledger("gs://bucket/store/x", code="now")
+        for number in range(12):
+            ledger.add(f"part/{number}", f"{ledger.root}/attempts/000001-a/{number}", {"n": number})
+        yield server, ledger
+
+
+def read_alone(server: FakeGCS, ledger: Ledger) -> tuple[dict[str, Record], int]:
+    """All records of the ledger, and how many of them were read one by one."""
+    before = len(server.log)
+    found = ledger.records(ledger.shard_names(), copy=True)
+    asked = [unquote(path) for method, path, *_ in server.log[before:] if method == "GET"]
+    return found, sum(path.endswith(".json") for path in asked)
+
+
+def test_records_that_an_attempt_read_one_by_one_the_next_one_reads_together(many):
+    """In any number of attempts, each record is read alone once."""
+    server, ledger = many
+    found, alone = read_alone(server, ledger)
+    assert alone == len(found) == 12
+    again, alone = read_alone(server, ledger)
+    assert (again, alone) == (found, 0)
+    for number in (12, 13):
+        ledger.add(f"part/{number}", f"{ledger.root}/attempts/000002-b/{number}", {"n": number})
+    assert read_alone(server, ledger)[1] == 2
+    assert ledger.count()[0] == 14
+
+
+def test_what_happened_to_a_record_since_it_was_copied_is_seen(many):
+    """Claimed, replaced by other code, dropped, dropped and written again: never the copy."""
+    server, ledger = many
+    read_alone(server, ledger)
+    ledger.claim("part/1", "000002-b")
+    other = Ledger(ledger.root, code="other")
+    other.add("part/2", f"{ledger.root}/attempts/000002-b/2", {"n": 2})
+    for name in ("part/3", "part/4"):
+        ledger.drop(name, "000002-b")
+    ledger.add("part/4", f"{ledger.root}/attempts/000002-b/4", {"n": 4})
+    names = [f"part/{number}" for number in range(12)]
+    there = {name: found for name in sorted(names) if (found := ledger.look(name)) is not None}
+    assert ledger.records(names) == there
+    assert [there[f"part/{n}"].owner[:6] for n in (0, 1, 2, 4)] == ["000001", *["000002"] * 3]
+    assert "part/3" not in there
+    assert read_alone(server, ledger) == (there, 3)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[", b"[[1, 2, 3]]", b"{}", b'[["part/0", [3, 4.0], "{}"]]']
+)
+def test_a_damaged_copy_costs_requests_and_nothing_else(many, data):
+    """The records are what counts."""
+    server, ledger = many
+    found, _ = read_alone(server, ledger)
+    for name in ledger.names():
+        if name.endswith("-.records"):
+            storage.write_atomic(storage.join(ledger.directory, name), data)
+    assert read_alone(server, ledger) == (found, 12)

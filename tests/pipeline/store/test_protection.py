@@ -280,7 +280,7 @@ def test_thousands_of_outputs_are_deleted_by_few_threads(tmp_path):
         root = tmp_path / f"train-{number:020x}"
         (root / "ledger" / "x").mkdir(parents=True)
         (root / "ledger" / "x" / "a.json").write_text("{}")
-    most = []
+    most, others = [], threading.active_count()
     true = lease.Lease.__init__
 
     def counted(self, *arguments):
@@ -292,7 +292,7 @@ def test_thousands_of_outputs_are_deleted_by_few_threads(tmp_path):
         assert len(_collect(str(tmp_path))) == 300
     finally:
         lease.Lease.__init__ = true
-    assert max(most) < 40
+    assert max(most) - others < 40
     assert Store(str(tmp_path)).outputs() == []
 
 
