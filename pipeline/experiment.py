@@ -80,6 +80,8 @@ class Experiment(Declaration[R]):
 
         Raises:
             PonenteError: a step failed or was refused.
+            Cancelled: a first Ctrl-C stopped the run, after it had saved; a second one raises
+                `KeyboardInterrupt`.
         """
         from pipeline.cli import run
 

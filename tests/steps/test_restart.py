@@ -74,6 +74,8 @@ def check_progress(events: list[dict[str, Any]]) -> None:
     shown = [kind for kind, _ in itertools.groupby(filter(None, kinds))]
     begun = ["importing", "restoring and compiling", "steps"]
     assert [kind for kind in shown if kind in begun] == 2 * begun
+    (resumed,) = [kind for kind in shown if kind.startswith("resumed from step ")]
+    assert shown.index(resumed) > shown.index("steps")
 
 
 @pytest.mark.slow
