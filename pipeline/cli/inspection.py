@@ -229,7 +229,12 @@ def status(context: Context) -> int:
             say(f"{labels[entry.node.key]:<16} {entry.status:<8} {detail}{last}")
     if context.options.json:
         newest = [
-            {"run": r.run, "outcome": r.outcome or None, "command": list(r.command)}
+            {
+                "run": r.run,
+                "state": r.ending,
+                "outcome": r.outcome or None,
+                "command": list(r.command),
+            }
             for r in recent[:5]
         ]
         say_json({"store": context.store.prefix, "steps": steps, "runs": newest})

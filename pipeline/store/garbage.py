@@ -7,12 +7,11 @@ for whole outputs, while no reader begins (see `lease.collecting`). Event logs a
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pipeline.errors import PonenteError
-from pipeline.store import lease, manifest, storage
+from pipeline.store import lease, manifest, process, storage
 from pipeline.store.ledger import DIRECTORY as LEDGER
 from pipeline.store.ledger import age_of
 from pipeline.store.left_overs import Tree, unneeded
@@ -72,7 +71,7 @@ def find_garbage(store: Store, nodes: Iterable[Wanted], keep: Keep = _PRESETS_ON
     seen = dict(zip(roots, concurrently(lease.holder, roots, local=local), strict=True))
     holders = {root: found for root, found in seen.items() if found and found.responsive}
     protected = protection(store, *asked, [holder.owner for holder in holders.values()])
-    now = time.time()
+    now = process.now(store.prefix)
 
     def judge(name: str) -> Report:
         root = storage.join(store.prefix, name)

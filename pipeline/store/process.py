@@ -82,19 +82,22 @@ def start_of(pid: int) -> float | None:
 def age(*urls: str) -> float | None:
     """Seconds since the last write of the newest of these objects, by their store's clock.
 
-    The time now is that of an object written for it, which costs three requests. None when the
-    store has no such times.
+    None when the store has no such times.
     """
     times = [moment for url in urls if (moment := storage.modified(url)) is not None]
-    return max(0.0, _now(urls[0].rpartition("/")[0]) - max(times)) if times else None
+    return max(0.0, now(urls[0].rpartition("/")[0]) - max(times)) if times else None
 
 
-def _now(directory: str) -> float:
+def now(directory: str) -> float:
+    """The time by the clock of the store: that of an object written for it, by three requests.
+
+    This machine's time where nothing can be written.
+    """
     url = f"{directory}/clock.{uuid.uuid4().hex}.tmp"  # a name that listings leave out
     try:
         storage.write_atomic(url, b"", durable=False)
-        now = storage.modified(url)
+        moment = storage.modified(url)
         storage.delete_tree(url)
     except (OSError, PonenteError):
-        now = None  # a store that can only be read
-    return time.time() if now is None else now
+        moment = None
+    return time.time() if moment is None else moment

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 
@@ -11,6 +12,7 @@ from pipeline.store import lease, storage
 from pipeline.store.garbage import delete, find_garbage
 from pipeline.store.left_overs import tidy
 from pipeline.store.outputs import Store
+from pipeline.store.protection import Keep
 from tests.pipeline.helpers import bring_up, executed
 from tests.pipeline.toy import numbers
 
@@ -126,3 +128,13 @@ def test_what_only_looks_like_an_output_is_never_deleted(tmp_path, name):
     store = Store(str(tmp_path))
     delete(store, find_garbage(store, []).garbage)
     assert (tmp_path / name / "thesis.txt").exists()
+
+
+def test_the_age_of_garbage_is_by_the_clock_of_the_store(tmp_path, monkeypatch):
+    """What was just written is young, on a machine whose clock is hours ahead too."""
+    bring_up(str(tmp_path), numbers(count=4))
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 7200)
+    keep = Keep(recorded=False, younger_than=3600.0)
+    assert find_garbage(Store(str(tmp_path)), [], keep).garbage == []
+    assert find_garbage(Store(str(tmp_path)), []).garbage != []
