@@ -139,7 +139,9 @@ def _call(recipe: Recipe) -> int:
         say(f"$ {line}")
         last = line == recipe.commands[-1]
         left = "nothing was made that costs money"
-        left = f"if it made something, this ends it: {'; '.join(recipe.undo)}" if last else left
+        if last:
+            undo = "; ".join(recipe.undo)
+            left = f"this ends what it made, and any earlier launch of this name: {undo}"
         try:
             done = subprocess.run(["bash", "-euo", "pipefail", "-c", line])
         except KeyboardInterrupt:

@@ -12,6 +12,7 @@ import glob
 import importlib.metadata
 import os
 import platform
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -127,15 +128,24 @@ def _one_value(fact: str, sources: Mapping[str, Mapping[str, str]]) -> str:
     return next(iter(found.values()), "")
 
 
-def check_chips(host: Host, devices: str = "/dev") -> None:
-    """Raise `InputError` unless this machine has the number of chips of a host of the slice."""
-    patterns = _DEVICES[host.hardware.kind]
-    seen = max(len(glob.glob(os.path.join(devices, pattern))) for pattern in patterns)
-    if seen != host.hardware.devices_per_process:
-        raise InputError(
-            f"{host} cannot join: expected {host.hardware.devices_per_process} chips, this machine "
-            f"shows {seen} under {devices}; recreate it, or end the process that holds them"
-        )
+def check_chips(host: Host, devices: str = "/dev", seconds: float = 60.0) -> None:
+    """Return once this machine shows the chips of a host of the slice, as soon after a boot.
+
+    Raises:
+        InputError: it shows another number after `seconds`.
+    """
+    patterns, deadline = _DEVICES[host.hardware.kind], time.monotonic() + seconds
+    while True:
+        seen = max(len(glob.glob(os.path.join(devices, pattern))) for pattern in patterns)
+        if seen == host.hardware.devices_per_process:
+            return
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(1.0)
+    raise InputError(
+        f"{host} cannot join: expected {host.hardware.devices_per_process} chips, this machine "
+        f"shows {seen} under {devices}; recreate it, or end the process that holds them"
+    )
 
 
 def software() -> dict[str, Any]:

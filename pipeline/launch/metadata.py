@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 
 _SECONDS = 2.0
+_TRIES = 3
 _UNREACHABLE: set[str] = set()
 
 
@@ -29,15 +30,19 @@ def _get(name: str) -> str:
         return ""
     url = f"http://{host}/computeMetadata/v1/instance/{name}"
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
-    try:
-        with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
-            return answer.read().decode().strip()
-    except urllib.error.HTTPError as error:
-        error.close()
-        return ""
-    except OSError:
-        _UNREACHABLE.add(host)
-        return ""
+    for _ in range(_TRIES):
+        try:
+            with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
+                return answer.read().decode().strip()
+        except urllib.error.HTTPError as error:
+            error.close()
+            return ""
+        except OSError as error:
+            # Elsewhere there is no such host; on Google's machines it may be slow at boot.
+            if not isinstance(getattr(error, "reason", error), TimeoutError):
+                break
+    _UNREACHABLE.add(host)
+    return ""
 
 
 def tpu_environment() -> dict[str, str]:

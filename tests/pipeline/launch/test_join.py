@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import http.client
 import signal
+import socket
 import threading
 import time
 import types
@@ -96,13 +97,13 @@ def test_wrong_facts_are_refused_in_one_line(facts, environment, machine, given,
 
 
 def test_a_missing_chip_is_named(tmp_path):
-    """By the devices that the kernel shows."""
+    """By the devices that the kernel shows, which may take a while after a boot."""
     host = Host(pod("v6e-16"), 1, "slice")
     for index in range(3):
         (tmp_path / f"accel{index}").touch()
     with pytest.raises(InputError, match=r"host 1 of 4 of v6e-16 .* 4 chips, this machine shows 3"):
-        hosts.check_chips(host, str(tmp_path))
-    (tmp_path / "accel3").touch()
+        hosts.check_chips(host, str(tmp_path), 0.0)
+    threading.Timer(0.2, (tmp_path / "accel3").touch).start()
     hosts.check_chips(host, str(tmp_path))
 
 
@@ -124,6 +125,27 @@ def test_what_differs_from_the_head_is_a_line(part, value, ahead, message):
     """Another minor Python, package, code or clock; not a patch release, not the head's libtpu."""
     mine = {**copy.deepcopy(SOFTWARE), part: value}
     assert hosts.differences(mine, SOFTWARE, ahead) == message
+
+
+def test_a_metadata_server_that_is_slow_at_boot_is_asked_again(monkeypatch):
+    """One that does not answer is not taken for a machine without metadata."""
+    asked = []
+
+    def answer(server: socket.socket) -> None:
+        while len(asked) < 2:
+            connection, _ = server.accept()
+            asked.append(connection.recv(1000))
+            if len(asked) == 2:
+                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\nv6e-16\n")
+                connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer, args=(server,))
+        thread.start()
+        monkeypatch.setattr(metadata, "_SECONDS", 0.5)
+        monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.getsockname()[1]}")
+        assert metadata.attribute("accelerator-type") == "v6e-16"
+        thread.join()
 
 
 def test_what_runs_here_differs_from_nothing():

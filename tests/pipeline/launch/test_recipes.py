@@ -153,7 +153,10 @@ def test_launches_that_cannot_work_are_refused(on, wrong, message):
     ("commands", "left"),
     [
         (("false", "true"), "status 1; nothing was made that costs money"),
-        (("true", "false"), "status 1; if it made something, this ends it: delete; delete more"),
+        (
+            ("true", "false"),
+            "status 1; this ends what it made, and any earlier launch of this name: dele",
+        ),
     ],
 )
 def test_a_command_that_fails_says_what_may_cost_money(commands, left):
