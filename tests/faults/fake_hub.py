@@ -175,10 +175,7 @@ def _endpoint(root: str) -> Iterator[None]:
     fsspec.config.conf["hf"] = {"endpoint": root}
     HfFileSystem.clear_instance_cache()
     try:
-        with (
-            mock.patch.object(constants, "HF_HUB_OFFLINE", False),
-            mock.patch.object(constants, "ENDPOINT", root),
-        ):
+        with mock.patch.object(constants, "HF_HUB_OFFLINE", False):
             yield
     finally:
         HfFileSystem.clear_instance_cache()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from unittest import mock
+
 import pytest
+from huggingface_hub import constants
 
 import steps
 from pipeline.errors import InputError, StepFailed
@@ -14,6 +18,13 @@ from tests.steps.synthetic import synthetic
 from tests.training import tiny
 
 pytestmark = pytest.mark.slow
+
+
+@contextlib.contextmanager
+def upload_hub():
+    """A hub to which uploads go; reading from it is another setting."""
+    with FakeHub({}) as hub, mock.patch.object(constants, "ENDPOINT", hub.root):
+        yield hub
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +40,7 @@ def exported(tmp_path_factory):
 def test_a_finished_export_is_uploaded_once_for_each_repository(exported):
     """Asked for afterwards, the folder goes to the hub as it is; the same command does it once."""
     store, model = exported
-    with FakeHub({}) as hub:
+    with upload_hub() as hub:
         wanted = steps.export_hf(model, upload="me/model")
         assert executed(store, wanted) == ["upload_hf"]
         folder = f"{store}/{as_node(steps.export_hf(model)).directory}"
@@ -48,7 +59,7 @@ def test_a_failed_upload_leaves_the_export_and_the_next_run_uploads(exported):
     """A hub that refuses: the export stays, and nothing but the upload is done again."""
     store, model = exported
     wanted = steps.export_hf(model, upload="me/refused")
-    with FakeHub({}) as hub:
+    with upload_hub() as hub:
         hub.faults = Faults(1.0, ("401",))
         with pytest.raises(StepFailed, match=r"the hub refused the upload.*HF_TOKEN"):
             bring_up(store, wanted)
