@@ -96,7 +96,7 @@ class Request:
     @property
     def ledger(self) -> Ledger:
         """The ledger of this build, for the step's code as the driver imported it."""
-        code = source_code.code_digest(self.provenance["sources"])
+        code = source_code.code_digest(self.provenance)
         return Ledger(self.root, self.build, code, self.keep_shards)
 
     def published(self) -> bool:

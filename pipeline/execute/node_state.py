@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline.execute.attempt import Outcome
 from pipeline.graph.node import Node
-from pipeline.identity.provenance import of_step
+from pipeline.identity.source_code import record
 from pipeline.store import retry
 
 FIRST_PAUSE_SECONDS = 1.0
@@ -142,10 +142,10 @@ class States(dict[str, NodeState]):
             self.code_of(node)
 
     def code_of(self, node: Node) -> dict[str, Any]:
-        """The code of a node's step when it was asked for first, see `provenance.of_step`."""
+        """The code of a node's step when it was asked for first, see `source_code.record`."""
         function = node.step.function
         if function not in self._codes:
-            self._codes[function] = of_step(function)
+            self._codes[function] = record(function)
         return self._codes[function]
 
     def move(self, state: NodeState, phase: Phase) -> None:

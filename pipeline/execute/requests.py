@@ -143,7 +143,7 @@ def claim(
     # What replaces an output is a build of its own, and a retry belongs to that of its first try.
     forced = state.forced and not (state.replaces or state.build)
     build = claim_build(path, digest, state.replaces, node.identity.config, recipe, forced=forced)
-    ledger = Ledger(path, build.id, source_code.code_digest(code["sources"]))
+    ledger = Ledger(path, build.id, source_code.code_digest(code))
     for other in claim_code(ledger, code):
         if there := source_code.other_step(node.step.function, other):
             raise InputError(f"an unfinished build in {path} is {is_another(node, there)}")

@@ -91,21 +91,13 @@ def collect(functions: Iterable[Callable[..., Any]]) -> Provenance:
     return Provenance({"git": git, **_packages()}, text)
 
 
-def of_step(function: Callable[..., Any]) -> dict[str, Any]:
-    """The step's code, as this process imported it."""
-    return {
-        "sources": source_code.digests(function),
-        "defined": source_code.definition(function),
-    }
-
-
 def of_attempt(
     driver: Mapping[str, Any], environment: Iterable[str]
 ) -> tuple[dict[str, Any], list[str]]:
     """Provenance of the output that this process built, and files that it imported otherwise.
 
     Args:
-        driver: what the driver knows: the record of `collect`, and `of_step`.
+        driver: what the driver knows: the records of `collect` and `source_code.record`.
         environment: names of the environment variables to record.
     """
     edited = source_code.imported_otherwise(driver["sources"])

@@ -23,6 +23,7 @@ import contextlib
 import inspect
 import os
 import sys
+import types
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -234,9 +235,51 @@ def digests(function: Callable[..., Any]) -> dict[str, Digest]:
     return {name: Digest(file.raw, file.meaning) for name, (_, file) in found.items()}
 
 
-def code_digest(files: Mapping[str, Digest]) -> str:
-    """One digest of what all files of a step's code mean, whatever their names; "" for none."""
-    return digest_of(sorted({file.meaning for file in files.values()})) if files else ""
+def record(function: Callable[..., Any]) -> dict[str, Any]:
+    """A step's code, as JSON for manifests and builds; see the functions that it names.
+
+    A function that is in no file, such as one of a notebook's cell, has `typed_digest` instead.
+    """
+    sources = digests(function)
+    typed = "" if sources else typed_digest(function)
+    return {"sources": sources, "defined": definition(function), "typed": typed}
+
+
+def code_digest(code: Mapping[str, Any]) -> str:
+    """One digest of a `record`: of what all files mean, whatever their names; empty for none."""
+    meanings = {meaning for _, meaning in code["sources"].values()}
+    return digest_of(sorted(meanings)) if meanings else code.get("typed", "")
+
+
+def typed_digest(function: Callable[..., Any]) -> str:
+    """Digest of a function, and of what it uses of its own module, by their compiled code."""
+    start = inspect.unwrap(function)
+    known = getattr(start, "__globals__", {})
+    words: list[str] = []
+    stack, seen = [getattr(start, "__code__", None)], set()
+    while stack:
+        code = stack.pop()
+        if not isinstance(code, types.CodeType) or code in seen:
+            continue
+        seen.add(code)
+        inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+        words += [code.co_code.hex(), repr(code.co_names), *map(_constant, code.co_consts)]
+        stack += inner
+        for name in code.co_names:
+            value = known.get(name)
+            if isinstance(value, bool | int | float | str | bytes | tuple):
+                words.append(f"{name} = {value!r}")
+            for each in vars(value).values() if isinstance(value, type) else [value]:
+                if getattr(each, "__globals__", None) is known:
+                    stack.append(getattr(each, "__code__", None))
+    return digest_of(words) if words else ""
+
+
+def _constant(value: Any) -> str:
+    """A constant of compiled code as text, the same in every process."""
+    if isinstance(value, frozenset):
+        return repr(sorted(map(_constant, value)))
+    return "" if isinstance(value, types.CodeType) else repr(value)
 
 
 def definition(function: Callable[..., Any]) -> dict[str, Any]:

@@ -237,10 +237,10 @@ def _other_code(
     """(warnings of what other code wrote and a run would keep, notes of what it builds again)."""
     if build is None or not Ledger(path, build.id).shard_names():
         return [], []
-    sources = source_code.digests(node.step.function)
-    ledger = Ledger(path, build.id, source_code.code_digest(sources), how.keep_shards)
+    code = source_code.record(node.step.function)
+    ledger = Ledger(path, build.id, source_code.code_digest(code), how.keep_shards)
     records = ledger.records(ledger.shard_names()) if is_mixed(ledger) else {}
-    other, (_, expected) = other_code(ledger, records, sources), ledger.count()
+    other, (_, expected) = other_code(ledger, records, code["sources"]), ledger.count()
     # Shards that report progress are states from which a step continues, such as checkpoints.
     if any(records[name].shard.result.get("progress") for name in other.shards):
         return [f"{node.label}: continues from what other code wrote ({other.files})"], []

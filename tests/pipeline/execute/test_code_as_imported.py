@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +107,40 @@ def test_a_module_that_is_loaded_again_counts_as_loaded_again(tmp_path):
 
 def test_equal_code_has_one_digest_wherever_it_lies():
     """What all files mean; not how they are called or laid out."""
-    files = {"a.py": source_code.Digest("1", "x"), "b.py": source_code.Digest("2", "y")}
-    moved = {"c.py": source_code.Digest("3", "y"), "a.py": source_code.Digest("1", "x")}
-    assert source_code.code_digest(files) == source_code.code_digest(moved)
-    assert source_code.code_digest(files) != source_code.code_digest({"a.py": files["a.py"]})
-    assert source_code.code_digest({}) == ""
+    a, b = source_code.Digest("1", "x"), source_code.Digest("2", "y")
+    digest = source_code.code_digest({"sources": {"a.py": a, "b.py": b}})
+    moved = {"c.py": source_code.Digest("3", "y"), "a.py": a}
+    assert source_code.code_digest({"sources": moved}) == digest
+    assert source_code.code_digest({"sources": {"a.py": a}}) != digest
+    assert source_code.code_digest({"sources": {}}) == ""
+
+
+CELL = """
+STEPS = 4
+
+def write(item):
+    return item in {"a", "b", "c"} or STEPS
+
+def body(run):
+    return write(run)
+"""
+
+
+def typed(text: str, seed: str) -> str:
+    """Digest of a function that is in no file, in a process with another hash seed."""
+    program = (
+        "from pipeline.identity.source_code import typed_digest\n"
+        "space = {'__name__': '__main__'}\n"
+        f"exec({text!r}, space)\n"
+        "print(typed_digest(space['body']))"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": seed}
+    return subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
+
+
+def test_a_function_in_no_file_is_compared_with_what_it_uses():
+    """The same in every process; a helper and a value that it uses count, a comment does not."""
+    digest = typed(CELL, "0")
+    assert typed(f"# a comment{CELL}", "1") == digest
+    for old, new in (("or STEPS", "or -STEPS"), ("= 4", "= 5"), ('"c"', '"d"')):
+        assert typed(CELL.replace(old, new), "2") != digest

@@ -13,7 +13,7 @@ from pipeline.graph.node import as_node
 from pipeline.plan.plan import Planned, plan
 from pipeline.store import manifest, storage
 from pipeline.store.outputs import Store
-from tests.pipeline.code_versions import load, mapped
+from tests.pipeline.code_versions import MAP, load, mapped
 from tests.pipeline.helpers import bring_up, check_invariants, ledgers, result
 
 AGAIN = "2 of 4 shards were built by other code (work.py): built again"
@@ -173,6 +173,27 @@ def test_shards_of_an_earlier_version_are_kept_with_a_warning(store, file):
     assert "2 of 4 shards were built by an earlier version" in line
     assert line == f"work: {warned(store, node)[0]}"
     assert result(store, node)["values"] == [0, 10, 200, 300]
+
+
+def typed(factor: int, bad: int | None, note: str = "") -> Any:
+    """A node of a step that was typed into a notebook, in two cells."""
+    space: dict[str, Any] = {"__name__": "__notebook__"}
+    helper, step = MAP.format(factor="FACTOR", bad="BAD").split("@step")
+    for cell in (f"{note}{helper}", f"FACTOR, BAD = {factor}, {(bad,)}", f"@step{step}"):
+        exec(compile(cell, "<cell>", "exec"), space)
+    return space["work"]()
+
+
+def test_a_step_of_a_notebook_that_was_repaired_is_rebuilt(tmp_path):
+    """It is in no file: its code and the values that it uses are compared as they were compiled."""
+    store = str(tmp_path / "store")
+    failed(store, typed(10, bad=2))
+    assert failed(store, typed(10, bad=2, note="# a comment\n")) == []
+    node = typed(100, bad=None)
+    line = "2 of 4 shards were built by other code: built again"
+    assert planned(store, node).notes == [f"work: {line}"]
+    assert warned(store, node) == [line]
+    assert result(store, node)["values"] == [0, 100, 200, 300]
 
 
 TRAINING = '''
