@@ -7,6 +7,7 @@ record of it; a new attempt, on the same or other hardware, resumes from the new
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -27,6 +28,10 @@ from steps.declared import check_training
 from steps.planning.facts import training_facts
 from training.checkpoint.retention import kept_for_good
 from training.config import OptimizerConfig, TrainConfig
+
+_LOG_SECONDS = 10.0  # between two lines of a training in its log
+
+logger = logging.getLogger(__name__)
 
 # Prefix of the ledger's compiled train steps, which restarts load. It sorts before "checkpoint",
 # because `plan` shows the progress of the last record by name.
@@ -208,7 +213,7 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
     before = {"starting": starting, "importing": time.perf_counter() - began}
 
     emit({"event": "phase", "phase": "restoring and compiling"})
-    job, ledger = assignment.job, assignment.ledger
+    job, ledger, logged = assignment.job, assignment.ledger, [-_LOG_SECONDS]
 
     def on_commit(step: int, path: str) -> None:
         record_checkpoint(ledger, job.train, step, path, job.train.steps)
@@ -223,6 +228,9 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
         # The average, as one step's rate says little beside the run's own steps per second.
         note = f"loss {row['loss']:.3f}  {row['tokens_per_second_average']:,.0f} tokens/s"
         emit({"event": "progress", "done": step, "total": steps, "unit": "steps", "note": note})
+        if (now := time.monotonic()) - logged[-1] >= _LOG_SECONDS or step == steps:
+            logged[-1] = now
+            logger.info("step %d of %d: %s", step, steps, note)
 
     def on_event(kind: str, fields: dict[str, Any]) -> None:
         if kind == "corrupt_checkpoint":

@@ -157,6 +157,9 @@ class PlainDisplay:
                 self._print(label, text)
         elif kind == "phase":
             self._print(label, event["phase"])
+        elif kind == "output":
+            for line in event["text"].splitlines():
+                self._print(label, line)
         elif (
             kind not in ("queued", "submitted")
             and (text := _state_text(event) or _warning_text(event)) is not None
@@ -230,6 +233,11 @@ class LiveDisplay:
             row.done, row.total = event["done"], event["total"]
             row.detail = _plain(row.rate.describe(event))
             row.brief = _plain(row.rate.describe(event, brief=True))
+        elif kind == "output":
+            for line in event["text"].splitlines():
+                self._console.print(
+                    f"{row.label:<16} {_plain(line)}", markup=False, highlight=False
+                )
         elif kind == "phase":
             row.detail = row.brief = _plain(event["phase"])
         elif (text := _state_text(event)) is not None:

@@ -189,7 +189,7 @@ def _attempt(
     log = storage.join(run.directory, LOG)
     tell({"event": "started", "attempt": attempt, "log": log})
     started, clock = time.time(), time.monotonic()
-    with capture(log, redirect=redirect, packages=request.packages):
+    with capture(log, redirect=redirect, packages=request.packages, show=tell):
         try:
             inputs = _open_inputs(request)
             check_unchanged(*external)  # before the body to waste no work

@@ -54,7 +54,8 @@ class EventLog:
         """Write an event to the log and pass it to the listeners; adds the time if it has none."""
         stamped = {"time": time.time(), **event}
         with self._lock:
-            self._keep(stamped)
+            if event["event"] != "output":  # which is in the step's log
+                self._keep(stamped)
             for listener in list(self._listeners):
                 try:
                     listener(stamped)

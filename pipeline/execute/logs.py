@@ -19,11 +19,13 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import IO, Any, ClassVar
 
 from pipeline.errors import PonenteError
+from pipeline.execute.screen import Copies, Screen
+from pipeline.graph.module_names import NEIGHBOURS
 from pipeline.store import storage
 from pipeline.store.manifest import PROCESS_LOGS
 from pipeline.store.parallel import concurrently
@@ -36,20 +38,29 @@ _MERGED_BYTES = 4 * 2**20
 _LOOKS = 5  # a reader lists the parts again if some were merged since it listed them
 _PART = re.compile(r"(\d+)(?:-(\d+))?\.txt")
 _ENGINE = "ponente"
+_SHOWN = "%(levelname)s %(name)s: %(message)s"
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 logger = logging.getLogger(_ENGINE)
 
 
 @contextlib.contextmanager
-def capture(url: str, *, redirect: bool, packages: Iterable[str] = ()) -> Iterator[None]:
-    """Send this process's log records to the log `url` while the block runs.
+def capture(
+    url: str,
+    *,
+    redirect: bool,
+    packages: Iterable[str] = (),
+    show: Callable[[dict[str, Any]], None] | None = None,
+) -> Iterator[None]:
+    """Send this process's log records, stdout and stderr to the log `url` while the block runs.
 
     Args:
         url: URL of the log.
-        redirect: also send file descriptors 1 and 2 there; for a worker, not for a terminal.
+        redirect: send stdout and stderr only there; for a worker, not for a terminal.
         packages: loggers whose INFO records are kept, in addition to the engine's; warnings of all
             loggers are kept.
+        show: called with "output" events for the user's terminal: what a worker prints, and the
+            records of the user's own modules.
     """
     with contextlib.ExitStack() as stack:
         if storage.is_local(url):
@@ -61,8 +72,12 @@ def capture(url: str, *, redirect: bool, packages: Iterable[str] = ()) -> Iterat
         handler = logging.StreamHandler(file)
         handler.setFormatter(logging.Formatter(_FORMAT))
         stack.enter_context(_attached(handler, {_ENGINE, *packages}))
+        screen = None if show is None else stack.enter_context(Screen(show))
+        if screen is not None:
+            stack.enter_context(_attached(_of_users(screen, packages), set()))
         if redirect:
             stack.enter_context(_redirected(file.fileno()))
+        stack.enter_context(_printed(file, screen, redirect))
         yield
 
 
@@ -226,6 +241,30 @@ class Parts:
             self._uploaded[-MERGED - 1 :] = [whole]
             fs, directory = storage.filesystem(self._url)
             fs.rm([f"{directory}/{part.name}" for part in last])
+
+
+def _of_users(screen: Screen, packages: Iterable[str]) -> logging.Handler:
+    """A handler that shows the records of packages other than the engine and its neighbours."""
+    users = set(packages) - NEIGHBOURS
+    handler = logging.StreamHandler(screen)
+    handler.setFormatter(logging.Formatter(_SHOWN))
+    handler.addFilter(lambda record: record.name.partition(".")[0] in users)
+    return handler
+
+
+@contextlib.contextmanager
+def _printed(file: IO[str], screen: Screen | None, redirect: bool) -> Iterator[None]:
+    """Copy what Python prints to the file, and from a worker to the screen."""
+    before = sys.stdout, sys.stderr
+    others = () if screen is None else (screen,)
+    copies = [Copies(file, *others) if redirect else Copies(stream, file) for stream in before]
+    sys.stdout, sys.stderr = copies
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+        for copy, stream in zip(copies, before, strict=True):
+            copy.end(stream)
 
 
 @contextlib.contextmanager

@@ -69,10 +69,12 @@ def _other(name: str, file: str | None, folders: Iterable[str] | None) -> str:
     return "" if not place or Path(place).resolve() in ours else place
 
 
+NAMES = frozenset(packages())
+NEIGHBOURS = NAMES - {"experiments"}  # where users of a checkout write
+
+
 class _Finder:
     """Finds our packages, for Python's import system."""
-
-    names = packages()
 
     @classmethod
     def find_spec(
@@ -84,7 +86,7 @@ class _Finder:
             ModuleNotFoundError: when a user's module of that name must be meant, which is hidden.
         """
         top = name.partition(".")[0]
-        if top not in cls.names:
+        if top not in NAMES:
             return None
         spec = PathFinder.find_spec(name, [str(HOME)] if path is None else path)
         if spec is None and (other := hiding(top, sys.path)):
@@ -101,7 +103,7 @@ def come_first() -> None:
     Raises:
         ImportError: when one of the user's was imported already.
     """
-    for name in _Finder.names & sys.modules.keys():
+    for name in NAMES & sys.modules.keys():
         module = sys.modules[name]
         file, folders = getattr(module, "__file__", None), getattr(module, "__path__", None)
         if other := _other(name, file, folders):

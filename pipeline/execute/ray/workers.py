@@ -7,17 +7,21 @@ report. This module retries a lost shard, in a separate directory, and counts it
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
+import tempfile
 import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import IO, Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
 from pipeline.errors import Cancelled, WorkerLost, text_of
 from pipeline.execute.attempt import Request
+from pipeline.execute.logs import capture
 from pipeline.execute.ray import runtime_env
 from pipeline.execute.ray.gang import Reports, run_gang
 from pipeline.execute.ray.heartbeat import (
@@ -36,6 +40,7 @@ from pipeline.store.shards import Shard
 TRIES = 3
 _IN_FLIGHT_PER_CPU = 2
 _LOOK_SECONDS = 2.0
+_OUTPUT_BYTES = 64 * 1024  # of a shard's writer, at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,16 +51,33 @@ class _Running:
 
 
 def _shard_task(
-    task: ShardTask, collector: Channel, heartbeat: str, environment: Mapping[str, str]
-) -> Shard:
+    task: ShardTask,
+    collector: Channel,
+    heartbeat: str,
+    environment: Mapping[str, str],
+    packages: tuple[str, ...],
+) -> tuple[Shard, str]:
+    """The shard, and the end of what its writer printed and logged."""
     runtime_env.require_same_code()
     runtime_env.require_store(task.ledger.directory)
     exit_with_parent(heartbeat, collector)
     with runtime_env.handed(environment), Heartbeat(collector, heartbeat) as beating:
         if beating.stopping:
             raise Cancelled(f"shard {task.name} was not started")
-        with retry.scope(lambda: beating.stopping):
-            return write_shard(task)
+        with retry.scope(lambda: beating.stopping), tempfile.NamedTemporaryFile() as log:
+            try:
+                with capture(log.name, redirect=True, packages=packages):
+                    shard = write_shard(task)
+            except Exception as error:
+                if text := _end_of(log):
+                    error.add_note(f"output of shard {task.name}:\n{text}")
+                raise
+            return shard, _end_of(log)
+
+
+def _end_of(file: IO[bytes]) -> str:
+    file.seek(max(0, os.path.getsize(file.name) - _OUTPUT_BYTES))
+    return file.read().decode(errors="replace")
 
 
 # Typed as Any: ray.remote adds `.remote` and `.options`, which its annotations lack.
@@ -106,7 +128,10 @@ class RayWorkers:
             for reference in ended(list(running), _LOOK_SECONDS):
                 done = running.pop(reference)
                 try:
-                    yield ray.get(reference)
+                    shard, text = ray.get(reference)
+                    for line in text.splitlines():
+                        sys.stdout.write(f"{shard.name}: {line}\n")  # to the log of this step
+                    yield shard
                 except RayTaskError as error:
                     if not isinstance(cause := _cause(error), Cancelled):
                         raise cause from error
@@ -130,7 +155,8 @@ class RayWorkers:
             memory=wants.shard_memory or None,
             label_selector=self._watch.responsive_nodes,
         )
-        reference = write.remote(task, self._collector, heartbeat, self._request.environment)
+        about = self._request.environment, self._request.packages
+        reference = write.remote(task, self._collector, heartbeat, *about)
         return reference, _Running(task, heartbeat, time.monotonic())
 
     def _given_up(self, running: dict[Any, _Running], emit: Emit) -> list[ShardTask]:

@@ -1,0 +1,125 @@
+"""What a step prints and logs reaches its log and the user's terminal, wherever it runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.execute.logs import capture
+from pipeline.execute.screen import LINES, Screen
+
+PONENTE = Path(sys.executable).parent / "ponente"
+EXPERIMENT = """
+import logging, os, sys
+from pipeline import Artifact, Experiment, Result, StepContext, step
+
+log = logging.getLogger(__name__)
+
+def write(directory, item):
+    print("printed in writer →")
+    print("complained in writer", file=sys.stderr)
+    log.info("told in writer")
+    if item < 0:
+        raise ValueError("a bad item")
+    return {}
+
+@step(output=Artifact, version=1)
+def talk(run: StepContext, *, items: int) -> Result:
+    print("printed in body →")
+    print("complained in body", file=sys.stderr)
+    log.info("told in body")
+    log.warning("warned in body")
+    run.map(write, {"one": items})
+    return {}
+
+def talking(items: int = 1) -> Artifact:
+    return talk(items=items)
+
+experiment = Experiment(talking)
+"""
+SAID = [
+    f"{how} in {where}" for how in ("printed", "complained", "told") for where in ("body", "writer")
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["inline", "ray"])
+def test_what_a_step_says_is_in_its_log_and_on_the_terminal(tmp_path, executor):
+    """Of its body and of the writers of its shards: stdout, stderr, and INFO of its modules.
+
+    Also where the locale has ASCII alone, and when a writer fails.
+    """
+    (tmp_path / "talking.py").write_text(EXPERIMENT)
+    ascii_alone = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    command = [str(PONENTE), "run", "talking.py", "--executor", executor]
+    for more, code in ([], 0), (["--items=-1"], 1):
+        done = subprocess.run(
+            [*command, *more],
+            cwd=tmp_path,
+            env={**os.environ, **ascii_alone},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        terminal = done.stdout.decode(errors="replace")
+        assert done.returncode == code, terminal
+        logs = sorted(tmp_path.glob("runs/talk-*/attempts/*/log.txt"), key=os.path.getmtime)
+        kept = logs[-1].read_text("utf-8")
+        assert "printed in body →" in kept
+        for line in (*SAID, "warned in body"):
+            assert line in kept, kept
+            if code == 0:
+                assert line in terminal, terminal
+        (events,) = (
+            tmp_path.glob("runs/events/*.jsonl") if code == 0 else (tmp_path / "talking.py",)
+        )
+        assert "in writer →" not in events.read_text() or code
+
+
+class Shown(list):
+    """The lines that a screen showed."""
+
+    def __call__(self, event):
+        self.extend(event["text"].splitlines())
+
+
+def test_a_line_that_is_written_over_is_shown_once():
+    """As bars of progress do; blank lines are not shown."""
+    shown = Shown()
+    with Screen(shown) as screen:
+        for percent in range(101):
+            screen.write(f"\r{percent} %")
+        screen.write("\n\n  \nthe ")
+        screen.write("end")
+    assert shown == ["100 %", "the end"]
+
+
+def test_a_flood_is_cut_and_a_display_that_fails_fails_nothing():
+    """All of it is in the log, which the last line says."""
+    shown = Shown()
+    with Screen(shown) as screen:
+        screen.write("line\n" * 1000)
+    assert len(shown) <= LINES + 1
+    assert shown[-1].endswith("more lines are in the log")
+
+    def fail(event):
+        raise OSError("no terminal")
+
+    with Screen(fail) as screen:
+        screen.write("text")
+
+
+def test_stdout_is_as_before_afterwards_and_for_whoever_kept_it(tmp_path, capsys):
+    """A handler made in a step writes to the terminal once the step has ended."""
+    before = sys.stdout
+    with capture(str(tmp_path / "log.txt"), redirect=False):
+        sys.stdout.write("during\n")
+        kept = logging.StreamHandler(sys.stdout)
+    assert sys.stdout is before
+    kept.emit(logging.makeLogRecord({"msg": "after"}))
+    assert (tmp_path / "log.txt").read_text() == "during\n"
+    assert capsys.readouterr().out == "during\nafter\n"
