@@ -227,7 +227,9 @@ def test_a_reader_that_begins_while_gc_decides_waits_and_finds_no_dead_output(tm
     with lease.collecting(store):
         thread.start()
         begun.wait(10)
+        deadline = time.monotonic() + 30
         while not storage.list_names(storage.join(store, lease.RUNS)):
+            assert time.monotonic() < deadline, "the run has no lease"
             time.sleep(0.01)
         # What a collector does that decided before it could see the run.
         (tmp_path / as_node(source).directory / NAME).unlink()
