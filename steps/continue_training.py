@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pipeline import Hardware, InputError, Result, Runtime, StepContext, local, step
+from pipeline.graph.facts import Facts, Results
+from pipeline.graph.node import Node
 from steps.artifacts import Checkpoint, Sequences
 from steps.budget import resolved
 from steps.checkpoints.find import tokenizer_of
 from steps.coordinator import FLAGS, TRACKING
 from steps.declared import check_training, nearest_setting
+from steps.planning.checkpoint_at import checkpoint_at
 from steps.planning.facts import training_facts
 from steps.train import TrainRequest, run_training
 from training.config import OptimizerConfig, TrainConfig
@@ -36,12 +39,17 @@ def _check_extend(arguments: Mapping[str, Any]) -> None:
     _check(arguments)
 
 
+def _facts(node: Node, results: Results) -> Facts:
+    checkpoint_at(node, results)
+    return training_facts(node, results)
+
+
 @step(
     output=Checkpoint,
     version=4,
     cpus=0,
     check=_check_extend,
-    facts=training_facts,
+    facts=_facts,
     environment=(*FLAGS, *TRACKING),
 )
 def extend(
@@ -115,7 +123,7 @@ def _check_warm_start(arguments: Mapping[str, Any]) -> None:
     version=4,
     cpus=0,
     check=_check_warm_start,
-    facts=training_facts,
+    facts=_facts,
     environment=(*FLAGS, *TRACKING),
 )
 def warm_start(

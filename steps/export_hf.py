@@ -11,6 +11,7 @@ from pipeline import InputError, Result, Runtime, StepContext, step
 from steps.artifacts import Checkpoint, HuggingFaceModel
 from steps.checkpoints.find import own_tokenizer
 from steps.declared import nearest_setting
+from steps.planning.checkpoint_at import checkpoint_at
 from steps.upload_hf import upload_hf
 from training.config.validation import at_least
 
@@ -43,6 +44,7 @@ def _then_upload(export: Any) -> Any:
     check=_check,
     memory=_MEMORY,
     reads_lineage=True,
+    facts=checkpoint_at,
     then=_then_upload,
 )
 def export_hf(

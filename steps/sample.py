@@ -24,6 +24,7 @@ from steps.artifacts import Documents, Tokenizer
 from steps.coordinator import HUB
 from steps.sampling.duplicates import drop_duplicates as without_duplicates
 from steps.sampling.duplicates import forget_comparison
+from steps.sampling.first_documents import first_documents
 from steps.sampling.shards import (
     BlockItem,
     EdgeItem,
@@ -84,7 +85,14 @@ def _check(arguments: Mapping[str, Any]) -> None:
     Budget(train=arguments["tokens"], splits=arguments["splits"])
 
 
-@step(output=Documents, version=4, cpus=0, check=_check, environment=HUB)
+@step(
+    output=Documents,
+    version=4,
+    cpus=0,
+    check=_check,
+    facts=first_documents,
+    environment=HUB,
+)
 def sample(
     run: StepContext,
     source: Annotated[str, External(list_documents, absolute)],

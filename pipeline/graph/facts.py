@@ -18,9 +18,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline.graph.node import Node
+    from pipeline.store.manifest import Manifest
 
-# Results of the published outputs, by the key of their node.
 Results = Mapping[str, Mapping[str, Any]]
+"""Results of the published outputs, by the key of their node; those of a store are `Published`."""
+
+
+class Published(dict[str, Mapping[str, Any]]):
+    """Results of the outputs in a store, and where they are.
+
+    Attributes:
+        places: URL of the directory and manifest of each output, by key.
+    """
+
+    def __init__(self, places: Mapping[str, tuple[str, Manifest]]) -> None:
+        super().__init__({key: manifest.result for key, (_, manifest) in places.items()})
+        self.places = places
 
 
 @dataclass(frozen=True)

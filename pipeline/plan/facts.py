@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from pipeline.errors import InputError, PonenteError
-from pipeline.graph.facts import Facts, Results
+from pipeline.graph.facts import Facts, Published, Results
 from pipeline.graph.node import Node
 from pipeline.store.outputs import Found
 
@@ -16,9 +15,9 @@ AT_ONCE = 4
 """Concurrent examinations; each may start a process."""
 
 
-def results_of(found: Mapping[str, Found]) -> dict[str, Mapping[str, Any]]:
+def results_of(found: Mapping[str, Found]) -> Published:
     """Results of the published outputs, by key."""
-    return {key: output.manifest.result for key, output in found.items()}
+    return Published({key: (output.path, output.manifest) for key, output in found.items()})
 
 
 def state(nodes: Iterable[Node], results: Results) -> dict[str, Facts]:

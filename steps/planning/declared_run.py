@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 from models.config import TransformerConfig
 from models.flops import training_flops_per_token
 from pipeline import Hardware
 from pipeline.graph.facts import Results
 from pipeline.graph.node import Node
-from steps.artifacts import Documents
+from steps.artifacts import TRAIN, Documents, TokenCache
 from steps.budget import steps_of
 from steps.declared import nearest_setting
 from training.config import OptimizerConfig, TrainConfig
@@ -27,7 +26,8 @@ class DeclaredRun:
         steps: optimizer steps; None if they depend on outputs that do not exist yet.
         phases: number of steps and configuration of each batch phase; empty without `steps`.
         splits: number of held-out splits to evaluate on.
-        exact: whether `steps` is exact, or estimated from the token budget of `sample`.
+        exact: whether `steps` is exact, or estimated from the tokens of the cache or the budget of
+            `sample`.
     """
 
     model: TransformerConfig
@@ -72,7 +72,7 @@ def declared_run(node: Node, results: Results) -> DeclaredRun | None:
     if not length:
         return None
     train = dataclasses.replace(train, sequence_length=length)
-    steps, exact = _steps(node, sequences, train, result)
+    steps, exact = _steps(node, sequences, train, results)
     known = dataclasses.replace(train, steps=steps or train.steps)
     wanted = node.config.get("splits") or nearest_setting(sequences, "splits", Documents) or ((),)
     return DeclaredRun(
@@ -87,15 +87,24 @@ def declared_run(node: Node, results: Results) -> DeclaredRun | None:
     )
 
 
-def _steps(node: Node, sequences: Node, train: TrainConfig, result: Any) -> tuple[int | None, bool]:
+def _steps(
+    node: Node, sequences: Node, train: TrainConfig, results: Results
+) -> tuple[int | None, bool]:
     if train.steps:
         return train.steps, True
     if (tokens := node.config.get("tokens")) is not None:
         return steps_of(tokens // train.sequence_length, train), True
     epochs = node.config.get("epochs") or 1
-    if (available := result.get("sequences")) is not None:
+    if (available := results.get(sequences.key, {}).get("sequences")) is not None:
         return steps_of(int(epochs * available), train), True
-    sampled = nearest_setting(sequences, "tokens", Documents)
-    if sampled is None or sampled < 0:
+    available = _counted(sequences, results) or nearest_setting(sequences, "tokens", Documents)
+    if available is None or available < 0:
         return None, False
-    return steps_of(int(epochs * sampled) // train.sequence_length, train), False
+    return steps_of(int(epochs * available) // train.sequence_length, train), False
+
+
+def _counted(sequences: Node, results: Results) -> int | None:
+    """Training tokens of the one cache that the sequences are cut from, once that is built."""
+    caches = [n for n in sequences.inputs.values() if issubclass(n.output, TokenCache)]
+    splits = results.get(caches[0].key, {}).get("splits", {}) if len(caches) == 1 else {}
+    return splits.get(TRAIN, {}).get("tokens")

@@ -1,0 +1,94 @@
+"""What `plan` sees in data and outputs that exist, before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import steps
+from pipeline import Experiment
+from pipeline.errors import InputError, StepFailed
+from pipeline.graph.node import as_node, topological
+from pipeline.plan.facts import results_of, state
+from pipeline.plan.state import look
+from pipeline.store.outputs import Store
+from steps.planning.declared_run import declared_run
+from tests.pipeline.helpers import bring_up
+from tests.steps.export.test_hf_chain import tokens_of
+from tests.steps.mini import MINI
+
+
+def refusal(store, wanted):
+    """Why `plan` says that a run would refuse the last step of a graph; empty if it would not."""
+    node = as_node(wanted)
+    seen = look(topological([node]), Store(store))
+    return state([node], results_of(seen.found))[node.key].refusal
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "line"),
+    [
+        ('{"body": "a"}\n', {}, "expected the key 'text' for the text, found body; pass text="),
+        ('{"text": "a"}\n{"text": null}\n', {}, "row 1: expected a value in 'text', found null"),
+        ('{"text": "a"}\n{"text": "b', {}, "the line at byte 14: expected a JSON object"),
+        ('{"text": "a"}\n', {"min_score": 0.5}, "has no column of numbers to read as a score"),
+        ('{"body": "a"}\n{"body": null}\n', {"text": "body", "skip_nulls": True}, ""),
+    ],
+)
+def test_the_first_documents_of_a_local_source_are_read(tmp_path, text, arguments, line):
+    """In the words of a run, which is refused by them before its first step."""
+    file = tmp_path / "mine.jsonl"
+    file.write_text(text)
+
+    def graph(source: str = str(file)) -> steps.Documents:
+        return steps.sample(source, tokens=-1, **arguments)
+
+    store = str(tmp_path / "store")
+    found = refusal(store, graph())
+    assert (line in found) if line else not found
+    if line:
+        with pytest.raises(InputError) as error:
+            Experiment(graph).run(prefix=store, executor="inline")
+        assert str(error.value) == f"sample: {found}"
+        assert not list((tmp_path / "store").glob("sample-*"))
+
+
+@pytest.mark.slow
+def test_a_step_without_a_checkpoint_is_refused_where_the_run_is_finished(trained):
+    """As the run refuses it; before there is a run, nothing is known of its checkpoints."""
+    store = trained.rpartition("/")[0]
+    _, sequences = tokens_of(store)
+    model = steps.train(
+        sequences, MINI.model, MINI.optimizer, MINI.training, epochs=1, sample_prompts=("The",)
+    )
+    longer = dataclasses.replace(MINI.training, steps=12)
+
+    def extended(at):
+        return steps.extend(model, sequences, optimizer=MINI.optimizer, train=longer, at=at)
+
+    found = refusal(store, extended(7))
+    assert found == f"{trained}: no checkpoint of step 7; there are [4, 8]"
+    with pytest.raises(StepFailed) as error:
+        bring_up(store, extended(7))
+    assert found in str(error.value)
+    assert refusal(store, steps.export_hf(model, at=7)) == found
+    assert not refusal(store, extended(4))
+    assert not refusal(f"{store}-empty", extended(7))
+
+
+def test_the_steps_of_a_training_follow_from_a_token_cache_that_is_built():
+    """About; exactly once the sequences are there, and from the budget before there is a cache."""
+    documents = steps.sample(MINI.source, tokens=-1, splits=(("validation", 8_000),))
+    tokens = steps.tokenize(documents, steps.byte_tokenizer())
+    sequences = steps.block_shuffle(tokens, MINI.length)
+    training = dataclasses.replace(MINI.training, steps=0)
+    model = dataclasses.replace(MINI.model, vocab_size=257)
+    node = as_node(steps.train(sequences, model, MINI.optimizer, training, epochs=2))
+    batch = training.batch_size
+    assert declared_run(node, {}).steps is None
+    counted = {as_node(tokens).key: {"splits": {"train": {"tokens": 10 * MINI.length * batch}}}}
+    run = declared_run(node, counted)
+    assert (run.steps, run.exact) == (20, False)
+    exact = {**counted, as_node(sequences).key: {"sequences": 9 * batch}}
+    assert declared_run(node, exact).steps == 18
