@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
+from ray.exceptions import ActorUnavailableError, RayError
 
 from pipeline.errors import (
     Cancelled,
@@ -51,7 +51,7 @@ from pipeline.store.shards import ATTEMPTS
 _BEGIN_SECONDS = 120.0  # start-up deadline of a process with reserved resources
 _LOOK_SECONDS = 5.0
 _LOOK_AGAIN_SECONDS = 1.0  # after the first unexpected error
-_FATE_SECONDS = 10.0  # for Ray to learn how a process died
+_FATE_SECONDS = 30.0  # for Ray to learn how a process was lost
 _LATE_SECONDS = 2.0  # a heartbeat may arrive this long after its process died
 
 logger = logging.getLogger("ponente")
@@ -280,7 +280,10 @@ def _collect(
                 continue
             if lost := watch.lost(ages, waited_for):
                 indices = ", ".join(sorted(name.rpartition("/")[2] for name in lost))
-                raise _lost(f"{_name(indices, hardware)} stopped responding", first)
+                silent = f"{_name(indices, hardware)} stopped responding"
+                if _hosts_lost([actors[heartbeats.index(name)] for name in lost], False):
+                    raise Preempted(f"{silent}: a host was lost")
+                raise _lost(silent, first)
             if first and first.stands(ages, waited_for, asked, watch.seconds):
                 break
             continue
@@ -289,7 +292,8 @@ def _collect(
         try:
             status, value = ray.get(ready[0])
         except RayError as error:
-            if _host_lost(actors[index], error):
+            unclear = isinstance(error, ActorUnavailableError)
+            if _hosts_lost([actors[index]], True) if unclear else host_lost(error):
                 cause = f"the host of {_name(index, hardware)} was lost ({text_of(error, 200)})"
                 raise Preempted(cause) from error
             raise _lost(f"{_name(index, hardware)} died ({text_of(error, 200)})", first) from error
@@ -307,16 +311,15 @@ def _collect(
     return ray.get(answers[0])[1]
 
 
-def _host_lost(actor: Any, error: RayError) -> bool:
-    """`host_lost` of the error, or of the later one that says more."""
-    if isinstance(error, ActorUnavailableError):
+def _hosts_lost(actors: list[Any], unless_told: bool) -> bool:
+    """Whether Ray says so of one of these processes, which do not answer; it may take a while."""
+    asked = [actor.coordinator.remote() for actor in actors]
+    for reference in ray.wait(asked, num_returns=1, timeout=_FATE_SECONDS)[0]:
         try:
-            ray.get(actor.coordinator.remote(), timeout=_FATE_SECONDS)
-        except ActorDiedError as later:
-            error = later
-        except RayError:
-            pass
-    return host_lost(error)
+            ray.get(reference)
+        except RayError as error:
+            return host_lost(error)
+    return unless_told
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,10 +46,11 @@ class Told:
     Args:
         answers: of each process: when it answers, and what, or what Ray says instead.
         beats: of each process: when its last beat is heard; None if it never began.
+        fate: what Ray says later of a process that does not answer.
     """
 
-    def __init__(self, answers: list[tuple[float, Any]], beats: list[float | None]) -> None:
-        self.now = 0.0
+    def __init__(self, answers: list[Any], beats: list[Any], fate: Any = None) -> None:
+        self.now, self._fate = 0.0, fate
         self._answers = answers
         self._beats = beats
         self.collector = SimpleNamespace(ask=lambda *_, seconds: self.get("ages"))
@@ -59,6 +60,8 @@ class Told:
 
     def wait(self, pending, num_returns, timeout):
         assert num_returns == 1
+        if "fate" in pending:
+            return (["fate"], []) if self._fate else ([], pending)
         nearest = min(pending, key=lambda index: self._answers[index][0])
         at = max(self.now, self._answers[nearest][0])
         self.now = min(at, self.now + timeout)
@@ -66,6 +69,8 @@ class Told:
         return ready, [index for index in pending if index not in ready]
 
     def get(self, reference, timeout=None):
+        if reference == "fate":
+            raise self._fate
         if reference == "ages":
             began = {i: last for i, last in enumerate(self._beats) if last is not None}
             ages = {f"g/{i}": max(0.0, self.now - last) for i, last in began.items()}
@@ -81,21 +86,48 @@ def collect(monkeypatch):
     """What waiting for these answers and beats ends with, and when on the fake clock."""
     monkeypatch.setenv("PONENTE_HEARTBEAT_TIMEOUT", str(TIMEOUT))
 
-    def run(answers, beats):
-        told = Told(answers, beats)
+    def run(answers, beats, fate=None):
+        told = Told(answers, beats, fate)
         monkeypatch.setattr(gang, "ray", told)
         monkeypatch.setattr(gang, "time", told)
         monkeypatch.setattr(heartbeat, "time", told)
         names = [f"g/{index}" for index in range(len(answers))]
         hardware = pod(f"cpu-{len(answers)}x1")
         try:
-            indices = list(range(len(answers)))
-            found = gang._collect(indices, names, hardware, told.collector, indices)
+            asked = SimpleNamespace(coordinator=SimpleNamespace(remote=lambda: "fate"))
+            actors, indices = [asked] * len(answers), list(range(len(answers)))
+            found = gang._collect(indices, names, hardware, told.collector, actors)
             return found, told.now
         except PonenteError as error:
             return error, told.now
 
     return run
+
+
+HOST_DIED = ActorDiedError()
+HOST_DIED.error_msg = "The actor died because its node has died. Node Id: 1"
+AWAY = exceptions.ActorUnavailableError("Socket closed", None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "fate", "kind"),
+    [
+        ((20.0, HOST_DIED), None, Preempted),
+        ((20.0, AWAY), None, Preempted),
+        ((20.0, AWAY), HOST_DIED, Preempted),
+        ((20.0, AWAY), DIED, WorkerLost),
+        ((20.0, DIED), HOST_DIED, WorkerLost),
+        ((ALWAYS, None), HOST_DIED, Preempted),
+        ((ALWAYS, None), DIED, WorkerLost),
+        ((ALWAYS, None), None, WorkerLost),
+    ],
+)
+def test_a_host_that_vanishes_is_told_from_a_process_that_crashes_or_hangs(
+    collect, answer, fate, kind
+):
+    """By what Ray learns of it: at once, or only after its heartbeats have stopped."""
+    error, _ = collect([(ALWAYS, None), answer], [ALWAYS, 9.0], fate)
+    assert type(error) is kind
 
 
 @pytest.mark.parametrize(
