@@ -7,6 +7,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator
 
+from pipeline.errors import CorruptOutput
 from pipeline.store import storage
 from pipeline.store.manifest import Manifest
 from pipeline.store.parallel import concurrently, list_together
@@ -46,10 +47,10 @@ def problems(path: str, manifest: Manifest) -> Iterator[str]:
     """
     home = manifest.home(path)
     if isinstance(manifest.shards, ShardTable):
-        table = manifest.shards.file
-        wrong = list(_file_problems(storage.join(home, table.path), table))
-        if wrong:
-            yield from wrong
+        try:
+            manifest.shards.check()
+        except CorruptOutput as error:
+            yield str(error)
             return
     listed = None if storage.is_local(home) else _by_root(home, manifest.shards)
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from pipeline.errors import CorruptOutput, InputError, PonenteError, StoreUnavailable
+from pipeline.errors import CorruptOutput, InputError, PonenteError
 from pipeline.identity.listing import ListedFile, Listing, Summary, files_from_bytes
 from pipeline.store import shards as shard_lists
 from pipeline.store import storage
@@ -222,10 +222,7 @@ def parse(url: str, path: str) -> Manifest | None:
     except FileNotFoundError:
         return None
     except (ValueError, OSError) as error:
-        reason = error.__cause__ or error.__context__ or error  # without the number of retries
-        away = isinstance(error, StoreUnavailable) and not isinstance(reason, PermissionError)
-        if away or isinstance(error, NotADirectoryError):
-            raise  # the store cannot be reached; the object may be intact
+        reason = shard_lists.damage(error)
         raise CorruptOutput(f"{url}: not readable JSON ({reason}); {_AWAY}") from error
     try:
         schema = tree.get("schema") if isinstance(tree, dict) else None

@@ -9,18 +9,19 @@ It is read when a shard is first asked for, once per process.
 from __future__ import annotations
 
 import array
+import errno
 import functools
 import hashlib
 import itertools
 import json
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, overload
 
 import msgspec
 
-from pipeline.errors import CorruptOutput, InputError
+from pipeline.errors import CorruptOutput, InputError, StoreUnavailable
 from pipeline.store import storage
 from pipeline.store.decode import to_json
 from pipeline.store.parallel import list_together
@@ -30,6 +31,7 @@ ATTEMPTS = "attempts"
 Size = Annotated[int, msgspec.Meta(ge=0)]
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 _TABLE = "shards.jsonl"
+_LASTING = (errno.EACCES, errno.EPERM, errno.ELOOP)  # of the file itself, and no failure of a disk
 _CACHED = 4  # tables in memory, about 1 kB for each shard of a token cache
 _LIST_FROM = 4  # from this many files on, one listing replaces a request per file
 _Line = tuple[str, str, dict[str, Any], tuple[tuple[str, Size, Sha256, str], ...]]
@@ -136,10 +138,9 @@ class ShardTable(Sequence[Shard]):
     name: str
     table: Table
 
-    @property
-    def file(self) -> File:
-        """The table as a file of the output."""
-        return File(self.table.path, self.table.size, self.table.sha256)
+    def check(self) -> None:
+        """Read the table from the store, also if this process has it. Raises as any access."""
+        self._read(_read.__wrapped__)
 
     def names(self) -> list[str]:
         """Names of the shards, ascending."""
@@ -168,12 +169,15 @@ class ShardTable(Sequence[Shard]):
 
     @property
     def _rows(self) -> _Rows:
+        return self._read(_read)
+
+    def _read(self, read: Callable[[str, Table], _Rows]) -> _Rows:
         try:
-            return _read(storage.join(self.home, self.table.path), self.table)
+            return read(storage.join(self.home, self.table.path), self.table)
         except FileNotFoundError:
             raise self._corrupt(f"missing, expected {self.table.size} bytes") from None
-        except ValueError as error:
-            raise self._corrupt(str(error)) from error
+        except (ValueError, OSError) as error:
+            raise self._corrupt(str(damage(error))) from error
 
     def _decode(self, line: bytes) -> Shard:
         try:
@@ -189,6 +193,22 @@ class ShardTable(Sequence[Shard]):
             f"{storage.join(self.home, self.table.path)}: {problem}; it lists the output's "
             f"{self.table.shards} shards; build it again with --force {self.name}"
         )
+
+
+def damage(error: ValueError | OSError) -> BaseException:
+    """Why an object cannot be read, without the number of retries.
+
+    Raises:
+        OSError: the given one, when it is the store that cannot be reached: the object may be
+            intact.
+    """
+    reason = error.__cause__ or error.__context__ or error
+    lasting = isinstance(reason, OSError) and reason.errno in _LASTING
+    if isinstance(error, NotADirectoryError) or (
+        isinstance(error, StoreUnavailable) and not lasting
+    ):
+        raise error
+    return reason
 
 
 def _parsed(line: bytes) -> _Line:

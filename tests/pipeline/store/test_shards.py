@@ -103,7 +103,9 @@ def test_a_manifest_from_before_there_were_tables_is_as_good(tmp_path):
     assert list(integrity.problems(str(path), old)) == []
 
 
-@pytest.mark.parametrize("damage", ["delete", "truncate", "change", "another's"])
+@pytest.mark.parametrize(
+    "damage", ["delete", "truncate", "change", "another's", "directory", "loop"]
+)
 def test_a_damaged_table_is_a_damaged_output_and_force_builds_it_again(tmp_path, damage):
     """Plan, run and verify name the file and the remedy."""
     store = str(tmp_path)
@@ -111,6 +113,10 @@ def test_a_damaged_table_is_a_damaged_output_and_force_builds_it_again(tmp_path,
     table = path / found.shards.table.path
     data = table.read_bytes()
     table.unlink()
+    if damage == "directory":
+        table.mkdir()
+    if damage == "loop":
+        table.symlink_to(table.name)
     if damage == "truncate":
         table.write_bytes(data[: len(data) // 2])
     if damage == "change":
@@ -124,6 +130,9 @@ def test_a_damaged_table_is_a_damaged_output_and_force_builds_it_again(tmp_path,
     assert entry.status == CORRUPT
     assert str(table) in entry.reason
     assert f"--force {path.name}" in entry.reason
+    report = find_garbage(Store(store), topological([as_node(_wanted())]))
+    assert [item.url for item in report.garbage if str(path) in item.url] == []
+    assert any(str(table) in line for line in report.left)
     (line, *_) = integrity.problems(str(path), load(str(path)))
     assert str(table) in line
     with pytest.raises(CorruptOutput, match=f"--force {path.name}"):
