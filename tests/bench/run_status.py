@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from tests.faults.fake_gcs_store import Stored
 RUN = "20260101-000000-aaaaaa"
 _STEP = {"step": "sleeper", "key": "0" * 64}
 _SINCE_SUMMARY = 6  # parts
+LAYOUTS = ("file", "parts", "merged")
 EXPERIMENT = """
 from pipeline import Artifact, Experiment, step
 
@@ -113,7 +114,13 @@ def measure(checkout: Path, file: Path, prefix: str, limit: float) -> dict[str, 
     return row | {"said": said or done.stderr[-300:]}
 
 
-def rows(checkouts: list[Path], parts: int, latency: float, limit: float) -> Iterator[Any]:
+def rows(
+    checkouts: list[Path],
+    parts: int,
+    latency: float = 0.0,
+    limit: float = 300.0,
+    layouts: Sequence[str] = LAYOUTS,
+) -> Iterator[Any]:
     """A line for each layout and checkout."""
     with tempfile.TemporaryDirectory() as folder, FakeGCS() as server:
         file = Path(folder, "long.py")
@@ -122,7 +129,7 @@ def rows(checkouts: list[Path], parts: int, latency: float, limit: float) -> Ite
         log = Path(run_summary.log_url(local, RUN))
         log.parent.mkdir(parents=True)
         log.write_bytes(b"".join(lines(parts)))
-        places = [("file", local), *((n, fill(server, n, parts)) for n in ("parts", "merged"))]
+        places = [(n, local if n == "file" else fill(server, n, parts)) for n in layouts]
         server.faults = Faults(latency_seconds=latency / 1000)
         for layout, prefix in places:
             for number, checkout in enumerate(checkouts):
@@ -144,10 +151,12 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=86_400, help="uploads of the run")
     parser.add_argument("--latency-ms", type=float, default=0.0)
     parser.add_argument("--limit-s", type=float, default=300.0)
+    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS)
     parser.add_argument("--checkout", type=Path, action="append", default=[])
     options = parser.parse_args()
     checkouts = [ROOT, *(path.resolve() for path in options.checkout)]
-    for row in rows(checkouts, options.parts, options.latency_ms, options.limit_s):
+    shape = (options.parts, options.latency_ms, options.limit_s, options.layouts)
+    for row in rows(checkouts, *shape):
         print(json.dumps(row), flush=True)
 
 

@@ -11,7 +11,7 @@ from tests.bench.engine_systems import ROOT
 @pytest.mark.slow
 def test_a_merged_log_says_the_same_by_fewer_requests():
     """Of the same run, in the same store."""
-    rows = list(run_status.rows([ROOT], 200, 0.0, 60.0))
+    rows = list(run_status.rows([ROOT], 200))
     assert [row["layout"] for row in rows] == ["file", "parts", "merged"]
     assert len({row["said"] for row in rows}) == 1
     assert ": running, long.py" in rows[0]["said"]
