@@ -239,7 +239,7 @@ class StepContext:
         other = other_code(self.ledger, self.ledger.records(names) if self.ledger.code else {})
         if other.shards:
             self._continued = self._continued.with_(other)
-            self._warn_once(f"continues from what other code wrote ({other.files})")
+            self._warn_once(other.continued)
         claim, local = partial(self.ledger.claim, attempt=self.attempt), storage.is_local(self.root)
         found = zip(names, concurrently(claim, names, local=local), strict=True)
         return {name: shard for name, shard in found if shard is not None}

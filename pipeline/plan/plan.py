@@ -243,7 +243,7 @@ def _other_code(
     other, (_, expected) = other_code(ledger, records, code["sources"]), ledger.count()
     # Shards that report progress are states from which a step continues, such as checkpoints.
     if any(records[name].shard.result.get("progress") for name in other.shards):
-        return [f"{node.label}: continues from what other code wrote ({other.files})"], []
+        return [f"{node.label}: {other.continued}"], []
     kept, again = other.lines(expected or len(records), keep=how.keep_shards)
     return [f"{node.label}: {line}" for line in kept], [f"{node.label}: {line}" for line in again]
 

@@ -136,6 +136,16 @@ class OtherCode:
             self.shards + other.shards, self.unknown + other.unknown, other.files or self.files
         )
 
+    @property
+    def code(self) -> str:
+        """The other code, for a message."""
+        return f"other code ({self.files})" if self.files else "other code"
+
+    @property
+    def continued(self) -> str:
+        """A line about a step that continues from these."""
+        return f"continues from what {self.code} wrote"
+
     def lines(self, of: int, *, keep: bool) -> tuple[list[str], list[str]]:
         """(lines on shards that are kept, on those that are built again), of `of` shards.
 
@@ -146,9 +156,8 @@ class OtherCode:
         kept: list[str] = []
         again: list[str] = []
         if self.shards:
-            code = f"other code ({self.files})" if self.files else "other code"
             what = "kept (--keep-shards)" if keep else "built again"
-            line = f"{len(self.shards)} of {of} shards were built by {code}: {what}"
+            line = f"{len(self.shards)} of {of} shards were built by {self.code}: {what}"
             (kept if keep else again).append(line)
         if self.unknown:
             kept.append(
@@ -178,7 +187,8 @@ def other_code(
     if codes:
         now = sources or _read_code(ledger, ledger.code).get("sources", {})
         for code in codes:
-            files |= _differing(_read_code(ledger, code).get("sources", {}), now)
+            then = _read_code(ledger, code).get("sources")
+            files |= _differing(then, now) if then else set()
     return OtherCode(
         tuple(name for name, record in records.items() if record.code in codes),
         tuple(name for name, record in records.items() if not record.code),

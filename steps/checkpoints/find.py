@@ -131,7 +131,8 @@ def describe(
     run: StepContext, sequences: Sequences, model: TransformerConfig, train: TrainConfig
 ) -> None:
     """Record the model and the training of this step's checkpoints, before training begins."""
-    if run.finished(ABOUT):
+    if run.claim(ABOUT):  # not `finished`: other code of the step may have written it
+        run.declare(ABOUT)
         return
     about = {
         "model": dataclasses.asdict(model),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import json
 import os
 import signal
 from typing import Any
@@ -19,7 +20,7 @@ from pipeline.store.ledger import Ledger
 from steps.artifacts import Checkpoint
 from steps.block_shuffle import block_shuffle
 from steps.train import PROGRAMS, earlier_programs, record_program, train
-from tests.pipeline.helpers import bring_up, ledgers
+from tests.pipeline.helpers import bring_up, check_invariants, ledgers
 from tests.steps.synthetic import VOCAB, synthetic
 from tests.training import tiny
 from training.config.job import KeptProgram
@@ -76,6 +77,31 @@ def check_progress(events: list[dict[str, Any]]) -> None:
     assert [kind for kind in shown if kind in begun] == 2 * begun
     (resumed,) = [kind for kind in shown if kind.startswith("resumed from step ")]
     assert shown.index(resumed) > shown.index("steps")
+
+
+@pytest.mark.slow
+def test_training_continues_from_checkpoints_of_other_code(tmp_path):
+    """An edit drops none of them, and is said in one line."""
+    stopped: list[int] = []
+
+    class Events(list):
+        def append(self, event):
+            super().append(event)
+            if event["event"] == "progress" and event.get("unit") == "steps" and not stopped:
+                stopped.append(1)
+                os.kill(os.getpid(), signal.SIGTERM)
+            if event["event"] == "retried":  # as if another attempt's code had written them
+                for path in tmp_path.rglob("train-*/ledger/*/*.json"):
+                    record = json.loads(path.read_text())
+                    path.write_text(json.dumps({**record, "code": "0123456789abcdef"}))
+
+    events: list[dict[str, Any]] = Events()
+    bring_up(str(tmp_path), _node(), events=events)
+    warned = [event["message"] for event in events if event["event"] == "warning"]
+    assert warned == ["continues from what other code wrote"]
+    phases = [event["phase"] for event in events if event["event"] == "phase"]
+    assert [phase for phase in phases if phase.startswith("resumed from step ")]
+    check_invariants(str(tmp_path))
 
 
 @pytest.mark.slow

@@ -225,7 +225,7 @@ def test_what_a_step_continues_from_is_never_dropped(tmp_path, file):
     store = str(tmp_path / "store")
     failed(store, load(file, TRAINING.format(rate=1, stop=2)).work())
     node = load(file, TRAINING.format(rate=2, stop=9)).work()
-    line = "continues from what other code wrote (work.py)"
+    line = "continues from what other code (work.py) wrote"
     assert planned(store, node).warnings == [f"work: {line}"]
     assert [said for said in warned(store, node) if "continues" in said] == [line]
     assert result(store, node)["earlier"] == ["checkpoint/0", "checkpoint/1"]
