@@ -93,7 +93,7 @@ def find_garbage(store: Store, nodes: Iterable[Wanted], keep: Keep = _PRESETS_ON
         for path in paths:
             size, newest = tree.measure(path)
             age = max(0.0, now - newest) if newest else None
-            url = storage.join(root, path) if path else root
+            url = f"{root}/{path}" if path else root
             if age is None or age >= keep.younger_than:
                 found.garbage.append(Garbage(url, root, size, why, age, cost, asked))
         return found
@@ -193,7 +193,7 @@ def _delete_parts(root: str, held: lease.Lease, items: list[Garbage], protected:
     freed = 0
     try:
         # Listed again: a build may have ended since.
-        still = {storage.join(root, p) for p in _left_overs(Tree(root), protected, held.number)}
+        still = {f"{root}/{path}" for path in _left_overs(Tree(root), protected, held.number)}
         for item in items:
             if item.url in still and held.newest():
                 storage.delete_tree(item.url)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Set
 
 from pipeline.errors import PonenteError
-from pipeline.store import lease, manifest, storage
+from pipeline.store import lease, local_storage, manifest, storage
 from pipeline.store.ledger import DIRECTORY as LEDGER
 from pipeline.store.ledger import Ledger, age_of
 from pipeline.store.manifest import FAILURE, KEEP, RETIRED, Manifest
@@ -82,7 +82,7 @@ def tidy(root: str, held: lease.Lease, attempt: str, *, lost: bool) -> None:
 
     # Every replaced manifest stays, as a reader may have it open; gc knows of the readers.
     for path in unneeded(Tree(root), manifest.load(root), mine, lambda _: True, thorough=lost):
-        storage.delete_tree(storage.join(root, path))
+        storage.delete_tree(f"{root}/{path}")
 
 
 def unneeded(
@@ -131,7 +131,8 @@ def unneeded(
         for name in tree.names(f"{ATTEMPTS}/{attempt}"):
             if name not in _KEPT_OF_AN_ATTEMPT:
                 gone += _outside(tree, f"{ATTEMPTS}/{attempt}/{name}", kept, above)
-    return gone
+    gone += [path for path in tree.entries if local_storage.TEMPORARY.fullmatch(path)]
+    return [*dict.fromkeys(gone)]
 
 
 def _resumable(shards: Iterable[Shard], kept: set[str], published: str) -> bool:

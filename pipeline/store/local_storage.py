@@ -13,6 +13,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import stat
 import time
@@ -24,6 +25,8 @@ from pipeline.errors import InputError
 from pipeline.store import retry
 
 T = TypeVar("T")
+TEMPORARY = re.compile(r".*\.[0-9a-f]{32}\.tmp")  # of a file that is being written
+ABANDONED_SECONDS = 86_400.0  # from which on a temporary file is one of a killed writer
 _POLICY = retry.Policy(seconds=60.0, first=0.1, attempts=3)
 _LOCK_SECONDS = 20.0
 _LOCK_PAUSE_SECONDS = 0.01
@@ -252,13 +255,19 @@ def walk(path: str) -> dict[str, int]:
 
 
 def inventory(path: str) -> dict[str, tuple[int, float | None]]:
-    """Path -> (bytes, Unix time of the last write) of the files, links and empty directories."""
+    """Path -> (bytes, Unix time of the last write) of the files, links and empty directories.
+
+    It leaves out the temporary files of writers that may be alive.
+    """
     found: dict[str, tuple[int, float | None]] = {}
+    since = time.time() - ABANDONED_SECONDS
     for directory, inner, names in os.walk(path):
         links = [name for name in inner if os.path.islink(os.path.join(directory, name))]
         for name in (*names, *links):
             with contextlib.suppress(FileNotFoundError):
                 state = os.lstat(os.path.join(directory, name))
+                if TEMPORARY.fullmatch(name) and state.st_mtime > since:
+                    continue
                 found[os.path.join(directory, name)] = (state.st_size, state.st_mtime)
         if not inner and not names and directory != path:
             found[directory] = (0, None)

@@ -47,7 +47,6 @@ with_local_retries = local_storage.with_retries  # for code that opens local fil
 # Names that every store and tool reads alike: no character that is special in a shell, a URL, a
 # glob or fsspec's chained URLs, and no two characters that look alike.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.=+@,~][A-Za-z0-9_.=+@,~-]{0,254}")
-_TEMPORARY = re.compile(r".*\.[0-9a-f]{32}\.tmp")
 
 
 def filesystem(url: str, give_up_after: float | None = None) -> tuple[Any, str]:
@@ -314,7 +313,9 @@ def list_names(url: str) -> list[str]:
     """
     fs, path = filesystem(url)
     if isinstance(fs, LocalFileSystem):
-        return sorted(n for n in local_storage.list_names(path) if not _TEMPORARY.fullmatch(n))
+        return sorted(
+            n for n in local_storage.list_names(path) if not local_storage.TEMPORARY.fullmatch(n)
+        )
     fs.invalidate_cache()
     try:
         found = fs.ls(path, detail=False)
@@ -342,15 +343,15 @@ def list_files(url: str) -> Iterator[tuple[str, int]]:
         except FileNotFoundError:
             return
     for name, length in sorted(found.items()):
-        if not _TEMPORARY.fullmatch(name):  # an unfinished `create` or `write_atomic`
+        if not local_storage.TEMPORARY.fullmatch(name):  # an unfinished `create` or `write_atomic`
             yield name.removeprefix(prefix), length
 
 
 def inventory(url: str) -> dict[str, tuple[int, float | None]]:
     """Path relative to `url` -> (bytes, Unix time of the last write) of everything under it.
 
-    Unlike `list_files` it includes links and empty directories. It leaves out the temporary files
-    of another writer's unfinished `create` or `write_atomic`.
+    Unlike `list_files` it includes links, empty directories, and temporary files that a `create` or
+    `write_atomic` left behind `local_storage.ABANDONED_SECONDS` ago.
     """
     fs, path = filesystem(url)
     if isinstance(fs, LocalFileSystem):
@@ -363,11 +364,7 @@ def inventory(url: str) -> dict[str, tuple[int, float | None]]:
             return {}
         found = {name: (info["size"], _written(info)) for name, info in objects.items()}
     prefix = path.rstrip("/") + "/"
-    return {
-        name.removeprefix(prefix): entry
-        for name, entry in found.items()
-        if not _TEMPORARY.fullmatch(name)
-    }
+    return {name.removeprefix(prefix): entry for name, entry in found.items()}
 
 
 def _written(info: Mapping[str, Any]) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import uuid
 
 import pytest
 
@@ -138,3 +139,29 @@ def test_the_age_of_garbage_is_by_the_clock_of_the_store(tmp_path, monkeypatch):
     keep = Keep(recorded=False, younger_than=3600.0)
     assert find_garbage(Store(str(tmp_path)), [], keep).garbage == []
     assert find_garbage(Store(str(tmp_path)), []).garbage != []
+
+
+@pytest.mark.parametrize("collect", [False, True])
+def test_temporary_files_of_killed_writers_go_and_those_of_live_ones_stay(tmp_path, collect):
+    """Wherever they are: a day old, nobody is writing them."""
+    node = as_node(numbers(count=4))
+    bring_up(str(tmp_path), numbers(count=4))
+    root = tmp_path / node.directory
+    shard = next(root.glob("attempts/*/shards/*/0*"))
+    places = (root, root / "leases", next(root.glob("ledger/*")), shard)
+    young = [folder / f"record.json.{uuid.uuid4().hex}.tmp" for folder in places]
+    old = [folder / f"record.json.{uuid.uuid4().hex}.tmp" for folder in places]
+    for path in (*young, *old):
+        path.write_bytes(b"half of a rec")
+    for path in old:
+        os.utime(path, (time.time() - 90_000,) * 2)
+    if collect:
+        store = Store(str(tmp_path))
+        delete(store, find_garbage(store, topological([node])).garbage)
+    else:
+        (held,) = lease.acquire_free([str(root)]).values()
+        tidy(str(root), held, "000002-mine", lost=False)
+        held.release()
+    assert [path for path in old if path.exists()] == []
+    assert all(path.exists() for path in young)
+    assert executed(str(tmp_path), numbers(count=4)) == []
