@@ -42,7 +42,8 @@ class _Patience:
     def pause(self, error: Exception, now: float) -> float | None:
         """Seconds until the next try; None when the error is final."""
         spent, self.tries = now - self.begun, self.tries + 1
-        if not isinstance(error, OSError) or spent >= PATIENCE_SECONDS:
+        refused = isinstance(error.__context__, PermissionError)
+        if refused or not isinstance(error, OSError) or spent >= PATIENCE_SECONDS:
             return None
         event = {"event": "retrying", "what": self.what, "cause": str(error), "seconds": spent}
         self.report({**event, "attempt": self.tries})
