@@ -44,6 +44,7 @@ lint: .venv/installed
 # tool complains of docstrings does not count.
 docs: .venv/docs
 	$(BIN)/zensical build --clean --strict
+	rm -rf dist/site/runs # of the notebook, which runs in docs/
 
 setup: .venv/installed
 
