@@ -327,7 +327,9 @@ class Execution:
         self._states.move(state, Phase.WAITING)
 
     def _retry(self, state: NodeState, outcome: Outcome, recorded: frozenset[str]) -> None:
-        self._corrupt |= corrupt_outputs(outcome, self.order, self.published, self._store)
+        # Not its own unfinished build: --force would drop what that has finished.
+        others = [node for node in self.order if node.key != state.node.key]
+        self._corrupt |= corrupt_outputs(outcome, others, self.published, self._store)
         final = state.lost(outcome, recorded)
         if outcome.status == "stopped":
             self._tell("stopped", state.node, cause=outcome.cause)

@@ -187,10 +187,13 @@ def read_ended(
 def corrupt_outputs(
     outcome: Outcome, order: list[Node], published: Mapping[str, Found], store: Store
 ) -> set[str]:
-    """Keys of the outputs in which a failed attempt found a damaged file, which its cause names."""
+    """Keys of the output in which a failed attempt found a damaged file: the first in its cause."""
 
-    def home(node: Node) -> str:
+    def place(node: Node) -> int:
         there = published.get(node.key)
-        return there.manifest.home(there.path) if there is not None else store.path(node)
+        home = there.manifest.home(there.path) if there is not None else store.path(node)
+        return outcome.cause.find(home)
 
-    return {node.key for node in order if outcome.corrupt and home(node) in outcome.cause}
+    places = {node.key: place(node) for node in order} if outcome.corrupt else {}
+    first = min((at for at in places.values() if at >= 0), default=-1)
+    return {key for key, at in places.items() if at == first >= 0}

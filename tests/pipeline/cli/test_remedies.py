@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -50,22 +52,31 @@ def run(tmp_path):
     return command
 
 
-def damage(tmp_path: Path):
-    """Delete a file of the numbers."""
-    next((tmp_path / "my store").glob("numbers-*/attempts/*/shards/*/*/n.txt")).unlink()
+def delete_a_file(output: Path) -> None:
+    """The manifest still has it."""
+    next(output.glob("attempts/*/shards/*/*/n.txt")).unlink()
+
+
+def delete_the_output(output: Path) -> None:
+    """Nothing says any more that it was there."""
+    shutil.rmtree(output)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flag", ["--factor 2", "--plus 3"], ids=["read by a step", "opened"])
-def test_a_damaged_input_is_built_again_by_the_command_that_is_printed(run, tmp_path, flag):
+@pytest.mark.parametrize(
+    ("flag", "damage"),
+    [("--factor 2", delete_a_file), ("--plus 3", delete_a_file), ("--plus 3", delete_the_output)],
+    ids=["read by a step", "opened", "opened and gone"],
+)
+def test_a_damaged_input_is_built_again_by_the_command_that_is_printed(run, tmp_path, flag, damage):
     """The step that reads it, directly or through another output, names the step that wrote it."""
-    damage(tmp_path)
+    damage(next((tmp_path / "my store").glob("numbers-*")))
     status, output = shell(f"{run} {flag}")
     assert status == 1
     assert shell(f"{run} {flag}")[0] == 1
     command = retry_of(output)
     assert "--force" in command
-    assert "[a, b]" in command
+    assert shlex.split(command)[-1] == "it's [a, b]", "this step, and no other"
     status, output = shell(command)
     assert status == 0, output
     assert shell(f"{run} {flag}")[0] == 0
