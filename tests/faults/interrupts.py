@@ -30,7 +30,7 @@ from tests.pipeline.cli.terminal import Screen, Terminal
 from tests.pipeline.helpers import check_invariants, recorded
 
 START_SECONDS = 90.0  # until the moment has come: starting Ray takes some ten on two cores
-STOP_SECONDS = 45.0  # a clean stop gives what is in flight 30
+STOP_SECONDS = 45.0  # what is in flight here takes a few
 END_SECONDS = 3.5  # after the second Ctrl-C: "at once"
 # While Ray's core connects, no Python runs: a second if the machine is idle, four if it is not.
 STARTING_SECONDS = 10.0
