@@ -17,17 +17,20 @@ _BLOCK = 1 << 20
 _SMALL = 4 << 20
 
 
-def measure(directory: str, path: str) -> File:
-    """Size, SHA-256 and block checksums of the file `path` under `directory`, read once."""
+def measure(directory: str, path: str, listed: int | None = None) -> File:
+    """Size, SHA-256 and block checksums of the file `path` under `directory`, read once.
+
+    A file that is small by its size in a listing, if given, is read by one request.
+    """
     digest, sums, size = hashlib.sha256(), [], 0
-    for block in _blocks(storage.join(directory, path)):
+    for block in _blocks(storage.join(directory, path), listed):
         digest.update(block)
         sums.append(f"{zlib.crc32(block):08x}")
         size += len(block)
     return File(path, size, digest.hexdigest(), "".join(sums) if len(sums) > 1 else "")
 
 
-def _blocks(url: str, size: int | None = None) -> Iterator[bytes]:
+def _blocks(url: str, size: int | None) -> Iterator[bytes]:
     """The content in blocks of 1 MiB; a file known to be small is read by one request."""
     if size is not None and size <= _SMALL:
         data = storage.read_bytes(url)

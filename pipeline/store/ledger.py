@@ -321,7 +321,10 @@ class Ledger:
                     f"shard {name}: {directory}/{path}: expected {file.size} bytes, just written, "
                     f"found {found.get(path, 'no file')}; check the storage and run again"
                 )
-        files = tuple(known.get(path) or integrity.measure(directory, path) for path in found)
+        files = tuple(
+            known.get(path) or integrity.measure(directory, path, size)
+            for path, size in found.items()
+        )
         return Shard(name, directory.removeprefix(base), files, plain_result(result))
 
 

@@ -299,11 +299,11 @@ def test_plan_says_how_far_a_step_got_and_who_runs_it(ponente, tmp_path, monkeyp
     """A fan-out that fails at its third shard: 2 of 5; then a live owner, with its process."""
     real, calls = integrity.measure, []
 
-    def full(directory, path):
+    def full(directory, path, size):
         calls.append(path)
         if len(calls) > 2:
             raise InputError("no room")
-        return real(directory, path)
+        return real(directory, path, size)
 
     experiment = Experiment(lambda: numbers(count=10, shards=5))
 

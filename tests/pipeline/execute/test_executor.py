@@ -81,11 +81,11 @@ def test_a_transient_failure_is_tried_again(tmp_path, monkeypatch):
     store, tries = str(tmp_path), []
     real = integrity.measure
 
-    def flaky(directory, path):
+    def flaky(directory, path, size):
         tries.append(path)
         if len(tries) == 3:
             raise ConnectionResetError("reset by peer")
-        return real(directory, path)
+        return real(directory, path, size)
 
     monkeypatch.setattr(integrity, "measure", flaky)
     events = []

@@ -251,3 +251,14 @@ def test_results_that_are_not_taken_do_not_pile_up():
     assert list(in_order(lambda n: -n, range(100), local=False)) == [-n for n in range(100)]
     with pytest.raises(ZeroDivisionError):
         concurrently(lambda n: 1 // n, [3, 2, 1, 0, 1], local=False)
+
+
+def test_a_small_file_of_a_shard_is_digested_by_one_request(server):
+    """Its size is known from the listing that found it."""
+    ledger = Ledger(STORE)
+    directory = f"{STORE}/attempts/1/shards/a"
+    storage.write_atomic(f"{directory}/n.txt", b"123")
+    before = len(server.log)
+    ledger.add("a", directory, {})
+    asked = [line for line in server.log[before:] if "n.txt" in unquote(line[1])]
+    assert [kind(*line[:3]) for line in asked] == ["get object"]
