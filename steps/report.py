@@ -131,7 +131,8 @@ def _configurations(ancestors: list[Ancestor]) -> list[tuple[str, Any]]:
         about = {"version": manifest.version, "key": manifest.key}
         found.append((manifest.label, {**plain(manifest.config), **about}))
     environment = dict(ancestors[-1].manifest.provenance) if ancestors else {}
-    environment.pop("sources", None)
+    for code in ("sources", "defined", "typed"):  # of the step's code: digests, for no reader
+        environment.pop(code, None)
     return [*found, ("environment of the last step", environment)]
 
 

@@ -16,7 +16,7 @@ from pipeline.graph.node import Node
 from pipeline.identity import digests, source_code
 from pipeline.plan.listings import Listings
 from pipeline.plan.plan import giving_up
-from pipeline.plan.state import GraphState, foreign, is_another
+from pipeline.plan.state import GraphState, foreign, foreign_build
 from pipeline.store import lease, manifest
 from pipeline.store.builds import Build, claim_build, claim_code, confirm
 from pipeline.store.ledger import Ledger
@@ -144,9 +144,9 @@ def claim(
     forced = state.forced and not (state.replaces or state.build)
     build = claim_build(path, digest, state.replaces, node.identity.config, recipe, forced=forced)
     ledger = Ledger(path, build.id, source_code.code_digest(code))
-    for other in claim_code(ledger, code):
-        if there := source_code.other_step(node.step.function, other):
-            raise InputError(f"an unfinished build in {path} is {is_another(node, there)}")
+    if problem := foreign_build(node, ledger):
+        raise InputError(problem)
+    claim_code(ledger, code)
     lines = [f"an unfinished build is not resumed: {line}" for line in build.conflicts]
     return build, [*lines, *giving_up(path, build)]
 

@@ -241,8 +241,9 @@ def record(function: Callable[..., Any]) -> dict[str, Any]:
     A function that is in no file, such as one of a notebook's cell, has `typed_digest` instead.
     """
     sources = digests(function)
-    typed = "" if sources else typed_digest(function)
-    return {"sources": sources, "defined": definition(function), "typed": typed}
+    if not sources:
+        return {"sources": {}, "typed": typed_digest(function)}
+    return {"sources": sources, "defined": definition(function)}
 
 
 def code_digest(code: Mapping[str, Any]) -> str:

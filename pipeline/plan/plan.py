@@ -15,6 +15,7 @@ from pipeline.plan.state import (
     FOREIGN,
     GraphState,
     contents,
+    foreign_build,
     inputs_first,
     look,
     needed_keys,
@@ -239,6 +240,8 @@ def _other_code(
         return [], []
     code = source_code.record(node.step.function)
     ledger = Ledger(path, build.id, source_code.code_digest(code), how.keep_shards)
+    if problem := foreign_build(node, ledger):
+        return [f"{node.label}: {problem}"], []
     records = ledger.records(ledger.shard_names()) if is_mixed(ledger) else {}
     other, (_, expected) = other_code(ledger, records, code["sources"]), ledger.count()
     # Shards that report progress are states from which a step continues, such as checkpoints.

@@ -18,7 +18,8 @@ from pipeline.identity import source_code
 from pipeline.identity.listing import difference
 from pipeline.plan.listings import Listings, list_all
 from pipeline.store import storage
-from pipeline.store.builds import changed_defaults
+from pipeline.store.builds import changed_defaults, other_codes
+from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import ADOPTED, source_files
 from pipeline.store.outputs import Found, Store
 from pipeline.store.parallel import concurrently
@@ -197,6 +198,14 @@ def foreign(node: Node, found: Found) -> str:
         return ""
     there = source_code.other_step(node.step.function, recorded)
     return f"{node.label}: the output in {found.path} is {is_another(node, there)}" if there else ""
+
+
+def foreign_build(node: Node, ledger: Ledger) -> str:
+    """Why an unfinished build is that of another step of this name; empty when it is not."""
+    for code in other_codes(ledger):
+        if there := source_code.other_step(node.step.function, code):
+            return f"an unfinished build in {ledger.root} is {is_another(node, there)}"
+    return ""
 
 
 def is_another(node: Node, there: str) -> str:

@@ -109,12 +109,17 @@ def claim_build(
             return build
 
 
-def claim_code(ledger: Ledger, code: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Record the source files of the ledger's code; returns those of other code in the build."""
+def claim_code(ledger: Ledger, code: Mapping[str, Any]) -> None:
+    """Record the source files of the ledger's code."""
     if ledger.code:
         url = storage.join(ledger.directory, ledger.code + _CODE)
         storage.create(url, json.dumps(code).encode(), durable=False)
-    return [_read_code(ledger, other) for other in _other_codes(ledger)]
+
+
+def other_codes(ledger: Ledger) -> list[dict[str, Any]]:
+    """The source files of each other code that worked on the build, as `claim_code` wrote them."""
+    codes = (name.removesuffix(_CODE) for name in ledger.names() if name.endswith(_CODE))
+    return [_read_code(ledger, code) for code in sorted(codes) if code != ledger.code]
 
 
 @dataclass(frozen=True)
@@ -200,11 +205,6 @@ def named(files: Sequence[str]) -> str:
     """The first few of these names, in one line."""
     more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
     return ", ".join(files[:_NAMED]) + more
-
-
-def _other_codes(ledger: Ledger) -> list[str]:
-    codes = (name.removesuffix(_CODE) for name in ledger.names() if name.endswith(_CODE))
-    return sorted(code for code in codes if code != ledger.code)
 
 
 def _read_code(ledger: Ledger, code: str) -> dict[str, Any]:

@@ -133,6 +133,8 @@ def test_the_unfinished_build_of_another_step_is_refused(tmp_path):
     with pytest.raises(StepFailed, match="bad item"):
         bring_up(store, mapped(tmp_path / "them" / "first.py", 10, bad=(2,)))
     mine = load(tmp_path / "us" / "second.py", WORK).work()
+    (warning,) = planned(store, mine).warnings
+    assert f"{tmp_path}/them/first.py; this one is in {tmp_path}/us/second.py" in warning
     with pytest.raises(StepFailed, match=r"them/first\.py; this one is in .*us/second\.py"):
         bring_up(store, mine)
     bring_up(store, mine, force=("work",))
