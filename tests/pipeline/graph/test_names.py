@@ -113,7 +113,7 @@ def write_link(run: StepContext, *, kind: str, target: str) -> Result:
     with run.shard("part/0") as directory:
         path = storage.local_path(directory)
         if kind == "whole":
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.rmdir(path)
             os.symlink(os.path.dirname(target), path)
         else:
             write_numbers(directory, (0, 1))
