@@ -278,7 +278,7 @@ def test_an_output_of_before_keeps_all_of_its_inputs(tmp_path):
 
 def test_thousands_of_outputs_are_deleted_by_few_threads(tmp_path):
     """A lease is held while its output is deleted, and no longer."""
-    for number in range(300):
+    for number in range(120):
         root = tmp_path / f"train-{number:020x}"
         (root / "ledger" / "x").mkdir(parents=True)
         (root / "ledger" / "x" / "a.json").write_text("{}")
@@ -291,7 +291,7 @@ def test_thousands_of_outputs_are_deleted_by_few_threads(tmp_path):
 
     lease.Lease.__init__ = counted
     try:
-        assert len(_collect(str(tmp_path))) == 300
+        assert len(_collect(str(tmp_path))) == 120
     finally:
         lease.Lease.__init__ = true
     assert max(most) - others < 40
