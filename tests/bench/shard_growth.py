@@ -6,9 +6,11 @@
 One JSON object a measurement on stdout, and one with the growth exponent of each measure: the slope
 of log(CPU seconds) over log(shards), 1 for work in proportion. Each verb is a process of its own,
 inline, on a step that writes shards of three small files with `map` and a step that reads the
-output; what a process costs with one shard is subtracted. `rebuild` is `--force`: it tidies the
-replaced shards; `gc` lists what it left, `gc --delete` deletes that. `--checkout` measures another
-checkout, with its own environment, in turn with this one, so that both see the same machine.
+output. What a process costs with one shard is subtracted; what is left below a tenth of a second is
+noise and no point of the line (`exponent` is null with fewer than two). `rebuild` is `--force`: it
+tidies the replaced shards; `gc` lists what it left, `gc --delete` deletes that. `--checkout`
+measures another checkout, with its own environment, in turn with this one, so that both see the
+same machine.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+_NOISE_SECONDS = 0.1
 _GRAPH = """
 from pipeline import Artifact, Experiment, Result, StepContext, step
 from pipeline.store import storage
@@ -93,7 +96,7 @@ def _seconds(command: list[str], checkout: Path, where: Path) -> dict[str, float
 
 def exponent(points: list[tuple[int, float]]) -> float:
     """Slope of the least-squares line through (log n, log seconds)."""
-    logs = [(math.log(n), math.log(max(seconds, 1e-3))) for n, seconds in points]
+    logs = [(math.log(n), math.log(seconds)) for n, seconds in points]
     x, y = (statistics.fmean(column) for column in zip(*logs, strict=True))
     return sum((a - x) * (b - y) for a, b in logs) / sum((a - x) ** 2 for a, _ in logs)
 
@@ -121,9 +124,9 @@ def main() -> None:
                     rounded = {key: round(value, 3) for key, value in seconds.items()}
                     print(json.dumps({**record, **rounded, "own_cpu_s": round(own, 3)}), flush=True)
     for (name, what), found in points.items():
-        if len(found) > 1:
-            row = {"checkout": name, "measure": what, "exponent": round(exponent(found), 2)}
-            print(json.dumps(row), flush=True)
+        clear = [point for point in found if point[1] >= _NOISE_SECONDS]
+        slope = round(exponent(clear), 2) if len(clear) > 1 else None
+        print(json.dumps({"checkout": name, "measure": what, "exponent": slope}), flush=True)
 
 
 if __name__ == "__main__":
