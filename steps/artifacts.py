@@ -348,7 +348,7 @@ class Scores(Artifact):
         urls = [
             storage.join(self.home, shard.root, "scores.json") for shard in self.shards("score/")
         ]
-        scores = concurrently(storage.read_json, urls, local=storage.is_local(self.home))
+        scores = concurrently(storage.read_json, urls, self.home)
         return [sample for score in scores for sample in score["samples"]]
 
 

@@ -262,7 +262,7 @@ def write_scores(directory: str, item: Mapping[str, Any]) -> Mapping[str, Any]:
 def _table(run: StepContext) -> dict[str, Any]:
     """The result: rows of every checkpoint by step, and the scores of the last one."""
     urls = [storage.join(run.root, s.root, _FILE) for s in run.finished("score/").values()]
-    scores = concurrently(storage.read_json, urls, local=storage.is_local(run.root))
+    scores = concurrently(storage.read_json, urls, run.root)
     rows = [row for score in scores for row in score["rows"]]
     last = scores[-1]["rows"][0]
     return {

@@ -288,7 +288,7 @@ def record_checkpoint(
         "content": content_of(index) if kept else None,
         "progress": f"{progress} saved",
     }
-    ledger.replace(name, path, result, files)
+    ledger.add(name, path, result, files, replace=True)
 
 
 def record_program(ledger: Ledger, kept: Any) -> None:
@@ -298,7 +298,8 @@ def record_program(ledger: Ledger, kept: Any) -> None:
     if (file.size, file.sha256) != (kept.size, kept.sha256):
         raise StorageError(f"{kept.path}: the written file does not read back as it was written")
     result = {"made_for": dict(kept.made_for), "progress": "step compiled"}
-    ledger.replace(f"{PROGRAMS}{kept.made_for['program'][:16]}", directory, result, [file])
+    name = f"{PROGRAMS}{kept.made_for['program'][:16]}"
+    ledger.add(name, directory, result, [file], replace=True)
 
 
 def _claim_programs(run: StepContext) -> dict[str, Shard]:

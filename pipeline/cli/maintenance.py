@@ -94,8 +94,8 @@ def gc(context: Context) -> int:
         return 0
     for line in report.left:
         say(f"left: {line}")
-    local = storage.is_local(context.store.prefix)
-    names = concurrently(lambda item: _called(item, nodes), report.garbage, local=local)
+    prefix = context.store.prefix
+    names = concurrently(lambda item: _called(item, nodes), report.garbage, prefix)
     for item, name in zip(report.garbage, names, strict=True):
         say(_garbage_line(item, name))
     if not o.delete or not report.garbage:

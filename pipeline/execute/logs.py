@@ -115,7 +115,7 @@ class Tail:
                 if start + size > self.read:
                     wanted.append((storage.join(self._url, name), max(self.read - start, 0)))
                 start += size
-            texts = concurrently(_part, (url for url, _ in wanted), local=False)
+            texts = concurrently(_part, (url for url, _ in wanted), self._url)
             for text, (_, skipped) in zip(texts, wanted, strict=True):
                 if text is None:
                     break  # merged since it was listed

@@ -77,8 +77,7 @@ class Artifact:
         """The artifacts its step read as the tuple `argument`, in order."""
         count = sum(name.partition("[")[0] == argument for name in self.input_paths)
         names = [f"{argument}[{index}]" for index in range(count)]
-        local = storage.is_local(self.path)
-        return concurrently(lambda name: self.input(name, kind), names, local=local)
+        return concurrently(lambda name: self.input(name, kind), names, self.path)
 
     @classmethod
     def reads(cls, name: str) -> bool:

@@ -27,7 +27,7 @@ from pipeline.store import local_storage, storage
 from pipeline.store.builds import OtherCode, other_code
 from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import KEEP, PROCESS_LOGS
-from pipeline.store.parallel import concurrently
+from pipeline.store.parallel import by_item
 from pipeline.store.shards import ATTEMPTS, Shard
 
 Emit = Callable[[dict[str, Any]], None]
@@ -240,9 +240,9 @@ class StepContext:
         if other.shards:
             self._continued = self._continued.with_(other)
             self._warn_once(other.continued)
-        claim, local = partial(self.ledger.claim, attempt=self.attempt), storage.is_local(self.root)
-        found = zip(names, concurrently(claim, names, local=local), strict=True)
-        return {name: shard for name, shard in found if shard is not None}
+        claim = partial(self.ledger.claim, attempt=self.attempt)
+        found = by_item(claim, names, self.root)
+        return {name: shard for name, shard in found.items() if shard is not None}
 
     def declare(self, name: str) -> None:
         """Make a shard that a gang's process wrote, or that was claimed, part of the output.

@@ -256,7 +256,7 @@ def runs(prefix: str, newest: int = 100) -> list[RunRecord]:
         return found
 
     chosen = sorted(ids, reverse=True)[:newest]
-    found = concurrently(record, chosen, local=storage.is_local(prefix))
+    found = concurrently(record, chosen, prefix)
     return sorted(found, key=lambda r: (r.started, r.run), reverse=True)
 
 

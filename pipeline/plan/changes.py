@@ -15,7 +15,7 @@ from pipeline.identity import fingerprint
 from pipeline.store import manifest, storage
 from pipeline.store.manifest import Manifest
 from pipeline.store.outputs import Store
-from pipeline.store.parallel import concurrently
+from pipeline.store.parallel import by_item
 
 NEVER = "never built here"
 _ROOTS = 8  # maximal number of root causes of a step, including those shown as "and 3 more"
@@ -111,9 +111,7 @@ class ChangeLog:
                     self._names.setdefault(name.rpartition("-")[0], []).append(name)
             if step not in self._outputs:
                 names = self._names.get(step, [])
-                local = storage.is_local(self._store.prefix)
-                loaded = concurrently(self._load, names, local=local)
-                found = dict(zip(names, loaded, strict=True))
+                found = by_item(self._load, names, self._store.prefix)
                 self._outputs[step] = _Outputs({n: m for n, m in found.items() if m is not None})
             return self._outputs[step]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pipeline.errors import CorruptOutput
 from pipeline.store import storage
 from pipeline.store.manifest import Manifest, load, resolve_ref
-from pipeline.store.parallel import concurrently
+from pipeline.store.parallel import by_item
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,7 @@ def lineage(paths: list[str]) -> list[Ancestor]:
 def _read_together(paths: Iterable[str]) -> dict[str, Manifest | None]:
     """The manifests at these paths; None where there is none that can be read."""
     paths = list(paths)
-    manifests = concurrently(_readable, paths, local=all(map(storage.is_local, paths)))
-    return dict(zip(paths, manifests, strict=True))
+    return by_item(_readable, paths, next((p for p in paths if not storage.is_local(p)), ""))
 
 
 def _readable(path: str) -> Manifest | None:

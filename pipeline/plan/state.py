@@ -95,8 +95,9 @@ def look(order: list[Node], store: Store) -> GraphState:
         except CorruptOutput as error:
             return error
 
-    local = storage.is_local(store.prefix)
-    answers = dict(zip((n.key for n in order), concurrently(find, order, local=local), strict=True))
+    answers = dict(
+        zip((n.key for n in order), concurrently(find, order, store.prefix), strict=True)
+    )
 
     def settle(node: Node) -> None:
         found = answers[node.key]
@@ -134,7 +135,7 @@ def inputs_first(function: Callable[[Node], R], order: list[Node], store: Store)
         levels += [[]] if depth == len(levels) else []
         levels[depth].append(node)
     for level in levels:
-        answers = concurrently(function, level, local=local)
+        answers = concurrently(function, level, store.prefix)
         found |= zip((node.key for node in level), answers, strict=True)
     return found
 

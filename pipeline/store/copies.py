@@ -95,7 +95,6 @@ def _copied(here: str, path: str, theirs: Manifest, attempt: str) -> Manifest:
     generation = digests.digest([theirs.key, theirs.attempt, theirs.content])[:12]
     ledger, home = Ledger(here, generation), theirs.home(path)
     finished = ledger.finished()
-    local = storage.is_local(home) and storage.is_local(here)
 
     def copy(shard: Shard) -> Shard:
         known = finished.get(shard.name)
@@ -105,9 +104,9 @@ def _copied(here: str, path: str, theirs: Manifest, attempt: str) -> Manifest:
         for file in shard.files:
             url = file_url(home, shard, file)
             _copy_file(url, storage.join(directory, file.path), file)
-        return ledger.replace(shard.name, directory, shard.result, shard.files)
+        return ledger.add(shard.name, directory, shard.result, shard.files, replace=True)
 
-    copies = concurrently(copy, theirs.shards, local=local)
+    copies = concurrently(copy, theirs.shards, here if storage.is_local(home) else home)
     moved = [(old.root, new.root) for old, new in zip(theirs.shards, copies, strict=True)]
     return dataclasses.replace(
         record,

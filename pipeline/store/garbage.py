@@ -16,7 +16,7 @@ from pipeline.store.ledger import DIRECTORY as LEDGER
 from pipeline.store.ledger import age_of
 from pipeline.store.left_overs import Tree, unneeded
 from pipeline.store.outputs import Store, Wanted, forget_missing
-from pipeline.store.parallel import concurrently
+from pipeline.store.parallel import by_item, concurrently
 from pipeline.store.protection import Keep, Protection, protection
 from pipeline.store.shards import ATTEMPTS
 
@@ -67,8 +67,7 @@ def find_garbage(store: Store, nodes: Iterable[Wanted], keep: Keep = _PRESETS_ON
     lease first.
     """
     asked = (frozenset(node.directory for node in nodes), keep)
-    local, roots = storage.is_local(store.prefix), _leased(store)
-    seen = dict(zip(roots, concurrently(lease.holder, roots, local=local), strict=True))
+    seen = by_item(lease.holder, _leased(store), store.prefix)
     holders = {root: found for root, found in seen.items() if found and found.responsive}
     protected = protection(store, *asked, [holder.owner for holder in holders.values()])
     now = process.now(store.prefix)
@@ -99,7 +98,7 @@ def find_garbage(store: Store, nodes: Iterable[Wanted], keep: Keep = _PRESETS_ON
         return found
 
     report = Report()
-    for found in concurrently(judge, protected.published, local=local):
+    for found in concurrently(judge, protected.published, store.prefix):
         report.garbage += found.garbage
         report.left += found.left
     return report
@@ -142,7 +141,7 @@ def delete(store: Store, garbage: Iterable[Garbage], *, wait: float = 0.0) -> tu
     if not by_root:
         return 0, []
     asked = next(iter(by_root.values()))[0].asked
-    watch, local = lease.Watch(), storage.is_local(store.prefix)
+    watch = lease.Watch()
     watch.held(_leased(store), wait=wait)
     whole = [root for root, items in by_root.items() if any(item.whole for item in items)]
     with lease.collecting(store.prefix) as collector:
@@ -160,7 +159,7 @@ def delete(store: Store, garbage: Iterable[Garbage], *, wait: float = 0.0) -> tu
             held.release()
             return ""
 
-        withdrawn = dict(zip(whole, concurrently(withdraw, whole, local=local), strict=True))
+        withdrawn = by_item(withdraw, whole, store.prefix)
 
     def clear(root: str) -> tuple[int, str]:
         line = withdrawn.get(root, "")
@@ -171,7 +170,7 @@ def delete(store: Store, garbage: Iterable[Garbage], *, wait: float = 0.0) -> tu
             return _delete_whole(root, held, by_root[root])
         return _delete_parts(root, held, by_root[root], protected), ""
 
-    cleared = concurrently(clear, by_root, local=local)
+    cleared = concurrently(clear, by_root, store.prefix)
     _forget_dead_runs(store, watch)
     forget_missing(store.prefix)
     return sum(freed for freed, _ in cleared), [line for _, line in cleared if line]

@@ -70,7 +70,7 @@ def problems(path: str, manifest: Manifest) -> Iterator[str]:
             lines.append(f"{storage.join(home, shard.root, name)}: not recorded, and never read")
         return lines
 
-    for lines in concurrently(of_shard, manifest.shards, local=storage.is_local(home)):
+    for lines in concurrently(of_shard, manifest.shards, home):
         yield from lines
 
 

@@ -30,7 +30,7 @@ from typing import Any
 
 from pipeline.errors import PonenteError
 from pipeline.store import process, storage
-from pipeline.store.parallel import concurrently
+from pipeline.store.parallel import by_item
 
 BEAT_SECONDS = 5.0
 STALE_SECONDS = 60.0
@@ -274,19 +274,31 @@ def acquire(
 
 
 @contextlib.contextmanager
-def reading(prefix: str, run: str, directories: Iterable[str]) -> Iterator[None]:
-    """Protect the outputs in these directories, by name, while the run in the block goes on."""
-    root = storage.join(prefix, RUNS, run)
-    reads = dict.fromkeys(directories)
+def _holding(root: str, reads: Mapping[str, str | None] = {}) -> Iterator[Lease]:
     held = acquire(root, published=lambda: False, waiting=lambda _: None, reads=reads)
     assert held is not None
     try:
-        wait_for_collector(prefix)
-        yield
+        yield held
     finally:
         held.release()
+
+
+@contextlib.contextmanager
+def reading(prefix: str, run: str, directories: Iterable[str]) -> Iterator[None]:
+    """Protect the outputs in these directories, by name, while the run in the block goes on."""
+    root = storage.join(prefix, RUNS, run)
+    try:
+        with _holding(root, dict.fromkeys(directories)):
+            wait_for_collector(prefix)
+            yield
+    finally:
         with contextlib.suppress(PonenteError, OSError):  # gc deletes what is left
             storage.delete_tree(root)
+
+
+def collecting(prefix: str) -> contextlib.AbstractContextManager[Lease]:
+    """Hold the lease without which no outputs of a store are chosen for deletion."""
+    return _holding(storage.join(prefix, _COLLECTOR))
 
 
 def wait_for_collector(
@@ -297,18 +309,6 @@ def wait_for_collector(
     while not watch.look(root):
         waiting(watch.owner(root))
         time.sleep(LOOK_SECONDS)
-
-
-@contextlib.contextmanager
-def collecting(prefix: str) -> Iterator[Lease]:
-    """Hold the lease without which no outputs of a store are chosen for deletion."""
-    root = storage.join(prefix, _COLLECTOR)
-    held = acquire(root, published=lambda: False, waiting=lambda _: None)
-    assert held is not None
-    try:
-        yield held
-    finally:
-        held.release()
 
 
 class Watch:
@@ -352,21 +352,12 @@ class Watch:
         deadline = time.monotonic() + wait
         left = list(roots)
         while True:
-            local = not left or storage.is_local(left[0])
-            found = concurrently(self.look, left, local=local)
-            left = [root for root, free in zip(left, found, strict=True) if not free]
+            found = by_item(self.look, left, left[0] if left else "")
+            left = [root for root, free in found.items() if not free]
             responded = all(self._seen[root][1].responded for root in left)
             if responded or time.monotonic() >= deadline:
                 return left
             time.sleep(LOOK_SECONDS)
-
-
-def acquire_free(roots: Iterable[str], *, wait: float = 0.0) -> dict[str, Lease]:
-    """Take the leases that are free; watches all of them together for `wait` seconds at most."""
-    watch, roots = Watch(), list(roots)
-    held = set(watch.held(roots, wait=wait))
-    taken = {root: watch.take(root) for root in roots if root not in held}
-    return {root: mine for root, mine in taken.items() if mine is not None}
 
 
 def _take(root: str, number: int, why: str, reads: Mapping[str, str | None]) -> bool:

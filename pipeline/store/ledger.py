@@ -36,7 +36,7 @@ from pipeline.errors import CorruptOutput, InputError, StorageError, WorkerLost
 from pipeline.identity import fingerprint
 from pipeline.store import integrity, storage
 from pipeline.store.decode import decode, parse_json, plain_result, to_json
-from pipeline.store.parallel import concurrently, in_order
+from pipeline.store.parallel import by_item, in_order
 from pipeline.store.shards import File, Shard
 
 DIRECTORY = "ledger"
@@ -61,7 +61,7 @@ class Record:
     code: str = ""
 
     def to_bytes(self) -> bytes:
-        """JSON for `Ledger.read`."""
+        """JSON for the ledger."""
         return to_json(self)
 
 
@@ -116,13 +116,14 @@ class Ledger:
             names: names of shards.
             copy: leave copies of many records that were read one by one.
         """
-        wanted, local = set(names), storage.is_local(self.root)
-        versions = {} if local or len(wanted) < _MANY else storage.inventory(self.directory)
+        wanted = set(names)
+        few = len(wanted) < _MANY or storage.is_local(self.root)
+        versions = {} if few else storage.inventory(self.directory)
         found = self._copies(versions, wanted)
         alone = sorted(wanted - found.keys())
         # A listing may still show a record that was dropped.
-        read = zip(alone, concurrently(self.look, alone, local=local), strict=True)
-        new = {name: record for name, record in read if record is not None}
+        read = by_item(self.look, alone, self.root)
+        new = {name: record for name, record in read.items() if record is not None}
         if copy and versions and len(new) >= _MANY:
             self._copy(new, versions)
         return dict(sorted((found | new).items()))
@@ -131,7 +132,7 @@ class Ledger:
         """The records of which there is a copy of the version that is listed."""
         found = {}
         urls = [storage.join(self.directory, n) for n in versions if n.endswith(_COPIES)]
-        for data in in_order(storage.read_bytes, urls, local=False):
+        for data in in_order(storage.read_bytes, urls, self.root):
             with contextlib.suppress(ValueError, CorruptOutput):  # then the records are read
                 for name, version, text in msgspec.convert(parse_json(data), list[_Copy]):
                     if name in wanted and versions.get(self._file(name)) == version:
@@ -192,10 +193,6 @@ class Ledger:
         mark = f"{fingerprint.digest(wanted)[:8]}-{len(wanted)}-.expected"
         storage.create(storage.join(self.directory, mark), b"", durable=False)
 
-    def read(self, name: str) -> Shard:
-        """The shard of one record. Raises `FileNotFoundError` or `CorruptOutput`."""
-        return self._parse(name, storage.read_bytes(self.record(name))).shard
-
     def _parse(self, name: str, data: bytes) -> Record:
         try:
             found = decode(Record, parse_json(data))
@@ -214,6 +211,8 @@ class Ledger:
         directory: str,
         result: Mapping[str, Any],
         measured: Iterable[File] = (),
+        *,
+        replace: bool = False,
     ) -> Shard:
         """Record the files under `directory` as shard `name`; returns the shard that is recorded.
 
@@ -225,32 +224,14 @@ class Ledger:
             result: the shard's JSON result.
             measured: files that were digested while they were written, and are not read again; each
                 must exist with its size. Every other file is read once for its digest.
+            replace: replace a record of an older attempt.
 
         Raises:
             StorageError: when the directory is not in an attempt of the step, or a measured file is
                 missing or has another size.
-            WorkerLost: when a newer attempt owns the shard, and its code is another one.
+            WorkerLost: when a newer attempt owns the shard; without `replace`, of other code.
         """
         shard = self._measure(name, directory, result, measured)
-        return self._put(name, shard, replace=False)
-
-    def replace(
-        self,
-        name: str,
-        directory: str,
-        result: Mapping[str, Any],
-        measured: Iterable[File] = (),
-    ) -> Shard:
-        """As `add`, but replaces a record of an older attempt.
-
-        Raises:
-            WorkerLost: when a newer attempt owns the shard.
-            StorageError: as for `add`.
-        """
-        shard = self._measure(name, directory, result, measured)
-        return self._put(name, shard, replace=True)
-
-    def _put(self, name: str, shard: Shard, *, replace: bool) -> Shard:
         new = Record(shard.attempt, shard, self.code)
         while not storage.create(self.record(name), new.to_bytes()):
             found, version = self._versioned(name)

@@ -20,7 +20,7 @@ from pipeline.identity.digests import Identity
 from pipeline.store import manifest, storage
 from pipeline.store.builds import changed_defaults
 from pipeline.store.manifest import Manifest
-from pipeline.store.parallel import concurrently
+from pipeline.store.parallel import by_item, concurrently
 
 _INDEX = "index"
 _OUTPUT_NAME = re.compile(r".+-[0-9a-f]{20}")
@@ -180,10 +180,10 @@ def remember(path: str, recipe: str, key: str) -> None:
 
 def forget_missing(prefix: str) -> int:
     """Delete index entries whose output does not exist; returns their number."""
-    index, local = storage.join(prefix, _INDEX), storage.is_local(prefix)
+    index = storage.join(prefix, _INDEX)
     parts = [storage.join(index, part) for part in storage.list_names(index)]
-    names = zip(parts, concurrently(storage.list_names, parts, local=local), strict=True)
-    urls = [storage.join(part, name) for part, found in names for name in found]
+    names = by_item(storage.list_names, parts, prefix)
+    urls = [storage.join(part, name) for part, found in names.items() for name in found]
 
     def forget(url: str) -> bool:
         try:
@@ -195,4 +195,4 @@ def forget_missing(prefix: str) -> int:
             storage.delete_tree(url)
         return not there
 
-    return sum(concurrently(forget, urls, local=local))
+    return sum(concurrently(forget, urls, prefix))

@@ -15,21 +15,24 @@ R = TypeVar("R")
 _THREADS = 16  # concurrent requests of one caller
 
 
-def concurrently(function: Callable[[T], R], items: Iterable[T], *, local: bool) -> list[R]:
+def concurrently(function: Callable[[T], R], items: Iterable[T], at: str) -> list[R]:
     """`[function(item) for item in items]`; on a remote store, sixteen at a time.
 
-    Args:
-        function: called with each item; the first error is raised.
-        items: the items.
-        local: whether the store is a disk of this machine, where threads are no faster.
+    `at` is a URL in the store; on a disk threads are no faster. The first error is raised.
     """
-    return list(in_order(function, items, local=local))
+    return list(in_order(function, items, at))
 
 
-def in_order(function: Callable[[T], R], items: Iterable[T], *, local: bool) -> Iterator[R]:
+def by_item(function: Callable[[T], R], items: Iterable[T], at: str) -> dict[T, R]:
+    """As `concurrently`, the results by item."""
+    items = list(items)
+    return dict(zip(items, in_order(function, items, at), strict=True))
+
+
+def in_order(function: Callable[[T], R], items: Iterable[T], at: str) -> Iterator[R]:
     """As `concurrently`, one result after the other: at most 32 wait to be taken."""
     todo = list(items)
-    if local or len(todo) < 2:
+    if storage.is_local(at) or len(todo) < 2:
         yield from map(function, todo)
         return
     waiting: deque[Future[R]] = deque()

@@ -108,8 +108,7 @@ def protection(
     """
     names = store.outputs()
     urls = [storage.join(store.prefix, name) for name in names]
-    local = storage.is_local(store.prefix)
-    published = dict(zip(names, concurrently(_published, urls, local=local), strict=True))
+    published = dict(zip(names, concurrently(_published, urls, store.prefix), strict=True))
     asked = {*wanted, *(recorded(store.prefix) if keep.recorded else ())}
     asked |= {name for name in names if any(_means(word, name) for word in keep.names)}
     since = {}
@@ -134,7 +133,7 @@ def _opened(
     new = list(since)
     while new:
         readers = [(storage.join(store.prefix, name), since[name]) for name in new]
-        replaced = concurrently(_replaced, readers, local=storage.is_local(store.prefix))
+        replaced = concurrently(_replaced, readers, store.prefix)
         reached: set[str] = set()
         for name, found in zip(new, replaced, strict=True):
             old += found

@@ -77,8 +77,7 @@ def recorded(prefix: str) -> set[str]:
         found = _summarised(load(prefix, name)) if summarised else set()
         return found or _started(log_url(prefix, name))
 
-    local = storage.is_local(prefix)
-    return set().union(*concurrently(directories, run_ids(prefix).items(), local=local))
+    return set().union(*concurrently(directories, run_ids(prefix).items(), prefix))
 
 
 def _summarised(summary: dict[str, Any]) -> set[str]:

@@ -98,18 +98,17 @@ def drop_duplicates(
 def forget_comparison(run: StepContext) -> None:
     """Leave the shards of the comparison out of the output, which does not need them."""
     names = [name for name in run.declared if name.partition("/")[0] in (_DIVIDE, _COMPARE)]
-    concurrently(run.drop, names, local=storage.is_local(run.root))
+    concurrently(run.drop, names, run.root)
 
 
 def _find(run: StepContext, places: list[_Place], by_position: bool) -> Found:
     from data.select import duplicates
     from data.select.write_sample import load_array
 
-    documents, local = sum(place.documents for place in places), storage.is_local(run.root)
+    documents = sum(place.documents for place in places)
     if documents <= duplicates.AT_ONCE:
-        return duplicates.find_duplicates(
-            in_order(_read, places, local=local), by_position=by_position
-        )
+        read = in_order(_read, places, run.root)
+        return duplicates.find_duplicates(read, by_position=by_position)
     shares = -(-documents // duplicates.AT_ONCE)
     groups = [*_groups(places, duplicates.AT_ONCE)]
     items = {f"{_DIVIDE}/{n:06d}": DivideItem(group, shares) for n, group in enumerate(groups)}
@@ -133,7 +132,7 @@ def _find(run: StepContext, places: list[_Place], by_position: bool) -> Found:
     )
     urls = [storage.join(run.root, shard.root, "lost.npy") for shard in compared.values()]
     repeated = [shard.result["repeated"] for shard in compared.values()]
-    return duplicates.join(zip(in_order(load_array, urls, local=local), repeated, strict=True))
+    return duplicates.join(zip(in_order(load_array, urls, run.root), repeated, strict=True))
 
 
 def _groups(places: list[_Place], at_once: int) -> Iterator[tuple[_Place, ...]]:
@@ -159,8 +158,7 @@ def divide_shard(directory: str, item: DivideItem) -> Mapping[str, Any]:
     """Shard writer: the hashes of some parts, share after share; the result has the ends."""
     from data.select.duplicates import by_share
 
-    local = storage.is_local(directory)
-    shares = by_share(in_order(_read, item.places, local=local), item.shares)
+    shares = by_share(in_order(_read, item.places, directory), item.shares)
     ends: dict[str, list[int]] = {}
     for name in ("texts", "ids"):
         ends[name] = [0]
@@ -182,7 +180,7 @@ def compare_shard(directory: str, item: CompareItem) -> Mapping[str, Any]:
         words = _words(storage.join(place, "texts.u64"), *texts)
         return Share(words.reshape(-1, TEXT_WORDS), _words(storage.join(place, "ids.u64"), *ids))
 
-    pieces = concurrently(load, item.pieces, local=storage.is_local(directory))
+    pieces = concurrently(load, item.pieces, directory)
     lost, repeated = compare(pieces, item.by_position)
     save_array(storage.join(directory, "lost.npy"), lost)
     return {"repeated": repeated, "content": None}

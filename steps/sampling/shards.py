@@ -152,7 +152,7 @@ def sample_shard(directory: str, item: SampleItem) -> Mapping[str, Any]:
 
 def load_surveys(run: StepContext, shards: Iterable[Shard]) -> Iterator[HashHistogram]:
     """The counts that each `survey_shard` wrote; a few at a time are in memory."""
-    return in_order(partial(_load_survey, run), shards, local=storage.is_local(run.root))
+    return in_order(partial(_load_survey, run), shards, run.root)
 
 
 def _load_survey(run: StepContext, shard: Shard) -> HashHistogram:
@@ -182,7 +182,7 @@ def load_edge(run: StepContext, bins: np.ndarray, shards: Iterable[Shard]) -> Bo
     from data.select.write_sample import load_array
 
     urls = [storage.join(run.root, s.root, "edge.npy") for s in shards if s.result["documents"]]
-    parts = concurrently(load_array, urls, local=storage.is_local(run.root))
+    parts = concurrently(load_array, urls, run.root)
     hashes, counts = np.concatenate([np.empty((2, 0), np.uint64), *parts], axis=1)
     return BoundaryDocuments.of(bins, hashes, counts.astype(np.int64))
 

@@ -102,7 +102,7 @@ def _split(
     parts = [shard.result["splits"][name] for shard in holding]
     roots = [storage.join(run.root, shard.root) for shard in holding]
     read = partial(read_lengths, split=name)
-    lengths = Lengths.merged(in_order(read, roots, local=storage.is_local(run.root)))
+    lengths = Lengths.merged(in_order(read, roots, run.root))
     asked, counted = budget.asked(name), lengths.tokens
     predicted = round(float(known.predict(counted, lengths.documents)))
     return {

@@ -294,7 +294,7 @@ def bad_ledger_records(seed: int, count: int, workspace: Path) -> dict[str, Any]
         def check() -> None:
             (ledger,) = ledgers(path)
             if case.alone:
-                _refused("read", first, lambda: ledger.read("part/000"), ())
+                _refused("read", first, lambda: ledger.find("part/000"), ())
                 _refused("finished", first, lambda: "part/000" in ledger.finished(), (False,))
             if case.whole:
                 whole.append(case.name)
@@ -317,7 +317,7 @@ def _records_of(path: str, store: str) -> tuple[str, str]:
     for name in ("part/000", "part/001"):
         life = Life(store)
         with life:
-            assert ledgers(path)[0].read(name).name == name
+            assert ledgers(path)[0].find(name).name == name
         (url,) = [read for read in life.read if read.endswith(".json")]
         found.append(url)
     return found[0], found[1]

@@ -40,7 +40,7 @@ def test_a_shard_that_was_deleted_meanwhile_is_built_again(tmp_path, what):
     """By anything, between two calls of the body: never published without it."""
 
     def delete(run):
-        shard = run.ledger.read("part/1")
+        shard = run.ledger.find("part/1")
         if what != "files":
             storage.delete_tree(run.ledger.record("part/1"))
         if what != "record":
@@ -98,14 +98,14 @@ def test_an_older_attempt_cannot_drop_or_replace_what_a_newer_one_owns(tmp_path)
         storage.write_atomic(f"{tmp_path}/attempts/{attempt}/x", attempt.encode())
     old, new = (f"{tmp_path}/attempts/{attempt}" for attempt in ("000001-a", "000002-b"))
     for name in ("claimed", "replaced", "left"):
-        ledger.replace(name, old, {})
+        ledger.add(name, old, {}, replace=True)
     assert ledger.claim("claimed", "000002-b").attempt == "000001-a"
-    assert ledger.replace("replaced", new, {}).attempt == "000002-b"
+    assert ledger.add("replaced", new, {}, replace=True).attempt == "000002-b"
     for name in ("claimed", "replaced"):
         with pytest.raises(WorkerLost, match="took over"):
             ledger.drop(name, "000001-a")
         with pytest.raises(WorkerLost, match="took over"):
-            ledger.replace(name, old, {})
+            ledger.add(name, old, {}, replace=True)
         with pytest.raises(WorkerLost, match="took over"):
             ledger.claim(name, "000001-a")
     ledger.drop("left", "000002-b")

@@ -43,7 +43,7 @@ def test_of_another_attempt_the_data_goes_and_what_people_look_at_stays(tmp_path
         store = Store(str(tmp_path))
         delete(store, find_garbage(store, topological([node])).garbage)
     else:
-        (held,) = lease.acquire_free([str(root)]).values()
+        held = lease.acquire(str(root), published=lambda: False, waiting=lambda _: None)
         tidy(str(root), held, "000002-mine", lost=False)
         held.release()
     assert _files(attempt) == set(KEPT)
@@ -54,7 +54,7 @@ def test_a_builder_that_was_replaced_deletes_nothing_of_its_successor(tmp_path):
     """It wakes up after another process took the lease over and wrote shards of a rebuild."""
     bring_up(str(tmp_path), numbers(count=4))
     root = tmp_path / as_node(numbers(count=4)).directory
-    (held,) = lease.acquire_free([str(root)]).values()
+    held = lease.acquire(str(root), published=lambda: False, waiting=lambda _: None)
     held.stop()
     later = root / "attempts" / f"{held.number + 1:06d}-later"
     older = root / "attempts" / "000000-older"
@@ -89,7 +89,7 @@ def test_an_output_that_is_being_built_is_left(tmp_path):
     before = _files(root)
     found = find_garbage(store, [])
     assert [item.url for item in found.garbage] == [str(root)]
-    (held,) = lease.acquire_free([str(root)]).values()
+    held = lease.acquire(str(root), published=lambda: False, waiting=lambda _: None)
     assert find_garbage(store, []).garbage == []
     freed, left = delete(store, found.garbage)
     assert freed == 0
@@ -159,7 +159,7 @@ def test_temporary_files_of_killed_writers_go_and_those_of_live_ones_stay(tmp_pa
         store = Store(str(tmp_path))
         delete(store, find_garbage(store, topological([node])).garbage)
     else:
-        (held,) = lease.acquire_free([str(root)]).values()
+        held = lease.acquire(str(root), published=lambda: False, waiting=lambda _: None)
         tidy(str(root), held, "000002-mine", lost=False)
         held.release()
     assert [path for path in old if path.exists()] == []

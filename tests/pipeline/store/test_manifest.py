@@ -139,7 +139,7 @@ def test_the_first_record_of_a_shard_stands(tmp_path):
             file.write(attempt.encode())
     first = ledger.add("part/0", f"{tmp_path}/attempts/1", {"n": 1})
     second = ledger.add("part/0", f"{tmp_path}/attempts/2", {"n": 2})
-    assert first == second == ledger.read("part/0")
+    assert first == second == ledger.find("part/0")
     assert list(ledger.finished()) == ["part/0"]
     ledger.drop("part/0", "1")
     assert ledger.finished() == {}

@@ -346,7 +346,7 @@ def test_tidying_keeps_the_manifests_that_rebuilds_replaced(tmp_path):
     root = tmp_path / as_node(source).directory
     old = load(str(root)).shards[0].root
     bring_up(store, source, force=("noise",))
-    (held,) = lease.acquire_free([str(root)]).values()
+    held = lease.acquire(str(root), published=lambda: False, waiting=lambda _: None)
     tidy(str(root), held, f"{held.number:06d}-mine", lost=True)
     held.release()
     assert (root / old).exists()

@@ -243,14 +243,14 @@ def test_surveys_and_lengths_are_read_several_at_a_time(at_once):
 def test_results_that_are_not_taken_do_not_pile_up():
     """They come in the order of the items, and what nobody takes is not computed for long."""
     begun: list[int] = []
-    results = in_order(lambda n: begun.append(n) or n, range(1000), local=False)
+    results = in_order(lambda n: begun.append(n) or n, range(1000), "memory://x")
     assert [next(results), next(results)] == [0, 1]
     time.sleep(0.05)
     assert len(begun) <= 34
     results.close()
-    assert list(in_order(lambda n: -n, range(100), local=False)) == [-n for n in range(100)]
+    assert list(in_order(lambda n: -n, range(100), "memory://x")) == [-n for n in range(100)]
     with pytest.raises(ZeroDivisionError):
-        concurrently(lambda n: 1 // n, [3, 2, 1, 0, 1], local=False)
+        concurrently(lambda n: 1 // n, [3, 2, 1, 0, 1], "memory://x")
 
 
 def test_a_small_file_of_a_shard_is_digested_by_one_request(server):
