@@ -89,38 +89,30 @@ def gc(context: Context) -> int:
     report = find_garbage(context.store, nodes, keep)
     total = sum(item.size for item in report.garbage)
     objects = f"{len(report.garbage)} objects ({total:,} bytes)"
+    prefix, deletes = context.store.prefix, o.delete and bool(report.garbage)
+    if not o.json:
+        for line in report.left:
+            say(f"left: {line}")
+        names = concurrently(lambda item: _called(item, nodes), report.garbage, prefix)
+        for item, name in zip(report.garbage, names, strict=True):
+            say(_garbage_line(item, name))
+    freed, left = 0, []
+    if deletes:
+        confirm(context, f"delete {objects} from {prefix}")
+        freed, left = delete(context.store, report.garbage, wait=lease.STALE_SECONDS + 1)
     if o.json:
-        _gc_json(context, report, total, objects)
+        items = [
+            {"url": i.url, "bytes": i.size, "reason": i.why, "age": i.age, "cost": i.cost}
+            for i in report.garbage
+        ]
+        about = {"store": prefix, "objects": items, "left": [*report.left, *left]}
+        say_json({**about, "bytes": total, "freed": freed})
         return 0
-    for line in report.left:
-        say(f"left: {line}")
-    prefix = context.store.prefix
-    names = concurrently(lambda item: _called(item, nodes), report.garbage, prefix)
-    for item, name in zip(report.garbage, names, strict=True):
-        say(_garbage_line(item, name))
-    if not o.delete or not report.garbage:
-        say(f"{objects} can be deleted{'; pass --delete' if report.garbage else ''}")
-        return 0
-    confirm(context, f"delete {objects} from {context.store.prefix}")
-    freed, left = delete(context.store, report.garbage, wait=lease.STALE_SECONDS + 1)
     for line in left:
         say(f"left: {line}")
-    say(f"{freed:,} bytes deleted")
+    more = "; pass --delete" if report.garbage else ""
+    say(f"{freed:,} bytes deleted" if deletes else f"{objects} can be deleted{more}")
     return 0
-
-
-def _gc_json(context: Context, report: Any, total: int, objects: str) -> None:
-    freed, left = 0, list(report.left)
-    if context.options.delete and report.garbage:
-        confirm(context, f"delete {objects} from {context.store.prefix}")
-        freed, more = delete(context.store, report.garbage, wait=lease.STALE_SECONDS + 1)
-        left += more
-    items = [
-        {"url": i.url, "bytes": i.size, "reason": i.why, "age": i.age, "cost": i.cost}
-        for i in report.garbage
-    ]
-    about = {"store": context.store.prefix, "objects": items, "left": left}
-    say_json({**about, "bytes": total, "freed": freed})
 
 
 def _called(item: Garbage, nodes: list[Node]) -> str:

@@ -18,7 +18,7 @@ from pipeline.plan.listings import Listings
 from pipeline.plan.plan import giving_up
 from pipeline.plan.state import GraphState, foreign, foreign_build
 from pipeline.store import lease, manifest
-from pipeline.store.builds import Build, claim_build, claim_code, confirm
+from pipeline.store.builds import Build, claim_code, confirm, find_build
 from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import SAME_INPUTS
 from pipeline.store.outputs import Found, Store
@@ -142,7 +142,8 @@ def claim(
     digest = digests.recipe(node.identity, recipe)
     # What replaces an output is a build of its own, and a retry belongs to that of its first try.
     forced = state.forced and not (state.replaces or state.build)
-    build = claim_build(path, digest, state.replaces, node.identity.config, recipe, forced=forced)
+    own = node.identity.config
+    build = find_build(path, digest, state.replaces, own, recipe, forced=forced, claim=True)
     ledger = Ledger(path, build.id, source_code.code_digest(code))
     if problem := foreign_build(node, ledger):
         raise InputError(problem)

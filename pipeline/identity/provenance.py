@@ -118,11 +118,12 @@ def of_worker(environment: Iterable[str]) -> dict[str, Any]:
     }
 
 
-class _GitError(Exception):
+class GitError(Exception):
     """Git did not answer; the message says why."""
 
 
-def _git(directory: str, *arguments: str) -> str:
+def git(directory: str, *arguments: str) -> str:
+    """What git prints in a directory. Raises `GitError`."""
     try:
         done = subprocess.run(
             ["git", "-C", directory, *arguments],
@@ -132,9 +133,9 @@ def _git(directory: str, *arguments: str) -> str:
         )
     except subprocess.CalledProcessError as error:
         lines = error.stderr.decode(errors="replace").split("\n")
-        raise _GitError(lines[0] or f"git ended with status {error.returncode}") from None
+        raise GitError(lines[0] or f"git ended with status {error.returncode}") from None
     except (OSError, subprocess.SubprocessError) as error:
-        raise _GitError(f"{type(error).__name__}: {error}") from None
+        raise GitError(f"{type(error).__name__}: {error}") from None
     return done.stdout.decode(errors="surrogateescape")
 
 
@@ -143,10 +144,10 @@ def _revisions(directories: Iterable[str]) -> dict[str, Revision]:
     found: dict[str, Revision] = {}
     for directory in sorted(directories):
         try:
-            root = _git(directory, "rev-parse", "--show-toplevel").strip()
+            root = git(directory, "rev-parse", "--show-toplevel").strip()
             if root not in found:
-                found[root] = Revision(_git(root, "rev-parse", "HEAD").strip(), _uncommitted(root))
-        except _GitError as error:
+                found[root] = Revision(git(root, "rev-parse", "HEAD").strip(), _uncommitted(root))
+        except GitError as error:
             above = (Path(directory), *Path(directory).parents)
             copy = next((f for f in above if (f / SHIPPED).is_file()), None)
             unknown = Revision(UNKNOWN, "", f"{directory}: {error}")
@@ -168,9 +169,9 @@ def _uncommitted(root: str) -> str:
 
     Leaves out files that git ignores.
     """
-    listed = _git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", "*.py")
+    listed = git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", "*.py")
     added = [_added(root, name) for name in sorted(filter(None, listed.split("\0")))]
-    return _git(root, "diff", "HEAD", "--no-color", "--no-ext-diff", "--binary") + "".join(added)
+    return git(root, "diff", "HEAD", "--no-color", "--no-ext-diff", "--binary") + "".join(added)
 
 
 def _added(root: str, name: str) -> str:

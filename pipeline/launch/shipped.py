@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -88,15 +87,13 @@ def _upwards(root: str) -> list[Path]:
 
 
 def _git(root: str, *which: str) -> list[str]:
-    command = ["git", "-C", root, "ls-files", "-z", *which]
     try:
-        done = subprocess.run(command, capture_output=True, check=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        said = getattr(error, "stderr", b"").decode(errors="replace").strip() or str(error)
+        listed = provenance.git(root, "ls-files", "-z", *which)
+    except provenance.GitError as error:
         raise InputError(
-            f"launch: sends what git would, and git does not list {os.path.abspath(root)}: {said}"
+            f"launch: sends what git would, and git does not list {os.path.abspath(root)}: {error}"
         ) from error
-    return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
+    return [name for name in listed.split("\0") if name]
 
 
 def _walk(root: str) -> Iterator[str]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +27,7 @@ from pipeline.store.outputs import Found, Store
 from pipeline.store.shards import ATTEMPTS
 
 FEW = 3  # differences that a reason lists; of more it has the number
-_NAMED = 5  # files named in a warning
+_NAMED = 5  # steps named in a reason
 
 
 @dataclass(frozen=True)
@@ -93,22 +92,9 @@ def plan(
     there = {key for key in seen.found if key not in forced}
     stale = [node for node in order if node.key in seen.stale]
     needed = needed_keys([*targets, *stale], there) | forced
-    waits = _waits(order, needed)
+    how = _How(forced, keep_shards, needed, _waits(order, needed))
     reasons = ChangeLog(store)
-    how = _How(forced, keep_shards)
-
-    def describe(node: Node) -> Planned:
-        wait = waits.get(node.key, "")
-        return dataclasses.replace(
-            _describe(node, store, seen, reasons, node.key in needed, wait, how),
-            beside=tuple(
-                node.inputs[name].label
-                for name in sorted(node.live)
-                if {node.key, node.inputs[name].key} <= needed
-            ),
-        )
-
-    described = inputs_first(describe, order, store)
+    described = inputs_first(lambda n: _describe(n, store, seen, reasons, how), order, store)
     return [described[node.key] for node in order]
 
 
@@ -118,6 +104,8 @@ class _How:
 
     forced: frozenset[str]
     keep_shards: bool
+    needed: Set[str]
+    waits: Mapping[str, str]
 
 
 def _waits(order: list[Node], needed: set[str]) -> dict[str, str]:
@@ -136,18 +124,11 @@ def _waits(order: list[Node], needed: set[str]) -> dict[str, str]:
     }
 
 
-def _describe(
-    node: Node,
-    store: Store,
-    seen: GraphState,
-    reasons: ChangeLog,
-    needed: bool,
-    waits: str,
-    how: _How,
-) -> Planned:
-    path = store.path(node)
+def _describe(node: Node, store: Store, seen: GraphState, reasons: ChangeLog, how: _How) -> Planned:
+    path, needed = store.path(node), node.key in how.needed
     build = _build_of(node, path, seen, how) if needed else None
     kept, again = _other_code(node, path, build, how)
+    live = (node.inputs[name] for name in sorted(node.live))
 
     def entry(status: str, reason: str, warnings: Iterable[str] = (), **more: Any) -> Planned:
         return Planned(
@@ -158,6 +139,7 @@ def _describe(
             needed=needed,
             warnings=[*warnings, *kept],
             notes=[*source_notes(node, seen), *again],
+            beside=tuple(child.label for child in live if {node.key, child.key} <= how.needed),
             sources={name: str(at.summary) for name, at in seen.listings.of(node).items()},
             **more,
         )
@@ -171,7 +153,7 @@ def _describe(
         unchecked = node.key in seen.listings.unreachable
         return entry(
             "unchecked" if unchecked else "hit",
-            _hit_reason(found, same=node.key in seen.same) + waits,
+            _hit_reason(found, same=node.key in seen.same) + how.waits.get(node.key, ""),
             code_warnings(node, found.manifest),
             found=found,
         )
@@ -309,11 +291,8 @@ def source_notes(node: Node, seen: GraphState) -> list[str]:
     notes = []
     for name, listing in seen.listings.of(node).items():
         if skipped := listing.skipped:
-            more = f" and {len(skipped) - _NAMED} more" if len(skipped) > _NAMED else ""
-            notes.append(
-                f"{node.label}: {name} {listing.where} matches what is not read: "
-                f"{', '.join(skipped[:_NAMED])}{more}"
-            )
+            where = f"{node.label}: {name} {listing.where}"
+            notes.append(f"{where} matches what is not read: {named(skipped)}")
     return notes
 
 

@@ -57,6 +57,7 @@ def find_build(
     contents: Collection[str] = (),
     *,
     forced: bool = False,
+    claim: bool = False,
 ) -> Build:
     """The build in the step directory `root` that an attempt with this configuration belongs to.
 
@@ -68,6 +69,7 @@ def find_build(
         contents: names of the arguments that the recipe has by content; their values may differ.
         forced: give up an unfinished build, unless it was begun by giving up another one: what
             `--force` has begun, `--force` resumes.
+        claim: record the configuration in the build, and which one is given up.
     """
     conflicts: tuple[str, ...] = ()
     given_up = ""
@@ -81,32 +83,23 @@ def find_build(
             conflicts = conflicts or found
         elif forced and any(name.endswith(".json") for name in names):
             given_up, forced = build, False
+        elif claim and (found := tuple(_claim(root, build, given_up, config, contents))):
+            conflicts = conflicts or found
         else:
             return Build(build, conflicts, given_up)
     raise AssertionError("unreachable")
 
 
-def claim_build(
-    root: str,
-    recipe: str,
-    replaces: str,
-    config: Any,
-    contents: Collection[str] = (),
-    *,
-    forced: bool = False,
-) -> Build:
-    """`find_build`, and record the configuration in that build."""
-    while True:
-        build = find_build(root, recipe, replaces, config, contents, forced=forced)
-        if build.given_up:
-            mark = storage.join(root, DIRECTORY, build.given_up, _GIVEN_UP)
-            storage.create(mark, b"", durable=False)
-        _record(root, build.id, config)
-        # Checked again after recording: a driver with other defaults may have claimed it meanwhile.
-        directory = storage.join(root, DIRECTORY, build.id)
-        names = storage.list_names(directory)
-        if not any(_differences(directory, names, config, contents)):
-            return build
+def _claim(
+    root: str, build: str, given_up: str, config: Any, contents: Collection[str]
+) -> Iterator[str]:
+    if given_up:
+        mark = storage.join(root, DIRECTORY, given_up, _GIVEN_UP)
+        storage.create(mark, b"", durable=False)
+    _record(root, build, config)
+    # Checked again after recording: a driver with other defaults may have claimed it meanwhile.
+    directory = storage.join(root, DIRECTORY, build)
+    return _differences(directory, storage.list_names(directory), config, contents)
 
 
 def claim_code(ledger: Ledger, code: Mapping[str, Any]) -> None:

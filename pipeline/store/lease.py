@@ -24,7 +24,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,16 +201,8 @@ class Holder:
         return text if self.age is None else f"{text}, last heartbeat {self.age:,.0f} s ago"
 
 
-def holder(root: str, names: Collection[str] | None = None) -> Holder | None:
-    """The owner of the step's lease, as far as one look can tell; None when the lease is free.
-
-    Args:
-        root: the step's directory.
-        names: names from a recent listing of the lease directory, which save the requests for a
-            released lease.
-    """
-    if names is not None and (not names or f"{_newest(names):06d}.done" in names):
-        return None
+def holder(root: str) -> Holder | None:
+    """The owner of the step's lease, as far as one look can tell; None when the lease is free."""
     number = _latest(root)
     base = _base_url(root, number)
     if number == 0 or _Observer(base).free():

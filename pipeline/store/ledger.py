@@ -257,14 +257,7 @@ class Ledger:
         Raises:
             WorkerLost: when a newer attempt owns it.
         """
-        while True:
-            found, version = self._versioned(name)
-            if found is None or found.owner == attempt:
-                return found.shard if found is not None else None
-            self._check_owner(name, found.owner, attempt)
-            new = dataclasses.replace(found, owner=attempt).to_bytes()
-            if storage.replace_if(self.record(name), new, version):
-                return found.shard
+        return self._swap(name, attempt, drop=False)
 
     def drop(self, name: str, attempt: str) -> None:
         """Delete a shard's record; to be called before its files are deleted.
@@ -272,13 +265,19 @@ class Ledger:
         Raises:
             WorkerLost: when a newer attempt owns it; its files must not be deleted then.
         """
+        self._swap(name, attempt, drop=True)
+
+    def _swap(self, name: str, attempt: str, *, drop: bool) -> Shard | None:
         while True:
             found, version = self._versioned(name)
             if found is None:
-                return
+                return None
             self._check_owner(name, found.owner, attempt)
-            if storage.replace_if(self.record(name), None, version):
-                return
+            new = None if drop else dataclasses.replace(found, owner=attempt).to_bytes()
+            if (found.owner == attempt and not drop) or storage.replace_if(
+                self.record(name), new, version
+            ):
+                return found.shard
 
     def _check_owner(self, name: str, owner: str, attempt: str) -> None:
         if age_of(owner) > age_of(attempt):
