@@ -55,7 +55,9 @@ def launch(context: Context) -> int:
         _print(recipe)
         say(f"==> {FOLDER}/{job.packed}: {len(files)} files that git would send, and their commit")
         return 0
-    _check_programs(recipe)
+    for program in recipe.needs:
+        if shutil.which(program) is None:
+            raise InputError(f"launch: {program} is not installed here, and --go calls it")
     os.makedirs(FOLDER, exist_ok=True)
     for name, text in recipe.files.items():
         Path(FOLDER, name).write_text(text)
@@ -126,12 +128,6 @@ def _later(recipe: Recipe) -> None:
     say("# ends everything early; at the end of the run it is deleted without you:")
     for line in (*recipe.undo, *recipe.after):
         say(line)
-
-
-def _check_programs(recipe: Recipe) -> None:
-    for program in recipe.needs:
-        if shutil.which(program) is None:
-            raise InputError(f"launch: {program} is not installed here, and --go calls it")
 
 
 def _call(recipe: Recipe) -> int:

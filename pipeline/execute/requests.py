@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pipeline.errors import InputError, PonenteError, StoreUnavailable
@@ -80,6 +80,13 @@ def make_request(
         there = published.get(child.key)
         return there.path if there is not None else store.path(child)
 
+    def opened(child: Node) -> str:
+        """The attempt that published an input; empty where it is not known, as for an alias."""
+        found = published.get(child.key)
+        return found.manifest.attempt if found is not None and not found.manifest.origin else ""
+
+    # Top-level packages and modules of the step's own code.
+    tops = (file.partition("/")[0].removesuffix(".py") for file in code["sources"])
     state.build, state.attempt = build.id, ""
     return Request(
         step=node.step,
@@ -95,25 +102,15 @@ def make_request(
         live={n: _source(states[node.inputs[n].key], published) for n in sorted(node.live)},
         listings=listings.of(node),
         labels={name: child.label for name, child in node.inputs.items()},
-        packages=_packages(code["sources"]),
+        packages=tuple(sorted({"__main__", *tops})),
         keep_shards=keep_shards,
         environment={n: os.environ[n] for n in node.step.environment if n in os.environ},
         reads={
-            manifest.make_ref(store.path(node), place(child)): _opened(published.get(child.key))
+            manifest.make_ref(store.path(node), place(child)): opened(child)
             for child in node.inputs.values()
         },
         link=store.link,
     )
-
-
-def _opened(found: Found | None) -> str:
-    """The attempt that published an input; empty where it is not known, as for an alias."""
-    return found.manifest.attempt if found is not None and found.manifest.origin is None else ""
-
-
-def _packages(files: Iterable[str]) -> tuple[str, ...]:
-    """Top-level packages and modules of a step's own code."""
-    return tuple(sorted({"__main__", *(f.partition("/")[0].removesuffix(".py") for f in files)}))
 
 
 def _source(state: NodeState, published: Mapping[str, Found]) -> Source:
@@ -127,13 +124,7 @@ def _source(state: NodeState, published: Mapping[str, Found]) -> Source:
 def claim(
     store: Store, state: NodeState, recipe: Mapping[str, str], code: Mapping[str, Any]
 ) -> tuple[Build, list[str]]:
-    """The build that the next attempt belongs to, and warnings.
-
-    Args:
-        store: the store.
-        state: of the node.
-        recipe: as returned by `made_from`.
-        code: see `States.code_of`.
+    """The build that the next attempt belongs to, and warnings; `recipe` is as of `made_from`.
 
     Raises:
         InputError: when another step of the node's name works on the build.

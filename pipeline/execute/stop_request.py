@@ -30,13 +30,7 @@ def request_stop(prefix: str, run_id: str) -> None:
 
 @contextlib.contextmanager
 def stop_on_request(prefix: str, run_id: str, stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` once, from another thread, if a request appears while the block runs.
-
-    Args:
-        prefix: URL of the store.
-        run_id: the run's id.
-        stop: stops the run.
-    """
+    """Call `stop` once, from another thread, if a request appears while the block runs."""
     over = threading.Event()
 
     def watch() -> None:

@@ -66,7 +66,8 @@ def pack(target: str, names: list[str], more: Mapping[str, str], root: str = "."
 
 
 def _files(root: str) -> Iterator[str]:
-    if not any(os.path.lexists(os.path.join(up, ".git")) for up in _upwards(root)):
+    path = Path(root).resolve()
+    if not any(os.path.lexists(up / ".git") for up in (path, *path.parents)):
         names = _walk(root)
     else:
         data = cache(lambda folder: folder == Path(FOLDER) or _is_data(Path(root, folder)))
@@ -79,11 +80,6 @@ def _files(root: str) -> Iterator[str]:
             yield from (os.path.join(name, inner) for inner in _files(path))
         elif os.path.lexists(path):  # else deleted, and not yet committed
             yield name
-
-
-def _upwards(root: str) -> list[Path]:
-    path = Path(root).resolve()
-    return [path, *path.parents]
 
 
 def _git(root: str, *which: str) -> list[str]:

@@ -16,12 +16,7 @@ logger = logging.getLogger("ponente")
 class Summary:
     """Writes the summary of this process's run every `BEAT_SECONDS`, from another thread.
 
-    A store that fails costs the summary, never the run.
-
-    Args:
-        prefix: URL of the store.
-        run_id: the run's id.
-        started: the run's first event.
+    A store that fails costs the summary, never the run. `started` is the run's first event.
     """
 
     def __init__(self, prefix: str, run_id: str, started: dict[str, Any]) -> None:

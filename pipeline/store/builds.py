@@ -185,8 +185,9 @@ def other_code(
     if codes:
         now = sources or _read_code(ledger, ledger.code).get("sources", {})
         for code in codes:
-            then = _read_code(ledger, code).get("sources")
-            files |= _differing(then, now) if then else set()
+            then = _read_code(ledger, code).get("sources") or {}
+            names = then.keys() | now.keys() if then else ()
+            files |= {n for n in names if then.get(n, [0, 0])[1] != now.get(n, [0, 0])[1]}
     return OtherCode(
         tuple(name for name, record in records.items() if record.code in codes),
         tuple(name for name, record in records.items() if not record.code),
@@ -207,11 +208,6 @@ def _read_code(ledger: Ledger, code: str) -> dict[str, Any]:
     except (FileNotFoundError, ValueError):
         return {}
     return tree if isinstance(tree, dict) else {}
-
-
-def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> set[str]:
-    """Names of the files that mean something else, or that only one side has."""
-    return {n for n in old.keys() | new.keys() if old.get(n, [0, 0])[1] != new.get(n, [0, 0])[1]}
 
 
 def changed_defaults(

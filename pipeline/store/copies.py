@@ -29,15 +29,9 @@ def is_elsewhere(prefix: str, path: str) -> bool:
 
 
 def bring_home(prefix: str, path: str, theirs: Manifest) -> tuple[str, Manifest]:
-    """A copy, in the store at `prefix`, of an output of another one and of what it needs.
+    """A copy, in the store at `prefix`, of the output in `path` of another one and what it needs.
 
-    Args:
-        prefix: URL of the store.
-        path: URL of the output's directory.
-        theirs: its manifest.
-
-    Returns:
-        (URL of the directory of the copy, its manifest); that of an earlier copy if there is one.
+    Returns (URL of its directory, its manifest); those of an earlier copy if there is one.
 
     Raises:
         CorruptOutput: a file or a needed input is gone, or has other bytes than were recorded.

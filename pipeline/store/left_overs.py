@@ -8,6 +8,7 @@ in between.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Set
+from pathlib import PurePosixPath
 
 from pipeline.errors import PonenteError
 from pipeline.store import lease, local_storage, manifest, storage
@@ -126,7 +127,7 @@ def unneeded(
             for name, shard in shards.items()
             if shard.root not in kept and mine(shard.attempt)
         ]
-    above = {path for root in kept for path in _parents(root)}
+    above = {str(path) for root in kept for path in PurePosixPath(root).parents}
     for attempt in filter(mine, tree.names(ATTEMPTS)):
         for name in tree.names(f"{ATTEMPTS}/{attempt}"):
             if name not in _KEPT_OF_AN_ATTEMPT:
@@ -141,11 +142,6 @@ def _resumable(shards: Iterable[Shard], kept: set[str], published: str) -> bool:
     return not any(shard.root in kept for shard in shards) and any(
         age_of(shard.attempt) > age_of(published) for shard in shards
     )
-
-
-def _parents(path: str) -> Iterator[str]:
-    while path := path.rpartition("/")[0]:
-        yield path
 
 
 def _outside(tree: Tree, path: str, kept: Set[str], above: Set[str]) -> Iterator[str]:

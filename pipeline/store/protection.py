@@ -7,7 +7,7 @@ one needs to be used, such as the tokenizer of a model. Everything else is garba
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,9 +110,10 @@ def protection(
     urls = [storage.join(store.prefix, name) for name in names]
     published = dict(zip(names, concurrently(_published, urls, store.prefix), strict=True))
     asked = {*wanted, *(recorded(store.prefix) if keep.recorded else ())}
-    asked |= {name for name in names if any(_means(word, name) for word in keep.names)}
+    asked |= {n for w in keep.names for n in names if n.rpartition("-")[0] == w or n.startswith(w)}
     since = {}
-    for directory, attempt in _reads(owners):
+    read = [owner.get("reads") for owner in owners]
+    for directory, attempt in [each for r in read if isinstance(r, dict) for each in r.items()]:
         if name := _name(store, directory):
             asked.add(name)
             if isinstance(attempt, str):
@@ -162,12 +163,6 @@ def _reached(
     return frozenset(used | files)
 
 
-def _reads(owners: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
-    for owner in owners:
-        reads = owner.get("reads")
-        yield from reads.items() if isinstance(reads, dict) else ()
-
-
 def _name(store: Store, directory: str) -> str:
     """The name of a directory in the store, from its name or URL; empty for one elsewhere."""
     prefix, _, name = directory.rpartition("/")
@@ -187,7 +182,3 @@ def _replaced(reader: tuple[str, str]) -> list[Published]:
     path, attempt = reader
     found = [m for m in replaced(path).values() if m and age_of(m.attempt) >= age_of(attempt)]
     return [Published.of(path, m) for m in found]
-
-
-def _means(word: str, name: str) -> bool:
-    return name.rpartition("-")[0] == word or name.startswith(word)

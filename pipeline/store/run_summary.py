@@ -32,13 +32,9 @@ def summary_url(prefix: str, run: str) -> str:
 
 def run_ids(prefix: str) -> dict[str, bool]:
     """The runs in a store, and whether each has a summary, by one listing; sorted by id."""
-    names = set(storage.list_names(storage.join(prefix, "events")))
-    ids = {name.removesuffix(_LOG).removesuffix(_SUMMARY) for name in names if _is_run(name)}
+    names = {*storage.list_names(storage.join(prefix, "events"))}
+    ids = {n.removesuffix(end) for end in (_LOG, _SUMMARY) for n in names if n.endswith(end)}
     return {run: run + _SUMMARY in names for run in sorted(ids)}
-
-
-def _is_run(name: str) -> bool:
-    return name.endswith((_LOG, _SUMMARY))
 
 
 def load(prefix: str, run: str) -> dict[str, Any]:
@@ -51,13 +47,7 @@ def load(prefix: str, run: str) -> dict[str, Any]:
 
 
 def save(prefix: str, record: dict[str, Any], read: int) -> None:
-    """Write a run's summary, by its driver.
-
-    Args:
-        prefix: URL of the store.
-        record: what the events said so far, as JSON; its "run" is the run's id.
-        read: how many bytes of the log those events are.
-    """
+    """Write a run's summary, by its driver: the record that the first `read` bytes of its log say."""
     summary = {"process": process.this(), "read": read, "record": record}
     url = summary_url(prefix, record["run"])
     storage.write_atomic(url, json.dumps(summary).encode(), durable=False)

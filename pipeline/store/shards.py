@@ -95,9 +95,8 @@ class Shard:
             raise ValueError(f"shard {self.name!r}: duplicate file")
 
 
-@functools.lru_cache(1 << 12)  # the shards of an output have files of the same names
-def _check_path(path: str) -> None:
-    storage.join("", path)
+# The shards of an output have files of the same names.
+_check_path = functools.lru_cache(1 << 12)(functools.partial(storage.join, ""))
 
 
 @dataclass(frozen=True)
@@ -250,12 +249,9 @@ def _read(url: str, table: Table) -> _Rows:
 
 
 def keep_shards(root: str, attempt: str, shards: Sequence[Shard]) -> Sequence[Shard]:
-    """The shards for a manifest in the step directory `root`: if they are many, in a table.
+    """The shards, sorted by name, for a manifest in the step directory `root`.
 
-    Args:
-        root: URL of the step's directory.
-        attempt: the attempt that publishes, in whose directory the table is written.
-        shards: the shards of the output, sorted by name.
+    If they are many, they are in a table, which is written for the attempt that publishes.
     """
     if len(shards) <= INLINE:
         return shards

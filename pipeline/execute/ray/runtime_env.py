@@ -101,14 +101,7 @@ def require_same_code() -> None:
 
 
 def require_store(directory: str) -> None:
-    """Refuse to work on a host that does not see the driver's local store.
-
-    Args:
-        directory: URL of a directory that the driver has made.
-
-    Raises:
-        InputError: naming the host and the directory.
-    """
+    """Raise `InputError` on a host that does not see a directory which the driver has made."""
     if on_cluster() and storage.is_local(directory) and not storage.exists(directory):
         raise InputError(
             f"worker on {socket.gethostname()} does not see {directory}; the store must be one "
