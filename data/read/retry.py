@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
 import socket
 import threading
@@ -71,16 +70,7 @@ def patience() -> float:
     Raises:
         InputError: the variable is not a number of seconds.
     """
-    text = os.environ.get(PATIENCE_VARIABLE, "")
-    try:
-        seconds = float(text) if text else GIVE_UP_SECONDS
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise InputError(
-            f"{PATIENCE_VARIABLE}={text!r}: expected a number of seconds; correct it or unset it"
-        )
-    return seconds
+    return retry.seconds_of(PATIENCE_VARIABLE, GIVE_UP_SECONDS)
 
 
 def redact(text: str) -> str:

@@ -18,10 +18,10 @@ from typing import Any, NoReturn, TypeVar
 
 from pipeline.cli import join, options
 from pipeline.cli.context import Context, of_command, say
-from pipeline.cli.secret_flags import refuse_secrets
 from pipeline.cli.streams import survive_closed_streams
 from pipeline.errors import Cancelled, PonenteError, UsageError
 from pipeline.graph.declaration import Declaration, load
+from pipeline.identity.secret_text import refuse_secrets
 
 T = TypeVar("T")
 _COMPLETION = "completion"

@@ -68,6 +68,18 @@ def _plain(entry: Planned, label: str) -> dict[str, Any]:
     }
 
 
+def recorded(node: Node) -> dict[str, Any]:
+    """A step of a run's graph, as its event log has it."""
+    return {
+        "label": node.label,
+        "key": node.key,
+        "step": node.step.name,
+        "directory": node.directory,
+        "config": node.identity.config,
+        "inputs": {name: child.key for name, child in node.inputs.items()},
+    }
+
+
 def plan(context: Context) -> int:
     """Print what a run would do with each step, and why."""
     found = entries(context)
@@ -181,10 +193,8 @@ def _graph_page(context: Context) -> int:
     manifests = {}
     for entry in entries(context):
         node = entry.node
-        step = StepRecord(node.label, node.key, node.step.name, node.directory)
-        step.inputs = {name: child.key for name, child in node.inputs.items()}
-        step.config, step.reason = node.identity.config, entry.reason
-        step.state = states.get(entry.status, "planned")
+        state = states.get(entry.status, "planned")
+        step = StepRecord(**recorded(node), state=state, reason=entry.reason)
         if entry.found is not None:
             manifests[node.key] = entry.found.manifest
             step.origin = entry.found.origin or ""

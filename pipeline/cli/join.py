@@ -15,8 +15,8 @@ import os
 
 from pipeline.cli.context import say
 from pipeline.cli.options import UsageParser, seconds
-from pipeline.cli.secret_flags import refuse_secrets
 from pipeline.errors import InputError, StoreUnavailable, UsageError
+from pipeline.identity.secret_text import refuse_secrets
 
 HELP = "make this machine a host of a cluster"
 _PORT = 6380

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.cli.context import Context, say
 from pipeline.cli.display import choose
-from pipeline.cli.inspection import entries, say_facts
+from pipeline.cli.inspection import entries, recorded, say_facts
 from pipeline.cli.interrupts import INTERRUPTED, FirstSignal, Interrupts
 from pipeline.cli.latest_pages import point_to_pages
 from pipeline.cli.stopping import Stopping
@@ -174,17 +174,7 @@ def _started(context: Context, run_id: str, execution: Execution) -> dict[str, A
         "command": context.command,
         "store": context.store.prefix,
         "settings": dataclasses.asdict(context.settings),
-        "graph": [
-            {
-                "label": node.label,
-                "key": node.key,
-                "step": node.step.name,
-                "directory": node.directory,
-                "config": node.identity.config,
-                "inputs": {name: child.key for name, child in node.inputs.items()},
-            }
-            for node in execution.order
-        ],
+        "graph": [recorded(node) for node in execution.order],
     }
 
 

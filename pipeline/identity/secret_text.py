@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+
+from pipeline.errors import UsageError
 
 _NAMES = {"token", "key", "password", "passwd", "secret", "credential", "credentials", "apikey"}
 SECRET = re.compile(
@@ -19,3 +22,26 @@ REMEDY = "set an environment variable instead, such as HF_TOKEN or GOOGLE_APPLIC
 def is_secret_name(name: str) -> bool:
     """Whether a flag, a setting, a preset or an environment variable is named like a secret."""
     return bool(_NAMES & set(re.split(r"[-_.]+", name.lower())))
+
+
+def refuse_secrets(arguments: Iterable[str]) -> None:
+    """Raise `UsageError`, without the value, if a flag's name or value looks like a secret."""
+    flag = ""
+    for word in arguments:
+        if word.startswith("--"):
+            flag = word.partition("=")[0]
+            if is_secret_name(flag):
+                _refuse(flag, "its name")
+        if SECRET.search(word):
+            _refuse(flag or "an argument", "its value")
+
+
+def _refuse(flag: str, what: str) -> None:
+    raise UsageError(
+        f"{flag}: {what} looks like a secret, and command lines are recorded in the store; {REMEDY}"
+    )
+
+
+def redacted(words: Iterable[str]) -> list[str]:
+    """The words of a command, with every text that looks like a secret replaced by ***."""
+    return [SECRET.sub("***", word) for word in words]

@@ -314,14 +314,7 @@ def _start(record: RunRecord, event: dict[str, Any], now: float) -> None:
     record.command = [str(word) for word in event.get("command") or ()]
     record.settings = event.get("settings") or {}
     for node in event.get("graph") or ():
-        record.steps[node["key"]] = StepRecord(
-            label=node.get("label", "?"),
-            key=node["key"],
-            step=node.get("step", ""),
-            directory=node.get("directory", ""),
-            inputs=dict(node.get("inputs") or {}),
-            config=dict(node.get("config") or {}),
-        )
+        record.steps[node["key"]] = _made(StepRecord, {"label": "?", **node})
 
 
 def _apply(step: StepRecord, kind: str, event: dict[str, Any], now: float) -> None:

@@ -113,7 +113,9 @@ def look(order: list[Node], store: Store) -> GraphState:
                 seen.stale[node.key] = reason
             else:
                 seen.found[node.key] = found
-        elif (same := same_inputs(node, store, seen.found, seen.listings)) is not None:
+        elif (held := contents(node, seen.found, seen.listings)) is not None and (
+            same := same_output(node, store, held)
+        ) is not None:
             seen.found[node.key] = same
             seen.same.add(node.key)
 
@@ -176,14 +178,6 @@ def contents(node: Node, found: dict[str, Found], listings: Listings) -> dict[st
         return None
     made_from = {name: found[child.key].manifest.content for name, child in node.inputs.items()}
     return made_from | listings.digests(node)
-
-
-def same_inputs(
-    node: Node, store: Store, found: dict[str, Found], listings: Listings
-) -> Found | None:
-    """An output made for another key from the same contents, if there is one."""
-    held = contents(node, found, listings)
-    return same_output(node, store, held) if held is not None else None
 
 
 def same_output(node: Node, store: Store, held: Mapping[str, str]) -> Found | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
@@ -305,12 +306,10 @@ def check_files(path: str, manifest: Manifest) -> None:
     if manifest.origin is None:
         check_sizes(home, manifest.shards, remedy)
         return
+    near = home.rpartition("/")[0] == path.rpartition("/")[0]
     try:
-        if home.rpartition("/")[0] == path.rpartition("/")[0]:
+        with nullcontext() if near else storage.giving_up_after(_ELSEWHERE_SECONDS):
             check_sizes(home, manifest.shards, remedy)
-        else:
-            with storage.giving_up_after(_ELSEWHERE_SECONDS):
-                check_sizes(home, manifest.shards, remedy)
     except CorruptOutput as error:
         raise CorruptOutput(f"{path}: refers to another output's files: {error}") from None
     except (PonenteError, OSError) as error:

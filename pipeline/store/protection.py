@@ -17,7 +17,7 @@ from pipeline.store.ledger import age_of
 from pipeline.store.left_overs import replaced
 from pipeline.store.manifest import Manifest, resolve_ref
 from pipeline.store.outputs import Store, is_output_name
-from pipeline.store.parallel import concurrently
+from pipeline.store.parallel import by_item, concurrently
 from pipeline.store.run_summary import recorded
 
 
@@ -107,8 +107,7 @@ def protection(
         owners: records of the owners of every live lease.
     """
     names = store.outputs()
-    urls = [storage.join(store.prefix, name) for name in names]
-    published = dict(zip(names, concurrently(_published, urls, store.prefix), strict=True))
+    published = by_item(lambda n: _published(storage.join(store.prefix, n)), names, store.prefix)
     asked = {*wanted, *(recorded(store.prefix) if keep.recorded else ())}
     asked |= {n for w in keep.names for n in names if n.rpartition("-")[0] == w or n.startswith(w)}
     since = {}

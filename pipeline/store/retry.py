@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import re
 import socket
@@ -66,6 +67,20 @@ def pauses(first: float, longest: float) -> Iterator[float]:
     while True:
         yield first * random.uniform(0.5, 1.5)
         first = min(2 * first, longest)
+
+
+def seconds_of(variable: str, default: float, least: float = 0.0) -> float:
+    """Seconds from an environment variable. Raises `InputError` for less than `least`, or none."""
+    text = os.environ.get(variable) or str(default)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not least <= seconds < float("inf"):
+        raise InputError(
+            f"{variable}={text!r}: expected seconds, at least {least:g}; correct it or unset it"
+        )
+    return seconds
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def load(prefix: str, run: str) -> dict[str, Any]:
 
 
 def save(prefix: str, record: dict[str, Any], read: int) -> None:
-    """Write a run's summary, by its driver: the record that the first `read` bytes of its log say."""
+    """Write a run's summary, by its driver: what the first `read` bytes of its log say."""
     summary = {"process": process.this(), "read": read, "record": record}
     url = summary_url(prefix, record["run"])
     storage.write_atomic(url, json.dumps(summary).encode(), durable=False)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from pipeline.cli import join, options
-from pipeline.cli.secret_flags import refuse_secrets
 from pipeline.errors import PonenteError
 from pipeline.graph.declaration import Declaration, load
+from pipeline.identity.secret_text import refuse_secrets
 from pipeline.launch.names import TARGETS
 from pipeline.store import storage
 from steps.cli import export, generate, tune

@@ -32,9 +32,9 @@ from ray.exceptions import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pipeline.errors import InputError
 from pipeline.execute.ray import runtime_env
 from pipeline.graph.step_context import Emit
+from pipeline.store import retry
 
 _TIMEOUT_SECONDS = 60.0
 _BEATS_IN_TIMEOUT = 12
@@ -50,14 +50,7 @@ def heartbeat_timeout() -> float:
     Raises:
         InputError: when the setting is not a number of at least one second.
     """
-    text = os.environ.get(runtime_env.TIMEOUT, str(_TIMEOUT_SECONDS))
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 1 <= seconds < float("inf"):
-        raise InputError(f"{runtime_env.TIMEOUT}: expected seconds, at least 1, got {text!r}")
-    return seconds
+    return retry.seconds_of(runtime_env.TIMEOUT, _TIMEOUT_SECONDS, least=1.0)
 
 
 @dataclasses.dataclass(frozen=True)

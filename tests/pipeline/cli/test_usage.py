@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from pipeline.cli import command, options
-from pipeline.cli.secret_flags import redacted
+from pipeline.identity.secret_text import redacted
 from tests.pipeline.cli.toy_experiment import EXPERIMENT, TOY
 
 
