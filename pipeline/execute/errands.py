@@ -28,54 +28,20 @@ logger = logging.getLogger("ponente")
 
 
 @dataclass(eq=False)
-class _Patience:
-    """How long one operation has been tried."""
+class _Errand:
+    """An operation, and how long it has been tried."""
 
     what: str
-    report: Report
-    begun: float
-    tries: int = 0
-    _pauses: Iterator[float] = field(
-        default_factory=lambda: retry.pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
-    )
-
-    def pause(self, error: Exception, now: float) -> float | None:
-        """Seconds until the next try; None when the error is final."""
-        spent, self.tries = now - self.begun, self.tries + 1
-        refused = isinstance(error.__context__, PermissionError)
-        if refused or not isinstance(error, OSError) or spent >= PATIENCE_SECONDS:
-            return None
-        event = {"event": "retrying", "what": self.what, "cause": str(error), "seconds": spent}
-        self.report({**event, "attempt": self.tries})
-        return min(next(self._pauses), PATIENCE_SECONDS - spent)
-
-
-def patiently(
-    what: str,
-    action: Callable[[], T],
-    report: Report,
-    clock: Callable[[], float],
-    sleep: Callable[[float], None],
-) -> T:
-    """The result of `action`; an `OSError` is raised only when it lasts `PATIENCE_SECONDS`."""
-    patience = _Patience(what, report, clock())
-    while True:
-        try:
-            return action()
-        except OSError as error:
-            if (pause := patience.pause(error, clock())) is None:
-                raise
-        sleep(pause)
-
-
-@dataclass(eq=False)
-class _Errand:
     action: Callable[[], Any]
-    done: Callable[[Any], None]
-    failed: Callable[[Exception], None]
-    patience: _Patience
+    begun: float
+    done: Callable[[Any], None] = lambda _: None
+    failed: Callable[[Exception], None] = lambda _: None
+    tries: int = 0
     due: float = 0.0
     future: concurrent.futures.Future[Any] | None = None
+    pauses: Iterator[float] = field(
+        default_factory=lambda: retry.pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+    )
 
 
 class Errands:
@@ -118,8 +84,29 @@ class Errands:
             done: called with its result, by this method or `poll`.
             failed: called instead with its error, when that is final.
         """
-        patience = _Patience(what, self._report, self._clock())
-        self._try(_Errand(action, done, failed, patience))
+        self._try(_Errand(what, action, self._clock(), done, failed))
+
+    def insist(self, what: str, action: Callable[[], T], sleep: Callable[[float], None]) -> T:
+        """The result of `action`; an `OSError` is raised only when it lasts `PATIENCE_SECONDS`."""
+        errand = _Errand(what, action, self._clock())
+        while True:
+            try:
+                return action()
+            except OSError as error:
+                if (pause := self._pause(errand, error)) is None:
+                    raise
+            sleep(pause)
+
+    def _pause(self, errand: _Errand, error: Exception) -> float | None:
+        """Seconds until the next try; None when the error is final."""
+        spent = self._clock() - errand.begun
+        errand.tries += 1
+        refused = isinstance(error.__context__, PermissionError)
+        if refused or not isinstance(error, OSError) or spent >= PATIENCE_SECONDS:
+            return None
+        event = {"event": "retrying", "what": errand.what, "cause": str(error), "seconds": spent}
+        self._report({**event, "attempt": errand.tries})
+        return min(next(errand.pauses), PATIENCE_SECONDS - spent)
 
     def poll(self) -> None:
         """End the operations that have a result, in the order they began, and retry others."""
@@ -159,14 +146,13 @@ class Errands:
         try:
             value = result()
         except Exception as error:
-            now = self._clock()
-            pause = None if self._stopping() else errand.patience.pause(error, now)
+            pause = None if self._stopping() else self._pause(errand, error)
             if pause is not None:
-                errand.due = now + pause
+                errand.due = self._clock() + pause
                 self._pending[errand] = None
                 return
             if not isinstance(error, PonenteError | OSError):
-                logger.error("%s: unexpected error", errand.patience.what, exc_info=error)
+                logger.error("%s: unexpected error", errand.what, exc_info=error)
             self._pending.pop(errand, None)
             errand.failed(error)
         else:

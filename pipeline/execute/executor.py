@@ -22,7 +22,7 @@ from typing import Any
 from pipeline.errors import Cancelled, StepFailed, one_line
 from pipeline.execute.attempt import Outcome
 from pipeline.execute.backend import Backend
-from pipeline.execute.errands import Errands, patiently
+from pipeline.execute.errands import Errands
 from pipeline.execute.events import EventLog
 from pipeline.execute.node_state import NodeState, Phase, States
 from pipeline.execute.requests import (
@@ -120,7 +120,7 @@ class Execution:
             CorruptOutput: when a needed output exists but differs from what was recorded.
             InputError: when the choice of steps is invalid.
         """
-        insist = partial(patiently, report=self._log.emit, clock=self._clock, sleep=self._sleep)
+        insist = partial(self._errands.insist, sleep=self._sleep)
         seen = insist(self._store.prefix, partial(look, self.order, self._store))
         self._listings = seen.listings
         self.notes = [note for node in self.order for note in source_notes(node, seen)]

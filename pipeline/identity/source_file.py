@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 DIGITS = 16
 _SHORT = 8  # digits of a statement's digest
+_IMPORTS = (ast.Import, ast.ImportFrom)
 _BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
 
 
@@ -27,15 +28,15 @@ class SourceFile:
     @functools.cached_property
     def imports(self) -> tuple[ast.Import | ast.ImportFrom, ...]:
         """Every import statement at any depth."""
-        return tuple(_imports(tree.body)) if (tree := self._parse()) else ()
+        return tuple(n for n in _statements(self._parse()) if isinstance(n, _IMPORTS))
 
     @functools.cached_property
     def statements(self) -> tuple[str, ...]:
         """Digest of each statement without the statements in it; not of imports and docstrings."""
-        tree = self._parse()
         found = {
             digest_of(_describe(n, deep=False))[:_SHORT]
-            for n in _statements(tree.body if tree else ())
+            for n in _statements(self._parse())
+            if not isinstance(n, _IMPORTS) and not _is_comment(n)
         }
         return tuple(sorted(found))
 
@@ -51,27 +52,15 @@ class SourceFile:
     def meaning(self) -> str:
         """Digest of the syntax tree; of the bytes where the file does not parse."""
         tree = self._parse()
-        if tree is None:
-            return self.raw
-        return digest_of(_describe(tree))
+        return self.raw if tree is None else digest_of(_describe(tree))
 
 
-def _imports(body: Iterable[ast.AST]) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Every import statement at any depth. Visits statements only: expressions contain none."""
-    for node in body:
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield node
-        else:
-            for name in _BODIES:
-                yield from _imports(getattr(node, name, None) or ())
-
-
-def _statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    for node in body:
-        if not isinstance(node, ast.Import | ast.ImportFrom) and not _is_comment(node):
-            yield node
-            for name in _BODIES:
-                yield from _statements(getattr(node, name, None) or ())
+def _statements(node: ast.AST | None) -> Iterator[ast.AST]:
+    """Every statement in a node, at any depth. Visits no expressions, which contain none."""
+    for name in _BODIES:
+        for inner in getattr(node, name, None) or ():
+            yield inner
+            yield from _statements(inner)
 
 
 def digest_of(words: Iterable[str]) -> str:
