@@ -6,12 +6,12 @@ import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pipeline import InputError, Result, Runtime, StepContext, step
 from pipeline.store import storage
+from pipeline.store.parallel import concurrently, in_order
 from pipeline.store.shards import Shard
 from steps.artifacts import Documents, TokenCache, Tokenizer
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _SHARD_MEMORY = 512 * 2**20  # a row group of 16 MiB takes 260 MiB, with its process
-_REQUESTS = 16  # small files read concurrently
 OCCURRENCES = "occurrences.npz"
 _NAMED = 3  # most shards with a warning of their own
 
@@ -166,8 +165,7 @@ def _row_groups(documents: Documents) -> dict[str, tuple[str, int]]:
         for split in documents.splits
         for name, file in documents.files(split)
     ]
-    with ThreadPoolExecutor(_REQUESTS) as pool:
-        counts = list(pool.map(count_row_groups, [file for _, file in files]))
+    counts = concurrently(count_row_groups, [file for _, file in files], documents.home)
     return {
         f"{name}/{row_group:04d}": (file, row_group)
         for (name, file), count in zip(files, counts, strict=True)
@@ -210,8 +208,7 @@ def occurrences(run: StepContext, parts: Sequence[Shard]) -> np.ndarray:
         with storage.open_read(storage.join(run.root, shard.root, OCCURRENCES)) as file:
             return np.load(file, allow_pickle=False)["occurrences"]
 
-    with ThreadPoolExecutor(_REQUESTS) as pool:
-        return functools.reduce(np.add, pool.map(load, parts))
+    return functools.reduce(np.add, in_order(load, parts, run.root))
 
 
 def _measured(written: Sequence[Shard]) -> dict[str, Any]:

@@ -33,14 +33,7 @@ class Candidate:
 
 
 def choose(store: Store, node: Node, seen: GraphState, source: str | None) -> Candidate:
-    """The output to adopt.
-
-    Args:
-        store: the store, in which the node's output is missing.
-        node: the node to adopt for.
-        seen: the state of the graph in the store.
-        source: directory of the output, a name in the store or a URL; None for the most similar
-            earlier output.
+    """The output to adopt: in a directory, a name in the store or a URL, or the most similar one.
 
     Raises:
         InputError: when there is no output to adopt, or it is one of another step.

@@ -33,14 +33,8 @@ def refer(
 ) -> Found:
     """Publish the output `to` as this node's, unless another process published it meanwhile.
 
-    Args:
-        store: the store to publish in.
-        node: the node whose output it becomes.
-        inputs: the node's current inputs by name; may lack some when adopting.
-        listings: current listings of the node's sources, by argument.
-        to: the output whose files are referred to.
-        kind: why, see `Origin`.
-        differences: the differences that an adoption ignores.
+    `inputs` are the node's current ones; some may be missing when adopting. `kind` and
+    `differences`: see `Origin`.
 
     Raises:
         CorruptOutput: `to` is damaged.

@@ -20,11 +20,6 @@ def why_small(order: Iterable[Node], needed: Iterable[Node], listings: Listings)
 
     The work of a fan-out grows with the sources of the graph, so those must be known and small; a
     graph of steps that read none is small.
-
-    Args:
-        order: every node of the graph.
-        needed: the nodes to run.
-        listings: listings of the graph's external arguments.
     """
     if not all(_alone(node) for node in needed):
         return ""

@@ -177,12 +177,9 @@ def _required() -> list[str]:
 
 
 def differences(mine: Mapping[str, Any], heads: Mapping[str, Any], ahead: float) -> list[str]:
-    """Lines on the differences that keep this host from joining the head.
+    """Lines on the differences of `software()` that keep this host from joining the head.
 
-    Args:
-        mine: `software()` here.
-        heads: `software()` of the head.
-        ahead: seconds that this host's clock is ahead of the head's.
+    Its clock is `ahead` of the head's by so many seconds.
     """
     found = []
     if mine["python"].split(".")[:2] != heads["python"].split(".")[:2]:

@@ -51,14 +51,7 @@ class Chips:
 
 
 def join(job: Job, head: str, *flags: str, wait: str = WAIT) -> str:
-    """The command with which a host joins the cluster whose head is `head`.
-
-    Args:
-        job: the job to launch.
-        head: host name or address, as a shell reads it.
-        flags: more flags of `join`.
-        wait: how long to wait for machines that exist.
-    """
+    """The command with which a host joins the cluster of a head: its name as a shell reads it."""
     words = [f'.venv/bin/ponente join "{head}:{PORT}" --hardware {job.hardware.name}']
     words += [f"--name {job.name} --wait {wait}", f"--shared {job.folder}/secret", *flags]
     return f"{' '.join(words)} -- .venv/bin/{job.shell}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,6 +23,7 @@ from pipeline.pages.record import DONE, STATES, RunRecord, StepRecord
 from pipeline.plan.state import NOT_BUILT
 from pipeline.store import storage
 from pipeline.store.manifest import Manifest, load
+from pipeline.store.parallel import concurrently
 from pipeline.store.shards import ShardTable
 
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -86,9 +86,7 @@ def _write(prefix: str, record: RunRecord, others: Sequence[RunRecord]) -> str:
         if found is not None and found.key == step.key:
             manifests[step.key] = found
 
-    # Threads: on an object store each manifest is a round trip.
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(known, [step for step in record.steps.values() if step.directory]))
+    concurrently(known, [step for step in record.steps.values() if step.directory], prefix)
     return _put(prefix, record.run, render(record, manifests, others))
 
 

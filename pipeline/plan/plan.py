@@ -82,8 +82,6 @@ def plan(
     """The plan for bringing `targets` up to date, inputs first.
 
     Args:
-        targets: the target nodes.
-        store: the store with the outputs.
         forced: keys of steps that would be built again although their outputs exist.
         keep_shards: keep the shards that other code of a step wrote.
     """

@@ -53,10 +53,6 @@ def list_together(home: str, directories: Collection[str]) -> dict[str, int]:
 
     The listing is that of their deepest common parent, so it has other files too. It may be out of
     date: request an object that it lacks before treating it as missing.
-
-    Args:
-        home: a URL.
-        directories: paths relative to `home`.
     """
     if not directories:
         return {}

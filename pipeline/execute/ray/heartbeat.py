@@ -168,12 +168,7 @@ class Channel:
 
 
 def emitter(collector: Channel, stamp: Mapping[str, str] | None = None) -> Emit:
-    """An emitter that sends events to a collector without waiting, with this machine's time.
-
-    Args:
-        collector: the driver's collector.
-        stamp: fields added to every event, such as the step's label.
-    """
+    """An emitter that sends events without waiting, with this machine's time and the stamp."""
 
     def emit(event: dict[str, Any]) -> None:
         collector.send("emit", {"time": time.time(), **event, **(stamp or {})})
