@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from pipeline.cli import join, options
-from pipeline.cli.context import Context, of_command, say
+from pipeline.cli.context import Context, file_among, of_command, say
 from pipeline.cli.streams import survive_closed_streams
 from pipeline.errors import Cancelled, PonenteError, UsageError
 from pipeline.graph.declaration import Declaration, load
@@ -101,15 +101,14 @@ def _command(
     refuse_secrets(rest)
     if verb in options.FREE:
         return _run_verb(verb, rest, None, clock, f"ponente {verb}")
-    file = next((w for w in rest if w.endswith(".py") or ".py:" in w), None)
-    if file is None:
+    if not (files := file_among(rest)):
         if {"-h", "--help"} & set(rest):
             options.parser(verb, program=f"ponente {verb} FILE").print_help()
             return 0
         found = rest[0] if rest else "nothing"
         raise UsageError(f"ponente {verb}: expected an experiment's Python file, found {found}")
-    rest.remove(file)
-    return _run_verb(verb, rest, load(file), clock, f"ponente {verb} {shlex.quote(file)}")
+    rest.remove(files[0])
+    return _run_verb(verb, rest, load(files[0]), clock, f"ponente {verb} {shlex.quote(files[0])}")
 
 
 def _usage(more: Mapping[str, tuple[str, Any]], *, error: bool) -> None:

@@ -149,16 +149,22 @@ def _shortest(path: str) -> str:
     return relative if len(relative) < len(path) else path
 
 
+def file_among(words: Iterable[str]) -> list[str]:
+    """The first word that names an experiment's file, if there is one."""
+    return [word for word in words if word.endswith(".py") or ".py:" in word][:1]
+
+
 def other_command(context: Context, verb: str, step: str) -> str:
     """The command line of another verb on a step, with the same settings and store."""
     o, default = context.options, flags.defaults(verb)
     typed = [*context.command, "plan", "FILE"]  # a call in Python has neither
     at = typed.index("plan")
-    file = [word for word in typed[at:] if word.endswith(".py") or ".py:" in word][:1]
     more = [] if o.preset is None else ["--preset", o.preset]
     more += [] if o.prefix == default.prefix else ["--prefix", o.prefix]
     more += [] if o.shared == default.shared else ["--shared", ",".join(o.shared)]
-    return shlex.join([*typed[:at], verb, *file, step, *more, *getattr(o, "overrides", ())])
+    return shlex.join(
+        [*typed[:at], verb, *file_among(typed[at:]), step, *more, *getattr(o, "overrides", ())]
+    )
 
 
 def say(text: str = "", *, error: bool = False) -> None:

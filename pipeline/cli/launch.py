@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from pipeline.cli import options
-from pipeline.cli.context import Context, say
+from pipeline.cli.context import Context, file_among, say
 from pipeline.errors import InputError, UsageError
 from pipeline.graph.declaration import FULL
 from pipeline.graph.hardware import Hardware
@@ -69,13 +69,9 @@ def _run_command(context: Context) -> tuple[str, ...]:
     """The command that runs the same experiment with the same settings."""
     words = context.command[1:]
     # Last, because the first word may be the program's own file.
-    reference = next(w for w in (*words[1:], *words) if _is_experiment(w))
+    (reference,) = file_among((*words[1:], *words))
     path, colon, variable = reference.partition(":")
     return ("ponente", "run", relative_file(path) + colon + variable, *_flags(context))
-
-
-def _is_experiment(word: str) -> bool:
-    return word.endswith(".py") or ".py:" in word
 
 
 def _flags(context: Context) -> list[str]:
@@ -108,8 +104,7 @@ def _local(context: Context, hardware: Hardware, name: str) -> int:
     # Such as [python, -m, module, launch, FILE, ...] or [python, FILE, launch, ...].
     typed = sys.orig_argv
     at = typed.index("launch")
-    file = [word for word in typed[at:] if _is_experiment(word)][:1]
-    command = [sys.executable, *typed[1:at], "run", *file, *_flags(context)]
+    command = [sys.executable, *typed[1:at], "run", *file_among(typed[at:]), *_flags(context)]
     return run_local(hardware, name, command)
 
 

@@ -128,7 +128,6 @@ def delete(store: Store, garbage: Iterable[Garbage], *, wait: float = 0.0) -> tu
     """Delete garbage, that of each output under its lease, unless it is protected by now.
 
     Args:
-        store: the store.
         garbage: from `find_garbage`.
         wait: seconds to watch leases whose owners may be dead.
 

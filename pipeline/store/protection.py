@@ -101,7 +101,6 @@ def protection(
     """What may not be deleted from the store now.
 
     Args:
-        store: the store.
         wanted: directories that presets ask for, by name.
         keep: what is kept in addition.
         owners: records of the owners of every live lease.

@@ -60,7 +60,6 @@ def drop_duplicates(
     """(shards rewritten without their duplicates, number of documents with a repeated id).
 
     Args:
-        run: the attempt.
         splits: names of the splits; the first one, train, keeps a copy only if no other has it.
         written: the sampled shards.
         by_position: which copy is kept, see `find_duplicates`.

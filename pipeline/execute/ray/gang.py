@@ -158,17 +158,10 @@ def run_gang(
 ) -> Any:
     """Run `function(job, process=..., emit=...)` on the hardware; process 0's result.
 
-    Args:
-        hardware: the hardware to run on.
-        function: called by every process.
-        job: its argument, the same in all processes.
-        emit: the step's emitter, for a gang that is this process.
-        reports: where the processes send events and logs.
-        heartbeat: the step's own heartbeat.
-        wait: seconds to wait for the hardware; None for no limit.
+    `emit` and `heartbeat` are the step's own, for a gang that is this process.
 
     Raises:
-        ResourcesUnavailable: when the hardware is not free in that time.
+        ResourcesUnavailable: when the hardware is not free in `wait` seconds.
         WorkerLost: when a process died or its heartbeats stopped.
         Preempted: when the processes received a SIGTERM and saved.
         Cancelled: when the step was cancelled before the gang started.
