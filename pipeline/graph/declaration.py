@@ -181,7 +181,7 @@ def _refuse(error: BaseException, file: str) -> NoReturn:
     if isinstance(error, SyntaxError) and error.filename:
         where, text = f"{os.path.relpath(error.filename)}:{error.lineno}", str(error.msg)
     else:
-        text = str(error)
+        text = f"{error}{module_names.hidden(error)}"
     kind = "" if isinstance(error, PonenteError) else f"{type(error).__name__}: "
     raise InputError(f"{where}: {kind}{text}") from error
 

@@ -62,6 +62,15 @@ def hiding(name: str, folders: Iterable[str]) -> str:
     return _other(name, spec.origin, spec.submodule_search_locations)
 
 
+def hidden(error: BaseException) -> str:
+    """What to add to the error of a name that a package of ours lacks; empty for other errors."""
+    name = getattr(error, "name", None) if type(error) is ImportError else None
+    if isinstance(error, AttributeError):
+        name = getattr(error.obj, "__name__", None)
+    other = hiding(name, sys.path) if name in NAMES else ""
+    return f"; ponente's package {name!r} hides {other}; rename that one" if other else ""
+
+
 def _other(name: str, file: str | None, folders: Iterable[str] | None) -> str:
     """Path of a module of this name; empty if it is ours."""
     place = file or next(iter(folders or ()), "")

@@ -93,6 +93,18 @@ def test_a_module_that_ours_hides_is_named(project, form, line):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("use", ["from steps import twice", "import steps; steps.twice"])
+def test_a_name_of_a_module_that_ours_hides_is_explained(project, use):
+    """Also where the user's module is a file, so that no submodule is missing."""
+    (project / "steps.py").write_text("def twice(n): return 2 * n\n")
+    (project / "mine.py").write_text(f"{use}\n{MINE}")
+    done = run(project, "ponente")
+    assert done.returncode == 1
+    says = f"ponente's package 'steps' hides {project}/steps.py; rename that one"
+    assert done.stderr.rstrip().endswith(says)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["steps", "pipeline"])
 @pytest.mark.parametrize("form", ["python", "cell"])
 def test_a_module_that_hides_ours_is_named(project, name, form):
