@@ -57,10 +57,14 @@ def _names(values: list[Any], built: Iterable[Artifact]) -> list[str]:
     elif any({"/", "\\"} & set(text) for text in texts):
         parts = [re.split(r"[/\\]+", text.rstrip("/\\")) for text in texts]
         ends = [[":".join(p[-depth:]) for p in parts] for depth in range(1, max(map(len, parts)))]
-        texts = next((texts for texts in ends if _distinct(texts)), texts)
+        texts = next((texts for texts in ends if len(set(texts)) == len(texts)), texts)
     labels = [as_node(artifact).label for artifact in built]
     fit = all(is_display_name(f"{a}[{b}]") for a, b in zip(labels, texts, strict=True))
-    return texts if fit and _distinct(texts) else [str(i) for i in range(1, len(values) + 1)]
+    return (
+        texts
+        if fit and len(set(texts)) == len(texts)
+        else [str(i) for i in range(1, len(values) + 1)]
+    )
 
 
 def _differing(values: list[Any]) -> list[str]:
@@ -78,10 +82,6 @@ def _fields(config: Any, before: str = "") -> Iterator[tuple[str, Any]]:
             yield from _fields(value, f"{before}{field.name}.")
         else:
             yield before + field.name, value
-
-
-def _distinct(values: list[Any]) -> bool:
-    return len(set(values)) == len(values)
 
 
 def select(candidates: tuple[A, ...], *, by: str, mode: Literal["min", "max"] = "min") -> A:

@@ -17,7 +17,7 @@ from pipeline.cli.latest_pages import point_to_pages
 from pipeline.cli.stopping import Stopping
 from pipeline.cli.streams import survive_closed_streams
 from pipeline.errors import Cancelled, InputError, PonenteError
-from pipeline.execute.backend import InlineBackend
+from pipeline.execute.backend import Backend, InlineBackend
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.execute.small import refuse_several_hosts
@@ -118,24 +118,23 @@ def _execute(
 ) -> None:
     if context.options.cluster is None:
         refuse_several_hosts(needed)
+    cluster, stops = context.options.cluster, [execution.stop]
+    backend: Backend
     if _in_process(context, log, execution, needed):
-        inline = InlineBackend(log, interrupts.preempted)
-        stop = Stopping(context.store.prefix, log, execution.stop, inline.stop)
-        with stop.reported(), interrupts.stopping(stop):
-            execution.run(inline, needed)
-        return
-    cluster = context.options.cluster
-    from pipeline.execute.ray.backend import RayBackend
+        backend = InlineBackend(log, interrupts.preempted)
+        stops.append(backend.stop)
+    else:
+        from pipeline.execute.ray.backend import RayBackend
 
-    phase = "starting Ray" if cluster is None else f"joining Ray at {cluster}"
-    say(phase)
-    log.emit({"event": "phase", "phase": phase})
-    try:
-        backend = RayBackend(cluster, context.options.wait)
-    except SystemExit:
-        # While Ray starts, its own handler of SIGTERM is installed and raises this.
-        raise interrupts.terminated() from None
-    stop = Stopping(context.store.prefix, log, execution.stop)
+        phase = "starting Ray" if cluster is None else f"joining Ray at {cluster}"
+        say(phase)
+        log.emit({"event": "phase", "phase": phase})
+        try:
+            backend = RayBackend(cluster, context.options.wait)
+        except SystemExit:
+            # While Ray starts, its own handler of SIGTERM is installed and raises this.
+            raise interrupts.terminated() from None
+    stop = Stopping(context.store.prefix, log, *stops)
     try:
         with stop.reported(), interrupts.stopping(stop):
             execution.run(backend, needed)

@@ -154,7 +154,8 @@ class Execution:
             Cancelled: when `stop` was called.
         """
         if needed:
-            self._states.read_code(needed)
+            for node in needed:  # now: a file may be edited while others run
+                self._states.code_of(node)
             shared = provenance.collect(node.step.function for node in needed)
             self._provenance = {**shared.record, "diff": self._log.keep_diff(shared.diff)}
             self._log.emit({"event": "provenance", "git": shared.record["git"]})

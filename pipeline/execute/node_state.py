@@ -136,11 +136,6 @@ class States(dict[str, NodeState]):
             for child in node.inputs.values():
                 self.users.setdefault(child.key, []).append(node)
 
-    def read_code(self, nodes: Iterable[Node]) -> None:
-        """Read the code of these nodes' steps now: a file may be edited while others run."""
-        for node in nodes:
-            self.code_of(node)
-
     def code_of(self, node: Node) -> dict[str, Any]:
         """The code of a node's step when it was asked for first, see `source_code.record`."""
         function = node.step.function
