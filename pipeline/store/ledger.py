@@ -60,10 +60,6 @@ class Record:
     shard: Shard
     code: str = ""
 
-    def to_bytes(self) -> bytes:
-        """JSON for the ledger."""
-        return to_json(self)
-
 
 @dataclass(frozen=True)
 class Ledger:
@@ -143,7 +139,7 @@ class Ledger:
         # They were listed before they were read: one that was replaced in between has the new
         # content under the old version, which is listed no more.
         known = [
-            [name, versions[self._file(name)], record.to_bytes().decode()]
+            [name, versions[self._file(name)], to_json(record).decode()]
             for name, record in records.items()
             if versions.get(self._file(name), (0, None))[1] is not None
         ]
@@ -233,14 +229,14 @@ class Ledger:
         """
         shard = self._measure(name, directory, result, measured)
         new = Record(shard.attempt, shard, self.code)
-        while not storage.create(self.record(name), new.to_bytes()):
+        while not storage.create(self.record(name), to_json(new)):
             found, version = self._versioned(name)
             if found is None:
                 continue
             if not replace and self.reuses(found):
                 return found.shard
             self._check_owner(name, found.owner, new.owner)
-            if storage.replace_if(self.record(name), new.to_bytes(), version):
+            if storage.replace_if(self.record(name), to_json(new), version):
                 break
         return shard
 
@@ -273,7 +269,7 @@ class Ledger:
             if found is None:
                 return None
             self._check_owner(name, found.owner, attempt)
-            new = None if drop else dataclasses.replace(found, owner=attempt).to_bytes()
+            new = None if drop else to_json(dataclasses.replace(found, owner=attempt))
             if (found.owner == attempt and not drop) or storage.replace_if(
                 self.record(name), new, version
             ):

@@ -140,7 +140,7 @@ class Store:
         recipe = digests.recipe(node.identity, contents)
         for prefix in (self.prefix, *self.shared):
             try:
-                entry = storage.read_json(self._entry(prefix, recipe))
+                entry = storage.read_json(_entry(prefix, recipe))
                 path = storage.join(prefix, entry["directory"])
                 found = manifest.load_verified(path, entry["key"])
             except FileNotFoundError:
@@ -156,9 +156,6 @@ class Store:
                 return Found(path, found, shared=prefix != self.prefix)
         return None
 
-    def _entry(self, prefix: str, recipe: str) -> str:
-        return storage.join(prefix, _INDEX, recipe[:2], f"{recipe}.json")
-
     def outputs(self) -> list[str]:
         """Names of the directories in the user's own store that have the form of an output's."""
         return [name for name in storage.list_names(self.prefix) if is_output_name(name)]
@@ -172,10 +169,12 @@ def is_output_name(name: str) -> bool:
 def remember(path: str, recipe: str, key: str) -> None:
     """Enter the output in directory `path` into its store's index; a later entry replaces it."""
     prefix, _, directory = path.rpartition("/")
-    entry = storage.join(prefix, _INDEX, recipe[:2], f"{recipe}.json")
-    storage.write_atomic(
-        entry, json.dumps({"directory": directory, "key": key}).encode(), durable=False
-    )
+    entry = json.dumps({"directory": directory, "key": key}).encode()
+    storage.write_atomic(_entry(prefix, recipe), entry, durable=False)
+
+
+def _entry(prefix: str, recipe: str) -> str:
+    return storage.join(prefix, _INDEX, recipe[:2], f"{recipe}.json")
 
 
 def forget_missing(prefix: str) -> int:
