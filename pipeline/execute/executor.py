@@ -273,7 +273,6 @@ class Execution:
         """Read what an ended attempt published or recorded, then decide how to go on."""
         node, attempt, state.attempt, state.at_work = state.node, state.attempt, "", False
         self._states.move(state, Phase.SETTLING)
-
         if not outcome.successful:
             self._end_followers(state, backend)
         read = partial(read_ended, self._store, node, outcome, state.build, attempt)
