@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 import uuid
@@ -27,7 +26,7 @@ from pipeline.pages.readable import command_line
 from pipeline.pages.summary import Summary
 from pipeline.plan import facts as step_facts
 from pipeline.plan.plan import code_warnings
-from pipeline.store import lease
+from pipeline.store import lease, storage
 from pipeline.store.write_check import check_writable
 
 
@@ -60,27 +59,31 @@ def bring_up(context: Context) -> Execution:
 
 def _run(context: Context, interrupts: FirstSignal) -> Execution:
     _say_settings(context)
-    check_writable(context.store.prefix)
+    prefix = context.store.prefix
+    if storage.is_local(prefix):
+        check_writable(prefix)
     # In UTC and marked so: ids without the letters are of runs before, in their machine's time.
     run_id = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"
-    log = EventLog(context.store.prefix, run_id, [])
+    log = EventLog(prefix, run_id, [])
     retry, wait = command_line(context.command), context.options.wait
     execution = Execution(context.targets, context.store, log, retry, context.choice, wait)
     display = choose(execution.order)
     log.listen(display)
     started = _started(context, run_id, execution)
     log.emit(started)
-    summary = Summary(context.store.prefix, run_id, started)
+    summary = Summary(prefix, run_id, started, log.file)
     outcome, needed, page, cause, pages = "failed", [], "", "", []
-    protected, reads = contextlib.ExitStack(), [node.directory for node in execution.order]
     try:
-        protected.enter_context(lease.reading(context.store.prefix, run_id, reads))
+        # The summary says what the run may read; what was chosen for deletion before is gone now.
+        lease.wait_for_collector(prefix)
         needed = execution.look()
         looked = time.perf_counter() - context.clock
         for note in execution.notes:
             say(f"warning: {note}")
         _check_code(context, execution)
         if needed:
+            if not storage.is_local(prefix):
+                check_writable(prefix)
             _check_facts(context, execution, needed)
             _execute(context, log, execution, needed, interrupts)
         outcome, pages = "ok", point_to_pages(context, execution)
@@ -97,10 +100,9 @@ def _run(context: Context, interrupts: FirstSignal) -> Execution:
             end = {"event": "run_finished", "outcome": outcome, "executed": labels}
             end |= {"pages": dict(pages)}
             log.emit(end | ({"cause": cause} if cause else {}))
-            log.close()
             summary.close()
+            log.close()
             page = _write_page(context, run_id) if needed else ""
-            protected.close()
     if needed:
         say(f"page of this run: {page}")
     _say_outcome(execution, looked if not needed else None)

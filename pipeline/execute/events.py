@@ -115,6 +115,11 @@ class EventLog:
             path = self._parts.path
         return open(path, "a", encoding="utf-8")
 
+    @property
+    def file(self) -> str:
+        """The local file that events are written to; the log's URL while none can be."""
+        return self._file.name if self._file is not None else self.url
+
     def keep_diff(self, diff: str) -> str:
         """Write the diff of uncommitted code; returns its path in the store, empty for none."""
         url = self.url.removesuffix(".jsonl") + ".diff"

@@ -62,14 +62,13 @@ def write_shard(task: ShardTask) -> Shard:
         return finished.shard
     part = "shards" if task.number == 1 else f"shards-{task.number}"
     directory = storage.join(task.ledger.root, ATTEMPTS, task.attempt, part, task.name)
-    _make_new(directory)
+    _make(directory)
     result = task.writer(directory, task.item)
     return task.ledger.add(task.name, directory, result)
 
 
-def _make_new(directory: str) -> None:
-    """Make an empty directory on a disk; in a bucket, delete what a name begins with."""
-    storage.delete_tree(directory)
+def _make(directory: str) -> None:
+    """Make a directory of a disk; a bucket has none. It is new: each try has its own."""
     if storage.is_local(directory):
         local_storage.make_directory(storage.local_path(directory))
 
@@ -277,7 +276,7 @@ class StepContext:
             raise InputError(f"shard {name!r} is written twice by one attempt; name them apart")
         self._written.add(name)
         directory = storage.join(self.directory, "shards", name)
-        _make_new(directory)
+        _make(directory)
         yield directory
         # What was just written replaces a shard of other code, also with --keep-shards.
         ledger = dataclasses.replace(self.ledger, keep=False)

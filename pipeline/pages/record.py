@@ -172,21 +172,21 @@ class RunRecord:
 
 
 class Follower:
-    """Reads the record of one run, and at every later look only what was appended."""
+    """Reads a run's record, later only what was appended; its driver, from its file `own_log`."""
 
-    def __init__(self, prefix: str, run_id: str, *, details: bool = True) -> None:
+    def __init__(self, prefix: str, run_id: str, details: bool = True, own_log: str = "") -> None:
         self._prefix, self._details, self._rest = prefix, details, b""
         self._judged = -run_summary.BEAT_SECONDS  # when `alive` was judged, on the monotonic clock
         self._record, read, driver = RunRecord(run_id), 0, {}
         url = run_summary.log_url(prefix, run_id)
-        summary = run_summary.load(prefix, run_id)
+        summary: dict[str, Any] = {} if own_log else run_summary.load(prefix, run_id)
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
             record, at = _record({**summary["record"], "run": run_id}), int(summary["read"])
             # After a power failure a disk may have the summary without all that it summarises.
             if not storage.is_local(url) or at <= (storage.size(url) or 0):
                 self._record, read, driver = record, at, dict(summary["process"])
         self._record.driver = driver
-        self._tail = Tail(url, read)
+        self._tail = Tail(own_log or url, read)
 
     def look(self) -> RunRecord:
         """The record as it is now; the same object at every look."""
@@ -204,12 +204,11 @@ class Follower:
         record = self._record
         if not record.driver:
             return time.time() - record.last <= _KILLED_AFTER
-        if process.is_here(record.driver):
-            return not process.is_gone(record.driver)
-        if time.monotonic() - self._judged < run_summary.BEAT_SECONDS:
+        here = process.is_here(record.driver)
+        if not here and time.monotonic() - self._judged < run_summary.BEAT_SECONDS:
             return record.alive
         self._judged = time.monotonic()
-        return run_summary.beats(self._prefix, record.run)
+        return run_summary.lives(self._prefix, record.run, record.driver)
 
     def _apply(self, lines: list[bytes]) -> None:
         for line in lines:

@@ -16,14 +16,15 @@ logger = logging.getLogger("ponente")
 class Summary:
     """Writes the summary of this process's run every `BEAT_SECONDS`, from another thread.
 
-    A store that fails costs the summary, never the run. `started` is the run's first event.
+    A store that fails later costs the summary, never the run. `started` is the run's first event,
+    `own_log` the local file of its event log.
     """
 
-    def __init__(self, prefix: str, run_id: str, started: dict[str, Any]) -> None:
-        self._follower = Follower(prefix, run_id)
+    def __init__(self, prefix: str, run_id: str, started: dict[str, Any], own_log: str) -> None:
+        self._follower = Follower(prefix, run_id, own_log=own_log)
         self._follower.begin(started)
         self._over, self._failed = threading.Event(), False
-        self._save()
+        self._follower.save()
         self._thread = threading.Thread(target=self._beat, name="run-summary", daemon=True)
         self._thread.start()
 
@@ -41,7 +42,7 @@ class Summary:
             self._failed = True
 
     def close(self) -> None:
-        """Write the summary of the whole log; call it when that is closed."""
+        """Write the summary of the whole log; call it before that is closed."""
         self._over.set()
         self._thread.join()
         self._save()

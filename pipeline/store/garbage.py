@@ -7,6 +7,7 @@ for whole outputs, while no reader begins (see `lease.collecting`). Event logs a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -15,12 +16,14 @@ from pipeline.store import lease, manifest, process, storage
 from pipeline.store.ledger import DIRECTORY as LEDGER
 from pipeline.store.ledger import age_of
 from pipeline.store.left_overs import Tree, unneeded
+from pipeline.store.manifest import Manifest
 from pipeline.store.outputs import Store, Wanted, forget_missing
 from pipeline.store.parallel import by_item, concurrently
 from pipeline.store.protection import Keep, Protection, protection
 from pipeline.store.shards import ATTEMPTS
 
 _PRESETS_ONLY = Keep(recorded=False)
+_ENTRIES = 100_000  # of outputs that are listed once; those of more are listed again
 _OURS = {manifest.NAME, LEDGER, lease.DIRECTORY, ATTEMPTS}
 
 
@@ -67,14 +70,25 @@ def find_garbage(store: Store, nodes: Iterable[Wanted], keep: Keep = _PRESETS_ON
     lease first.
     """
     asked = (frozenset(node.directory for node in nodes), keep)
-    seen = by_item(lease.holder, _leased(store), store.prefix)
+    trees: dict[str, Tree] = {}
+    room = _ENTRIES
+
+    def holder(root: str) -> lease.Holder | None:
+        nonlocal room
+        tree = Tree(root)
+        if room >= len(tree.entries):
+            room -= len(tree.entries)
+            trees[root] = tree
+        return lease.holder(root, tree.names(lease.DIRECTORY))
+
+    seen = by_item(holder, _roots(store), store.prefix)
     holders = {root: found for root, found in seen.items() if found and found.responsive}
     protected = protection(store, *asked, [holder.owner for holder in holders.values()])
-    now = process.now(store.prefix)
+    now = functools.cache(functools.partial(process.now, store.prefix))
 
     def judge(name: str) -> Report:
         root = storage.join(store.prefix, name)
-        tree, published = Tree(root), protected.published[name]
+        tree, published = trees.pop(root, None) or Tree(root), protected.published[name]
         if not _OURS & set(tree.names()):
             return Report(left=[f"{root}: not an output of ours"])
         if root in holders:
@@ -84,18 +98,19 @@ def find_garbage(store: Store, nodes: Iterable[Wanted], keep: Keep = _PRESETS_ON
             paths, why, cost = [""], f"no {by} needs it", published.seconds
         else:
             try:
-                paths = _left_overs(tree, protected)
+                found = published.manifest or manifest.load(root)
+                paths = _left_overs(tree, found, protected)
             except PonenteError as error:
                 return Report(left=[str(error)])
             why, cost = "left by an attempt that lost or was replaced", None
-        found = Report()
+        judged = Report()
         for path in paths:
             size, newest = tree.measure(path)
-            age = max(0.0, now - newest) if newest else None
+            age = max(0.0, now() - newest) if newest else None
             url = f"{root}/{path}" if path else root
             if age is None or age >= keep.younger_than:
-                found.garbage.append(Garbage(url, root, size, why, age, cost, asked))
-        return found
+                judged.garbage.append(Garbage(url, root, size, why, age, cost, asked))
+        return judged
 
     report = Report()
     for found in concurrently(judge, protected.published, store.prefix):
@@ -104,20 +119,18 @@ def find_garbage(store: Store, nodes: Iterable[Wanted], keep: Keep = _PRESETS_ON
     return report
 
 
-def _leased(store: Store) -> list[str]:
-    """URLs of all directories with leases: those of outputs, and of runs that are going on."""
-    runs = storage.join(store.prefix, lease.RUNS)
-    return [storage.join(store.prefix, name) for name in store.outputs()] + [
-        storage.join(runs, name) for name in storage.list_names(runs)
-    ]
+def _roots(store: Store) -> list[str]:
+    return [storage.join(store.prefix, name) for name in store.outputs()]
 
 
-def _left_overs(tree: Tree, protected: Protection, before: int | None = None) -> list[str]:
+def _left_overs(
+    tree: Tree, published: Manifest | None, protected: Protection, before: int | None = None
+) -> list[str]:
     """Paths in a protected output that no manifest needs, of attempts before a lease's number."""
     name = tree.root.rpartition("/")[2]
     return unneeded(
         tree,
-        manifest.load(tree.root),
+        published,
         lambda attempt: before is None or age_of(attempt)[0] < before,
         lambda old: protected.covers(name, old),
         thorough=True,
@@ -141,10 +154,10 @@ def delete(store: Store, garbage: Iterable[Garbage], *, wait: float = 0.0) -> tu
         return 0, []
     asked = next(iter(by_root.values()))[0].asked
     watch = lease.Watch()
-    watch.held(_leased(store), wait=wait)
+    watch.held(_roots(store), wait=wait)
     whole = [root for root, items in by_root.items() if any(item.whole for item in items)]
     with lease.collecting(store.prefix) as collector:
-        live = watch.held(_leased(store))
+        live = watch.held(_roots(store))
         protected = protection(store, *asked, [watch.owner(root) for root in live])
 
         def withdraw(root: str) -> str:
@@ -170,7 +183,6 @@ def delete(store: Store, garbage: Iterable[Garbage], *, wait: float = 0.0) -> tu
         return _delete_parts(root, held, by_root[root], protected), ""
 
     cleared = concurrently(clear, by_root, store.prefix)
-    _forget_dead_runs(store, watch)
     forget_missing(store.prefix)
     return sum(freed for freed, _ in cleared), [line for _, line in cleared if line]
 
@@ -191,7 +203,8 @@ def _delete_parts(root: str, held: lease.Lease, items: list[Garbage], protected:
     freed = 0
     try:
         # Listed again: a build may have ended since.
-        still = {f"{root}/{path}" for path in _left_overs(Tree(root), protected, held.number)}
+        paths = _left_overs(Tree(root), manifest.load(root), protected, held.number)
+        still = {f"{root}/{path}" for path in paths}
         for item in items:
             if item.url in still and held.newest():
                 storage.delete_tree(item.url)
@@ -199,10 +212,3 @@ def _delete_parts(root: str, held: lease.Lease, items: list[Garbage], protected:
     finally:
         held.release()
     return freed
-
-
-def _forget_dead_runs(store: Store, watch: lease.Watch) -> None:
-    runs = storage.join(store.prefix, lease.RUNS)
-    for name in storage.list_names(runs):
-        if watch.look(storage.join(runs, name)) not in ("", "never taken"):
-            storage.delete_tree(storage.join(runs, name))

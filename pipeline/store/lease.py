@@ -8,7 +8,7 @@ the number is a fencing token against the older owner. The owner counts heartbea
 The record has what its owner reads: `reads` names the directories of its inputs and the attempts
 that published them, which garbage collection leaves alone. The collector decides about outputs
 while it holds the lease of the store's `collecting`; a reader waits for that one after its own
-lease was created. So one of the two always sees the other.
+lease was created, and a run after its summary was. So one of the two always sees the other.
 
 No wall clocks are compared. An owner is dead when it ran on this host and its process is gone
 (detected at once), or when its heartbeat count did not change for `STALE_SECONDS` of the observer's
@@ -24,7 +24,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,6 @@ BEAT_SECONDS = 5.0
 STALE_SECONDS = 60.0
 LOOK_SECONDS = 0.5
 DIRECTORY = "leases"
-RUNS = "runs"  # in a store: a lease for each run that is going on
 _COLLECTOR = "collector"  # in a store: the lease of the process that decides what to delete
 # A number is in use even where only its heartbeat or its release is left.
 _NAME = re.compile(r"([0-9]{6,18})\.(?:json|beat|done)")
@@ -201,8 +200,13 @@ class Holder:
         return text if self.age is None else f"{text}, last heartbeat {self.age:,.0f} s ago"
 
 
-def holder(root: str) -> Holder | None:
-    """The owner of the step's lease, as far as one look can tell; None when the lease is free."""
+def holder(root: str, names: Collection[str] | None = None) -> Holder | None:
+    """The owner of the step's lease, as far as one look can tell; None when the lease is free.
+
+    `names`, from a recent listing of the lease directory, save the requests for a released lease.
+    """
+    if names is not None and (not names or f"{_newest(names):06d}.done" in names):
+        return None
     number = _latest(root)
     base = _base_url(root, number)
     if number == 0 or _Observer(base).free():
@@ -266,8 +270,10 @@ def acquire(
 
 
 @contextlib.contextmanager
-def _holding(root: str, reads: Mapping[str, str | None] = {}) -> Iterator[Lease]:
-    held = acquire(root, published=lambda: False, waiting=lambda _: None, reads=reads)
+def collecting(prefix: str) -> Iterator[Lease]:
+    """Hold the lease without which no outputs of a store are chosen for deletion."""
+    root = storage.join(prefix, _COLLECTOR)
+    held = acquire(root, published=lambda: False, waiting=lambda _: None)
     assert held is not None
     try:
         yield held
@@ -275,29 +281,13 @@ def _holding(root: str, reads: Mapping[str, str | None] = {}) -> Iterator[Lease]
         held.release()
 
 
-@contextlib.contextmanager
-def reading(prefix: str, run: str, directories: Iterable[str]) -> Iterator[None]:
-    """Protect the outputs in these directories, by name, while the run in the block goes on."""
-    root = storage.join(prefix, RUNS, run)
-    try:
-        with _holding(root, dict.fromkeys(directories)):
-            wait_for_collector(prefix)
-            yield
-    finally:
-        with contextlib.suppress(PonenteError, OSError):  # gc deletes what is left
-            storage.delete_tree(root)
-
-
-def collecting(prefix: str) -> contextlib.AbstractContextManager[Lease]:
-    """Hold the lease without which no outputs of a store are chosen for deletion."""
-    return _holding(storage.join(prefix, _COLLECTOR))
-
-
 def wait_for_collector(
     prefix: str, waiting: Callable[[dict[str, Any]], None] = lambda _: None
 ) -> None:
     """Return once no process decides which outputs of the store to delete."""
     watch, root = Watch(), storage.join(prefix, _COLLECTOR)
+    if not _is_there(_base_url(root, 1) + ".json"):  # nobody ever did, so there are none later
+        return
     while not watch.look(root):
         waiting(watch.owner(root))
         time.sleep(LOOK_SECONDS)

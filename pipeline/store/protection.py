@@ -8,7 +8,7 @@ one needs to be used, such as the tokenizer of a model. Everything else is garba
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.errors import PonenteError
@@ -17,8 +17,10 @@ from pipeline.store.ledger import age_of
 from pipeline.store.left_overs import replaced
 from pipeline.store.manifest import Manifest, resolve_ref
 from pipeline.store.outputs import Store, is_output_name
-from pipeline.store.parallel import by_item, concurrently
+from pipeline.store.parallel import concurrently, in_order
 from pipeline.store.run_summary import recorded
+
+_HELD = 1_000  # manifests in memory
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Published:
             the output that it refers to is one of them.
         files: directory with its files when it is an alias, else empty.
         paths: what of it the manifest lists, see `Manifest.named_paths`.
+        manifest: the manifest itself, of the first `_HELD` outputs of a store.
     """
 
     there: bool = False
@@ -56,6 +59,7 @@ class Published:
     needs: tuple[str, ...] = ()
     files: str = ""
     paths: frozenset[str] = frozenset()
+    manifest: Manifest | None = None
 
     @classmethod
     def of(cls, path: str, found: Manifest) -> Published:
@@ -69,7 +73,7 @@ class Published:
         if alias and (not found.inputs or len(needs) < len(names)):
             needs.append(home)
         paths = found.named_paths() if alias else frozenset()
-        return cls(True, None, found.seconds, tuple(needs), home if alias else "", paths)
+        return cls(True, None, found.seconds, tuple(needs), home if alias else "", paths, found)
 
 
 @dataclass(frozen=True)
@@ -106,8 +110,11 @@ def protection(
         owners: records of the owners of every live lease.
     """
     names = store.outputs()
-    published = by_item(lambda n: _published(storage.join(store.prefix, n)), names, store.prefix)
-    asked = {*wanted, *(recorded(store.prefix) if keep.recorded else ())}
+    urls = [storage.join(store.prefix, name) for name in names]
+    published = {}
+    for name, found in zip(names, in_order(_published, urls, store.prefix), strict=True):
+        published[name] = found if len(published) < _HELD else replace(found, manifest=None)
+    asked = {*wanted, *recorded(store.prefix, live=not keep.recorded)}
     asked |= {n for w in keep.names for n in names if n.rpartition("-")[0] == w or n.startswith(w)}
     since = {}
     read = [owner.get("reads") for owner in owners]

@@ -2,7 +2,8 @@
 
 It has what the events said so far, how many bytes of the log those are, and which process the
 driver is. So readers need one object and the end of the log, and each new write of it is a
-heartbeat of the run.
+heartbeat of the run. The first is written before the run looks at any output, so that garbage
+collection leaves alone what the run may read.
 """
 
 from __future__ import annotations
@@ -53,21 +54,37 @@ def save(prefix: str, record: dict[str, Any], read: int) -> None:
     storage.write_atomic(url, json.dumps(summary).encode(), durable=False)
 
 
-def beats(prefix: str, run: str) -> bool:
-    """Whether the driver of a run on another host still writes the summary."""
+def lives(prefix: str, run: str, driver: dict[str, Any]) -> bool:
+    """Whether the driver of a run lives: on this host by its process, elsewhere by the summary."""
+    if process.is_here(driver):
+        return not process.is_gone(driver)
     age = process.age(summary_url(prefix, run))
     return age is None or age <= _SILENT_BEATS * BEAT_SECONDS
 
 
-def recorded(prefix: str) -> set[str]:
-    """Directories of all outputs in the graphs of a store's runs, by one small read of each."""
+def recorded(prefix: str, *, live: bool = False) -> set[str]:
+    """Directories of all outputs in the graphs of a store's runs, by one small read of each.
+
+    Args:
+        prefix: URL of the store.
+        live: only of runs whose drivers live.
+    """
 
     def directories(run: tuple[str, bool]) -> set[str]:
         name, summarised = run
-        found = _summarised(load(prefix, name)) if summarised else set()
-        return found or _started(log_url(prefix, name))
+        summary = load(prefix, name) if summarised else {}
+        if live:
+            return _summarised(summary) if _goes_on(prefix, name, summary) else set()
+        return _summarised(summary) or _started(log_url(prefix, name))
 
     return set().union(*concurrently(directories, run_ids(prefix).items(), prefix))
+
+
+def _goes_on(prefix: str, run: str, summary: dict[str, Any]) -> bool:
+    try:
+        return not summary["record"]["outcome"] and lives(prefix, run, dict(summary["process"]))
+    except (KeyError, TypeError, ValueError):
+        return False
 
 
 def _summarised(summary: dict[str, Any]) -> set[str]:

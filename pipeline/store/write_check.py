@@ -47,8 +47,13 @@ def check_writable(prefix: str) -> None:
         local_storage.check_writable(storage.local_path(prefix), folder.rpartition("/")[2])
     with storage.giving_up_after(_CHECK_SECONDS):
         try:
-            problem = _problem(storage.join(folder, "record"))
-            storage.delete_tree(folder)
+            problem = _problem(url := storage.join(folder, "record"))
+            if storage.is_local(prefix):
+                storage.delete_tree(folder)
+            else:
+                fs, path = storage.filesystem(url)
+                with contextlib.suppress(FileNotFoundError):  # deleted by an old version
+                    fs.rm_file(path)
         except BaseException:
             with storage.giving_up_after(1.0), contextlib.suppress(OSError, PonenteError):
                 storage.delete_tree(folder)

@@ -172,9 +172,9 @@ class RayWorkers:
             done = running.pop(reference)
             if lost[done.heartbeat]:
                 tasks.append(self._again(done.task, "its worker stopped responding", emit))
-            else:  # it has not begun, so this is no try
+            else:  # nothing was heard of it, so this is no crash
                 self._collector.send("forget", done.heartbeat)
-                tasks.append(done.task)
+                tasks.append(dataclasses.replace(done.task, number=done.task.number + 1))
         return tasks
 
     def _most(self) -> int:
