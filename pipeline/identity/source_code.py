@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dis
 import inspect
 import os
 import sys
@@ -31,6 +32,8 @@ from typing import Any, NamedTuple
 from pipeline.identity.source_file import SourceFile, digest_of
 
 _NAMED = 3  # files named in a message
+_DEPTH = 8  # of nested containers whose values count
+_LOADS = {"LOAD_GLOBAL", "LOAD_NAME"}
 _ALIKE = 0.5  # share of common statements from which two files are versions of one
 _ENGINE = __name__.partition(".")[0]
 _CHECKOUT = str(Path(__file__).resolve().parents[2])
@@ -266,21 +269,30 @@ def typed_digest(function: Callable[..., Any]) -> str:
         inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
         words += [code.co_code.hex(), repr(code.co_names), *map(_constant, code.co_consts)]
         stack += inner
-        for name in code.co_names:
+        loads = (each for each in dis.get_instructions(code) if each.opname in _LOADS)
+        for name in dict.fromkeys(each.argval for each in loads):
             value = known.get(name)
-            if isinstance(value, bool | int | float | str | bytes | tuple):
-                words.append(f"{name} = {value!r}")
-            for each in vars(value).values() if isinstance(value, type) else [value]:
+            members = vars(value) if isinstance(value, type) else {name: value}
+            for member, each in members.items():
                 if getattr(each, "__globals__", None) is known:
                     stack.append(getattr(each, "__code__", None))
+                    each = [getattr(each, n, None) for n in ("__defaults__", "__kwdefaults__")]
+                if not member.startswith("__") or isinstance(each, list):
+                    words.append(f"{member} = {_constant(each)}")
     return digest_of(words) if words else ""
 
 
-def _constant(value: Any) -> str:
-    """A constant of compiled code as text, the same in every process."""
-    if isinstance(value, frozenset):
-        return repr(sorted(map(_constant, value)))
-    return "" if isinstance(value, types.CodeType) else repr(value)
+def _constant(value: Any, depth: int = _DEPTH) -> str:
+    """Plain data as text, the same in every process; empty for what is no plain data."""
+    if isinstance(value, dict | list | tuple | set | frozenset):
+        flat = (
+            [each for pair in value.items() for each in pair] if isinstance(value, dict) else value
+        )
+        texts = [_constant(each, depth - 1) for each in flat] if depth else []
+        ordered = sorted(texts) if isinstance(value, set | frozenset) else texts
+        return f"{type(value).__name__}{ordered}"
+    plain = bool | int | float | complex | str | bytes | types.NoneType | types.EllipsisType
+    return repr(value) if isinstance(value, plain) else ""
 
 
 def definition(function: Callable[..., Any]) -> dict[str, Any]:

@@ -117,9 +117,17 @@ def test_equal_code_has_one_digest_wherever_it_lies():
 
 CELL = """
 STEPS = 4
+LIMITS = {"low": [0.5], "names": {"x", "y", "z"}}
+plenty = {"unused": 1}
 
-def write(item):
-    return item in {"a", "b", "c"} or STEPS
+class Scale:
+    by = 7
+
+    def __call__(self, item, times=2):
+        return item.plenty * times
+
+def write(item, seed=3):
+    return item in {"a", "b", "c"} or STEPS or LIMITS or Scale()(item)
 
 def body(run):
     return write(run)
@@ -139,8 +147,17 @@ def typed(text: str, seed: str) -> str:
 
 
 def test_a_function_in_no_file_is_compared_with_what_it_uses():
-    """The same in every process; a helper and a value that it uses count, a comment does not."""
+    """The same in every process; helpers, defaults and values that it uses count, no others."""
     digest = typed(CELL, "0")
-    assert typed(f"# a comment{CELL}", "1") == digest
-    for old, new in (("or STEPS", "or -STEPS"), ("= 4", "= 5"), ('"c"', '"d"')):
-        assert typed(CELL.replace(old, new), "2") != digest
+    assert typed(f"# a comment{CELL}".replace('"unused": 1', '"unused": 2'), "1") == digest
+    changes = (
+        "or STEPS>or -STEPS",
+        "= 4>= 5",
+        '"c">"d"',
+        "[0.5]>[0.25]",
+        "=3>=4",
+        "=2>=3",
+        "= 7>= 8",
+    )
+    for old, new in (change.split(">") for change in changes):
+        assert typed(CELL.replace(old, new), "2") != digest, old
