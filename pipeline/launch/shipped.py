@@ -98,16 +98,14 @@ def _walk(root: str) -> Iterator[str]:
         links = [name for name in folders if Path(directory, name).is_symlink()]
         yield from (str(place / name) for name in (*files, *links) if name[0] != ".")
         folders[:] = [
-            name
-            for name in folders
-            if name[0] != "." and name != "__pycache__" and not _is_data(Path(directory, name))
+            name for name in folders if name[0] != "." and not _is_data(Path(directory, name))
         ]
         if place == Path():
             folders[:] = [name for name in folders if name != FOLDER]
 
 
 def _is_data(folder: Path) -> bool:
-    """Whether it is a virtual environment, or a store: a folder of outputs with attempts."""
-    if (folder / "pyvenv.cfg").exists():
+    """Whether it is compiled code, an environment or a store: a folder of outputs with attempts."""
+    if folder.name == "__pycache__" or (folder / "pyvenv.cfg").exists():
         return True
     return any((output / ATTEMPTS).is_dir() for output in folder.iterdir())

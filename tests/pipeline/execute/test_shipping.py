@@ -176,7 +176,7 @@ def test_a_shard_whose_worker_does_not_see_the_store_is_refused_unwritten(unseen
     """Before a directory is made that only this host would see."""
     task = ShardTask(Ledger(unseen), "000001-a", "part/000", write_numbers, (0, 1))
     with pytest.raises(InputError, match="does not see ") as refused:
-        workers._shard_task(task, None, "h", {})
+        workers._shard_task(task, None, "h", {}, ())
     assert len(str(refused.value).splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 
