@@ -94,7 +94,7 @@ def _shared(job: Job, chips: Chips) -> str:
 #!/bin/bash
 {origin(job)}set -u -o pipefail
 chips() {{ {chips.listed}; }}
-report() {{ gcloud storage cp {folder}.log "{job.folder}/$HOSTNAME.log"; }}
+report() {{ timeout 5m gcloud storage cp {folder}.log "{job.folder}/$HOSTNAME.log"; }}
 give_back() {{
   report
   until

@@ -27,7 +27,9 @@ for rule in "$LAB"/fail/*; do
 done
 case $call in
   "gcloud storage cp gs:"*" -") cat "$LAB/code.tar.gz" ;;
-  "gcloud storage cp "*.log*) cp "$3" "$LAB/uploaded.log" ;;
+  "gcloud storage cp "*.log*)
+    while [ -e "$LAB/hangs" ]; do read -r -t 0.05 <> <(:); done
+    cp "$3" "$LAB/uploaded.log" ;;
   "gcloud compute "*" managed create "* | "gcloud compute tpus queued-resources create "*)
     [ ! -e "$LAB/chips" ] && touch "$LAB/chips" ;;
   "gcloud compute "*" managed delete "* | "gcloud compute tpus queued-resources delete "*)

@@ -87,6 +87,15 @@ def test_deleting_is_repeated_until_a_listing_confirms_it(tmp_path, on):
     assert HEAD in lab.calls[-1]
 
 
+def test_a_log_that_cannot_be_sent_keeps_no_chips(tmp_path, on):
+    """A request of the store that hangs is given up."""
+    lab = Lab(tmp_path, 0)
+    (tmp_path / "hangs").touch()
+    assert lab.run(script(on, "head").replace("timeout 5m", "timeout 0.3")) == 0
+    assert not lab.chips
+    assert HEAD in lab.calls[-1]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_head_that_is_stopped_saves_and_gives_the_chips_back(tmp_path, on, number):
     """Its machine may boot again: then it requests chips again, and the run resumes."""
