@@ -23,7 +23,7 @@ from pipeline.store.protection import Keep, Protection, protection
 from pipeline.store.shards import ATTEMPTS
 
 _PRESETS_ONLY = Keep(recorded=False)
-_ENTRIES = 100_000  # of outputs that are listed once; those of more are listed again
+_ENTRIES = 500_000  # of outputs that are listed once; those of more are listed again
 _OURS = {manifest.NAME, LEDGER, lease.DIRECTORY, ATTEMPTS}
 
 
