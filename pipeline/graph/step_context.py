@@ -68,8 +68,9 @@ def write_shard(task: ShardTask) -> Shard:
 
 
 def _make(directory: str) -> None:
-    """Make a directory of a disk; a bucket has none. It is new: each try has its own."""
+    """Make an empty directory on a disk; a bucket has none, and each try has a name of its own."""
     if storage.is_local(directory):
+        storage.delete_tree(directory)
         local_storage.make_directory(storage.local_path(directory))
 
 
