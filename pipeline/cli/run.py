@@ -61,7 +61,7 @@ def _run(context: Context, interrupts: FirstSignal) -> Execution:
     _say_settings(context)
     prefix = context.store.prefix
     if storage.is_local(prefix):
-        check_writable(prefix)
+        check_writable(prefix)  # always, as it says why nothing can be written
     # In UTC and marked so: ids without the letters are of runs before, in their machine's time.
     run_id = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"
     log = EventLog(prefix, run_id, [])
@@ -83,7 +83,7 @@ def _run(context: Context, interrupts: FirstSignal) -> Execution:
         _check_code(context, execution)
         if needed:
             if not storage.is_local(prefix):
-                check_writable(prefix)
+                _check_bucket(prefix)
             _check_facts(context, execution, needed)
             _execute(context, log, execution, needed, interrupts)
         outcome, pages = "ok", point_to_pages(context, execution)
@@ -109,6 +109,11 @@ def _run(context: Context, interrupts: FirstSignal) -> Execution:
     for label, url in pages:
         say(f"{label}: {url}")
     return execution
+
+
+def _check_bucket(prefix: str) -> None:
+    if weak := check_writable(prefix):
+        say(f"warning: {prefix}: {weak}")
 
 
 def _execute(

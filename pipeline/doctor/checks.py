@@ -160,8 +160,8 @@ def store(prefix: str) -> Finding:
     prefix, start = storage.normalise(prefix), time.perf_counter()
     missing = _missing_folders(prefix) if storage.is_local(prefix) else []
     try:
-        check_writable(prefix)
-        problem = _list_and_delete(storage.join(prefix, f".doctor-{uuid.uuid4().hex}"))
+        weak = check_writable(prefix)
+        problem = weak or _list_and_delete(storage.join(prefix, f".doctor-{uuid.uuid4().hex}"))
     except PonenteError as error:
         return Finding("store", "fail", str(error))
     except Exception as error:  # noqa: BLE001 - any library may be behind a URL

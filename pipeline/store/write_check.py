@@ -31,11 +31,16 @@ _CANNOT = {
     errno.EMLINK,
     errno.ENOLCK,
 }
+# An attempt that was paused may drop a shard of its successor, which publishing then finds missing.
+_ANY_DELETE = "its deletes are not conditional: let one run at a time build in it"
 _ELSEWHERE = "; give the --prefix of a local disk, gs:// or s3://"
 
 
-def check_writable(prefix: str) -> None:
+def check_writable(prefix: str) -> str:
     """Create, replace and delete a small object under `prefix`, as publishing an output does.
+
+    Returns:
+        What is weak about the store, though no output is lost by it; empty if nothing.
 
     Raises:
         InputError: when `prefix` is a file, is not writable, its bucket does not exist, or the
@@ -58,8 +63,9 @@ def check_writable(prefix: str) -> None:
             with storage.giving_up_after(1.0), contextlib.suppress(OSError, PonenteError):
                 storage.delete_tree(folder)
             raise
-    if problem:
+    if problem and problem != _ANY_DELETE:
         raise InputError(f"{prefix}: {problem}{_ELSEWHERE}")
+    return problem
 
 
 def _problem(url: str) -> str:
@@ -78,8 +84,10 @@ def _problem(url: str) -> str:
             return "it refuses to replace the version of an object that was just read"
         if storage.read_bytes(url) != b"third":
             return "an overwritten object still reads as before"
-        if storage.replace_if(url, b"fourth", version) or storage.replace_if(url, None, version):
+        if storage.replace_if(url, b"fourth", version):
             return "its writes are not conditional: a version was replaced that is not the newest"
+        if storage.replace_if(url, None, version):
+            return _ANY_DELETE
     except OSError as error:
         cause = error.__context__
         if storage.is_local(url) and isinstance(cause, OSError) and cause.errno in _CANNOT:

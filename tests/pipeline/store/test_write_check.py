@@ -125,9 +125,10 @@ def test_a_store_that_replaces_what_it_should_not_is_refused():
 
     with pytest.MonkeyPatch.context() as patch:
         fake_stores.add_to_buckets(patch)
-        for protocol in ("overwrites", "replacesany", "deletesany"):
+        for protocol in ("overwrites", "replacesany"):
             with pytest.raises(InputError, match=r"not conditional.*--prefix"):
                 check_writable(fake_stores.new(protocol))
+        assert "deletes are not conditional" in check_writable(fake_stores.new("deletesany"))
 
 
 def test_a_heartbeat_that_hangs_is_abandoned_for_the_next(monkeypatch):
