@@ -84,11 +84,12 @@ def imported_otherwise(files: Mapping[str, Digest]) -> dict[str, Digest]:
     remember()
     found = {}
     for module, (_, path) in _modules.items():
+        if (now := _imported.get(path)) is None:
+            continue
         inner = "/__init__.py" if os.path.basename(path) == "__init__.py" else ".py"
-        then = files.get(module.replace(".", "/") + inner)
-        now = _imported.get(path)
-        if then and now and now.raw != then.raw and now.meaning != then.meaning:
-            found[module.replace(".", "/") + inner] = Digest(now.raw, now.meaning)
+        then = files.get(name := module.replace(".", "/") + inner)
+        if then and now.raw != then.raw and now.meaning != then.meaning:
+            found[name] = Digest(now.raw, now.meaning)
     return found
 
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import PurePath
 from typing import Any
+
+import msgspec
 
 from pipeline.execute.logs import Tail
 from pipeline.store import process, run_summary, storage
@@ -224,7 +226,7 @@ class Follower:
 
     def save(self) -> None:
         """Write the run's summary, by its driver."""
-        record = asdict(self.look())
+        record = msgspec.to_builtins(self.look())
         record["torn"] -= bool(self._rest)
         run_summary.save(self._prefix, record, self._tail.read - len(self._rest))
 
@@ -260,7 +262,7 @@ def runs(prefix: str, newest: int = 100) -> list[RunRecord]:
 
 
 def _record(tree: dict[str, Any]) -> RunRecord:
-    """The record that `asdict` made the tree of; unknown fields are ignored."""
+    """The record that the tree was made of; unknown fields are ignored."""
     record = _made(RunRecord, tree)
     record.steps = {key: _made(StepRecord, step) for key, step in record.steps.items()}
     for step in record.steps.values():
