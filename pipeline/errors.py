@@ -7,7 +7,7 @@ PonenteError
 ├── StorageError     a store violated the guarantees that the commit protocol needs
 │   └── StoreUnavailable  every retry failed; a new attempt may succeed
 ├── WorkerLost       a process that the step depended on died; the step can be retried
-│   ├── Preempted    a machine was taken away, with a SIGTERM or without a word: uses no try
+│   ├── Preempted    a machine was taken away, with or without a SIGTERM: uses no try
 │   └── ResourcesUnavailable       the requested hardware is in use
 ├── Cancelled          the user asked to stop; finished work is kept
 └── StepFailed       a step ended without an output (carries the log path and the cause)

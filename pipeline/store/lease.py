@@ -286,7 +286,7 @@ def wait_for_collector(
 ) -> None:
     """Return once no process decides which outputs of the store to delete."""
     watch, root = Watch(), storage.join(prefix, _COLLECTOR)
-    if not _is_there(_base_url(root, 1) + ".json"):  # nobody ever did, so there are none later
+    if not _is_there(_base_url(root, 1) + ".json"):  # no process ever did, so there are none later
         return
     while not watch.look(root):
         waiting(watch.owner(root))
