@@ -174,7 +174,7 @@ class Transformer(eqx.Module):
         Args:
             tokens: int32 [batch, position], ids inside the vocabulary: this is not checked.
             segment_ids: int32 [batch, position]; position i attends to the positions 0..i with its
-                id. Default: one segment.
+                id, and learned positions begin anew with each id. Default: one segment.
             forward: how to compute it.
 
         Returns:
@@ -185,7 +185,10 @@ class Transformer(eqx.Module):
                 sequences are longer than the learned positions.
         """
         order = FEATURES_FIRST if forward.features_first else TOKENS_FIRST
-        x, angles = self.embed(tokens, order, forward.mesh_axes)
+        restarts = None
+        if segment_ids is not None and self.position_embedding is not None:
+            restarts = _positions_in(segment_ids)
+        x, angles = self.embed(tokens, order, forward.mesh_axes, restarts)
         attention = partial(
             attend,
             backend=forward.backend,
@@ -211,31 +214,45 @@ class Transformer(eqx.Module):
         return self.final_norm(x)
 
     def embed(
-        self, tokens: NamedArray, order: tuple[str, ...], mesh_axes: MeshAxes | None = None
+        self,
+        tokens: NamedArray,
+        order: tuple[str, ...],
+        mesh_axes: MeshAxes | None = None,
+        positions: NamedArray | None = None,
     ) -> tuple[NamedArray, NamedArray | None]:
         """The input of the first block, with its axes in `order`, and rotary angles or None.
+
+        Args:
+            tokens: int32 [batch, position]; [batch] for one position of each row.
+            order: axes of the result, those of `tokens` and embed.
+            mesh_axes: see `Forward`.
+            positions: int32 with the axes of `tokens`; default: each token's index in its row.
 
         Raises:
             InputError: sequences are longer than the learned positions.
         """
-        Position = tokens.resolve_axis(POSITION)
-        tokens = tokens.rearrange((BATCH, POSITION))
+        at = tokens.resolve_axis(POSITION) if positions is None else positions
+        tokens = tokens.rearrange((BATCH, ...))
         table = self.embedding.rearrange((VOCAB, EMBED))
         rows = look_up(table.array, tokens.array, mesh_axes)
         x = hax.named(rows, (*tokens.axes, table.resolve_axis(EMBED)))
         x = self.normalised(x)
         if self.position_embedding is None:
             config, axes = self.config, model_axes(self.config)
-            angles = rotary_angles(Position, axes.HeadSize, config.rope_base, config.rope_scaling)
+            angles = rotary_angles(at, axes.HeadSize, config.rope_base, config.rope_scaling)
             return hax.auto_sharded(x.rearrange(order)), angles
-        context = self.position_embedding.resolve_axis(POSITION).size
-        if Position.size > context:
-            raise InputError(
-                f"tokens: expected at most {context} positions, the number of learned positions, "
-                f"found {Position.size}; shorten the sequences or raise the config's context"
-            )
-        x = x + self.position_embedding[POSITION, : Position.size]
-        return hax.auto_sharded(x.rearrange(order)), None
+        if isinstance(at, Axis):
+            context = self.position_embedding.resolve_axis(POSITION).size
+            if at.size > context:
+                raise InputError(
+                    f"tokens: expected at most {context} positions, the number of learned "
+                    f"positions, found {at.size}; shorten the sequences or raise the config's "
+                    "context"
+                )
+            learned = self.position_embedding[POSITION, : at.size]
+        else:
+            learned = self.position_embedding.take(POSITION, at)
+        return hax.auto_sharded((x + learned).rearrange(order)), None
 
     def normalised(self, embedded: NamedArray) -> NamedArray:
         """`embedded`, normalized if `TransformerConfig.embedding_norm` is set."""
@@ -267,3 +284,12 @@ class Transformer(eqx.Module):
             logits = logits[VOCAB, : self.config.vocab_size]
         cap = self.config.logit_soft_cap
         return logits if cap is None else cap * hax.tanh(logits / cap)
+
+
+def _positions_in(segment_ids: NamedArray) -> NamedArray:
+    """Index of each token in its run of equal ids: int32 [batch, position]."""
+    ids = segment_ids.rearrange((BATCH, POSITION))
+    index = jnp.arange(ids.array.shape[1], dtype=jnp.int32)[None]
+    begins = jnp.diff(ids.array, axis=1, prepend=ids.array[:, :1]) != 0
+    starts = jax.lax.cummax(jnp.where(begins, index, 0), axis=1)
+    return hax.named(index - starts, ids.axes)

@@ -33,11 +33,9 @@ from models.axes import (
     POSITION,
     Q_PER_KV,
     TOKENS_FIRST,
-    VOCAB,
     model_axes,
 )
 from models.config import TransformerConfig
-from models.rotary import rotary_angles
 from models.scan_layers import collect_layers
 from models.transformer import Block, Transformer
 
@@ -132,7 +130,9 @@ def decode(
     Returns:
         Hidden states [batch, embed], the cache.
     """
-    x, angles = _embed_at(model, tokens, positions)
+    Batch = Axis(BATCH, tokens.shape[0])
+    here = hax.named(positions, Batch)
+    x, angles = model.embed(hax.named(tokens, Batch), (BATCH, EMBED), positions=here)
     keys, values = [], []
     layers = zip(blocks, cache.keys, cache.values, model.config.windows, strict=True)
     for block, past_keys, past_values, window in layers:
@@ -205,22 +205,6 @@ def _past(here: NamedArray, Slots: Axis, window: int | None) -> NamedArray:
     here = here.broadcast_to((*here.axes, Slots))
     past = here > slots
     return past if window is None else past & (here - slots < window)
-
-
-def _embed_at(
-    model: Transformer, tokens: Array, positions: Array
-) -> tuple[NamedArray, NamedArray | None]:
-    """The input [batch, embed] of the first block, and rotary angles or None, at `positions`."""
-    Batch = Axis(BATCH, tokens.shape[0])
-    x = model.normalised(model.embedding.take(VOCAB, hax.named(tokens, Batch)))
-    here = hax.named(positions, Batch)
-    if model.position_embedding is not None:
-        x = x + model.position_embedding.take(POSITION, here)
-        return x.rearrange((BATCH, EMBED)), None
-    config = model.config
-    head_size = model_axes(config).HeadSize
-    angles = rotary_angles(here, head_size, config.rope_base, config.rope_scaling)
-    return x.rearrange((BATCH, EMBED)), angles
 
 
 def _write(slots: NamedArray, made: NamedArray, positions: Array) -> NamedArray:

@@ -18,11 +18,13 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from models.generate.sampling_config import Sampling
 
 _ALL = 2**31 - 1
+_SMALLEST = float(np.finfo(np.float32).tiny)
 
 
 class Rules(eqx.Module):
@@ -35,11 +37,16 @@ class Rules(eqx.Module):
 
     @classmethod
     def of(cls, sampling: Sampling) -> Rules:
-        """The settings as arguments of a compiled program."""
+        """The settings as arguments of a compiled program.
+
+        Devices may take numbers below float32's smallest normal one for 0: such a temperature is
+        greedy, and such a `top_p` keeps the likeliest token.
+        """
+        cold = sampling.temperature < _SMALLEST
         return cls(
-            temperature=jnp.float32(sampling.temperature),
+            temperature=jnp.float32(0.0 if cold else sampling.temperature),
             top_k=jnp.int32(_ALL if sampling.top_k is None else min(sampling.top_k, _ALL)),
-            top_p=jnp.float32(1.0 if sampling.top_p is None else sampling.top_p),
+            top_p=jnp.float32(1.0 if sampling.top_p is None else max(sampling.top_p, _SMALLEST)),
             key=jax.random.key(sampling.seed),
         )
 
@@ -62,6 +69,8 @@ def choose(logits: Array, rules: Rules, keys: Array, positions: Array) -> Array:
     """
 
     def sample(logits: Array) -> Array:
+        # The largest logit becomes 0 first, so that no quotient of a small temperature overflows.
+        logits = logits - jnp.max(logits, axis=-1, keepdims=True)
         likely = nucleus(logits / rules.temperature, rules.top_k, rules.top_p)
         position_keys = jax.vmap(jax.random.fold_in)(keys, positions)
         return jax.vmap(jax.random.categorical)(position_keys, likely).astype(jnp.int32)
@@ -111,11 +120,12 @@ def _keep(logits: Array, enough: Callable[[Array], Array]) -> Array:
 
 
 def _ranks(x: Array) -> Array:
-    """Map float32 to uint32 in the same order; -0.0 is below 0.0.
+    """Map float32 to uint32 in the same order; -0.0 and 0.0 have one rank.
 
     The bits of positive floats are already ordered: setting the sign bit puts them above the
     negative ones, whose order is reversed by inverting all bits.
     """
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     sign = jnp.uint32(1 << 31)
+    bits = jnp.where(bits == sign, 0, bits)  # -0.0
     return jnp.where(bits < sign, bits | sign, ~bits)

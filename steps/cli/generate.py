@@ -85,10 +85,15 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _lines() -> Iterator[str]:
-    """Lines of the standard input, each as soon as it is complete."""
+    """Lines of the standard input, each as soon as it is complete.
+
+    Line ends may be those of Windows, and a byte order mark may begin the input.
+    """
+    mark = "\ufeff"
     try:
         while line := sys.stdin.readline():
-            yield line.removesuffix("\n")
+            yield line.removeprefix(mark).removesuffix("\n").removesuffix("\r")
+            mark = ""
     except UnicodeDecodeError as error:
         found = error.object[error.start : error.start + 1]
         raise InputError(

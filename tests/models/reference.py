@@ -88,14 +88,18 @@ def layer_windows(config) -> list[int | None]:
 
 def _row(p, config, tokens, segment_ids):
     x = p["embedding"][tokens]
+    if config.embedding_norm:
+        x = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + config.norm_epsilon)
     if config.positions == "learned":
-        x = x + np.stack([p["position_embedding"][i] for i in range(len(tokens))])
+        before = [segment_ids[:i].tolist().count(here) for i, here in enumerate(segment_ids)]
+        x = x + np.stack([p["position_embedding"][i] for i in before])
     for layer, window in enumerate(layer_windows(config)):
         w = {n: a[layer] for n, a in p.items() if n.split(".")[0] not in OUTSIDE_BLOCKS}
         x = x + _attention(w, config, _norm(x, w, "attention_norm", config), segment_ids, window)
         x = x + _mlp(w, config, _norm(x, w, "mlp_norm", config))
     head = p["embedding"] if config.tied else p["head"]
-    return _cap(_norm(x, p, "final_norm", config) @ head.T, config.logit_soft_cap)
+    scores = _norm(x, p, "final_norm", config) @ head[: config.vocab_size].T
+    return _cap(scores, config.logit_soft_cap)
 
 
 def _mlp(w, config, h):
@@ -118,7 +122,7 @@ def _attention(w, config, h, segment_ids, window):
     out = np.zeros((len(h), config.embed)) + w.get("output.bias", 0.0)
 
     def project(name, *head):
-        bias = w[f"{name}.bias"][head] if config.biases else 0.0
+        bias = w[f"{name}.bias"][head] if f"{name}.bias" in w else 0.0
         return h @ w[name][(slice(None), *head)] + bias
 
     def placed(x, norm):

@@ -107,7 +107,7 @@ def test_the_best_of_several(trained, capsys):
 
 def test_lines_of_the_standard_input(trained, capsys, monkeypatch):
     """Each is a prompt of its own, the first row of its own batch."""
-    monkeypatch.setattr(sys, "stdin", io.StringIO("Return the\nThis module"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\ufeffReturn the\r\nThis module"))
     out, _ = said(capsys, trained, "--new-tokens", str(TOKENS), *HOT)
     alone = [
         said(capsys, trained, "--prompt", p, "--new-tokens", str(TOKENS), *HOT)[0] for p in PROMPTS

@@ -7,7 +7,8 @@ id, as in training.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from data.tokenizer.text_tokenizer import TextTokenizer
@@ -16,7 +17,10 @@ from models.transformer import Transformer
 from pipeline.errors import InputError
 from training.evaluate.loglikelihood import Continuation, Likelihood
 
-_NEW_TOKENS = 64  # default where a task sets no max_gen_toks
+_LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""Names of an answer's length; the first that a task sets counts, as in the harness."""
+_NEW_TOKENS = 256  # the harness's own, where a task sets none
+_ROWS = 16  # prompts that are answered together
 
 
 def harness() -> Any:
@@ -86,21 +90,71 @@ def adapter(
             return found
 
         def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-            return [self._generate(*request.args) for request in requests]
+            texts = [""] * len(requests)
+            lengths = [_answer_length(request.args[1], longest) for request in requests]
+            prompts = [
+                self.tok_encode(request.args[0])[-(longest - most) :]
+                for request, most in zip(requests, lengths, strict=True)
+            ]
+            for most, group in _groups(lengths, prompts):
+                answers = self._answers(most, [prompts[i] for i in group])
+                for i, text in zip(group, answers, strict=True):
+                    texts[i] = _until(text, requests[i].args[1].get("until"))
+            return texts
 
-        def _generate(self, context: str, settings: dict[str, Any]) -> str:
-            if settings.get("do_sample") or settings.get("temperature"):
-                raise InputError("generate_until: expected greedy decoding, got sampling settings")
-            most = min(int(settings.get("max_gen_toks", _NEW_TOKENS)), longest // 2)
-            prompt = self.tok_encode(context)[-(longest - most) :]
+        def _answers(self, most: int, prompts: list[list[int]]) -> list[str]:
             eos = tokenizer.eos_id
-            (ids,) = generate(model, [prompt], new_tokens=most, eos_id=eos)
-            text = tokenizer.decode([token for token in ids if token != eos], prompt)
-            until = settings.get("until") or ()
-            ends = [text.find(end) for end in ([until] if isinstance(until, str) else until) if end]
-            return text[: min([end for end in ends if end >= 0], default=len(text))]
+            written = generate(model, prompts, new_tokens=most, eos_id=eos)
+            return [
+                tokenizer.decode([token for token in ids if token != eos], prompt)
+                for prompt, ids in zip(prompts, written, strict=True)
+            ]
 
     return PonenteLM()
+
+
+def _answer_length(settings: dict[str, Any], longest: int) -> int:
+    """Most tokens of an answer.
+
+    Raises:
+        InputError: the task samples, or its answers leave no place for a prompt.
+    """
+    sampled = settings.get("do_sample")
+    if sampled or (sampled is None and float(settings.get("temperature") or 0) > 0):
+        raise InputError(
+            "generate_until: expected greedy decoding, found sampling settings "
+            f"{settings}; set do_sample: false in the task's generation_kwargs"
+        )
+    given = (settings[name] for name in _LENGTHS if settings.get(name) is not None)
+    most = int(next(given, _NEW_TOKENS))
+    if not 1 <= most < longest:
+        raise InputError(
+            f"generate_until: expected answers of 1 to {longest - 1} tokens, since the model was "
+            f"trained on {longest}, found {most}; set max_gen_toks in the task's generation_kwargs "
+            f"(without it the harness asks for {_NEW_TOKENS})"
+        )
+    return most
+
+
+def _groups(
+    lengths: Sequence[int], prompts: Sequence[Sequence[int]]
+) -> Iterator[tuple[int, list[int]]]:
+    """(length of the answers, indices of prompts that are answered together) of every batch.
+
+    The prompts of a batch have about one length, since rows are padded.
+    """
+    order = sorted(range(len(prompts)), key=lambda i: (lengths[i], len(prompts[i])))
+    for most, same in itertools.groupby(order, key=lengths.__getitem__):
+        alike = list(same)
+        for start in range(0, len(alike), _ROWS):
+            yield most, alike[start : start + _ROWS]
+
+
+def _until(text: str, ends: str | Sequence[str] | None) -> str:
+    """`text` up to the first of `ends`."""
+    ends = [ends] if isinstance(ends, str) else ends or ()
+    found = [text.find(end) for end in ends if end]
+    return text[: min([at for at in found if at >= 0], default=len(text))]
 
 
 def run_tasks(lm: Any, tasks: Sequence[Any], **settings: Any) -> dict[str, dict[str, Any]]:

@@ -61,13 +61,18 @@ def text_question(
         delimiter: text between context and choice.
 
     Raises:
-        InputError: fewer than two choices, an empty choice, `gold` out of range, or a choice
-            without tokens of its own.
+        InputError: fewer than two choices, one that is empty or no text, a `gold` that is no index
+            of one, or a choice without tokens of its own.
     """
-    if len(choices) < 2 or not all(choices) or not 0 <= gold < len(choices):
+    texts = isinstance(choices, list | tuple) and all(isinstance(c, str) and c for c in choices)
+    if not (isinstance(context, str) and texts and len(choices) >= 2):
         raise InputError(
-            f"expected two choices or more, none empty, and the index of one, got {list(choices)} "
-            f"and {gold}"
+            "expected a text as context and a list of two texts or more as choices, none empty, "
+            f"found {context!r} and {choices!r}"
+        )
+    if type(gold) is not int or not 0 <= gold < len(choices):
+        raise InputError(
+            f"expected gold to be the index of a choice, 0 to {len(choices) - 1}, found {gold!r}"
         )
     bare = context.rstrip()
     between = context[len(bare) :] + delimiter

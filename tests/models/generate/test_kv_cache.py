@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import equinox as eqx
 import haliax as hax
 import jax
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.config import TransformerConfig
 from models.generate.kv_cache import attend_to_past, cache_bytes, decode, prefill
 from models.precision import cast
 from models.scan_layers import split_layers
@@ -63,8 +66,21 @@ def step_by_step(model, tokens: np.ndarray, lengths=LENGTHS, **options) -> np.nd
 # Those that differ in what a cache holds or what is looked up in it.
 CACHED = (
     *("grouped", "multi_query", "soft_caps", "rope_scaling", "learned_positions", "biases"),
-    *("all_short", "short_long", "three_short_one_long", "gpt2"),
+    *("all_short", "short_long", "three_short_one_long", "gpt2", "nanochat"),
 )
+INITIAL = {"init_scale", "embedding_std", "zero_outputs"}  # only of the parameters' first values
+
+
+def test_every_field_of_a_model_is_among_the_cached_shapes():
+    """A new field needs a shape where it matters, which decoding is then compared with."""
+    shapes = [small.config(**small.VARIANTS[name]) for name in CACHED]
+    fields = {field.name: field.default for field in dataclasses.fields(TransformerConfig)}
+    same = {
+        name
+        for name, default in fields.items()
+        if all(getattr(shape, name) == default for shape in shapes)
+    }
+    assert same == INITIAL
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ def likeliest(logits: np.ndarray, k: int, p: float) -> np.ndarray:
 @example(rows=[[1.0] * VOCAB, [0.0] * VOCAB], k=3, p=0.5)
 def test_the_nucleus_is_that_of_brute_force(rows, k, p):
     """Up to a share of 1e-5 of the probability, which float32 cannot tell."""
-    logits = np.array(rows, np.float32) + np.float32(0)
+    logits = np.array(rows, np.float32)
     got = np.asarray(nucleus_of(logits, jnp.int32(k), jnp.float32(p)))
     for row, left in zip(logits, got, strict=True):
         kept = np.isfinite(left)
@@ -84,6 +84,23 @@ def test_greedy_is_the_first_of_the_largest():
     rules = Rules.of(Sampling(top_k=2, top_p=0.1))
     got = chosen(logits, rules, rules.keys(7), jnp.zeros(7, jnp.int32))
     np.testing.assert_array_equal(got, logits.argmax(axis=1))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"temperature": t} for t in (1e-44, 1e-38, 1.2e-38, 3e-38, 1e-37, 1e-30, 1e-6)),
+        *({"temperature": 1.0, "top_p": p} for p in (5e-324, 1e-45, 1e-40, 1.2e-38, 1e-12)),
+        {"temperature": 2e-38, "top_k": 2, "top_p": 1e-40},
+    ],
+)
+def test_the_smallest_settings_take_the_likeliest(settings):
+    """Where a quotient overflows, a setting is none in float32, or all logits are far from 0."""
+    logits = np.array([[12.0, 30.0, 25.0], [-900.0, -1e4, -899.0]], np.float32)
+    rules = Rules.of(Sampling(**settings))
+    for position in range(4):
+        got = chosen(logits, rules, rules.keys(2), jnp.full(2, position, jnp.int32))
+        np.testing.assert_array_equal(got, [1, 2])
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 
 import jax
@@ -13,15 +14,18 @@ from data.tokenizer.text_tokenizer import TextTokenizer
 from data.tokenizer.text_tokenizer import train as train_tokenizer
 from models.config import TransformerConfig
 from models.transformer import Transformer
+from pipeline.errors import InputError
 from tests.models import reference
 from training.config import TrainConfig
-from training.evaluate.lm_eval_adapter import adapter, harness, run_tasks
+from training.evaluate.lm_eval_adapter import _answer_length, adapter, harness, run_tasks
 from training.evaluate.loglikelihood import Likelihood
 from training.evaluate.multiple_choice import accuracy, answer, text_question
 from training.sharding.layout import make_layout
 from training.step.document_mask import Boundaries
 
-pytest.importorskip("lm_eval", reason="the optional extra lm-eval is not installed")
+needs_harness = pytest.mark.skipif(
+    importlib.util.find_spec("lm_eval") is None, reason="the optional extra lm-eval is missing"
+)
 
 LONGEST = 48
 WORDS = ("the", "cat", "sat", "on", "mats", "while", "dogs", "ran", "over", "green", "hills")
@@ -77,6 +81,7 @@ class Request:
         self.args = args
 
 
+@needs_harness
 def test_a_task_with_local_data_scores_as_ours(tmp_path):
     """acc, acc_norm and acc_bytes of the harness are ours on the same forty questions."""
     tokenizer, model, likelihood = parts()
@@ -108,6 +113,7 @@ def test_a_task_with_local_data_scores_as_ours(tmp_path):
     assert len({ours["acc"], ours["acc_norm"]}) == 2, "the items tell the accuracies apart"
 
 
+@needs_harness
 def test_rolling_log_likelihood_is_that_of_the_whole_text():
     """A text of several rows: every token once, each window's own context, by the reference."""
     tokenizer, model, _ = parts()
@@ -129,6 +135,7 @@ def test_rolling_log_likelihood_is_that_of_the_whole_text():
     assert got == pytest.approx(total, rel=1e-5)
 
 
+@needs_harness
 def test_generation_is_greedy_and_stops():
     """What is written is the reference's likeliest continuation, cut before the first stop."""
     tokenizer, model, _ = parts()
@@ -144,6 +151,46 @@ def test_generation_is_greedy_and_stops():
     assert cut == want[: want.find(want[2])]
 
 
+@needs_harness
+def test_prompts_answered_together_are_answered_as_alone():
+    """Forty prompts of many lengths, three lengths of answers, in the order of the requests."""
+    rng = np.random.default_rng(5)
+    requests = [
+        Request(text(rng, rng.integers(1, 30)), {"until": [], "max_gen_toks": int(most)})
+        for most in rng.choice([2, 3, 5], 40)
+    ]
+    alone = [lm().generate_until([request])[0] for request in requests[::8]]
+    assert lm().generate_until(requests)[::8] == alone
+
+
+SETTINGS = (
+    *({}, {"max_gen_toks": 7}, {"max_new_tokens": 5}, {"max_tokens": 300}),
+    *({"max_completion_tokens": 9}, {"max_tokens": 3, "max_gen_toks": 4}, {"max_gen_toks": None}),
+    *({"do_sample": False, "temperature": 0.7}, {"temperature": 0.0}, {"temperature": None}),
+)
+
+
+def test_the_length_of_an_answer_is_that_of_the_harness():
+    """256 where a task says nothing, by any of the four names; more than fits is refused."""
+    want = [256, 7, 5, 300, 9, 4, 256, 256, 256, 256]
+    assert [_answer_length(settings, 1024) for settings in SETTINGS] == want
+    for settings in ({"do_sample": True}, {"temperature": 0.7}):
+        with pytest.raises(InputError, match="greedy"):
+            _answer_length(settings, 1024)
+    for settings, longest in (({}, 256), ({"max_gen_toks": 500}, 128), ({"max_gen_toks": 0}, 9)):
+        with pytest.raises(InputError, match=f"1 to {longest - 1} tokens"):
+            _answer_length(settings, longest)
+
+
+@needs_harness
+def test_the_harness_reads_the_same_lengths():
+    from lm_eval.models.utils import normalize_gen_kwargs
+
+    for settings in SETTINGS[:-1]:  # it has no answer to a temperature of None
+        assert _answer_length(settings, 1024) == normalize_gen_kwargs(settings)["max_gen_toks"]
+
+
+@needs_harness
 def test_the_harness_is_there():
     """The version that the adapter was written against, or a later one."""
     assert harness().__name__ == "lm_eval"
