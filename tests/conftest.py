@@ -30,6 +30,21 @@ os.environ.pop("RAY_ADDRESS", None)
 settings.register_profile("suite", deadline=None, max_examples=50)
 settings.load_profile("suite")
 
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Import without the garbage collector, which goes through all modules again and again.
+
+    Afterwards it looks only at what the tests make.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 MOST_MAPS = 65_530  # of a process, as Linux has it by default (vm.max_map_count)
 
 

@@ -59,21 +59,24 @@ _files: dict[str, tuple[tuple[int, int], SourceFile]] = {}
 _walks: dict[tuple[str, str, bool], _Walk] = {}
 _imported: dict[str, SourceFile] = {}  # by path: the version that this process imported
 _modules: dict[str, tuple[Any, str]] = {}  # by module: its spec, another one after a reload; path
+_foreign: set[str] = set()  # modules that are not first-party: thousands, looked at once
 
 
 def remember() -> None:
     """Keep the sources of the first-party modules that were imported since the last call."""
-    for name, module in list(sys.modules.items()):
-        about = getattr(module, "__dict__", {})
+    for name in [name for name in list(sys.modules) if name not in _foreign]:
+        about = getattr(sys.modules.get(name), "__dict__", {})
         spec = about.get("__spec__")
         if name in _modules and _modules[name][0] is spec:
             continue
         path = os.path.abspath(about.get("__file__") or "")
-        _modules[name] = spec, path
         top = name.partition(".")[0]
-        if top == _ENGINE or top in sys.stdlib_module_names or not path.endswith(".py"):
+        installed = not {"site-packages", "dist-packages"}.isdisjoint(path.split(os.sep))
+        if top == _ENGINE or top in sys.stdlib_module_names or installed:
+            _foreign.add(name)
             continue
-        if {"site-packages", "dist-packages"}.isdisjoint(path.split(os.sep)):
+        _modules[name] = spec, path
+        if path.endswith(".py"):
             with contextlib.suppress(OSError):
                 _imported[path] = SourceFile(Path(path).read_bytes())
                 _walks.clear()

@@ -7,6 +7,7 @@ What cannot be changed by a rule below is an `AssertionError`: a new kind of fie
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -100,6 +101,7 @@ def _below(
         yield from _below((*path, field.name), hints[field.name], runtime)
 
 
+@functools.cache
 def _hints(thing: Any) -> dict[str, Any]:
     return typing.get_type_hints(thing, include_extras=True)
 
@@ -158,6 +160,7 @@ def build(step_function: StepSpec[..., Any], arguments: dict[str, Any]) -> Node:
     return as_node(step_function(**inputs, **arguments))
 
 
+@functools.cache
 def _source(kind: type[Artifact]) -> Any:
     def source(run: Any) -> dict[str, Any]:
         return {}
