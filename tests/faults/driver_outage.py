@@ -1,8 +1,9 @@
 """The driver loses its store for a while, at a random moment, and its workers do not.
 
 The workers are processes of their own. In this one, the driver's, every operation on the store
-fails from a random one on, for a time that is short, as are the driver's pauses. Even trials have
-the store on a disk, odd ones on `FakeGCS`.
+fails from a random one on. Even trials have the store on a disk, odd ones on `FakeGCS`. The time
+is short, and so are the driver's pauses; or a minute, with the pauses of the product, in drivers
+that run side by side.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ from tests.pipeline.helpers import check_invariants
 from tests.pipeline.toy import Scale, clamp, numbers, scaled, total
 
 SECONDS = 0.3
+MINUTE = 60.0
 _STEPS = 7
+_DRIVERS = 5  # side by side: most of their time they wait
 
 
 class Outage:
@@ -45,11 +48,12 @@ class Outage:
     Attributes:
         operations: how many there were.
         failed: how many of them failed.
+        seconds: how long they fail.
     """
 
     def __init__(self, begins: float = float("inf"), seconds: float = SECONDS) -> None:
         self.operations = self.failed = 0
-        self._begins, self._seconds = begins, seconds
+        self._begins, self.seconds = begins, seconds
         self._ends: float | None = None
         self._lock = threading.Lock()
 
@@ -59,7 +63,7 @@ class Outage:
             self.operations += 1
             now = time.monotonic()
             if self.operations > self._begins and self._ends is None:
-                self._ends = now + self._seconds
+                self._ends = now + self.seconds
             if self._ends is not None and now < self._ends:
                 self.failed += 1
                 raise OSError(errno.EIO, "the store is away")
@@ -80,15 +84,18 @@ def disturbed(outage: Outage) -> Iterator[Outage]:
             raise aiohttp.ServerDisconnectedError from error
         return await on_bucket(*arguments, **more)
 
-    with (
-        mock.patch.object(local_storage, "with_retries", with_retries),
-        mock.patch.object(local_storage, "_POLICY", retry.Policy(1.0, 0.001, attempts=2)),
-        mock.patch.object(google_storage, "_send_once", send_once),
-        mock.patch.object(google_storage, "GIVE_UP_SECONDS", 0.05),
-        mock.patch.object(google_storage, "FIRST_WAIT_SECONDS", 0.01),
-        mock.patch.object(errands, "FIRST_PAUSE_SECONDS", 0.01),
-        mock.patch.object(errands, "LONGEST_PAUSE_SECONDS", 0.1),
-    ):
+    short = {
+        (local_storage, "_POLICY"): retry.Policy(1.0, 0.001, attempts=2),
+        (google_storage, "GIVE_UP_SECONDS"): 0.05,
+        (google_storage, "FIRST_WAIT_SECONDS"): 0.01,
+        (errands, "FIRST_PAUSE_SECONDS"): 0.01,
+        (errands, "LONGEST_PAUSE_SECONDS"): 0.1,
+    }
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(local_storage, "with_retries", with_retries))
+        stack.enter_context(mock.patch.object(google_storage, "_send_once", send_once))
+        for (module, name), value in short.items() if outage.seconds < MINUTE else ():
+            stack.enter_context(mock.patch.object(module, name, value))
         yield outage
 
 
@@ -180,14 +187,18 @@ def run(prefix: str, backend: Processes, events: list[dict[str, Any]]) -> dict[s
 
 
 def _trial(
-    pool: concurrent.futures.Executor, stores: list[str], calm: list[tuple[Any, int]], number: int
+    pool: concurrent.futures.Executor,
+    stores: list[str],
+    calm: list[tuple[Any, int]],
+    seconds: float,
+    number: int,
 ) -> None:
     prefix = f"{stores[number % 2]}/{number}"
     expected, operations = calm[number % 2]
     begins = random.Random(number).randrange(operations * 9 // 10)  # their number varies
     events: list[dict[str, Any]] = []
     backend = Processes(pool)
-    with disturbed(Outage(begins)) as outage:
+    with disturbed(Outage(begins, seconds)) as outage:
         made = run(prefix, backend, events)
     where = f"an outage at operation {begins} of {operations}"
     assert outage.failed, f"{where}: nothing failed"
@@ -199,7 +210,7 @@ def _trial(
     assert check_invariants(prefix, finished=True) == _STEPS
 
 
-def lose_store(seed: int, count: int, workspace: Path) -> dict[str, Any]:
+def lose_store(seed: int, count: int, workspace: Path, seconds: float = SECONDS) -> dict[str, Any]:
     """Every run ends well, each body runs once, and the outputs are those of a calm run."""
     stores = [str(workspace), "gs://bucket/runs"]
     with FakeGCS(), processes() as pool:
@@ -208,8 +219,28 @@ def lose_store(seed: int, count: int, workspace: Path) -> dict[str, Any]:
             with disturbed(Outage()) as outage:
                 calm.append((run(f"{store}/calm", Processes(pool), []), outage.operations))
         figures = {"operations": [operations for _, operations in calm]}
-        made = trials(seed, count, functools.partial(_trial, pool, stores, calm))
+        made = trials(seed, count, functools.partial(_trial, pool, stores, calm, seconds))
     return {**figures, "trials": made}
 
 
-FAULTS = {36: [Fault("a driver that loses its store for a while", 4, 50, lose_store)]}
+def lose_store_for_a_minute(seed: int, count: int, workspace: Path) -> dict[str, Any]:
+    """The same with a minute's outage in each of several drivers, of a process each."""
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(_DRIVERS, context) as pool:
+
+        def lose(number: int) -> None:
+            place = workspace / str(number)
+            place.mkdir()
+            pool.submit(lose_store, number, 1, place, MINUTE).result()
+
+        with concurrent.futures.ThreadPoolExecutor(_DRIVERS) as threads:
+            made = threads.map(lambda number: trials(number, 1, lose), range(seed, seed + count))
+            return {"trials": sum(made)}
+
+
+FAULTS = {
+    36: [
+        Fault("a driver that loses its store for a while", 4, 50, lose_store),
+        Fault("a driver that loses its store for a minute", 0, 10, lose_store_for_a_minute),
+    ]
+}
