@@ -20,6 +20,7 @@ from pipeline.graph.artifact import Artifact
 from pipeline.graph.node import as_node, is_display_name, named
 from pipeline.graph.step import step
 from pipeline.graph.step_context import Reference, StepContext
+from pipeline.store.manifest import label_of
 
 A = TypeVar("A", bound=Artifact)
 V = TypeVar("V")
@@ -114,7 +115,7 @@ def selection(run: StepContext, candidates: tuple[Artifact, ...], *, by: str, mo
         for c, value in zip(candidates, values, strict=True)
     ]
     result = {**winner.result, "selected": {"index": best, "by": by, "mode": mode}}
-    headline = f"best by {by}: {winner.manifest.label} ({values[best]:g})"
+    headline = f"best by {by}: {label_of(winner.manifest)} ({values[best]:g})"
     return Reference(
         winner,
         "selected",

@@ -75,6 +75,7 @@ def _run(context: Context, interrupts: FirstSignal) -> Execution:
     outcome, needed, page, cause, pages = "failed", [], "", "", []
     try:
         # The summary says what the run may read; what was chosen for deletion before is gone now.
+        summary.begin()
         lease.wait_for_collector(prefix)
         needed = execution.look()
         looked = time.perf_counter() - context.clock
@@ -252,6 +253,7 @@ def _say_outcome(execution: Execution, looked: float | None) -> None:
         say(f"{executed} {steps} executed, {total - executed} reused")
     else:
         say(f"all {total} steps up to date; checked in {looked:.2f} s")
+    labels = {node.key: node.label for node in execution.order}
     for node in execution.targets:
-        for line in execution.published[node.key].headline:
+        for line in execution.published[node.key].headline(labels):
             say(line)

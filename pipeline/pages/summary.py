@@ -24,8 +24,11 @@ class Summary:
         self._follower = Follower(prefix, run_id, own_log=own_log)
         self._follower.begin(started)
         self._over, self._failed = threading.Event(), False
-        self._follower.save()
         self._thread = threading.Thread(target=self._beat, name="run-summary", daemon=True)
+
+    def begin(self) -> None:
+        """Write the first summary, without which the run has no protection; raises its error."""
+        self._follower.save()
         self._thread.start()
 
     def _beat(self) -> None:
@@ -42,7 +45,9 @@ class Summary:
             self._failed = True
 
     def close(self) -> None:
-        """Write the summary of the whole log; call it before that is closed."""
+        """Write the summary of the whole log, if one was begun; call it before that is closed."""
+        if self._thread.ident is None:
+            return
         self._over.set()
         self._thread.join()
         self._save()

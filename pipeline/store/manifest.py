@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -44,6 +45,20 @@ OUTPUT = "{output}"
 
 A store can be copied and moved, so a manifest never contains the URL of its own store.
 """
+
+
+def label_of(there: Manifest) -> str:
+    """Placeholder, in a headline, for the label of an output's step, which each graph chooses."""
+    return f"{{{there.key}={there.label.replace('}', ')')}}}"
+
+
+_LABEL = re.compile(r"\{([0-9a-f]{64})=(.*?)\}")
+
+
+def fill(line: str, home: str, labels: Mapping[str, str]) -> str:
+    """A line of a headline; `labels` are a graph's, by key, for those when it was built."""
+    line = _LABEL.sub(lambda found: labels.get(found[1], found[2]), line)
+    return line.replace(OUTPUT, home)
 
 
 @dataclass(frozen=True)

@@ -60,13 +60,12 @@ class Found:
     manifest: Manifest
     shared: bool = False
 
-    @property
-    def headline(self) -> list[str]:
-        """Lines about the output to display, with URLs of its files."""
+    def headline(self, labels: Mapping[str, str]) -> list[str]:
+        """Lines about the output to display; `labels` are a graph's, by the steps' keys."""
         home = self.manifest.home(self.path)
         lines = self.manifest.result.get("headline", ())
         lines = [lines] if isinstance(lines, str) else lines
-        return [str(line).replace(manifest.OUTPUT, home) for line in lines]
+        return [manifest.fill(str(line), home, labels) for line in lines]
 
     @property
     def origin(self) -> str | None:

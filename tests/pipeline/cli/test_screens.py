@@ -85,3 +85,15 @@ def test_a_narrow_terminal_ends_nothing(file, columns, rows, kind):
         command += ["--executor", "inline"]
         with Terminal(command, {"TERM": kind}, columns=columns, rows=rows) as terminal:
             assert terminal.wait(60) == 0, terminal.text
+
+
+@pytest.mark.slow
+def test_a_run_that_cannot_be_registered_leaves_the_terminal_as_it_was(file):
+    """Its summary is the first file it writes; the cursor is shown again, the log closed."""
+    (file.parent / "runs").mkdir()
+    (file.parent / "runs" / "events").touch()
+    command = [sys.executable, str(file), "run", "--prefix", str(file.parent / "runs")]
+    with Terminal(command) as terminal:
+        assert terminal.wait(60) == 1, terminal.text
+    assert "error: " in terminal.text
+    assert terminal.text.rindex("\x1b[?25h") > terminal.text.rindex("\x1b[?25l")

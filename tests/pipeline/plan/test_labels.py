@@ -88,16 +88,25 @@ def test_a_sweep_runs_in_the_order_in_which_it_is_declared(tmp_path):
 
 
 def test_a_selection_names_its_candidates_as_this_graph_does(tmp_path):
-    """Not as the graph did that built them first."""
+    """Not as the graph did that built them first, or that built the selection."""
     store, source = str(tmp_path), numbers(count=4)
 
     def chosen(factors, mode):
         made = sweep(lambda factor: scaled(source, scale=Scale(factor)), factors)
-        return select(made, by="sum", mode=mode)
+        return select([select(made, by="sum", mode=mode)], by="sum")
+
+    def said(graph):
+        execution = bring_up(store, graph)
+        labels = {node.key: node.label for node in execution.order}
+        (target,) = execution.targets
+        inner = execution.published[as_node(graph).inputs["candidates[0]"].key]
+        return [*inner.headline(labels), *execution.published[target.key].headline(labels)]
 
     bring_up(store, chosen({"small": 1, "large": 2}, "min"))
     again = chosen({"A": 1, "B": 2}, "max")
-    bring_up(store, again)
-    assert result(store, again)["headline"] == ["best by sum: scaled[B] (12)"]
-    table = result(store, again)["measured"]["candidates"]
+    assert said(again) == ["best by sum: scaled[B] (12)", "best by sum: select (12)"]
+    (inner,) = as_node(again).inputs.values()
+    table = result(store, inner)["measured"]["candidates"]
     assert [row["step"] for row in table] == ["scaled[A]", "scaled[B]"]
+    renamed = chosen({"left": 1, "right": 2}, "max")
+    assert said(renamed)[0] == "best by sum: scaled[right] (12)", "and it was a hit"
