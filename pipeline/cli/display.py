@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from pipeline.execute.screen import Copies
 from pipeline.graph.node import Node
 
 if TYPE_CHECKING:
@@ -167,6 +168,8 @@ class PlainDisplay:
             self._print(label, text)
 
     def _print(self, label: str, text: str) -> None:
+        if isinstance(sys.stdout, Copies):  # of a step that prints in this process
+            sys.stdout.break_line()
         self._out.write(f"{label:<16} {_plain(text)}\n")
         self._out.flush()
 

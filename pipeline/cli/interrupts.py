@@ -171,11 +171,11 @@ class Interrupts(FirstSignal):
 
 def _end(status: int, message: str = "") -> None:
     """Kill this process and its descendants at once."""
-    with contextlib.suppress(OSError):
-        if os.isatty(1):
-            os.write(1, _SHOW_CURSOR)
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        if sys.stdout.isatty():
+            os.write(sys.stdout.fileno(), _SHOW_CURSOR)
         if message:
-            os.write(2, f"{message}\n".encode())
+            os.write(sys.stderr.fileno(), f"{message}\n".encode())
     # Ray's agents outlive a killed driver by a minute.
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process().children(recursive=True):

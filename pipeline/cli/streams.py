@@ -2,7 +2,8 @@
 
 Writes fail when the reader of a pipe has ended, the terminal hung up or the disk behind a
 redirection is full. The first failed write redirects the stream's file descriptor to /dev/null, so
-that buffered text, writes by libraries and the interpreter's last flush succeed.
+that buffered text, writes by libraries and the interpreter's last flush succeed. Descriptors 1 and
+2 are left to a step's child processes and C libraries, whose output goes to the step's log.
 """
 
 from __future__ import annotations
@@ -19,12 +20,19 @@ class _Stream:
 
     Args:
         stream: the stream; None for a closed one, whose text is dropped.
+        number: its usual descriptor. A lasting stream has one of its own, as a step redirects this.
         lasting: whether losing the stream raises nothing.
     """
 
-    def __init__(self, stream: Any, lasting: bool) -> None:
-        self._stream = open(os.devnull, "w") if stream is None else stream  # noqa: SIM115
+    def __init__(self, stream: Any, number: int, lasting: bool) -> None:
+        self._given = open(os.devnull, "w") if stream is None else stream  # noqa: SIM115
+        self._stream = self._given
         self._lost: tuple[type[OSError], ...] = (OSError,) if lasting else ()
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            if lasting and stream.fileno() == number:
+                stream.flush()
+                how = "w", 1 if stream.line_buffering else -1, stream.encoding, stream.errors
+                self._stream = open(os.dup(number), *how)  # noqa: SIM115
 
     def write(self, text: str) -> int:
         """Write `text`, or drop it if the stream is lost."""
@@ -44,9 +52,18 @@ class _Stream:
         except self._lost:
             self._drop()
 
+    def end(self) -> None:
+        """Stand for the stream that was given: somebody may keep this object."""
+        with contextlib.suppress(OSError):
+            self.flush()
+        if self._stream is not self._given:
+            self._stream.close()
+            self._stream = self._given
+
     def _drop(self) -> None:
         null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, self._stream.fileno())
+        for stream in (self._stream, self._given):
+            os.dup2(null, stream.fileno())
         os.close(null)
 
     def __getattr__(self, name: str) -> Any:
@@ -67,12 +84,11 @@ def survive_closed_streams(*, lasting: bool = True) -> Iterator[None]:
             # A closed one: the next file to be opened would take its number, and its text.
             os.open(os.devnull, os.O_RDWR)
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _Stream(before[0], lasting), _Stream(before[1], lasting)
+    streams = _Stream(before[0], 1, lasting), _Stream(before[1], 2, lasting)
+    sys.stdout, sys.stderr = streams
     try:
         yield
     finally:
-        # Flush here: the interpreter's last flush would fail on the closed pipe.
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
         sys.stdout, sys.stderr = before
+        for stream in streams:  # now: the interpreter's last flush would fail on the closed pipe
+            stream.end()

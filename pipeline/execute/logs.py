@@ -11,6 +11,8 @@ deleted yet, or never will be because its writer was killed, is in the log once.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import faulthandler
 import logging
 import os
 import re
@@ -21,10 +23,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
 from pipeline.errors import PonenteError
-from pipeline.execute.screen import Copies, Screen
+from pipeline.execute.screen import Copies, Log, Screen
 from pipeline.graph.module_names import NEIGHBOURS
 from pipeline.store import storage
 from pipeline.store.manifest import PROCESS_LOGS
@@ -54,13 +56,15 @@ def capture(
 ) -> Iterator[None]:
     """Send this process's log records, stdout and stderr to the log `url` while the block runs.
 
+    That includes what C libraries and child processes write to descriptors 1 and 2.
+
     Args:
         url: URL of the log.
         redirect: send stdout and stderr only there; for a worker, not for a terminal.
         packages: loggers whose INFO records are kept, in addition to the engine's; warnings of all
             loggers are kept.
-        show: called with "output" events for the user's terminal: what a worker prints, and the
-            records of the user's own modules.
+        show: called with "output" events for the user's terminal: the records of the user's own
+            modules, and what a worker prints, or what came by the descriptors of another process.
     """
     with contextlib.ExitStack() as stack:
         if storage.is_local(url):
@@ -68,16 +72,17 @@ def capture(
             os.makedirs(os.path.dirname(path), exist_ok=True)
         else:
             path = stack.enter_context(Parts(url)).path
-        file = stack.enter_context(open(path, "a", 1, "utf-8", "replace"))
-        handler = logging.StreamHandler(file)
+        log = stack.enter_context(Log(path))
+        handler = logging.StreamHandler(log)
         handler.setFormatter(logging.Formatter(_FORMAT))
         stack.enter_context(_attached(handler, {_ENGINE, *packages}))
-        screen = None if show is None else stack.enter_context(Screen(show))
-        if screen is not None:
+        screen = None
+        if show is not None:
+            screen = stack.enter_context(Screen(show, None if redirect else log.unseen))
             stack.enter_context(_attached(_of_users(screen, packages), set()))
-        if redirect:
-            stack.enter_context(_redirected(file.fileno()))
-        stack.enter_context(_printed(file, screen, redirect))
+        if redirect or screen is not None:
+            stack.enter_context(_redirected(path, (1, 2) if redirect else _free()))
+        stack.enter_context(_printed(log, screen, redirect))
         yield
 
 
@@ -253,11 +258,11 @@ def _of_users(screen: Screen, packages: Iterable[str]) -> logging.Handler:
 
 
 @contextlib.contextmanager
-def _printed(file: IO[str], screen: Screen | None, redirect: bool) -> Iterator[None]:
+def _printed(file: Log, screen: Screen | None, redirect: bool) -> Iterator[None]:
     """Copy what Python prints to the file, and from a worker to the screen."""
     before = sys.stdout, sys.stderr
     others = () if screen is None else (screen,)
-    copies = [Copies(file, *others) if redirect else Copies(stream, file) for stream in before]
+    copies = [Copies(file, *((file, *others) if redirect else (stream, file))) for stream in before]
     sys.stdout, sys.stderr = copies
     try:
         yield
@@ -304,18 +309,47 @@ class _Informative:
                     logging.getLogger(name).setLevel(cls._levels.pop(name))
 
 
+def _free() -> list[int]:
+    """Descriptors that Python's stdout and stderr do not write to; a run's have others."""
+    taken = set()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            taken.add(stream.fileno())
+    return [descriptor for descriptor in (1, 2) if descriptor not in taken]
+
+
+_redirecting = threading.Lock()  # by one attempt at a time: descriptors are the process's
+
+
 @contextlib.contextmanager
-def _redirected(target: int) -> Iterator[None]:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    saved = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
+def _redirected(path: str, descriptors: Iterable[int]) -> Iterator[None]:
+    if not _redirecting.acquire(blocking=False):
+        yield
+        return
+    saved: dict[int, int] = {}
+    crash = False
+    _flush()
     try:
-        for descriptor in saved:
+        target = os.open(path, os.O_WRONLY | os.O_APPEND)
+        for descriptor in descriptors:
+            saved[descriptor] = os.dup(descriptor)
             os.dup2(target, descriptor)
+        os.close(target)
+        if crash := 2 in saved and not faulthandler.is_enabled():
+            faulthandler.enable(saved[2])  # the library's own last words are in the log
         yield
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush()
+        if crash:
+            faulthandler.disable()
         for descriptor, copy in saved.items():
             os.dup2(copy, descriptor)
             os.close(copy)
+        _redirecting.release()
+
+
+def _flush() -> None:
+    """Flush the buffers of Python and of C."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)

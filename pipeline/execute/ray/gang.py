@@ -108,7 +108,8 @@ class _GangProcess:
         """Call the function; returns errors as data, so that no exception has to be unpickled."""
         os.environ.update(environment)
         log = storage.join(reports.logs, f"process-{process.index:03d}.txt")
-        with capture(log, redirect=True, packages=reports.packages):
+        show = None if process.index else emitter(reports.collector, reports.stamp)
+        with capture(log, redirect=True, packages=reports.packages, show=show):
             status, value = self._call(function, job, process, reports, heartbeat)
             if status not in ("done", Preempted.__name__):
                 logger.error("%s", value)

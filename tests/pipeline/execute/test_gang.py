@@ -359,6 +359,7 @@ def see_gpus(job: None, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
 
     node = ray.get_runtime_context().get_node_id()
     emit({"event": "warning", "message": f"{node} {os.environ['CUDA_VISIBLE_DEVICES']}"})
+    print(f"printed by process {process.index}")  # noqa: T201 - is what is tried
     return {"count": process.count, "coordinator": process.coordinator}
 
 
@@ -393,3 +394,5 @@ def test_gpus_of_several_hosts_are_one_gang(tmp_path, monkeypatch):
     places = [e["message"].split() for e in events if e["event"] == "warning"]
     assert len({node for node, _ in places}) == 2
     assert [gpus for _, gpus in places] == ["0,1", "0,1"]
+    said = [(e["step"], e["text"]) for e in events if e["event"] == "output"]
+    assert said == [("seen", "printed by process 0")], "what the others print is in their logs"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import subprocess
@@ -10,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cli.display import PlainDisplay
 from pipeline.execute.logs import capture
 from pipeline.execute.screen import LINES, Screen
 
 PONENTE = Path(sys.executable).parent / "ponente"
 EXPERIMENT = """
-import logging, os, sys
+import ctypes, logging, os, subprocess, sys
 from pipeline import Artifact, Experiment, Result, StepContext, step
 
 log = logging.getLogger(__name__)
@@ -24,6 +26,7 @@ def write(directory, item):
     print("printed in writer →")
     print("complained in writer", file=sys.stderr)
     log.info("told in writer")
+    os.write(1, b"raw in writer\\n")
     if item < 0:
         raise ValueError("a bad item")
     return {}
@@ -34,6 +37,9 @@ def talk(run: StepContext, *, items: int) -> Result:
     print("complained in body", file=sys.stderr)
     log.info("told in body")
     log.warning("warned in body")
+    os.write(2, b"raw in body\\n")
+    subprocess.run(["sh", "-c", "echo child in body; printf unfinished >&2"])
+    ctypes.CDLL(None).printf(b"C in body\\n")
     run.map(write, {"one": items})
     return {}
 
@@ -45,6 +51,7 @@ experiment = Experiment(talking)
 SAID = [
     f"{how} in {where}" for how in ("printed", "complained", "told") for where in ("body", "writer")
 ]
+RAW = ["raw in body", "child in body", "C in body", "raw in writer"]
 
 
 @pytest.mark.slow
@@ -52,6 +59,7 @@ SAID = [
 def test_what_a_step_says_is_in_its_log_and_on_the_terminal(tmp_path, executor):
     """Of its body and of the writers of its shards: stdout, stderr, and INFO of its modules.
 
+    And of what its child processes and C libraries write, in this process also on the terminal.
     Also where the locale has ASCII alone, and when a writer fails.
     """
     (tmp_path / "talking.py").write_text(EXPERIMENT)
@@ -74,6 +82,9 @@ def test_what_a_step_says_is_in_its_log_and_on_the_terminal(tmp_path, executor):
             assert line in kept, kept
             if code == 0:
                 assert line in terminal, terminal
+        for line in RAW:
+            assert line in kept, kept
+            assert executor == "ray" or terminal.count(line) == 1, terminal
         (events,) = (
             tmp_path.glob("runs/events/*.jsonl") if code == 0 else (tmp_path / "talking.py",)
         )
@@ -123,3 +134,46 @@ def test_stdout_is_as_before_afterwards_and_for_whoever_kept_it(tmp_path, capsys
     kept.emit(logging.makeLogRecord({"msg": "after"}))
     assert (tmp_path / "log.txt").read_text() == "during\n"
     assert capsys.readouterr().out == "during\nafter\n"
+
+
+def test_descriptors_are_captured_and_as_before_afterwards(tmp_path, capfd):
+    """Of overlapping attempts, by the first; a fork's text is shown once."""
+    shown, path = Shown(), tmp_path / "log.txt"
+    with capture(str(path), redirect=False, show=shown):
+        with capture(str(tmp_path / "other.txt"), redirect=False, show=shown):
+            subprocess.run(["sh", "-c", "echo out; echo err >&2; printf '\\303'; printf '\\251'"])
+        sys.stdout.write("printed\n")
+        if not (child := os.fork()):
+            sys.stdout.write("forked\n")
+            os._exit(0)
+        os.waitpid(child, 0)
+    os.write(1, b"after\n")
+    assert shown == ["out", "err", "éforked"]
+    assert path.read_text() == "out\nerr\néprinted\nforked\n"
+    assert capfd.readouterr() == ("printed\nafter\n", "")
+
+
+def test_more_than_a_pipe_holds_is_no_deadlock(tmp_path, capfd):
+    """Of a library that holds the interpreter's lock meanwhile; all of it is in the log."""
+    text, path = b"x" * 999 + b"\n", tmp_path / "log.txt"
+    write = ctypes.PyDLL(None).write  # keeps the lock
+    with capture(str(path), redirect=False, show=Shown()):
+        for _ in range(1000):
+            write(1, text, len(text))
+    assert path.read_bytes() == text * 1000
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_line_without_end_is_ended_for_the_display(tmp_path, capsys):
+    """During the step and after it, once."""
+    with capture(str(tmp_path / "log.txt"), redirect=False):
+        display = PlainDisplay(sys.stdout._stream)
+        for _ in range(2):
+            sys.stdout.write("begun")
+            for text in ("one", "two"):
+                display({"event": "phase", "step": "train", "phase": text})
+        sys.stdout.write("begun")
+    assert capsys.readouterr().out.splitlines() == [
+        *("begun", f"{'train':<16} one", f"{'train':<16} two") * 2,
+        "begun",
+    ]
