@@ -24,7 +24,7 @@ from pipeline.errors import CorruptOutput, InputError, StorageError, StoreUnavai
 from pipeline.store import storage
 
 TIMEOUT_S = 600.0  # longest wait for one response of a store
-# About 90 s of retries in all, as for the project's other bucket requests.
+RETRY_SECONDS = 90.0  # of these retries in all, about, as for the project's other bucket requests
 BUCKET_RETRIES = {"max_retries": 9, "initial_delay": "250ms", "max_delay": "16s"}
 
 _GOOGLE, _AMAZON = "gs://", "s3://"

@@ -8,7 +8,6 @@ each is reported once.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import threading
@@ -19,6 +18,7 @@ from typing import IO, Any
 from pipeline.errors import PonenteError
 from pipeline.execute.logs import Parts
 from pipeline.store import local_storage, storage
+from pipeline.store.decode import json_line
 
 Listener = Callable[[dict[str, Any]], None]
 
@@ -69,7 +69,7 @@ class EventLog:
         self.emit({"event": "listener_lost", "listener": name, "cause": str(error)})
 
     def _keep(self, event: dict[str, Any]) -> None:
-        line, key = json.dumps(event, default=str) + "\n", event.get("key", "")
+        line, key = json_line(event).decode(), event.get("key", "")
         now = time.monotonic()
         if event["event"] == "progress":
             if now - self._kept.get(key, -_PROGRESS_SECONDS) < _PROGRESS_SECONDS:

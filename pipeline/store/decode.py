@@ -52,6 +52,23 @@ def to_json(record: Any) -> bytes:
         ) from None
 
 
+def json_line(entry: Mapping[str, Any]) -> bytes:
+    """One line of a log: null stands for NaN and infinity, text for values that JSON lacks."""
+    try:
+        text = json.dumps(entry, default=str, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(json.loads(json.dumps(entry, default=str))))
+    return text.encode() + b"\n"
+
+
+def _finite(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: _finite(part) for name, part in tree.items()}
+    if isinstance(tree, list):
+        return [_finite(part) for part in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
+
+
 def plain_result(result: Any) -> dict[str, Any]:
     """What a step or shard returned, as JSON values; numbers of numpy and JAX become Python's.
 

@@ -12,7 +12,8 @@ without). Attention kernels make 2 matmuls forward and 5 backward, as they recom
 with splash attention's two separate kernels); a tile that the mask hides in part counts only its
 visible pairs. Elementwise work does not count, as in MFU. Inside `shard_map` shapes are those of
 one device; outside they are global, and the count assumes that the devices share the matmuls
-evenly.
+evenly. Those of Muon are shared by the devices that divide the optimizer state, and repeated by
+each copy of it.
 
 A program with parts that cannot be counted (a loop of unknown length, an unknown kernel) has no
 count rather than a wrong one.
@@ -102,7 +103,11 @@ class Visit:
 
 
 def executed_flops(
-    closed: ClosedJaxpr, model: TransformerConfig, sequence_length: int, devices: int
+    closed: ClosedJaxpr,
+    model: TransformerConfig,
+    sequence_length: int,
+    devices: int,
+    repeated: float = 0.0,
 ) -> tuple[float | None, str]:
     """FLOPs of one step over all devices together, or None; and a sentence about the count.
 
@@ -111,6 +116,8 @@ def executed_flops(
         model: its windows limit the pairs that kernels compute.
         sequence_length: tokens per sequence.
         devices: number of devices that share the step.
+        repeated: FLOPs of the optimizer that several copies of its state repeat, over all of them
+            but one.
     """
     visits = list(live_equations(closed, devices))
     unknown = sorted({reason for visit in visits if (reason := _unknown(visit.equation))})
@@ -118,7 +125,7 @@ def executed_flops(
         return None, f"HFU is not shown: {'; '.join(unknown)}"
     cost = summarise(matmuls(visits))
     kernels = cost.attention_flops * window_share(model, sequence_length)
-    total = devices * (cost.matmul_flops + kernels)
+    total = devices * (cost.matmul_flops + kernels) + repeated
     again = devices * cost.recomputed_flops / total if total else 0.0
     return total, f"a step executes {total:.3g} FLOPs, {again:.0%} of them a second time"
 

@@ -17,7 +17,8 @@ from models.remat_names import BLOCK_INPUT, MATMULS, widths
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, TrainConfig
 from training.cost.memory_estimate import GIB, Estimate, estimate
-from training.cost.recompute import recomputed
+from training.cost.recompute import block_flops, recomputed
+from training.cost.step_work import orthogonalization_flops
 
 SHARDINGS = {"replicated": 0.0, "zero1": 0.01, "fsdp": 0.1}
 """Cost of each sharding for "auto", as a share of the forward pass: gathering parameters once a
@@ -38,7 +39,8 @@ def resolve(
 ) -> tuple[TrainConfig, str]:
     """`train` without "auto", and a sentence with the reason.
 
-    Chooses the cheapest combination that fits; recomputed FLOPs and a sharded state have a cost.
+    Chooses the cheapest combination that fits; recomputed FLOPs, a sharded state, and Muon's
+    products, which each copy of the state repeats, have a cost.
     If none fits, it offloads the optimizer state, which moves once a step; then residuals, which
     move in every layer of every microbatch; then both. If still none fits, it chooses the smallest,
     and the sentence reports its size and the limit.
@@ -57,6 +59,10 @@ def resolve(
     """
     candidates = []
     chosen = train.parallel
+    # Of a copy of the optimizer state, in forward passes of one device's tokens through the blocks.
+    tokens = train.batch_size * train.sequence_length / devices
+    forward = tokens * model.layers * block_flops(model, train.sequence_length)
+    orthogonalized = orthogonalization_flops(model, optimizer) / forward
     shardings = tuple(SHARDINGS) if chosen.sharding == "auto" else (chosen.sharding,)
     memory = chosen.optimizer_memory
     places = ("device", "host") if memory == "auto" else (memory,)
@@ -72,6 +78,7 @@ def resolve(
         # Ranked by offload first (none, optimizer state, residuals, both), then by cost.
         offload = (2 if remat == OFFLOADED else 0) + (place == "host")
         cost = recomputed(model, remat, train.sequence_length) + SHARDINGS[sharding]
+        cost += orthogonalized / group
         candidates.append(((offload, cost), size.total, found, size))
     if not candidates:
         group = chosen.mesh_shape(devices // slices)[1]

@@ -17,7 +17,12 @@ def recomputed(model: TransformerConfig, remat: str, sequence_length: int) -> fl
     """
     flops = forward_flops(model, sequence_length)
     again = sum(flops[name] for name in repeated(model, remat))
-    return again / (sum(flops.values()) + 2 * model.embed * model.mlp)
+    return again / block_flops(model, sequence_length)
+
+
+def block_flops(model: TransformerConfig, sequence_length: int) -> float:
+    """Forward FLOPs per token of one block's matmuls and causal attention, the mean over layers."""
+    return sum(forward_flops(model, sequence_length).values()) + 2 * model.embed * model.mlp
 
 
 def repeated(model: TransformerConfig, remat: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from training.cost import calibration
 from training.cost.calibration import rates
 from training.cost.memory_estimate import optimizer_bytes
 from training.cost.step_time import Times, times
-from training.cost.step_work import Job, work
+from training.cost.step_work import Job, orthogonalization_flops, work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +73,7 @@ def forecast(
         microbatches=train.microbatches,
         remat=train.remat,
         state_bytes=optimizer_bytes(model, optimizer) / model.parameter_count,
+        update_flops=orthogonalization_flops(model, optimizer) / (group * tensor),
         on_host=train.parallel.optimizer_memory == "host",
     )
     found = times(work(job, chip), chip, rates(chip))

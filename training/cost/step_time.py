@@ -77,7 +77,7 @@ def times(work: Work, chip: Chip, rates: Rates) -> Times:
         head=head,
         attention=attention,
         elementwise=elementwise,
-        update=work.update_bytes / chip.bandwidth,
+        update=work.update_bytes / chip.bandwidth + work.update_flops / speed,
         communication=_waiting(work, chip, rates, compute),
         fixed=rates.fixed,
     )

@@ -14,6 +14,7 @@ from models.config import TransformerConfig
 from models.flops import attended_pairs
 from models.remat_names import saved_names, widths
 from pipeline.accelerators import TPUS, Chip
+from training.config.optimizer import OptimizerConfig
 from training.cost.recompute import repeated
 
 HOST_CHIPS = 8
@@ -37,6 +38,7 @@ class Job:
         microbatches: number of microbatches per step.
         remat: see `models.remat_names`; "half" keeps the matmuls of every second layer.
         state_bytes: bytes of optimizer state per parameter.
+        update_flops: FLOPs of the optimizer's matmuls on one chip, see `orthogonalization_flops`.
         on_host: whether the optimizer state is in the host's memory.
     """
 
@@ -52,6 +54,7 @@ class Job:
     microbatches: int = 1
     remat: str = "none"
     state_bytes: float = 8.0
+    update_flops: float = 0.0
     on_host: bool = False
 
     @property
@@ -74,6 +77,7 @@ class Work:
         stream_bytes: bytes that norms, activations and residual additions read and write.
         logit_bytes: bytes that the loss reads and writes, without its matmul.
         update_bytes: bytes of parameters, gradients and optimizer state that the update moves.
+        update_flops: FLOPs of the optimizer's matmuls.
         host_bytes: bytes moved between chip and host.
         gathered_bytes: bytes of parameters and gradients that collectives move per chip.
         activation_bytes: bytes of collectives over `tensor` and `sequence`.
@@ -88,6 +92,7 @@ class Work:
     stream_bytes: float
     logit_bytes: float
     update_bytes: float
+    update_flops: float
     host_bytes: float
     gathered_bytes: float
     activation_bytes: float
@@ -122,11 +127,28 @@ def work(job: Job, chip: Chip) -> Work:
         stream_bytes=_streams(job, again),
         logit_bytes=12 * tokens * model.padded_vocab_size,
         update_bytes=_update(job),
+        update_flops=job.update_flops,
         host_bytes=_host(job),
         gathered_bytes=gathered,
         activation_bytes=_activations(job),
         network_bytes=network,
     )
+
+
+def orthogonalization_flops(model: TransformerConfig, optimizer: OptimizerConfig) -> float:
+    """FLOPs of Muon's Newton-Schulz iterations over all matrices of a model; 0 for others.
+
+    An iteration of a matrix of sides m <= n makes three products, 2 m^2 n + 2 m^3 + 2 m^2 n FLOPs
+    (https://kellerjordan.github.io/posts/muon). Chips that hold a whole copy of the optimizer state
+    repeat them; chips that divide it share them.
+    """
+    if optimizer.kind != "muon":
+        return 0.0
+    size = widths(model)
+    others = [size[name] for name in ("queries", "keys", "values", "gate", "up") if size[name]]
+    others += [size["queries"], size["up"]]  # of the output and down projections
+    sides = [sorted((model.embed, other)) for other in others]
+    return model.layers * optimizer.muon_steps * sum(4.0 * m * m * n + 2.0 * m**3 for m, n in sides)
 
 
 def _tile(chip: Chip) -> int:

@@ -11,14 +11,16 @@ since the loop's last heartbeat. After the timeout it
 
 Between steps the timeout is `FACTOR` times the median duration of the last steps, and at least
 `seconds`. Before `LEAST` steps are known, and in long phases (compiling, restoring, evaluating,
-saving), it is `PATIENCE` times `seconds`. While any process is in a long phase the others wait for
-it in a collective, so their time without progress counts from its end. If Python itself is blocked,
-a C timer ends the process.
+saving), it is `PATIENCE` times `seconds`; while the loop waits for a batch, at least
+`DATA_SECONDS`, since a store may be silent for so long. While any process is in a long phase or
+waits for a batch, the others wait for it in a collective, so their time without progress counts
+from its end. If Python itself is blocked, a C timer ends the process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import faulthandler
 import json
 import logging
@@ -33,6 +35,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from data.cache.shard_io import RETRY_SECONDS, TIMEOUT_S
+
 logger = logging.getLogger("ponente.watchdog")
 
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: a retry may help
@@ -41,6 +45,8 @@ PATIENCE = 30.0
 POLL_SECONDS = 2.0
 STEPS = 32  # steps in the median
 LEAST = 5  # steps before the median is used
+DATA_SECONDS = TIMEOUT_S + 2 * RETRY_SECONDS
+"""Longer than one request of the loader takes to fail: its timeout, and its retries before."""
 ON_END_SECONDS = 10.0  # limit of `on_end`, which may write to the store that blocks the run
 
 
@@ -65,6 +71,7 @@ class Board:
 
 
 _STEP_PHASES = ("step", "between steps")  # every other phase is a long one
+_DATA = "waiting for a batch"
 
 
 @dataclass(frozen=True)
@@ -141,11 +148,22 @@ class Watchdog:
         after = "between steps" if before.phase == "step" else before.phase
         self._heartbeat = _Heartbeat(after, before.step, self._clock())
 
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Context for the wait for a batch, a part of the step that it is in."""
+        before = self._heartbeat
+        self._heartbeat = dataclasses.replace(before, phase=_DATA)
+        try:
+            yield
+        finally:
+            self._heartbeat = before
+
     def _timeout(self, heartbeat: _Heartbeat) -> float:
         """The timeout in seconds after this heartbeat."""
-        if heartbeat.phase not in _STEP_PHASES or len(self._durations) < LEAST:
+        if heartbeat.phase not in (*_STEP_PHASES, _DATA) or len(self._durations) < LEAST:
             return PATIENCE * self._seconds
-        return max(self._seconds, FACTOR * statistics.median(self._durations))
+        least = DATA_SECONDS if heartbeat.phase == _DATA else 0.0
+        return max(self._seconds, FACTOR * statistics.median(self._durations), least)
 
     def _watch(self) -> None:
         while not self._closed.wait(self._poll):

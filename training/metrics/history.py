@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from pipeline.errors import CorruptOutput
 from pipeline.identity.fingerprint import digest
 from pipeline.store import storage
+from pipeline.store.decode import json_line
 
 Entry = dict[str, Any]
 Segment = tuple[str, int]
@@ -59,11 +61,23 @@ def read_log(directory: str, end: int | None = None) -> Iterator[Entry]:
         data = data if end is None else data[: end - found]
         found += len(data)
         *lines, incomplete = (incomplete + data).split(b"\n")
-        yield from map(json.loads, lines)
+        yield from map(parse, lines)
         if found == end:
             return
     if end is not None:
         _check_size(directory, found, end)
+
+
+def parse(line: bytes) -> Entry:
+    """An entry from its line; null stands for a number of a row that is not finite.
+
+    Raises:
+        ValueError: the line is not JSON.
+    """
+    entry = json.loads(line)
+    if entry.get("kind") in ("step", "evaluation"):
+        return {name: math.nan if value is None else value for name, value in entry.items()}
+    return entry
 
 
 def _check_size(directory: str, found: int, expected: int) -> None:
@@ -128,7 +142,7 @@ def write_history(directory: str, history: Sequence[Segment]) -> None:
     """Write the whole history of a run as one metrics log."""
     with storage.open_write(storage.join(directory, NAME)) as file:
         for entry in read_history(history):
-            file.write(json.dumps(entry).encode() + b"\n")
+            file.write(json_line(entry))
 
 
 def content_of(history: Sequence[Segment]) -> str:

@@ -15,7 +15,6 @@ as it grows.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -27,6 +26,7 @@ from typing import Any
 
 from pipeline.errors import InputError
 from pipeline.store import storage
+from pipeline.store.decode import json_line
 from training.metrics.history import NAME, PART_BYTES, Segment, log_files, read_history
 
 logger = logging.getLogger(__name__)
@@ -77,9 +77,9 @@ class MetricsLog:
         self._thread.start()
 
     def write(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Add an entry without blocking. Values that JSON has no type for are written as text."""
+        """Add an entry without blocking; `pipeline.store.decode.json_line` encodes it."""
         entry = {"kind": kind, "time": round(time.time(), 3), **fields}
-        line = json.dumps(entry, default=str).encode() + b"\n"
+        line = json_line(entry)
         with self._lock:
             self._pending.append(line)
             self._bytes += len(line)

@@ -20,6 +20,7 @@ import jax
 from training.config.batch_schedule import BatchPhase
 from training.config.job import TrainJob
 from training.cost.executed_flops import executed_flops
+from training.cost.step_work import orthogonalization_flops
 from training.fault.preemption import StopSignal
 from training.metrics.throughput import Throughput
 from training.step.program import Program
@@ -107,6 +108,11 @@ class PhaseCompiler:
         if found.peak is None:  # without a peak there is no utilization to compute
             return found
         length = train.sequence_length
-        executed, reason = executed_flops(traced.jaxpr, self._job.model, length, layout.devices)
+        data, _, sequence, _ = train.parallel.mesh_shape(layout.devices)
+        once = orthogonalization_flops(self._job.model, self._job.optimizer)
+        repeated = (data * sequence - 1) * once
+        executed, reason = executed_flops(
+            traced.jaxpr, self._job.model, length, layout.devices, repeated
+        )
         logger.info("%s", reason)
         return dataclasses.replace(found, executed=executed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +32,13 @@ class TimedBatches:
         batches: the loader.
         watch: the stopwatch, in `step` while the loop runs.
         clock: the stopwatch's clock, in nanoseconds.
+        waiting: context of the wait for a batch, such as `Watchdog.waiting`.
     """
 
     batches: Iterator[np.ndarray]
     watch: Stopwatch
     clock: Callable[[], int] = time.perf_counter_ns
+    waiting: Callable[[], AbstractContextManager[None]] = nullcontext
     _running: Any = field(default=None, init=False)
     _behind: bool = field(default=False, init=False)
 
@@ -51,7 +54,8 @@ class TimedBatches:
         if self._behind and running is not None:
             running.block_until_ready()
         started = self.clock()
-        batch = next(self.batches)
+        with self.waiting():
+            batch = next(self.batches)
         waited = self.clock() - started
         idle = running is None or running.is_ready()
         self._behind = idle and running is not None and waited > BEHIND_SECONDS * 1e9

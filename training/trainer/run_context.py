@@ -238,6 +238,7 @@ def tracker_context(job: TrainJob, path: str) -> dict[str, Any]:
     return {
         "path": path,
         "directory": job.run_directory,
+        "shared": job.journal_directory or job.run_directory,
         "run": job.name or job.metrics_directory.rstrip("/").rpartition("/")[2],
         # A rebuilt run has a new journal directory, so this name tells the builds apart.
         "build": job.journal_directory.rstrip("/").rpartition("/")[2],

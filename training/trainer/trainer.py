@@ -101,6 +101,8 @@ class _Trainer:
         self.config = job.train  # as given: a Program has the one whose "auto" is resolved
         self.program = program
         self.batch_phases = batch_phases
+        estimates = (each.estimate for _, each in batch_phases)
+        self.estimate = max(estimates, key=lambda estimate: estimate.total)
         self.run = run
         self.watch = run.watch
         self.compiler = compiler
@@ -109,7 +111,7 @@ class _Trainer:
             for note in program.notes:
                 logger.info("%s", note)
             if program.layout.platform != "cpu":
-                logger.info("estimated memory of a device:\n%s", program.estimate.table())
+                logger.info("estimated memory of a device:\n%s", self.estimate.table())
 
     def go(self) -> TrainResult:
         """Initialize or resume, train, and wait for the last checkpoint."""
@@ -236,6 +238,7 @@ class _Trainer:
         config, layout, batch_size = self.config, program.layout, program.train.batch_size
         rows = layout.process_rows(batch_size)
         feed, step, stopping = TimedBatches(iter(loader), self.watch), start, False
+        feed.waiting = self.run.watchdog.waiting
         self.watch.switch("step")
         for step, batch in zip(range(start + 1, phase.end + 1), feed, strict=False):
             self.run.startup.ended("first batch")
@@ -325,7 +328,7 @@ class _Trainer:
             backend=self.program.backend,
             backend_reason=self.program.backend_reason,
             notes=list(self.program.notes),
-            memory=self.program.estimate.parts,
+            memory=self.estimate.parts,
             seconds={**spent, "total": sum(spent.values())},
             compilations=self.compiler.count,
         )

@@ -10,7 +10,10 @@ from models.flops import training_flops_per_token
 from tests.training import tiny
 from tests.training.hlo.cost import cost
 from tests.training.hlo.parser import parse
+from training.config import Parallelism
 from training.cost.executed_flops import executed_flops
+from training.cost.step_work import orthogonalization_flops
+from training.step.program import build_program
 
 MODEL = tiny.MODEL
 
@@ -74,6 +77,30 @@ def test_the_compiled_program_executes_what_was_traced(remat):
     compiled = cost(parse(program.compile().as_text()))
     assert compiled.unknown_loops == 0
     assert traced(remat=remat) == pytest.approx(compiled.matmul_flops, rel=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "sharding"), [(1, "replicated"), (4, "replicated")])
+def test_each_copy_of_muons_state_repeats_its_products(devices, sharding):
+    """What the compiler's program does on one device beyond AdamW's is the formula's figure."""
+    train = dataclasses.replace(
+        tiny.TRAIN, remat="none", parallel=Parallelism(sharding=sharding, group=1)
+    )
+
+    def flops(kind):
+        optimizer = dataclasses.replace(tiny.OPTIMIZER, kind=kind)
+        program = build_program(MODEL, optimizer, train, jax.devices()[:devices], eos_id=tiny.EOS)
+        found = cost(parse(program.compile().as_text()))
+        assert found.unknown_loops == 0
+        closed = program.step.trace(program.abstract, program.abstract_batch()).jaxpr
+        once = orthogonalization_flops(MODEL, optimizer)
+        repeated = (devices - 1) * once
+        total, _ = executed_flops(closed, MODEL, tiny.LENGTH, devices, repeated)
+        return found.matmul_flops, total / devices, once
+
+    (plain, *_), (compiled, counted_, once) = flops("adamw"), flops("muon")
+    assert compiled - plain == pytest.approx(once, rel=0.01)
+    assert counted_ == pytest.approx(compiled, rel=0.03)
 
 
 def test_loops_of_known_length_are_multiplied_out():

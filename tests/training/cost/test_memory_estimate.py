@@ -123,6 +123,15 @@ def test_a_state_is_split_before_products_are_repeated():
     assert (found.remat, found.parallel.sharding) == ("matmuls", "zero1")
 
 
+def test_muons_products_are_shared_where_they_outweigh_the_gathers():
+    """Few tokens a device: its state is split even if it fits whole; with many it stays whole."""
+    muon = OptimizerConfig(kind="muon")
+    for rows, length, sharding in ((8, 128, "zero1"), (16_384, 1024, "replicated")):
+        train = TrainConfig(steps=1, batch_size=rows, sequence_length=length, remat="none")
+        found, _ = resolve(presets.llama_200m, muon, train, 8, platform="tpu", limit=None)
+        assert found.parallel.sharding == sharding
+
+
 def test_what_does_not_fit_says_so():
     """The smallest setting is taken, and the sentence has both sizes and what to do."""
     found, why = chosen(presets.tomat_1b, 1, config(256, 8192))

@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 
+from data.cache import shard_io
 from training.fault import watchdog
 from training.fault.watchdog import EXIT_CODE, FACTOR, LEAST, PATIENCE, Watchdog
 
@@ -73,6 +74,24 @@ def test_a_phase_may_take_longer_and_is_not_a_step(made):
     assert limit(dog) == 10.0
     dog.beat(LEAST + 1)
     assert limit(dog) == 10.0  # a median of 0.1 s still, so the least limit
+
+
+def test_a_batch_may_take_as_long_as_its_store_may(made):
+    """The wait counts in its step, and a step of milliseconds does not shorten its limit."""
+    dog, clock, _ = made
+    for step in range(LEAST + 1):
+        dog.beat(step)
+        clock.now += 0.1
+    assert limit(dog) == 10.0
+    with dog.waiting():
+        assert limit(dog) > shard_io.TIMEOUT_S + shard_io.RETRY_SECONDS
+        clock.now += 700.0
+    assert dog._heartbeat.at < clock.now - 700.0
+    assert limit(dog) == 10.0
+    for seconds in (1.0, 2.0):
+        slow = Watchdog(seconds * 1000, clock=clock)
+        with slow.waiting():
+            assert limit(slow) == PATIENCE * seconds * 1000
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import tempfile
 import threading
 import time
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import CorruptOutput, InputError, StoreUnavailable
 from pipeline.store import storage
+from pipeline.store.decode import parse_json
 from training.metrics import history, metrics_log
 from training.metrics.history import (
     MEASURED,
@@ -48,6 +50,25 @@ def test_entries_are_in_the_file_in_order_with_their_fields_as_they_were(tmp_pat
     log.close(10)
     assert steps(tmp_path) == list(range(500))
     assert next(read_log(str(tmp_path)))["path"] == "x"
+
+
+def test_a_row_that_is_not_finite_is_json_and_is_read_as_nan(tmp_path):
+    """null in the file, at any depth; no other reader knows Infinity."""
+    log = new_log(tmp_path)
+    rows = [{"step": 1, "loss": math.nan, "norms": [1.0, math.inf]}, {"step": 2, "loss": -math.inf}]
+    for row in rows:
+        log.write("step", row)
+    log.write("config", {"clip": math.inf, "name": None})
+    log.close(10)
+    write_history(str(tmp_path / "all"), log.history)
+    for file in (tmp_path / NAME, tmp_path / "all" / NAME):
+        for line in file.read_bytes().splitlines():
+            parse_json(line)  # which knows no constants
+    first, second, config = read_log(str(tmp_path))
+    assert math.isnan(first["loss"])
+    assert math.isnan(second["loss"])
+    assert first["norms"] == [1.0, None]
+    assert config["clip"] is config["name"] is None
 
 
 attempts_at_a_run = st.lists(

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import sys
 import threading
 from unittest import mock
@@ -19,7 +20,7 @@ from training.metrics.history import plain, read_log
 from training.metrics.journal import read_journals
 from training.metrics.metrics_log import MetricsLog
 from training.metrics.stopwatch import BUCKETS
-from training.metrics.trackers.backends import BACKENDS
+from training.metrics.trackers.backends import BACKENDS, sample_name
 from training.metrics.trackers.children import Trackers
 from training.trainer.run_context import RunContext, tracker_context
 from training.trainer.trainer import train
@@ -174,6 +175,32 @@ def test_a_run_built_anew_is_another_run_to_services(root, tmp_path, monkeypatch
         BACKENDS[library](tracker_context(work, "metrics.jsonl"), [])
     found = [call.kwargs[keyword] for call in module.init.call_args_list]
     assert found == ["train-1234-0a1b", "train-1234-0a1b", "train-1234-2c3d", "train-1234"]
+
+
+def test_tensorboard_has_one_run_for_all_attempts(root, tmp_path, monkeypatch):
+    """One directory of a build; what follows the checkpoint of a later attempt is replaced."""
+    module = mock.MagicMock()
+    monkeypatch.setitem(sys.modules, "tensorboardX", module)
+    entries = [{"kind": "config"}, {"kind": "began", "step": 5}, {"kind": "step", "step": 6}]
+    for build, attempt in (("0a1b", "a"), ("0a1b", "b"), ("2c3d", "a")):
+        work = dataclasses.replace(
+            job(root, tmp_path, attempt), journal_directory=f"{tmp_path}/journal/{build}"
+        )
+        context = tracker_context(work, "metrics.jsonl")
+        BACKENDS["tensorboard"](context, [{"time": 1.0, **entry} for entry in entries])
+    calls = [call.kwargs for call in module.SummaryWriter.call_args_list]
+    directories = [call["logdir"].removeprefix(f"{tmp_path}/journal/") for call in calls]
+    assert directories == [f"{build}/tensorboard" for build in ("0a1b", "0a1b", "2c3d")]
+    assert [call["purge_step"] for call in calls] == [6, 6, 6]
+
+
+def test_each_prompt_has_a_panel_of_its_own():
+    """Letters that ASCII lacks, equal beginnings, and marks that services replace."""
+    prompts = ["日本語", "中国語", "кот", "a?", "a!", "a-", "", "x" * 60 + "one", "x" * 60 + "two"]
+    names = [sample_name(prompt) for prompt in prompts]
+    assert len(set(names)) == len(prompts)
+    assert all(re.fullmatch(r"samples/[\w.-]*", name, re.ASCII) for name in names)
+    assert names[5] == "samples/a-"
 
 
 @pytest.mark.parametrize("error", [OSError("503"), None])

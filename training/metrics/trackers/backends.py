@@ -9,6 +9,7 @@ TRACKIO_SPACE_ID.
 
 from __future__ import annotations
 
+import hashlib
 import html
 import importlib
 import os
@@ -45,19 +46,29 @@ def _library(tracker: str) -> Any:
 
 
 def tensorboard(context: Mapping[str, Any], entries: Entries) -> None:
-    """Event files in `<directory>/tensorboard`: scalars, and samples as text."""
+    """Event files in `<shared>/tensorboard`: scalars, and samples as text.
+
+    All attempts write to this directory, so they are one run; each one replaces the steps after
+    the checkpoint that it resumed from.
+    """
     writer_of = _library("tensorboard").SummaryWriter
-    spool = Spool(storage.join(context["directory"], "tensorboard"))
-    writer = writer_of(logdir=str(spool.path), flush_secs=10)
+    spool = Spool(storage.join(context["shared"], "tensorboard"))
+    writer: Any = None
     for entry in entries:
+        if entry["kind"] == "config":
+            continue
         step, when = entry.get("step", 0), entry["time"]
+        if writer is None:
+            purge = step + (entry["kind"] == "began")
+            writer = writer_of(logdir=str(spool.path), flush_secs=10, purge_step=purge)
         for name, value in scalars(entry).items():
             writer.add_scalar(name, value, step, walltime=when)
         if entry["kind"] == "sample":
-            name = f"samples/{entry['prompt'][:60]}"
+            name = sample_name(entry["prompt"])
             writer.add_text(name, entry["completion"], step, walltime=when)
         spool.sync()
-    writer.close()
+    if writer is not None:
+        writer.close()
     spool.close()
 
 
@@ -83,8 +94,7 @@ def wandb(context: Mapping[str, Any], entries: Entries) -> None:
         values: dict[str, Any] = scalars(entry)
         if entry["kind"] == "sample":
             text = html.escape(entry["prompt"] + entry["completion"])
-            name = f"samples/{_identifier(entry['prompt'][:60])}"
-            values[name] = library.Html(f"<pre>{text}</pre>")
+            values[sample_name(entry["prompt"])] = library.Html(f"<pre>{text}</pre>")
         if values:
             run.log({"step": entry.get("step", 0), **values})
     run.finish()
@@ -106,6 +116,13 @@ def trackio(context: Mapping[str, Any], entries: Entries) -> None:
 
 
 BACKENDS = {"tensorboard": tensorboard, "wandb": wandb, "trackio": trackio}
+
+
+def sample_name(prompt: str) -> str:
+    """The name of a prompt's samples; its digest tells prompts apart that read alike in ASCII."""
+    name = _identifier(prompt[:48])
+    digest = "" if name == prompt else f"-{hashlib.sha256(prompt.encode()).hexdigest()[:8]}"
+    return f"samples/{name}{digest}"
 
 
 def _run_id(context: Mapping[str, Any]) -> str:

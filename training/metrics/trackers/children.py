@@ -31,10 +31,10 @@ class Trackers:
     Args:
         names: names from `training.config.validation.TRACKERS`.
         context: JSON values that every child gets: `directory` (URL for its files, this attempt's
-            own), `run` (name of the run, the same for all its attempts), `build` (distinguishes
-            this run's attempts from those of an earlier run of that name; empty where there is only
-            one), `config` (the resolved configuration, without environment variables) and `path`
-            (the metrics log).
+            own), `shared` (the same for all attempts of the build), `run` (name of the run, the
+            same for all its attempts), `build` (distinguishes this run's attempts from those of an
+            earlier run of that name; empty where there is only one), `config` (the resolved
+            configuration, without environment variables) and `path` (the metrics log).
         command: command of a child; by default `training.metrics.trackers.follow`.
 
     Raises:

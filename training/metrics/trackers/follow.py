@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from pipeline.errors import InputError
+from training.metrics.history import parse
 from training.metrics.trackers.backends import BACKENDS, Entry
 
 LOOK_SECONDS = 1.0
@@ -29,7 +30,7 @@ def follow(path: str, ended: Callable[[], bool]) -> Iterator[Entry]:
         while True:
             line = file.readline()
             if line.endswith(b"\n"):
-                yield json.loads(line)
+                yield parse(line)
                 continue
             file.seek(-len(line), 1)  # back to the start of an incomplete line
             if last:
