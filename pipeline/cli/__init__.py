@@ -9,6 +9,7 @@ Every field of the experiment's settings is a flag by its dotted name (`--train.
 
 from __future__ import annotations
 
+import gc
 import os
 import shlex
 import sys
@@ -76,6 +77,7 @@ def command(more: Mapping[str, tuple[str, Callable[[list[str]], int]]] | None = 
         more: verbs of other packages by name: one line of help, and a function that parses the
             arguments after the verb and returns the exit status.
     """
+    gc.freeze()  # what was imported lives as long as the process: it is not looked through again
     sys.exit(exit_with_error(lambda: _command(sys.argv[1:], more or {})))
 
 

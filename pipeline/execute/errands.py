@@ -88,11 +88,12 @@ class Errands:
 
     def insist(self, what: str, action: Callable[[], T], sleep: Callable[[float], None]) -> T:
         """The result of `action`; an `OSError` is raised only when it lasts `PATIENCE_SECONDS`."""
-        errand = _Errand(what, action, self._clock())
+        errand, begun = None, self._clock()
         while True:
             try:
                 return action()
             except OSError as error:
+                errand = errand or _Errand(what, action, begun)
                 if (pause := self._pause(errand, error)) is None:
                     raise
             sleep(pause)

@@ -117,7 +117,7 @@ def group_fields(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict
 
 def same(a: Any, b: Any) -> bool:
     """Whether two canonical trees are equal in type and value; in Python, True equals 1."""
-    return a is b or (a == b and _dumps(a) == _dumps(b))
+    return a is b or (a == b and (repr(a) == repr(b) or _dumps(a) == _dumps(b)))
 
 
 def without_defaults(tree: Any) -> Any:

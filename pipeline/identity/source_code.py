@@ -21,6 +21,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dis
+import functools
 import inspect
 import os
 import sys
@@ -209,6 +210,7 @@ def _home(path: str, module: str) -> str:
     return folder
 
 
+@functools.cache
 def _start(function: Callable[..., Any]) -> tuple[str, str] | None:
     """(path, module) of the file that a step is written in; None for one that is in no file."""
     function = inspect.unwrap(function)

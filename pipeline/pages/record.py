@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
@@ -221,8 +221,10 @@ class Follower:
             self._record.last = max(self._record.last, _last(lines))
 
     def begin(self, event: dict[str, Any]) -> None:
-        """Apply the run's first event, by its driver, before a log on an object store has it."""
-        _apply_line(self._record, json.dumps({"time": time.time(), **event}, default=str).encode())
+        """Apply the run's first event, by its driver, if its log cannot be written."""
+        if not self.look().started:
+            line = json.dumps({"time": time.time(), **event}, default=str)
+            _apply_line(self._record, line.encode())
 
     def save(self) -> None:
         """Write the run's summary, by its driver."""
@@ -271,7 +273,8 @@ def _record(tree: dict[str, Any]) -> RunRecord:
 
 
 def _made(kind: type[Any], tree: dict[str, Any]) -> Any:
-    return kind(**{f.name: tree[f.name] for f in fields(kind) if f.name in tree})
+    known = kind.__dataclass_fields__
+    return kind(**{name: value for name, value in tree.items() if name in known})
 
 
 def _last(lines: list[bytes]) -> float:
