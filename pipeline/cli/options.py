@@ -255,6 +255,10 @@ def of_python(name: str, value: Any) -> Any:
     if value is not None and value not in choices:
         raise InputError(unknown(name, value, list(choices)))
     try:
+        number = isinstance(value, int | float) and 0 <= value < float("inf")
+        odd = isinstance(value, bool) or not (number or isinstance(value, str | None))
+        if read is seconds and odd:
+            raise ValueError("expected seconds, at least 0, or a time such as '90s'")
         return read(value) if read is not None and isinstance(value, str) else value
     except (argparse.ArgumentTypeError, ValueError) as error:
         raise InputError(f"{name}={value!r}: {error}") from None

@@ -239,7 +239,7 @@ def _keep_failure(run: StepContext, cause: str) -> None:
 
 def _open_inputs(request: Request) -> dict[str, tuple[str, Manifest]]:
     opened, wanted = {}, {n: at for n, at in request.inputs.items() if n not in request.live}
-    loaded = concurrently(lambda at: load_verified(*at), wanted.values(), request.root)
+    loaded = concurrently(lambda at: manifest.load_late(*at), wanted.values(), request.root)
     for (name, (path, _)), found in zip(wanted.items(), loaded, strict=True):
         if found is None:
             raise CorruptOutput(f"{path}: input {name!r} of {request.label} is gone; run again")

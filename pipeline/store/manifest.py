@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -21,8 +22,8 @@ import msgspec
 
 from pipeline.errors import CorruptOutput, InputError, PonenteError
 from pipeline.identity.listing import ListedFile, Listing, Summary, files_from_bytes
+from pipeline.store import retry, storage
 from pipeline.store import shards as shard_lists
-from pipeline.store import storage
 from pipeline.store.decode import decode, to_json
 from pipeline.store.shards import Shard, ShardTable, Table, check_sizes
 
@@ -36,6 +37,7 @@ RETIRED = "retired"  # manifests that a rebuild replaced
 FAILURE = "failure.json"
 PROCESS_LOGS = "logs"  # in an attempt: logs of the processes of a gang
 KEEP = "keep"  # in an attempt: files to inspect, kept for every attempt
+_LATE_SECONDS = 60.0
 _NAMED = 5  # shards named in a message
 _ELSEWHERE_SECONDS = 5.0  # retries of requests to another store than the output's own
 _AWAY = "move the directory away and run again"
@@ -308,6 +310,14 @@ def load_verified(path: str, key: str) -> Manifest | None:
     if manifest is not None:
         check_files(path, manifest)
     return manifest
+
+
+def load_late(path: str, key: str) -> Manifest | None:
+    """`load_verified` of what was published: a network file system may show it a minute late."""
+    end, pauses = time.monotonic() + _LATE_SECONDS * storage.is_local(path), retry.pauses(0.1, 5.0)
+    while (found := load_verified(path, key)) is None and (left := end - time.monotonic()) > 0:
+        time.sleep(min(next(pauses), left))
+    return found
 
 
 def check_files(path: str, manifest: Manifest) -> None:

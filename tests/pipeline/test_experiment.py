@@ -77,8 +77,9 @@ def test_text_that_a_flag_does_not_take_is_refused(tmp_path):
     """Before anything runs, with what it takes."""
     with pytest.raises(InputError, match="ray"):
         TOY.run(prefix=tmp_path, executor="rya")
-    with pytest.raises(InputError, match="wait='long': expected a time"):
-        TOY.run(prefix=tmp_path, wait="long")
+    for wait in ("long", "-5s", "", -1, -0.5, float("nan"), float("inf"), True, [5], b"5s"):
+        with pytest.raises(InputError, match=r"wait=.*: expected "):
+            TOY.run(prefix=tmp_path, wait=wait)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import pickle
 import sys
 import time
 import uuid
@@ -25,6 +26,7 @@ _OBJECT_STORE_BYTES = 256 * 2**20
 # A Ray started by this process has one unit of this resource. Steps on "local" hardware, which use
 # all of the machine's devices, request it, so that only one of them runs at a time.
 _WHOLE_MACHINE = {"ponente_machine": 1.0}
+_UNPICKLABLE = (TypeError, ValueError, AttributeError, RecursionError, pickle.PicklingError)
 
 logger = logging.getLogger("ponente")
 
@@ -140,6 +142,7 @@ class RayBackend:
         self._collector = Channel(f"ponente-{uuid.uuid4().hex}")
         self._collector.make()
         self._running: dict[Any, _Running] = {}
+        self._refused: list[tuple[Request, Outcome]] = []
         self._stopped: set[str] = set()
         self._ages: Any = None  # of heartbeats, when they are new
         self._drain: Any = None
@@ -155,8 +158,24 @@ class RayBackend:
             name=request.label,
             label_selector=self._watch.responsive_nodes,
         )
-        reference = task.remote(request, self._collector, heartbeat)
+        try:
+            reference = task.remote(request, self._collector, heartbeat)
+        except _UNPICKLABLE as error:
+            cause = f"{self._unpicklable(request)} cannot be sent to a worker: {text_of(error)}"
+            self._refused.append((request, Outcome("failed", cause=cause)))
+            return
         self._running[reference] = _Running(request, heartbeat, time.monotonic())
+
+    def _unpicklable(self, request: Request) -> str:
+        """What of a request cannot be pickled, for a message."""
+        fields = {f.name: getattr(request, f.name) for f in dataclasses.fields(request)}
+        fields |= {f"argument {name!r}": value for name, value in fields.pop("arguments").items()}
+        for name, value in fields.items():
+            try:
+                self._ray.cloudpickle.dumps(value)
+            except _UNPICKLABLE:
+                return name
+        return "its request"
 
     def _machine(self, request: Request) -> dict[str, float]:
         """`_WHOLE_MACHINE` for a step on "local" hardware, except a follower: it shares it."""
@@ -166,10 +185,11 @@ class RayBackend:
 
     def poll(self) -> list[tuple[Request, Outcome]]:
         """Outcomes of ended tasks; transient failures where a worker died or is unresponsive."""
+        ended, self._refused = self._refused, []
         if not self._running:
-            return []
-        ready = self._ended(list(self._running), _POLL_SECONDS)
-        ended = [self._outcome(r, self._running.pop(r)) for r in ready]
+            return ended
+        ready = self._ended(list(self._running), 0 if ended else _POLL_SECONDS)
+        ended += [self._outcome(r, self._running.pop(r)) for r in ready]
         ages, self._ages = self._ages, None
         if ages is None:
             return ended

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 
 from pipeline import Result, StepContext, step
-from pipeline.errors import WorkerLost
+from pipeline.errors import StepFailed, WorkerLost
 from pipeline.graph.node import as_node
 from pipeline.store import integrity, lease, manifest, storage
 from pipeline.store.ledger import Ledger
 from tests.pipeline.helpers import bring_up, ledgers
-from tests.pipeline.toy import Numbers, numbers, write_numbers
+from tests.pipeline.toy import Numbers, numbers, total, write_numbers
 
 HOOKS = {}
 
@@ -111,3 +113,24 @@ def test_an_older_attempt_cannot_drop_or_replace_what_a_newer_one_owns(tmp_path)
     ledger.drop("left", "000002-b")
     assert ledger.claim("left", "000002-b") is None
     assert set(ledgers(str(tmp_path))[0].finished()) == {"claimed", "replaced"}
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_an_input_that_is_shown_late_is_awaited(tmp_path, monkeypatch, shown):
+    """As a network file system may do to a worker; and no longer than a minute."""
+    monkeypatch.setattr(manifest, "_LATE_SECONDS", 20.0 if shown else 0.3)
+    source, hidden, events = numbers(count=4), tmp_path / "hidden", []
+    there = tmp_path / "store" / as_node(source).directory / manifest.NAME
+    back = threading.Timer(0.3, lambda: hidden.rename(there))
+
+    class Hiding(list):
+        def append(self, event):
+            if event["event"] == "started" and event["step"] == "total":
+                there.rename(hidden)
+                if shown:
+                    back.start()
+            events.append(event["event"])
+
+    with contextlib.nullcontext() if shown else pytest.raises(StepFailed, match="is gone"):
+        bring_up(str(tmp_path / "store"), total(source), events=Hiding())
+    assert "retried" not in events

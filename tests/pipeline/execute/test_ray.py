@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import threading
 import time
 import uuid
 from typing import Annotated, Any
@@ -28,6 +29,7 @@ from pipeline.execute.executor import Execution
 from pipeline.execute.ray import gang
 from pipeline.graph.node import as_node
 from pipeline.graph.step_context import Emit
+from pipeline.plan.state import Selection
 from pipeline.store.outputs import Store
 from tests.pipeline.helpers import bring_up, check_invariants
 from tests.pipeline.toy import Scale, Total, kill_once, numbers, refuse, scaled, total
@@ -102,9 +104,10 @@ def backend():
         started.close()
 
 
-def _run(backend, prefix, wanted, events=None):
+def _run(backend, prefix, wanted, events=None, *more, **choice):
     log = EventLog(prefix, "test", [events.append] if events is not None else [])
-    execution = Execution([as_node(wanted)], Store(prefix), log, "again")
+    targets = [as_node(each) for each in (wanted, *more)]
+    execution = Execution(targets, Store(prefix), log, "again", Selection(**choice))
     execution.run(backend, execution.look())
     return execution
 
@@ -165,6 +168,21 @@ def test_a_refused_input_is_reported_once(tmp_path, backend):
     with pytest.raises(StepFailed, match="expected something else than 4 numbers"):
         _run(backend, str(tmp_path), refuse(numbers(count=4)), events)
     assert [e["event"] for e in events].count("retried") == 0
+
+
+@step(output=Total, version=1, cpus=0)
+def given(run: StepContext, *, what: Annotated[Any, Runtime]) -> Result:
+    """Has an argument that is not in its key, and may be anything."""
+    return {"total": 1}
+
+
+def test_a_step_that_cannot_be_sent_to_a_worker_fails_alone(tmp_path, backend):
+    """The other steps are built, and the argument is named."""
+    events, fine = [], total(numbers(count=4))
+    with pytest.raises(StepFailed, match="argument 'what' cannot be sent to a worker"):
+        _run(backend, str(tmp_path), given(what=threading.Lock()), events, fine, keep_going=True)
+    ended = {event["step"]: event["event"] for event in events if "step" in event}
+    assert (ended["given"], ended["total"]) == ("failed", "finished")
 
 
 def test_a_gang_of_two_processes_shares_a_coordinator(tmp_path, backend):
