@@ -8,12 +8,13 @@ model that loads in another project and computes something else is the worst out
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from models.config import TransformerConfig, YarnScaling
-from models.hf import read_config, write_config
+from models.hf import read_config, rope, write_config
 from models.hf.keys import Keys
 from models.hf.tensors import Tensor, gpt2_tensors, rotary_tensors
 from pipeline.errors import InputError
@@ -123,20 +124,36 @@ def from_json(
     listed = content.get("architectures") or [None]
     if not isinstance(listed, list):
         raise InputError(f"config.json: architectures: expected a list, found {listed!r:.80}")
-    name = listed[0]
-    for known in ARCHITECTURES:
-        if name == known.name or (name is None and content.get("model_type") == known.model_type):
-            keys = Keys(content, ignore_keys)
-            try:
-                config, positions = known.read(keys)
-            except InputError as error:  # errors of TransformerConfig do not name the file
-                raise InputError(_FILE + str(error).removeprefix(_FILE)) from None
-            keys.finish()
-            return known, config, positions
-    raise InputError(
-        f"config.json: architecture {name or content.get('model_type')!s:.80} cannot be computed "
-        f"here; known are {', '.join(known.name for known in ARCHITECTURES)}"
+    name, kind = listed[0], content.get("model_type")
+    known = next(
+        (a for a in ARCHITECTURES if name == a.name or (name, kind) == (None, a.model_type)), None
     )
+    if known is None:
+        raise InputError(
+            f"config.json: architecture {name or kind!s:.80} cannot be computed here; known are "
+            f"{', '.join(known.name for known in ARCHITECTURES)}"
+        )
+    if kind not in (None, known.model_type):  # by which `transformers` chooses the class
+        raise InputError(
+            f"config.json: architectures has {name} and model_type is {kind!r:.80}; expected "
+            f"{known.model_type!r}, or a model of the class that belongs to it"
+        )
+    keys = Keys(content, ignore_keys)
+    try:
+        config, positions = known.read(keys)
+    except InputError as error:  # errors of TransformerConfig do not name the file and its keys
+        text = re.sub(r"\w+(?:Config|Scaling)\.(\w+)", _key_of, str(error))
+        raise InputError(_FILE + text.removeprefix(_FILE)) from None
+    keys.finish()
+    return known, config, positions
+
+
+_NAMES = {ours: theirs for theirs, ours in (rope.LLAMA3 | rope.YARN).items()}
+_NAMES |= {"kv_heads": "num_key_value_heads", "head_size": "head_dim"}
+
+
+def _key_of(field: re.Match[str]) -> str:
+    return _NAMES.get(field[1], field[1])
 
 
 def _prevents(*found: tuple[bool, str]) -> list[str]:

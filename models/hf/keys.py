@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -27,6 +26,7 @@ _HARMLESS = frozenset(
 )
 
 _MOST = 2**31 - 1  # largest size: an int32, as in other programs that read a config.json
+_LARGEST = (2 - 2**-23) * 2.0**127  # of float32, in which models compute
 
 
 class Keys:
@@ -39,7 +39,12 @@ class Keys:
 
     def __init__(self, content: Mapping[str, Any], ignored: Collection[str] = ()) -> None:
         self._content = content
+        self._ignored = ignored
         self._unread = set(content) - _HARMLESS - set(ignored)
+
+    def inside(self, content: Mapping[str, Any]) -> Keys:
+        """The keys of an object inside this one, with the same keys ignored."""
+        return Keys(content, self._ignored)
 
     def get(self, name: str, default: Any = None) -> Any:
         """A key's value; the default where it is absent or null."""
@@ -61,11 +66,14 @@ class Keys:
             )
         return value
 
-    def number(self, name: str, default: float | None = None) -> float:
-        """A number. Raises `InputError` for other values and for a missing one."""
+    def number(
+        self, name: str, default: float | None = None, *, above: float = float("-inf")
+    ) -> float:
+        """A number. Raises `InputError` for other values, not above `above`, or a missing one."""
         value = self.get(name, default)
-        if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
-            raise InputError(f"config.json: {name}: expected a number, found {value!r:.80}")
+        if type(value) not in (int, float) or not above < value or not abs(value) <= _LARGEST:
+            more = f" above {above:g}" if above > float("-inf") else ""
+            raise InputError(f"config.json: {name}: expected a number{more}, found {value!r:.80}")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
@@ -91,5 +99,5 @@ class Keys:
             raise InputError(
                 f"config.json: unknown key {name!r:.80} = {self._content[name]!r:.80} (of "
                 f"{len(unread)} such keys), which may change what the model computes; if it does "
-                "not, name it in ignore_keys"
+                "not, leave it out, or name it in ignore_keys of import_hf"
             )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.config import TransformerConfig
+from models.config import TransformerConfig, YarnScaling
 from models.hf import rope
 from models.hf.keys import Keys
 from pipeline.errors import InputError
@@ -27,28 +27,35 @@ def _common(keys: Keys, tied: bool) -> dict[str, Any]:
     return {**shape, **({"embedding_std": std} if std > 0 else {})}
 
 
-def rotary(keys: Keys, **more: Any) -> dict[str, Any]:
-    """The fields of Llama and of the architectures with its key names, updated with `more`."""
-    base, scaling = rope.read(keys)
+def rotary(keys: Keys, longest: int, kv_heads: int | None = None, **more: Any) -> Read:
+    """The shape of Llama and of the architectures with its key names.
+
+    Args:
+        keys: the keys of config.json.
+        longest: default of `max_position_embeddings`.
+        kv_heads: default of `num_key_value_heads`; None for as many as there are heads.
+        more: fields of the shape that differ from Llama's.
+    """
+    positions = keys.count("max_position_embeddings", longest)
+    base, scaling = rope.read(keys, positions)
     embed, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
-    return {
+    if keys.has("num_key_value_heads") or kv_heads is None:  # null means as many as heads
+        kv_heads = heads
+    fields: dict[str, Any] = {
         **_common(keys, tied=False),
         "layers": keys.count("num_hidden_layers", most=_LAYERS),
         "embed": embed,
         "heads": heads,
-        "kv_heads": keys.count("num_key_value_heads", heads),
+        "kv_heads": keys.count("num_key_value_heads", kv_heads),
         "head_size": keys.count("head_dim", embed // heads),
         "mlp": keys.count("intermediate_size"),
-        "norm_epsilon": keys.number("rms_norm_eps", 1e-6),
+        "norm_epsilon": keys.number("rms_norm_eps", 1e-6, above=0),
         "rope_base": base,
         "rope_scaling": scaling,
         "qk_norm": False,
         **more,
     }
-
-
-def _positions(keys: Keys, default: int) -> int:
-    return keys.count("max_position_embeddings", default)
+    return TransformerConfig(**fields), positions
 
 
 def llama(keys: Keys) -> Read:
@@ -56,8 +63,7 @@ def llama(keys: Keys) -> Read:
     keys.expect("hidden_act", "silu")
     biases = keys.flag("attention_bias", False)
     keys.expect("mlp_bias", biases, default=False)
-    shape = rotary(keys, biases=biases)
-    return TransformerConfig(**shape), _positions(keys, 2048)
+    return rotary(keys, 2048, biases=biases)
 
 
 def mistral(keys: Keys) -> Read:
@@ -66,35 +72,36 @@ def mistral(keys: Keys) -> Read:
     keys.expect("attention_bias", False)
     window = _sliding_window(keys)
     windows = {} if window is None else {"window_pattern": "S", "window": window}
-    return TransformerConfig(**rotary(keys, **windows)), _positions(keys, 131_072)
+    return rotary(keys, 131_072, 8, **windows)
 
 
 def _sliding_window(keys: Keys) -> int | None:
     """4096 where the key is absent; no window where it is null."""
-    return keys.get("sliding_window") if keys.has("sliding_window") else 4096
+    if keys.has("sliding_window") and keys.get("sliding_window") is None:
+        return None
+    return keys.count("sliding_window", 4096)
 
 
 def qwen(keys: Keys, **more: Any) -> Read:
     """Qwen2Config or Qwen3Config, which differ in `more`."""
     keys.expect("hidden_act", "silu")
     keys.expect("attention_bias", False)
-    shape = rotary(keys, **more)
     used = keys.flag("use_sliding_window", False)
-    window = _sliding_window(keys)
-    window = window if used else None
+    window = _sliding_window(keys) if used else None
     kinds = keys.get("layer_types")
+    layers = keys.count("num_hidden_layers", most=_LAYERS)
     first_short = keys.number("max_window_layers", 28)
     if kinds is None:
-        short = [window is not None and layer >= first_short for layer in range(shape["layers"])]
+        short = [window is not None and layer >= first_short for layer in range(layers)]
     else:
-        short = _short_layers(kinds, shape["layers"])
+        short = _short_layers(kinds, layers)
     if any(short):
         if window is None:
             raise InputError(
                 "config.json: layer_types has sliding_attention but sliding_window is not in use"
             )
-        shape |= {"window": window, "window_pattern": _pattern_of(short)}
-    return TransformerConfig(**shape), _positions(keys, 32_768)
+        more |= {"window": window, "window_pattern": _pattern_of(short)}
+    return rotary(keys, 32_768, 32, **more)
 
 
 def _short_layers(kinds: Any, layers: int) -> list[bool]:
@@ -134,8 +141,9 @@ def qwen2(keys: Keys) -> Read:
 
 def qwen3(keys: Keys) -> Read:
     """Qwen3Config."""
-    # The default head size does not depend on the width.
-    return qwen(keys, qk_norm=True, head_size=keys.count("head_dim", 128))
+    # The default head size does not depend on the width, unless the key is null.
+    size = {} if keys.has("head_dim") else {"head_size": 128}
+    return qwen(keys, qk_norm=True, **size)
 
 
 def nanochat(keys: Keys) -> Read:
@@ -144,11 +152,16 @@ def nanochat(keys: Keys) -> Read:
     keys.expect("attention_bias", False)
     cap = 15.0
     if keys.has("final_logit_softcapping"):
-        given = keys.get("final_logit_softcapping")
-        cap = None if given is None else keys.number("final_logit_softcapping")
-    shape = rotary(keys) | {"qk_norm": True}
-    shape |= {"mlp_kind": "relu2", "norm": "plain_rms", "embedding_norm": True}
-    return TransformerConfig(**shape, logit_soft_cap=cap), _positions(keys, 2048)
+        cap = keys.get("final_logit_softcapping")
+        cap = None if cap is None else keys.number("final_logit_softcapping", above=0)
+    shape = {"qk_norm": True, "mlp_kind": "relu2", "norm": "plain_rms", "embedding_norm": True}
+    config, positions = rotary(keys, 2048, **shape, logit_soft_cap=cap)
+    if isinstance(config.rope_scaling, YarnScaling):
+        raise InputError(
+            "config.json: rope_type 'yarn': NanoChat's norm after the rotation undoes its scale of "
+            "the scores, which cannot be computed here"
+        )
+    return config, positions
 
 
 def gpt2(keys: Keys) -> Read:
@@ -174,7 +187,7 @@ def gpt2(keys: Keys) -> Read:
         mlp=keys.count("n_inner", 4 * embed),
         mlp_kind="gelu",
         norm="layer",
-        norm_epsilon=keys.number("layer_norm_epsilon", 1e-5),
+        norm_epsilon=keys.number("layer_norm_epsilon", 1e-5, above=0),
         biases=True,
         positions="learned",
         context=positions,

@@ -1,8 +1,8 @@
 """Rotary positions in a config.json, in the form of `transformers` 5 and in the older one.
 
 Version 5 has one object, `rope_parameters`; older versions have `rope_theta` and `rope_scaling`. We
-write both forms. A file with both must have equal values, because `transformers` reads the older
-form.
+write both forms. A file with both must mean the same by either, since programs differ in which
+they read.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from models.hf.keys import Keys
 from pipeline.errors import InputError
 
 _BASE = 10_000.0
-_LLAMA3 = {
+LLAMA3 = {
     "factor": "factor",
     "low_freq_factor": "low_frequency_factor",
     "high_freq_factor": "high_frequency_factor",
     "original_max_position_embeddings": "original_context",
 }
-_YARN = {
+YARN = {
     "factor": "factor",
     "original_max_position_embeddings": "original_context",
     "beta_fast": "beta_fast",
     "beta_slow": "beta_slow",
     "attention_factor": "temperature",
 }
+_OPTIONAL = ("beta_fast", "beta_slow", "attention_factor")
 
 
 def write(config: TransformerConfig) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def write(config: TransformerConfig) -> dict[str, Any]:
         old, kind = None, {"rope_type": "default"}
     else:
         names, rope_type = (
-            (_YARN, "yarn") if isinstance(scaling, YarnScaling) else (_LLAMA3, "llama3")
+            (YARN, "yarn") if isinstance(scaling, YarnScaling) else (LLAMA3, "llama3")
         )
         values = {theirs: getattr(scaling, ours) for theirs, ours in names.items()}
         old = kind = {
@@ -52,41 +53,53 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def read(keys: Keys) -> tuple[float, RopeScaling | YarnScaling | None]:
+def read(keys: Keys, positions: int) -> tuple[float, RopeScaling | YarnScaling | None]:
     """Base and scaling of the rotary frequencies.
+
+    Args:
+        keys: the keys of config.json.
+        positions: longest sequence, which is the original context where none is given.
 
     Raises:
         InputError: an unsupported kind of scaling, or a missing setting of a supported one.
     """
-    base = keys.number("rope_theta", _BASE)
-    old, new = keys.get("rope_scaling", {}), keys.get("rope_parameters", {})
+    base = keys.number("rope_theta", _BASE, above=0)
     keys.expect("partial_rotary_factor", 1.0, 1)
-    original = keys.get("original_max_position_embeddings")
-    found: Mapping[str, Any] = new or old
+    original = keys.count("original_max_position_embeddings", positions)
+    given = {name: keys.get(name) for name in ("rope_scaling", "rope_parameters")}
+    found = {
+        name: _read(keys, name, settings, base, original)
+        for name, settings in given.items()
+        if settings
+    } or {"rope_theta": (base, None)}
+    first, *others = found.values()
+    if others and others != [first]:
+        raise InputError(
+            f"config.json: rope_scaling {given['rope_scaling']!r:.200} and rope_parameters "
+            f"{given['rope_parameters']!r:.200} disagree; leave one out"
+        )
+    return first
+
+
+def _read(
+    keys: Keys, name: str, found: Any, base: float, original: int
+) -> tuple[float, RopeScaling | YarnScaling | None]:
     if not isinstance(found, Mapping) or any(isinstance(v, Mapping) for v in found.values()):
         raise InputError(
-            f"config.json: rope_parameters: expected one set of settings for all layers, found "
+            f"config.json: {name}: expected one set of settings for all layers, found "
             f"{found!r:.200}"
         )
-    if old and new and _settings(old) != _settings(new):
-        raise InputError(
-            f"config.json: rope_scaling {old!r:.200} and rope_parameters {new!r:.200} disagree; "
-            "leave one out"
-        )
-    inner = Keys(found)
-    base = inner.number("rope_theta", base)
-    kind = inner.get("rope_type") or inner.get("type", "default")
-    inner.get("type")
+    inner = keys.inside(found)
+    base = inner.number("rope_theta", base, above=0)
+    old_kind = inner.get("type", "default")
+    kind = inner.get("rope_type", old_kind)
     inner.expect("partial_rotary_factor", 1.0, 1)
-    names = {"default": {}, "llama3": _LLAMA3, "yarn": _YARN}.get(str(kind))
+    names = {"default": {}, "llama3": LLAMA3, "yarn": YARN}.get(str(kind))
     if names is None:
         raise InputError(
             f"config.json: rope_type {kind!r:.80} is unknown here; known are default, llama3 "
             "and yarn"
         )
-    if not names:
-        inner.finish()
-        return base, None
     if kind == "yarn":
         inner.expect("truncate", True)
     given: dict[str, Any] = {
@@ -94,21 +107,14 @@ def read(keys: Keys) -> tuple[float, RopeScaling | YarnScaling | None]:
         for theirs, ours in names.items()
         if inner.get(theirs) is not None
     }
-    if "original_context" in given:
-        given["original_context"] = inner.count("original_max_position_embeddings")
-    elif original is not None:
-        given["original_context"] = keys.count("original_max_position_embeddings")
+    if names:
+        context = inner.count("original_max_position_embeddings", original)
+        # Beside the object it has priority in `transformers`.
+        given["original_context"] = keys.count("original_max_position_embeddings", context)
     inner.finish()
-    if missing := {"factor", "original_context"} - given.keys():
-        theirs = next(t for t, ours in names.items() if ours in missing)
-        raise InputError(f"config.json: rope_type {kind!r}: expected {theirs}, found none")
+    for theirs, ours in names.items():
+        if ours not in given and theirs not in _OPTIONAL:
+            raise InputError(f"config.json: rope_type {kind!r}: expected {theirs}, found none")
+    if not names:
+        return base, None
     return base, (YarnScaling if kind == "yarn" else RopeScaling)(**given)
-
-
-def _settings(found: Any) -> Any:
-    """The settings without the base, and with "rope_type" as the only name of the kind."""
-    if not isinstance(found, Mapping):
-        return found
-    kind = found.get("rope_type") or found.get("type", "default")
-    rest = {k: v for k, v in found.items() if k not in ("rope_theta", "rope_type", "type")}
-    return {"rope_type": kind, **rest}

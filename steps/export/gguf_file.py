@@ -7,9 +7,10 @@ The `gguf` package gives the names of tensors and metadata. One tensor at a time
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from gguf import (
     GGML_QUANT_VERSION,
@@ -22,13 +23,19 @@ from gguf import (
 from gguf.quants import quant_shape_to_byte_shape, quantize
 
 from pipeline.errors import InputError
-from steps.export.gguf_architecture import Architecture, architecture, interleaved
+from steps.export.gguf_architecture import Architecture, architecture
 from steps.export.gguf_types import TYPES
 from steps.export.gguf_vocabulary import Vocabulary, read_vocabulary
-from steps.export.hf_files import Tensors, read_file, read_json
+from steps.export.hf_files import read_file, read_json, read_model
 
 _F32, _F16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16
 _BLOCK = 32  # numbers that share a scale in q8_0
+_LARGEST = {
+    _F32: float(np.finfo(np.float32).max),
+    _F16: 65_504.0,
+    GGMLQuantizationType.BF16: float(ml_dtypes.finfo(ml_dtypes.bfloat16).max),
+    GGMLQuantizationType.Q8_0: 127 * 65_504.0,  # its scale is a float16
+}
 
 
 def write_gguf(folder: str, path: str, dtype: str, name: str) -> dict[str, Any]:
@@ -50,28 +57,26 @@ def write_gguf(folder: str, path: str, dtype: str, name: str) -> dict[str, Any]:
     Raises:
         InputError: the folder is incomplete, or llama.cpp would compute something else.
     """
-    config = read_json(folder, "config.json")
-    model = architecture(config)
-    tensors = Tensors(folder, config)
-    tensors.check(model.shapes)
-    vocabulary = _vocabulary(folder, config, model.rows)
+    source = read_model(folder)
+    model = architecture(source)
+    rows = source.config.vocab_size
+    vocabulary = _vocabulary(folder, rows)
     writer = GGUFWriter(path, MODEL_ARCH_NAMES[model.arch])
     writer.add_name(name)
     writer.add_file_type(_FILE_TYPES[dtype])
     writer.add_quantization_version(GGML_QUANT_VERSION)
-    writer.add_block_count(model.layers)
     model.describe(writer)
     _add_vocabulary(writer, vocabulary)
     try:
-        parameters = _write(writer, _plan(model, tensors, GGMLQuantizationType[dtype.upper()]))
+        parameters = _write(writer, _plan(model, GGMLQuantizationType[dtype.upper()]))
     finally:
         writer.close()
     return {
         "architecture": MODEL_ARCH_NAMES[model.arch],
         "pre_tokenizer": vocabulary.pre,
         "composes": vocabulary.composes,
-        "vocab_size": model.rows,
-        "tensors": len(model.shapes) + len(model.made),
+        "vocab_size": rows,
+        "tensors": len(source.tensors) + len(model.made),
         "parameters": parameters,
         "bytes": os.path.getsize(path),
     }
@@ -89,26 +94,16 @@ _Planned = tuple[str, tuple[int, ...], GGMLQuantizationType, Callable[[], np.nda
 """Name in GGUF, shape, type and reader of a tensor."""
 
 
-def _plan(
-    model: Architecture, tensors: Tensors, matrices: GGMLQuantizationType
-) -> Iterator[_Planned]:
-    names = get_tensor_name_map(model.arch, model.layers)
-    for name, shape in model.shapes.items():
-        known = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert known is not None, name
-
-        def read(name: str = name) -> np.ndarray:
-            values = tensors.read(name)
-            if name in model.transposed:
-                return values.T
-            heads = model.reordered.get(name)
-            return values if heads is None else interleaved(values, heads)
-
-        shape = shape[::-1] if name in model.transposed else shape
+def _plan(model: Architecture, matrices: GGMLQuantizationType) -> Iterator[_Planned]:
+    names = get_tensor_name_map(model.arch, model.model.config.layers)
+    for tensor in model.model.tensors:
+        known = names.get_name(tensor.name, try_suffixes=(".weight", ".bias"))
+        assert known is not None, tensor.name
+        shape = tensor.shape[::-1] if model.transposes(tensor) else tensor.shape
         kind = _F32 if len(shape) < 2 or known.startswith("position_embd") else matrices
         if kind is GGMLQuantizationType.Q8_0 and shape[-1] % _BLOCK:
             kind = _F16
-        yield known, shape, kind, read
+        yield known, shape, kind, lambda tensor=tensor: model.stored(tensor)
     for known, values in model.made.items():
         yield known, values.shape, _F32, lambda values=values: values
 
@@ -126,14 +121,19 @@ def _write(writer: GGUFWriter, planned: Iterator[_Planned]) -> int:
     writer.write_ti_data_to_file()
     for name, kind, read in reads:
         values = np.ascontiguousarray(read(), np.float32)
-        if kind is _F16 and np.abs(values).max(initial=0.0) > np.finfo(np.float16).max:
-            raise InputError(f"{name}: has numbers beyond float16's 65,504; export as bf16")
+        if not (largest := np.abs(values).max(initial=0.0)) <= _LARGEST[kind]:
+            if not np.isfinite(largest):
+                raise InputError(f"{name}: expected finite values, found {largest}")
+            wider = "f32" if kind is GGMLQuantizationType.BF16 else "bf16"
+            raise InputError(
+                f"{name}: has numbers beyond {kind.name}'s {_LARGEST[kind]:,.6g}; export as {wider}"
+            )
         writer.write_tensor_data(quantize(values, kind))
     return count
 
 
-def _vocabulary(folder: str, config: Mapping[str, Any], rows: int) -> Vocabulary:
-    named = {k: v for k, v in config.items() if k.endswith("_token_id")}
+def _vocabulary(folder: str, rows: int) -> Vocabulary:
+    named = read_json(folder, "config.json")
     if os.path.exists(os.path.join(folder, "tokenizer_config.json")):
         named |= read_json(folder, "tokenizer_config.json")
     return read_vocabulary(read_file(folder, "tokenizer.json"), named, rows)

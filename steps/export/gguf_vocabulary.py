@@ -17,6 +17,7 @@ from typing import Any
 from gguf import TokenType
 from tokenizers import Tokenizer
 
+from data.tokenizer.tokenizer_file import for_library, ids_of, parse
 from pipeline.errors import InputError
 from steps.export.tokenizer_files import inserted
 
@@ -82,24 +83,23 @@ def read_vocabulary(content: bytes, special: Mapping[str, Any], rows: int) -> Vo
     Raises:
         InputError: the file is not readable, or llama.cpp would encode a text as other ids.
     """
-    try:
-        description = json.loads(content)
-        tokenizer = Tokenizer.from_str(content.decode())
-    except Exception as error:  # the library raises nothing more specific
-        raise InputError(f"tokenizer.json: not readable: {error}; export it again") from error
+    tokenizer = _library(content)
+    description = json.loads(tokenizer.to_str())  # complete, unlike the file
     pre = _pre_type(description)
-    merges = [m if isinstance(m, str) else " ".join(m) for m in description["model"]["merges"]]
+    merges = [" ".join(pair) for pair in description["model"]["merges"]]
     if not merges:
         raise InputError("tokenizer.json: no merges, without which llama.cpp loads no tokenizer")
+    if odd := [merge for merge in merges if merge.count(" ") != 1]:
+        raise InputError(f"tokenizer.json: llama.cpp cannot read the merge {odd[0]!r:.80}")
     tokens, types = _tokens(description, rows)
     ids = {token: index for index, token in enumerate(tokens)}
-    eos = _special(special, "eos_token", ids)
+    eos = _special(special, "eos_token", ids, rows)
     if eos is None:
         raise InputError(
             "tokenizer_config.json: expected an eos_token, found none, without which llama.cpp "
             "takes id 11; name the one that ends a document"
         )
-    bos = _special(special, "bos_token", ids)
+    bos = _special(special, "bos_token", ids, rows)
     bos = eos if bos is None else bos
     before, after = inserted(tokenizer)
     if before not in ([], [bos]) or after:
@@ -114,10 +114,30 @@ def read_vocabulary(content: bytes, special: Mapping[str, Any], rows: int) -> Vo
         merges=merges,
         bos=bos,
         eos=eos,
-        pad=_special(special, "pad_token", ids),
+        pad=_special(special, "pad_token", ids, rows),
         add_bos=before == [bos],
         composes=description.get("normalizer") is not None,
     )
+
+
+def _library(content: bytes) -> Tokenizer:
+    """The tokenizer of the library, whose ids are those of the file."""
+    file = parse(content)
+    try:
+        tokenizer = Tokenizer.from_str(for_library(content, file).decode())
+    except Exception as error:  # the library raises nothing more specific
+        raise InputError(f"tokenizer.json: not readable: {error}; export it again") from error
+    read, texts = tokenizer.get_vocab(), {}
+    for text, index in [
+        *ids_of(file).items(),
+        *((t["content"], t["id"]) for t in file["added_tokens"]),
+    ]:
+        if read.get(text) != index or texts.setdefault(index, text) != text:
+            raise InputError(
+                f"tokenizer.json: {text!r:.80} with the id {index}: expected one id for each text "
+                "and one text for each id, without which llama.cpp loads no tokenizer"
+            )
+    return tokenizer
 
 
 def _pre_type(description: Mapping[str, Any]) -> str:
@@ -145,7 +165,7 @@ def _pre_type(description: Mapping[str, Any]) -> str:
 
 def _expression(split: Mapping[str, Any]) -> str | None:
     """The regular expression of a byte-level pre-tokenizer; None for any other pre-tokenizer."""
-    *parts, last = split["pretokenizers"] if split.get("type") == "Sequence" else [split]
+    *parts, last = split.get("pretokenizers") or [split]
     if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
         return None
     if not parts:
@@ -184,16 +204,21 @@ def _tokens(description: Mapping[str, Any], rows: int) -> tuple[list[str], list[
     return [texts[i] for i in range(rows)], [int(types[i]) for i in range(rows)]
 
 
-def _special(named: Mapping[str, Any], name: str, ids: Mapping[str, int]) -> int | None:
-    """The id of a special token, by its name or by its id."""
+def _special(named: Mapping[str, Any], name: str, ids: Mapping[str, int], rows: int) -> int | None:
+    """The id of a special token, by its name or by its id; -1 is none, as in older files."""
     token = named.get(name)
     if isinstance(token, dict):
         token = token.get("content")
     if token is not None:
-        if token not in ids:
-            raise InputError(f"tokenizer_config.json: {name} is {token!r}, which is no token")
+        if not isinstance(token, str) or token not in ids:
+            raise InputError(f"tokenizer_config.json: {name} is {token!r:.80}, which is no token")
         return ids[token]
-    index = named.get(f"{name}_id")
-    if isinstance(index, list):  # a model may have several EOS ids: take the first
-        index = index[0] if index else None
-    return index
+    found = named.get(f"{name}_id")
+    several = found if isinstance(found, list) else [found]  # of several EOS ids, the first
+    several = [index for index in several if index is not None and index != -1]
+    if wrong := [i for i in several if type(i) is not int or not 0 <= i < rows]:
+        raise InputError(
+            f"config.json: {name}_id: expected an id from 0 to {rows - 1}, found {wrong[0]!r:.80}; "
+            "leave it out if the model has no such token"
+        )
+    return several[0] if several else None

@@ -19,7 +19,8 @@ from models.hf.architectures import Architecture, architecture_of, to_json
 from models.hf.tensors import Tensor
 from pipeline.store import storage
 from steps.export.choices import check_choices
-from steps.export.safetensors_writer import DTYPES, INDEX, plan_shards, write_shard
+from steps.export.hf_files import INDEX
+from steps.export.safetensors_writer import DTYPES, plan_shards, write_shard
 from steps.export.tokenizer_files import write_tokenizer_files
 from training.checkpoint.model_arrays import StoredModel
 

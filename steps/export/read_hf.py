@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import shutil
 import tempfile
@@ -17,12 +16,11 @@ from data.read.byte_ranges import open_ranges
 from data.read.listing import find_files, list_folder, list_source
 from data.tokenizer.text_tokenizer import TextTokenizer
 from models.config import TransformerConfig
-from models.hf.architectures import from_json
 from models.hf.tensors import Tensor
 from pipeline.errors import InputError
 from pipeline.identity.listing import Listing
 from pipeline.store import storage
-from steps.export.hf_files import Tensors, read_file, read_json
+from steps.export.hf_files import Tensors, read_file, read_model
 from training.checkpoint.model_arrays import ModelWriter
 
 _HUB = "hf://"
@@ -89,26 +87,22 @@ def open_hf(folder: str, ignore_keys: Collection[str] = ()) -> HfModel:
             are missing, left over or of another shape or dtype, or the tokenizer has more ids than
             the model.
     """
-    architecture, read, positions = from_json(read_json(folder, "config.json"), ignore_keys)
+    found = read_model(folder, ignore_keys)
     tokenizer = _tokenizer(folder)
-    rows = read.vocab_size
+    rows = found.config.vocab_size
     if tokenizer.vocab_size > rows:
         raise InputError(
             f"{folder}: tokenizer.json has {tokenizer.vocab_size} ids and the model's vocab_size "
             f"is {rows}; they are not of one model"
         )
-    content = Tensors(folder, {"tie_word_embeddings": read.tied})
-    # config.json may claim any number of layers: one tensor more than stored proves one missing.
-    tensors = list(itertools.islice(architecture.tensors(read), len(content) + 1))
-    content.check({tensor.name: tensor.shape for tensor in tensors})
     return HfModel(
         folder=folder,
-        architecture=architecture.name,
-        config=_padded(read, tokenizer.vocab_size),
-        positions=positions,
+        architecture=found.architecture.name,
+        config=_padded(found.config, tokenizer.vocab_size),
+        positions=found.positions,
         tokenizer=tokenizer,
-        tensors=tensors,
-        content=content,
+        tensors=found.tensors,
+        content=found.content,
     )
 
 

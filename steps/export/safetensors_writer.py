@@ -16,7 +16,9 @@ import ml_dtypes
 import numpy as np
 
 from models.hf.tensors import Tensor
+from pipeline.errors import InputError
 from pipeline.store import storage
+from steps.export.hf_files import SINGLE
 
 DTYPES: dict[str, tuple[str, Any]] = {
     "bfloat16": ("BF16", ml_dtypes.bfloat16),
@@ -24,7 +26,6 @@ DTYPES: dict[str, tuple[str, Any]] = {
 }
 """The name in a file and the NumPy dtype, by the dtype of the export."""
 
-INDEX = "model.safetensors.index.json"
 _ALIGNED = 8
 
 
@@ -48,7 +49,7 @@ def plan_shards(tensors: Iterable[Tensor], itemsize: int, most: int) -> list[Sha
         groups[-1].append(tensor)
         size += more
     if len(groups) == 1:
-        return [ShardPlan("model.safetensors", tuple(groups[0]))]
+        return [ShardPlan(SINGLE, tuple(groups[0]))]
     names = (f"model-{i:05d}-of-{len(groups):05d}.safetensors" for i in range(1, len(groups) + 1))
     return [ShardPlan(name, tuple(group)) for name, group in zip(names, groups, strict=True)]
 
@@ -66,6 +67,9 @@ def write_shard(
         tensors: the file's tensors, in order.
         dtype: a key of `DTYPES`.
         pieces: returns the float32 values of a tensor, in row-major order.
+
+    Raises:
+        InputError: a value is not finite in the dtype.
     """
     code, kind = DTYPES[dtype]
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -86,6 +90,11 @@ def write_shard(
             count = 0
             for piece in pieces(tensor):
                 stored = np.ascontiguousarray(piece.astype(kind, copy=False))
+                if not np.isfinite(stored).all():
+                    raise InputError(
+                        f"{tensor.name}: expected finite values in {dtype}; export it as float32, "
+                        "or another checkpoint if that is refused too"
+                    )
                 file.write(stored.reshape(-1).view(np.uint8).data)
                 count += stored.size
             assert count == math.prod(tensor.shape), tensor.name

@@ -71,7 +71,7 @@ def back(folder: Path, config: TransformerConfig, dtype: str) -> dict[str, Any]:
         positions=2048,
         tokenizer=None,  # type: ignore[bad-argument-type]
         tensors=list(architecture.tensors(config)),
-        content=Tensors(exported, {"tie_word_embeddings": config.tied}),
+        content=Tensors(exported),
     )
     write_checkpoint(model, str(folder / "imported"))
     return {"bytes": sum(f.stat().st_size for f in Path(exported).glob("*.safetensors"))}

@@ -127,7 +127,7 @@ _KINDS: dict[str, Damage] = {
         lambda i: {"weight_map": dict.fromkeys(i["weight_map"], "a\0b")}, "safetensors"
     ),
     "index of nothing": _index(lambda i: {"weight_map": {}}, "is missing"),
-    "index of more": _index(lambda i: {"weight_map": {**i["weight_map"], "x": "y"}}, "no place"),
+    "index of more": _index(lambda i: {"weight_map": {**i["weight_map"], "x": "y"}}, "safetensors"),
     "header's length": _header_length,
     "huge tensor": _header(lambda h: _tensor(h).update(shape=[_HUGE, 4])),
     "tensor beyond the end": _header(lambda h: _tensor(h).update(data_offsets=[0, _HUGE])),

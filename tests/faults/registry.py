@@ -86,7 +86,9 @@ def gather() -> dict[int, list[Fault]]:
     return dict(sorted(found.items()))
 
 
-def carry_out(number: int, fault: Fault, seed: int, count: int, workspace: Path) -> dict[str, Any]:
+def carry_out(
+    number: int | str, fault: Fault, seed: int, count: int, workspace: Path
+) -> dict[str, Any]:
     """Run one suite; returns its row: what was run, whether it passed, its figures or error."""
     row: dict[str, Any] = {"number": number, "title": fault.title, "seed": seed, "count": count}
     clock = time.monotonic()

@@ -114,6 +114,9 @@ def test_the_line_of_plan(config, line):
 CONTENT = to_json(SHAPES["Llama tied"], POSITIONS)
 QWEN = to_json(SHAPES["Qwen3"], POSITIONS)
 GPT2 = to_json(SHAPES["GPT2"], POSITIONS)
+NANOCHAT = to_json(SHAPES["NanoChat"], POSITIONS)
+YARN = to_json(SHAPES["Llama odd, untied, yarn"], POSITIONS)["rope_parameters"]
+LLAMA3 = to_json(SHAPES["Llama llama3 rope, biases"], POSITIONS)["rope_scaling"]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +129,7 @@ GPT2 = to_json(SHAPES["GPT2"], POSITIONS)
         (
             {
                 **CONTENT,
-                "rope_scaling": {"type": "llama3", "factor": 8.0},
+                "rope_scaling": {"type": "yarn", "factor": 8.0},
                 "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
             },
             "disagree; leave one out",
@@ -134,6 +137,21 @@ GPT2 = to_json(SHAPES["GPT2"], POSITIONS)
         (
             {**CONTENT, "rope_parameters": {"rope_type": "llama3", "factor": "8"}},
             "factor: expected a number, found '8'",
+        ),
+        ({**CONTENT, "rope_scaling": {"rope_type": "default", "rope_theta": 9.0}}, "disagree"),
+        ({**CONTENT, "rope_theta": 0, "rope_parameters": None}, "rope_theta: expected a number ab"),
+        ({**CONTENT, "rope_theta": 1e39, "rope_parameters": None}, "rope_theta: expected a number"),
+        *(
+            ({**CONTENT, "rope_parameters": {**LLAMA3, name: None}}, f"expected {name}, found none")
+            for name in ("factor", "low_freq_factor", "high_freq_factor")
+        ),
+        ({**NANOCHAT, "rope_parameters": YARN}, "'yarn': NanoChat's norm"),
+        ({**CONTENT, "model_type": "mistral"}, "LlamaForCausalLM and model_type is 'mistral'"),
+        ({**CONTENT, "num_key_value_heads": 4}, "num_key_value_heads: expected a divisor of heads"),
+        ({**CONTENT, "rms_norm_eps": 0}, "rms_norm_eps: expected a number above 0, found 0"),
+        (
+            {**QWEN, "use_sliding_window": True, "sliding_window": 0},
+            "sliding_window: expected a po",
         ),
         ({**CONTENT, "is_causal": False}, "is_causal is False"),
         ({**CONTENT, "tie_word_embeddings": "no"}, "expected true or false, found 'no'"),
@@ -161,6 +179,49 @@ def test_what_cannot_be_computed_is_refused(content, line):
 
 
 def test_a_key_that_the_caller_knows():
-    """Is passed over."""
-    content = {**CONTENT, "attention_multiplier": 0.1}
-    assert from_json(content, ["attention_multiplier"])[1] == SHAPES["Llama tied"]
+    """Is passed over, inside the rotary settings too."""
+    inner = {**CONTENT["rope_parameters"], "mrope_section": [2, 3]}
+    for form in ("rope_parameters", "rope_scaling"):
+        content = {**CONTENT, "attention_multiplier": 0.1, "rope_parameters": None, form: inner}
+        with pytest.raises(InputError, match="leave it out, or name it in ignore_keys"):
+            from_json(content, ["attention_multiplier"])
+        known = ["attention_multiplier", "mrope_section"]
+        assert from_json(content, known)[1] == SHAPES["Llama tied"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "field", "left_out", "null"),
+    [
+        ("Llama", "num_key_value_heads", "kv_heads", 64, 64),
+        ("Mistral", "num_key_value_heads", "kv_heads", 8, 64),
+        ("Qwen2", "num_key_value_heads", "kv_heads", 32, 64),
+        ("Qwen2", "head_dim", "head_size", 2, 2),
+        ("Qwen3", "head_dim", "head_size", 128, 2),
+        ("Mistral", "sliding_window", "window", 4096, None),
+        ("NanoChat", "final_logit_softcapping", "logit_soft_cap", 15.0, None),
+        ("Llama", "rms_norm_eps", "norm_epsilon", 1e-6, 1e-6),
+    ],
+)
+def test_keys_that_are_left_out_or_null(kind, name, field, left_out, null):
+    """Have the values of `transformers`, where it reads them."""
+    content = to_json(SHAPES[next(shape for shape in SHAPES if shape.startswith(kind))], POSITIONS)
+    content |= {"hidden_size": 128, "num_attention_heads": 64, "head_dim": 4, name: None}
+    assert getattr(from_json(content)[1], field) == null
+    del content[name]
+    assert getattr(from_json(content)[1], field) == left_out
+
+
+@pytest.mark.parametrize("form", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("scaling", [YARN, LLAMA3], ids=["yarn", "llama3"])
+def test_the_original_context(form, scaling):
+    """Beside the settings comes before inside them; without either it is the longest sequence."""
+    content = {**CONTENT, "rope_parameters": None, "rope_scaling": None, form: scaling}
+    name = "original_max_position_embeddings"
+
+    def read(**more) -> int:
+        return from_json({**content, **more})[1].rope_scaling.original_context
+
+    without = {key: value for key, value in scaling.items() if key != name}
+    assert read() == scaling[name]
+    assert read(**{name: 48}) == read(**{name: 48, form: without}) == 48
+    assert read(**{form: without}) == POSITIONS

@@ -113,9 +113,9 @@ SMALL_FILES = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
 INDEX = "model.safetensors.index.json"
 
 
-def write_small(folder: Path) -> None:
-    """A Qwen3 model with config.json `SMALL` in two safetensors files, written with numpy alone."""
-    architecture, config, _ = from_json(SMALL)
+def write_small(folder: Path, content: dict[str, Any] = SMALL) -> None:
+    """A model of a config.json in two safetensors files, written with numpy alone."""
+    architecture, config, _ = from_json(content)
     rng = np.random.default_rng(0)
     tensors = {
         tensor.name: rng.normal(size=tensor.shape).astype(np.float16)
@@ -127,7 +127,7 @@ def write_small(folder: Path) -> None:
         mine = {name: tensors[name] for name in names if weights[name] == file}
         save_file(mine, folder / file, metadata={"format": "pt"})
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weights}))
-    (folder / "config.json").write_text(json.dumps(SMALL))
+    (folder / "config.json").write_text(json.dumps(content))
     small = TextTokenizer(tokenizer_json("gpt2"))
     write_tokenizer_files(small, str(folder), ROWS, shapes.POSITIONS)
 

@@ -5,15 +5,15 @@ What llama.cpp computes from them is in `tests.bench.llama_cpp`.
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader, dequantize
 
-from pipeline.errors import InputError
+from steps.export.gguf_architecture import architecture
 from steps.export.gguf_file import write_gguf
+from steps.export.hf_files import read_model
 from tests.steps.export import hf_folders
 from tests.steps.export.hf_folders import MODELS, NEEDS_ORACLE, ROWS, folder
 
@@ -101,13 +101,11 @@ def test_stretched_rotary_positions():
     """Llama 3's factors are those that `transformers` divides its frequencies by."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    from steps.export.gguf_architecture import architecture
-
     config = hf_folders.config_of("llama_stretched")
-    plain = json.loads((folder("llama_stretched") / "config.json").read_text())
+    model = read_model(str(folder("llama_stretched")))
     stretched, _ = ROPE_INIT_FUNCTIONS["llama3"](config, None)
     base = 1e4 ** -(np.arange(0, 32, 2) / 32)
-    factors = architecture(plain).made["rope_freqs.weight"]
+    factors = architecture(model).made["rope_freqs.weight"]
     np.testing.assert_allclose(factors, base / stretched.numpy(), rtol=2e-6)
     assert (factors.min(), factors.max()) == (1.0, 8.0)
     assert ((factors > 1.0) & (factors < 8.0)).sum() == 3  # the blended ones
@@ -164,70 +162,3 @@ def test_a_model_in_several_files(tmp_path):
     write_gguf(str(shards), many, "q8_0", "same")
     with open(one, "rb") as first, open(many, "rb") as second:
         assert first.read() == second.read()
-
-
-@pytest.fixture
-def copied(tmp_path):
-    """A copy of the Qwen3 folder, and what changes its config.json."""
-    path = tmp_path / "copy"
-    shutil.copytree(folder("qwen3"), path)
-
-    def change(**fields):
-        config = json.loads((path / "config.json").read_text())
-        (path / "config.json").write_text(json.dumps(config | fields))
-        return str(path)
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("fields", "line"),
-    [
-        ({"architectures": ["NanoChatForCausalLM"]}, "NanoChatForCausalLM has no counterpart"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "attends to the whole"),
-        ({"attention_bias": True}, "attention_bias is True"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "type 'longrope'"),
-        ({"rope_parameters": {"rope_type": "llama3"}}, "reads no such factors"),
-        ({"num_hidden_layers": 3}, r"model\.layers\.2\.\S+ is missing in the"),
-        ({"num_hidden_layers": 1}, r"model\.layers\.1\.\S+ has no place in the"),
-        ({"vocab_size": 1000}, r"embed_tokens.weight in model.safetensors has shape \(1024, 64\)"),
-    ],
-)
-def test_another_function_is_refused(copied, tmp_path, fields, line):
-    """Before a file is written."""
-    out = tmp_path / "out.gguf"
-    with pytest.raises(InputError, match=line):
-        write_gguf(copied(**fields), str(out), "f16", "x")
-    assert not out.exists()
-
-
-def test_numbers_that_float16_cannot_hold_are_refused(copied, tmp_path):
-    """bfloat16 has them."""
-    from safetensors.numpy import load_file, save_file
-
-    path = f"{copied()}/model.safetensors"
-    tensors = load_file(path)
-    tensors["model.layers.0.mlp.up_proj.weight"][0, 0] = 1e5
-    save_file(tensors, path)
-    with pytest.raises(InputError, match=r"blk\.0\.ffn_up\.weight: .* export as bf16"):
-        write_gguf(copied(), str(tmp_path / "out.gguf"), "f16", "x")
-    write_gguf(copied(), str(tmp_path / "out.gguf"), "bf16", "x")
-
-
-def test_damaged_folders_are_refused(copied, tmp_path):
-    """A line that names the file, and no traceback."""
-
-    def refused(line: str) -> None:
-        with pytest.raises(InputError, match=line):
-            write_gguf(path, str(tmp_path / "out.gguf"), "f16", "x")
-
-    path = copied()
-    (tmp_path / "copy" / "model.safetensors").write_bytes(b"\x00" * 20)
-    refused("model.safetensors: expected a safetensors file")
-    (tmp_path / "copy" / "model.safetensors").unlink()
-    refused("model.safetensors: expected a safetensors file")
-    (tmp_path / "copy" / "config.json").write_text("{")
-    refused("config.json: not JSON")
-    path = str(tmp_path / "nowhere")
-    refused("expected a Hugging Face folder")

@@ -132,7 +132,7 @@ def test_a_bos_that_the_tokenizer_puts_in_front():
         (changed(), {}, 1000, "without which llama.cpp takes id 11"),
         (changed(), {"eos_token": "</nowhere>"}, 1000, "'</nowhere>', which is no token"),
         (changed(model={"merges": []}), ENDS, 1000, "no merges"),
-        (b"{", ENDS, 1000, "not readable"),
+        (b"{", ENDS, 1000, "expected the JSON of a tokenizer"),
     ],
 )
 def test_refusals(content, special, rows, line):

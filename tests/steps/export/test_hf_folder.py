@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from models.hf.architectures import to_json
+from models.hf.architectures import architecture_of, to_json
 from pipeline.errors import CorruptOutput, InputError
 from steps.export.hf_folder import Export, write_hf_folder
+from steps.export.safetensors_writer import DTYPES, write_shard
 from tests.models import small
 from training.checkpoint.checkpointer import Checkpointer
 
@@ -72,3 +73,18 @@ def test_a_damaged_chunk_is_found(saved, tmp_path):
     chunk.write_bytes(content)
     with pytest.raises(CorruptOutput, match=r"mlp\.up\.matrix/c\.1.* CRC-32C"):
         write_hf_folder(str(tmp_path / "y"), export(path))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3.4e38])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_that_are_not_finite_in_the_file(tmp_path, value, dtype):
+    """Are refused by the name of the tensor; bfloat16 rounds the largest float32 to infinity."""
+    (norm,) = (t for t in architecture_of(CONFIG).tensors(CONFIG) if t.name == "model.norm.weight")
+    values = np.array([1.0] * (CONFIG.embed - 1) + [value], np.float32)
+    path = str(tmp_path / "model.safetensors")
+    if dtype == "float32" and np.isfinite(value):
+        write_shard(path, [norm], dtype, lambda _: [values])
+        np.testing.assert_array_equal(load_file(path)[norm.name], values)
+        return
+    with pytest.raises(InputError, match=rf"model\.norm\.weight: expected finite .* {dtype}"):
+        write_shard(path, [norm], dtype, lambda _: [values])

@@ -7,9 +7,12 @@ import shutil
 
 import numpy as np
 import pytest
+from gguf import GGUFReader
 from safetensors.numpy import load_file, save_file
 
 from pipeline.errors import InputError
+from steps.export.gguf_file import write_gguf
+from steps.export.hf_files import SINGLE
 from steps.export.read_hf import list_model, open_hf, opened, write_checkpoint
 from tests.faults.fake_hub import COMMIT, FakeHub
 from tests.steps.export.hf_folders import INDEX, ROWS, SMALL, write_small
@@ -44,12 +47,18 @@ def rewrite(folder, change, file=FILES[0]):
     path.write_text(json.dumps(index))
 
 
+def reindex(folder, change):
+    """The index with other files of tensors."""
+    index = json.loads((folder / INDEX).read_text())
+    (folder / INDEX).write_text(json.dumps({"weight_map": change(index["weight_map"])}))
+
+
 def reconfigure(folder, **keys):
     """config.json with other keys."""
     (folder / "config.json").write_text(json.dumps({**SMALL, **keys}))
 
 
-NORM = "model.norm.weight"
+TABLE = "model.embed_tokens.weight"
 
 
 @pytest.mark.parametrize(
@@ -74,11 +83,30 @@ NORM = "model.norm.weight"
             "has shape .*; by config.json it is",
         ),
         (
+            lambda f: reindex(f, lambda w: w | {TABLE: "sub/" + w[TABLE]}),
+            "embed_tokens.weight: expected the name of a file in the folder, found 'sub/",
+        ),
+        (
+            lambda f: reindex(f, lambda w: w | {TABLE: FILES[1]}),
+            "weight_map and the tensors of model-0000.* differ in 'model.embed_tokens.weight'",
+        ),
+        (
+            lambda f: reindex(f, lambda w: dict(list(w.items())[1:])),
+            "weight_map and the tensors of model-0000.* differ in ",
+        ),
+        (
             lambda f: reconfigure(f, rope_parameters={"rope_type": "longrope"}),
             "rope_type 'longrope' is unknown here",
         ),
         (
             lambda f: reconfigure(f, vocab_size=900),
+            r"has shape \(1024, 48\); by config.json it is \(900, 48\)",
+        ),
+        (
+            lambda f: (
+                reconfigure(f, vocab_size=900),
+                rewrite(f, lambda t: t | {TABLE: t[TABLE][:900].copy()}),
+            ),
             "has 1000 ids and the model's vocab_size is 900",
         ),
         (lambda f: (f / "config.json").unlink(), "config.json: No such file"),
@@ -94,6 +122,46 @@ def test_damaged_folders_are_refused(folder, damage, line):
     with pytest.raises(InputError, match=line) as caught:
         open_hf(str(folder))
     assert "\n" not in str(caught.value)
+
+
+def written(folder) -> dict[str, np.ndarray]:
+    """The tensors of a GGUF file of a folder, by their name in it."""
+    path = folder / "out.gguf"
+    write_gguf(str(folder), str(path), "f32", "x")
+    return {tensor.name: tensor.data for tensor in GGUFReader(path).tensors}
+
+
+def test_the_single_file_comes_before_an_index(folder):
+    """As `transformers` reads it: the index is of an earlier model, here without its files."""
+    tensors = load_file(folder / FILES[0]) | load_file(folder / FILES[1])
+    tensors["model.norm.weight"] += 1
+    save_file(tensors, folder / SINGLE, metadata={"format": "pt"})
+    (folder / FILES[1]).unlink()
+    want = tensors["model.norm.weight"]
+    read = open_hf(str(folder)).content.read("model.norm.weight")
+    np.testing.assert_array_equal(read, want)
+    np.testing.assert_array_equal(written(folder)["output_norm.weight"], want)
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+@pytest.mark.parametrize("own", [True, False])
+def test_a_head_beside_a_tied_embedding(folder, tmp_path, own, kind):
+    """Is the model's if it differs in a value, whatever config.json says and whichever dtype."""
+
+    def with_head(tensors):
+        head = tensors[TABLE].astype(kind)
+        head[-1, -1] += own
+        return {**tensors, "lm_head.weight": head}
+
+    rewrite(folder, with_head)
+    model = open_hf(str(folder))
+    assert model.config.tied == (not own)
+    write_checkpoint(model, str(tmp_path / "checkpoint"))
+    stored = StoredModel(str(tmp_path / "checkpoint"), model.config)
+    table = stored.read("embedding")
+    head = stored.read("head") if own else table
+    assert ((head != table).sum(), head[-1, -1] != table[-1, -1]) == (own, own)
+    assert ("output.weight" in written(folder)) == own
 
 
 def test_values_and_ids_without_a_text(whole, tmp_path):

@@ -1,0 +1,7 @@
+"""Random inputs against an independent oracle: each is answered as by the oracle, or refused.
+
+A suite is a module with `SUITES`, each a `Fault` of `tests.faults.registry`: `ci` trials are in the
+gate, `full` are a command, `python -m tests.random --only NAME`.
+"""
+
+NAMES = ("configs", "special_ids", "tensor_files")
