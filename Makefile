@@ -14,7 +14,7 @@ FIRST_PARTY := pipeline steps data models training experiments
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c $(CONSTRAINTS)
 
-.PHONY: demo test test-computing test-engine test-rest fast lint docs setup clean
+.PHONY: demo test test-computing test-engine test-rest fast test-fast lint docs setup clean
 
 demo: .venv/installed
 	$(BIN)/ponente run experiments/run_200m.py --smoke
@@ -32,7 +32,10 @@ test-engine: .venv/installed
 test-rest: .venv/installed
 	$(BIN)/python -m pytest $(addprefix --ignore=,$(COMPUTING) $(ENGINE))
 
-fast: .venv/installed lint
+fast: .venv/installed
+	$(MAKE) --jobs 2 lint test-fast
+
+test-fast: .venv/installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 lint: .venv/installed

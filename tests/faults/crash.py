@@ -317,5 +317,5 @@ FAULTS: dict[int, list[Fault]] = {
     1: [Fault("kill -9 of the pipeline at a random moment", 6, 200, kill_process)],
     2: [Fault("crash at every storage operation", 50, ALL, crash_everywhere)],
     3: [Fault("I/O error at every storage operation, once and for good", 25, ALL, io_errors)],
-    4: [Fault("crash, and a crash during the recovery", 20, 500, crash_twice, slow=False)],
+    4: [Fault("crash, and a crash during the recovery", 20, 500, crash_twice)],
 }

@@ -150,7 +150,7 @@ def test_records_written_in_place_are_caught(tmp_path, monkeypatch):
     monkeypatch.setattr(storage, "create", _create_in_place)
     monkeypatch.setattr(lease, "STALE_SECONDS", 0.1)
     with pytest.raises(Violation, match="violated"):
-        crash.crash_everywhere(0, 20, tmp_path)
+        crash.crash_everywhere(0, 6, tmp_path)
 
 
 def _write_all(self, writer, items):

@@ -61,10 +61,9 @@ def huber(theta, losses):
     return special.huber(HUBER, special.logsumexp(terms, axis=0) - np.log(losses)).sum()
 
 
-@pytest.mark.parametrize("noise", [0.0005, 0.01])
-def test_no_start_of_another_optimiser_ends_lower(noise):
+def test_no_start_of_another_optimiser_ends_lower():
     """The published objective by L-BFGS and by Nelder and Mead's simplex, from a grid of starts."""
-    losses = made(noise=noise, seed=3)
+    losses = made(noise=0.0005, seed=3)
     fit, _ = fit_two_variables(N, D, losses, resamples=2)
     law = fit.law
     ours = huber([np.log(law.A), np.log(law.B), np.log(law.E), law.alpha, law.beta], losses)

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models import presets
@@ -230,6 +230,7 @@ def moved(train):
     return 2 * (train.remat == OFFLOADED) + (train.parallel.optimizer_memory == "host")
 
 
+@settings(max_examples=15)
 @given(
     batch=st.sampled_from([16, 32, 64, 128, 256]),
     position=st.sampled_from([1024, 4608, 8192, 16384]),

@@ -97,6 +97,7 @@ FOREIGN = {
 }
 
 
+@pytest.mark.slow
 def test_a_second_run_loads_the_step_of_the_first(data, tmp_path, no_shared_cache, caplog):
     """JAX itself counts what was loaded; losses are equal to the last bit."""
     cold, (kept,), hits = run(data, tmp_path / "cold")
