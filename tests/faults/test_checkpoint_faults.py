@@ -18,7 +18,7 @@ def test_a_reader_that_checks_nothing_is_caught(tmp_path, monkeypatch):
     """Chunks whose checksum is always the same do not pass fault 17."""
     monkeypatch.setattr(chunks, "checksum", lambda data: 0)
     with pytest.raises(Violation, match="wrong value was used"):
-        checkpoint_damage.on_a_disk(0, 40, tmp_path)
+        checkpoint_damage.on_a_disk(0, 15, tmp_path)
 
 
 @pytest.mark.slow
@@ -62,8 +62,8 @@ def test_a_full_disk_where_none_can_be_mounted(tmp_path, monkeypatch):
         yield False
 
     monkeypatch.setattr(checkpoint_full, "small_disk", no_disk)
-    figures = checkpoint_full.disk_full(0, 20, tmp_path)
-    assert figures["by the size of a file, for no file system could be mounted"] == 20
+    figures = checkpoint_full.disk_full(0, 8, tmp_path)
+    assert figures["by the size of a file, for no file system could be mounted"] == 8
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def test_rows_are_a_function_of_each_position(sequences, data):
     assert order.rows(positions).tolist() == alone
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     sequences=st.integers(1, 500), io_block_size=st.integers(1, 20), window_blocks=st.integers(1, 9)
 )

@@ -186,13 +186,13 @@ def test_killed_at_a_random_moment_it_finishes_the_next_time(tmp_path, seed):
 
 
 def test_two_executors_at_once_publish_once(tmp_path):
-    """Four processes race for one graph: all succeed, each output is built by one attempt."""
+    """Two processes race for one graph: both succeed, each output is built by one attempt."""
     store, marks = str(tmp_path / "store"), tmp_path / "marks"
     environment = {**os.environ, "PONENTE_MARKS": str(marks)}
     racers = [
-        subprocess.Popen([sys.executable, "-c", SCRIPT, store], env=environment) for _ in range(4)
+        subprocess.Popen([sys.executable, "-c", SCRIPT, store], env=environment) for _ in range(2)
     ]
-    assert [racer.wait(60) for racer in racers] == [0] * 4
+    assert [racer.wait(60) for racer in racers] == [0] * 2
     assert check_invariants(store) == 3
     assert len(marks.read_text().split()) == 5
 

@@ -52,11 +52,11 @@ def _race_process(directory: str, barrier, wins) -> None:
 
 
 def test_of_racing_processes_one_creates(tmp_path):
-    """Four processes, twenty races, twenty winners."""
+    """Two processes, twenty races, twenty winners."""
     context = multiprocessing.get_context("spawn")
-    barrier, wins = context.Barrier(4), context.Queue()
+    barrier, wins = context.Barrier(2), context.Queue()
     processes = [
-        context.Process(target=_race_process, args=(str(tmp_path), barrier, wins)) for _ in range(4)
+        context.Process(target=_race_process, args=(str(tmp_path), barrier, wins)) for _ in range(2)
     ]
     for process in processes:
         process.start()

@@ -178,10 +178,10 @@ def test_damaged_newest_checkpoint_falls_back_loudly(whole, tmp_path):
     assert tiny.equal(model_of(got), model_of(want))
 
 
-def test_no_sound_checkpoint_stops_the_run(whole, tmp_path):
+def test_no_sound_checkpoint_stops_the_run(data, tmp_path):
     """With records of checkpoints that are all gone, training does not begin again."""
-    _, _, job = whole(1)
-    job = dataclasses.replace(job, resume_from=((1, str(tmp_path / "gone")),), attempt="1")
+    gone = ((1, str(tmp_path / "gone")),)
+    job = tiny.make_job(data, checkpoint_directory=str(tmp_path), resume_from=gone, attempt="1")
     with pytest.raises(CorruptOutput, match="none of 1"):
         train(job, devices=jax.devices()[:1])
 
