@@ -14,8 +14,14 @@ from models.linear import Linear
 SIZES = {"batch": 2, "position": 3, "embed": 3}  # equal sizes: a mistaken axis would go unnoticed
 
 
-@pytest.mark.parametrize("order", itertools.permutations(SIZES))
-@pytest.mark.parametrize("stored", [("embed", "mlp"), ("mlp", "embed")])
+STORED = [("embed", "mlp"), ("mlp", "embed")]
+# Each with the product's axis at every place.
+
+
+@pytest.mark.parametrize(
+    ("order", "stored"),
+    [(order, STORED[n in (1, 2, 5)]) for n, order in enumerate(itertools.permutations(SIZES))],
+)
 def test_a_product_and_its_gradients_do_not_depend_on_the_order_of_axes(order, stored):
     keys = jax.random.split(jax.random.key(0), 3)
     x = hax.named(jax.random.normal(keys[0], tuple(SIZES.values())), tuple(SIZES))

@@ -34,7 +34,7 @@ def test_every_epoch_visits_every_row_once(sequences, io_block_size, window_bloc
         assert np.array_equal(np.sort(epoch), np.arange(sequences))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(sequences=st.integers(1, 300), data=st.data())
 def test_rows_are_a_function_of_each_position(sequences, data):
     """Any positions in any order, from any epoch, get the rows they get alone."""

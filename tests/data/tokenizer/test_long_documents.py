@@ -42,7 +42,7 @@ def in_pieces(name, text, piece):
 
 
 FRAGMENTS = st.one_of(
-    st.sampled_from(documents(60)).map(lambda text: text[:400]),
+    st.deferred(lambda: st.sampled_from(documents(60)).map(lambda text: text[:400])),
     st.sampled_from(
         [
             "word " * 40,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import multiprocessing
 import threading
@@ -262,8 +263,13 @@ OPERATIONS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["503", "429", "500", "reset", "lost", "short"])
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *itertools.product(OPERATIONS, ["503", "lost", "short"]),
+        *itertools.product(["exists"], ["429", "500", "reset"]),
+    ],
+)
 def test_a_store_that_is_down_is_a_transient_error_naming_the_url(server, monkeypatch, name, kind):
     """Every operation gives up, with an error that is ours, that is an OSError, with the URL."""
     server.put("bucket", "store/x", b"1", {}, {})
