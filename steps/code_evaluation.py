@@ -30,7 +30,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
     )
 
 
-@step(output=Scores, version=1, check=_check, environment=FLAGS)
+@step(output=Scores, version=2, check=_check, environment=FLAGS)
 def code_evaluation(
     run: StepContext,
     model: Checkpoint | None = None,

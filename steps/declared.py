@@ -7,7 +7,7 @@ ancestors have the settings that the checks compare; a setting that no ancestor 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from models.config import TransformerConfig
@@ -22,15 +22,20 @@ def nearest_setting(node: Any, name: str, kind: type[Artifact] = Artifact) -> An
 
     None if no such step has that setting.
     """
+    found = (n for n in nearest(node, kind) if name in n.config)
+    return next((n.config[name] for n in found), None)
+
+
+def nearest(node: Any, kind: type[Artifact]) -> Iterator[Any]:
+    """`node` and its ancestors that produce a `kind`, from the nearest on."""
     waiting, met = deque([node]), {node.key}
     while waiting:
-        nearest = waiting.popleft()
-        if name in nearest.config and issubclass(nearest.output, kind):
-            return nearest.config[name]
-        above = {child.key: child for child in nearest.inputs.values() if child.key not in met}
+        first = waiting.popleft()
+        if issubclass(first.output, kind):
+            yield first
+        above = {child.key: child for child in first.inputs.values() if child.key not in met}
         waiting.extend(above.values())
         met |= above.keys()
-    return None
 
 
 def splits(node: Any) -> tuple[str, ...] | None:

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from models.config import TransformerConfig
 from models.hf.architectures import architecture_of
 from pipeline import InputError, Result, Runtime, StepContext, step
-from steps.artifacts import Checkpoint, HuggingFaceModel
+from steps.artifacts import Checkpoint, HuggingFaceModel, Tokenizer
 from steps.checkpoints.find import own_tokenizer
-from steps.declared import nearest_setting
+from steps.declared import nearest, nearest_setting
 from steps.planning.checkpoint_at import checkpoint_at
 from steps.upload_hf import upload_hf
 from training.config.validation import at_least
@@ -19,18 +19,26 @@ _MEMORY = 1 << 30  # bytes; 1.24 B parameters need half of it, see tests/bench/e
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
-    from steps.export.choices import check_choices
+    from steps.export.choices import OTHER_TOKENIZER, check_choices
 
     check_choices("export_hf", arguments["dtype"], arguments["parameters"])
     at_least("export_hf", shard_bytes=(arguments["shard_bytes"], 1))
     model = nearest_setting(arguments["model"], "model", Checkpoint)
-    if isinstance(model, TransformerConfig):
-        try:
-            architecture_of(model)
-        except InputError as error:
-            raise InputError(
-                f"export_hf: {error}; change these fields, or leave this step out"
-            ) from error
+    if not isinstance(model, TransformerConfig):
+        return
+    try:
+        found = architecture_of(model)
+    except InputError as error:
+        raise InputError(
+            f"export_hf: {error}; change these fields, or leave this step out"
+        ) from error
+    made_by = next((node.step.name for node in nearest(arguments["model"], Tokenizer)), "")
+    own = made_by in ("train_tokenizer", "byte_tokenizer")
+    if own and found.model_type == "qwen2" and arguments["auto_tokenizer"]:
+        raise InputError(
+            f"export_hf: AutoTokenizer gives a {found.name} the split of Qwen2's own tokenizer, "
+            f"and not that of {made_by}; {OTHER_TOKENIZER}"
+        )
 
 
 def _then_upload(export: Any) -> Any:
@@ -58,6 +66,7 @@ def export_hf(
     license: str = "",
     source_licenses: tuple[str, ...] = (),
     shard_bytes: int = 5_000_000_000,
+    auto_tokenizer: bool = True,
     upload: Annotated[str | None, Runtime] = None,
 ) -> Result:
     """config.json, safetensors, tokenizer, generation settings, a model card and a data card.
@@ -76,6 +85,8 @@ def export_hf(
         license: license of the model, as the hub spells it, such as "apache-2.0"; empty for none.
         source_licenses: licenses of the training data, as text for the data card.
         shard_bytes: most bytes of a safetensors file.
+        auto_tokenizer: refuse a tokenizer of which `AutoTokenizer` makes another, as it does of
+            those of Qwen2 models that do not split and normalize as Qwen2's own.
         upload: hub repository `owner/name` to upload the folder to by a step of its own, see
             `upload_hf`; None uploads nothing.
     """
@@ -92,6 +103,7 @@ def export_hf(
         dtype=dtype,
         parameters=parameters,
         shard_bytes=shard_bytes,
+        auto_tokenizer=auto_tokenizer,
     )
     with run.shard("model") as directory:
         written = write_hf_folder(directory, export)

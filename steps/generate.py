@@ -55,7 +55,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
             )
 
 
-@step(output=Completions, version=3, cpus=0, check=_check, environment=FLAGS)
+@step(output=Completions, version=4, cpus=0, check=_check, environment=FLAGS)
 def generate(
     run: StepContext,
     checkpoint: Checkpoint,
@@ -124,12 +124,11 @@ def write_process(request: Request, *, process: GangProcess, emit: Emit) -> list
 
 
 def _write(request: Request, emit: Emit) -> list[str]:
-    from data.tokenizer.streaming_decode import prompt_ids
     from data.tokenizer.text_tokenizer import TextTokenizer
     from models.generate.generate import check, stream
 
     tokenizer = TextTokenizer.load(request.tokenizer)
-    encoded = [prompt_ids(tokenizer, prompt) for prompt in request.prompts]
+    encoded = [tokenizer.prompt_ids(prompt) for prompt in request.prompts]
     check(request.model, encoded, request.new_tokens)
     longest = max(map(len, encoded)) + request.new_tokens
     if longest > request.sequence_length:
@@ -147,6 +146,5 @@ def _write(request: Request, emit: Emit) -> list[str]:
         done = max(map(len, generated))
         emit({"event": "progress", "done": done, "total": new, "unit": "tokens"})
     return [
-        tokenizer.decode([i for i in ids if i != eos], prompt)
-        for prompt, ids in zip(encoded, generated, strict=True)
+        tokenizer.continuation(ids, prompt) for prompt, ids in zip(encoded, generated, strict=True)
     ]

@@ -43,7 +43,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
     one_of("import_hf", "compute_dtype", arguments["compute_dtype"], COMPUTE_DTYPES)
 
 
-@step(output=Checkpoint, version=1, check=_check, environment=HUB)
+@step(output=Checkpoint, version=2, check=_check, environment=HUB)
 def import_hf(
     run: StepContext,
     source: Annotated[str, External(_list, _absolute)],
@@ -51,11 +51,13 @@ def import_hf(
     sequence_length: int | None = None,
     compute_dtype: str = "bfloat16",
     ignore_keys: tuple[str, ...] = (),
+    eos: str | None = None,
 ) -> Result:
     """A checkpoint of the model in a folder with config.json, safetensors and tokenizer.json.
 
     An error names any key of config.json that asks for an unsupported computation. Ids that the
-    model has and its tokenizer lacks are padding: they get no probability.
+    model has and its tokenizer lacks are padding: they get no probability. BOS and EOS are those of
+    tokenizer_config.json, or of the ids in generation_config.json or config.json.
 
     Args:
         run: the attempt.
@@ -65,19 +67,20 @@ def import_hf(
             2,048.
         compute_dtype: dtype of matmuls in evaluations.
         ignore_keys: unknown keys of config.json to ignore; make sure that they change nothing.
+        eos: name of the token that ends a document, where the folder names none or another.
     """
     from steps.export.read_hf import described, open_hf, opened, write_checkpoint
     from training.checkpoint.index import content_of, read_index
 
     with opened(source) as folder:
-        model = open_hf(folder, ignore_keys)
+        model = open_hf(folder, ignore_keys, eos)
         about: dict[str, Any] = {"step": 0, "progress": "imported"}
         with run.shard(_CHECKPOINT, about) as directory:
             write_checkpoint(model, directory)
             about["content"] = content_of(read_index(directory))
     with run.shard("tokenizer") as directory:
         file = storage.join(directory, "tokenizer.json")
-        storage.write_atomic(file, model.tokenizer.content)
+        storage.write_atomic(file, model.tokenizer_json)
     config = model.config
     if config.padded_vocab_size > config.vocab_size:
         run.warn(

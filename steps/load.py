@@ -2,7 +2,7 @@
 
 model = load("runs/train-0123456789")
 print(model.generate("The three laws of"))
-logits = model(model.tokenizer.encode_batch(["The three"])[0])
+logits = model(model.encode("The three"))
 """
 
 from __future__ import annotations
@@ -38,15 +38,13 @@ class LanguageModel:
         self.network = network
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, with no token added; for an empty text the id that begins a document.
+        """Ids of a text that begins a document: BOS, then the text's.
 
         Raises:
             InputError: the text has a lone surrogate, which UTF-8 cannot express, or there is no
                 tokenizer.
         """
-        from data.tokenizer.streaming_decode import prompt_ids
-
-        return prompt_ids(self._need_tokenizer(), text)
+        return self._need_tokenizer().prompt_ids(text)
 
     def _need_tokenizer(self) -> TextTokenizer:
         if self.tokenizer is None:
@@ -108,16 +106,15 @@ class LanguageModel:
         from models.generate.generate import generate
         from models.generate.sampling_config import Sampling
 
-        tokenizer = self._need_tokenizer()
-        eos = tokenizer.eos_id
+        tokenizer, prompt = self._need_tokenizer(), self.encode(text)
         (ids,) = generate(
             self.network,
-            [self.encode(text)],
+            [prompt],
             new_tokens=new_tokens,
             sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
-            eos_id=eos,
+            eos_id=tokenizer.eos_id,
         )
-        return tokenizer.decode([token for token in ids if token != eos])
+        return tokenizer.continuation(ids, prompt)
 
 
 def load(

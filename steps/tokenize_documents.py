@@ -114,6 +114,7 @@ def tokenize_shard(directory: str, item: RowGroup) -> Mapping[str, Any]:
         tokenizer.encode_documents(texts, encoder),
         vocab_size=tokenizer.vocab_size,
         eos_id=tokenizer.eos_id,
+        bos_id=tokenizer.bos_id,
         tokenizer_digest=tokenizer.digest,
     )
     with storage.open_write(storage.join(directory, OCCURRENCES)) as out:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from data.read.listing import absolute, list_source
 from pipeline import External, InputError, Result, StepContext, step
 from pipeline.store import storage
 from steps.artifacts import Tokenizer
 from steps.coordinator import HUB
+
+if TYPE_CHECKING:
+    from data.tokenizer.text_tokenizer import TextTokenizer
 
 _FILE = "tokenizer.json"
 _MOST_BYTES = 256 << 20
@@ -38,12 +41,13 @@ def _check(arguments: Mapping[str, Any]) -> None:
         raise InputError(f"tokenizer: vocab_size={size}: expected at least 1; leave it out")
 
 
-@step(output=Tokenizer, version=1, cpus=0, check=_check, environment=HUB)
+@step(output=Tokenizer, version=2, cpus=0, check=_check, environment=HUB)
 def tokenizer(
     run: StepContext,
     source: Annotated[str, External(list_source, _place)],
     *,
     eos: str | None = None,
+    bos: str | None = None,
     vocab_size: int | None = None,
     lossy: bool = False,
 ) -> Result:
@@ -55,6 +59,8 @@ def tokenizer(
             `hf://owner/name@<commit>`; a hub id `owner/name` if no such file exists. The key
             depends on the file's contents and not on its URL.
         eos: name of the token that ends a document; None to look for well-known names.
+        bos: name of the token that begins one; None for the one that the file's post-processor
+            inserts, or without it EOS.
         vocab_size: size of a vocabulary that is padded beyond the tokenizer's entries.
         lossy: accept a tokenizer that changes or loses text, such as WordPiece. Bits per byte are
             then approximate.
@@ -72,7 +78,9 @@ def tokenizer(
     with open_ranges(source, state) as file:
         content = file.read()
     try:
-        content = with_fields(content, eos_token=eos, vocab_size=vocab_size, lossy=lossy)
+        content = with_fields(
+            content, eos_token=eos, bos_token=bos, vocab_size=vocab_size, lossy=lossy
+        )
         loaded = TextTokenizer(content)
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
@@ -82,8 +90,13 @@ def tokenizer(
         "vocab_size": loaded.vocab_size,
         "digest": loaded.digest,
         "eos_id": loaded.eos_id,
+        "bos_id": loaded.bos_id,
         "headline": [
-            f"{loaded.vocab_size:,} ids, {loaded.decode([loaded.eos_id])!r} ({loaded.eos_id}) ends "
-            "a document"
+            f"{loaded.vocab_size:,} ids, a document begins with {_shown(loaded, loaded.bos_id)} "
+            f"and ends with {_shown(loaded, loaded.eos_id)}"
         ],
     }
+
+
+def _shown(loaded: TextTokenizer, index: int) -> str:
+    return f"{loaded.decode([index])!r} ({index})"

@@ -82,6 +82,7 @@ def write_shard(
     *,
     vocab_size: int,
     eos_id: int | None,
+    bos_id: int | None = None,
     tokenizer_digest: str = "",
 ) -> ShardCounts:
     """Write one shard and read it back.
@@ -95,6 +96,7 @@ def write_shard(
             document), as `TextTokenizer.encode_batch` returns them.
         vocab_size: ids are below it.
         eos_id: the id that ends a document and occurs nowhere else; None appends no id.
+        bos_id: the id to put before a document; None, or EOS, which begins the next one, for none.
         tokenizer_digest: SHA-256 of the tokenizer, kept in the shard's attributes.
 
     Raises:
@@ -112,6 +114,9 @@ def write_shard(
     for ids, batch_lengths in documents:
         _check_ids(ids, vocab_size, eos_id, directory)
         block = ids.astype(dtype, copy=False)
+        if bos_id is not None and bos_id != eos_id:
+            starts = np.cumsum(batch_lengths) - batch_lengths
+            block, batch_lengths = np.insert(block, starts, bos_id), batch_lengths + 1
         if eos_id is not None:
             block = _with_eos(block, batch_lengths, eos_id)
         counts += np.bincount(block, minlength=vocab_size)

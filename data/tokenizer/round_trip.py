@@ -1,4 +1,4 @@
-"""Tests a tokenizer on difficult texts: each must decode to itself, and none may contain EOS.
+"""Tests a tokenizer on difficult texts: each must decode to itself, none may have BOS or EOS.
 
 The test takes some milliseconds per load and cannot find a fault that only rare texts trigger;
 `data.tokenizer.tokenizer_file` checks the fields of the file.
@@ -7,7 +7,7 @@ The test takes some milliseconds per load and cannot find a fault that only rare
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -38,30 +38,30 @@ _COMBINING = ("e\u0301 A\u030a n\u0303 o\u0308", "\u212b \u2126 \u1e9b\u0323 \ua
 
 
 def check_round_trip(
-    tokenizer: Tokenizer, description: dict[str, Any], eos_id: int, *, lossy: bool
+    tokenizer: Tokenizer, description: dict[str, Any], ends: Set[int], *, lossy: bool
 ) -> None:
-    """Raise unless texts encode without EOS and decode to themselves.
+    """Raise unless texts encode without BOS and EOS and decode to themselves.
 
     Args:
         tokenizer: set to encode special tokens as text.
         description: its `tokenizer.json`.
-        eos_id: the id of EOS, which no text may have.
+        ends: the ids of BOS and EOS, which no text may have.
         lossy: accept texts that do not decode to themselves.
 
     Raises:
-        InputError: a text decodes to another, its ids contain EOS, or the library fails on it.
+        InputError: a text decodes to another, its ids have BOS or EOS, or the library fails on it.
     """
     added = description["added_tokens"]
     names = [token["content"] for token in added if not token["special"]][:_TRIED]
-    eos = next((token["content"] for token in added if token["id"] == eos_id), "")
-    held = [f"one {name} two{name}  {name}" for name in (*names, eos)]
+    names += [token["content"] for token in added if token["id"] in ends]
+    held = [f"one {name} two{name}  {name}" for name in names]
     texts = [*_TEXTS, *_COMBINING, *held]
     encodings = _encoded(tokenizer, texts)
     for text, ids in zip(texts, encodings, strict=True):
-        if eos_id in ids:
+        if forged := ends & {*ids}:
             raise InputError(
-                f"tokenizer.json: the text {text[:40]!r} has the id {eos_id} in it, which ends a "
-                "document; name another token that does, in eos="
+                f"tokenizer.json: the text {text[:40]!r} has the id {min(forged)} in it, which "
+                "begins or ends a document; name another token that does, in eos= or bos="
             )
         if lossy:
             continue

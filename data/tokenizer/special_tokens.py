@@ -52,11 +52,11 @@ def find_eos(special: Mapping[str, int], name: str | None = None) -> int:
         if found:
             raise InputError(
                 f"tokenizer.json: each of {', '.join(found)} could be the special token that ends "
-                "a document; pass eos=<name of the one that does> to steps.tokenizer"
+                "a document; pass eos=<name of the one that does>"
             )
     raise InputError(
         f"tokenizer.json: expected a special token that ends a document, such as {EOS}, found "
-        f"{_names(special)}; pass eos=<name of the one that does> to steps.tokenizer"
+        f"{_names(special)}; pass eos=<name of the one that does>"
     )
 
 

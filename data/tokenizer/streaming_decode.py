@@ -1,62 +1,59 @@
-"""Text for generation: prompts to ids, and generated ids to text as they arrive."""
+"""Turns generated ids to text as they arrive."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import codecs
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
-from data.tokenizer.text_tokenizer import TextTokenizer
-
-_UNKNOWN = "\ufffd"
+_CONTEXT = 8  # ids before a continuation: more than the bytes of a character
 
 
-def prompt_ids(tokenizer: TextTokenizer, prompt: str) -> list[int]:
-    """Ids of a prompt; an empty prompt is EOS, after which a new document begins.
+class Pieces(Protocol):
+    """What decoding takes from a `TextTokenizer`."""
 
-    Raises:
-        InputError: the prompt has a lone surrogate, which UTF-8 cannot express.
-    """
-    ids = tokenizer.encode_batch([prompt])[0].tolist()
-    return ids or [tokenizer.eos_id]
+    bos_id: int
+    eos_id: int
+
+    @property
+    def pieces(self) -> list[bytes]:
+        """The bytes that each id stands for."""
+        ...
+
+    @property
+    def strips_space(self) -> bool:
+        """Whether the text of a document is without the space that its first id begins with."""
+        ...
 
 
 class TextStream:
-    """Decodes ids that arrive a few at a time; the pieces concatenate to the text of all ids.
+    """Decodes ids that arrive a few at a time; the texts concatenate to the text of all ids.
 
-    A character may be spread over several tokens. It is returned when its last byte has arrived, so
-    that no piece ends within a character; an invalid byte sequence is returned as U+FFFD. (Where
-    such bytes follow a character in byte tokens, the whole text has U+FFFD for the character too.)
+    Ids stand for bytes, and a character may be spread over several of them: it is returned when its
+    last byte has arrived. Bytes that are not UTF-8 are returned as U+FFFD, by the substitution of
+    maximal subparts (Unicode Standard, section 3.9), and change no character around them.
 
     Args:
         tokenizer: the tokenizer of the ids.
-        after: ids of the prompt that they continue.
+        after: the ids before them. Without any but BOS and EOS a document begins, where a
+            SentencePiece-like tokenizer has a space that its text has not.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, after: Sequence[int] = ()) -> None:
-        self._tokenizer = tokenizer
-        self._before = list(after)
-        self._held: list[int] = []
-        self._returned = 0  # characters of the held ids' text that were returned
+    def __init__(self, tokenizer: Pieces, after: Sequence[int] = ()) -> None:
+        self._pieces = tokenizer.pieces
+        before = [i for i in after if i not in (tokenizer.bos_id, tokenizer.eos_id)]
+        self._begins = tokenizer.strips_space and not before
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder.decode(b"".join(self._pieces[i] for i in before[-_CONTEXT:]))
 
-    def push(self, ids: Sequence[int]) -> str:
-        """The text that became final with these ids."""
-        if not ids:
-            return ""
-        self._held += ids
-        text = self._tokenizer.decode(self._held, self._before)
-        if text.endswith(_UNKNOWN):
-            # Later bytes can only change the incomplete sequence at the end. It decodes to one
-            # U+FFFD, or to one per byte with a tokenizer of the SentencePiece kind.
-            end = len(text) - 1 if self._tokenizer.byte_level else len(text.rstrip(_UNKNOWN))
-            piece = text[self._returned : end]
-            self._returned += len(piece)
-            return piece
-        piece = text[self._returned :]
-        self._before, self._held, self._returned = self._held, [], 0
-        return piece
+    def push(self, ids: Iterable[int]) -> str:
+        """The text that became complete with these ids."""
+        data = b"".join(self._pieces[i] for i in ids)
+        if self._begins and data:
+            data = data.removeprefix(b" ")
+            self._begins = False
+        return self._decoder.decode(data)
 
     def finish(self) -> str:
-        """The text held back so far; call it after the last ids."""
-        held = self._held
-        piece = self._tokenizer.decode(held, self._before)[self._returned :] if held else ""
-        self._held, self._returned = [], 0
-        return piece
+        """U+FFFD for a character whose end did not arrive; call it after the last ids."""
+        return self._decoder.decode(b"", final=True)

@@ -5,10 +5,11 @@ here are byte-level: every text has ids and decodes to itself, and each id stand
 of UTF-8 bytes, which converts a loss per token to bits per byte. A tokenizer from another project
 must meet the same conditions, with the exceptions in `data.tokenizer.tokenizer_file`.
 
-Only one special token, EOS, ends a document. A text that contains EOS's characters is tokenised as
-ordinary text, so that no document can forge a boundary, and encoding adds no tokens. The project's
-own field "eos_token" in the file names EOS; without it a well-known name is used (see
-`data.tokenizer.special_tokens`).
+A document begins with BOS and ends with EOS. EOS is the special token that the project's own field
+"eos_token" names, or else one with a well-known name (see `data.tokenizer.special_tokens`). BOS is
+the one that the file's post-processor puts before a text, or that the field "bos_token" names. A
+tokenizer without either has EOS for both: the EOS that ends a document begins the next. A text that
+contains their characters is tokenised as ordinary text, so that no document can forge a boundary.
 
 `encode_documents` encodes Arrow arrays of documents in bounded memory, with the back end that
 `checked` returns.
@@ -42,6 +43,7 @@ from data.tokenizer.backends import (
 )
 from data.tokenizer.round_trip import check_round_trip
 from data.tokenizer.special_tokens import EOS, check_vocab_size
+from data.tokenizer.streaming_decode import TextStream
 from pipeline.errors import CorruptOutput, InputError
 from pipeline.store import storage
 
@@ -50,7 +52,6 @@ _BETWEEN = re.compile("(?<=[A-Za-z])(?= [A-Za-z])")
 _WORD = 1 << 10  # longest word to train on, in characters
 # Every word of GPT-2's pre-tokeniser is at most one of these runs.
 _RUNS = re.compile(r"[^\W\d_]+|\d+|\s+|[^\w\s]+|_+")
-_CONTEXT = 8  # ids before a continuation that are decoded with it
 _CACHED = 4  # tokenizers kept in memory by a process
 _read_lock = threading.Lock()
 
@@ -147,10 +148,12 @@ class TextTokenizer:
 
     Attributes:
         content: the file as other libraries read it, without this project's own fields.
+        bos_id: the id that begins a document; EOS where the tokenizer has no other.
+        eos_id: the id that ends a document.
 
     Raises:
-        InputError: `content` is not a `tokenizer.json`, has dropout, changes or loses text, or has
-            an EOS that is ambiguous or that a text can contain.
+        InputError: `content` is not a `tokenizer.json`, has dropout, changes or loses text, has an
+            EOS that is ambiguous, or has a BOS or EOS that a text can contain.
     """
 
     def __init__(self, content: bytes, *, parallel: bool | None = None) -> None:
@@ -163,18 +166,20 @@ class TextTokenizer:
                 "loses with lossy=True"
             )
         self.content: bytes = tokenizer_file.for_library(content, description)
-        self._tokenizer = _build(self.content)
+        self._tokenizer = library(self.content)
         _check_added(self._tokenizer, description["added_tokens"])
         self.eos_id: int = tokenizer_file.eos_of(description)
+        self.bos_id: int = tokenizer_file.bos_of(description, self._tokenizer, self.eos_id)
         self.digest: str = hashlib.sha256(content).hexdigest()
-        self.byte_level: bool = tokenizer_file.is_byte_level(description)
+        self.vocab_size: int = tokenizer_file.size(description)
+        self._description = description
         self._added = tuple(t["content"] for t in description["added_tokens"])
         hidden = tokenizer_file.special_pieces(description)
-        guard = _build(tokenizer_file.without_scores(self.content, hidden)) if hidden else None
-        check_round_trip(guard or self._tokenizer, description, self.eos_id, lossy=self.lossy)
+        guard = library(tokenizer_file.without_scores(self.content, hidden)) if hidden else None
+        ends = {self.bos_id, self.eos_id}
+        check_round_trip(guard or self._tokenizer, description, ends, lossy=self.lossy)
         self._oracle = OracleEncoder(self._tokenizer, guard, hidden)
         self._fast: dict[tuple[Backend, bool], FastEncoder | None] = {}
-        self.token_bytes: np.ndarray = tokenizer_file.token_bytes(description)
 
     @classmethod
     def load(cls, url: str, *, parallel: bool | None = None) -> TextTokenizer:
@@ -199,12 +204,31 @@ class TextTokenizer:
 
     def gives_ids_of(self, other: TextTokenizer) -> bool:
         """Whether both give every text the same ids, even if their files differ."""
-        return self.eos_id == other.eos_id and _of_ids(self.content) == _of_ids(other.content)
+        ends = (self.bos_id, self.eos_id) == (other.bos_id, other.eos_id)
+        return ends and _of_ids(self.content) == _of_ids(other.content)
 
-    @property
-    def vocab_size(self) -> int:
-        """One more than the largest id."""
-        return len(self.token_bytes)
+    @functools.cached_property
+    def pieces(self) -> list[bytes]:
+        """The bytes that each id stands for, see `tokenizer_file.pieces`."""
+        return tokenizer_file.pieces(self._description, self._tokenizer)
+
+    @functools.cached_property
+    def token_bytes(self) -> np.ndarray:
+        """int32 [vocab]: number of bytes of text that each id stands for; 0 for special tokens.
+
+        It includes the space that a SentencePiece-like tokenizer adds to the beginning of a
+        document, and is an approximation for a lossy one.
+        """
+        sizes = np.array([len(piece) for piece in self.pieces], np.int32)
+        sizes[[t["id"] for t in self._description["added_tokens"] if t["special"]]] = 0
+        return sizes
+
+    @functools.cached_property
+    def strips_space(self) -> bool:
+        """Whether the text of a document is without the space that its first id begins with."""
+        spaced = (i for i, piece in enumerate(self.pieces) if piece.startswith(b" "))
+        one = next(spaced, None)
+        return one is not None and not self._tokenizer.decode([one]).startswith(" ")
 
     def encode_batch(self, texts: list[str]) -> Ids:
         """Ids of every text, without added tokens.
@@ -246,21 +270,27 @@ class TextTokenizer:
         """
         return long_documents.encode_documents(texts, encoder, self._tokenizer)
 
-    def decode(self, ids: Sequence[int] | np.ndarray, after: Sequence[int] = ()) -> str:
-        """The text of `ids`; EOS decodes to its name, bytes that are not UTF-8 to U+FFFD.
+    def prompt_ids(self, text: str) -> list[int]:
+        """Ids of a text that begins a document: BOS, then the text's.
+
+        Raises:
+            InputError: the text has a lone surrogate, which UTF-8 cannot express.
+        """
+        return [self.bos_id, *self.encode_batch([text])[0].tolist()]
+
+    def decode(self, ids: Iterable[int], after: Sequence[int] = ()) -> str:
+        """The text of `ids`; special tokens decode to their names, see `TextStream`.
 
         Args:
             ids: the ids to decode.
-            after: the ids before them. A SentencePiece-like tokenizer drops the space at the start
-                of a text, so the text of a continuation depends on whether ids come before it.
+            after: the ids before them, on which the text of a continuation depends.
         """
-        before = [] if self.byte_level else [int(i) for i in after][-_CONTEXT:]
-        known = [i for i in before if i != self.eos_id]
-        text = self._decode([*known, *(int(i) for i in ids)])
-        return text[len(self._decode(known)) :] if known else text
+        stream = TextStream(self, after)
+        return stream.push(ids) + stream.finish()
 
-    def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
+    def continuation(self, ids: Iterable[int], after: Sequence[int]) -> str:
+        """The text of generated ids, without EOS, after the ids of their prompt."""
+        return self.decode([i for i in ids if i != self.eos_id], after)
 
 
 @functools.lru_cache(maxsize=_CACHED)
@@ -306,8 +336,12 @@ def _check_added(tokenizer: Tokenizer, added: list[dict[str, Any]]) -> None:
             )
 
 
-def _build(content: bytes) -> Tokenizer:
-    """The library's tokenizer, set to encode special tokens as text and all of a text, unpadded."""
+def library(content: bytes) -> Tokenizer:
+    """The library's tokenizer, set to encode special tokens as text and all of a text, unpadded.
+
+    Raises:
+        InputError: the library cannot read it.
+    """
     try:
         tokenizer = Tokenizer.from_str(content.decode("utf-8"))
         tokenizer.no_truncation()

@@ -7,9 +7,9 @@ changes that no field shows. Three changes are accepted, since published tokeniz
 - U+2581 decoded as a space, in a SentencePiece-like tokenizer;
 - one space at the beginning of a document added or removed.
 
-A file may have fields of this project, which the libraries do not read: "eos_token" names the
-special token that ends a document, "lossy": true accepts every other change of text, and
-"vocab_size" is the size of a vocabulary that is larger than its entries.
+A file may have fields of this project, which the libraries do not read: "eos_token" and "bos_token"
+name the special tokens that end and begin a document, "lossy": true accepts every other change of
+text, and "vocab_size" is the size of a vocabulary that is larger than its entries.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-from tokenizers import pre_tokenizers
+from tokenizers import Tokenizer
 
+from data.tokenizer.byte_vocabulary import LETTERS
 from data.tokenizer.special_tokens import find_eos
 from pipeline.errors import InputError
 
-EOS_FIELD, LOSSY_FIELD, SIZE_FIELD = "eos_token", "lossy", "vocab_size"
-_FIELDS = (EOS_FIELD, LOSSY_FIELD, SIZE_FIELD)
+EOS_FIELD, BOS_FIELD, LOSSY_FIELD, SIZE_FIELD = "eos_token", "bos_token", "lossy", "vocab_size"
+_FIELDS = (EOS_FIELD, BOS_FIELD, LOSSY_FIELD, SIZE_FIELD)
 SPACE = "\u2581"
 """SentencePiece's character for a space."""
 LARGEST_ID = (1 << 24) - 1
@@ -37,6 +37,8 @@ _DROPPING = {
 }
 _BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 _MEMBERS = ("normalizers", "pretokenizers", "decoders")
+_BYTE_OF_LETTER = {ord(letter): byte for byte, letter in enumerate(LETTERS)}
+_PROBE = "a"
 
 
 def parse(content: bytes) -> dict[str, Any]:
@@ -99,16 +101,22 @@ def for_library(content: bytes, description: Mapping[str, Any]) -> bytes:
 
 
 def with_fields(
-    content: bytes, *, eos_token: str | None, vocab_size: int | None, lossy: bool
+    content: bytes,
+    *,
+    eos_token: str | None = None,
+    bos_token: str | None = None,
+    vocab_size: int | None = None,
+    lossy: bool = False,
 ) -> bytes:
-    """The file with this project's fields set and `eos_token` made a special token.
+    """The file with this project's fields set and `eos_token`, `bos_token` made special tokens.
 
-    If `eos_token` is an entry of the model only, it becomes an added token with the same id.
+    If one is an entry of the model only, it becomes an added token with the same id.
 
     Raises:
-        InputError: `eos_token` is not in the vocabulary, or that has more than `vocab_size` ids.
+        InputError: one is not in the vocabulary, or that has more than `vocab_size` ids.
     """
-    if eos_token is None and vocab_size is None and not lossy:
+    named = {EOS_FIELD: eos_token, BOS_FIELD: bos_token}
+    if not any(named.values()) and vocab_size is None and not lossy:
         return content
     description = parse(content)
     if vocab_size is not None:
@@ -120,9 +128,10 @@ def with_fields(
         description[SIZE_FIELD] = vocab_size
     if lossy:
         description[LOSSY_FIELD] = True
-    if eos_token is not None:
-        description[EOS_FIELD] = eos_token
-        _make_special(description, eos_token)
+    for field, name in named.items():
+        if name is not None:
+            description[field] = name
+            _make_special(description, field[:3], name)
     return json.dumps(description, ensure_ascii=False).encode("utf-8")
 
 
@@ -132,10 +141,60 @@ def entries(description: Mapping[str, Any]) -> int:
     return max(ids) + 1
 
 
+def size(description: Mapping[str, Any]) -> int:
+    """Ids of the vocabulary, unused ones included."""
+    return max(entries(description), description.get(SIZE_FIELD, 0))
+
+
 def eos_of(description: Mapping[str, Any]) -> int:
     """The id that ends a document; see `find_eos`."""
-    special = {t["content"]: t["id"] for t in description["added_tokens"] if t["special"]}
-    return find_eos(special, description.get(EOS_FIELD))
+    return find_eos(_special(description), description.get(EOS_FIELD))
+
+
+def bos_of(description: Mapping[str, Any], tokenizer: Tokenizer, eos_id: int) -> int:
+    """The id that begins a document: the one that encoding inserts, else the field's, else EOS.
+
+    Raises:
+        InputError: encoding inserts several ids before a text, or none of a special token; or the
+            field names no special token.
+    """
+    special = _special(description)
+    before, _ = inserted(tokenizer)
+    if len(before) > 1 or not set(before) <= {*special.values()}:
+        raise InputError(
+            f"tokenizer.json: its post-processor puts the ids {before} before a text; expected "
+            "at most one, of a special token; set post_processor to null"
+        )
+    name = description.get(BOS_FIELD)
+    if name is not None and name not in special:
+        raise InputError(
+            f"tokenizer.json: bos_token is {name!r}, which is no special token; expected one of "
+            f"{', '.join(special)}"
+        )
+    if before:
+        return before[0]
+    return eos_id if name is None else special[name]
+
+
+def inserted(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """The ids that encoding adds before a text and after it.
+
+    Raises:
+        InputError: the encoded ids do not contain the text's own ids.
+    """
+    own = tokenizer.encode(_PROBE, add_special_tokens=False).ids
+    ids = tokenizer.encode(_PROBE).ids
+    for start in range(len(ids) - len(own) + 1):
+        if ids[start : start + len(own)] == own:
+            return ids[:start], ids[start + len(own) :]
+    raise InputError(
+        f"tokenizer.json: its post-processor makes {ids} of {own}; expected tokens before or "
+        "after the text's own and no others"
+    )
+
+
+def _special(description: Mapping[str, Any]) -> dict[str, int]:
+    return {t["content"]: t["id"] for t in description["added_tokens"] if t["special"]}
 
 
 def is_byte_level(description: Mapping[str, Any]) -> bool:
@@ -165,7 +224,7 @@ def what_changes(description: Mapping[str, Any]) -> str:
             return f"the pre-tokenizer {part['type']} drops characters"
     pieces = ids_of(description)
     byte_level = is_byte_level(description)
-    needed = sorted(pre_tokenizers.ByteLevel.alphabet()) if byte_level else _BYTE_PIECES
+    needed = LETTERS if byte_level else _BYTE_PIECES
     if not byte_level and not description["model"].get("byte_fallback"):
         kinds = ", ".join(part["type"] for part in parts(description.get("decoder"))) or "none"
         return (
@@ -178,21 +237,38 @@ def what_changes(description: Mapping[str, Any]) -> str:
     return ""
 
 
-def token_bytes(description: Mapping[str, Any]) -> np.ndarray:
-    """int32[vocab]: number of UTF-8 bytes that each id stands for; 0 for special and unused ids.
+def pieces(description: Mapping[str, Any], tokenizer: Tokenizer) -> list[bytes]:
+    """The bytes that each id stands for: UTF-8 of texts when joined, b"" for an unused id.
 
-    It is exact for a byte-level tokenizer. For a SentencePiece-like one it includes the space added
-    to the beginning of a document; for a lossy one it is the length of the entry, an approximation.
+    They are exact unless the tokenizer is lossy: then what an id adds to the text of another. A
+    special token stands for its name.
     """
-    pieces = ids_of(description)
-    added = description["added_tokens"]
-    sizes = np.zeros(max(entries(description), description.get(SIZE_FIELD, 0)), np.int32)
-    size = len if is_byte_level(description) else _size_of(description)
-    for piece, index in pieces.items():
-        sizes[index] = size(piece)
-    for token in added:
-        sizes[token["id"]] = 0 if token["special"] else len(token["content"].encode("utf-8"))
-    return sizes
+    found = [b""] * size(description)
+    known = {index: piece for piece, index in ids_of(description).items()}
+    if is_byte_level(description):
+        texts = map(_bytes_of_letters, known.values())
+    elif description["model"].get("byte_fallback"):
+        single = {name: bytes([byte]) for byte, name in enumerate(_BYTE_PIECES)}
+        texts = (single.get(p) or p.replace(SPACE, " ").encode("utf-8") for p in known.values())
+    else:
+        (first, *_) = known
+        before = tokenizer.decode([first], skip_special_tokens=False)
+        pairs = tokenizer.decode_batch([[first, i] for i in known], skip_special_tokens=False)
+        texts = (pair.removeprefix(before).encode("utf-8") for pair in pairs)
+    for index, text in zip(known, texts, strict=True):
+        found[index] = text
+    space = SPACE if is_byte_level(description) else " "
+    for token in description["added_tokens"]:
+        found[token["id"]] = token["content"].replace(SPACE, space).encode("utf-8")
+    return found
+
+
+def _bytes_of_letters(piece: str) -> bytes:
+    """The bytes of an entry in the alphabet of ByteLevel; other texts are UTF-8."""
+    try:
+        return piece.translate(_BYTE_OF_LETTER).encode("latin-1")
+    except UnicodeEncodeError:
+        return piece.encode("utf-8")
 
 
 def special_pieces(description: Mapping[str, Any]) -> tuple[str, ...]:
@@ -237,7 +313,7 @@ def _check_ids(pieces: Mapping[str, int], size: int) -> None:
         )
 
 
-def _make_special(description: dict[str, Any], name: str) -> None:
+def _make_special(description: dict[str, Any], kind: str, name: str) -> None:
     for token in description["added_tokens"]:
         if token["content"] == name:
             token["special"] = True
@@ -245,7 +321,7 @@ def _make_special(description: dict[str, Any], name: str) -> None:
     index = ids_of(description).get(name)
     if index is None:
         raise InputError(
-            f"tokenizer.json: eos={name!r} is not in the vocabulary; expected one of "
+            f"tokenizer.json: {kind}={name!r} is not in the vocabulary; expected one of "
             + (", ".join(repr(t["content"]) for t in description["added_tokens"][:20]) or "its own")
         )
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
@@ -260,18 +336,3 @@ def _writes_spaces(part: Mapping[str, Any]) -> bool:
     if part["type"] != "Replace":
         return False
     return part.get("pattern") == {"String": " "} and part.get("content") == SPACE
-
-
-def _size_of(description: Mapping[str, Any]) -> Any:
-    fallback = bool(description["model"].get("byte_fallback"))
-    prefix = description["model"].get("continuing_subword_prefix") or ""
-
-    def size(piece: str) -> int:
-        if fallback and piece in _BYTE_PIECES:
-            return 1
-        if description["model"].get("type") == "WordPiece" and prefix:
-            inside = piece.startswith(prefix)
-            return len(piece.removeprefix(prefix).encode("utf-8")) + (not inside)
-        return len(piece.replace(SPACE, " ").encode("utf-8"))
-
-    return size

@@ -45,7 +45,7 @@ def run(arguments: list[str]) -> int:
     else:
         _check_tokenizer(source)
         with tempfile.TemporaryDirectory() as between:
-            to_hf(source, between, "float32")
+            to_hf(source, between, "float32", auto_tokenizer=False)
             say(_line(out, to_gguf(between, out, dtype, name)))
     return 0
 
@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def to_hf(directory: str, out: str, dtype: str) -> dict[str, Any]:
+def to_hf(directory: str, out: str, dtype: str, *, auto_tokenizer: bool = True) -> dict[str, Any]:
     """Write the Hugging Face folder of a train step or checkpoint; returns as `write_hf_folder`.
 
     It exports the moving average (EMA) of the parameters if the run kept one. A model that was
@@ -92,6 +92,7 @@ def to_hf(directory: str, out: str, dtype: str) -> dict[str, Any]:
         positions=trained.sequence_length,
         tokenizer=open_tokenizer(trained) if has_tokenizer(trained.sequences) else None,
         dtype=dtype,
+        auto_tokenizer=auto_tokenizer,
     )
     return write_hf_folder(out, export)
 

@@ -123,10 +123,10 @@ class Writer:
 
     def write(self, prompts: list[str]) -> None:
         """Print each prompt and its completion, in order, separated by blank lines."""
-        from data.tokenizer.streaming_decode import TextStream, prompt_ids
+        from data.tokenizer.streaming_decode import TextStream
         from models.generate.generate import check, stream
 
-        encoded = [prompt_ids(self._tokenizer, prompt) for prompt in prompts]
+        encoded = [self._tokenizer.prompt_ids(prompt) for prompt in prompts]
         longest = max(map(len, encoded))
         left = max(self._trained.sequence_length - longest, 1)
         new_tokens = min(_TOKENS, left) if self._wanted is None else self._wanted

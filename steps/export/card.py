@@ -84,11 +84,12 @@ def _model(model: Checkpoint, written: Mapping[str, Any]) -> list[str]:
 
 def _use(model: Checkpoint) -> list[str]:
     length = model.train.sequence_length
-    if own_tokenizer(model) is not None:
+    if (tokenizer := own_tokenizer(model)) is not None:
+        loaded = tokenizer.load()
+        bos, eos = (loaded.decode([index]) for index in (loaded.bos_id, loaded.eos_id))
         lines = [
-            "A base model: it continues text. In training every document followed an",
-            "end-of-document token, which is both BOS and EOS. The tokenizer does not insert it:",
-            "begin a text with it.",
+            f"A base model: it continues text. In training a document began with `{bos}` (BOS) and",
+            f"ended with `{eos}` (EOS). Begin a text with BOS if the tokenizer does not insert it.",
         ]
     else:
         lines = ["It was trained on rows of integers, which have no text and no tokenizer."]

@@ -7,6 +7,11 @@ from pipeline.errors import InputError
 DTYPES = ("bfloat16", "float32")
 PARAMETERS = ("ema", "last")
 
+OTHER_TOKENIZER = (
+    "train with Qwen2's tokenizer or without qkv_biases, or set auto_tokenizer=False for programs "
+    "that read tokenizer.json themselves, such as llama.cpp"
+)
+
 
 def check_choices(owner: str, dtype: str, parameters: str) -> None:
     """Raise `InputError` for a dtype or parameters that an export cannot have."""

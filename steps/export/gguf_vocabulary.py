@@ -17,9 +17,8 @@ from typing import Any
 from gguf import TokenType
 from tokenizers import Tokenizer
 
-from data.tokenizer.tokenizer_file import for_library, ids_of, parse
+from data.tokenizer.tokenizer_file import for_library, ids_of, inserted, parse
 from pipeline.errors import InputError
-from steps.export.tokenizer_files import inserted
 
 _TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -85,7 +84,7 @@ def read_vocabulary(content: bytes, special: Mapping[str, Any], rows: int) -> Vo
     """
     tokenizer = _library(content)
     description = json.loads(tokenizer.to_str())  # complete, unlike the file
-    pre = _pre_type(description)
+    pre = pre_type(description)
     merges = [" ".join(pair) for pair in description["model"]["merges"]]
     if not merges:
         raise InputError("tokenizer.json: no merges, without which llama.cpp loads no tokenizer")
@@ -140,7 +139,12 @@ def _library(content: bytes) -> Tokenizer:
     return tokenizer
 
 
-def _pre_type(description: Mapping[str, Any]) -> str:
+def pre_type(description: Mapping[str, Any]) -> str:
+    """llama.cpp's name of the expression by which a tokenizer.json splits text.
+
+    Raises:
+        InputError: none gives the ids of the tokenizer.
+    """
     model = description["model"]
     for name, allowed in _PLAIN_MODEL.items():
         if model.get(name) not in allowed:

@@ -21,7 +21,7 @@ from pipeline.store import storage
 from steps.export.choices import check_choices
 from steps.export.hf_files import INDEX
 from steps.export.safetensors_writer import DTYPES, plan_shards, write_shard
-from steps.export.tokenizer_files import write_tokenizer_files
+from steps.export.tokenizer_files import check_auto_tokenizer, write_tokenizer_files
 from training.checkpoint.model_arrays import StoredModel
 
 SHARD_BYTES = 5_000_000_000
@@ -41,6 +41,7 @@ class Export:
         dtype: "bfloat16" or "float32".
         parameters: "ema" for their moving average (EMA), if the run kept one, or "last".
         shard_bytes: most bytes of a safetensors file.
+        auto_tokenizer: refuse a tokenizer of which `AutoTokenizer` makes another.
     """
 
     checkpoint: str
@@ -50,6 +51,7 @@ class Export:
     dtype: str = "bfloat16"
     parameters: str = "ema"
     shard_bytes: int = SHARD_BYTES
+    auto_tokenizer: bool = True
 
 
 def write_hf_folder(folder: str, export: Export) -> dict[str, Any]:
@@ -63,13 +65,16 @@ def write_hf_folder(folder: str, export: Export) -> dict[str, Any]:
         architecture, dtype, parameters ("ema" or "last"), files, bytes and tensors.
 
     Raises:
-        InputError: no architecture computes the shape, or the checkpoint is of another model.
+        InputError: no architecture computes the shape, the checkpoint is of another model, or
+            `AutoTokenizer` would give other ids.
         CorruptOutput: files of the checkpoint are missing or changed.
         StorageError: a store failed.
     """
     config = export.config
     check_choices("export", export.dtype, export.parameters)
     architecture = architecture_of(config)
+    if export.tokenizer is not None and export.auto_tokenizer:
+        check_auto_tokenizer(export.tokenizer, architecture)
     stored = StoredModel(export.checkpoint, config, ema=export.parameters == "ema")
     tensors = list(architecture.tensors(config))
     itemsize = np.dtype(DTYPES[export.dtype][1]).itemsize
@@ -100,8 +105,10 @@ def write_hf_folder(folder: str, export: Export) -> dict[str, Any]:
 
 
 def _write_configs(folder: str, architecture: Architecture, export: Export) -> None:
-    eos = None if export.tokenizer is None else export.tokenizer.eos_id
-    special = {"bos_token_id": eos, "eos_token_id": eos}
+    bos, eos = None, None
+    if export.tokenizer is not None:
+        bos, eos = export.tokenizer.bos_id, export.tokenizer.eos_id
+    special = {"bos_token_id": bos, "eos_token_id": eos}
     content = {
         **to_json(export.config, export.positions),
         **special,
@@ -109,6 +116,8 @@ def _write_configs(folder: str, architecture: Architecture, export: Export) -> N
         "use_cache": True,
         "dtype": export.dtype,
         "torch_dtype": export.dtype,  # the name of "dtype" before transformers 5
+        # Without it, AutoTokenizer advises another split for Mistral models of over 100,000 ids.
+        "transformers_version": "5.0.0",
     }
     _write_json(folder, "config.json", content)
     longest = export.config.context or export.positions

@@ -20,7 +20,8 @@ from models.hf.tensors import Tensor
 from pipeline.errors import InputError
 from pipeline.identity.listing import Listing
 from pipeline.store import storage
-from steps.export.hf_files import Tensors, read_file, read_model
+from steps.export.hf_files import Tensors, read_model
+from steps.export.tokenizer_files import read_tokenizer_files
 from training.checkpoint.model_arrays import ModelWriter
 
 _HUB = "hf://"
@@ -61,7 +62,8 @@ class HfModel:
         architecture: its class in `transformers`.
         config: shape of the model; ids that the tokenizer lacks are padding rows.
         positions: longest sequence, from config.json.
-        tokenizer: the folder's tokenizer.
+        tokenizer_json: the folder's tokenizer, with its BOS and EOS.
+        tokenizer: the same, loaded.
         tensors: names, shapes and parts of all tensors, in order.
         content: reader of the safetensors files.
     """
@@ -70,17 +72,19 @@ class HfModel:
     architecture: str
     config: TransformerConfig
     positions: int
+    tokenizer_json: bytes
     tokenizer: TextTokenizer
     tensors: list[Tensor]
     content: Tensors
 
 
-def open_hf(folder: str, ignore_keys: Collection[str] = ()) -> HfModel:
+def open_hf(folder: str, ignore_keys: Collection[str] = (), eos: str | None = None) -> HfModel:
     """The model in a folder, after checking all but the values of its tensors.
 
     Args:
         folder: path of the folder.
         ignore_keys: unknown keys of config.json to ignore.
+        eos: name of the token that ends a document, instead of the folder's.
 
     Raises:
         InputError: a file is missing or not readable, config.json has unsupported settings, tensors
@@ -88,7 +92,11 @@ def open_hf(folder: str, ignore_keys: Collection[str] = ()) -> HfModel:
             the model.
     """
     found = read_model(folder, ignore_keys)
-    tokenizer = _tokenizer(folder)
+    try:
+        tokenizer_json = read_tokenizer_files(folder, eos)
+        tokenizer = TextTokenizer(tokenizer_json)
+    except InputError as error:
+        raise InputError(f"{folder}: {error}") from error
     rows = found.config.vocab_size
     if tokenizer.vocab_size > rows:
         raise InputError(
@@ -100,6 +108,7 @@ def open_hf(folder: str, ignore_keys: Collection[str] = ()) -> HfModel:
         architecture=found.architecture.name,
         config=_padded(found.config, tokenizer.vocab_size),
         positions=found.positions,
+        tokenizer_json=tokenizer_json,
         tokenizer=tokenizer,
         tensors=found.tensors,
         content=found.content,
@@ -122,13 +131,6 @@ def write_checkpoint(model: HfModel, path: str) -> None:
             wide = np.ascontiguousarray(array, np.float32).reshape(-1, *others)
             writer.write(part.path, wide, rows)
     writer.finish()
-
-
-def _tokenizer(folder: str) -> TextTokenizer:
-    try:
-        return TextTokenizer(read_file(folder, "tokenizer.json"))
-    except InputError as error:
-        raise InputError(f"{folder}: {error}") from error
 
 
 def _padded(config: TransformerConfig, ids: int) -> TransformerConfig:

@@ -1,21 +1,29 @@
-"""Write the tokenizer files that `transformers` loads: tokenizer.json and two configurations.
+"""Write and read the tokenizer files of `transformers`: tokenizer.json and its configurations.
 
-`AutoTokenizer` then gives the ids of training and adds no tokens. EOS separated the documents in
-training, so it is BOS too. As always in `transformers`, the text of a special token is encoded as
-that token; training encoded it as plain text, as `split_special_tokens=True` does.
+`AutoTokenizer` of a written folder gives the ids of training. It inserts BOS before a text if the
+tokenizer's own file does; without a BOS of its own, EOS separated the documents in training, so it
+is BOS too. As always in `transformers`, the text of a special token is encoded as that token;
+training encoded it as plain text, as `split_special_tokens=True` does.
 """
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping
+from typing import Any
 
-from tokenizers import Tokenizer
-
-from data.tokenizer.text_tokenizer import TextTokenizer
+from data.tokenizer.text_tokenizer import TextTokenizer, library
+from data.tokenizer.tokenizer_file import ids_of, inserted, parse, with_fields
+from models.hf.architectures import Architecture
 from pipeline.errors import InputError
 from pipeline.store import storage
+from steps.export.choices import OTHER_TOKENIZER
+from steps.export.gguf_vocabulary import pre_type
+from steps.export.hf_files import read_file, read_json
 
-_PROBE = "a"
+_CONFIG = "tokenizer_config.json"
+_IDS = ("generation_config.json", "config.json")
 
 
 def write_tokenizer_files(
@@ -37,11 +45,16 @@ def write_tokenizer_files(
             f"tokenizer: {tokenizer.vocab_size} ids, more than the model's {vocab_size}; export "
             "with the tokenizer it was trained with"
         )
-    description = _plain(tokenizer.content)
-    (eos,) = (t["content"] for t in description["added_tokens"] if t["id"] == tokenizer.eos_id)
-    special = {"bos_token": eos, "eos_token": eos}
+    description: dict[str, Any] = json.loads(tokenizer.content)
+    description |= {"truncation": None, "padding": None}
+    before, after = inserted(library(tokenizer.content))
+    names = {token["id"]: token["content"] for token in description["added_tokens"]}
+    bos, eos = names[tokenizer.bos_id], names[tokenizer.eos_id]
+    if after:
+        description["post_processor"] = _template(bos, tokenizer.bos_id) if before else None
+    special = {"bos_token": bos, "eos_token": eos}
     config = {
-        "add_bos_token": False,
+        "add_bos_token": bool(before),
         "add_eos_token": False,
         "clean_up_tokenization_spaces": False,
         "model_max_length": model_max_length,
@@ -51,33 +64,91 @@ def write_tokenizer_files(
     }
     for name, content in (
         ("tokenizer.json", description),
-        ("tokenizer_config.json", config),
+        (_CONFIG, config),
         ("special_tokens_map.json", special),
     ):
         text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
         storage.write_atomic(storage.join(folder, name), text.encode())
 
 
-def _plain(content: bytes) -> dict:
-    """The tokenizer.json without truncation, padding and added tokens."""
-    description = {**json.loads(content), "truncation": None, "padding": None}
-    if inserted(Tokenizer.from_str(json.dumps(description))) != ([], []):
-        description["post_processor"] = None
-    return description
+def check_auto_tokenizer(tokenizer: TextTokenizer, architecture: Architecture) -> None:
+    """Raise `InputError` if `AutoTokenizer` would not give the ids of training.
+
+    It replaces the tokenizer of a Qwen2 model whatever class the folder names: by Qwen2Tokenizer,
+    which takes entries and merges from the file, splits by an expression of its own and normalizes
+    to NFC (`MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS` in tokenization_auto.py of transformers 5).
+    """
+    if architecture.model_type != "qwen2":
+        return
+    description = json.loads(library(tokenizer.content).to_str())
+    normalizer = (description.get("normalizer") or {}).get("type")
+    try:
+        if normalizer == "NFC" and pre_type(description) == "qwen2":
+            return
+    except InputError:
+        pass
+    raise InputError(
+        f"tokenizer: AutoTokenizer gives a {architecture.name} the split and the normalizer of "
+        f"Qwen2's own tokenizer, and with them other ids than training; {OTHER_TOKENIZER}"
+    )
 
 
-def inserted(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """The ids that encoding adds before a text and after it.
+def read_tokenizer_files(folder: str, eos: str | None = None) -> bytes:
+    """The tokenizer.json of a local folder, with the BOS and EOS that `transformers` gives it.
+
+    They are those of tokenizer_config.json, else the ids of special tokens in
+    generation_config.json and config.json, of several the first. What encoding inserts is a matter
+    of tokenizer.json alone: beside it, transformers 5 ignores add_bos_token.
+
+    Args:
+        folder: path of the folder.
+        eos: name of EOS, instead of the folder's.
 
     Raises:
-        InputError: the encoded ids do not contain the text's own ids.
+        InputError: a file is not readable, or `eos` is not in the vocabulary.
     """
-    own = tokenizer.encode(_PROBE, add_special_tokens=False).ids
-    ids = tokenizer.encode(_PROBE).ids
-    for start in range(len(ids) - len(own) + 1):
-        if ids[start : start + len(own)] == own:
-            return ids[:start], ids[start + len(own) :]
-    raise InputError(
-        f"tokenizer.json: its post-processor makes {ids} of {own}; expected tokens before or "
-        "after the text's own and no others"
-    )
+    content = read_file(folder, "tokenizer.json")
+    description = parse(content)
+    config, *ids = (_optional(folder, name) for name in (_CONFIG, *_IDS))
+    bos = _named("bos_token", description, config, ids)
+    eos = eos or _named("eos_token", description, config, ids)
+    return with_fields(content, eos_token=eos, bos_token=bos)
+
+
+def _optional(folder: str, name: str) -> dict[str, Any]:
+    return read_json(folder, name) if os.path.exists(os.path.join(folder, name)) else {}
+
+
+def _named(
+    token: str,
+    description: Mapping[str, Any],
+    config: Mapping[str, Any],
+    ids: list[dict[str, Any]],
+) -> str | None:
+    """The name of `token` in a folder's files, if the vocabulary has it."""
+    name = config.get(token)
+    name = name.get("content") if isinstance(name, dict) else name
+    added = {t["id"]: t["content"] for t in description["added_tokens"] if t["special"]}
+    if isinstance(name, str) and (name in added.values() or name in ids_of(description)):
+        return name
+    for file in ids:
+        index = file.get(f"{token}_id")
+        index = index[0] if isinstance(index, list) and index else index
+        if type(index) is int and index in added:
+            return added[index]
+    return None
+
+
+def _template(bos: str, index: int) -> dict[str, Any]:
+    """The post-processor that puts `bos` before a text."""
+
+    def after_bos(text: str, kind: int) -> list[dict[str, Any]]:
+        before = {"SpecialToken": {"id": bos, "type_id": kind}}
+        return [before, {"Sequence": {"id": text, "type_id": kind}}]
+
+    return {
+        "type": "TemplateProcessing",
+        "single": after_bos("A", 0),
+        "pair": [*after_bos("A", 0), *after_bos("B", 1)],
+        "special_tokens": {bos: {"id": bos, "ids": [index], "tokens": [bos]}},
+    }

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import steps.cli.generate as verb
-from data.tokenizer.streaming_decode import prompt_ids
 from experiments.run_200m import experiment
 from models.generate.generate import generate
 from models.generate.sampling_config import Sampling
@@ -49,7 +48,7 @@ def expected(directory: str, sampling: Sampling) -> list[str]:
     found = find(directory)
     tokenizer = found.tokenizer().load()
     model = open_model(found.path, found.model, found.compute_dtype)
-    ids = [prompt_ids(tokenizer, prompt) for prompt in PROMPTS]
+    ids = [tokenizer.prompt_ids(prompt) for prompt in PROMPTS]
     eos = tokenizer.eos_id
     written = generate(model, ids, new_tokens=TOKENS, sampling=sampling, eos_id=eos)
     texts = [tokenizer.decode([i for i in row if i != eos]) for row in written]

@@ -77,12 +77,13 @@ def test_text_is_that_of_the_verb(model, trained):
 
 def test_greedy_text_is_the_likeliest_token_each_time(model):
     """By the logits alone."""
-    ids = model.tokenizer.encode_batch(["This module"])[0].tolist()
+    ids = model.encode("This module")
+    assert ids == [model.tokenizer.eos_id, *model.tokenizer.encode_batch(["This module"])[0]]
     start = len(ids)
     for _ in range(4):
         ids.append(int(model(ids)[-1].argmax()))
     text = model.generate("This module", new_tokens=4, temperature=0)
-    assert model.tokenizer.eos_id not in ids
+    assert model.tokenizer.eos_id not in ids[1:]
     assert text == model.tokenizer.decode(ids[start:])
 
 

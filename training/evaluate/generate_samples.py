@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from data.tokenizer.streaming_decode import prompt_ids
 from data.tokenizer.text_tokenizer import TextTokenizer
 from models.config import TransformerConfig
 from models.generate.generate import NO_TOKEN, advance, begin, cache_length, check, pad_prompts
@@ -115,7 +114,7 @@ class SampleGenerator:
     ) -> None:
         self._prompts = prompts.prompts
         self._tokenizer = TextTokenizer.load(prompts.tokenizer)
-        self._encoded = [prompt_ids(self._tokenizer, text) for text in prompts.prompts]
+        self._encoded = [self._tokenizer.prompt_ids(text) for text in prompts.prompts]
         self._sampler = Sampler(
             config,
             layout,
@@ -132,9 +131,8 @@ class SampleGenerator:
         Args:
             model: float32 parameters on the layout.
         """
-        eos, decode = self._tokenizer.eos_id, self._tokenizer.decode
         written = zip(self._prompts, self._encoded, self._sampler(model), strict=True)
         return [
-            {"prompt": prompt, "completion": decode([i for i in ids if i != eos], after)}
+            {"prompt": prompt, "completion": self._tokenizer.continuation(ids, after)}
             for prompt, after, ids in written
         ]

@@ -1,8 +1,8 @@
 """Adapts a trained model to EleutherAI's lm-evaluation-harness (`lm_eval.api.model.TemplateLM`).
 
 The harness is an optional extra (`pip install ponente[lm-eval]`), imported on use. Written for its
-release 0.4.13. It runs in one process, on all of its devices. Every document begins with the EOS
-id, as in training.
+release 0.4.13. It runs in one process, on all of its devices. Every document begins with BOS,
+as everywhere here.
 """
 
 from __future__ import annotations
@@ -64,14 +64,18 @@ def adapter(
             return tokenizer.eos_id
 
         @property
+        def prefix_token_id(self) -> int:
+            return tokenizer.bos_id
+
+        @property
         def max_length(self) -> int:
             return longest - 1
 
         def tok_encode(
             self, string: str, add_special_tokens: bool | None = None, **_: Any
         ) -> list[int]:
-            ids = tokenizer.encode_batch([string])[0].tolist()
-            return ids if add_special_tokens is False else [tokenizer.eos_id, *ids]
+            ids = tokenizer.prompt_ids(string)
+            return ids[1:] if add_special_tokens is False else ids
 
         def _loglikelihood_tokens(
             self, requests: list[tuple[Any, list[int], list[int]]], **_: Any
@@ -103,10 +107,9 @@ def adapter(
             return texts
 
         def _answers(self, most: int, prompts: list[list[int]]) -> list[str]:
-            eos = tokenizer.eos_id
-            written = generate(model, prompts, new_tokens=most, eos_id=eos)
+            written = generate(model, prompts, new_tokens=most, eos_id=tokenizer.eos_id)
             return [
-                tokenizer.decode([token for token in ids if token != eos], prompt)
+                tokenizer.continuation(ids, prompt)
                 for prompt, ids in zip(prompts, written, strict=True)
             ]
 

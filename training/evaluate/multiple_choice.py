@@ -26,7 +26,7 @@ class Question:
     """One question, in ids.
 
     Attributes:
-        context: ids before every choice; at least one, such as the EOS id that begins a document.
+        context: ids before every choice; at least one, such as the BOS that begins a document.
         choices: ids of each choice.
         gold: index of the correct choice.
         sizes: number of UTF-8 bytes of each choice's text.
@@ -51,7 +51,7 @@ def text_question(
     """A question from text, encoded as lm-evaluation-harness encodes it for a causal model.
 
     Context and choice are encoded together and split at the length of the context alone; trailing
-    spaces of the context move to the choice. The document begins with the EOS id.
+    spaces of the context move to the choice. The document begins with BOS.
 
     Args:
         tokenizer: tokenizer of the model.
@@ -84,7 +84,7 @@ def text_question(
             "with a space, or give another delimiter"
         )
     return Question(
-        context=(tokenizer.eos_id, *alone.tolist()),
+        context=(tokenizer.bos_id, *alone.tolist()),
         choices=tuple(tuple(row[len(alone) :].tolist()) for row in whole),
         gold=gold,
         sizes=tuple(len(choice.encode()) for choice in choices),

@@ -25,9 +25,7 @@ from training.config import OptimizerConfig
 pytestmark = [pytest.mark.slow, NEEDS_ORACLE]
 
 LENGTH, STEPS, NEW = MINI.length, 50, 12
-SHAPE = dataclasses.replace(
-    MINI.model, embed=40, heads=4, kv_heads=2, head_size=12, qkv_biases=True, qk_norm=False
-)
+SHAPE = dataclasses.replace(MINI.model, embed=40, heads=4, kv_heads=2, head_size=12, qk_norm=False)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +56,7 @@ def built(store, node, kind):
 
 @pytest.fixture(scope="module")
 def theirs(store, trained, tmp_path_factory):
-    """A Qwen2 model with random weights in a folder as `transformers` saves it, and the model."""
+    """A Llama model with random weights in a folder as `transformers` saves it, and the model."""
     from tests.models import transformers_weights as weights
 
     model = weights.random_model(SHAPE, LENGTH)
@@ -159,8 +157,8 @@ def test_an_imported_model_is_evaluated_and_trained_on(store, theirs):
     again, tokenizer = loaded(out.folder)
     ours = steps.load(trained)
     text = "Return the name of"
-    prompt = ours.tokenizer.encode_batch([text])[0].tolist()
-    assert tokenizer(text).input_ids == prompt
+    prompt = ours.encode(text)
+    assert [tokenizer.bos_token_id, *tokenizer(text).input_ids] == prompt
     (written,) = generate(ours.network, [prompt], new_tokens=NEW)
     given = torch.tensor([prompt])
     found = again.generate(

@@ -8,7 +8,6 @@ import jax
 import pytest
 
 from data.tokenizer.special_tokens import SMALLEST_VOCAB
-from data.tokenizer.streaming_decode import prompt_ids
 from data.tokenizer.text_tokenizer import TextTokenizer, train
 from models.config import TransformerConfig
 from models.generate.generate import generate
@@ -77,7 +76,7 @@ def test_texts_begin_and_end_as_those_of_generate(tmp_path):
     prompts = Prompts(tokenizer=str(url), prompts=texts, new_tokens=24, sampling=sampling)
     ids = generate(
         model,
-        [prompt_ids(tokenizer, text) for text in texts],
+        [tokenizer.prompt_ids(text) for text in texts],
         new_tokens=24,
         sampling=sampling,
         eos_id=tokenizer.eos_id,
