@@ -12,6 +12,8 @@ def cycles_of(kinds: Sequence[Any]) -> tuple[int, int]:
     Minimizes the blocks in the program: those of one cycle plus the layers after the last cycle.
     """
     count = len(kinds)
+    if len(set(kinds)) == 1:  # at once, as any number of layers may be asked for
+        return 1, count
 
     def repeats(period: int) -> int:
         layers = next((i for i in range(count) if kinds[i] != kinds[i % period]), count)

@@ -56,7 +56,7 @@ class Forward:
 
     Attributes:
         remat: what the backward pass keeps, see `models.remat_names`.
-        backend: the result of `models.attention.dispatch.choose_backend`.
+        backend: the result of `models.attention.backend_choice.choose_backend`.
         mesh_axes: mesh axes for the code under `jax.shard_map`; None on one device.
         interpret: run splash in the Pallas interpreter (tests on the CPU).
         features_first: order of the activations' axes, see `models.linear`.

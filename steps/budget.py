@@ -50,15 +50,33 @@ def resolved(
     # JAX's keys have 32 bits of a seed; a shuffle's may have more.
     seed = sequences.result["seed"] % 2**32 if train.seed is None else train.seed
     train = dataclasses.replace(train, sequence_length=length, seed=seed)
+    return budgeted(train, sequences.result["sequences"], epochs, tokens)
+
+
+def budgeted(
+    train: TrainConfig, available: int | None, epochs: float | None, tokens: int | None
+) -> TrainConfig:
+    """`train`, which has a sequence length, with the budget as steps.
+
+    Args:
+        train: its `steps`, if set, are the budget.
+        available: number of sequences; None if not known, with a budget of tokens.
+        epochs: the budget otherwise, in passes over these.
+        tokens: the budget otherwise.
+
+    Raises:
+        InputError: the budget is less than one batch.
+    """
     if train.steps:
         return train
-    available = sequences.result["sequences"]
-    budget = int(epochs * available) if epochs is not None else (tokens or 0) // length
+    length, there = train.sequence_length, available or 0
+    budget = int(epochs * there) if epochs is not None else (tokens or 0) // length
     steps = steps_of(budget, train)
     if not steps:
+        known = "" if available is None else f"there are {available:,}; "
         raise InputError(
             f"train: a budget of {budget:,} sequences of {length:,} tokens is less than one batch "
-            f"of {train.batch_size}; there are {available:,}; lower batch_size or sample more"
+            f"of {train.batch_size}; {known}lower batch_size or sample more"
         )
     return dataclasses.replace(train, steps=steps)
 

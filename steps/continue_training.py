@@ -17,16 +17,22 @@ from steps.budget import resolved
 from steps.checkpoints.find import tokenizer_of
 from steps.coordinator import FLAGS, TRACKING
 from steps.declared import check_training, nearest_setting
-from steps.planning.checkpoint_at import checkpoint_at
+from steps.planning.continued import check_state, checkpoint_at, steps_of_checkpoint
 from steps.planning.facts import training_facts
 from steps.train import TrainRequest, run_training
 from training.config import OptimizerConfig, TrainConfig
 
 
-def _check(arguments: Mapping[str, Any]) -> None:
+def _check(arguments: Mapping[str, Any], take: str) -> None:
     if not arguments["train"].steps:
         raise InputError("TrainConfig.steps: expected the total number of steps, found none")
-    check_training(arguments, nearest_setting(arguments["checkpoint"], "model", Checkpoint))
+    check_state(arguments, take)
+    done, checkpoint = 0, arguments["checkpoint"]
+    if take == "everything":
+        known = steps_of_checkpoint(checkpoint, arguments["at"], {})
+        # Where the steps of a selected run differ, only the last step is sure to be left.
+        done = arguments["train"].steps - 1 if known is None else known
+    check_training(arguments, nearest_setting(checkpoint, "model", Checkpoint), done)
 
 
 def _check_extend(arguments: Mapping[str, Any]) -> None:
@@ -36,7 +42,7 @@ def _check_extend(arguments: Mapping[str, Any]) -> None:
             f"extend: expected `at` of 1 or more and below the {steps} steps of `train`, got {at}; "
             "train.steps counts from the very first step"
         )
-    _check(arguments)
+    _check(arguments, "everything")
 
 
 def _facts(node: Node, results: Results) -> Facts:
@@ -115,7 +121,7 @@ def _check_warm_start(arguments: Mapping[str, Any]) -> None:
             f'warm_start: expected take="model" or take="moments", got {take!r}; to continue '
             "the same run use extend"
         )
-    _check(arguments)
+    _check(arguments, take)
 
 
 @step(
@@ -199,4 +205,6 @@ def _begin(checkpoint: Checkpoint, take: str, at: int | None) -> dict[str, Any]:
     """The fields `model` and `start` of a `TrainRequest`."""
     from training.config.job import Start
 
-    return {"model": checkpoint.model, "start": Start(checkpoint=checkpoint.at(at), take=take)}
+    done = at or max(checkpoint.steps, default=0) if take == "everything" else 0
+    start = Start(checkpoint=checkpoint.at(at), take=take, step=done)
+    return {"model": checkpoint.model, "start": start}

@@ -6,15 +6,16 @@ ancestors have the settings that the checks compare; a setting that no ancestor 
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from models.config import TransformerConfig
-from pipeline import Artifact, Hardware, InputError
+from pipeline import Artifact, InputError
 from steps.artifacts import TEST, TRAIN, Documents, Tokenizer
-from training.config import TrainConfig
-from training.config.batch_schedule import batch_phases
+from steps.platforms import devices_of
+from training.cost.resolved_run import check_lengths, check_run
 
 
 def nearest_setting(node: Any, name: str, kind: type[Artifact] = Artifact) -> Any:
@@ -63,9 +64,11 @@ def check_splits(step: str, node: Any, wanted: tuple[str, ...]) -> None:
             )
 
 
-def check_training(arguments: Mapping[str, Any], model: TransformerConfig | None) -> None:
-    """Refuse a training that cannot run: vocabularies or lengths that differ, a schedule longer
-    than the run, sequences longer than the learned positions, or batches that do not divide."""
+def check_training(
+    arguments: Mapping[str, Any], model: TransformerConfig | None, done: int = 0
+) -> None:
+    """Refuse a training that cannot run: vocabularies or lengths that differ, and what
+    `training.cost.resolved_run` refuses on the hardware."""
     sequences, train = arguments["sequences"], arguments["train"]
     length = nearest_setting(sequences, "sequence_length")
     entries = nearest_setting(sequences, "vocab_size", Tokenizer)
@@ -79,28 +82,10 @@ def check_training(arguments: Mapping[str, Any], model: TransformerConfig | None
             f"TrainConfig.sequence_length is {train.sequence_length}, the shuffled sequences are "
             f"{length} tokens long; leave it out to use their length"
         )
-    length = length or train.sequence_length
-    if model is not None and model.context is not None and length > model.context:
-        raise InputError(
-            f"TrainConfig.sequence_length: {length} is more than the "
-            f"{model.context} learned positions of TransformerConfig.context; change one of them"
-        )
-    if train.steps:
-        arguments["optimizer"].phases(train.steps)
-    _check_batches(train, arguments["hardware"])
+    train = dataclasses.replace(train, sequence_length=length or train.sequence_length)
+    optimizer, hardware = arguments["optimizer"], arguments["hardware"]
+    check_lengths(model, optimizer, train)
+    # Which devices this machine has matters to a run on it, not where that is declared.
+    if model is not None and train.sequence_length and hardware.devices:
+        check_run(model, optimizer, train, devices_of(hardware), done=done)
     check_splits("train", sequences, arguments["splits"])
-
-
-def _check_batches(train: TrainConfig, hardware: Hardware) -> None:
-    if not hardware.devices:  # local hardware: their number is only known at runtime
-        return
-    data, group, _, _ = train.parallel.mesh_shape(hardware.devices)
-    shards = data * group
-    for phase in batch_phases(train):
-        rows = phase.rows * phase.pieces
-        if rows % shards:
-            raise InputError(
-                f"TrainConfig: a batch of {rows} from step {phase.first} on does not divide "
-                f"among {shards} of the {hardware.devices} devices of {hardware.name}; use a "
-                f"multiple of {shards}"
-            )

@@ -11,7 +11,7 @@ from pipeline import InputError, Result, Runtime, StepContext, step
 from steps.artifacts import Checkpoint, HuggingFaceModel, Tokenizer
 from steps.checkpoints.find import own_tokenizer
 from steps.declared import nearest, nearest_setting
-from steps.planning.checkpoint_at import checkpoint_at
+from steps.planning.continued import checkpoint_at
 from steps.upload_hf import upload_hf
 from training.config.validation import at_least
 

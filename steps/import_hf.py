@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pipeline import External, InputError, Result, StepContext, step
+from pipeline.graph.facts import Facts, Results
+from pipeline.graph.node import Node
 from pipeline.identity.fingerprint import plain_identity
 from pipeline.identity.listing import Listing
 from pipeline.store import storage
@@ -43,7 +45,20 @@ def _check(arguments: Mapping[str, Any]) -> None:
     one_of("import_hf", "compute_dtype", arguments["compute_dtype"], COMPUTE_DTYPES)
 
 
-@step(output=Checkpoint, version=2, check=_check, environment=HUB)
+def _facts(node: Node, results: Results) -> Facts:
+    """The size of a model on a disk. Raises `InputError` for a config.json that is refused."""
+    del results
+    source, ignored = node.config["source"], node.config["ignore_keys"]
+    if not storage.is_local(source):
+        return Facts()
+    from models.hf.architectures import from_json
+    from steps.export.hf_files import read_json
+
+    architecture, config, _ = from_json(read_json(source, "config.json"), ignored)
+    return Facts((f"model       {architecture.name}, {config.parameter_count:,} parameters",))
+
+
+@step(output=Checkpoint, version=2, check=_check, facts=_facts, environment=HUB)
 def import_hf(
     run: StepContext,
     source: Annotated[str, External(_list, _absolute)],

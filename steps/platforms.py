@@ -1,12 +1,20 @@
-"""Restrict JAX to the CPU on machines without accelerators."""
+"""Which devices JAX will find: those of hardware that is asked for, or of this machine."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from glob import glob
 
+from pipeline import Hardware
+from pipeline.accelerators import GPUS, TPUS, Chip
+from training.cost.memory_plan import Devices
+
 _DEVICES = ("/dev/accel*", "/dev/vfio/*", "/dev/nvidia*", "/dev/kfd", "/dev/dri/renderD*")
+_ACCELERATORS = ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*")
+_GPU_SHARE = 0.75  # of a GPU's memory, which JAX preallocates
+_VIRTUAL = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 _VARIABLES = ("TPU_NAME", "TPU_WORKER_ID", "TPU_ACCELERATOR_TYPE")
 
 
@@ -23,3 +31,27 @@ def use_cpu_alone() -> None:
         given = os.environ.setdefault("JAX_PLATFORMS", "cpu")
         if (jax := sys.modules.get("jax")) is not None and not jax.config.jax_platforms:
             jax.config.update("jax_platforms", given)
+
+
+def chip_of(hardware: Hardware) -> Chip | None:
+    """The kind of chip of the hardware; None for CPUs and for local hardware."""
+    return {**TPUS, **GPUS}.get(hardware.generation)
+
+
+def devices_of(hardware: Hardware) -> Devices:
+    """The devices of a pod."""
+    if (chip := chip_of(hardware)) is None:
+        return Devices("cpu", hardware.devices)
+    limit = chip.usable if chip.usable is not None else _GPU_SHARE * chip.memory
+    return Devices(hardware.kind, hardware.devices, limit, hardware.slices)
+
+
+def devices_here(hardware: Hardware) -> Devices | None:
+    """The devices that JAX will find from this machine; None for accelerators of its own."""
+    if hardware.devices:
+        return devices_of(hardware)
+    asked = os.environ.get("JAX_PLATFORMS")
+    if asked != "cpu" and (asked or any(map(glob, _ACCELERATORS))):
+        return None
+    virtual = _VIRTUAL.findall(os.environ.get("XLA_FLAGS", ""))
+    return Devices("cpu", int(virtual[-1]) if virtual else 1)

@@ -9,6 +9,7 @@ that makes the program, and the versions and flags of the compiler.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -30,6 +31,8 @@ from training.cost.topology import compiler_versions, describe
 _ROOT = Path(__file__).parents[1]
 _CODE = ("models", "training")  # with `pipeline/accelerators.py`, all code that makes the program
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+# JAX's own frames stay in a traceback: where it removes them it ends the message with a notice.
+_ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "JAX_TRACEBACK_FILTERING": "off"}
 _SHOW_SECONDS = 10.0
 _LONGEST_SECONDS = 1800.0
 
@@ -83,7 +86,7 @@ def _compiler_inputs() -> str:
 
 
 def _compile(request: str, slice_name: str, show: Callable[[str], None]) -> dict[str, Any]:
-    show(f"compiling for {slice_name} (--no-compile skips it)")
+    show(f"compiling for {slice_name} (--no-compile skips it); {_usual_time()}")
     started = time.monotonic()
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
@@ -91,7 +94,7 @@ def _compile(request: str, slice_name: str, show: Callable[[str], None]) -> dict
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path},
+        env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": path},
         text=True,
     )
     stdin: str | None = request
@@ -112,9 +115,30 @@ def _compile(request: str, slice_name: str, show: Callable[[str], None]) -> dict
     finally:
         process.kill()
     if process.returncode:
-        last = err.strip().splitlines()[-1:] or ["no message"]
-        raise InputError(f"compiling for {slice_name} failed: {last[0]:.500}")
+        raise InputError(
+            f"compiling for {slice_name} failed: {_reason(err, process.returncode):.500}"
+        )
     return json.loads(out.splitlines()[-1])
+
+
+def _reason(stderr: str, status: int) -> str:
+    """The error that ended the process: what follows the frames of the last traceback."""
+    _, traced, last = stderr.rpartition("Traceback (most recent call last):")
+    lines = [line for line in last.splitlines() if line.strip() and not line.startswith(" ")]
+    if status < 0:
+        return f"signal {-status} ended its process, as where memory is short"
+    return lines[0 if traced else -1] if lines else "no message"
+
+
+def _usual_time() -> str:
+    """How long the compilations took whose verdicts are cached here, as text."""
+    seconds = []
+    for path in Path(cache_directory(), "compiled").glob("*.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            seconds.append(json.loads(path.read_bytes())["compile_seconds"])
+    if not seconds:
+        return "the first one may take 10 minutes, later ones of an equal step no time"
+    return f"here {len(seconds)} such took {min(seconds):.0f} to {max(seconds):.0f} s"
 
 
 def _end_with(parent: int) -> None:

@@ -23,33 +23,6 @@ from models.jax_versions import NO_SCORE_MODIFIER, NO_SCORE_MODIFIER_ARRAYS
 from models.mesh_axes import MeshAxes
 
 RESIDUALS = "attention_residuals"
-DTYPES = ("bfloat16", "float16")
-WIDEST_HEAD = 256
-
-
-def unsupported_reason(
-    head_size: int,
-    *,
-    soft_cap: float | None,
-    segments: bool,
-    dtype: str,
-    sequence_shards: int = 1,
-) -> str | None:
-    """The reason why cuDNN cannot run this attention, or None when it can.
-
-    Heads above 128 also need a Hopper GPU or newer, which JAX checks when it traces.
-    """
-    if soft_cap is not None:
-        return f"its kernels have no soft cap, and the scores need one of {soft_cap}"
-    if segments:
-        return "JAX reads wrong keys for documents that share a sequence (docs/decisions)"
-    if dtype not in DTYPES:
-        return f"it computes in {' or '.join(DTYPES)}, not {dtype}"
-    if head_size % 8 or head_size > WIDEST_HEAD:
-        return f"a head size of {head_size} is not a multiple of 8 up to {WIDEST_HEAD}"
-    if sequence_shards > 1:
-        return f"its kernels need a whole sequence, and it is spread over {sequence_shards} devices"
-    return None
 
 
 def cudnn(

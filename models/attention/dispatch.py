@@ -10,19 +10,20 @@ falls back to another silently.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import haliax as hax
 import jax
 from haliax import NamedArray
 
+from models.attention.backend_choice import (
+    BACKENDS,
+    KERNEL_OF,
+    cudnn_unsupported_reason,
+    splash_unsupported_reason,
+)
 from models.attention.blockwise import blockwise
 from models.attention.cudnn import cudnn
-from models.attention.cudnn import unsupported_reason as cudnn_unsupported_reason
 from models.attention.reference import reference
 from models.attention.splash import splash
-from models.attention.splash import unsupported_reason as splash_unsupported_reason
-from models.attention.tile_choice import only_narrow_tiles
 from models.axes import (
     BATCH,
     HEAD_SIZE,
@@ -34,92 +35,6 @@ from models.axes import (
 )
 from models.mesh_axes import MeshAxes
 from pipeline.errors import InputError
-
-BACKENDS = ("reference", "blockwise", "splash", "cudnn")
-KERNEL_OF = {"tpu": "splash", "gpu": "cudnn"}
-BLOCKWISE_FROM = 256
-"""Sequence length from which `blockwise` is faster than `reference` on a CPU."""
-
-
-class BackendChoice(NamedTuple):
-    """The chosen back end, one of `BACKENDS`, and the reason for the choice, to be logged."""
-
-    backend: str
-    reason: str
-
-
-def choose_backend(
-    requested: str,
-    platform: str,
-    *,
-    position: int,
-    head_size: int,
-    soft_cap: float | None = None,
-    segments: bool = False,
-    window: int | None = None,
-    dtype: str = "bfloat16",
-    sequence_shards: int = 1,
-) -> BackendChoice:
-    """The attention back end for these shapes and devices, and the reason for it.
-
-    Args:
-        requested: "auto" or one of `BACKENDS`.
-        platform: platform of the devices that will run the program: "tpu", "cpu" or "gpu" (NVIDIA).
-        position: tokens per sequence.
-        head_size: width of one head.
-        soft_cap: soft cap of the scores, or None.
-        segments: whether attention stops at document boundaries.
-        window: positions each position attends to, itself included; None for all.
-        dtype: dtype of queries, keys and values.
-        sequence_shards: devices that share the positions of one sequence.
-
-    Raises:
-        InputError: `requested` is unknown or cannot run here.
-    """
-    if requested not in ("auto", *BACKENDS):
-        raise InputError(
-            f"attention: expected auto, {', '.join(BACKENDS[:-1])} or {BACKENDS[-1]}, "
-            f"found {requested!r}; auto is safe"
-        )
-    obstacles = {
-        "splash": splash_unsupported_reason(position, head_size, sequence_shards),
-        "cudnn": cudnn_unsupported_reason(
-            head_size,
-            soft_cap=soft_cap,
-            segments=segments,
-            dtype=dtype,
-            sequence_shards=sequence_shards,
-        ),
-    }
-    for needs, kernel in KERNEL_OF.items():
-        if platform != needs:
-            obstacles[kernel] = f"it needs platform {needs} and this is {platform}"
-    if requested != "auto":
-        if obstacle := obstacles.get(requested):
-            raise InputError(
-                f'attention: {requested} cannot run, {obstacle}; use "auto" or "blockwise"'
-            )
-        return BackendChoice(requested, f"{requested} attention: requested")
-    kernel = KERNEL_OF.get(platform)
-    shape = f"{position} positions on {platform}"
-    if kernel is None:
-        seen = position if window is None else min(window, position)
-        if position < BLOCKWISE_FROM:
-            return BackendChoice(
-                "reference",
-                f"reference attention: auto, {shape}, where blockwise is not faster",
-            )
-        return BackendChoice(
-            "blockwise", f"blockwise attention: auto, {shape} that attend to up to {seen}"
-        )
-    if obstacle := obstacles[kernel]:
-        return BackendChoice(
-            "blockwise", f"blockwise attention: auto, {shape}; not {kernel}: {obstacle}"
-        )
-    reason = f"{kernel} attention: auto, {shape}"
-    if kernel == "splash" and only_narrow_tiles(position, head_size, sequence_shards):
-        reason += ", with slow tiles: only 128 divides the sequence length; use a multiple of 512"
-    return BackendChoice(kernel, reason)
 
 
 def attend(

@@ -92,18 +92,6 @@ def build(kernel: Kernel) -> SplashKernel:
         return jax.tree.map(np.asarray, built)
 
 
-def unsupported_reason(position: int, head_size: int, sequence_shards: int = 1) -> str | None:
-    """The reason why the kernel cannot run these shapes, or None when it can."""
-    if position % sequence_shards:
-        return f"{position} positions do not divide over {sequence_shards} devices"
-    if position // sequence_shards % LANES:
-        each = f" on each of {sequence_shards} devices" if sequence_shards > 1 else ""
-        return f"{position // sequence_shards} positions{each} are not a multiple of {LANES}"
-    if head_size % 64:
-        return f"a head size of {head_size} is not a multiple of 64"
-    return None
-
-
 def splash(
     q_BHPD: Array,
     k_BKPD: Array,

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from models.attention.dispatch import choose_backend
+from models.attention.backend_choice import choose_backend
 from models.axes import BATCH, EMBED, POSITION, VOCAB
 from models.config import TransformerConfig
 from models.generate.kv_cache import KVCache, decode, prefill

@@ -74,7 +74,7 @@ def prefill(
         model: the model in the compute dtype.
         tokens: int32 [batch, position], rows padded at the end with any id.
         positions: slots of the cache, at least the positions of `tokens`.
-        backend: attention back end, see `models.attention.dispatch.choose_backend`.
+        backend: attention back end, see `models.attention.backend_choice.choose_backend`.
 
     Returns:
         Hidden states [batch, position, embed] for `Transformer.logits_of`, valid up to the last

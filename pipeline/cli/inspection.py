@@ -85,7 +85,8 @@ def plan(context: Context) -> int:
     found = entries(context)
     labels = unique_labels([entry.node for entry in found])
     warnings = [warning for entry in found for warning in entry.warnings]
-    outputs = step_facts.results_of({e.node.key: e.found for e in found if e.found is not None})
+    there = {e.node.key: e.found for e in found if e.found is not None}
+    outputs = step_facts.results_of(there, context.store.prefix)
     stated = step_facts.state([entry.node for entry in found if entry.needed], outputs)
     if context.options.json:
         more = {} if context.options.no_compile else step_facts.examine(stated, labels, _ignore)

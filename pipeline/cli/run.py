@@ -213,7 +213,8 @@ def _check_facts(context: Context, execution: Execution, needed: list[Node]) -> 
         InputError: steps are refused, before or after compiling; it lists all known refusals.
     """
     labels = unique_labels(execution.order)
-    stated = step_facts.state(needed, step_facts.results_of(execution.published))
+    outputs = step_facts.results_of(execution.published, context.store.prefix)
+    stated = step_facts.state(needed, outputs)
     step_facts.refuse(_print_facts(stated, labels), labels)
     if not context.options.no_compile:
         step_facts.refuse(_print_facts(step_facts.examine(stated, labels, say), labels), labels)

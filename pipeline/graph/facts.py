@@ -29,11 +29,12 @@ class Published(dict[str, Mapping[str, Any]]):
 
     Attributes:
         places: URL of the directory and manifest of each output, by key.
+        prefix: URL of the store.
     """
 
-    def __init__(self, places: Mapping[str, tuple[str, Manifest]]) -> None:
+    def __init__(self, places: Mapping[str, tuple[str, Manifest]], prefix: str) -> None:
         super().__init__({key: manifest.result for key, (_, manifest) in places.items()})
-        self.places = places
+        self.places, self.prefix = places, prefix
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ AT_ONCE = 4
 """Concurrent examinations; each may start a process."""
 
 
-def results_of(found: Mapping[str, Found]) -> Published:
-    """Results of the published outputs, by key."""
-    return Published({key: (output.path, output.manifest) for key, output in found.items()})
+def results_of(found: Mapping[str, Found], prefix: str) -> Published:
+    """Results of the published outputs of the store at `prefix`, by key."""
+    places = {key: (output.path, output.manifest) for key, output in found.items()}
+    return Published(places, prefix)
 
 
 def state(nodes: Iterable[Node], results: Results) -> dict[str, Facts]:

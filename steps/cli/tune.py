@@ -26,8 +26,8 @@ from pipeline.errors import UsageError
 from pipeline.graph.declaration import Declaration, load, nodes
 from pipeline.graph.node import Node, topological, unique_labels
 from pipeline.store import storage
-from steps.planning import memory
 from steps.planning.declared_run import DeclaredRun, declared_run
+from steps.platforms import chip_of
 from steps.tuning.candidates import CHANGES
 from steps.tuning.choices import flags
 from steps.tuning.compiled import compile_fastest
@@ -138,7 +138,7 @@ def _tuning(rest: list[str], step: str | None) -> Tuning:
         raise InputError(
             f"{label}: its sequences are not built yet, so their length is unknown; give it"
         )
-    chip = memory.chip_of(found.hardware)
+    chip = chip_of(found.hardware)
     if chip is None:
         raise InputError(
             f'{label}: hardware "{found.hardware.name}" has no chip of a known kind; name a '

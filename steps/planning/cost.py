@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.accelerators import Chip
@@ -44,13 +46,13 @@ def checkpoint_bytes(run: DeclaredRun) -> float:
 
 
 def run_time(run: DeclaredRun, train: TrainConfig, step: Forecast, seconds: float) -> RunTime:
-    """The times of the whole run, if a step takes `seconds`."""
+    """The times of the steps that are left, if a step takes `seconds`."""
     assert run.steps is not None
-    saves = run.steps // train.checkpoint_every + 1
-    evaluated = run.steps // train.evaluate_every + 2  # also before the first and after the last
+    saves = _count(run, run.whole.checkpoint_every, run.whole.keep_every, run.whole.milestones)
+    evaluated = _count(run, run.whole.evaluate_every) + (not run.done)  # also before the first step
     batches = 0 if train.evaluate_batches == "all" else int(train.evaluate_batches)
     useful = step.seconds - step.times.update - step.times.fixed
-    steps = run.steps * seconds
+    steps = (run.steps - run.done) * seconds
     checkpoints = saves * checkpoint_bytes(run) / run.hardware.devices / SAVE_BYTES
     # A forward pass is a third of a step, whose backward pass costs twice as much.
     evaluations = evaluated * batches * run.splits * useful / 3
@@ -59,6 +61,20 @@ def run_time(run: DeclaredRun, train: TrainConfig, step: Forecast, seconds: floa
     lost = START_SECONDS + train.checkpoint_every / 2 * seconds
     preemptions = whole / 86400 * PREEMPTIONS_A_DAY * lost
     return RunTime(steps, START_SECONDS, checkpoints, evaluations, preemptions)
+
+
+def _count(run: DeclaredRun, every: int, also_every: int = 0, others: Sequence[int] = ()) -> int:
+    """Steps left that are multiples of an interval, or among `others`, or the last one."""
+    first, last = run.done, run.steps or 0
+
+    def multiples(interval: int) -> int:
+        return last // interval - first // interval
+
+    found = multiples(every)
+    if also_every:
+        found += multiples(also_every) - multiples(math.lcm(every, also_every))
+    alone = {step for step in (*others, last) if step % every and step % (also_every or step + 1)}
+    return found + sum(first < step <= last for step in alone)
 
 
 def money(run: DeclaredRun, chip: Chip, times: tuple[RunTime, RunTime]) -> list[str]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from dataclasses import dataclass
 
 from models.config import TransformerConfig
 from models.flops import training_flops_per_token
-from pipeline import Hardware
+from pipeline import Hardware, InputError
 from pipeline.graph.facts import Results
 from pipeline.graph.node import Node
-from steps.artifacts import TRAIN, Documents, TokenCache
-from steps.budget import steps_of
-from steps.declared import nearest_setting
+from pipeline.store import storage
+from steps.artifacts import TEST, TRAIN, Documents, TokenCache
+from steps.budget import budgeted, steps_of
+from steps.declared import nearest_setting, splits
+from steps.planning.continued import done_before, steps_saved
 from training.config import OptimizerConfig, TrainConfig
-from training.config.batch_schedule import batch_phases, largest_phase
+from training.config.batch_schedule import batch_phases, largest_of
 
 
 @dataclass(frozen=True)
@@ -22,12 +25,16 @@ class DeclaredRun:
     """A step that trains.
 
     Attributes:
-        train: the configuration of its largest batch phase, with the sequences' length.
-        steps: optimizer steps; None if they depend on outputs that do not exist yet.
-        phases: number of steps and configuration of each batch phase; empty without `steps`.
+        train: the configuration of the largest batch phase that is left, with the sequences'
+            length.
+        steps: optimizer steps, those that are done included; None if they depend on outputs that do
+            not exist yet.
+        phases: number of steps left and configuration of each batch phase; empty without `steps`.
         splits: number of held-out splits to evaluate on.
         exact: whether `steps` is exact, or estimated from the tokens of the cache or the budget of
             `sample`.
+        done: steps that are done: by the run it continues, or by an interrupted attempt.
+        whole: the configuration with all batch phases.
     """
 
     model: TransformerConfig
@@ -38,17 +45,19 @@ class DeclaredRun:
     phases: tuple[tuple[int, TrainConfig], ...]
     splits: int
     exact: bool
+    done: int
+    whole: TrainConfig
 
     @property
     def tokens(self) -> int | None:
-        """Training tokens."""
+        """Training tokens of the steps that are left."""
         if self.steps is None:
             return None
         return sum(steps * t.batch_size * t.sequence_length for steps, t in self.phases)
 
     @property
     def flops(self) -> float | None:
-        """FLOPs of training, with causal attention."""
+        """FLOPs of the steps that are left, with causal attention."""
         if self.steps is None:
             return None
         return sum(
@@ -62,9 +71,9 @@ class DeclaredRun:
 
 def declared_run(node: Node, results: Results) -> DeclaredRun | None:
     """The run that `node` declares; None if its model or length does not follow from the graph."""
-    model = nearest_setting(node, "model")
+    model = model_of(node, results)
     sequences, train = node.inputs.get("sequences"), node.config["train"]
-    if sequences is None or not isinstance(model, TransformerConfig):
+    if sequences is None or model is None:
         return None
     result = results.get(sequences.key, {})
     length = train.sequence_length or result.get("sequence_length")
@@ -74,17 +83,41 @@ def declared_run(node: Node, results: Results) -> DeclaredRun | None:
     train = dataclasses.replace(train, sequence_length=length)
     steps, exact = _steps(node, sequences, train, results)
     known = dataclasses.replace(train, steps=steps or train.steps)
-    wanted = node.config.get("splits") or nearest_setting(sequences, "splits", Documents) or ((),)
+    done = max(done_before(node, results) or 0, steps_saved(node, results))
+    left = [p for p in batch_phases(known) if p.end > done] or [batch_phases(known)[-1]]
     return DeclaredRun(
         model=model,
         optimizer=node.config["optimizer"],
-        train=largest_phase(known).config(known),
+        train=largest_of(left).config(known),
         hardware=node.runtime["hardware"],
         steps=steps,
-        phases=tuple((p.end - p.first, p.config(known)) for p in batch_phases(known) if steps),
-        splits=len(wanted),
+        phases=tuple((p.end - max(p.first, done), p.config(known)) for p in left if steps),
+        splits=len(node.config.get("splits") or _evaluated(sequences)),
         exact=exact,
+        done=done,
+        whole=known,
     )
+
+
+def model_of(node: Node, results: Results) -> TransformerConfig | None:
+    """The shape of the model that `node` trains; None if it does not follow from the graph."""
+    model = nearest_setting(node, "model")
+    if isinstance(model, TransformerConfig) or (child := node.inputs.get("checkpoint")) is None:
+        return model if isinstance(model, TransformerConfig) else None
+    if "model" in (made := results.get(child.key, {})):
+        return TransformerConfig.from_plain(made["model"])
+    if child.step.name == "import_hf" and storage.is_local(child.config["source"]):
+        from models.hf.architectures import from_json
+
+        with contextlib.suppress(OSError, ValueError, InputError):  # the import's own facts tell
+            url = storage.join(child.config["source"], "config.json")
+            return from_json(storage.read_json(url), child.config["ignore_keys"])[1]
+    return None
+
+
+def _evaluated(sequences: Node) -> tuple[str, ...]:
+    """Names of the splits that training evaluates by default; one where none is declared."""
+    return tuple(name for name in splits(sequences) or ("",) if name != TEST)
 
 
 def _steps(
@@ -92,11 +125,11 @@ def _steps(
 ) -> tuple[int | None, bool]:
     if train.steps:
         return train.steps, True
-    if (tokens := node.config.get("tokens")) is not None:
-        return steps_of(tokens // train.sequence_length, train), True
-    epochs = node.config.get("epochs") or 1
-    if (available := results.get(sequences.key, {}).get("sequences")) is not None:
-        return steps_of(int(epochs * available), train), True
+    epochs, tokens = node.config.get("epochs"), node.config.get("tokens")
+    made = results.get(sequences.key, {})
+    if tokens is not None or "sequences" in made:
+        return budgeted(train, made.get("sequences"), epochs, tokens).steps, True
+    epochs = epochs or 1
     available = _counted(sequences, results) or nearest_setting(sequences, "tokens", Documents)
     if available is None or available < 0:
         return None, False

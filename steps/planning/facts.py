@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import glob
 import importlib.util
 from collections.abc import Callable
 from typing import Any
@@ -15,32 +14,42 @@ from pipeline.graph.facts import Facts, Results
 from pipeline.graph.node import Node
 from steps.planning import memory
 from steps.planning.cost import RunTime, checkpoint_bytes, money, run_time
-from steps.planning.declared_run import DeclaredRun, declared_run
+from steps.planning.declared_run import DeclaredRun, declared_run, model_of
 from steps.planning.memory import GIB, Fit
+from steps.platforms import chip_of, devices_here
+from training.config import TrainConfig
+from training.config.batch_schedule import rows_read
 from training.config.validation import INSTALL, TRACKERS
 from training.cost import calibration
+from training.cost.resolved_run import ResolvedRun, resolve_run
 from training.cost.shape_lint import lint
 from training.cost.step_forecast import Forecast, forecast
-
-_ACCELERATORS = ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/nvidia[0-9]*")
 
 
 def training_facts(node: Node, results: Results) -> Facts:
     """Size, memory, predicted speed, time and cost of a step that trains.
 
     With a refusal if the step cannot fit, or the compiler's check as `examine` if one is available.
+
+    Raises:
+        InputError: the run cannot be on its hardware, see `training.cost.resolved_run`.
     """
     run = declared_run(node, results)
     if run is None:
-        return Facts()
+        return Facts(_unknown_model(node, results))
     lines, data = _size(run)
-    chip = memory.chip_of(run.hardware)
+    lines += _without_effect(run)
+    devices, chip = devices_here(run.hardware), chip_of(run.hardware)
+    if devices is None:
+        need = f"memory      state and gradients {memory.host_need(run) / GIB:.2f} GiB"
+        return Facts((*lines, f"{need}; this machine's accelerators are not checked"), data)
+    train = run.whole if run.steps else run.train
+    resolved = resolve_run(run.model, run.optimizer, train, devices, done=run.done)
     if chip is None:
-        line, refusal = _on_this_machine(run)
-        return Facts((*lines, *line), data, refusal)
-    fit = memory.fit(run.model, run.optimizer, run.train, run.hardware)
-    devices, slices = run.hardware.devices, run.hardware.slices
-    step = forecast(run.model, run.optimizer, fit.train, chip, devices, slices)
+        line, refusal = _on_this_machine(run, resolved.largest.estimate.activations * devices.count)
+        return Facts((*lines, line), data, refusal)
+    fit = memory.fit_of(resolved.largest, devices)
+    step = forecast(run.model, run.optimizer, fit.train, chip, devices.count, devices.slices)
     lines.append(f"memory      by formula {fit.line(chip.name)}")
     data["memory"] = {
         "source": "formula",
@@ -53,8 +62,38 @@ def training_facts(node: Node, results: Results) -> Facts:
         return _too_large(run, fit, lines, data)
     lines += _speed(run, fit, step, chip, data)
     if run.steps:
-        lines += _whole_run(run, fit, step, chip, data)
+        lines += _whole_run(run, resolved, step, chip, data)
     return Facts(tuple(lines), data, examine=_examination(run))
+
+
+def _unknown_model(node: Node, results: Results) -> tuple[str, ...]:
+    """A line on the output that the size of the model depends on; none if the size is known."""
+    child = node.inputs.get("checkpoint")
+    if child is None or model_of(node, results) is not None:
+        return ()
+    return (f"model       its size, memory, speed and cost are known when {child.label} is built",)
+
+
+def _without_effect(run: DeclaredRun) -> list[str]:
+    """A warning for every setting that begins after the last step."""
+    if not run.steps:
+        return []
+    whole, found = run.whole, []
+    begins = {
+        "milestones": whole.milestones,
+        "batch_schedule": [first for first, _ in whole.batch_schedule],
+        "length_schedule": [first for first, _ in whole.length_schedule],
+        "profile": (whole.profile or ())[:1],
+    }
+    for name, steps in begins.items():
+        # A milestone is saved after its step, a trace holds it: these may be the last step itself.
+        last = run.steps - name.endswith("schedule")
+        if late := [step for step in steps if step > last]:
+            found.append(
+                f"warning     TrainConfig.{name}: step {late[0]:,} is beyond the last step, "
+                f"{run.steps:,}: it has no effect"
+            )
+    return found
 
 
 def _size(run: DeclaredRun) -> tuple[list[str], dict[str, Any]]:
@@ -64,6 +103,8 @@ def _size(run: DeclaredRun) -> tuple[list[str], dict[str, Any]]:
     data: dict[str, Any] = {
         "parameters": count.total,
         "parameters_without_embeddings": count.without_embeddings,
+        "steps": run.steps,
+        "steps_done": run.done,
         "tokens": run.tokens,
         "flops": run.flops,
         "checkpoint_bytes": int(checkpoint_bytes(run)),
@@ -71,14 +112,15 @@ def _size(run: DeclaredRun) -> tuple[list[str], dict[str, Any]]:
     }
     size = f"{count.total:,} parameters, {count.without_embeddings:,} without embeddings"
     lines = [f"model       {size}; a checkpoint has {checkpoint_bytes(run) / 1e9:.2f} GB"]
-    if run.tokens is None:
+    if run.steps is None:
         lines.append("training    the number of steps is known when the sequences are built")
     else:
         about = "" if run.exact else "about "
-        lines.append(
-            f"training    {about}{run.steps:,} steps, {run.tokens:,} tokens "
-            f"({run.tokens / count.total:.1f} per parameter), {run.flops:.2e} FLOPs"
-        )
+        total = rows_read(run.whole, run.steps) * run.whole.sequence_length
+        size = f"{run.steps:,} steps, {total:,} tokens ({total / count.total:.1f} per parameter)"
+        if run.done:
+            size += f"; {run.steps - run.done:,} steps, {run.tokens:,} tokens are left"
+        lines.append(f"training    {about}{size}, {run.flops:.2e} FLOPs")
     lines.append(f"afterwards  {architectures.describe(model)}")
     lines += [
         f"tracker     {module} is not installed here; {INSTALL.format(name)}"
@@ -88,19 +130,23 @@ def _size(run: DeclaredRun) -> tuple[list[str], dict[str, Any]]:
     return lines, data
 
 
-def _on_this_machine(run: DeclaredRun) -> tuple[list[str], str]:
-    """A line about memory, and a refusal if the state is larger than this machine's memory."""
-    need, available = memory.host_need(run), memory.host_memory()
-    found = any(glob.glob(pattern) for pattern in _ACCELERATORS)
-    what = f"state and gradients {need / GIB:.2f} GiB, this machine has {available / GIB:.1f}"
-    if run.hardware.kind == "local" and found:
-        return [f"memory      {what}; its accelerators are not checked"], ""
-    if need <= available:
-        return [f"memory      {what}"], ""
-    return [f"memory      {what}"], (
-        f"does not fit this machine: {what} GiB. Choose a smaller model or a pod, such as "
-        'hardware "v6e-8"'
-    )
+def _on_this_machine(run: DeclaredRun, activations: float) -> tuple[str, str]:
+    """A line about memory, and a refusal if the state is larger than this machine's memory.
+
+    Args:
+        run: on CPUs of this machine, which share its memory.
+        activations: their bytes on all devices, by a formula that was fitted to TPUs.
+    """
+    state, available = memory.host_need(run), memory.host_memory()
+    what = f"state and gradients {state / GIB:.2f} GiB, this machine has {available / GIB:.1f}"
+    if state > available:
+        return f"memory      {what}", (
+            f"does not fit this machine: {what} GiB. Choose a smaller model or a pod, such as "
+            'hardware "v6e-8"'
+        )
+    short = ", which may be too little: use more microbatches"
+    line = f"memory      {what}; activations about {activations / GIB:.2f} GiB"
+    return line + (short if state + activations > available else ""), ""
 
 
 def _too_large(run: DeclaredRun, fit: Fit, lines: list[str], data: dict[str, Any]) -> Facts:
@@ -162,15 +208,15 @@ def _speed(
 
 
 def _whole_run(
-    run: DeclaredRun, fit: Fit, step: Forecast, chip: Chip, data: dict[str, Any]
+    run: DeclaredRun, resolved: ResolvedRun, step: Forecast, chip: Chip, data: dict[str, Any]
 ) -> list[str]:
-    share = _mean_seconds(run, fit, chip) / step.seconds
-    ends = tuple(run_time(run, fit.train, step, share * seconds) for seconds in step.range)
+    share, train = _mean_seconds(run, resolved, chip) / step.seconds, resolved.largest.train
+    ends = tuple(run_time(run, train, step, share * seconds) for seconds in step.range)
     fast, slow = ends
     data["run"] = {"fast": dataclasses.asdict(fast), "slow": dataclasses.asdict(slow)}
     extra = f"start {slow.start:.0f} s, checkpoints {slow.checkpoints:.0f} s, evaluations "
     extra += f"{slow.evaluations:.0f} s, expected loss to preemption {slow.preemptions:.0f} s"
-    if fit.train.evaluate_batches == "all":
+    if train.evaluate_batches == "all":
         extra += " (evaluation of whole splits is not counted)"
     return [
         f"run         {_hours(fast)} to {_hours(slow)} h of {run.hardware.devices} {chip.name}: "
@@ -179,16 +225,18 @@ def _whole_run(
     ]
 
 
-def _mean_seconds(run: DeclaredRun, fit: Fit, chip: Chip) -> float:
-    """Predicted seconds of a step, the mean over all steps; every phase has the same sharding."""
-    total = 0.0
+def _mean_seconds(run: DeclaredRun, resolved: ResolvedRun, chip: Chip) -> float:
+    """Predicted seconds of a step, the mean over all steps that are left."""
+    seconds: dict[TrainConfig, float] = {}
+    total, count = 0.0, 0
     devices, slices = run.hardware.devices, run.hardware.slices
-    for steps, train in run.phases:
-        train = dataclasses.replace(train, parallel=fit.train.parallel)
-        train = memory.fit(run.model, run.optimizer, train, run.hardware).train
-        each = forecast(run.model, run.optimizer, train, chip, devices, slices)
-        total += steps * each.seconds
-    return total / sum(steps for steps, _ in run.phases)
+    for each in resolved.phases:
+        if each.train not in seconds:
+            step = forecast(run.model, run.optimizer, each.train, chip, devices, slices)
+            seconds[each.train] = step.seconds
+        steps = each.phase.end - max(each.phase.first, run.done)
+        total, count = total + steps * seconds[each.train], count + steps
+    return total / max(count, 1)
 
 
 def _hours(time: RunTime) -> str:

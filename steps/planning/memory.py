@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 from models.config import TransformerConfig
 from pipeline import Hardware, InputError, pod
-from pipeline.accelerators import GPUS, TPUS, Chip
+from pipeline.accelerators import TPUS
 from steps.planning.declared_run import DeclaredRun
+from steps.platforms import devices_of
 from training.config import OptimizerConfig, TrainConfig
-from training.cost.memory_estimate import GIB, Estimate, estimate, optimizer_bytes
-from training.cost.memory_plan import resolve
+from training.cost.memory_estimate import GIB, Estimate, optimizer_bytes
+from training.cost.memory_plan import Devices
+from training.cost.resolved_run import ResolvedPhase, resolve_run
 
 CERTAIN = 1.4
 """A step above this multiple of the limit cannot fit: compiled peaks are 6 to 28 % below the
 estimate."""
-GPU_SHARE = 0.75
-"""Share of a GPU's memory that JAX preallocates."""
 SHOWN = 3
 
 
@@ -56,37 +56,22 @@ class Fit:
         return f"{need:.1f} of {limit:.2f} GiB of each {name}: {verdict}; largest: {named}"
 
 
-def chip_of(hardware: Hardware) -> Chip | None:
-    """The kind of chip of the hardware; None for CPUs and for local hardware."""
-    return {**TPUS, **GPUS}.get(hardware.generation)
-
-
-def limit_of(chip: Chip) -> float:
-    """Bytes of a chip that a program may use."""
-    return chip.usable if chip.usable is not None else GPU_SHARE * chip.memory
-
-
 def fit(
     model: TransformerConfig, optimizer: OptimizerConfig, train: TrainConfig, hardware: Hardware
 ) -> Fit:
     """The memory of a train step on a device of `hardware`, which has a known kind of chip.
 
     Raises:
-        InputError: the batch or the mesh does not divide the devices.
+        InputError: model, batch or mesh do not divide over the devices.
     """
-    chip = chip_of(hardware)
-    assert chip is not None
-    platform, limit = hardware.kind, limit_of(chip)
-    if train.batch_size % (train.microbatches * _shards(train, hardware)):
-        raise InputError(f"a batch of {train.batch_size} does not divide among the devices")
-    found, _ = resolve(
-        *(model, optimizer, train, hardware.devices),
-        platform=platform,
-        limit=limit,
-        slices=hardware.slices,
-    )
-    size = estimate(model, optimizer, found, hardware.devices, platform=platform)
-    return Fit(found, size, limit)
+    devices = devices_of(hardware)
+    return fit_of(resolve_run(model, optimizer, train, devices).largest, devices)
+
+
+def fit_of(phase: ResolvedPhase, devices: Devices) -> Fit:
+    """The memory of a resolved phase on devices of known memory."""
+    assert devices.limit is not None
+    return Fit(phase.train, phase.estimate, devices.limit)
 
 
 def nearest(run: DeclaredRun, share: float = 1.0) -> list[str]:

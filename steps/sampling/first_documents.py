@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from data.read.unit import Fields
+from collections.abc import Mapping
+from typing import Any
+
+from data.read.formats import compression
+from data.read.unit import Fields, Unit
+from data.select.token_budget import Budget
+from pipeline import InputError
 from pipeline.graph.facts import Facts, Results
 from pipeline.graph.node import Node
 from pipeline.store import storage
+
+_FILES = 16  # files that are opened, spread over the source
 
 
 def first_documents(node: Node, results: Results) -> Facts:
     """No facts about a step that samples.
 
     Raises:
-        InputError: the first documents of its local source cannot be read as it declares, such as
-            for want of a column.
+        InputError: the first documents of a file of its local source cannot be read as it declares,
+            such as for want of a column, or it asks for more tokens than the files have bytes.
         StorageError: the disk failed.
     """
     del results
@@ -23,7 +31,30 @@ def first_documents(node: Node, results: Results) -> Facts:
 
         fields = Fields(config["text"], config["id"], config["score"], config["skip_nulls"])
         score = ["score"] if config["min_score"] is not None else []
-        for url, _ in list_files(source)[:1]:
-            for unit in file_units(url, fields)[:1]:
+        files = list_files(source)
+        opened, units = files[:: -(-len(files) // _FILES)], list[Unit]()
+        for url, _ in opened:
+            units += (found := file_units(url, fields))
+            for unit in found[:1]:
                 next(read_unit(unit, ["id", "text", "token_count", *score]), None)
+        if len(opened) == len(files):
+            _check_budget(source, config, units)
     return Facts()
+
+
+def _check_budget(source: str, config: Mapping[str, Any], units: list[Unit]) -> None:
+    """Refuse a budget of more tokens than the units have bytes of text and documents."""
+    if any(compression(unit.file) for unit in units):
+        return
+    budget = Budget(train=config["tokens"], splits=config["splits"])
+    asked = {name: max(0, budget.asked(name)) for name in budget.names}
+    # A line of JSON has more bytes besides its text than the one token that ends a document.
+    most = sum(unit.text_bytes + max(1, unit.rows) for unit in units)
+    if sum(asked.values()) <= most:
+        return
+    from data.select.hash_ranges import too_much
+
+    name = next(iter(asked))
+    others = sum(asked.values()) - asked[name]
+    told = too_much(name, budget, asked[name], max(0, most - others), most)
+    raise InputError(f"{source}: {told}")

@@ -15,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.attention.dispatch import attend
+from models.config import TransformerConfig
+from models.parameter_axes import parameter_axes
 from models.precision import cast
 from models.rotary import rotary_angles
-from models.transformer import Forward
+from models.transformer import Forward, Transformer
 from pipeline.errors import InputError
 from tests.models import reference, small
 
@@ -32,6 +34,18 @@ def test_logits_equal_the_oracle(changes):
     want = reference.logits(model, rows)
     assert abs(want).max() > 0.3
     np.testing.assert_allclose(logits_of(model, small.named(rows)), want, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("changes", small.VARIANTS.values(), ids=small.VARIANTS.keys())
+def test_the_axes_of_parameters_follow_from_the_shape(changes):
+    """Without JAX; those of a norm also where the norm has no parameters."""
+    config = TransformerConfig(**{**small.BASE, **changes})
+    shapes = jax.eval_shape(lambda key: Transformer.init(config, key=key), jax.random.key(0))
+    arrays = jax.tree.leaves(shapes, is_leaf=lambda leaf: isinstance(leaf, hax.NamedArray))
+    found = {frozenset((axis.name, axis.size) for axis in array.axes) for array in arrays}
+    stated = {frozenset(axes.items()) for axes in parameter_axes(config)}
+    assert found <= stated
+    assert found == stated or config.norm == "plain_rms"
 
 
 @pytest.mark.slow

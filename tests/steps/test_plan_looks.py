@@ -23,7 +23,7 @@ def refusal(store, wanted):
     """Why `plan` says that a run would refuse the last step of a graph; empty if it would not."""
     node = as_node(wanted)
     seen = look(topological([node]), Store(store))
-    return state([node], results_of(seen.found))[node.key].refusal
+    return state([node], results_of(seen.found, store))[node.key].refusal
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,13 @@ def refusal(store, wanted):
         ('{"text": "a"}\n{"text": "b', {}, "the line at byte 14: expected a JSON object"),
         ('{"text": "a"}\n', {"min_score": 0.5}, "has no column of numbers to read as a score"),
         ('{"body": "a"}\n{"body": null}\n', {"text": "body", "skip_nulls": True}, ""),
+        ('{"text": "a"}\n' * 9, {"tokens": 10**6}, "train: 1,000,000 tokens asked, about 1"),
+        (
+            '{"text": "a"}\n' * 9,
+            {"tokens": 9, "splits": (("validation", 10**6),)},
+            "train: 9 tokens asked, about 0 available after the other splits",
+        ),
+        ('{"text": "a"}\n' * 9, {"tokens": 100}, ""),  # fewer than the file has bytes
     ],
 )
 def test_the_first_documents_of_a_local_source_are_read(tmp_path, text, arguments, line):
@@ -42,7 +49,7 @@ def test_the_first_documents_of_a_local_source_are_read(tmp_path, text, argument
     file.write_text(text)
 
     def graph(source: str = str(file)) -> steps.Documents:
-        return steps.sample(source, tokens=-1, **arguments)
+        return steps.sample(source, **{"tokens": -1, **arguments})
 
     store = str(tmp_path / "store")
     found = refusal(store, graph())
@@ -52,6 +59,15 @@ def test_the_first_documents_of_a_local_source_are_read(tmp_path, text, argument
             Experiment(graph).run(prefix=store, executor="inline")
         assert str(error.value) == f"sample: {found}"
         assert not list((tmp_path / "store").glob("sample-*"))
+
+
+def test_every_file_of_a_source_is_looked_into(tmp_path):
+    """The last of three has another column; of many files some are opened."""
+    for number in range(3):
+        key = "text" if number < 2 else "body"
+        (tmp_path / f"{number}.jsonl").write_text(f'{{"{key}": "a"}}\n')
+    wanted = steps.sample(str(tmp_path), tokens=-1)
+    assert f"{tmp_path}/2.jsonl: expected the key 'text'" in refusal(str(tmp_path / "s"), wanted)
 
 
 @pytest.mark.slow
@@ -75,6 +91,33 @@ def test_a_step_without_a_checkpoint_is_refused_where_the_run_is_finished(traine
     assert refusal(store, steps.export_hf(model, at=7)) == found
     assert not refusal(store, extended(4))
     assert not refusal(f"{store}-empty", extended(7))
+
+
+@pytest.mark.parametrize(
+    ("first", "at", "kept"),
+    [
+        ({}, 6, False),
+        ({"checkpoint_every": 2}, 6, False),
+        ({"keep_every": 3}, 6, True),
+        ({"keep_every": 4}, 6, False),
+        ({"milestones": (6,)}, 6, True),
+        ({"milestones": (6, 40)}, 40, False),
+        ({}, 12, True),
+        ({}, 13, False),
+    ],
+)
+def test_a_step_that_no_run_will_keep_is_refused_before_it_trains(tmp_path, first, at, kept):
+    """By the declared intervals of the run; checkpoints to resume from are deleted."""
+    sequences = steps.block_shuffle(tokens_of(str(tmp_path))[0], 16)
+    short = dataclasses.replace(MINI.training, steps=12, milestones=(), keep_every=0)
+    short = dataclasses.replace(short, **first)
+    longer = dataclasses.replace(short, steps=60)
+    model = steps.train(sequences, MINI.model, MINI.optimizer, short)
+    more = {"optimizer": MINI.optimizer, "train": longer, "at": at}
+    found = refusal(str(tmp_path), steps.extend(model, sequences, **more))
+    assert (f"no checkpoint of step {at} will be kept" in found) != kept
+    exported = refusal(str(tmp_path), steps.export_hf(model, at=at))
+    assert (f"no checkpoint of step {at} will be kept" in exported) != kept
 
 
 def test_the_steps_of_a_training_follow_from_a_token_cache_that_is_built():

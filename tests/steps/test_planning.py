@@ -1,19 +1,23 @@
 """What `plan` states of a step that trains, and what it refuses before anything is rented."""
 
+import contextlib
 import dataclasses
 import json
+import re
 
 import pytest
 
 from experiments.run_200m import experiment
 from models.flops import training_flops_per_token
 from models.presets import llama_200m
-from pipeline import pod
-from pipeline.graph.node import topological
+from pipeline import InputError, pod
+from pipeline.graph.node import as_node, topological
 from pipeline.plan import facts as known
 from pipeline.prices import price_of
+from steps.continue_training import extend
 from steps.planning import memory
 from steps.planning.declared_run import declared_run
+from steps.train import train as train_step
 from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.cost.memory_estimate import GIB
 
@@ -79,11 +83,97 @@ def test_batch_phases_are_planned_one_by_one(schedule):
     assert min(tokens, 0.8) < a_step / last < 0.99
 
 
-def test_a_budget_of_less_than_a_batch_is_planned():
-    """The step refuses it when it runs; the plan has no cost."""
+def test_a_budget_of_less_than_a_batch_is_refused():
+    """As the step would, in its words, where the number of sequences is known; else it is planned
+    without a cost."""
+    train = node()
+    sequences = {train.inputs["sequences"].key: {"sequence_length": 4096, "sequences": 100}}
+    refusal = known.state([train], sequences)[train.key].refusal
+    assert refusal.startswith("train: a budget of 100 sequences of 4,096 tokens is less than one")
     found = facts(train_tokens=1000).data
     assert found["tokens"] == 0
     assert "run" not in found
+
+
+@pytest.mark.parametrize(
+    ("hardware", "changes", "words"),
+    [
+        ("8xh100", {"parallel": Parallelism(tensor=3)}, "8 devices are not divisible by"),
+        ("8xh100", {"parallel": Parallelism(sequence=8, tensor=8)}, "by sequence 8 x tensor 8"),
+        ("2xv6e-4", {"parallel": Parallelism(tensor=8)}, "each of 2 slices: Parallelism: 4 dev"),
+        ("v6e-16", {"parallel": Parallelism(tensor=16)}, "kv_heads 4 is not divisible by the 16"),
+        ("8xh100", {"attention": "splash"}, "splash cannot run, it needs platform tpu and this is"),
+        ("v6e-16", {"attention": "cudnn"}, "cudnn cannot run, it needs platform gpu and this is"),
+        ("8xh100", {"attention": "cudnn", "compute_dtype": "float32"}, "cudnn cannot run, it comp"),
+        ("v6e-16", {"attention": "splash", "length_schedule": ((0, 64),)}, "64 positions are not"),
+        ("v6e-16", {"microbatches": 16}, "a batch of 128 from step 0 on is not divisible by 16"),
+        ("v6e-16", {"batch_schedule": ((9, 24),)}, "a batch of 24 from step 9 on is not divisible"),
+        ("v6e-16", {"batch_size": 9}, "a batch of 9 from step 0 on is not divisible by 16"),
+        ("v6e-16", {"parallel": Parallelism(sharding="fsdp", group=3)}, "a group of 3"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused_in_the_words_of_the_trainer(hardware, changes, words):
+    """Which builds its programs from the same function, see tests/random/plans.py."""
+    training = TrainConfig(**{"batch_size": 128, "steps": 50, **changes})
+    with pytest.raises(InputError, match=words):
+        node(training=training, hardware=hardware)
+    budget = dataclasses.replace(training, steps=0)
+    first = not training.batch_schedule  # later phases count once the number of steps is known
+    with pytest.raises(InputError, match=words) if first else contextlib.nullcontext():
+        found = facts(training=budget, hardware=hardware)
+        assert words in found.refusal
+
+
+@pytest.mark.parametrize(
+    ("changes", "late"),
+    [
+        ({"batch_size": 4, "length_schedule": ((0, 4),), "microbatches": 1}, 0),
+        ({"batch_size": 4, "batch_schedule": ((50, 3),), "length_schedule": ((0, 4),)}, 1),
+        ({"batch_size": 2, "length_schedule": ((0, 8),), "steps": 2, "milestones": (2,)}, 0),
+        ({"batch_size": 4, "length_schedule": ((0, 8),), "microbatches": 2}, 0),
+        ({"batch_size": 16, "evaluate_batch_size": 3, "profile": (50, 3)}, 0),
+        ({"batch_size": 16, "milestones": (9, 90), "batch_schedule": ((90, 3),)}, 2),
+        ({"batch_size": 16, "length_schedule": ((90, 2048),), "profile": (51, 1)}, 2),
+    ],
+)
+def test_batches_that_no_step_has_are_not_refused(changes, late):
+    """Uncut ones of rows that are cut from the start, those of evaluations, those after the end.
+
+    Settings that begin after the end are told.
+    """
+    found = facts(training=TrainConfig(**{"steps": 50, **changes}), hardware="v6e-16")
+    assert not found.refusal
+    told = [line for line in found.lines if line.startswith("warning")]
+    assert len(told) == late
+
+
+def test_what_is_left_of_a_run_is_planned():
+    """1,000 of 8,629 steps in time, checkpoints and evaluations; the size is that of the whole."""
+    whole = node()
+    steps = declared_run(whole, {}).steps
+    sequences = whole.inputs["sequences"]
+    plain = {name: whole.config[name] for name in ("model", "optimizer")}
+    once = TrainConfig(steps=steps, batch_size=128, evaluate_every=1000, checkpoint_every=1000)
+    more = dataclasses.replace(once, steps=steps + 1000)
+
+    def facts_of(made):
+        made = as_node(made)
+        return known.state([made], {})[made.key]
+
+    on = {"hardware": pod("v6e-16")}
+    first = train_step(sequences, plain["model"], plain["optimizer"], once, **on)
+    longer = extend(first, sequences, optimizer=plain["optimizer"], train=more, **on)
+    one, two = facts_of(first), facts_of(longer)
+    assert two.data["steps_done"] == steps
+    assert two.data["tokens"] == 1000 * 128 * 4096
+    slow = {name: each.data["run"]["slow"] for name, each in (("one", one), ("two", two))}
+    assert slow["two"]["steps"] == pytest.approx(slow["one"]["steps"] * 1000 / steps)
+    saves = (steps + 1000) // 1000 - steps // 1000 + 1
+    each = slow["one"]["checkpoints"] / (steps // 1000 + 1)
+    assert slow["two"]["checkpoints"] == pytest.approx(saves * each)
+    (line,) = (line for line in two.lines if line.startswith("training"))
+    assert f"{steps + 1000:,} steps" in line
+    assert "1,000 steps, 524,288,000 tokens are left" in line
 
 
 def test_a_checkpoint_with_muon_has_two_moments_of_tables():
@@ -163,7 +253,17 @@ def test_a_model_larger_than_this_machine_is_refused():
     wide = dataclasses.replace(llama_200m, layers=4000, embed=8192)
     found = facts(model=wide, hardware="cpu-2x2")
     assert "does not fit this machine" in found.refusal
-    assert not facts(hardware="cpu-2x2").refusal
+    found = facts(hardware="cpu-2x2")
+    assert not found.refusal
+    (line,) = (line for line in found.lines if line.startswith("memory"))
+    small = facts(hardware="cpu-2x2", training=TrainConfig(batch_size=4, microbatches=1))
+    (fits,) = (line for line in small.lines if line.startswith("memory"))
+    # 128 rows of 4,096 tokens keep the matmuls of 12 layers; the state is that of 4 rows.
+    parts = [re.findall(r"([\d.]+) GiB|about ([\d.]+)", each) for each in (line, fits)]
+    assert parts[0][0] == parts[1][0]
+    assert float(parts[0][1][1]) > 20 * float(parts[1][1][1])
+    assert "which may be too little" in line
+    assert "which may be too little" not in fits
 
 
 def test_a_gpu_and_a_chip_without_price_are_planned_too():

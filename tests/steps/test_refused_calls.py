@@ -14,6 +14,7 @@ from steps.downstream import lm_evaluation
 from steps.evaluate import evaluate
 from steps.follow import follow
 from steps.generate import generate
+from steps.import_hf import import_hf
 from steps.mix import Phase, mix
 from steps.pack import pack
 from steps.sample import sample
@@ -32,10 +33,23 @@ SEQUENCES = block_shuffle(TOKENS, sequence_length=16)
 TOKENIZER = train_tokenizer(sample("a.parquet", tokens=9), vocab_size=300)
 SIX = TrainConfig(steps=4, batch_size=6, sequence_length=16)
 GROWING = dataclasses.replace(SIX, batch_schedule=((2, 9),))
+LATER = dataclasses.replace(SIX, steps=8, batch_schedule=((4, 9),))
 HOW = {"model": tiny.MODEL, "optimizer": OptimizerConfig()}
 SHORT = dataclasses.replace(tiny.MODEL, positions="learned", context=8)
 MODEL = train(SEQUENCES, train=SIX, **HOW)
 REST = {"optimizer": OptimizerConfig(), "hardware": pod("cpu-2x1")}
+IMPORTED = import_hf("/models/some")
+
+
+def _extended(optimizer):
+    longer = dataclasses.replace(SIX, steps=8)
+    return extend(MODEL, SEQUENCES, optimizer=optimizer, train=longer)
+
+
+def _with_moments(optimizer):
+    return warm_start(MODEL, SEQUENCES, take="moments", optimizer=optimizer, train=SIX)
+
+
 # The same from text: what the steps above were asked is in the graph.
 TEXT = sample("a.parquet", tokens=9, splits=(("validation", 5), ("nothing", 0)))
 WORDS = tokenize(TEXT, train_tokenizer(TEXT, vocab_size=300))
@@ -70,7 +84,7 @@ WRITER = train(LONG, train=BATCH, epochs=1, **OTHER)
         ),
         (
             lambda: train(SEQUENCES, train=SIX, hardware=pod("cpu-4x1"), **HOW),
-            "batch of 6 from step 0 on does not divide among 4 of the 4 devices of cpu-4x1",
+            "batch of 6 from step 0 on is not divisible by 4 devices",
         ),
         (
             lambda: train(SEQUENCES, train=GROWING, hardware=pod("cpu-2x1"), **HOW),
@@ -88,7 +102,43 @@ WRITER = train(LONG, train=BATCH, epochs=1, **OTHER)
             "16 is more than the 8 learned positions",
         ),
         (lambda: extend(MODEL, SEQUENCES, train=SIX, at=4, **REST), "below the 4 steps"),
-        (lambda: extend(MODEL, SEQUENCES, train=GROWING, **REST), "batch of 9 from step 2 on"),
+        (lambda: extend(MODEL, SEQUENCES, train=SIX, **REST), "has done 4 steps and"),
+        (lambda: extend(MODEL, SEQUENCES, train=LATER, **REST), "batch of 9 from step 4 on"),
+        *(
+            (
+                lambda changes=changes: extend(
+                    MODEL, SEQUENCES, train=dataclasses.replace(SIX, steps=8, **changes), **REST
+                ),
+                f"{words}, with which train was trained",
+            )
+            for changes, words in (
+                ({"ema": 0.9}, "TrainConfig.ema: expected 0.0"),
+                ({"spike_guard": 3.0}, "TrainConfig.spike_guard: expected 0.0"),
+            )
+        ),
+        *(
+            (
+                lambda field=field, value=value, going_on=going_on: going_on(
+                    OptimizerConfig(**{field: value})
+                ),
+                f"OptimizerConfig.{field}: expected .*, with which train was .* found '{value}'",
+            )
+            for field, value in (("kind", "lion"), ("kind", "muon"), ("moment_dtype", "bfloat16"))
+            for going_on in (_extended, _with_moments)
+        ),
+        (
+            lambda: extend(
+                MODEL,
+                SEQUENCES,
+                train=dataclasses.replace(SIX, steps=8, batch_size=4),
+                **REST,
+            ),
+            "has read 24 sequences in its first 4 steps, these settings would have read 16",
+        ),
+        (
+            lambda: warm_start(IMPORTED, SEQUENCES, take="moments", train=SIX, **REST),
+            "imported and has no moments",
+        ),
         (lambda: warm_start(MODEL, SEQUENCES, take="model", train=GROWING, **REST), "batch of 9"),
         (lambda: warm_start(MODEL, SEQUENCES, take="everything", train=SIX, **REST), "use extend"),
         (lambda: generate(MODEL, TOKENIZER, prompts=()), "at least one prompt"),

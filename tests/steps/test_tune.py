@@ -19,6 +19,7 @@ from pipeline.graph.node import topological
 from steps.cli import tune
 from steps.planning import memory
 from steps.planning.declared_run import declared_run
+from steps.platforms import chip_of
 from steps.tuning import compiled
 from steps.tuning.candidates import MODEL, NOTHING, ROUNDING, TRAINING, candidates
 from steps.tuning.search import front, search
@@ -143,7 +144,7 @@ def test_the_next_is_asked_where_the_compiler_refuses(declared, monkeypatch):
         return {"fits": fits, "peak_gib": 20.0 if fits else None, "need_gib": 40.0}
 
     monkeypatch.setattr(compiled, "check", check)
-    chip = memory.chip_of(declared.hardware)
+    chip = chip_of(declared.hardware)
     assert chip is not None
     tried = search(declared, chip, uncertain=True)
     after = compiled.compile_fastest(tried, declared, 6, lambda _: None)

@@ -27,10 +27,12 @@ def test_the_compiler_refuses_and_its_answer_is_kept(tmp_path, monkeypatch):
     """A step that needs more than the 31.25 GiB of a v6e; the second look starts no process."""
     monkeypatch.setenv("PONENTE_CACHE", str(tmp_path))
     optimizer = OptimizerConfig(learning_rate=1e-3)
-    run = DeclaredRun(SMALL, optimizer, TRAIN, pod("v6e-1"), 10, (), 1, True)
+    run = DeclaredRun(
+        SMALL, optimizer, TRAIN, pod("v6e-1"), 10, (), 1, exact=True, done=0, whole=TRAIN
+    )
     shown = []
     first = compiled_facts(run, shown.append)
-    assert shown[0] == "compiling for v6e-1 (--no-compile skips it)"
+    assert shown[0].startswith("compiling for v6e-1 (--no-compile skips it); the first one may")
     compiled = first.data["compiled"]
     assert not compiled["fits"]
     assert compiled["limit_gib"] == pytest.approx(31.25, abs=0.011)
@@ -48,11 +50,35 @@ def test_the_compiler_refuses_and_its_answer_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--another")
     with pytest.raises(AssertionError, match="a process was started"):
         compiled_facts(run, shown.append)
+    seconds = f"{compiled['compile_seconds']:.0f}"
+    assert shown[-1].endswith(f"here 1 such took {seconds} to {seconds} s")
 
 
 def test_what_the_compiler_cannot_take_is_an_input_error(tmp_path, monkeypatch):
-    """A slice that does not exist: the last line of the process's message."""
+    """A slice that does not exist: the error of the process."""
     monkeypatch.setenv("PONENTE_CACHE", str(tmp_path))
     train = dataclasses.replace(TRAIN, batch_size=1)
     with pytest.raises(InputError, match=r"compiling for v6e-3 failed: .*slice: expected"):
         compile_check.check(SMALL, OptimizerConfig(learning_rate=1e-3), train, "v6e-3", str)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import jax; jax.jit(lambda x: {}['the reason'])(1.0)", "KeyError: 'the reason'"),
+        ("raise ValueError('first line\\n  second')", "ValueError: first line"),
+        ("import os; os.kill(os.getpid(), 9)", "signal 9 ended its process"),
+        ("import sys; sys.exit('said by itself')", "said by itself"),
+        ("import sys; sys.exit(1)", "no message"),
+    ],
+)
+def test_the_reason_of_a_failure_is_the_error(monkeypatch, code, reason):
+    """Not JAX's notice that it has removed its frames from the traceback of a traced function."""
+    start = compile_check.subprocess.Popen
+
+    def fails(command, **options):
+        return start([command[0], "-c", f"import sys; sys.stdin.read(); {code}"], **options)
+
+    monkeypatch.setattr(compile_check.subprocess, "Popen", fails)
+    with pytest.raises(InputError, match=f"^compiling for v6e-8 failed: {reason}"):
+        compile_check._compile("{}", "v6e-8", str)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -69,20 +70,23 @@ class BatchPhase:
         return pieces[first + rows % self.pieces]
 
 
-def largest_phase(train: TrainConfig) -> BatchPhase:
+def largest_of(phases: Sequence[BatchPhase]) -> BatchPhase:
     """The phase whose steps need the most memory: most tokens, then the longest sequences."""
-    return max(batch_phases(train), key=lambda phase: (phase.rows, -phase.pieces))
+    return max(phases, key=lambda phase: (phase.rows, -phase.pieces))
+
+
+def rows_read(train: TrainConfig, step: int) -> int:
+    """Rows of the data that the first `step` steps read."""
+    phase = next(phase for phase in reversed(batch_phases(train)) if phase.first <= step)
+    return phase.data_offset + (step - phase.first) * phase.rows
 
 
 def batch_phases(train: TrainConfig) -> tuple[BatchPhase, ...]:
     """The batch phases of a run in order; the last has no end if `train.steps` is 0."""
-    steps = train.steps or sys.maxsize
-    sizes, cuts = dict(train.batch_schedule), dict(train.length_schedule)
-    firsts = sorted(step for step in {0, *sizes, *cuts} if step < steps)
+    shapes, data_offset = train.batch_shapes, 0
+    ends = [*(first for first, _, _ in shapes[1:]), train.steps or sys.maxsize]
     found: list[BatchPhase] = []
-    rows, pieces, data_offset = train.batch_size, 1, 0
-    for first, end in zip(firsts, [*firsts[1:], steps], strict=True):
-        rows, pieces = sizes.get(first, rows), cuts.get(first, pieces)
+    for (first, rows, pieces), end in zip(shapes, ends, strict=True):
         found.append(BatchPhase(first, end, rows, pieces, data_offset))
         data_offset += (end - first) * rows
     return tuple(found)

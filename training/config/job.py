@@ -39,10 +39,12 @@ class Start:
     Attributes:
         checkpoint: path of a committed checkpoint.
         take: "model", "moments" or "everything".
+        step: steps that are done with it: those of the checkpoint for "everything", else 0.
     """
 
     checkpoint: str
     take: str
+    step: int = 0
 
     def __post_init__(self) -> None:
         one_of("Start", "take", self.take, TAKES)
@@ -124,6 +126,13 @@ class TrainJob:
     journal_directory: str = ""
     programs: tuple[KeptProgram, ...] = ()
     program_directory: str = ""
+
+    @property
+    def least_done(self) -> int:
+        """Steps that are done before this attempt, whichever checkpoint it begins with."""
+        if self.resume_from:
+            return self.resume_from[0][0]
+        return self.start.step if self.start is not None else 0
 
     @property
     def metrics_directory(self) -> str:

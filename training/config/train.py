@@ -57,7 +57,8 @@ class TrainConfig:
         evaluate_every: steps between evaluations; also before the first and after the last.
         evaluate_batches: an evaluation reads this many times `batch_size` sequences of each
             held-out split, spread over the split; "all" for the whole split.
-        evaluate_batch_size: sequences evaluated at once; None for as many as in a microbatch.
+        evaluate_batch_size: sequences evaluated at once, rounded up to a multiple of the devices
+            that share a batch; None for as many as in a microbatch.
         checkpoint_every: steps between checkpoints to resume from; also after the last.
         keep_checkpoints: number of the newest of these that are kept; older ones are deleted when a
             newer one is committed. Only checkpoints of the next two fields, and the last one, are
@@ -130,7 +131,18 @@ class TrainConfig:
     @property
     def evaluation_batch(self) -> int:
         """Sequences evaluated at once; by default those of a microbatch, whose step fits."""
-        return self.evaluate_batch_size or self.batch_size // self.microbatches
+        return self.evaluate_batch_size or max(1, self.batch_size // self.microbatches)
+
+    @property
+    def batch_shapes(self) -> list[tuple[int, int, int]]:
+        """(steps done, rows of the data in a batch, pieces of a row) where these change."""
+        sizes, cuts = dict(self.batch_schedule), dict(self.length_schedule)
+        found, rows, pieces = [], self.batch_size, 1
+        for first in sorted({0, *sizes, *cuts}):
+            rows, pieces = sizes.get(first, rows), cuts.get(first, pieces)
+            if not self.steps or first < self.steps:
+                found.append((first, rows, pieces))
+        return found
 
     def __post_init__(self) -> None:
         owner = "TrainConfig"
@@ -193,7 +205,7 @@ class TrainConfig:
                     f"{owner}: sequences of {self.sequence_length // pieces} tokens do not divide "
                     f"over Parallelism.sequence={self.parallel.sequence}; change one of them"
                 )
-        for size in (self.batch_size, *(size for _, size in self.batch_schedule)):
+        for size in dict.fromkeys(rows * pieces for _, rows, pieces in self.batch_shapes):
             if size % self.microbatches:
                 raise InputError(
                     f"{owner}: batch_size {size} is not divisible by microbatches "

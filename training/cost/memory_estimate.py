@@ -61,6 +61,11 @@ class Estimate:
         return {name: size for name, size in {**self.state, **peak}.items() if size}
 
     @property
+    def activations(self) -> float:
+        """Bytes at the peak besides the state."""
+        return self.total - sum(self.state.values())
+
+    @property
     def total(self) -> float:
         """Peak bytes."""
         return sum(self.parts.values())

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from dataclasses import dataclass
 
 from models.config import TransformerConfig
 from models.loss.chunk_count import chunk_count, logit_budget
 from models.remat_names import BLOCK_INPUT, MATMULS, widths
 from pipeline.errors import InputError
-from training.config import OptimizerConfig, TrainConfig
+from training.config import OptimizerConfig, Parallelism, TrainConfig
+from training.config.mesh_division import check_model
 from training.cost.memory_estimate import GIB, Estimate, estimate
 from training.cost.recompute import block_flops, recomputed
 from training.cost.step_work import orthogonalization_flops
@@ -27,15 +29,47 @@ OFFLOADED = f"offload:{BLOCK_INPUT}"
 """The remat setting with the least memory: blocks are recomputed, and their inputs offloaded."""
 
 
+@dataclass(frozen=True)
+class Devices:
+    """The devices of a run, as far as its choices depend on them.
+
+    Attributes:
+        platform: "tpu", "gpu" or "cpu".
+        count: their number.
+        limit: bytes that a program may use on one of them; None when not known.
+        slices: number of slices that they form; no state is sharded over several.
+    """
+
+    platform: str
+    count: int
+    limit: float | None = None
+    slices: int = 1
+
+
+def divisible(
+    model: TransformerConfig, chosen: Parallelism, devices: Devices
+) -> tuple[Parallelism, ...]:
+    """`chosen` with each sharding over which the model divides.
+
+    Raises:
+        InputError: there is none; names the setting.
+    """
+    found, failures = list[Parallelism](), list[InputError]()
+    for sharding in SHARDINGS if chosen.sharding == "auto" else (chosen.sharding,):
+        try:
+            parallel = dataclasses.replace(chosen, sharding=sharding)
+            parallel = parallel.within_slices(devices.count, devices.slices)
+            check_model(model, parallel, devices.count)
+            found.append(parallel)
+        except InputError as error:
+            failures.append(error)
+    if not found:
+        raise failures[0]
+    return tuple(found)
+
+
 def resolve(
-    model: TransformerConfig,
-    optimizer: OptimizerConfig,
-    train: TrainConfig,
-    devices: int,
-    *,
-    platform: str,
-    limit: float | None,
-    slices: int = 1,
+    model: TransformerConfig, optimizer: OptimizerConfig, train: TrainConfig, devices: Devices
 ) -> tuple[TrainConfig, str]:
     """`train` without "auto", and a sentence with the reason.
 
@@ -48,44 +82,32 @@ def resolve(
     Args:
         model: shape of the model.
         optimizer: determines the size of the optimizer state.
-        train: the configuration to resolve.
-        devices: number of devices of the run.
-        platform: "tpu", "gpu" or "cpu".
-        limit: bytes that a program may use on one device; None when not known.
-        slices: number of slices of the devices; no state is sharded over several.
+        train: the configuration of one batch phase to resolve.
+        devices: the devices of the run.
 
     Raises:
         InputError: the mesh does not divide the devices, or the model does not divide over it.
     """
     candidates = []
-    chosen = train.parallel
+    count, platform, limit = devices.count, devices.platform, devices.limit
+    shardings, memory = divisible(model, train.parallel, devices), train.parallel.optimizer_memory
     # Of a copy of the optimizer state, in forward passes of one device's tokens through the blocks.
-    tokens = train.batch_size * train.sequence_length / devices
+    tokens = train.batch_size * train.sequence_length / count
     forward = tokens * model.layers * block_flops(model, train.sequence_length)
     orthogonalized = orthogonalization_flops(model, optimizer) / forward
-    shardings = tuple(SHARDINGS) if chosen.sharding == "auto" else (chosen.sharding,)
-    memory = chosen.optimizer_memory
     places = ("device", "host") if memory == "auto" else (memory,)
+    chunks = {each: _chunks(model, train, each, count, platform) for each in shardings}
     for remat, sharding, place in itertools.product(_remats(model, train), shardings, places):
-        parallel = dataclasses.replace(chosen, sharding=sharding, optimizer_memory=place)
-        parallel = parallel.within_slices(devices, slices)
-        group = parallel.mesh_shape(devices)[1]
-        if parallel.splits_state and model.embed % group:
-            continue
-        found = dataclasses.replace(train, remat=remat, parallel=parallel)
-        found = dataclasses.replace(found, loss_chunks=_chunks(model, found, devices, platform))
-        size = estimate(model, optimizer, found, devices, platform=platform)
+        parallel = dataclasses.replace(sharding, optimizer_memory=place)
+        found = dataclasses.replace(
+            train, remat=remat, parallel=parallel, loss_chunks=chunks[sharding]
+        )
+        size = estimate(model, optimizer, found, count, platform=platform)
         # Ranked by offload first (none, optimizer state, residuals, both), then by cost.
         offload = (2 if remat == OFFLOADED else 0) + (place == "host")
-        cost = recomputed(model, remat, train.sequence_length) + SHARDINGS[sharding]
-        cost += orthogonalized / group
+        cost = recomputed(model, remat, train.sequence_length) + SHARDINGS[parallel.sharding]
+        cost += orthogonalized / parallel.mesh_shape(count)[1]
         candidates.append(((offload, cost), size.total, found, size))
-    if not candidates:
-        group = chosen.mesh_shape(devices // slices)[1]
-        raise InputError(
-            f"Parallelism: sharding {chosen.sharding!r} splits TransformerConfig.embed="
-            f"{model.embed} over {group} devices, which do not divide it; choose a group that does"
-        )
     fitting = [c for c in candidates if limit is None or c[1] <= limit]
     if fitting:
         _, _, found, size = min(fitting, key=lambda c: c[:2])
@@ -118,10 +140,16 @@ def _remats(model: TransformerConfig, train: TrainConfig) -> list[str]:
     ]
 
 
-def _chunks(model: TransformerConfig, train: TrainConfig, devices: int, platform: str) -> int:
+def _chunks(
+    model: TransformerConfig,
+    train: TrainConfig,
+    parallel: Parallelism,
+    devices: int,
+    platform: str,
+) -> int:
     if train.loss_chunks != "auto":
         return int(train.loss_chunks)
-    data, group, sequence, tensor = train.parallel.mesh_shape(devices)
+    data, group, sequence, tensor = parallel.mesh_shape(devices)
     return chunk_count(
         train.batch_size // train.microbatches,
         train.sequence_length // sequence,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,8 @@ from training.checkpoint.restore import load_model_onto
 from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.config.job import MetricsRow, Prompts
 from training.config.validation import check_sequences
+from training.cost.memory_plan import resolve
+from training.cost.resolved_run import attention_backend
 from training.evaluate.continuation_task import Passages, continuation_questions
 from training.evaluate.evaluator import Evaluator, Split
 from training.evaluate.generate_samples import SampleGenerator
@@ -25,7 +26,7 @@ from training.evaluate.multiple_choice import accuracy, answer
 from training.sharding.layout import Layout, make_layout
 from training.step.document_mask import Boundaries
 from training.step.evaluation_step import make_evaluation_step
-from training.step.program import attention_backend, resolved
+from training.step.program import described
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +40,8 @@ class ScoreJob:
         train: the training configuration: batch, sequence length, dtype.
         splits: name and shards of each split; may be empty.
         sequences: sequences to read of each split, spread over it; None for all.
-        batch_size: sequences per batch; None for `TrainConfig.evaluate_batch_size`, or without one
-            for a microbatch of training, rounded up to the devices here.
+        batch_size: sequences per batch; None for `TrainConfig.evaluation_batch`. Rounded up to a
+            multiple of the devices that share a batch.
         token_bytes: number of UTF-8 bytes of every id.
         eos_id: the id that ends a document.
         tokenizer: digest of the tokenizer that wrote the shards.
@@ -90,8 +91,7 @@ class Scorer:
     Every process creates one and calls it with the same arguments.
 
     Raises:
-        InputError: a split is too small, or the batch size is not a multiple of the devices that
-            share a batch.
+        InputError: a split is too small.
     """
 
     def __init__(self, job: ScoreJob, devices: Sequence[jax.Device] | None = None) -> None:
@@ -104,7 +104,7 @@ class Scorer:
             separate=train.separate_documents,
             masked_from=ids if job.masked else None,
         )
-        batch_size = job.batch_size or _default_batch(train, self._layout)
+        batch_size = job.batch_size or train.evaluation_batch
         self._evaluator = Evaluator(
             make_evaluation_step(train, self._layout, backend, boundaries),
             self._layout,
@@ -171,17 +171,9 @@ def load_scored(
     """
     train, layout = _placed(model, train, devices)
     boundaries = Boundaries(eos_id=eos_id, separate=train.separate_documents)
-    size = batch_size or _default_batch(train, layout)
+    size = batch_size or train.evaluation_batch
     likelihood = Likelihood(model, train, layout, boundaries, batch_size=size)
     return likelihood, load_model_onto(layout, checkpoint, model)
-
-
-def _default_batch(train: TrainConfig, layout: Layout) -> int:
-    """Sequences per batch: as configured, or a microbatch rounded up to a multiple of the devices
-    that share a batch, which may be more than in training."""
-    if train.evaluate_batch_size is not None:
-        return train.evaluate_batch_size
-    return layout.batch_shards * math.ceil(train.evaluation_batch / layout.batch_shards)
 
 
 def _placed(
@@ -209,8 +201,8 @@ def _placed(
 def _spread(
     model: TransformerConfig, train: TrainConfig, devices: Sequence[jax.Device]
 ) -> tuple[TrainConfig, Layout]:
-    group = train.parallel.mesh_shape(len(devices))[1]
-    if model.embed % group:
-        raise InputError(f"Parallelism.group: {group} devices do not divide embed {model.embed}")
-    train, _ = resolved(model, OptimizerConfig(), train, devices)
+    # An evaluation has one batch shape, whatever the batches of training were.
+    batch = {"batch_size": train.evaluation_batch, "microbatches": 1}
+    train = dataclasses.replace(train, **batch, batch_schedule=(), length_schedule=())
+    train, _ = resolve(model, OptimizerConfig(), train, described(devices))
     return train, make_layout(devices, train.parallel)

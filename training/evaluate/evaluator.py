@@ -28,7 +28,7 @@ from models.transformer import Transformer
 from pipeline.errors import InputError
 from training.config.job import MetricsRow
 from training.config.validation import check_sequences
-from training.sharding.layout import Layout, check_batch
+from training.sharding.layout import Layout
 from training.step.evaluation_step import EvaluationStep
 
 Read = Callable[[np.ndarray, int], np.ndarray]
@@ -158,12 +158,12 @@ class Evaluator:
         stored_ids: exclusive upper bound of the ids in the shards; None for the number of
             `token_bytes`.
         sequence_length: tokens per sequence.
-        batch_size: sequences per batch, over all processes.
+        batch_size: sequences per batch, over all processes; rounded up to a multiple of the
+            devices that share a batch.
         sequences: sequences to read of each split, spread over it; None for all.
 
     Raises:
-        InputError: a split has fewer than two tokens, `sequences` is below 1, or the batch size is
-            not a multiple of the devices that share a batch.
+        InputError: a split has fewer than two tokens, or `sequences` is below 1.
     """
 
     def __init__(
@@ -180,9 +180,8 @@ class Evaluator:
         sequences: int | None = None,
     ) -> None:
         check_sequences(sequences)
-        check_batch(layout, batch_size, name="TrainConfig.evaluate_batch_size")
         self._step, self._layout = step, layout
-        self._length, self._batch_size = sequence_length, batch_size
+        self._length, self._batch_size = sequence_length, layout.whole_batch(batch_size)
         self._files = ExitStack()
         self._splits: list[tuple[str, SequenceSpans, TokenArray]] = []
         for name, shards in splits:

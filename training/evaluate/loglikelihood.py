@@ -23,10 +23,10 @@ from models.precision import cast
 from models.transformer import Transformer
 from pipeline.errors import InputError
 from training.config import TrainConfig
+from training.cost.resolved_run import attention_backend
 from training.evaluate.evaluator import fetch
-from training.sharding.layout import Layout, check_batch
+from training.sharding.layout import Layout
 from training.step.document_mask import Boundaries
-from training.step.program import attention_backend
 
 SHORTEST = 16
 _CHUNK_BYTES = 128 * 2**20
@@ -58,10 +58,8 @@ class Likelihood:
         train: the training configuration: dtype, attention, sharding.
         layout: mesh and shardings.
         boundaries: how documents within a row are separated.
-        batch_size: rows per batch, over all processes.
-
-    Raises:
-        InputError: the batch size is not a multiple of the devices that share a batch.
+        batch_size: rows per batch, over all processes; rounded up to a multiple of the devices
+            that share a batch.
     """
 
     def __init__(
@@ -73,8 +71,7 @@ class Likelihood:
         *,
         batch_size: int,
     ) -> None:
-        check_batch(layout, batch_size, name="batch_size")
-        self._layout, self._batch_size = layout, batch_size
+        self._layout, self._batch_size = layout, layout.whole_batch(batch_size)
         self._longest = train.sequence_length
         self._step = _make_step(model, train, layout, boundaries)
 

@@ -23,7 +23,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
 from models.mesh_axes import MeshAxes
 from models.transformer import Forward
-from pipeline.errors import InputError
 from training.config import Parallelism
 from training.config.axis_rules import FSDP, AxisRules, Rules, assign
 from training.sharding.mesh import make_mesh
@@ -62,6 +61,10 @@ class Layout:
     def batch_shards(self) -> int:
         """Number of shards of the batch."""
         return self._devices(self.rules.axes("batch"))
+
+    def whole_batch(self, rows: int) -> int:
+        """`rows` sequences of a batch, rounded up to a multiple of the batch shards."""
+        return self.batch_shards * max(1, math.ceil(rows / self.batch_shards))
 
     @contextmanager
     def activations(self) -> Iterator[None]:
@@ -222,17 +225,3 @@ def make_layout(devices: Sequence[jax.Device], parallel: Parallelism | None = No
     """
     parallel = parallel or Parallelism(sharding="replicated")
     return Layout(make_mesh(devices, parallel), parallel)
-
-
-def check_batch(
-    layout: Layout, batch_size: int, microbatches: int = 1, name: str = "TrainConfig.batch_size"
-) -> None:
-    """Raise `InputError` unless every microbatch splits evenly over the batch shards."""
-    axes = layout.rules.axes("batch")
-    if batch_size % (layout.batch_shards * microbatches):
-        raise InputError(
-            f"{name}: {batch_size} is not divisible by {layout.batch_shards} "
-            f"devices ({' x '.join(f'{a} {layout.mesh.shape[a]}' for a in axes)}) times "
-            f"{microbatches} microbatches; choose a multiple of "
-            f"{layout.batch_shards * microbatches}"
-        )

@@ -7,27 +7,26 @@ device; the training loop builds it for `jax.devices()` and runs it.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from models.attention.dispatch import BackendChoice, choose_backend
 from models.config import TransformerConfig
 from models.remat import checkpoint_policy
 from pipeline.accelerators import chip_of
 from training.config import OptimizerConfig, TrainConfig
-from training.config.batch_schedule import BatchPhase, batch_phases, largest_phase
-from training.cost.memory_estimate import Estimate, estimate
-from training.cost.memory_plan import resolve
+from training.config.batch_schedule import BatchPhase
+from training.cost.memory_estimate import Estimate
+from training.cost.memory_plan import Devices
+from training.cost.resolved_run import ResolvedPhase, resolve_run
 from training.cost.shape_lint import lint
 from training.optimizer.build import build
 from training.optimizer.lr_schedule import schedule
-from training.sharding.layout import Layout, check_batch, make_layout
+from training.sharding.layout import Layout, make_layout
 from training.sharding.mesh import slice_count
 from training.step.document_mask import Boundaries
 from training.step.evaluation_step import EvaluationStep, make_evaluation_step
@@ -86,12 +85,31 @@ def build_program(
     optimizer: OptimizerConfig,
     train: TrainConfig,
     devices: Sequence[jax.Device],
+    **setting: Any,
+) -> Program:
+    """The program of the run's largest batch phase, see `build_programs`."""
+    return build_programs(model, optimizer, train, devices, **setting).largest
+
+
+class Programs(NamedTuple):
+    """The programs of a run: of each batch phase that is left, and of the largest of these."""
+
+    phases: tuple[tuple[BatchPhase, Program], ...]
+    largest: Program
+
+
+def build_programs(
+    model: TransformerConfig,
+    optimizer: OptimizerConfig,
+    train: TrainConfig,
+    devices: Sequence[jax.Device],
     *,
     eos_id: int,
     padded: bool = False,
     masked: bool = False,
-) -> Program:
-    """The program of a run on `devices`; nothing is compiled yet.
+    done: int = 0,
+) -> Programs:
+    """The programs of a run on `devices`; nothing is compiled yet.
 
     Args:
         model: shape of the model.
@@ -101,20 +119,15 @@ def build_program(
         eos_id: the id that ends a document.
         padded: whether sequences may end in padding.
         masked: whether ids are stored with a loss mask, see `training.step.document_mask`.
+        done: steps that are done before.
 
     Raises:
-        InputError: when batch, fsdp, schedule, remat or attention do not fit model or devices.
+        InputError: the run cannot be on these devices, see `training.cost.resolved_run`.
     """
-    train, reason = resolved(model, optimizer, train, devices)
-    layout = make_layout(devices, train.parallel)
-    check_batch(layout, train.batch_size, train.microbatches)
-    checkpoint_policy(train.remat)  # raises for an unknown setting here and not while tracing
-    platform = devices[0].platform
-    backend, backend_reason = attention_backend(model, train, platform)
-    parallel, length = train.parallel, train.sequence_length
-    wasteful = lint(model, parallel, platform=platform, sequence_length=length)
-    transformation = build(optimizer)
-    rate = schedule(optimizer, train.steps)
+    found = resolve_run(model, optimizer, train, described(devices), done=done)
+    layout = make_layout(devices, found.largest.train.parallel)
+    checkpoint_policy(found.largest.train.remat)  # raises here and not while tracing
+    transformation, rate = build(optimizer), schedule(optimizer, train.steps)
     boundaries = Boundaries(
         eos_id=eos_id,
         separate=train.separate_documents,
@@ -122,93 +135,35 @@ def build_program(
         masked_from=model.vocab_size if masked else None,
     )
     abstract = abstract_state(model, transformation, layout, train)
-    return Program(
-        model=model,
-        train=train,
-        layout=layout,
-        optimizer=transformation,
-        step=make_train_step(train, transformation, rate, layout, backend, boundaries, abstract),
-        evaluation_step=make_evaluation_step(train, layout, backend, boundaries),
-        backend=backend,
-        backend_reason=backend_reason,
-        notes=(backend_reason, reason, *wasteful),
-        abstract=abstract,
-        estimate=estimate(model, optimizer, train, len(devices), platform=platform),
-    )
+    evaluation_step = make_evaluation_step(train, layout, found.evaluation.backend, boundaries)
 
-
-def phase_programs(
-    program: Program,
-    optimizer: OptimizerConfig,
-    train: TrainConfig,
-    devices: Sequence[jax.Device],
-    **setting: Any,
-) -> list[tuple[BatchPhase, Program]]:
-    """A program for each batch phase of the run; all shard the state as `program` does.
-
-    Args:
-        program: the program of the run.
-        optimizer, train, devices, setting: arguments that `program` was built from.
-
-    Raises:
-        InputError: when a phase's batch does not fit the devices.
-    """
-    found = batch_phases(train)
-    if _uniform(train):
-        return [(found[0], program)]
-    train = dataclasses.replace(train, parallel=program.train.parallel)
-    return [
-        (phase, build_program(program.model, optimizer, phase.config(train), devices, **setting))
-        for phase in found
-    ]
-
-
-def _uniform(train: TrainConfig) -> bool:
-    """Whether the run is one phase, with batches of `batch_size` uncut sequences."""
-    return [(p.rows, p.pieces) for p in batch_phases(train)] == [(train.batch_size, 1)]
-
-
-def attention_backend(model: TransformerConfig, train: TrainConfig, platform: str) -> BackendChoice:
-    """The attention backend of a run, see `choose_backend`."""
-    return choose_backend(
-        train.attention,
-        platform,
-        position=train.sequence_length,
-        head_size=model.head_size,
-        soft_cap=model.attention_soft_cap,
-        segments=train.separate_documents,
-        window=model.window,
-        dtype=train.compute_dtype,
-        sequence_shards=train.parallel.sequence,
-    )
-
-
-def resolved(
-    model: TransformerConfig,
-    optimizer: OptimizerConfig,
-    train: TrainConfig,
-    devices: Sequence[jax.Device],
-) -> tuple[TrainConfig, str]:
-    """`training.cost.memory_plan.resolve` for real or described devices.
-
-    With batch phases, the largest decides the sharding, which is the same in all.
-    """
-
-    def resolve_here(train: TrainConfig) -> tuple[TrainConfig, str]:
-        return resolve(
-            model,
-            optimizer,
-            train,
-            len(devices),
-            platform=devices[0].platform,
-            limit=memory_limit(devices[0]),
-            slices=slice_count(devices),
+    def program(resolved: ResolvedPhase) -> Program:
+        config, (backend, backend_reason) = resolved.train, resolved.backend
+        parallel, length = config.parallel, config.sequence_length
+        wasteful = lint(model, parallel, platform=layout.platform, sequence_length=length)
+        step = make_train_step(config, transformation, rate, layout, backend, boundaries, abstract)
+        return Program(
+            model=model,
+            train=config,
+            layout=layout,
+            optimizer=transformation,
+            step=step,
+            evaluation_step=evaluation_step,
+            backend=backend,
+            backend_reason=backend_reason,
+            notes=(backend_reason, resolved.reason, *wasteful),
+            abstract=abstract,
+            estimate=resolved.estimate,
         )
 
-    if not _uniform(train):
-        largest, _ = resolve_here(largest_phase(train).config(train))
-        train = dataclasses.replace(train, parallel=largest.parallel)
-    return resolve_here(train)
+    programs = tuple((each.phase, program(each)) for each in found.phases)
+    return Programs(programs, dict(programs)[found.largest.phase])
+
+
+def described(devices: Sequence[jax.Device]) -> Devices:
+    """What the choices of a run depend on, of real devices or of a topology description."""
+    first = devices[0]
+    return Devices(first.platform, len(devices), memory_limit(first), slice_count(devices))
 
 
 def memory_limit(device: jax.Device) -> float | None:

@@ -12,15 +12,12 @@ from data.batches.dataset import DatasetSpec
 from pipeline.errors import InputError
 from pipeline.identity.fingerprint import digest
 from training.config import TrainConfig
-from training.config.batch_schedule import batch_phases
+from training.config.batch_schedule import rows_read
 
 
 def data_offset(data: DatasetSpec, train: TrainConfig, step: int) -> dict[str, Any]:
     """The data offset after `step`, as JSON values: sequences read, their length, and the order."""
-    rows = 0
-    for phase in batch_phases(train):
-        if phase.first <= step <= phase.end:
-            rows = phase.data_offset + (step - phase.first) * phase.rows
+    rows = rows_read(train, step)
     return {"rows": rows, "sequence_length": data.sequence_length, "order": _order(data)}
 
 

@@ -28,7 +28,7 @@ from training.metrics.history import Segment, to_relative
 from training.metrics.recorder import Recorder
 from training.metrics.throughput import PeakMemory
 from training.sharding import distributed
-from training.step.program import Program, build_program, phase_programs
+from training.step.program import Program, Programs, build_programs
 from training.step.state import TrainState
 from training.trainer import cpu_malloc
 from training.trainer.compile_ahead import CompiledPhase, PhaseCompiler
@@ -69,17 +69,18 @@ def train(
     setting = {"eos_id": data.eos_id, "padded": job.padded, "masked": data.masked}
     devices = devices or jax.devices()
     run.startup.ended("joining")
-    program = build_program(job.model, job.optimizer, job.train, devices, **setting)
-    batch_phases = phase_programs(program, job.optimizer, job.train, devices, **setting)
-    layout = program.layout
+    programs = build_programs(
+        job.model, job.optimizer, job.train, devices, done=job.least_done, **setting
+    )
+    layout = programs.largest.layout
     kind = layout.mesh.devices.flat[0].device_kind
     with (
         closing(KeptPrograms(job.programs, job.program_directory, run.on_program)) as kept,
         cpu_malloc.kept(layout.platform),
         run.open(job, device=kind, devices=layout.devices),
-        closing(PhaseCompiler(job, batch_phases, kept)) as compiler,
+        closing(PhaseCompiler(job, programs.phases, kept)) as compiler,
     ):
-        result = _Trainer(job, program, batch_phases, compiler, run).go()
+        result = _Trainer(job, programs, compiler, run).go()
         run.end(preempted=result.preempted)
     if run.coordinator is not None:
         distributed.shutdown()
@@ -92,17 +93,15 @@ class _Trainer:
     def __init__(
         self,
         job: TrainJob,
-        program: Program,
-        batch_phases: Sequence[tuple[BatchPhase, Program]],
+        programs: Programs,
         compiler: PhaseCompiler,
         run: RunContext,
     ) -> None:
+        program = programs.largest
         self.job = job
         self.config = job.train  # as given: a Program has the one whose "auto" is resolved
         self.program = program
-        self.batch_phases = batch_phases
-        estimates = (each.estimate for _, each in batch_phases)
-        self.estimate = max(estimates, key=lambda estimate: estimate.total)
+        self.batch_phases = programs.phases
         self.run = run
         self.watch = run.watch
         self.compiler = compiler
@@ -111,7 +110,7 @@ class _Trainer:
             for note in program.notes:
                 logger.info("%s", note)
             if program.layout.platform != "cpu":
-                logger.info("estimated memory of a device:\n%s", self.estimate.table())
+                logger.info("estimated memory of a device:\n%s", program.estimate.table())
 
     def go(self) -> TrainResult:
         """Initialize or resume, train, and wait for the last checkpoint."""
@@ -328,7 +327,7 @@ class _Trainer:
             backend=self.program.backend,
             backend_reason=self.program.backend_reason,
             notes=list(self.program.notes),
-            memory=self.estimate.parts,
+            memory=self.program.estimate.parts,
             seconds={**spent, "total": sum(spent.values())},
             compilations=self.compiler.count,
         )

@@ -8,7 +8,8 @@ import equinox as eqx
 import numpy as np
 import pytest
 
-from models.attention.dispatch import attend, choose_backend
+from models.attention.backend_choice import choose_backend
+from models.attention.dispatch import attend
 from pipeline.errors import InputError
 from tests.models import reference, small
 from tests.models.attention.attention_inputs import inputs, segments, value_and_gradients

@@ -4,7 +4,6 @@ import dataclasses
 import os
 import signal
 import threading
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -18,7 +17,9 @@ from tests.training import tiny
 from training.checkpoint.restore import load_model
 from training.config import OptimizerConfig, TrainConfig
 from training.config.batch_schedule import batch_phases
-from training.step.program import phase_programs, resolved
+from training.cost.memory_estimate import GIB
+from training.cost.memory_plan import Devices
+from training.cost.resolved_run import resolve_run
 from training.trainer import compile_ahead, run_context
 from training.trainer.run_context import RunContext
 from training.trainer.trainer import train
@@ -106,7 +107,7 @@ def test_a_phase_that_does_not_fit_the_devices_is_refused_before_the_first_step(
     """A batch of 12 from step 4 on cannot be spread over 8 devices."""
     config = dataclasses.replace(tiny.TRAIN, batch_schedule=((4, 12),))
     job = tiny.make_job(data, train=config, checkpoint_directory=str(tmp_path / "none"))
-    with pytest.raises(InputError, match="12 is not divisible by 8 devices"):
+    with pytest.raises(InputError, match="12 from step 4 on is not divisible by 8 devices"):
         train(job)
     assert not (tmp_path / "none").exists()
 
@@ -115,24 +116,25 @@ def test_a_phase_that_does_not_fit_the_devices_is_refused_before_the_first_step(
 def test_phases_reach_the_last_step(schedule):
     """Also where a phase has the batch of the one before it."""
     config = dataclasses.replace(tiny.TRAIN, batch_schedule=schedule)
-    whole = tiny.program(batch_schedule=schedule)
-    found = phase_programs(whole, tiny.OPTIMIZER, config, jax.devices()[:1], eos_id=tiny.EOS)
-    ends = [first for first, _ in schedule]
-    assert [phase.end for phase, _ in found] == [*ends, tiny.TRAIN.steps]
+    one = Devices("cpu", 1)
+    ends = [*(first for first, _ in schedule), tiny.TRAIN.steps]
+    for done in range(tiny.TRAIN.steps):
+        found = resolve_run(tiny.MODEL, tiny.OPTIMIZER, config, one, done=done)
+        assert [each.phase.end for each in found.phases] == [end for end in ends if end > done]
 
 
 @pytest.mark.parametrize("largest", [256, 512])
 def test_the_largest_phase_decides_the_sharding(largest):
     """On 16 chips of v6e, the first phase alone would copy the state."""
-    chip = SimpleNamespace(platform="tpu", device_kind="TPU v6 lite")
+    chips = Devices("tpu", 16, limit=31.25 * GIB)
     train = TrainConfig(steps=100, batch_size=16, sequence_length=4096)
     growing = dataclasses.replace(train, batch_schedule=((50, largest), (90, 32)))
     alone = dataclasses.replace(train, batch_size=largest)
     found = [
-        resolved(presets.tomat_1b, OptimizerConfig(), each, [chip] * 16)[0].parallel.sharding
+        resolve_run(presets.tomat_1b, OptimizerConfig(), each, chips).phases[0].train.parallel
         for each in (train, growing, alone)
     ]
-    assert found == ["replicated", "zero1", "zero1"]
+    assert [parallel.sharding for parallel in found] == ["replicated", "zero1", "zero1"]
 
 
 @pytest.mark.slow

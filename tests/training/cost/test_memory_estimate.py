@@ -11,7 +11,7 @@ from models.remat_names import MATMULS
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.cost.memory_estimate import GIB, estimate
-from training.cost.memory_plan import OFFLOADED, resolve
+from training.cost.memory_plan import OFFLOADED, Devices, resolve
 from training.cost.recompute import recomputed
 
 ADAMW = OptimizerConfig()
@@ -24,7 +24,7 @@ def config(batch, position, **changes):
 
 
 def chosen(model, devices, train, limit=V6E, platform="tpu"):
-    return resolve(model, ADAMW, train, devices, platform=platform, limit=limit)
+    return resolve(model, ADAMW, train, Devices(platform, devices, limit))
 
 
 # GiB of arguments and temporaries that libtpu 0.0.42.1 states for the program of that setting.
@@ -73,7 +73,7 @@ def test_the_estimate_holds_for_other_shapes(name, changes, devices, batch, rema
     model = dataclasses.replace(getattr(presets, name), **changes)
     optimizer = OptimizerConfig(kind="muon" if layout == {"sharding": "replicated"} else "adamw")
     asked = config(*batch, remat=remat, parallel=Parallelism(**layout, optimizer_memory="device"))
-    train, _ = resolve(model, optimizer, asked, devices, platform="tpu", limit=V6E)
+    train, _ = resolve(model, optimizer, asked, Devices("tpu", devices, V6E))
     found = estimate(model, optimizer, train, devices)
     assert found.total / GIB == pytest.approx(gib, rel=0.08 if batch[1] > 100_000 else 0.05)
 
@@ -105,7 +105,7 @@ def test_the_estimate_counts_what_loops_hold(name, changes, devices, batch, rema
     parallel = Parallelism(sharding=split, optimizer_memory="device")
     *shape, microbatches = batch
     asked = config(*shape, microbatches=microbatches, remat=remat, parallel=parallel)
-    train, _ = resolve(model, optimizer, asked, devices, platform="tpu", limit=V6E)
+    train, _ = resolve(model, optimizer, asked, Devices("tpu", devices, V6E))
     found = estimate(model, optimizer, train, devices)
     assert found.total / GIB == pytest.approx(gib, rel=0.05)
 
@@ -128,7 +128,7 @@ def test_muons_products_are_shared_where_they_outweigh_the_gathers():
     muon = OptimizerConfig(kind="muon")
     for rows, length, sharding in ((8, 128, "zero1"), (16_384, 1024, "replicated")):
         train = TrainConfig(steps=1, batch_size=rows, sequence_length=length, remat="none")
-        found, _ = resolve(presets.llama_200m, muon, train, 8, platform="tpu", limit=None)
+        found, _ = resolve(presets.llama_200m, muon, train, Devices("tpu", 8))
         assert found.parallel.sharding == sharding
 
 
@@ -264,18 +264,19 @@ def test_a_split_that_was_asked_for_and_cannot_be_made_is_refused():
     """Naming the width and the group."""
     model = dataclasses.replace(presets.tomat_1b, embed=2040)
     parallel = Parallelism(sharding="fsdp")
-    with pytest.raises(InputError, match="embed=2040 over 32 devices"):
+    with pytest.raises(InputError, match=r"group: embed 2040 is not divisible by the 32 devices"):
         chosen(model, 32, config(256, 8192, microbatches=4, parallel=parallel))
 
 
 def test_no_state_is_split_over_several_slices():
     """ "all" means the devices of one slice that do not share a row; a larger group is refused."""
     train = config(256, 8192, parallel=Parallelism(sharding="fsdp", sequence=2))
-    found, _ = resolve(presets.tomat_1b, ADAMW, train, 32, platform="tpu", limit=V6E, slices=2)
+    two = Devices("tpu", 32, V6E, slices=2)
+    found, _ = resolve(presets.tomat_1b, ADAMW, train, two)
     assert found.parallel.mesh_shape(32) == (2, 8, 2, 1)
     wide = config(256, 8192, parallel=Parallelism(sharding="fsdp", group=32))
     with pytest.raises(InputError, match=r"each of 2 slices: .* not divisible by a group of 32"):
-        resolve(presets.tomat_1b, ADAMW, wide, 32, platform="tpu", limit=V6E, slices=2)
+        resolve(presets.tomat_1b, ADAMW, wide, two)
 
 
 def test_recomputed_shares():

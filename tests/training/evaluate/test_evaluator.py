@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from contextlib import closing
 
 import jax
 import jax.numpy as jnp
@@ -246,10 +247,14 @@ def test_no_rows_at_all_are_refused(data, sequences):
         dataclasses.replace(tiny.score_job(""), sequences=sequences)
 
 
-def test_a_batch_that_does_not_spread_is_refused(data):
-    """Six rows and four devices."""
-    with pytest.raises(InputError, match="evaluate_batch_size: 6 is not divisible by 4 devices"):
-        make(data, tiny.program(4), batch_size=6)
+def test_a_batch_is_rounded_up_to_the_devices(data):
+    """Six rows on four devices are eight; the losses are those of batches of eight."""
+    model = tiny.program(4).init().model
+    scores = []
+    for rows in (6, 8):
+        with closing(make(data, tiny.program(4), batch_size=rows)) as evaluator:
+            scores.append(evaluator(model))
+    assert scores[0] == scores[1]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from pipeline.errors import InputError
-from training.config import Parallelism
-from training.sharding.layout import check_batch, make_layout
+from training.config import Parallelism, TrainConfig
+from training.config.mesh_division import check_batch
+from training.sharding.layout import make_layout
 
 
 def test_mesh_has_four_axes():
@@ -60,12 +61,17 @@ def test_devices_must_be_divisible(parallel, words):
 
 def test_batch_must_spread_over_devices_and_microbatches():
     """A batch that leaves a device without an equal share is refused, naming both."""
-    layout = make_layout(jax.devices(), Parallelism(sharding="fsdp", group=2))
-    check_batch(layout, 16, 2)
-    with pytest.raises(InputError, match=r"12 is not divisible by 8 devices .*multiple of 8"):
-        check_batch(layout, 12, 1)
+    split = Parallelism(sharding="fsdp", group=2)
+
+    def check(batch_size, microbatches):
+        train = TrainConfig(batch_size=batch_size, microbatches=microbatches)
+        check_batch(train, split, 8)
+
+    check(16, 2)
+    with pytest.raises(InputError, match=r"12 .* is not divisible by 8 devices .*multiple of 8"):
+        check(12, 1)
     with pytest.raises(InputError, match="multiple of 16"):
-        check_batch(layout, 8, 2)
+        check(8, 2)
 
 
 def test_place_splits_rows_in_order():

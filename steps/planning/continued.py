@@ -1,0 +1,154 @@
+"""What a step takes over from a training before it: a checkpoint, its state, the steps done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline import InputError
+from pipeline.graph.facts import Facts, Published, Results
+from pipeline.graph.node import Node
+from pipeline.identity import digests
+from pipeline.store import storage
+from pipeline.store.builds import find_build
+from pipeline.store.ledger import Ledger
+from steps.artifacts import Checkpoint
+from training.checkpoint.retention import kept_for_good
+from training.config import OptimizerConfig, TrainConfig
+from training.config.batch_schedule import rows_read
+
+CHECKPOINTS = "checkpoint/"
+
+
+def trainings(node: Node) -> list[Node]:
+    """The steps that may have trained the checkpoint `node`: itself, or a selection's candidates.
+
+    Empty for an imported model.
+    """
+    if "train" in node.config:
+        return [node]
+    inputs = [child for child in node.inputs.values() if issubclass(child.output, Checkpoint)]
+    return [found for child in inputs for found in trainings(child)]
+
+
+def checkpoint_at(node: Node, results: Results) -> Facts:
+    """No facts. Raises `InputError` for an `at` of which its input has, or will have, none."""
+    at, places = node.config["at"], results.places if isinstance(results, Published) else {}
+    for child in node.inputs.values():
+        if at is None or not issubclass(child.output, Checkpoint):
+            continue
+        if child.key in places:
+            child.output(*places[child.key]).at(at)
+        else:
+            _check_kept(child, at)
+    return Facts()
+
+
+def _check_kept(node: Node, at: int) -> None:
+    """Refuse a step of which the declared training `node` will keep no checkpoint."""
+    kept = []
+    for each in trainings(node):
+        train, begins = each.config["train"], done_before(each, {})
+        if not train.steps or begins is None:
+            return  # its last step, which is kept, is known when it is built
+        kept += [train.steps] if begins < train.steps else []
+        if begins < at <= train.steps and kept_for_good(at, train):
+            return
+    if kept:
+        raise InputError(
+            f"{node.label}: no checkpoint of step {at} will be kept; of its {max(kept):,} steps "
+            "it keeps the last, those of TrainConfig.milestones and the multiples of "
+            f"TrainConfig.keep_every; add {at} to its milestones"
+        )
+
+
+def done_before(node: Node, results: Results) -> int | None:
+    """Steps that are done before a training's own first one; None if that is not known yet."""
+    if node.step.name != "extend":
+        return 0
+    return steps_of_checkpoint(node.inputs["checkpoint"], node.config["at"], results)
+
+
+def steps_of_checkpoint(node: Node, at: int | None, results: Results) -> int | None:
+    """Steps done at the checkpoint that a run continues; None if that is not known yet.
+
+    0 for an imported model.
+    """
+    if at is not None and trainings(node):
+        return at
+    if (made := results.get(node.key)) is not None:
+        return int(str(made["checkpoint"]).removeprefix(CHECKPOINTS))
+    ends = {each.config["train"].steps for each in trainings(node)}
+    return min(ends, default=0) or (None if ends else 0) if len(ends) < 2 else None
+
+
+def steps_saved(node: Node, results: Results) -> int:
+    """The step of the newest checkpoint that a run of `node` would resume from; 0 for none."""
+    if not isinstance(results, Published) or not results.prefix:
+        return 0
+    held = {}
+    for name, child in node.inputs.items():
+        if child.key not in results.places:
+            return 0
+        held[name] = results.places[child.key][1].content
+    root = storage.join(results.prefix, node.directory)
+    recipe = digests.recipe(node.identity, held)
+    ledger = Ledger(root, find_build(root, recipe, "", node.identity.config, held).id)
+    saved = ledger.finished(CHECKPOINTS).values()
+    return max((shard.result["step"] for shard in saved), default=0)
+
+
+def check_state(arguments: Mapping[str, Any], take: str) -> None:
+    """Refuse settings with another training state than that of the checkpoint to continue from.
+
+    Args:
+        arguments: of a step that continues training, with the node `checkpoint`.
+        take: "everything" (the whole state and the data order), "moments", or "model" (neither).
+
+    Raises:
+        InputError: names the setting.
+    """
+    checkpoint, optimizer, train = (arguments[n] for n in ("checkpoint", "optimizer", "train"))
+    before = trainings(checkpoint)
+    if take == "moments" and checkpoint.step.name == "import_hf":
+        raise InputError(
+            f'warm_start: {checkpoint.label} is imported and has no moments; take="model"'
+        )
+    if take == "model" or len(before) != 1:
+        return
+    (config,) = (each.config for each in before)
+    was = _state_settings(config["optimizer"], config["train"], take)
+    for name, (value, arrays) in _state_settings(optimizer, train, take).items():
+        old, old_arrays = was[name]
+        if arrays != old_arrays:
+            raise InputError(
+                f"{name}: expected {old!r}, with which {checkpoint.label} was trained, found "
+                f"{value!r}: its training state has other arrays; keep the setting, or begin a new "
+                'run with warm_start(..., take="model")'
+            )
+    done = steps_of_checkpoint(checkpoint, arguments["at"], {}) if take == "everything" else None
+    if done is None:
+        return
+    if done >= train.steps:
+        raise InputError(
+            f"{checkpoint.label} has done {done} steps and TrainConfig.steps is {train.steps}; to "
+            "continue from it set more steps, or choose an earlier checkpoint"
+        )
+    read, old_read = rows_read(train, done), rows_read(config["train"], done)
+    if read != old_read:
+        raise InputError(
+            f"TrainConfig.batch_size or batch_schedule: {checkpoint.label} has read {old_read} "
+            f"sequences in its first {done} steps, these settings would have read {read}; keep "
+            "those of its steps"
+        )
+
+
+def _state_settings(
+    optimizer: OptimizerConfig, train: TrainConfig, take: str
+) -> dict[str, tuple[Any, Any]]:
+    """Settings that decide which arrays a training state has: value, and what of it does."""
+    found = {f"OptimizerConfig.{n}": (getattr(optimizer, n),) * 2 for n in ("kind", "moment_dtype")}
+    if take == "everything":
+        for name in ("ema", "spike_guard"):
+            found[f"TrainConfig.{name}"] = getattr(train, name), bool(getattr(train, name))
+    return found

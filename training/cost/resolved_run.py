@@ -1,0 +1,166 @@
+"""What a run will be on its devices, all choices made, or why it cannot be; imports no JAX.
+
+The trainer builds its programs from this, and `plan` asks it before anything is rented. Both
+therefore refuse the same runs, with the same words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from models.attention.backend_choice import BackendChoice, choose_backend
+from models.config import TransformerConfig
+from pipeline.errors import InputError
+from training.config import OptimizerConfig, TrainConfig
+from training.config.batch_schedule import BatchPhase, batch_phases, largest_of
+from training.config.mesh_division import check_batch
+from training.cost.memory_estimate import Estimate, estimate
+from training.cost.memory_plan import Devices, divisible, resolve
+
+
+@dataclass(frozen=True)
+class ResolvedPhase:
+    """A batch phase of a run.
+
+    Attributes:
+        phase: its steps and its batches.
+        train: its configuration without "auto"; the sharding is the same in all phases.
+        reason: why these settings were chosen, as a sentence.
+        backend: its attention back end.
+        estimate: estimated memory of one device.
+    """
+
+    phase: BatchPhase
+    train: TrainConfig
+    reason: str
+    backend: BackendChoice
+    estimate: Estimate
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """The phases that are left of a run.
+
+    Attributes:
+        phases: in order, at least one.
+        evaluation: attention back end of evaluations, whose sequences are not cut.
+    """
+
+    phases: tuple[ResolvedPhase, ...]
+    evaluation: BackendChoice
+
+    @property
+    def largest(self) -> ResolvedPhase:
+        """The phase whose steps need the most memory."""
+        largest = largest_of([each.phase for each in self.phases])
+        return next(each for each in self.phases if each.phase is largest)
+
+
+def resolve_run(
+    model: TransformerConfig,
+    optimizer: OptimizerConfig,
+    train: TrainConfig,
+    devices: Devices,
+    *,
+    done: int = 0,
+) -> ResolvedRun:
+    """The run on `devices`.
+
+    The largest phase decides the sharding. Batches of which no step is left are not looked at.
+
+    Args:
+        model: shape of the model.
+        optimizer: the optimizer and its schedule.
+        train: with steps and sequence length.
+        devices: the devices of the run.
+        done: steps that are done before.
+
+    Raises:
+        InputError: see `check_run`.
+    """
+    left = check_run(model, optimizer, train, devices, done=done)
+    largest = largest_of(left)
+    decided = resolve(model, optimizer, largest.config(train), devices)
+    train = dataclasses.replace(train, parallel=decided[0].parallel)
+    for phase in left:  # again, as rules may divide batches differently by sharding
+        check_batch(phase.config(train), train.parallel, devices.count, phase.first)
+    found = {(largest.rows, largest.pieces): decided}
+    for phase in left:
+        shape = phase.rows, phase.pieces
+        if shape not in found:
+            found[shape] = resolve(model, optimizer, phase.config(train), devices)
+    phases = {
+        shape: (
+            *each,
+            attention_backend(model, each[0], devices.platform),
+            estimate(model, optimizer, each[0], devices.count, platform=devices.platform),
+        )
+        for shape, each in found.items()
+    }
+    return ResolvedRun(
+        tuple(ResolvedPhase(phase, *phases[phase.rows, phase.pieces]) for phase in left),
+        attention_backend(model, train, devices.platform),
+    )
+
+
+def check_run(
+    model: TransformerConfig,
+    optimizer: OptimizerConfig,
+    train: TrainConfig,
+    devices: Devices,
+    *,
+    done: int = 0,
+) -> tuple[BatchPhase, ...]:
+    """The phases that are left of a run which can be: `resolve_run` without its choices.
+
+    Without `train.steps` only the first phase is checked: others may lie beyond the run's end.
+
+    Raises:
+        InputError: a schedule is longer than the run, sequences are longer than the learned
+            positions, the model or a batch does not divide over the devices, or the attention back
+            end cannot run.
+    """
+    check_lengths(model, optimizer, train)
+    every = batch_phases(train)
+    left = tuple(phase for phase in every if phase.end > done) or every[-1:]
+    left = left if train.steps else left[:1]
+    for shape in {(phase.rows, phase.pieces): phase for phase in left}.values():
+        config = shape.config(train)
+        for parallel in divisible(model, train.parallel, devices)[:1]:
+            check_batch(config, parallel, devices.count, shape.first)
+        attention_backend(model, config, devices.platform)
+    return left
+
+
+def check_lengths(
+    model: TransformerConfig | None, optimizer: OptimizerConfig, train: TrainConfig
+) -> None:
+    """Refuse a schedule longer than the run, and sequences longer than the learned positions.
+
+    Raises:
+        InputError: names both; where one of them is not known (None, 0), nothing is refused.
+    """
+    if train.steps:
+        optimizer.phases(train.steps)
+    context = None if model is None else model.context
+    if context is not None and train.sequence_length > context:
+        raise InputError(
+            f"TrainConfig.sequence_length: {train.sequence_length} is more than the {context} "
+            "learned positions of TransformerConfig.context; change one of them"
+        )
+
+
+def attention_backend(model: TransformerConfig, train: TrainConfig, platform: str) -> BackendChoice:
+    """The attention back end of a configuration, see `choose_backend`."""
+    return choose_backend(
+        train.attention,
+        platform,
+        position=train.sequence_length,
+        head_size=model.head_size,
+        soft_cap=model.attention_soft_cap,
+        segments=train.separate_documents,
+        window=model.window,
+        dtype=train.compute_dtype,
+        sequence_shards=train.parallel.sequence,
+    )
