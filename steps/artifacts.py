@@ -96,6 +96,25 @@ class TokenCache(Artifact):
     def _unpacked(self) -> TokenCache:
         return self.input("tokens", TokenCache) if self.packed else self
 
+    @property
+    def has_text(self) -> bool:
+        """Whether a tokenizer made the tokens; they are rows of integers if not."""
+        return "tokenizer" in self._unpacked.input_paths
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the tokens.
+
+        Raises:
+            InputError: none did.
+            CorruptOutput: its output is gone.
+        """
+        if not self.has_text:
+            raise InputError(
+                f"{self.path}: these tokens were not made by a tokenizer's step; give a "
+                "tokenizer.json with --tokenizer FILE"
+            )
+        return self._unpacked.input("tokenizer", Tokenizer)
+
     def split(self, name: str) -> tuple[TokenShard, ...]:
         """The shards of a split, in document order."""
         from data.cache.token_shard import TokenShard
@@ -220,9 +239,20 @@ class Checkpoint(Artifact):
         return "imported" in self.result
 
     @property
-    def own_tokenizer(self) -> Tokenizer:
-        """The tokenizer that an imported model came with."""
-        return Tokenizer(self.path, self.manifest)
+    def has_text(self) -> bool:
+        """Whether the model has a tokenizer, as all but those of rows of integers have."""
+        return self.imported or self.sequences.cache.has_text
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the training text, or the one that an imported model came with.
+
+        Raises:
+            InputError: the model has none.
+            CorruptOutput: its output is gone.
+        """
+        if self.imported:
+            return Tokenizer(self.path, self.manifest)
+        return self.sequences.cache.tokenizer()
 
     @property
     def sequences(self) -> Sequences:

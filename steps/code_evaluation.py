@@ -12,7 +12,6 @@ from models.generate.sampling_config import Sampling
 from pipeline import External, Hardware, InputError, Result, Runtime, StepContext, local, step
 from pipeline.store import storage
 from steps.artifacts import Checkpoint, Scores, Tokenizer
-from steps.checkpoints.find import tokenizer_of
 from steps.coordinator import FLAGS
 from steps.generate import Request, write_process
 from training.config.validation import at_least
@@ -77,7 +76,7 @@ def code_evaluation(
             model=model.model,
             dtype=model.train.compute_dtype,
             sequence_length=model.train.sequence_length,
-            tokenizer=(tokenizer or tokenizer_of(model.sequences)).file,
+            tokenizer=(tokenizer or model.tokenizer()).file,
             prompts=tuple(problem.prompt for problem in repeated),
             new_tokens=new_tokens,
             sampling=sampling,

@@ -14,7 +14,6 @@ from pipeline.graph.facts import Facts, Results
 from pipeline.graph.node import Node
 from steps.artifacts import Checkpoint, Sequences
 from steps.budget import resolved
-from steps.checkpoints.find import tokenizer_of
 from steps.coordinator import FLAGS, TRACKING
 from steps.declared import check_training, nearest_setting
 from steps.planning.continued import check_state, checkpoint_at, steps_of_checkpoint
@@ -198,7 +197,7 @@ def _same_ids(sequences: Sequences, checkpoint: Checkpoint) -> bool:
     """
     if not checkpoint.imported:
         return False
-    return checkpoint.own_tokenizer.load().gives_ids_of(tokenizer_of(sequences).load())
+    return checkpoint.tokenizer().load().gives_ids_of(sequences.cache.tokenizer().load())
 
 
 def _begin(checkpoint: Checkpoint, take: str, at: int | None) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from pipeline import GangProcess, Hardware, Result, Runtime, StepContext, local, step
 from pipeline.graph.step_context import Emit
 from steps.artifacts import Checkpoint, Scores, TokenCache, Tokenizer
-from steps.checkpoints.find import tokenizer_for
 from steps.coordinator import FLAGS, coordinator_of
 from steps.declared import check_splits
 from steps.scoring.job import NOTHING_ELSE, Also, check_questions, score_job
@@ -49,7 +48,7 @@ def evaluate(
         hardware: the hardware to run on.
     """
     if also.prompts and tokenizer is None:
-        tokenizer = tokenizer_for(checkpoint)
+        tokenizer = checkpoint.tokenizer()
     tokens = tokens or checkpoint.sequences.cache
     job = score_job(
         tokens,

@@ -9,7 +9,6 @@ from models.config import TransformerConfig
 from models.hf.architectures import architecture_of
 from pipeline import InputError, Result, Runtime, StepContext, step
 from steps.artifacts import Checkpoint, HuggingFaceModel, Tokenizer
-from steps.checkpoints.find import own_tokenizer
 from steps.declared import nearest, nearest_setting
 from steps.planning.continued import checkpoint_at
 from steps.upload_hf import upload_hf
@@ -94,12 +93,11 @@ def export_hf(
     from steps.export.card import write_cards
     from steps.export.hf_folder import Export, write_hf_folder
 
-    train, tokenizer = model.train, own_tokenizer(model)
     export = Export(
         checkpoint=model.at(at),
         config=model.model,
-        positions=train.sequence_length,
-        tokenizer=None if tokenizer is None else tokenizer.load(),
+        positions=model.train.sequence_length,
+        tokenizer=model.tokenizer().load() if model.has_text else None,
         dtype=dtype,
         parameters=parameters,
         shard_bytes=shard_bytes,

@@ -11,7 +11,7 @@ from models.generate.sampling_config import Sampling
 from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepContext, local, step
 from pipeline.graph.step_context import Emit
 from steps.artifacts import Checkpoint, Completions, Tokenizer
-from steps.checkpoints.find import open_model, tokenizer_for
+from steps.checkpoints.find import open_model
 from steps.coordinator import FLAGS, coordinator_of
 from steps.declared import nearest_setting
 from training.config.validation import at_least
@@ -92,7 +92,7 @@ def generate(
         model=checkpoint.model,
         dtype=trained.compute_dtype,
         sequence_length=trained.sequence_length,
-        tokenizer=(tokenizer or tokenizer_for(checkpoint)).file,
+        tokenizer=(tokenizer or checkpoint.tokenizer()).file,
         prompts=prompts,
         new_tokens=new_tokens,
         sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import InputError
 from steps.artifacts import Checkpoint
-from steps.checkpoints.find import Trained, find, has_tokenizer, open_model, open_tokenizer
+from steps.checkpoints.find import Trained, find, open_model, open_tokenizer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -132,7 +132,7 @@ def load(
         CorruptOutput: files are missing or changed.
     """
     trained = find(model.path if isinstance(model, Checkpoint) else os.fspath(model))
-    tokenized = tokenizer is not None or has_tokenizer(trained.sequences)
-    opened = open_tokenizer(trained, tokenizer) if tokenized else None
+    has_text = tokenizer is not None or trained.has_text
+    opened = open_tokenizer(trained, tokenizer) if has_text else None
     network = open_model(trained.path, trained.model, trained.compute_dtype)
     return LanguageModel(trained, opened, network)

@@ -22,7 +22,7 @@ from pipeline.store.ledger import Ledger
 from pipeline.store.shards import File, Shard, wrong_sizes
 from steps.artifacts import TRAIN, Checkpoint, Sequences
 from steps.budget import check_budget, resolved
-from steps.checkpoints.find import describe, tokenizer_of
+from steps.checkpoints.find import describe
 from steps.coordinator import FLAGS, TRACKING, coordinator_of
 from steps.declared import check_training
 from steps.planning.facts import training_facts
@@ -198,7 +198,7 @@ def _prompts(sequences: Sequences, prompts: tuple[str, ...]) -> Any:
         return None
     from training.config.job import Prompts
 
-    return Prompts(tokenizer=tokenizer_of(sequences).file, prompts=prompts)
+    return Prompts(tokenizer=sequences.cache.tokenizer().file, prompts=prompts)
 
 
 def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -> dict[str, Any]:

@@ -65,8 +65,8 @@ class Artifact:
         Raises:
             CorruptOutput: when it was deleted.
         """
-        if not self.reads(name):
-            raise AssertionError(f"{type(self).__name__}.opens does not name {name!r}")
+        if not self.needs_input(name):
+            raise AssertionError(f"{type(self).__name__}.opens and .needs do not name {name!r}")
         path = self.input_paths[name]
         found = load(path)
         if found is None:

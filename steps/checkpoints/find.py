@@ -57,69 +57,20 @@ class Trained:
     sequences: str | None
     root: str
 
+    @property
+    def has_text(self) -> bool:
+        """Whether the model has a tokenizer, see `Checkpoint.has_text`."""
+        return self._text_source.has_text
+
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the training text, or the one the model was imported with.
+        """See `Checkpoint.tokenizer`; the step of this one need not be finished."""
+        return self._text_source.tokenizer()
 
-        Raises:
-            InputError: no tokenizer produced the token cache.
-            CorruptOutput: an output between the checkpoint and the tokenizer is gone.
-        """
+    @property
+    def _text_source(self) -> Checkpoint | TokenCache:
         if self.sequences is None:
-            return Tokenizer(self.root, _published(self.root))
-        return tokenizer_of(Sequences(self.sequences, _published(self.sequences)))
-
-
-def find_tokenizer(sequences: Sequences) -> Tokenizer | None:
-    """The tokenizer that produced the tokens of `sequences`; None for rows of integers.
-
-    Raises:
-        CorruptOutput: the tokenizer's output is gone.
-    """
-    cache = sequences.cache
-    while "tokenizer" not in cache.input_paths:
-        if not cache.packed:
-            return None
-        cache = cache.input("tokens", TokenCache)
-    path = cache.input_paths["tokenizer"]
-    return Tokenizer(path, _published(path))
-
-
-def tokenizer_of(sequences: Sequences) -> Tokenizer:
-    """The tokenizer that produced the tokens of `sequences`.
-
-    Raises:
-        InputError: no tokenizer produced the token cache.
-        CorruptOutput: the tokenizer's output is gone.
-    """
-    found = find_tokenizer(sequences)
-    if found is None:
-        raise InputError(
-            f"{sequences.cache.path}: these tokens were not made by a tokenizer's step; give a "
-            "tokenizer.json with --tokenizer FILE"
-        )
-    return found
-
-
-def tokenizer_for(checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer of a model: that of its tokens, or the one it was imported with."""
-    if checkpoint.imported:
-        return checkpoint.own_tokenizer
-    return tokenizer_of(checkpoint.sequences)
-
-
-def own_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
-    """As `tokenizer_for`; None for a model that was trained on rows of integers."""
-    return checkpoint.own_tokenizer if checkpoint.imported else find_tokenizer(checkpoint.sequences)
-
-
-def has_tokenizer(sequences: str | None) -> bool:
-    """Whether a model trained on the sequences in this directory has a tokenizer.
-
-    None is the directory of an imported model, which always has one.
-    """
-    if sequences is None:
-        return True
-    return find_tokenizer(Sequences(sequences, _published(sequences))) is not None
+            return Checkpoint(self.root, _published(self.root))
+        return Sequences(self.sequences, _published(self.sequences)).cache
 
 
 def is_run(published: Manifest) -> bool:

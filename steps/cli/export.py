@@ -52,9 +52,9 @@ def run(arguments: list[str]) -> int:
 
 def _check_tokenizer(source: str) -> None:
     """Raise `InputError` if the model was trained on rows of integers."""
-    from steps.checkpoints.find import find, has_tokenizer
+    from steps.checkpoints.find import find
 
-    if not has_tokenizer(find(source).sequences):
+    if not find(source).has_text:
         raise InputError(
             f"{source}: expected a model with a tokenizer, which a GGUF file contains; this one "
             "was trained on rows of integers. Export it --to hf"
@@ -82,7 +82,7 @@ def to_hf(directory: str, out: str, dtype: str, *, auto_tokenizer: bool = True) 
     It exports the moving average (EMA) of the parameters if the run kept one. A model that was
     trained on rows of integers is exported without a tokenizer.
     """
-    from steps.checkpoints.find import find, has_tokenizer, open_tokenizer
+    from steps.checkpoints.find import find, open_tokenizer
     from steps.export.hf_folder import Export, write_hf_folder
 
     trained = find(directory)
@@ -90,7 +90,7 @@ def to_hf(directory: str, out: str, dtype: str, *, auto_tokenizer: bool = True) 
         checkpoint=trained.path,
         config=trained.model,
         positions=trained.sequence_length,
-        tokenizer=open_tokenizer(trained) if has_tokenizer(trained.sequences) else None,
+        tokenizer=open_tokenizer(trained) if trained.has_text else None,
         dtype=dtype,
         auto_tokenizer=auto_tokenizer,
     )

@@ -16,7 +16,6 @@ from pipeline.plan.lineage import Ancestor, lineage
 from pipeline.prices import price_of
 from pipeline.store import storage
 from steps.artifacts import Checkpoint
-from steps.checkpoints.find import own_tokenizer
 from steps.reporting.run_record import RunRecord, of_checkpoint
 from training.config.batch_schedule import batch_phases
 
@@ -84,8 +83,8 @@ def _model(model: Checkpoint, written: Mapping[str, Any]) -> list[str]:
 
 def _use(model: Checkpoint) -> list[str]:
     length = model.train.sequence_length
-    if (tokenizer := own_tokenizer(model)) is not None:
-        loaded = tokenizer.load()
+    if model.has_text:
+        loaded = model.tokenizer().load()
         bos, eos = (loaded.decode([index]) for index in (loaded.bos_id, loaded.eos_id))
         lines = [
             f"A base model: it continues text. In training a document began with `{bos}` (BOS) and",

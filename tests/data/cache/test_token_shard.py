@@ -4,6 +4,7 @@ import math
 import resource
 import shutil
 import threading
+from itertools import pairwise
 from pathlib import Path
 
 import google_crc32c
@@ -64,6 +65,19 @@ def test_tokens_and_offsets_are_the_documents_with_eos(tmp_path):
     assert np.array_equal(counts.counts, np.bincount(tokens, minlength=1000))
     on_disk = sum(path.stat().st_size for path in (tmp_path / "s").rglob("*") if path.is_file())
     assert counts.bytes_on_disk == on_disk
+
+
+@pytest.mark.parametrize("bos", [None, EOS, 999])
+def test_a_bos_of_its_own_begins_every_document(tmp_path, bos):
+    """Also an empty one; where it is EOS, that of the document before begins the next."""
+    counts = write(tmp_path / "s", bos_id=bos)
+    tokens, offsets = flat(batches())
+    begins = [999] if bos == 999 else []
+    pairs = list(pairwise(offsets))
+    expected = [i for first, last in pairs for i in (*begins, *tokens[first:last])]
+    assert read(tmp_path / "s", counts).tolist() == expected
+    found = token_shard.read_offsets(str(tmp_path / "s")).tolist()
+    assert found == [o + n * len(begins) for n, o in enumerate(offsets)]
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,10 @@ def test_ids_are_the_librarys_and_eos_is_found(name):
     expected = [e.ids for e in library.encode_batch(texts, add_special_tokens=False)]
     assert [p.tolist() for p in np.split(ids, np.cumsum(lengths)[:-1])] == expected
     assert made.eos_id == library.token_to_id(EOS_NAMES[name])
+    inserted = library.encode(texts[0]).ids
+    assert made.prompt_ids(texts[0]) == [made.bos_id, *expected[0]]
+    assert inserted in (made.prompt_ids(texts[0]), expected[0])
+    assert made.bos_id == (inserted[0] if name == "llama3" else made.eos_id)
     description = json.loads(shape(name))
     added = {token["id"] for token in description["added_tokens"]}
     assert made.vocab_size == len({*tokenizer_file.ids_of(description).values(), *added})
@@ -86,6 +90,21 @@ def test_a_stream_is_the_text_after_its_prompt(name, text):
     stream = TextStream(made, prompt)
     pieces = [stream.push([index]) for index in ids] + [stream.finish()]
     assert "".join(pieces) == f" {text}" == made.decode(ids, prompt)
+
+
+def test_a_bos_that_is_no_token_is_refused():
+    """With the tokens that there are."""
+    with pytest.raises(InputError, match=r"bos='<none>' is not in the vocabulary; .* '<s>'"):
+        tokenizer_file.with_fields(shape("unigram"), bos_token="<none>")
+
+
+def test_two_ids_before_a_text_are_refused():
+    """A document begins with one."""
+    description = json.loads(shape("llama3"))
+    template = description["post_processor"]["single"]
+    template.insert(0, template[0])
+    with pytest.raises(InputError, match=r"puts the ids .* before a text; expected at most one"):
+        TextTokenizer(json.dumps(description).encode())
 
 
 def test_a_tokenizer_that_loses_text_must_be_accepted_by_name():

@@ -9,7 +9,17 @@ import pytest
 from models import presets
 from pipeline import InputError
 from pipeline.graph.node import as_node
-from steps import block_shuffle, export_hf, extend, import_hf, train, warm_start
+from steps import (
+    block_shuffle,
+    export_hf,
+    extend,
+    import_hf,
+    sample,
+    tokenize,
+    train,
+    train_tokenizer,
+    warm_start,
+)
 from steps.planning.facts import training_facts
 from tests.pipeline.helpers import bring_up
 from tests.steps.export.hf_folders import NEEDS_ORACLE, folder
@@ -53,6 +63,18 @@ def test_plan_names_the_architecture():
     line = training_facts(as_node(trained(presets.nanochat_d16)), {}).data["export"]
     assert "does not export to Hugging Face" in line
     assert "embedding_norm=False" in line
+
+
+def test_a_qwen2_model_of_our_own_tokenizer_is_refused_where_it_is_declared():
+    """AutoTokenizer would replace the tokenizer; the graph says so before anything trains."""
+    qwen2 = dataclasses.replace(tiny.MODEL, qkv_biases=True, qk_norm=False, vocab_size=512)
+    documents = sample("python-docs://", tokens=1000, splits=(("validation", 100),))
+    tokens = tokenize(documents, train_tokenizer(documents, vocab_size=512))
+    sequences = block_shuffle(tokens, sequence_length=tiny.LENGTH)
+    node = train(sequences, model=qwen2, optimizer=OptimizerConfig(), train=tiny.TRAIN)
+    with pytest.raises(InputError, match=r"not that of train_tokenizer; .* auto_tokenizer=False"):
+        export_hf(node)
+    export_hf(node, auto_tokenizer=False)
 
 
 def test_an_upload_is_a_step_of_its_own_behind_the_same_export():
