@@ -17,7 +17,10 @@ from steps.artifacts import TRAIN, TokenCache
 if TYPE_CHECKING:
     from data.cache.token_shard import TokenShard
 
-_COUNTED = ("rows", "tokens_packed", "documents", "documents_cut", "documents_cut_by_joining")
+_COUNTED = (
+    *("rows", "rows_with_eos_in_front", "tokens_packed"),
+    *("documents", "documents_cut", "documents_cut_by_joining"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +45,13 @@ def _check(arguments: Mapping[str, Any]) -> None:
         raise InputError(f"sequence_length={length}: expected at least 2; give more")
 
 
-@step(output=TokenCache, version=1, cpus=0, check=_check)
+@step(output=TokenCache, version=2, cpus=0, check=_check)
 def pack(run: StepContext, tokens: TokenCache, *, sequence_length: int) -> Result:
     """Best-fit packing of every training shard into sequences of `sequence_length` tokens.
 
-    Only a document longer than a sequence is cut. Where no document fits the rest of a sequence, it
-    is padded with EOS. The result has the cost, compared with joining all documents and cutting
+    Only a document longer than a sequence is cut. A sequence that begins with the start of a
+    document has an EOS in front of it. Where no document fits the rest of a sequence, it is padded
+    with EOS. The result has the cost, compared with joining all documents and cutting
     every `sequence_length` tokens (`documents_cut_by_joining`) and with next-fit packing in the
     order of the documents (`padding_share_of_next_fit`).
     """
@@ -71,13 +75,14 @@ def pack(run: StepContext, tokens: TokenCache, *, sequence_length: int) -> Resul
         raise InputError(f"{tokens.path}: found no training tokens to pack; sample some documents")
     next_fit = sum(part["rows_of_next_fit"] for part in parts) * sequence_length
     capacity = total["rows"] * sequence_length
+    filled = total["tokens_packed"] + total["rows_with_eos_in_front"]
     return {
         **about,
         **total,
         "sequence_length": sequence_length,
-        "padding_tokens": capacity - total["tokens_packed"],
-        "padding_share": 1 - total["tokens_packed"] / capacity,
-        "padding_share_of_next_fit": 1 - total["tokens_packed"] / next_fit,
+        "padding_tokens": capacity - filled,
+        "padding_share": 1 - filled / capacity,
+        "padding_share_of_next_fit": 1 - filled / next_fit,
         "splits": tokens.result["splits"],
         "measured": {"cpu_seconds": sum(part["measured"]["cpu_seconds"] for part in parts)},
     }
@@ -114,6 +119,7 @@ def pack_shard(directory: str, item: Unpacked) -> Mapping[str, Any]:
         "tokens": written.tokens,
         "tokens_packed": len(stream),
         "rows": laid.row_count,
+        "rows_with_eos_in_front": laid.fronts,
         "documents": len(offsets) - 1,
         "documents_cut": packing.documents_cut_by_packing(offsets, length),
         "documents_cut_by_joining": packing.documents_cut_by_joining(offsets, length),

@@ -6,11 +6,13 @@ document only when it is longer than a row: into whole rows and a remainder. Rem
 longest first, each into the row it fills best (best-fit decreasing; among equally full rows, the
 one filled most recently), or into a new row. The free end of a row is padded with EOS.
 
-A piece that does not end with EOS always fills its row, so padding only follows the end of a
-document, and no document is split around another. Pieces of a row are in document order, and rows
-are in the order of their last pieces. The last row therefore ends with EOS, and the concatenated
-rows are documents with EOS after each (padding reads as empty documents): the format of a token
-shard.
+A row that begins with the start of a document has an EOS in front of it, as the end of the document
+before is in a joined stream: every document is read after an EOS, and its first token is predicted
+(see `training.step.document_mask`). A piece that does not end with EOS always fills its row, so
+padding only follows the end of a document, and no document is split around another. Pieces of a row
+are in document order, and rows are in the order of their last pieces. The last row therefore ends
+with EOS, and the concatenated rows are documents with EOS after each (padding, and an EOS in front
+of a row, read as empty documents): the format of a token shard.
 """
 
 from __future__ import annotations
@@ -30,16 +32,23 @@ class Packing(NamedTuple):
         starts: int64 (pieces,), first token of each piece in the stream of documents.
         lengths: int64 (pieces,), tokens of each piece, from 1 to a row's length.
         rows: int64 (pieces,), row of each piece; every row from 0 to the last has a piece.
+        places: int64 (pieces,), index in its row of each piece's first token.
     """
 
     starts: np.ndarray
     lengths: np.ndarray
     rows: np.ndarray
+    places: np.ndarray
 
     @property
     def row_count(self) -> int:
         """Number of rows."""
         return int(self.rows[-1]) + 1 if len(self.rows) else 0
+
+    @property
+    def fronts(self) -> int:
+        """Number of rows with an EOS in front of their first document."""
+        return self.row_count - int((self.places == 0).sum())
 
 
 def pack(offsets: np.ndarray, length: int) -> Packing:
@@ -51,16 +60,16 @@ def pack(offsets: np.ndarray, length: int) -> Packing:
         length: tokens in a row.
 
     Raises:
-        InputError: `length` is below 1, or `offsets` do not ascend.
+        InputError: `length` is below 2, or `offsets` do not ascend.
     """
-    begins, sizes = _sizes(offsets, length)
-    whole, rest = np.divmod(sizes, length)
-    fragments = np.flatnonzero(rest)
-    starts = np.concatenate([_cut(begins, whole, length), (begins + whole * length)[fragments]])
-    lengths = np.concatenate([np.full(int(whole.sum()), length), rest[fragments]])
-    full = len(starts) - len(fragments)
-    rows = np.concatenate([np.arange(full), full + _best_fit(rest[fragments], length)])
-    return _in_order(starts, lengths, rows)
+    starts, lengths, rests = _cut(offsets, length)
+    rows = np.concatenate([np.arange(len(starts)), len(starts) + _best_fit(rests[1], length - 1)])
+    starts, lengths = (np.concatenate(pair) for pair in zip((starts, lengths), rests, strict=True))
+    starts, lengths, rows = _in_order(starts, lengths, rows)
+    before = np.cumsum(lengths) - lengths
+    first = np.searchsorted(rows, rows)  # the first piece of each piece's row
+    fronts = np.isin(starts[first], offsets)
+    return Packing(starts, lengths, rows, before - before[first] + fronts)
 
 
 def fill(packing: Packing, tokens: np.ndarray, length: int, eos_id: int) -> np.ndarray:
@@ -73,9 +82,7 @@ def fill(packing: Packing, tokens: np.ndarray, length: int, eos_id: int) -> np.n
         eos_id: the padding id.
     """
     filled = np.full(packing.row_count * length, eos_id, tokens.dtype)
-    before = np.cumsum(packing.lengths) - packing.lengths
-    first = np.searchsorted(packing.rows, packing.rows)  # the first piece of each piece's row
-    places = packing.rows * length + before - before[first]
+    places = packing.rows * length + packing.places
     pieces = (packing.starts.tolist(), packing.lengths.tolist(), places.tolist())
     for start, size, place in zip(*pieces, strict=True):
         filled[place : place + size] = tokens[start : start + size]
@@ -83,8 +90,8 @@ def fill(packing: Packing, tokens: np.ndarray, length: int, eos_id: int) -> np.n
 
 
 def documents_cut_by_packing(offsets: np.ndarray, length: int) -> int:
-    """Number of documents that are longer than a row."""
-    return int((_sizes(offsets, length)[1] > length).sum())
+    """Number of documents that, with the EOS in front, are longer than a row."""
+    return int((_sizes(offsets, length)[1] >= length).sum())
 
 
 def documents_cut_by_joining(offsets: np.ndarray, length: int) -> int:
@@ -98,18 +105,18 @@ def rows_of_next_fit(offsets: np.ndarray, length: int) -> int:
 
     Documents longer than a row are cut as `pack` cuts them.
     """
-    whole, rest = np.divmod(_sizes(offsets, length)[1], length)
-    rows, free = int(whole.sum()), 0
-    for size in rest[rest > 0].tolist():
+    starts, _, (_, rests) = _cut(offsets, length)
+    rows, free = len(starts), 0
+    for size in rests.tolist():
         if size > free:
-            rows, free = rows + 1, length
+            rows, free = rows + 1, length - 1
         free -= size
     return rows
 
 
 def _sizes(offsets: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    if length < 1:
-        raise InputError(f"length={length}: expected rows of at least 1 token; give a larger one")
+    if length < 2:
+        raise InputError(f"length={length}: expected rows of at least 2 tokens; give a larger one")
     offsets = np.asarray(offsets, np.int64)
     sizes = np.diff(offsets)
     if len(offsets) == 0 or (sizes < 1).any():
@@ -121,11 +128,21 @@ def _sizes(offsets: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
     return offsets[:-1], sizes
 
 
-def _cut(begins: np.ndarray, whole: np.ndarray, length: int) -> np.ndarray:
-    """Starts of the pieces that fill a row: for document i, `whole[i]` pieces from `begins[i]`."""
-    before = np.cumsum(whole) - whole
-    number = np.arange(int(whole.sum())) - np.repeat(before, whole)
-    return np.repeat(begins, whole) + number * length
+def _cut(
+    offsets: np.ndarray, length: int
+) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    """Starts and lengths of the pieces that fill a row, and those of the rests, in document order.
+
+    A document and the EOS in front of it are cut every `length` tokens, so its first piece has one
+    token less. A rest, or a whole document that is shorter than a row, has less than `length`.
+    """
+    begins, sizes = _sizes(offsets, length)
+    whole = (sizes + 1) // length
+    number = np.arange(int(whole.sum())) - np.repeat(np.cumsum(whole) - whole, whole)
+    starts = np.repeat(begins, whole) + number * length - (number > 0)
+    done = np.maximum(whole * length - 1, 0)  # tokens of the document in rows of its own
+    left = np.flatnonzero(sizes > done)
+    return starts, length - (number == 0), ((begins + done)[left], (sizes - done)[left])
 
 
 def _best_fit(sizes: np.ndarray, length: int) -> np.ndarray:
@@ -158,7 +175,9 @@ def _best_fit(sizes: np.ndarray, length: int) -> np.ndarray:
     return found
 
 
-def _in_order(starts: np.ndarray, lengths: np.ndarray, rows: np.ndarray) -> Packing:
+def _in_order(
+    starts: np.ndarray, lengths: np.ndarray, rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Number rows by the order of their last pieces; sort pieces by row and start."""
     last = np.full(int(rows.max()) + 1 if len(rows) else 0, -1)
     np.maximum.at(last, rows, starts)
@@ -166,4 +185,4 @@ def _in_order(starts: np.ndarray, lengths: np.ndarray, rows: np.ndarray) -> Pack
     rank[np.argsort(last)] = np.arange(len(last))
     rows = rank[rows]
     order = np.lexsort((starts, rows))
-    return Packing(starts[order], lengths[order], rows[order])
+    return starts[order], lengths[order], rows[order]

@@ -92,14 +92,17 @@ def test_the_result_counts_padding_and_cuts(tmp_path):
     cache, result = run(str(tmp_path))
     names = [n for n in SHARDS if "train" in n]
     sizes = [len(text) + 1 for name in names for text in documents(name)]
-    rows = sum(lay(stream(name)[1], LENGTH).row_count for name in names)
+    laid = [lay(stream(name)[1], LENGTH) for name in names]
+    rows, fronts = (sum(getattr(each, n) for each in laid) for n in ("row_count", "fronts"))
+    filled = sum(sizes) + fronts
     assert result["tokens_packed"] == sum(sizes)
     assert result["documents"] == len(sizes)
-    assert result["documents_cut"] == sum(size > LENGTH for size in sizes)
+    assert result["documents_cut"] == sum(size >= LENGTH for size in sizes)
     assert result["documents_cut"] < result["documents_cut_by_joining"]
     assert (result["rows"], result["sequence_length"]) == (rows, LENGTH)
-    assert result["padding_tokens"] == rows * LENGTH - sum(sizes)
-    assert result["padding_share"] == pytest.approx(1 - sum(sizes) / (rows * LENGTH))
+    assert result["rows_with_eos_in_front"] == fronts
+    assert result["padding_tokens"] == rows * LENGTH - filled
+    assert result["padding_share"] == pytest.approx(1 - filled / (rows * LENGTH))
     assert result["padding_share"] < result["padding_share_of_next_fit"]
     assert result["splits"]["train"] == {"tokens": sum(sizes), "unigram_entropy": 6.1}
     assert cache.tokens("train") == rows * LENGTH
