@@ -9,8 +9,12 @@ from pipeline import GangProcess
 if TYPE_CHECKING:
     from training.sharding.distributed import Coordinator
 
-FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS")
-"""Environment variables that change what JAX computes; every step that uses JAX declares them."""
+FLAGS = (
+    *("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS", "NVIDIA_TF32_OVERRIDE"),
+    *("JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_OPTIMIZATION_LEVEL"),
+)
+"""Environment variables that change how JAX compiles; every step that uses JAX declares them. Those
+that would change what it computes have no effect, see `models.jax_numerics`."""
 
 HUB = ("HF_TOKEN", "HF_ENDPOINT")
 """Those of the Hugging Face hub, for steps that read from it or write to it."""

@@ -137,6 +137,7 @@ def _work(
 def answer_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
     """One process of the gang of `multiple_choice`; returns the metrics."""
     from data.tokenizer.text_tokenizer import TextTokenizer
+    from models.jax_numerics import fixed_numerics
     from training.evaluate.multiple_choice import accuracy, answer
     from training.sharding import distributed
 
@@ -145,8 +146,9 @@ def answer_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str,
     distributed.initialize(coordinator)
     tokenizer = TextTokenizer.load(work.tokenizer)
     questions = read_questions(work.settings["questions"], tokenizer, work.settings["delimiter"])
-    likelihood, model = _loaded(work, tokenizer)
-    row = accuracy(questions, answer(likelihood, model, questions))
+    with fixed_numerics():
+        likelihood, model = _loaded(work, tokenizer)
+        row = accuracy(questions, answer(likelihood, model, questions))
     if coordinator is not None:
         distributed.shutdown()
     return row
@@ -157,6 +159,7 @@ def harness_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str
     import importlib.metadata
 
     from data.tokenizer.text_tokenizer import TextTokenizer
+    from models.jax_numerics import fixed_numerics
     from training.evaluate.lm_eval_adapter import adapter, harness, run_tasks
 
     del process, emit
@@ -164,14 +167,16 @@ def harness_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str
     tasks, folder = settings.pop("tasks"), settings.pop("include_path")
     harness()  # refuses a missing installation before the model is loaded
     tokenizer = TextTokenizer.load(work.tokenizer)
-    likelihood, model = _loaded(work, tokenizer)
+    with fixed_numerics():
+        likelihood, model = _loaded(work, tokenizer)
     lm = adapter(model, likelihood, tokenizer, work.train.sequence_length)
     if folder is not None:
         from lm_eval.tasks import TaskManager  # pyrefly: ignore[missing-import]
 
         settings["task_manager"] = TaskManager(include_path=folder)
     version = importlib.metadata.version("lm_eval")
-    return {"tasks": run_tasks(lm, tasks, **settings), "version": version}
+    with fixed_numerics():
+        return {"tasks": run_tasks(lm, tasks, **settings), "version": version}
 
 
 def _loaded(work: Work, tokenizer: TextTokenizer) -> tuple[Any, Any]:

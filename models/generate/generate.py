@@ -27,6 +27,7 @@ from models.config import TransformerConfig
 from models.generate.kv_cache import KVCache, decode, prefill
 from models.generate.sampling_config import Sampling
 from models.generate.token_sampling import Rules, choose
+from models.jax_numerics import fixed_numerics
 from models.scan_layers import split_layers
 from models.transformer import Block, Transformer
 from pipeline.errors import InputError
@@ -111,7 +112,17 @@ def stream(
             f"found {tokens_per_yield}"
         )
     rules = Rules.of(sampling or Sampling())
-    return _stream(model, prompts, new_tokens, rules, eos_id, tokens_per_yield)
+    return _fixed(_stream(model, prompts, new_tokens, rules, eos_id, tokens_per_yield))
+
+
+def _fixed(parts: Iterator[list[list[int]]]) -> Iterator[list[list[int]]]:
+    """`parts`, each computed with `fixed_numerics`, which the caller's code does not run in."""
+    while True:
+        with fixed_numerics():
+            part = next(parts, None)
+        if part is None:
+            return
+        yield part
 
 
 def _stream(

@@ -22,6 +22,7 @@ import numpy as np
 from jax import Array
 
 from models.generate.sampling_config import Sampling
+from models.jax_numerics import random_key
 
 _ALL = 2**31 - 1
 _SMALLEST = float(np.finfo(np.float32).tiny)
@@ -47,7 +48,7 @@ class Rules(eqx.Module):
             temperature=jnp.float32(0.0 if cold else sampling.temperature),
             top_k=jnp.int32(_ALL if sampling.top_k is None else min(sampling.top_k, _ALL)),
             top_p=jnp.float32(1.0 if sampling.top_p is None else max(sampling.top_p, _SMALLEST)),
-            key=jax.random.key(sampling.seed),
+            key=random_key(sampling.seed),
         )
 
     def keys(self, rows: int) -> Array:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from models.config import TransformerConfig
+from models.jax_numerics import random_key
 from models.transformer import Transformer
 from pipeline.errors import InputError
 from training.checkpoint import tree_names
@@ -30,9 +31,7 @@ _TIMEOUT_SECONDS = 3600.0
 
 def describe_model(config: TransformerConfig) -> dict[str, dict[str, Any]]:
     """Axes, shape and dtype of every array of a model, by its path in a `Transformer`."""
-    return tree_names.describe(
-        jax.eval_shape(lambda: Transformer.init(config, key=jax.random.key(0)))
-    )
+    return tree_names.describe(jax.eval_shape(lambda: Transformer.init(config, key=random_key(0))))
 
 
 class StoredModel:

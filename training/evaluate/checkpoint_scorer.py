@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import jax
 
 from models.config import TransformerConfig
+from models.jax_numerics import fixed_numerics
 from models.transformer import Transformer
 from pipeline.errors import InputError
 from training.checkpoint.restore import load_model_onto
@@ -129,6 +130,7 @@ class Scorer:
             dtype = train.compute_dtype
             self._generator = SampleGenerator(job.prompts, job.model, self._layout, dtype)
 
+    @fixed_numerics()
     def load(self, checkpoint: str) -> Transformer:
         """The model of a checkpoint, on this scorer's devices.
 
@@ -138,6 +140,7 @@ class Scorer:
         """
         return load_model_onto(self._layout, checkpoint, self._job.model)
 
+    @fixed_numerics()
     def score(self, model: Transformer) -> Scored:
         """Losses, samples and tasks of a model that `load` returned."""
         passages, tasks = self._job.passages, list[MetricsRow]()

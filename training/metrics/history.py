@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.errors import CorruptOutput
-from pipeline.identity.fingerprint import digest
 from pipeline.store import storage
 from pipeline.store.decode import json_line
 
@@ -146,12 +145,16 @@ def write_history(directory: str, history: Sequence[Segment]) -> None:
 
 
 def content_of(history: Sequence[Segment]) -> str:
-    """Hex SHA-256 of a run's history without the columns of `MEASURED`."""
-    found = {kind: hashlib.sha256() for kind in TABLES.values()}
-    for entry in read_history(history):
+    """Hex SHA-256 of a run's steps without the columns of `MEASURED`.
+
+    Evaluations and samples look at the model, as often as settings outside the key say: they are
+    not part of what was trained.
+    """
+    found = hashlib.sha256()
+    for entry in read_history(history, ["step"]):
         row = {name: value for name, value in plain(entry).items() if name not in MEASURED}
-        found[entry["kind"]].update(json.dumps(row, sort_keys=True).encode() + b"\n")
-    return digest([each.hexdigest() for each in found.values()])
+        found.update(json.dumps(row, sort_keys=True).encode() + b"\n")
+    return found.hexdigest()
 
 
 def to_relative(history: Sequence[Segment], base: str) -> list[list[Any]]:

@@ -283,6 +283,10 @@ def test_the_record_of_a_run_is_its_history_and_its_digest_knows_no_clock(tmp_pa
     log.copy(history)
     log.flush()
     assert content_of(log.history) == found[0][0]
+    log.write("evaluation", {"step": 4, "split": "validation", "loss": 1.0})
+    log.write("sample", {"step": 4, "prompt": "", "completion": "a"})
+    log.flush()
+    assert content_of(log.history) == found[0][0], "a look at the model is no part of it"
     log.write("step", {"step": 5, "loss": 1.0})
     log.flush()
     assert content_of(log.history) != found[0][0]

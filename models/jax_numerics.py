@@ -1,0 +1,62 @@
+"""The settings of JAX that decide numbers, which an environment variable may change elsewhere.
+
+A key names one model. JAX reads its settings from variables such as `JAX_DEFAULT_PRNG_IMPL`, which
+no key has, so everything that initializes, trains, scores or generates runs in `fixed_numerics`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+PRNG = "threefry2x32"
+FIXED: dict[str, Any] = {
+    "jax_default_prng_impl": PRNG,
+    "jax_threefry_partitionable": True,
+    "jax_random_seed_offset": 0,
+    "jax_high_dynamic_range_gumbel": False,
+    "jax_enable_x64": False,
+    "jax_default_matmul_precision": None,
+    "jax_softmax_custom_jvp": False,
+}
+"""Setting -> value: JAX's defaults. Those that only check or log are left alone."""
+
+_lock = threading.Lock()
+_inside = 0
+_before: dict[str, Any] = {}
+
+
+@contextmanager
+def fixed_numerics() -> Iterator[None]:
+    """A context, or a decorator, in which JAX has the settings `FIXED`, in every thread.
+
+    The caller's own settings come back when the last such context ends.
+    """
+    global _inside
+    with _lock:
+        if not _inside:
+            _before.update({name: getattr(jax.config, name) for name in FIXED})
+            _update(FIXED)
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if not _inside:
+                _update(_before)
+
+
+@fixed_numerics()
+def random_key(seed: int) -> jax.Array:
+    """A random key of the generator that all models are initialized and sampled with."""
+    return jax.random.key(seed, impl=PRNG)
+
+
+def _update(settings: dict[str, Any]) -> None:
+    for name, value in settings.items():
+        jax.config.update(name, value)

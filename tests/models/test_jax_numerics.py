@@ -1,0 +1,55 @@
+"""Settings that JAX reads from the environment change neither a model nor a sample."""
+
+import jax
+import numpy as np
+import pytest
+
+from models.generate.generate import generate
+from models.generate.sampling_config import Sampling
+from models.jax_numerics import FIXED, fixed_numerics
+from tests.training import tiny
+
+OTHER = {
+    "jax_default_prng_impl": "rbg",
+    "jax_threefry_partitionable": False,
+    "jax_random_seed_offset": 3,
+    "jax_high_dynamic_range_gumbel": True,
+    "jax_enable_x64": True,
+    "jax_default_matmul_precision": "bfloat16",
+    "jax_softmax_custom_jvp": True,
+}
+
+
+def numbers():
+    """Initial parameters as training makes them, and sampled text."""
+    with fixed_numerics():
+        model = tiny.program().init().model
+    text = generate(model, [[1, 2]], new_tokens=8, sampling=Sampling(temperature=2.0, seed=4))
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(model)], text
+
+
+@pytest.fixture
+def settings():
+    """Sets settings of JAX, as environment variables do for a whole process."""
+    before = {name: getattr(jax.config, name) for name in OTHER}
+    yield lambda changed: [jax.config.update(name, value) for name, value in changed.items()]
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changed", [*({n: v} for n, v in OTHER.items()), OTHER], ids=str)
+def test_no_setting_of_the_environment_changes_a_model_or_a_sample(settings, changed):
+    """The same bits and the same ids, whatever JAX read when it started."""
+    want = numbers()
+    settings(changed)
+    assert numbers() == want
+
+
+def test_the_callers_settings_come_back(settings):
+    """After nested contexts too, and every fixed setting is tried above."""
+    settings(OTHER)
+    with fixed_numerics(), fixed_numerics():
+        assert {name: getattr(jax.config, name) for name in FIXED} == FIXED
+    assert {name: getattr(jax.config, name) for name in OTHER} == OTHER
+    assert OTHER.keys() == FIXED.keys()
