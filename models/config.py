@@ -288,6 +288,31 @@ class TransformerConfig:
         return self.matmul_parameters + self.norm_parameters + self.bias_parameters + gathered
 
 
+CHANGEABLE = (
+    *("window_pattern", "window", "rope_base", "rope_scaling"),
+    *("norm_epsilon", "logit_soft_cap", "attention_soft_cap"),
+)
+"""Fields of `TransformerConfig` that may change for trained parameters; no array depends on one."""
+
+
+def check_same_parameters(old: TransformerConfig, new: TransformerConfig) -> None:
+    """Refuse to go on with a model's parameters as another model than `CHANGEABLE` allows.
+
+    Raises:
+        InputError: names the other fields that differ.
+    """
+    changed = [
+        f"{field.name} {getattr(old, field.name)!r} -> {getattr(new, field.name)!r}"
+        for field in dataclasses.fields(old)
+        if field.name not in CHANGEABLE and getattr(old, field.name) != getattr(new, field.name)
+    ]
+    if changed:
+        raise InputError(
+            f"model: {', '.join(changed)}: trained parameters keep their arrays and their use; "
+            f"expected changes of {', '.join(CHANGEABLE)} only"
+        )
+
+
 def _check_count(owner: str, name: str, value: object) -> None:
     if type(value) is not int or value < 1:
         raise InputError(

@@ -276,6 +276,11 @@ class Checkpoint(Artifact):
         return TrainConfig.from_plain({**runtime, **self.result["train"]})
 
     @property
+    def first_steps(self) -> int:
+        """Steps that the run was declared to do when it began at step 0, before extensions."""
+        return self.result.get("first_steps", self.train.steps)
+
+    @property
     def trained_on(self) -> str:
         """The requested hardware and JAX's name of it: "v6e-16: 16 x TPU v6 lite"."""
         measured = self.result["measured"]

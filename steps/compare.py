@@ -146,9 +146,10 @@ def _figures(record: RunRecord) -> dict[str, tuple[float, str]]:
 
 
 def _late(rows: Sequence[dict[str, Any]], column: str) -> float:
-    """Mean over the last 2 % of the rows, since the loss of one step is noisy."""
-    last = [row[column] for row in rows[-max(1, len(rows) // 50) :]]
-    return math.fsum(last) / len(last)
+    """Mean over the last 2 % of the rows with a finite value; the loss of one step is noisy."""
+    found = [v for row in rows if (v := row.get(column)) is not None and math.isfinite(v)]
+    last = found[-max(1, len(found) // 50) :]
+    return math.fsum(last) / len(last) if last else math.nan
 
 
 def differences(records: Sequence[RunRecord]) -> list[list[str]]:

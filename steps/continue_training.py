@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+from models.config import TransformerConfig, check_same_parameters
 from pipeline import Hardware, InputError, Result, Runtime, StepContext, local, step
 from pipeline.graph.facts import Facts, Results
 from pipeline.graph.node import Node
@@ -18,7 +19,7 @@ from steps.coordinator import FLAGS, TRACKING
 from steps.declared import check_training, nearest_setting
 from steps.planning.continued import check_state, checkpoint_at, steps_of_checkpoint
 from steps.planning.facts import training_facts
-from steps.train import TrainRequest, run_training
+from steps.train import TrainRequest, advise, run_training
 from training.config import OptimizerConfig, TrainConfig
 
 
@@ -26,22 +27,42 @@ def _check(arguments: Mapping[str, Any], take: str) -> None:
     if not arguments["train"].steps:
         raise InputError("TrainConfig.steps: expected the total number of steps, found none")
     check_state(arguments, take)
-    done, checkpoint = 0, arguments["checkpoint"]
+    done, checkpoint, model = 0, arguments["checkpoint"], arguments["model"]
+    declared = nearest_setting(checkpoint, "model", Checkpoint)
+    if model is not None and declared is not None:
+        check_same_parameters(declared, model)
     if take == "everything":
         known = steps_of_checkpoint(checkpoint, arguments["at"], {})
         # Where the steps of a selected run differ, only the last step is sure to be left.
         done = arguments["train"].steps - 1 if known is None else known
-    check_training(arguments, nearest_setting(checkpoint, "model", Checkpoint), done)
+        first = _declared_steps(_first_run(checkpoint))
+        if known and first and known < arguments["train"].steps:
+            continued = arguments["optimizer"].continued(known, arguments["train"].steps, first)
+            arguments = {**arguments, "optimizer": continued}
+    check_training(arguments, model or declared, done)
 
 
 def _check_extend(arguments: Mapping[str, Any]) -> None:
-    at, steps = arguments["at"], arguments["train"].steps
+    at, steps, checkpoint = arguments["at"], arguments["train"].steps, arguments["checkpoint"]
     if at is not None and not 0 < at < steps:
         raise InputError(
             f"extend: expected `at` of 1 or more and below the {steps} steps of `train`, got {at}; "
             "train.steps counts from the very first step"
         )
     _check(arguments, "everything")
+
+
+def _declared_steps(node: Node) -> int:
+    """Steps that a run is declared to do in all; 0 when not known."""
+    train = nearest_setting(node, "train", Checkpoint)
+    return 0 if train is None else train.steps
+
+
+def _first_run(node: Node) -> Node:
+    """The run that began at step 0: `node`, or the one that it extends."""
+    while node.step.name == "extend":
+        node = node.inputs["checkpoint"]
+    return node
 
 
 def _facts(node: Node, results: Results) -> Facts:
@@ -51,9 +72,10 @@ def _facts(node: Node, results: Results) -> Facts:
 
 @step(
     output=Checkpoint,
-    version=4,
+    version=5,
     cpus=0,
     check=_check_extend,
+    advise=advise,
     facts=_facts,
     environment=(*FLAGS, *TRACKING),
 )
@@ -65,6 +87,7 @@ def extend(
     optimizer: OptimizerConfig,
     train: TrainConfig,
     at: int | None = None,
+    model: TransformerConfig | None = None,
     splits: tuple[str, ...] = (),
     sample_prompts: tuple[str, ...] = (),
     hardware: Annotated[Hardware, Runtime] = local(),
@@ -73,7 +96,9 @@ def extend(
 
     Parameters, moments, step, data offset and history continue; `train.steps` counts from the very
     first step. A "wsd" run, for example, keeps a checkpoint before its decay
-    (`TrainConfig.milestones`) and is extended from there with more steps.
+    (`TrainConfig.milestones`) and is extended from there with more steps. The schedule is that of
+    the longer run, but its warmup stays that of the first run and its decay begins at `at` or later
+    (`OptimizerConfig.continued`); a step warns when its rate still differs from the one before.
 
     An imported model has no step and no moments: like `warm_start` with take="model", the run
     starts at step 0 with zero moments, and the step warns about it.
@@ -85,31 +110,37 @@ def extend(
         optimizer: of the same kind as in training; schedule and learning rates may differ.
         train: with more steps than the checkpoint has done.
         at: step of the checkpoint to continue from; None for the last one.
+        model: the checkpoint's model with other rotary positions, windows or soft caps, which
+            change no parameter (`models.config.CHANGEABLE`); None for the checkpoint's own.
         splits: as for `train`.
         sample_prompts: as for `train`.
         hardware: the hardware to train on, which may differ from that of the checkpoint.
     """
-    take = "everything"
+    train, take = resolved(train, sequences), "everything"
     if checkpoint.imported:
         _check_tokenizer("extend", checkpoint, sequences)
         run.warn(
             f"{checkpoint.path} was imported without moments: they are zero at step 0 of this run, "
             'as of warm_start(..., take="model")'
         )
-        take = "model"
+        take, first = "model", train.steps
     elif checkpoint.sequences.manifest.content != sequences.manifest.content:
         raise InputError(
             f"extend: {checkpoint.path} was trained on {checkpoint.sequences.path}, these "
             f"sequences are {sequences.path}; to train on other data use warm_start"
         )
+    else:
+        done, first = checkpoint.train.steps, checkpoint.first_steps
+        optimizer = optimizer.continued(at or done, train.steps, first)
     request = TrainRequest(
         sequences=sequences,
         optimizer=optimizer,
-        train=resolved(train, sequences),
+        train=train,
         splits=splits,
         prompts=sample_prompts,
         hardware=hardware,
-        **_begin(checkpoint, take, at),
+        first_steps=first,
+        **_begin(checkpoint, model, take, at),
     )
     return run_training(run, request)
 
@@ -125,9 +156,10 @@ def _check_warm_start(arguments: Mapping[str, Any]) -> None:
 
 @step(
     output=Checkpoint,
-    version=4,
+    version=5,
     cpus=0,
     check=_check_warm_start,
+    advise=advise,
     facts=_facts,
     environment=(*FLAGS, *TRACKING),
 )
@@ -140,6 +172,7 @@ def warm_start(
     optimizer: OptimizerConfig,
     train: TrainConfig,
     at: int | None = None,
+    model: TransformerConfig | None = None,
     splits: tuple[str, ...] = (),
     sample_prompts: tuple[str, ...] = (),
     hardware: Annotated[Hardware, Runtime] = local(),
@@ -154,6 +187,7 @@ def warm_start(
         optimizer: the optimizer; its schedule starts at step 0.
         train: configuration of the new run.
         at: step of the checkpoint to use; None for the last one.
+        model: as for `extend`, for sequences that are longer than those of the checkpoint, say.
         splits: as for `train`.
         sample_prompts: as for `train`.
         hardware: the hardware to train on, which may differ from that of the checkpoint.
@@ -170,7 +204,7 @@ def warm_start(
         splits=splits,
         prompts=sample_prompts,
         hardware=hardware,
-        **_begin(checkpoint, take, at),
+        **_begin(checkpoint, model, take, at),
     )
     return run_training(run, request)
 
@@ -200,10 +234,14 @@ def _same_ids(sequences: Sequences, checkpoint: Checkpoint) -> bool:
     return checkpoint.tokenizer().load().gives_ids_of(sequences.cache.tokenizer().load())
 
 
-def _begin(checkpoint: Checkpoint, take: str, at: int | None) -> dict[str, Any]:
+def _begin(
+    checkpoint: Checkpoint, model: TransformerConfig | None, take: str, at: int | None
+) -> dict[str, Any]:
     """The fields `model` and `start` of a `TrainRequest`."""
     from training.config.job import Start
 
+    if model is not None:
+        check_same_parameters(checkpoint.model, model)
     done = at or max(checkpoint.steps, default=0) if take == "everything" else 0
     start = Start(checkpoint=checkpoint.at(at), take=take, step=done)
-    return {"model": checkpoint.model, "start": start}
+    return {"model": model or checkpoint.model, "start": start}

@@ -21,9 +21,9 @@ from training.cost.resolved_run import check_lengths, check_run
 def nearest_setting(node: Any, name: str, kind: type[Artifact] = Artifact) -> Any:
     """The setting `name` of the nearest step that produces a `kind`: `node` or an ancestor.
 
-    None if no such step has that setting.
+    None if no such step has that setting; a step where it is None takes it from another one.
     """
-    found = (n for n in nearest(node, kind) if name in n.config)
+    found = (n for n in nearest(node, kind) if n.config.get(name) is not None)
     return next((n.config[name] for n in found), None)
 
 

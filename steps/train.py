@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -51,6 +52,11 @@ def _check(arguments: Mapping[str, Any]) -> None:
     check_training(arguments, arguments["model"])
 
 
+def advise(config: Mapping[str, Any]) -> list[str]:
+    """Lines of `plan` about a step that trains."""
+    return [warning] if (warning := config["train"].short_for_ema) else []
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainRequest:
     """The arguments that all steps that train have in common.
@@ -62,6 +68,7 @@ class TrainRequest:
         prompts: texts that the model continues at every evaluation.
         hardware: the hardware to train on.
         start: a `training.config.job.Start`, or None to initialize new parameters.
+        first_steps: see `Checkpoint.first_steps`; 0 for a run that begins at step 0.
     """
 
     sequences: Sequences
@@ -72,13 +79,15 @@ class TrainRequest:
     prompts: tuple[str, ...]
     hardware: Hardware
     start: Any = None
+    first_steps: int = 0
 
 
 @step(
     output=Checkpoint,
-    version=5,
+    version=6,
     cpus=0,
     check=_check,
+    advise=advise,
     facts=training_facts,
     environment=(*FLAGS, *TRACKING),
 )
@@ -157,6 +166,8 @@ def run_training(run: StepContext, request: TrainRequest) -> dict[str, Any]:
         program_directory=storage.join(run.directory, "programs"),
     )
     describe(run, sequences, model, train)
+    if warning := train.short_for_ema:
+        run.warn(warning)
     trained = run.gang(request.hardware, train_process, Assignment(job, run.ledger))
     _declare_checkpoints(run, trained["checkpoints"])
     history = trained["history"]
@@ -169,10 +180,16 @@ def run_training(run: StepContext, request: TrainRequest) -> dict[str, Any]:
     entropy = cache.result["splits"][TRAIN]["unigram_entropy"]
     identity = plain_identity(train)
     evaluations = [plain(entry) for entry in read_history(history, ["evaluation"])]
+    if skipped := trained["skipped"]:
+        run.warn(
+            f"{skipped:,} of {train.steps:,} updates were not applied (column `skipped` of "
+            "metrics.jsonl): not finite, a loss spike, or no counted token"
+        )
     return {
-        **_summary(trained["checkpoint"], evaluations, entropy),
+        **_summary(trained["checkpoint"], evaluations, entropy, skipped),
         "model": plain_identity(model),
         "train": identity,
+        "first_steps": request.first_steps or train.steps,
         "measured": {
             **_measured(trained, request.hardware),
             "runtime": {k: v for k, v in dataclasses.asdict(train).items() if k not in identity},
@@ -240,7 +257,11 @@ def train_process(assignment: Assignment, *, process: GangProcess, emit: Emit) -
             emit({"event": "warning", "message": f"{text}: {fields['reason']}"})
         elif kind == "resumed":
             emit({"event": "phase", "phase": f"resumed from step {fields['step']}"})
-        elif kind == "tracker":
+        elif kind == "evaluation":
+            if not math.isfinite(fields["loss"]):
+                text = f"step {fields['step']}: the loss on {fields['split']} is {fields['loss']}"
+                emit({"event": "warning", "message": text})
+        elif kind in ("learning_rate", "tracker"):
             emit({"event": "warning", "message": fields["reason"]})
         elif kind == "watchdog":
             first_line = fields["report"].partition("\n")[0]
@@ -367,7 +388,9 @@ def _measured(trained: dict[str, Any], hardware: Hardware) -> dict[str, Any]:
     }
 
 
-def _summary(checkpoint: str, rows: list[dict[str, Any]], entropy: float) -> dict[str, Any]:
+def _summary(
+    checkpoint: str, rows: list[dict[str, Any]], entropy: float, skipped: int
+) -> dict[str, Any]:
     # An extended run may evaluate on other splits than the run that it continues: take the first
     # split of the last evaluation.
     name = next(row["split"] for row in rows if row["step"] == rows[-1]["step"])
@@ -375,8 +398,10 @@ def _summary(checkpoint: str, rows: list[dict[str, Any]], entropy: float) -> dic
     first, last = of_split[0], of_split[-1]
     per_byte = last.get("bits_per_byte")
     bits = "" if per_byte is None else f"; {per_byte:.3f} bits per byte"
+    bits += f"; {skipped:,} updates not applied" if skipped else ""
     return {
         "checkpoint": checkpoint,
+        "skipped": skipped,
         "unigram_entropy": entropy,
         "first": first,
         "last": last,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,17 @@ import jax
 import pytest
 
 from models import presets
-from models.config import RopeScaling, TransformerConfig, YarnScaling
+from models.config import (
+    CHANGEABLE,
+    RopeScaling,
+    TransformerConfig,
+    YarnScaling,
+    check_same_parameters,
+)
 from models.transformer import Transformer
 from pipeline.errors import InputError
 from tests.models import small
+from training.checkpoint import tree_names
 
 
 def arrays_of(config):
@@ -124,6 +132,43 @@ def test_impossible_yarn_is_refused(changes, words):
     """And for YaRN's."""
     with pytest.raises(InputError, match=words):
         YarnScaling(**{"factor": 4.0, "original_context": 4096, **changes})
+
+
+CHANGED = {
+    "vocab_size": 12, "vocab_multiple": 8, "layers": 3, "embed": 24, "heads": 4, "kv_heads": 1,
+    "head_size": 16, "mlp": 40, "mlp_kind": "gelu", "norm": "layer", "biases": True,
+    "qkv_biases": True, "qk_norm": False, "embedding_norm": True, "tied": False,
+    "init_scale": 2.0, "embedding_std": 0.5, "zero_outputs": True,
+    "window_pattern": "SL", "window": 7, "rope_base": 5e5,
+    "rope_scaling": YarnScaling(factor=4.0, original_context=64),
+    "norm_epsilon": 1e-5, "logit_soft_cap": 15.0, "attention_soft_cap": 50.0,
+}  # fmt: skip
+TOGETHER = {"window_pattern": {"window": 7}, "window": {"window_pattern": "SL"}}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_only_what_no_array_depends_on_may_change_for_trained_parameters(name):
+    """An allowed field keeps every array's name and shape; the others are refused by name."""
+    base = TransformerConfig(
+        vocab_size=11, layers=2, embed=16, heads=2, kv_heads=2, head_size=8, mlp=32
+    )
+    new = dataclasses.replace(base, **{name: CHANGED[name]}, **TOGETHER.get(name, {}))
+    if name not in CHANGEABLE:
+        with pytest.raises(InputError, match=f"{name} .* -> "):
+            check_same_parameters(base, new)
+        return
+    check_same_parameters(base, new)
+    old, changed = (
+        jax.eval_shape(lambda key, c=config: Transformer.init(c, key=key), jax.random.key(0))
+        for config in (base, new)
+    )
+    assert tree_names.describe(old) == tree_names.describe(changed)
+
+
+def test_every_field_is_either_changeable_or_refused():
+    """A new field is decided about; `positions` and `context` come together."""
+    fields = {field.name for field in dataclasses.fields(TransformerConfig)}
+    assert fields == {*CHANGED, "positions", "context"}
 
 
 def test_odd_heads_need_no_rotation():

@@ -5,7 +5,9 @@ import os
 
 import pytest
 
-from pipeline.errors import StepFailed
+from models.config import YarnScaling
+from pipeline.errors import InputError, StepFailed
+from pipeline.graph.node import as_node
 from pipeline.store.shards import check_sizes
 from steps.artifacts import Checkpoint
 from steps.block_shuffle import block_shuffle
@@ -77,6 +79,29 @@ def test_a_warm_start_begins_a_run_of_its_own(store):
     assert model[0]["loss"] == moments[0]["loss"] != cold[0]["loss"]
     assert model[1]["loss"] != moments[1]["loss"]
     assert [row["learning_rate"] for row in model] == [row["learning_rate"] for row in cold]
+
+
+def test_parameters_go_on_as_a_model_of_longer_sequences(store):
+    """Another length and YaRN: its key and its record have them, also after an extension of it."""
+    stretched = dataclasses.replace(
+        MODEL, rope_scaling=YarnScaling(factor=2.0, original_context=tiny.LENGTH)
+    )
+    longer = block_shuffle(
+        synthetic(), sequence_length=2 * tiny.LENGTH, io_block_size=4, window_blocks=3
+    )
+    config = dataclasses.replace(FOUR, sequence_length=2 * tiny.LENGTH)
+    rest = {"optimizer": CONSTANT, "train": config}
+    own, warm = (
+        warm_start(trained(), longer, take="model", **more, **rest)
+        for more in ({}, {"model": stretched})
+    )
+    assert as_node(own).key != as_node(warm).key
+    more = {**rest, "train": dataclasses.replace(config, steps=6)}
+    found = [built(store, node) for node in (own, warm, extend(warm, longer, **more))]
+    assert [each.model for each in found] == [MODEL, stretched, stretched]
+    assert found[0].rows("evaluations")[0]["loss"] != found[1].rows("evaluations")[0]["loss"]
+    with pytest.raises(InputError, match=r"model: mlp 64 -> 32: .* expected changes of window"):
+        warm_start(warm, longer, take="model", model=dataclasses.replace(MODEL, mlp=32), **rest)
 
 
 @pytest.mark.parametrize(

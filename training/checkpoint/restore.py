@@ -17,6 +17,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from models.config import TransformerConfig
+from models.jax_numerics import random_key
 from models.transformer import Transformer
 from pipeline.errors import CorruptOutput, InputError, StorageError, StoreUnavailable
 from training.checkpoint import tree_names
@@ -108,10 +109,18 @@ def load_model(
 
 def load_model_onto(layout: Layout, checkpoint_path: str, config: TransformerConfig) -> Transformer:
     """`load_model` onto the mesh of `layout`; every process of the mesh calls it."""
-    shapes = jax.eval_shape(lambda key: Transformer.init(config, key=key), jax.random.key(0))
-    arrays = fail_together(lambda: read_index(checkpoint_path))["leaves"]
+    shapes = jax.eval_shape(lambda key: Transformer.init(config, key=key), random_key(0))
+    return restore_model(checkpoint_path, layout.abstract(shapes))
+
+
+def restore_model(path: str, like: Transformer) -> Transformer:
+    """The model of the checkpoint at `path` as it is published: the EMA where there is one.
+
+    Args and errors as of `restore`.
+    """
+    arrays = fail_together(lambda: read_index(path))["leaves"]
     kept = any(name.startswith(EMA) for name in arrays)
-    return restore(checkpoint_path, layout.abstract(shapes), prefix=EMA if kept else MODEL)
+    return restore(path, like, prefix=EMA if kept else MODEL)
 
 
 def newest_sound(

@@ -31,10 +31,10 @@ TAKES = ("model", "moments", "everything")
 class Start:
     """A checkpoint that a new run begins with, and the part of it that the run takes.
 
-    "model" takes the parameters: the optimizer's moments are zero, and step, schedule and data
-    begin at 0. "moments" also takes the optimizer state with its counts. "everything" continues
-    from the checkpoint: its step, data offset, history and EMA, with this run's number of steps and
-    schedule.
+    "model" takes the published parameters, the EMA where the checkpoint has one: the optimizer's
+    moments are zero, and step, schedule and data begin at 0. "moments" also takes the optimizer
+    state with its counts. "everything" continues from the checkpoint: its step, data offset,
+    history and EMA, with this run's number of steps and schedule.
 
     Attributes:
         checkpoint: path of a committed checkpoint.
@@ -152,6 +152,7 @@ class TrainResult:
             before a resume (see `training.metrics.recorder`). "evaluation": one per split, with
             step, set, loss (nats per token), bits_per_byte (of text), tokens, bytes. "sample":
             step, prompt, completion.
+        skipped: steps of these that were not applied, see `training.step.train_step`.
         checkpoint: path of the newest committed checkpoint; empty when preempted before the first.
         checkpoints: (step, path) of every committed checkpoint that was kept, oldest first.
         preempted: whether SIGTERM ended the run before its last step or last evaluation.
@@ -167,6 +168,7 @@ class TrainResult:
 
     steps: int
     history: tuple[tuple[str, int], ...]
+    skipped: int
     checkpoint: str
     checkpoints: list[tuple[int, str]]
     preempted: bool

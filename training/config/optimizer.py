@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from pipeline.errors import InputError
@@ -124,20 +125,52 @@ class OptimizerConfig:
     def phases(self, steps: int) -> tuple[int, int]:
         """Number of steps of the warmup, and of the decay of "wsd" (0 for other schedules).
 
+        Parts that fit before they are rounded to whole steps fit: the decay is then cut by a step.
+
         Args:
             steps: steps of the whole run.
 
         Raises:
             InputError: warmup and decay together are longer than the run.
         """
-        warmup = count_of(self.warmup, steps)
-        decay = count_of(self.decay, steps) if self.schedule == "wsd" else 0
+        parts = (self.warmup, self.decay if self.schedule == "wsd" else 0.0)
+        warmup, decay = (count_of(part, steps) for part in parts)
+        # A relative error of 1e-9 is more than that of decimal fractions, such as 0.3 + 0.7.
+        if sum(p * steps if p < 1.0 else p for p in parts) <= steps * (1.0 + 1e-9):
+            decay = min(decay, steps - warmup)
         if warmup + decay > steps:
             raise InputError(
                 f"OptimizerConfig: warmup of {warmup} and decay of {decay} steps do not fit into "
                 f"{steps} steps; lower warmup or decay"
             )
         return warmup, decay
+
+    def continued(self, at: int, steps: int, first: int) -> OptimizerConfig:
+        """The optimizer of a run that continues another one, warmup and decay in whole steps.
+
+        No part of its schedule moves into the steps that are done: a fraction of `warmup` is one
+        of the first run, so that the warmup stays where it was, and a fraction of `decay` is cut
+        to the steps that are left.
+
+        Args:
+            at: steps done where it continues.
+            steps: steps of the whole run, those included.
+            first: steps of the first run, which began at step 0.
+
+        Raises:
+            InputError: the decay is longer than the steps that are left.
+        """
+        warmup = min(count_of(self.warmup, first if self.warmup < 1.0 else steps), steps)
+        decay = count_of(self.decay, steps) if self.schedule == "wsd" else 0
+        if decay > steps - at and self.decay >= 1.0:
+            raise InputError(
+                f"OptimizerConfig.decay: {decay:,} steps do not fit into the {steps - at:,} steps "
+                f"that are left of {steps:,} at step {at:,}; lower decay, train more steps, or "
+                "continue from an earlier checkpoint"
+            )
+        if self.decay < 1.0:
+            decay = min(decay, steps - max(at, warmup))
+        return dataclasses.replace(self, warmup=float(warmup), decay=float(decay))
 
     @property
     def muon_ratio(self) -> float:

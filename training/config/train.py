@@ -29,6 +29,8 @@ from training.config.validation import (
 
 ATTENTION = ("auto", "reference", "blockwise", "splash", "cudnn")
 COMPUTE_DTYPES = ("bfloat16", "float32")
+MOST_STEPS = 2**31 - 1  # the train state counts them in int32
+MOST_OF_START = 0.01  # of an EMA's weight before its bias correction
 LONGEST_SEQUENCE = 2**22  # tokens; tile and batch sizes are searched by counting along a sequence
 
 
@@ -51,7 +53,8 @@ class TrainConfig:
         length_schedule: (steps done, pieces) pairs in rising order: from that step on, every
             sequence of `sequence_length` tokens is cut into this many equal ones, so a step has as
             many tokens as before. ((0, 4), (1000, 2), (2000, 1)) begins with a short context.
-        ema: decay of the parameter EMA that is then evaluated and exported; 0 for none.
+        ema: decay of the parameter EMA that is then evaluated and exported; 0 for none. It is
+            corrected for its start, see `training.step.state.ema_weight`.
         spike_guard: a step is not applied when its loss is more than this many times the median
             loss of the last applied steps (see `training.step.loss_spike`); 0 for no guard.
         evaluate_every: steps between evaluations; also before the first and after the last.
@@ -124,6 +127,18 @@ class TrainConfig:
         return cls(**rebuilt)
 
     @property
+    def short_for_ema(self) -> str:
+        """A warning where the EMA's window is as long as much of the run; empty if it is not."""
+        if not self.steps or self.ema**self.steps <= MOST_OF_START:
+            return ""
+        window = 1.0 / (1.0 - self.ema)
+        return (
+            f"TrainConfig.ema: an EMA of decay {self.ema:g} averages over {window:,.0f} steps and "
+            f"more, in a run of {self.steps:,} also over the first ones; lower ema for a model "
+            "that is nearer to the last parameters"
+        )
+
+    @property
     def evaluate_sequences(self) -> int | None:
         """Sequences of each held-out split that an evaluation reads; None for all."""
         return None if self.evaluate_batches == "all" else self.evaluate_batches * self.batch_size
@@ -164,6 +179,7 @@ class TrainConfig:
             z_loss=(self.z_loss, 0.0),
             spike_guard=(self.spike_guard, 0.0),
         )
+        at_most(owner, steps=(self.steps, MOST_STEPS))
         at_most(owner, sequence_length=(self.sequence_length, LONGEST_SEQUENCE))
         at_most(owner, seed=(self.seed or 0, 2**32 - 1))  # JAX uses the lowest 32 bits
         below_one(owner, ema=self.ema)

@@ -65,7 +65,7 @@ class Account:
 
     @property
     def goodput(self) -> float:
-        """Share of the total spent on steps that were not redone; NaN when the total is 0."""
+        """Share of the total spent on steps that were applied and not redone; NaN if it is 0."""
         return self.parts["step"] / self.total if self.total else math.nan
 
 

@@ -7,12 +7,13 @@ always has the next step queued while the host reads.
 A row describes one optimizer step:
 
     step                        optimizer steps done, this one included
-    loss                        mean over the counted tokens, nats
+    loss                        mean over the counted tokens, nats; NaN without one
     grad_norm, parameter_norm   2-norm over all arrays together; the gradient's before clipping
     learning_rate               learning rate of this step
     tokens                      useful tokens: predictions that count in the loss
     padded                      padding: the other predictions, out of batch x (length - 1)
-    skipped                     steps so far that were not applied: not finite, or a loss spike
+    skipped                     steps so far that were not applied: not finite, a loss spike, or
+                                without a counted token
     seconds                     from the end of the step before to the end of this one, including
                                 the wait for data, excluding compilation, evaluation, checkpoints
                                 and samples
@@ -40,10 +41,11 @@ for a run in float32. Other columns of the step are passed through.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -54,6 +56,23 @@ from training.metrics.throughput import Throughput
 
 AVERAGED_STEPS = 50
 
+
+class Updates(NamedTuple):
+    """What the steps so far did to the model; a checkpoint stores it, as a list.
+
+    Attributes:
+        skipped: steps that were not applied, as in the `skipped` column.
+        in_a_row: the last steps that had counted tokens and were not applied.
+        applied: steps of this run that were applied; a run that continues another one counts only
+            its own.
+    """
+
+    skipped: float = 0.0
+    in_a_row: int = 0
+    applied: int = 0
+
+
+NO_UPDATES = Updates()
 _Pending = tuple[int, dict[str, jax.Array], Throughput]
 
 
@@ -70,8 +89,7 @@ class Recorder:
         throughput: rates of the coming steps, applied from the next `push`; None before the first
             batch phase.
         max_skipped: `push` raises after this many skipped steps in a row.
-        skipped: (the `skipped` column of the last row, number of skipped steps in a row up to that
-            row); a resumed attempt continues the series.
+        updates: up to the last row; a resumed attempt continues the series.
         memory: returns `memory_bytes`, or None for a row without it.
     """
 
@@ -79,7 +97,7 @@ class Recorder:
     watch: Stopwatch
     throughput: Throughput | None
     max_skipped: int
-    skipped: tuple[float, int] = field(default=(0.0, 0), kw_only=True)
+    updates: Updates = field(default=NO_UPDATES, kw_only=True)
     memory: Callable[[], int | None] = field(default=lambda: None, kw_only=True)
     _pending: _Pending | None = field(default=None, init=False)
     _recent: deque[tuple[int, float]] = field(
@@ -119,6 +137,12 @@ class Recorder:
             (self._spent[bucket] - before[bucket]) / 1e9 for bucket in ("step", "data_wait")
         )
         seconds = training + data_wait
+        if values["skipped"] > self.updates.skipped:
+            spent = self._spent["step"] - before["step"]
+            self.watch.move("step", "skipped", spent)
+            self._spent["step"] -= spent
+        if values.get("tokens") == 0:
+            values["loss"] = math.nan
         row = {"step": step, **values, "seconds": seconds, "data_wait": data_wait}
         row |= throughput.row(seconds)
         self._recent.append((throughput.tokens, seconds))
@@ -130,12 +154,15 @@ class Recorder:
         if memory is not None:
             row["memory_bytes"] = memory
         self.on_row(row)
-        self._check_finite(step, values["skipped"])
+        self._count(step, values)
 
-    def _check_finite(self, step: int, skipped: float) -> None:
-        before, in_a_row = self.skipped
-        in_a_row = in_a_row + 1 if skipped > before else 0
-        self.skipped = (skipped, in_a_row)
+    def _count(self, step: int, values: MetricsRow) -> None:
+        skipped, in_a_row, applied = self.updates
+        if values["skipped"] == skipped:
+            in_a_row, applied = 0, applied + 1
+        elif values.get("tokens") != 0:  # a batch of masked tokens is no sign of divergence
+            in_a_row += 1
+        self.updates = Updates(values["skipped"], in_a_row, applied)
         if in_a_row >= self.max_skipped:
             raise InputError(
                 f"step {step}: loss or gradients were not finite, or the loss was a spike, in "

@@ -5,6 +5,7 @@
     data_wait   the devices were idle because the next batch was not ready (see
                 `training.trainer.data_wait`)
     step        training: queueing steps, reading their metrics, waiting for the devices
+    skipped     the same for steps that were not applied (see `training.step.train_step`)
     evaluation  scoring held-out splits, compilation included
     checkpoint  the part of a save that blocks the training loop
     samples     generating samples from prompts
@@ -22,7 +23,10 @@ from contextlib import contextmanager
 
 from pipeline.errors import InputError
 
-BUCKETS = ("init", "compile", "data_wait", "step", "evaluation", "checkpoint", "samples", "other")
+BUCKETS = (
+    *("init", "compile", "data_wait", "step", "skipped"),
+    *("evaluation", "checkpoint", "samples", "other"),
+)
 
 
 class Stopwatch:
@@ -78,6 +82,12 @@ class Stopwatch:
             self._spent[self._bucket] += now - self._since - moved
             self._spent[bucket] += moved
             self._since = now
+
+    def move(self, bucket: str, to: str, nanoseconds: int) -> None:
+        """Move `nanoseconds` that `bucket` has counted to the bucket `to`."""
+        with self._lock:
+            self._spent[bucket] -= nanoseconds
+            self._spent[to] += nanoseconds
 
     def nanoseconds(self) -> dict[str, int]:
         """Nanoseconds of each bucket until now; their sum is exactly the time since the start."""

@@ -16,14 +16,25 @@ LEAST = 16
 
 
 def no_losses() -> jax.Array:
-    """The window before the first step: float32 [WINDOW], NaN where no loss is known yet."""
-    return jnp.full((WINDOW,), jnp.nan, jnp.float32)
+    """The window before the first step: float32 [WINDOW]; losses enter it at its end."""
+    return jnp.zeros((WINDOW,), jnp.float32)
 
 
-def is_spike(recent: jax.Array, loss: jax.Array, guard: float) -> jax.Array:
-    """Whether `loss` is a spike given the window `recent`, float32 [WINDOW]: bool scalar."""
-    known = jnp.sum(~jnp.isnan(recent))
-    return (known >= LEAST) & (loss > guard * jnp.nanmedian(recent))
+def is_spike(recent: jax.Array, applied: jax.Array, loss: jax.Array, guard: float) -> jax.Array:
+    """Whether `loss` is a spike: bool scalar.
+
+    Args:
+        recent: the window, float32 [WINDOW].
+        applied: int32 scalar, steps applied so far: as many losses are known, at most WINDOW.
+        loss: float32 scalar.
+        guard: ratio of a spike's loss to the median.
+    """
+    known = jnp.minimum(applied, WINDOW)
+    unknown = jnp.arange(WINDOW) < WINDOW - known
+    # No NaN and no infinity stands for an unknown loss: JAX's debugging flags would stop the run.
+    rising = jnp.sort(jnp.where(unknown, jnp.finfo(jnp.float32).max, recent))
+    median = 0.5 * rising[jnp.maximum(known - 1, 0) // 2] + 0.5 * rising[known // 2]
+    return (known >= LEAST) & (loss > guard * median)
 
 
 def remember(recent: jax.Array, loss: jax.Array) -> jax.Array:

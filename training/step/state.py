@@ -6,6 +6,7 @@ numbers, so a checkpoint of this tree is a checkpoint of the run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from models.config import TransformerConfig
+from models.jax_numerics import random_key
 from models.transformer import Transformer
 from training.config import TrainConfig
 from training.sharding.layout import Layout
@@ -27,10 +29,12 @@ class TrainState(eqx.Module):
 
     Attributes:
         step: int32 scalar, steps done; each read one batch.
-        skipped: int32 scalar, steps of these that were not applied: not finite, or a loss spike.
+        skipped: int32 scalar, steps of these that were not applied: not finite, a loss spike, or
+            without a counted token.
         model: float32 parameters.
         optimizer_state: moments, shaped and by default sharded as the parameters, and counts.
-        ema: EMA of the parameters; None without `TrainConfig.ema`.
+        ema: EMA of the parameters after each applied step, see `ema_weight`; those of the start
+            before the first. None without `TrainConfig.ema`.
         recent: losses of the last applied steps, see `training.step.loss_spike`; None without
             `TrainConfig.spike_guard`.
     """
@@ -46,6 +50,26 @@ class TrainState(eqx.Module):
     def eval_params(self) -> Transformer:
         """The parameters to evaluate and export: the EMA if there is one, else the model."""
         return self.model if self.ema is None else self.ema
+
+    @property
+    def applied(self) -> jax.Array:
+        """int32 scalar, steps done that changed the model."""
+        return self.step - self.skipped
+
+
+def ema_weight(decay: float, applied: jax.Array) -> jax.Array:
+    """The weight of the newest parameters in their EMA: float32 scalar.
+
+    With `w = (1 - decay) / (1 - decay^t)` after t applied steps, the first of which has w = 1, the
+    EMA equals the sum of `decay^(t - i) (1 - decay) / (1 - decay^t)` times the parameters after
+    step i: Adam's bias correction (https://arxiv.org/abs/1412.6980, section 3), applied as it goes.
+    The parameters before the first step have no weight.
+
+    Args:
+        decay: decay of the EMA, above 0 and below 1.
+        applied: int32 scalar, t: steps applied so far, this one included.
+    """
+    return (1.0 - decay) / -jnp.expm1(math.log(decay) * applied.astype(jnp.float32))
 
 
 def _make(
@@ -75,7 +99,7 @@ def abstract_state(
     train: TrainConfig,
 ) -> TrainState:
     """The state's shapes, dtypes and shardings without arrays, for restore and AOT compilation."""
-    shapes = jax.eval_shape(_make(config, optimizer, train), jax.random.key(0))
+    shapes = jax.eval_shape(_make(config, optimizer, train), random_key(0))
     moments = layout.abstract(shapes.optimizer_state, layout.rules.optimizer_state)
     if layout.parallel.optimizer_memory == "host":
         moments = in_host_memory(moments)
@@ -111,4 +135,4 @@ def init_state(
         out_shardings=shardings_of(abstract),
         compiler_options=initialization_options(platform),
     )
-    return make(jax.random.key(train.seed or 0))
+    return make(random_key(train.seed or 0))

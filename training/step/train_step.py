@@ -4,9 +4,10 @@ The loss of a microbatch is a *sum* over its counted tokens. Sums of losses and 
 accumulated in float32 and divided once by the number of counted tokens in the whole batch, so the
 result does not depend on the number of microbatches, even when masks make their counts unequal.
 
-A step whose loss, gradient norm or updated parameters are not finite, or whose loss is a spike
-(`training.step.loss_spike`), leaves parameters, EMA and optimizer state unchanged and increments
-`skipped`; `step` advances, so the next step reads the next batch.
+A step counts only if it learned: one without a counted token, one whose loss, gradient norm or
+updated parameters are not finite, and one whose loss is a spike (`training.step.loss_spike`) leave
+parameters, EMA, optimizer state and the window of losses unchanged and increment `skipped`; `step`
+advances, so the next step reads the next batch.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from training.optimizer.lr_schedule import Schedule
 from training.sharding.layout import Layout
 from training.step.document_mask import Boundaries
 from training.step.loss_spike import is_spike, remember
-from training.step.state import TrainState, shardings_of
+from training.step.state import TrainState, ema_weight, shardings_of
 from training.step.xla_options import compiler_options
 
 Metrics = dict[str, jax.Array]
@@ -134,7 +135,7 @@ def _apply(
     state: TrainState,
     gradients: Transformer,
     loss: jax.Array,
-    finite: jax.Array,
+    sound: jax.Array,
     rate: jax.Array,
     optimizer: optax.GradientTransformation,
     config: TrainConfig,
@@ -149,13 +150,14 @@ def _apply(
     parameter_norm = optax.tree.norm(model)
     # A norm is finite only if all its elements are, so two scalars check every gradient and
     # parameter. The step is computed in any case and then selected: no branch waits for the host.
-    applied = finite & jnp.isfinite(norm) & jnp.isfinite(parameter_norm)
+    applied = sound & jnp.isfinite(norm) & jnp.isfinite(parameter_norm)
     ema, recent = state.ema, state.recent
     if recent is not None:
-        applied &= ~is_spike(recent, loss, config.spike_guard)
+        applied &= ~is_spike(recent, state.applied, loss, config.spike_guard)
         recent = _select(applied, remember(recent, loss), recent)
     if ema is not None:
-        updated = jax.tree.map(lambda a, p: config.ema * a + (1.0 - config.ema) * p, ema, model)
+        weight = ema_weight(config.ema, state.applied + 1)
+        updated = jax.tree.map(lambda a, p: (1.0 - weight) * a + weight * p, ema, model)
         ema = _select(applied, updated, ema)
     new = TrainState(
         step=state.step + 1,
@@ -181,8 +183,8 @@ def make_train_step(
 
     The state has the shapes and shardings of `abstract`. Tokens are stored ids, int32 [batch,
     position], sharded as `layout.batch`. Metrics are float32 scalars: `loss` (mean nll in nats per
-    counted token), `grad_norm` and `parameter_norm` (global 2-norms), `learning_rate`, `tokens`
-    (counted in the loss) and `skipped` (steps not applied so far).
+    counted token; 0 without one), `grad_norm` and `parameter_norm` (global 2-norms),
+    `learning_rate`, `tokens` (counted in the loss) and `skipped` (steps not applied so far).
 
     Neither making the step nor lowering it for a topology description needs a device.
     """
@@ -197,8 +199,8 @@ def make_train_step(
             state = dataclasses.replace(state, optimizer_state=copied)
         learning_rate = rate(state.step)
         loss = sums.nll / count
-        finite = jnp.isfinite(loss + sums.z)
-        new, metrics = _apply(state, gradients, loss, finite, learning_rate, optimizer, config)
+        sound = (sums.count > 0) & jnp.isfinite(loss + sums.z)
+        new, metrics = _apply(state, gradients, loss, sound, learning_rate, optimizer, config)
         metrics |= {
             "loss": loss,
             "learning_rate": learning_rate,

@@ -7,7 +7,7 @@ The choice is explicit: a run with checkpoints of its own resumes from them or f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import equinox as eqx
@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from pipeline.errors import InputError
-from training.checkpoint.restore import newest_sound, read_progress, restore
+from training.checkpoint.restore import newest_sound, read_progress, restore, restore_model
 from training.config.job import Start, TrainJob
 from training.metrics.history import Segment, check_history, from_relative
+from training.metrics.recorder import NO_UPDATES, Updates
 from training.step.program import Program
 from training.step.state import TrainState
 from training.trainer.data_offset import check_data_offset, data_offset
@@ -34,7 +35,7 @@ class InitialState:
         history: metrics logs of these steps; another run's where `copied`.
         copied: whether `history` is another run's, to be copied and not continued in place.
         evaluated: step of the last evaluation, -1 before the first.
-        skipped: see `training.metrics.recorder.Recorder`.
+        updates: what these steps did, see `training.metrics.recorder`.
         existing: (step, path) of sound checkpoints of this run, oldest first.
         corrupt: (step, path) of newer checkpoints, which are corrupt.
         event: (kind, fields) of the event to report; None for new parameters.
@@ -45,7 +46,7 @@ class InitialState:
     history: Sequence[Segment] = ()
     copied: bool = False
     evaluated: int = -1
-    skipped: tuple[float, int] = (0.0, 0)
+    updates: Updates = NO_UPDATES
     existing: Sequence[tuple[int, str]] = ()
     corrupt: Sequence[tuple[int, str]] = ()
     event: tuple[str, dict[str, Any]] | None = None
@@ -91,7 +92,7 @@ def _read_progress(path: str) -> dict[str, Any]:
 
 def _carried_over(progress: dict[str, Any]) -> dict[str, Any]:
     fields = {name: progress[name] for name in ("history", "evaluated")}
-    return {**fields, "skipped": tuple(progress["skipped"])}
+    return {**fields, "updates": Updates(*progress["updates"])}
 
 
 def _start_from(start: Start, job: TrainJob, program: Program) -> InitialState:
@@ -107,9 +108,10 @@ def _start_from(start: Start, job: TrainJob, program: Program) -> InitialState:
         progress = _read_progress(start.checkpoint)
         wanted = data_offset(job.data, job.train, step)
         check_data_offset(progress["data_offset"], wanted, start.checkpoint)
-        return InitialState(state, step, **_carried_over(progress), copied=True, event=event)
+        begun = InitialState(state, step, **_carried_over(progress), copied=True, event=event)
+        return replace(begun, updates=begun.updates._replace(applied=0))
     state = program.init()
-    model = restore(start.checkpoint, program.abstract.model, prefix="model.")
+    model = restore_model(start.checkpoint, program.abstract.model)
     state = eqx.tree_at(lambda s: s.model, state, model)
     if state.ema is not None:  # the EMA starts at the parameters; a copy, as state is donated
         ema = jax.tree.map(jnp.copy, model)

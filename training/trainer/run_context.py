@@ -60,8 +60,8 @@ class RunContext:
             in a thread.
         before: seconds since the gang's start, by `training.metrics.startup.PARTS`.
         on_event: called with (kind, fields): "corrupt_checkpoint", "failed_checkpoint", "resumed",
-            "started_from", "evaluation", "sample", "tracker" and "preempted" in process 0,
-            "watchdog" in any.
+            "started_from", "learning_rate", "evaluation", "sample", "tracker" and "preempted" in
+            process 0, "watchdog" in any.
 
     Attributes:
         watch: stopwatch of the attempt, running.

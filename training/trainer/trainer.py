@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from types import TracebackType
@@ -18,15 +20,17 @@ import jax
 
 from data.batches.dataset import Dataset
 from data.batches.loader import Loader
-from pipeline.errors import PonenteError
+from models.jax_numerics import fixed_numerics
+from pipeline.errors import InputError, PonenteError
 from training.checkpoint.checkpointer import Checkpointer
 from training.checkpoint.retention import dropped, due
 from training.config.batch_schedule import BatchPhase
-from training.config.job import TrainJob, TrainResult, check_job
+from training.config.job import MetricsRow, TrainJob, TrainResult, check_job
 from training.evaluate.during_training import InTrainingEvaluation
-from training.metrics.history import Segment, to_relative
+from training.metrics.history import Segment, read_history, to_relative
 from training.metrics.recorder import Recorder
 from training.metrics.throughput import PeakMemory
+from training.optimizer.lr_schedule import schedule
 from training.sharding import distributed
 from training.step.program import Program, Programs, build_programs
 from training.step.state import TrainState
@@ -41,6 +45,7 @@ from training.trainer.run_context import RunContext
 logger = logging.getLogger(__name__)
 
 
+@fixed_numerics()
 def train(
     job: TrainJob, run: RunContext | None = None, *, devices: Sequence[jax.Device] | None = None
 ) -> TrainResult:
@@ -55,7 +60,8 @@ def train(
         What the run did; `preempted` is set where SIGTERM ended it.
 
     Raises:
-        InputError: the job is invalid, or `max_skipped` steps in a row were not applied.
+        InputError: the job is invalid, `max_skipped` steps in a row or all steps were not applied,
+            or the loss of the first or of the last evaluation is not finite.
         CorruptOutput: every checkpoint to resume from is corrupt.
         StorageError: a checkpoint could not be written.
     """
@@ -121,7 +127,7 @@ class _Trainer:
             self.watch,
             None,
             self.config.max_skipped,
-            skipped=start.skipped,
+            updates=start.updates,
             memory=PeakMemory(jax.local_devices()),
         )
         with ExitStack() as stack:
@@ -171,8 +177,22 @@ class _Trainer:
         if start.event is not None:
             self.run.event(start.event[0], **start.event[1])
         if self.run.leader:
+            if start.copied:
+                self._compare_rates(start)
             for step, path in start.corrupt:
                 self.run.on_drop(step, path)
+
+    def _compare_rates(self, start: InitialState) -> None:
+        """Tell when this run's schedule has another rate for the last step of the run before."""
+        (last,) = deque(read_history(start.history, ["step"]), maxlen=1)
+        rate = float(schedule(self.job.optimizer, self.config.steps)(start.step - 1))
+        before = last["learning_rate"]
+        if not math.isclose(before, rate, rel_tol=0.01):
+            self.run.event(
+                "learning_rate",
+                reason=f"step {start.step:,} was done at the learning rate {before:.3g}; the "
+                f"schedule of this run has {rate:.3g} for it and continues from there",
+            )
 
     def _drain(
         self,
@@ -267,7 +287,24 @@ class _Trainer:
             rows = self.evaluator(step, state, self.run.stop.requested)
         for kind, fields in rows or ():
             self.run.event(kind, **fields)
+        if step in (0, self.config.steps):
+            self._check_losses(
+                step, [fields for kind, fields in rows or () if kind == "evaluation"]
+            )
         return rows is not None
+
+    def _check_losses(self, step: int, scores: Sequence[MetricsRow]) -> None:
+        """Refuse to train from, or to publish, a model whose loss on a split is not finite."""
+        for score in scores:
+            if not math.isfinite(score["loss"]):
+                raise InputError(
+                    f"the loss on {score['split']} after {step} of {self.config.steps} steps is "
+                    f"{score['loss']}, {self._told_skipped(step)}; lower the learning rate or the "
+                    "scale of the initial parameters, or start from another checkpoint"
+                )
+
+    def _told_skipped(self, step: int) -> str:
+        return f"and {self.recorder.updates.skipped:,.0f} of the {step:,} updates were not applied"
 
     def _save(self, step: int, state: TrainState) -> None:
         with self._pause("checkpoint"):
@@ -276,7 +313,7 @@ class _Trainer:
                 "data_offset": data_offset(self.job.data, self.config, step),
                 "history": to_relative(self.history, self.checkpointer.path_of(step)),
                 "evaluated": self.evaluator.evaluated,
-                "skipped": self.recorder.skipped,
+                "updates": self.recorder.updates,
             }
             self.checkpointer.save(step, state, progress)
         self.run.saved(step)
@@ -316,10 +353,17 @@ class _Trainer:
         spent = self.watch.seconds()
         devices = self.program.layout.mesh.devices.flat
         latest = self.checkpointer.latest
+        if not preempted and not self.recorder.updates.applied:
+            raise InputError(
+                f"no step changed the model, {self._told_skipped(steps)}: loss, gradients or new "
+                "parameters were not finite, the loss was a spike, or no token was counted; lower "
+                "the learning rate, or inspect the data"
+            )
         assert preempted or latest is not None, "the last step has a checkpoint"
         return TrainResult(
             steps=steps,
             history=tuple(self.history),
+            skipped=int(self.recorder.updates.skipped),
             checkpoint=latest[1] if latest is not None else "",
             checkpoints=self.checkpointer.committed,
             preempted=preempted,

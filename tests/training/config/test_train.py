@@ -20,6 +20,7 @@ TRAIN = {"steps": 10, "batch_size": 4, "sequence_length": 32}
     ("field", "value"),
     [
         ("steps", -1),
+        ("steps", 2**31),
         ("batch_size", 0),
         ("sequence_length", 1),
         ("microbatches", 0),
@@ -42,6 +43,14 @@ def test_train_config_refuses(field, value):
     with pytest.raises(InputError, match=field) as caught:
         TrainConfig(**{**TRAIN, field: value})
     assert "\n" not in str(caught.value)
+
+
+def test_a_run_that_is_short_for_its_ema_is_warned_of():
+    """The EMA's window is 1 / (1 - decay) steps; five times that is long enough."""
+    for ema, steps, short in ((0.999, 60, True), (0.999, 5000, False), (0.0, 1, False)):
+        said = TrainConfig(**{**TRAIN, "steps": steps, "ema": ema}).short_for_ema
+        assert bool(said) == short
+    assert "averages over 1,000 steps" in TrainConfig(**TRAIN, ema=0.999).short_for_ema
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import InputError
 from training.metrics.history import MEASURED
-from training.metrics.recorder import AVERAGED_STEPS, Recorder
+from training.metrics.recorder import AVERAGED_STEPS, Recorder, Updates
 from training.metrics.stopwatch import Stopwatch
 from training.metrics.throughput import Throughput
 
@@ -150,9 +150,41 @@ def test_only_skipped_steps_in_a_row_stop_the_run():
     assert len(rows) == 6
 
 
+def test_time_of_steps_that_were_not_applied_is_not_useful():
+    """Their seconds are in their rows, and in the bucket "skipped" instead of "step"."""
+    clock, rows = Clock(), []
+    recorder = Recorder(rows.append, clock.watch, THROUGHPUT, 9)
+    for step, skipped in enumerate([0, 1, 1, 2], start=1):
+        clock.wait(0.5)
+        recorder.push(step, metrics(4.0, skipped))
+        clock.now += 2.0**step
+        recorder.drain()
+    assert [row["seconds"] for row in rows] == [2.5, 4.5, 8.5, 16.5]
+    spent = clock.watch.seconds()
+    assert (spent["step"], spent["skipped"], spent["data_wait"]) == (10.0, 20.0, 2.0)
+    assert recorder.updates == Updates(skipped=2, in_a_row=1, applied=2)
+
+
+def test_batches_without_a_counted_token_have_no_loss_and_are_no_divergence():
+    """Their loss is NaN; they neither lengthen nor end a series of steps that were not finite."""
+    rows = []
+    recorder = Recorder(rows.append, Stopwatch(), THROUGHPUT, 3)
+    tokens, skipped = [0, 0, 0, 0, 9, 0, 9, 0, 9], range(1, 10)
+    each = [
+        metrics(0.0, s, True) | {"tokens": Array(t, True)}
+        for s, t in zip(skipped, tokens, strict=True)
+    ]
+    for step, values in enumerate(each[:-1], start=1):
+        recorder.push(step, values)
+    with pytest.raises(InputError, match=r"step 9.*3 steps in a row"):
+        recorder.push(9, each[-1])
+    assert [bool(np.isnan(row["loss"])) for row in rows] == [count == 0 for count in tokens]
+    assert recorder.updates == Updates(skipped=9, in_a_row=3, applied=0)
+
+
 def test_a_resumed_recorder_counts_from_the_history():
     """Steps skipped before the resume are not counted again."""
-    recorder = Recorder([].append, Stopwatch(), THROUGHPUT, 1, skipped=(7.0, 0))
+    recorder = Recorder([].append, Stopwatch(), THROUGHPUT, 1, updates=Updates(7.0))
     recorder.push(10, metrics(4.0, 7))
     recorder.drain()
 
@@ -222,10 +254,10 @@ def test_an_interruption_does_not_begin_the_count_of_skipped_steps_anew(skips, m
     recorder, stopped = Recorder([].append, Stopwatch(), THROUGHPUT, most), None
     for step in range(1, len(skips) + 1):
         if step == at + 1:  # a checkpoint holds what the next attempt's recorder begins with
-            saved = json.loads(json.dumps(recorder.skipped))
-            recorder = Recorder([].append, Stopwatch(), THROUGHPUT, most, skipped=saved)
+            saved = Updates(*json.loads(json.dumps(recorder.updates)))
+            recorder = Recorder([].append, Stopwatch(), THROUGHPUT, most, updates=saved)
         try:
-            recorder._check_finite(step, float(totals[step - 1]))
+            recorder.push(step, metrics(4.0, float(totals[step - 1]), ready=True))
         except InputError:
             stopped = step
             break

@@ -1,5 +1,6 @@
 """The schedule against its definition in plain Python and against optax's own schedules."""
 
+import dataclasses
 import math
 
 import jax
@@ -7,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from pipeline.errors import InputError
 from training.config import OptimizerConfig
@@ -63,6 +66,62 @@ def test_warmup_and_tail_must_fit():
         schedule(OptimizerConfig(schedule="wsd", warmup=8, decay=5), 10)
     with pytest.raises(InputError, match="do not fit"):
         schedule(OptimizerConfig(warmup=11), 10)
+
+
+PARTS = st.integers(0, 1000).flatmap(
+    lambda n: st.tuples(st.just(n / 1000), st.integers(0, 1000 - n).map(lambda m: m / 1000))
+)
+
+
+@given(PARTS, st.integers(1, 10**6))
+@example((0.5, 0.5), 3)
+@example((0.3, 0.7), 45)
+def test_fractions_that_sum_to_at_most_one_fit_every_run(parts, steps):
+    """Each has its share to a step, and together they are no longer than the run."""
+    warmup, decay = (min(part, 0.999) for part in parts)
+    wsd = OptimizerConfig(schedule="wsd", warmup=warmup, decay=decay)
+    found = wsd.phases(steps)
+    assert sum(found) <= steps
+    for count, part in zip(found, (wsd.warmup, wsd.decay), strict=True):
+        assert abs(count - part * steps) <= 1.5
+
+
+FRACTION = st.integers(0, 99).map(lambda n: n / 100)
+
+
+@given(
+    kind=st.sampled_from(SCHEDULES),
+    warmup=FRACTION | st.integers(1, 20).map(float),
+    decay=FRACTION,
+    runs=st.lists(st.integers(21, 400), min_size=2, max_size=4, unique=True).map(sorted),
+    data=st.data(),
+)
+def test_an_extension_moves_nothing_into_the_steps_that_are_done(kind, warmup, decay, runs, data):
+    """A run, an extension of it at a step k, an extension of that: below each k every schedule has
+    the first run's warmup, and between warmup and k a rate that the run without its end has."""
+    config = OptimizerConfig(schedule=kind, warmup=warmup, decay=decay, learning_rate=1.0)
+    first, done = runs[0], 0
+    rises = round(warmup * first if warmup < 1 else warmup)
+    for steps in runs[1:]:
+        done = data.draw(st.integers(done + 1, steps - 1))
+        longer = config.continued(done, steps, first)
+        found = np.asarray(jax.vmap(schedule(longer, steps))(jnp.arange(steps)))
+        begun = np.arange(done)
+        want = np.minimum((begun + 1) / max(rises, 1), 1.0)
+        if kind == "inverse_sqrt":
+            fall = np.sqrt(max(rises, 1) / np.maximum(begun + 1, max(rises, 1)))
+            want *= np.maximum(fall, config.min_ratio)
+        if kind in ("cosine", "linear"):  # their end is the longer run's: only the warmup is past
+            found, want = found[:rises][:done], want[:rises]
+        np.testing.assert_allclose(found[:done], want, rtol=2e-6)
+
+
+def test_a_decay_in_steps_must_fit_into_what_is_left():
+    """A number of steps is never cut: 5 steps from 96 to 100 are refused, a fraction is cut."""
+    wsd = OptimizerConfig(schedule="wsd", warmup=0, decay=5)
+    with pytest.raises(InputError, match="5 steps do not fit into the 4 steps that are left"):
+        wsd.continued(96, 100, 50)
+    assert dataclasses.replace(wsd, decay=0.05).continued(96, 100, 50).decay == 4.0
 
 
 def test_count_of_reads_fractions_and_steps():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.training import tiny
 from training.step.loss_spike import LEAST, WINDOW, is_spike, no_losses, remember
+from training.step.state import ema_weight
 
 
 def placed(program, tokens):
@@ -28,21 +29,23 @@ def test_a_spike_is_a_loss_far_above_the_median_of_the_last_ones(losses, loss):
         recent = remember(recent, jnp.float32(value))
     last = np.asarray(losses[-WINDOW:], np.float32)
     want = len(last) >= LEAST and np.float32(loss) > np.float32(3.0) * np.median(last)
-    assert bool(is_spike(recent, jnp.float32(loss), 3.0)) == want
+    applied = jnp.int32(len(losses))
+    assert bool(is_spike(recent, applied, jnp.float32(loss), 3.0)) == want
 
 
 @pytest.mark.slow
 def test_the_average_follows_the_applied_parameters():
-    """A NumPy average of the parameters after every step; a step not applied leaves it alone."""
+    """NumPy's weighted mean of the parameters after every step, without those of the start; a
+    step not applied leaves it alone."""
     program = tiny.program(ema=0.9)
-    state = program.init()
-    want = [np.array(x) for x in jax.tree.leaves(state.model)]
+    state, after = program.init(), []
     for seed in range(3):
         state, _ = program.step(state, placed(program, tiny.random_tokens(seed)))
-        fresh = [np.array(x) for x in jax.tree.leaves(state.model)]
-        want = [0.9 * a + 0.1 * p for a, p in zip(want, fresh, strict=True)]
-    for a, b in zip(jax.tree.leaves(state.ema), want, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+        after.append([np.array(x, np.float64) for x in jax.tree.leaves(state.model)])
+        weights = 0.9 ** np.arange(len(after))[::-1]
+        for a, *models in zip(jax.tree.leaves(state.ema), *after, strict=True):
+            want = np.average(models, axis=0, weights=weights)
+            np.testing.assert_allclose(a, want, rtol=1e-5, atol=1e-7)
     before = jax.tree.map(np.array, state.ema)
     state = dataclasses.replace(state, model=_spoiled(state.model, np.nan))
     state, _ = program.step(state, placed(program, tiny.random_tokens(3)))
@@ -102,12 +105,41 @@ def _spoiled(tree, value):
     return jax.tree.unflatten(structure, leaves)
 
 
+@given(
+    st.one_of(st.floats(1e-6, 0.999), st.sampled_from([0.9999, 0.999999])),
+    st.integers(1, 2**31 - 1),
+)
+def test_the_newest_parameters_have_the_weight_of_the_bias_correction(decay, applied):
+    """(1 - decay) / (1 - decay^t) in float64: 1 after the first step, 1 - decay after many."""
+    want = (1.0 - decay) / -np.expm1(applied * np.log(decay))
+    assert float(ema_weight(decay, jnp.int32(applied))) == pytest.approx(want, rel=1e-5)
+
+
 @pytest.mark.slow
-def test_a_batch_of_nothing_that_counts_changes_no_parameter_by_its_loss():
-    """All masked: the loss is 0 and finite, and the step has no gradient."""
-    program, tokens = tiny.program(masked=True), tiny.random_tokens(0)
-    batch = placed(program, tiny.stored(tokens, np.zeros(tokens.shape)))
-    state, metrics = program.step(program.init(), batch)
+def test_a_batch_without_a_counted_token_changes_nothing_but_the_counts():
+    """All masked: parameters (which decay would shrink), moments, EMA and window stay."""
+    program, tokens = tiny.program(masked=True, spike_guard=3.0, ema=0.9), tiny.random_tokens(0)
+    whole, none = (tiny.stored(tokens, np.full(tokens.shape, count)) for count in (1, 0))
+    state, _ = program.step(program.init(), placed(program, whole))
+    before = jax.tree.map(np.array, (state.model, state.optimizer_state, state.ema, state.recent))
+    state, metrics = program.step(state, placed(program, none))
     assert (float(metrics["loss"]), float(metrics["tokens"])) == (0.0, 0.0)
-    assert float(metrics["grad_norm"]) == 0.0
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.model))
+    assert (int(state.step), int(state.skipped), float(metrics["skipped"])) == (2, 1, 1.0)
+    after = (state.model, state.optimizer_state, state.ema, state.recent)
+    assert tiny.equal(before, after)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flag", ["jax_debug_nans", "jax_debug_infs"])
+def test_a_guarded_run_can_be_searched_for_what_is_not_finite(flag):
+    """JAX's flags stop at a NaN or an infinity in any result: the window and EMA have none."""
+    before = getattr(jax.config, flag)
+    jax.config.update(flag, True)
+    try:
+        program = tiny.program(spike_guard=3.0, ema=0.999)
+        state = program.init()
+        for seed in range(2):
+            state, _ = program.step(state, placed(program, tiny.random_tokens(seed)))
+        assert (int(state.step), int(state.skipped)) == (2, 0)
+    finally:
+        jax.config.update(flag, before)

@@ -96,6 +96,25 @@ def test_an_extended_run_is_the_longer_run(finished, tmp_path):
 
 
 @pytest.mark.slow
+def test_an_extension_tells_when_its_schedule_disagrees_with_the_past(finished, tmp_path):
+    """A constant rate continued as such says nothing; another peak names both rates."""
+    told = {}
+    for peak in (1e-2, 5e-3):
+        job = dataclasses.replace(
+            finished[1],
+            train=dataclasses.replace(finished[1].train, steps=5),
+            optimizer=dataclasses.replace(CONSTANT, learning_rate=peak),
+            start=Start(checkpoint=finished[2].checkpoint, take="everything"),
+            checkpoint_directory=str(tmp_path / str(peak)),
+        )
+        train(job, devices=jax.devices()[:1])
+        told[peak] = [each["reason"] for each in tiny.entries(job, "learning_rate")]
+    assert told[1e-2] == []
+    assert "step 4 was done at the learning rate 0.01" in told[5e-3][0]
+    assert "has 0.005" in told[5e-3][0]
+
+
+@pytest.mark.slow
 def test_what_is_exported_of_a_run_with_an_average_is_the_average(finished, tmp_path):
     """Loading the model of its checkpoint gives the average's bits, and evaluations are of it."""
     job = finished[1]
@@ -108,9 +127,30 @@ def test_what_is_exported_of_a_run_with_an_average_is_the_average(finished, tmp_
     loaded = load_model(found.checkpoint, tiny.MODEL)
     assert tiny.equal(loaded, state.ema)
     assert not tiny.equal(loaded, state.model)
-    assert tiny.learned(tiny.rows(found)) == tiny.learned(tiny.rows(finished[2]))
+    for row, without in zip(tiny.rows(found), tiny.rows(finished[2]), strict=True):
+        assert tiny.learned([row])[0] == pytest.approx(tiny.learned([without])[0], rel=1e-6)
     last, other = (tiny.rows(run, "evaluations")[-1]["loss"] for run in (found, finished[2]))
     assert last != other
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("take", ["model", "moments"])
+def test_a_new_run_starts_from_the_model_that_was_published(finished, tmp_path, take):
+    """Where the checkpoint has an EMA, it is the model that `load_model` and exports give."""
+    config = dataclasses.replace(finished[1].train, ema=0.5)
+    job = dataclasses.replace(finished[1], train=config, checkpoint_directory=str(tmp_path))
+    averaged = train(job, devices=jax.devices()[:1])
+    begun = tiny.rows(averaged, "evaluations")[-1]["loss"]
+    start = Start(checkpoint=averaged.checkpoint, take=take)
+    found = restore_or_init(
+        dataclasses.replace(finished[1], start=start), tiny.program(steps=4), nothing_corrupt()
+    )
+    assert tiny.equal(found.state.model, load_model(averaged.checkpoint, tiny.MODEL))
+    again = dataclasses.replace(
+        finished[1], start=start, checkpoint_directory=str(tmp_path / "again")
+    )
+    rows = tiny.rows(train(again, devices=jax.devices()[:1]), "evaluations")
+    assert rows[0]["loss"] == pytest.approx(begun, abs=1e-6)
 
 
 @pytest.mark.slow

@@ -216,6 +216,27 @@ def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(data, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"learning_rate": 1e38, "weight_decay": 1e3}, "no step changed.*6 of the 6 updates"),
+        ({"learning_rate": 1e17}, "loss on validation after 6 of 6 steps is nan"),
+    ],
+)
+def test_a_run_that_learned_nothing_is_no_success(data, tmp_path, changes, words):
+    """Every step skipped, or a last loss that is not finite: refused, also by the next attempt."""
+    optimizer = dataclasses.replace(tiny.OPTIMIZER, warmup=0, **changes)
+    config = dataclasses.replace(tiny.TRAIN, evaluate_every=100)
+    job = tiny.make_job(data, optimizer=optimizer, train=config, checkpoint_directory=str(tmp_path))
+    committed = []
+    with pytest.raises(InputError, match=words):
+        train(job, RunContext(on_commit=lambda *c: committed.append(c)), devices=jax.devices()[:1])
+    again = dataclasses.replace(job, resume_from=tuple(committed), attempt="1")
+    with pytest.raises(InputError, match=words):
+        train(again, devices=jax.devices()[:1])
+
+
+@pytest.mark.slow
 def test_no_validation_split_means_no_evaluation(data, tmp_path):
     """Without held-out splits the run trains and its evaluations are empty."""
     job = tiny.make_job(data, splits=(), checkpoint_directory=str(tmp_path))
