@@ -213,6 +213,8 @@ def candidates(kind: Any, value: Any) -> Iterator[Any]:
             yield (*(value or ()), item)
     elif typing.get_origin(kind) is tuple:
         yield tuple(next(candidates(bare(part), None)) for part in typing.get_args(kind))
+    elif kind is TransformerConfig and value is None:
+        yield _example(kind)
     elif dataclasses.is_dataclass(kind) and kind is not Hardware and value is None:
         required = {
             field.name: next(candidates(bare(_hints(kind)[field.name]), None))
