@@ -27,6 +27,7 @@ from steps.checkpoints.find import describe
 from steps.coordinator import FLAGS, TRACKING, coordinator_of
 from steps.declared import check_training
 from steps.planning.facts import training_facts
+from steps.reporting.training_result import measured, summary
 from training.checkpoint.retention import kept_for_good
 from training.config import OptimizerConfig, TrainConfig
 
@@ -186,12 +187,12 @@ def run_training(run: StepContext, request: TrainRequest) -> dict[str, Any]:
             "metrics.jsonl): not finite, a loss spike, or no counted token"
         )
     return {
-        **_summary(trained["checkpoint"], evaluations, entropy, skipped),
+        **summary(trained["checkpoint"], evaluations, entropy, skipped),
         "model": plain_identity(model),
         "train": identity,
         "first_steps": request.first_steps or train.steps,
         "measured": {
-            **_measured(trained, request.hardware),
+            **measured(trained, request.hardware),
             "runtime": {k: v for k, v in dataclasses.asdict(train).items() if k not in identity},
         },
     }
@@ -374,40 +375,3 @@ def _checkpoints(run: StepContext) -> tuple[tuple[int, str], ...]:
     """(step, URL) of earlier attempts' checkpoints by step; this attempt becomes their owner."""
     shards = run.claim("checkpoint/").values()
     return tuple(sorted((s.result["step"], storage.join(run.root, s.root)) for s in shards))
-
-
-def _measured(trained: dict[str, Any], hardware: Hardware) -> dict[str, Any]:
-    return {
-        "hardware": hardware.name,
-        "devices": trained["devices"],
-        "seconds": trained["seconds"],
-        "compilations": trained["compilations"],
-        "attention": f"{trained['backend']}: {trained['backend_reason']}",
-        "notes": trained["notes"],
-        "memory": trained["memory"],
-    }
-
-
-def _summary(
-    checkpoint: str, rows: list[dict[str, Any]], entropy: float, skipped: int
-) -> dict[str, Any]:
-    # An extended run may evaluate on other splits than the run that it continues: take the first
-    # split of the last evaluation.
-    name = next(row["split"] for row in rows if row["step"] == rows[-1]["step"])
-    of_split = [row for row in rows if row["split"] == name]
-    first, last = of_split[0], of_split[-1]
-    per_byte = last.get("bits_per_byte")
-    bits = "" if per_byte is None else f"; {per_byte:.3f} bits per byte"
-    bits += f"; {skipped:,} updates not applied" if skipped else ""
-    return {
-        "checkpoint": checkpoint,
-        "skipped": skipped,
-        "unigram_entropy": entropy,
-        "first": first,
-        "last": last,
-        "evaluations": [row for row in rows if row["step"] == last["step"]],
-        "headline": [
-            f"{name} loss {first['loss']:.3f} -> {last['loss']:.3f} nats per token over "
-            f"{last['step']:,} steps (unigram entropy {entropy:.3f}{bits})"
-        ],
-    }
