@@ -43,7 +43,7 @@ def _check(arguments: Mapping[str, Any], take: str) -> None:
 
 
 def _check_extend(arguments: Mapping[str, Any]) -> None:
-    at, steps, checkpoint = arguments["at"], arguments["train"].steps, arguments["checkpoint"]
+    at, steps = arguments["at"], arguments["train"].steps
     if at is not None and not 0 < at < steps:
         raise InputError(
             f"extend: expected `at` of 1 or more and below the {steps} steps of `train`, got {at}; "
