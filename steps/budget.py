@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline import InputError
 from steps.artifacts import Sequences
 from steps.declared import nearest_setting
 from training.config import TrainConfig
+
+MOST_EPOCHS = 4
+"""Up to this many epochs, repeated tokens are nearly as good as new ones (Muennighoff et al., 2023,
+arXiv:2305.16264)."""
+
+
+def told_epochs(epochs: Sequence[float]) -> str:
+    """A warning for data that is read more often than `MOST_EPOCHS`; else empty."""
+    if max(epochs, default=0.0) <= MOST_EPOCHS:
+        return ""
+    which = "the data is" if len(epochs) == 1 else f"source {epochs.index(max(epochs)) + 1} is"
+    return (
+        f"{which} read {max(epochs):,.1f} times: tokens that are repeated more than {MOST_EPOCHS} "
+        "times lower the loss less than new ones; sample more, or train less"
+    )
 
 
 def check_budget(arguments: Mapping[str, Any]) -> None:

@@ -206,7 +206,7 @@ def cards(
 ) -> list[tuple[str, str]]:
     """(figure, meaning) of the finished run, for the figures that were measured."""
     first, last = model.result["first"], model.result["last"]
-    skipped = model.result.get("skipped", 0)
+    skipped, epochs = (model.result.get(name, 0) for name in ("skipped", "epochs"))
     rates = sorted(row["tokens_per_second"] for row in record.history)
     total = account.total if account else model.result["measured"]["seconds"]["total"]
     figures = [
@@ -215,6 +215,7 @@ def cards(
         *(_scores_card(scores) if scores else []),
         (f"{rates[len(rates) // 2]:,.0f}", "tokens per second, median step"),
         (f"{last['step']:,}", "steps"),
+        *([(f"{max(epochs):,.2f}", "epochs, of the source read most often")] if epochs else []),
         *([(f"{skipped:,}", "updates not applied (skipped)")] if skipped else []),
         (readable.duration(total), "wall time, all attempts" if account else "last attempt"),
     ]

@@ -13,6 +13,7 @@ from pipeline.graph.node import Node
 from pipeline.store import storage
 from pipeline.store.manifest import load
 from steps.artifacts import Checkpoint, Report, Scores
+from steps.budget import MOST_EPOCHS
 from steps.planning.declared_run import declared_run
 from steps.scaling_laws.points import (
     Point,
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 
 _MORE = (10.0, 100.0)
 """Default budgets, as multiples of the FLOPs of the largest run."""
-_EPOCHS = 4
-"""Up to this many epochs, repeated tokens are nearly as good as new ones (Muennighoff et al., 2023,
-arXiv:2305.16264)."""
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
@@ -122,9 +120,9 @@ def scaling(
     split = split or _rows(runs[0])[0]["split"]
     points = [_point(*pair, split) for pair in zip(trained, runs, strict=True)]
     epochs = [_epochs(*pair) for pair in zip(trained, points, strict=True)]
-    if repeated := sum(each > _EPOCHS for each in epochs):
+    if repeated := sum(each > MOST_EPOCHS for each in epochs):
         run.warn(
-            f"{repeated} of {len(runs)} runs read their data more than {_EPOCHS} times, up to "
+            f"{repeated} of {len(runs)} runs read their data more than {MOST_EPOCHS} times, up to "
             f"{max(epochs):.1f}; repeated tokens lower the loss less than the new ones that the "
             "law assumes"
         )

@@ -22,7 +22,7 @@ from pipeline.store import integrity, storage
 from pipeline.store.ledger import Ledger
 from pipeline.store.shards import File, Shard, wrong_sizes
 from steps.artifacts import TRAIN, Checkpoint, Sequences
-from steps.budget import check_budget, resolved
+from steps.budget import check_budget, resolved, told_epochs
 from steps.checkpoints.find import describe
 from steps.coordinator import FLAGS, TRACKING, coordinator_of
 from steps.declared import check_training
@@ -30,6 +30,7 @@ from steps.planning.facts import training_facts
 from steps.reporting.training_result import measured, summary
 from training.checkpoint.retention import kept_for_good
 from training.config import OptimizerConfig, TrainConfig
+from training.config.batch_schedule import rows_read
 
 _LOG_SECONDS = 10.0  # between two lines of a training in its log
 
@@ -135,6 +136,7 @@ def train(
 
 def run_training(run: StepContext, request: TrainRequest) -> dict[str, Any]:
     """Train and return the step's result; the common body of all steps that train."""
+    from data.batches.dataset import epochs
     from training.config.job import TrainJob
     from training.metrics.history import content_of, plain, read_history, write_history
     from training.metrics.journal import read_journals
@@ -167,7 +169,8 @@ def run_training(run: StepContext, request: TrainRequest) -> dict[str, Any]:
         program_directory=storage.join(run.directory, "programs"),
     )
     describe(run, sequences, model, train)
-    if warning := train.short_for_ema:
+    passes = epochs(job.data, rows_read(train, train.steps))
+    for warning in filter(None, (train.short_for_ema, told_epochs(passes))):
         run.warn(warning)
     trained = run.gang(request.hardware, train_process, Assignment(job, run.ledger))
     _declare_checkpoints(run, trained["checkpoints"])
@@ -191,6 +194,7 @@ def run_training(run: StepContext, request: TrainRequest) -> dict[str, Any]:
         "model": plain_identity(model),
         "train": identity,
         "first_steps": request.first_steps or train.steps,
+        "epochs": list(passes),
         "measured": {
             **measured(trained, request.hardware),
             "runtime": {k: v for k, v in dataclasses.asdict(train).items() if k not in identity},

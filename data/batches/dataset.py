@@ -14,7 +14,7 @@ import numpy as np
 
 from data.batches.block_shuffle import BlockShuffle
 from data.batches.mixture import Mixture, MixturePhase
-from data.batches.sequences import SequenceReader
+from data.batches.sequences import SequenceReader, row_count
 from data.cache.token_array import TokenArray
 from data.cache.token_shard import TokenShard
 from pipeline.errors import InputError
@@ -70,6 +70,15 @@ class DatasetSpec:
     def stored_ids(self) -> int:
         """Exclusive upper bound of the stored ids."""
         return self.vocab_size * (1 + self.masked)
+
+
+def epochs(spec: DatasetSpec, rows: int) -> tuple[float, ...]:
+    """How often the first `rows` rows of the order read each source; 1 is every row of it once."""
+    length = spec.sequence_length
+    counts = tuple(row_count([shard.tokens for shard in s.shards], length) for s in spec.sources)
+    mixture = _mixture(spec, counts)
+    drawn = (rows,) if mixture is None else mixture.drawn(rows).tolist()
+    return tuple(read / count for read, count in zip(drawn, counts, strict=True))
 
 
 class Dataset:

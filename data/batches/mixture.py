@@ -91,6 +91,11 @@ class Mixture:
             self._before.append(self._before[-1] + dealer.dealt(length))
         self._table = functools.lru_cache(maxsize=_TABLES)(self._make_table)
 
+    def drawn(self, count: int) -> np.ndarray:
+        """Positions of each source among the first `count`: int64 (sources,)."""
+        phase = int(np.searchsorted(self._starts, max(count - 1, 0), side="right")) - 1
+        return self._before[phase] + self._dealers[phase].dealt(count - int(self._starts[phase]))
+
     def choose(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The source of each position, and the number of earlier positions with the same source.
 

@@ -12,12 +12,12 @@ from pipeline import Hardware, InputError
 from pipeline.graph.facts import Results
 from pipeline.graph.node import Node
 from pipeline.store import storage
-from steps.artifacts import TEST, TRAIN, Documents, TokenCache
+from steps.artifacts import TEST, TRAIN, Documents, Sequences, TokenCache
 from steps.budget import budgeted, steps_of
 from steps.declared import nearest_setting, splits
 from steps.planning.continued import done_before, steps_saved
 from training.config import OptimizerConfig, TrainConfig
-from training.config.batch_schedule import batch_phases, largest_of
+from training.config.batch_schedule import batch_phases, largest_of, rows_read
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class DeclaredRun:
             `sample`.
         done: steps that are done: by the run it continues, or by an interrupted attempt.
         whole: the configuration with all batch phases.
+        epochs: how often the steps read each source; empty where that is not known yet.
     """
 
     model: TransformerConfig
@@ -47,6 +48,7 @@ class DeclaredRun:
     exact: bool
     done: int
     whole: TrainConfig
+    epochs: tuple[float, ...]
 
     @property
     def tokens(self) -> int | None:
@@ -96,7 +98,34 @@ def declared_run(node: Node, results: Results) -> DeclaredRun | None:
         exact=exact,
         done=done,
         whole=known,
+        epochs=_epochs(sequences, known, results) if steps else (),
     )
+
+
+def _epochs(sequences: Node, train: TrainConfig, results: Results) -> tuple[float, ...]:
+    """How often the run reads each source; empty where the size of one is not known."""
+    length, read = train.sequence_length, rows_read(train, train.steps)
+    parts = [n for n in sequences.inputs.values() if issubclass(n.output, Sequences)]
+    counts = [_rows(part, length, results) for part in parts or [sequences]]
+    if min(counts) < 1:
+        return ()
+    if not parts:
+        return (read / counts[0],)
+    from data.batches.mixture import Mixture, MixturePhase
+
+    starts = [(0, sequences.config["weights"])]
+    starts += [(-(-p.start_tokens // length), p.weights) for p in sequences.config["later"]]
+    phases = [MixturePhase(start=start, weights=weights) for start, weights in starts]
+    drawn = Mixture(phases, sequences.config["seed"]).drawn(read).tolist()
+    return tuple(rows / count for rows, count in zip(drawn, counts, strict=True))
+
+
+def _rows(sequences: Node, length: int, results: Results) -> int:
+    """Rows of one shuffled cache, or those of its declared tokens; 0 when not known."""
+    if (made := results.get(sequences.key, {}).get("sequences")) is not None:
+        return made
+    tokens = _counted(sequences, results) or nearest_setting(sequences, "tokens", Documents)
+    return max(tokens or 0, 0) // length
 
 
 def model_of(node: Node, results: Results) -> TransformerConfig | None:

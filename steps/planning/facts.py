@@ -12,6 +12,7 @@ from models.hf import architectures
 from pipeline.accelerators import Chip
 from pipeline.graph.facts import Facts, Results
 from pipeline.graph.node import Node
+from steps.budget import told_epochs
 from steps.planning import memory
 from steps.planning.cost import RunTime, checkpoint_bytes, money, run_time
 from steps.planning.declared_run import DeclaredRun, declared_run, model_of
@@ -104,6 +105,7 @@ def _size(run: DeclaredRun) -> tuple[list[str], dict[str, Any]]:
         "parameters": count.total,
         "parameters_without_embeddings": count.without_embeddings,
         "steps": run.steps,
+        "epochs": list(run.epochs),
         "steps_done": run.done,
         "tokens": run.tokens,
         "flops": run.flops,
@@ -121,6 +123,11 @@ def _size(run: DeclaredRun) -> tuple[list[str], dict[str, Any]]:
         if run.done:
             size += f"; {run.steps - run.done:,} steps, {run.tokens:,} tokens are left"
         lines.append(f"training    {about}{size}, {run.flops:.2e} FLOPs")
+    if run.epochs:
+        often = ", ".join(f"{each:,.2f}" for each in run.epochs)
+        lines.append(f"data        read {often} times" + (" by source" if run.epochs[1:] else ""))
+    if warning := told_epochs(run.epochs):
+        lines.append(f"warning     {warning}")
     lines.append(f"afterwards  {architectures.describe(model)}")
     lines += [
         f"tracker     {module} is not installed here; {INSTALL.format(name)}"

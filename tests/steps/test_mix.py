@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from data.batches.dataset import Dataset
+from data.batches.dataset import Dataset, epochs
 from models.config import TransformerConfig
 from pipeline.errors import PonenteError
 from pipeline.store import storage
@@ -54,8 +54,11 @@ def test_weights_hold_from_each_phase_on_without_tokenising_again(tmp_path):
     phase = Phase(start_tokens=4096 * LENGTH - 5, weights=(1.0, 0.0))
     node = mix(low_and_high(), weights=(1.0, 3.0), later=(phase,))
     bring_up(store, node)
-    with Dataset(open_mix(store, node).dataset()) as data:
+    spec = open_mix(store, node).dataset()
+    with Dataset(spec) as data:
         rows = data.read(np.arange(4096 + 100))
+    high = (shares(rows) * len(rows)) / (sum(s.tokens for s in spec.sources[1].shards) // LENGTH)
+    assert epochs(spec, len(rows))[1] == pytest.approx(high)
     assert shares(rows[:4096]) == pytest.approx(0.75, abs=4 / 4096)
     assert shares(rows[4096:]) == 0.0
     other = mix(low_and_high(), weights=(1.0, 1.0))

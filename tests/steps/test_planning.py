@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+import steps
 from experiments.run_200m import experiment
 from models.flops import training_flops_per_token
 from models.presets import llama_200m
@@ -215,6 +216,24 @@ def test_sequences_that_are_there_give_the_exact_number_of_steps():
     assert declared_run(train, results).steps == 1000 // 128
     assert declared_run(train, results).exact
     assert not declared_run(train, {}).exact
+
+
+def test_data_that_is_repeated_is_counted_and_warned_of():
+    """100 rows for ten steps of 64 are read 6.4 times; two sources by their weights."""
+    train = node(training=TrainConfig(batch_size=64, steps=10))
+    for rows, times in ((100, "6.40"), (1600, "0.40")):
+        results = {train.inputs["sequences"].key: {"sequence_length": 4096, "sequences": rows}}
+        text = "\n".join(known.state([train], results)[train.key].lines)
+        assert f"data        read {times} times" in text
+        assert ("is read 6.4 times" in text) == (rows == 100)
+    cache = train.inputs["sequences"]
+    mixed = steps.mix(
+        (cache, steps.block_shuffle(cache.inputs["tokens"], 4096, seed=5)), weights=(1.0, 3.0)
+    )
+    few = {each.key: {"sequences": 10} for each in mixed.inputs.values()}
+    again = steps.train(mixed, *(train.config[n] for n in ("model", "optimizer", "train")))
+    found = declared_run(again, few).epochs
+    assert found == pytest.approx((16.0, 48.0), abs=0.6)
 
 
 def test_what_cannot_fit_is_refused_with_three_that_do():

@@ -43,6 +43,9 @@ def test_indices_count_each_source_from_zero(made, extra):
     for source, index in zip(sources.tolist(), indices.tolist(), strict=True):
         assert index == seen[source]
         seen[source] += 1
+    for count in (0, 1, end // 2, phases[-1].start, end):
+        counted = np.bincount(sources[:count], minlength=len(phases[0].weights))
+        assert mix.drawn(count).tolist() == counted.tolist()
 
 
 @settings(max_examples=60, deadline=None)
