@@ -21,6 +21,7 @@ _HARMLESS = frozenset(
         *("gradient_checkpointing", "is_encoder_decoder", "is_decoder", "n_ctx"),
         *("finetuning_task", "tokenizer_class", "prefix", "max_window_layers"),
         *("use_sliding_window", "tie_encoder_decoder", "do_sample", "temperature", "top_k"),
+        *("_attn_implementation_autoset", "unsloth_fixed", "unsloth_version", "is_llama_config"),
         *("top_p", "max_length", "min_length", "num_beams", "repetition_penalty"),
     )
 )
@@ -71,8 +72,10 @@ class Keys:
     ) -> float:
         """A number. Raises `InputError` for other values, not above `above`, or a missing one."""
         value = self.get(name, default)
-        if type(value) not in (int, float) or not above < value or not abs(value) <= _LARGEST:
+        number = type(value) in (int, float)
+        if not number or not above < value or not abs(value) <= _LARGEST:
             more = f" above {above:g}" if above > float("-inf") else ""
+            more += " that float32 can hold" if number and value > _LARGEST else ""
             raise InputError(f"config.json: {name}: expected a number{more}, found {value!r:.80}")
         return float(value)
 
@@ -99,5 +102,5 @@ class Keys:
             raise InputError(
                 f"config.json: unknown key {name!r:.80} = {self._content[name]!r:.80} (of "
                 f"{len(unread)} such keys), which may change what the model computes; if it does "
-                "not, leave it out, or name it in ignore_keys of import_hf"
+                "not, leave it out, or name it in ignore_keys"
             )

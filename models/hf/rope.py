@@ -90,9 +90,10 @@ def _read(
             f"{found!r:.200}"
         )
     inner = keys.inside(found)
-    base = inner.number("rope_theta", base, above=0)
     old_kind = inner.get("type", "default")
     kind = inner.get("rope_type", old_kind)
+    # YaRN's boundaries are logarithms to the base.
+    base = inner.number("rope_theta", base, above=1 if kind == "yarn" else 0)
     inner.expect("partial_rotary_factor", 1.0, 1)
     names = {"default": {}, "llama3": LLAMA3, "yarn": YARN}.get(str(kind))
     if names is None:

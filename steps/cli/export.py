@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Collection
 from typing import Any
 
 from pipeline import InputError
@@ -41,7 +42,7 @@ def run(arguments: list[str]) -> int:
             raise InputError(f"{source}: is a Hugging Face folder already; export it --to gguf")
         say(f"{out}: {_hf_line(to_hf(source, out, dtype))}")
     elif folder:
-        say(_line(out, to_gguf(source, out, dtype, name)))
+        say(_line(out, to_gguf(source, out, dtype, name, options.ignore_keys)))
     else:
         _check_tokenizer(source)
         with tempfile.TemporaryDirectory() as between:
@@ -72,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     add("directory", help="of a train step, a checkpoint in it, or a Hugging Face folder")
     add("--to", required=True, choices=tuple(_DTYPES), help="the format")
     add("--dtype", help=f"of matrices ({types}; f16 and bfloat16 by default)")
+    add("--ignore-keys", metavar="KEY", nargs="+", default=(), help="unknown, in config.json")
     add("--out", metavar="PATH", help="what to write (./NAME-DTYPE.gguf or ./NAME-hf)")
     return parser
 
@@ -102,13 +104,15 @@ def _hf_line(written: dict[str, Any]) -> str:
     return f"{written['architecture']}, {written['parameters']} parameters, {size}"
 
 
-def to_gguf(folder: str, out: str, dtype: str, name: str) -> dict[str, Any]:
+def to_gguf(
+    folder: str, out: str, dtype: str, name: str, ignore_keys: Collection[str] = ()
+) -> dict[str, Any]:
     """Write the GGUF file `out` of a Hugging Face folder; returns as `write_gguf`."""
     from steps.export.gguf_file import write_gguf
     from steps.export.local_files import read_locally, write_locally
 
     with read_locally(folder) as read, write_locally(out) as path:
-        return write_gguf(read, path, dtype, name)
+        return write_gguf(read, path, dtype, name, ignore_keys)
 
 
 def _line(out: str, written: dict[str, Any]) -> str:

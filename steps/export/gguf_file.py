@@ -7,7 +7,7 @@ The `gguf` package gives the names of tensors and metadata. One tensor at a time
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import ml_dtypes
@@ -38,7 +38,9 @@ _LARGEST = {
 }
 
 
-def write_gguf(folder: str, path: str, dtype: str, name: str) -> dict[str, Any]:
+def write_gguf(
+    folder: str, path: str, dtype: str, name: str, ignore_keys: Collection[str] = ()
+) -> dict[str, Any]:
     """Write the model in `folder` as the GGUF file `path`.
 
     Matrices are stored as `dtype`, vectors and learned positions as float32; a matrix whose rows do
@@ -49,6 +51,7 @@ def write_gguf(folder: str, path: str, dtype: str, name: str) -> dict[str, Any]:
         path: path of the file.
         dtype: one of `TYPES`.
         name: name of the model, which programs show.
+        ignore_keys: unknown keys of config.json to ignore.
 
     Returns:
         architecture, pre_tokenizer, composes (see `Vocabulary`), vocab_size, tensors, parameters
@@ -57,7 +60,7 @@ def write_gguf(folder: str, path: str, dtype: str, name: str) -> dict[str, Any]:
     Raises:
         InputError: the folder is incomplete, or llama.cpp would compute something else.
     """
-    source = read_model(folder)
+    source = read_model(folder, ignore_keys)
     model = architecture(source)
     rows = source.config.vocab_size
     vocabulary = _vocabulary(folder, rows)

@@ -145,6 +145,7 @@ LLAMA3 = to_json(SHAPES["Llama llama3 rope, biases"], POSITIONS)["rope_scaling"]
             ({**CONTENT, "rope_parameters": {**LLAMA3, name: None}}, f"expected {name}, found none")
             for name in ("factor", "low_freq_factor", "high_freq_factor")
         ),
+        ({**CONTENT, "rope_parameters": {**YARN, "rope_theta": 1.0}}, "expected a number above 1"),
         ({**NANOCHAT, "rope_parameters": YARN}, "'yarn': NanoChat's norm"),
         ({**CONTENT, "model_type": "mistral"}, "LlamaForCausalLM and model_type is 'mistral'"),
         ({**CONTENT, "num_key_value_heads": 4}, "num_key_value_heads: expected a divisor of heads"),

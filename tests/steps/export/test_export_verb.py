@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ import pytest
 from steps import load
 from steps.cli import command
 from steps.export.gguf_file import write_gguf
-from tests.steps.export.hf_folders import NEEDS_ORACLE, folder, model
+from tests.steps.export.hf_folders import NEEDS_ORACLE, SMALL, folder, model, write_small
 
 pytestmark = [pytest.mark.slow, NEEDS_ORACLE]
 
@@ -63,8 +64,18 @@ def test_refusals(export, tmp_path):
     (tmp_path / "config.json").write_text('{"architectures": ["NanoChatForCausalLM"]}')
     status, _, line = export(tmp_path, "--to", "gguf", "--out", "new.gguf")
     assert status == 1
-    assert "NanoChatForCausalLM has no counterpart in llama.cpp" in line
+    assert "config.json: hidden_size: expected a positive integer, found None" in line
     assert {path.name for path in tmp_path.iterdir()} == {"there.gguf", "config.json"}
+
+
+def test_a_key_that_the_caller_knows(export, tmp_path):
+    """Is named, and then passed over."""
+    source = tmp_path / "small"
+    source.mkdir()
+    write_small(source)
+    (source / "config.json").write_text(json.dumps({**SMALL, "mine": 7}))
+    assert "unknown key 'mine' = 7" in export(source, "--to", "gguf", "--out", "one")[2]
+    assert export(source, "--to", "gguf", "--out", "one", "--ignore-keys", "mine")[0] == 0
 
 
 def test_a_train_step_becomes_either(export, trained, tmp_path):
