@@ -17,6 +17,7 @@ from typing import Any
 from gguf import TokenType
 from tokenizers import Tokenizer
 
+from data.tokenizer.text_tokenizer import library
 from data.tokenizer.tokenizer_file import for_library, ids_of, inserted, parse
 from pipeline.errors import InputError
 
@@ -122,10 +123,7 @@ def read_vocabulary(content: bytes, special: Mapping[str, Any], rows: int) -> Vo
 def _library(content: bytes) -> Tokenizer:
     """The tokenizer of the library, whose ids are those of the file."""
     file = parse(content)
-    try:
-        tokenizer = Tokenizer.from_str(for_library(content, file).decode())
-    except Exception as error:  # the library raises nothing more specific
-        raise InputError(f"tokenizer.json: not readable: {error}; export it again") from error
+    tokenizer = library(for_library(content, file))
     read, texts = tokenizer.get_vocab(), {}
     for text, index in [
         *ids_of(file).items(),
