@@ -17,7 +17,12 @@ from steps.artifacts import Checkpoint, Sequences
 from steps.budget import resolved
 from steps.coordinator import FLAGS, TRACKING
 from steps.declared import check_training, nearest_setting
-from steps.planning.continued import check_state, checkpoint_at, steps_of_checkpoint
+from steps.planning.continued import (
+    check_state,
+    checkpoint_at,
+    continued_optimizer,
+    steps_of_checkpoint,
+)
 from steps.planning.facts import training_facts
 from steps.train import TrainRequest, advise, run_training
 from training.config import OptimizerConfig, TrainConfig
@@ -35,10 +40,7 @@ def _check(arguments: Mapping[str, Any], take: str) -> None:
         known = steps_of_checkpoint(checkpoint, arguments["at"], {})
         # Where the steps of a selected run differ, only the last step is sure to be left.
         done = arguments["train"].steps - 1 if known is None else known
-        first = _declared_steps(_first_run(checkpoint))
-        if known and first and known < arguments["train"].steps:
-            continued = arguments["optimizer"].continued(known, arguments["train"].steps, first)
-            arguments = {**arguments, "optimizer": continued}
+        arguments = {**arguments, "optimizer": continued_optimizer(arguments, checkpoint, {})}
     check_training(arguments, model or declared, done)
 
 
@@ -50,19 +52,6 @@ def _check_extend(arguments: Mapping[str, Any]) -> None:
             "train.steps counts from the very first step"
         )
     _check(arguments, "everything")
-
-
-def _declared_steps(node: Node) -> int:
-    """Steps that a run is declared to do in all; 0 when not known."""
-    train = nearest_setting(node, "train", Checkpoint)
-    return 0 if train is None else train.steps
-
-
-def _first_run(node: Node) -> Node:
-    """The run that began at step 0: `node`, or the one that it extends."""
-    while node.step.name == "extend":
-        node = node.inputs["checkpoint"]
-    return node
 
 
 def _facts(node: Node, results: Results) -> Facts:

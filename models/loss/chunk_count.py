@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from pipeline.errors import InputError
+
 LOGIT_BUDGET_BYTES = 512 * 2**20
 CPU_LOGIT_BUDGET_BYTES = 16 * 2**20  # nearer to the size of its caches
 
@@ -11,6 +13,15 @@ CPU_LOGIT_BUDGET_BYTES = 16 * 2**20  # nearer to the size of its caches
 def logit_budget(platform: str) -> int:
     """Bytes for the float32 logits of one chunk on a device of "tpu", "gpu" or "cpu"."""
     return CPU_LOGIT_BUDGET_BYTES if platform == "cpu" else LOGIT_BUDGET_BYTES
+
+
+def check_chunks(position: int, chunks: int) -> None:
+    """Raise `InputError` unless `chunks` divides the positions of a sequence on one device."""
+    if position % chunks:
+        raise InputError(
+            f"loss chunks: expected a divisor of the {position} positions of a sequence on one "
+            f'device, found {chunks}; give another number, or "auto" as TrainConfig.loss_chunks'
+        )
 
 
 def chunk_count(

@@ -34,10 +34,10 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
 
+from models.loss.chunk_count import check_chunks
 from models.loss.id_parts import IdParts
 from models.loss.vocab_chunks import sums_and_gradients, vocabulary_chunks
 from models.mesh_axes import MeshAxes, TableSplit
-from pipeline.errors import InputError
 
 Sums = tuple[Array, Array, Array]
 Gradients = tuple[Array, Array]
@@ -139,11 +139,7 @@ def _logit_gradient(
 def _split(x: Array, chunks: int) -> Array:
     """[..., P] to [chunks, ..., P / chunks]; the batch axis is not split and so stays sharded."""
     *rest, position = x.shape
-    if position % chunks:
-        raise InputError(
-            f"loss chunks: expected a divisor of the {position} positions of a sequence on one "
-            f'device, found {chunks}; give another number, or "auto" as TrainConfig.loss_chunks'
-        )
+    check_chunks(position, chunks)
     return jnp.moveaxis(x.reshape(*rest, chunks, position // chunks), -2, 0)
 
 

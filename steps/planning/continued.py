@@ -82,6 +82,24 @@ def steps_of_checkpoint(node: Node, at: int | None, results: Results) -> int | N
     return min(ends, default=0) or (None if ends else 0) if len(ends) < 2 else None
 
 
+def continued_optimizer(
+    config: Mapping[str, Any], checkpoint: Node, results: Results
+) -> OptimizerConfig:
+    """The optimizer of a step that extends the run of `checkpoint`, as far as that run is known.
+
+    `config` has the step's settings `optimizer`, `train` and `at`.
+    """
+    optimizer, steps, first = config["optimizer"], config["train"].steps, checkpoint
+    while first.step.name == "extend":
+        first = first.inputs["checkpoint"]
+    ends = {each.config["train"].steps for each in trainings(first)}
+    done = steps_of_checkpoint(checkpoint, config["at"], results)
+    if len(ends) != 1 or not done or done >= steps:
+        return optimizer
+    begun = ends.pop() or results.get(first.key, {}).get("train", {}).get("steps")
+    return optimizer.continued(done, steps, begun) if begun else optimizer
+
+
 def steps_saved(node: Node, results: Results) -> int:
     """The step of the newest checkpoint that a run of `node` would resume from; 0 for none."""
     if not isinstance(results, Published) or not results.prefix:

@@ -15,7 +15,7 @@ from pipeline.store import storage
 from steps.artifacts import TEST, TRAIN, Documents, Sequences, TokenCache
 from steps.budget import budgeted, steps_of
 from steps.declared import nearest_setting, splits
-from steps.planning.continued import done_before, steps_saved
+from steps.planning.continued import continued_optimizer, done_before, steps_saved
 from training.config import OptimizerConfig, TrainConfig
 from training.config.batch_schedule import batch_phases, largest_of, rows_read
 
@@ -86,10 +86,13 @@ def declared_run(node: Node, results: Results) -> DeclaredRun | None:
     steps, exact = _steps(node, sequences, train, results)
     known = dataclasses.replace(train, steps=steps or train.steps)
     done = max(done_before(node, results) or 0, steps_saved(node, results))
+    optimizer = node.config["optimizer"]
+    if node.step.name == "extend":
+        optimizer = continued_optimizer(node.config, node.inputs["checkpoint"], results)
     left = [p for p in batch_phases(known) if p.end > done] or [batch_phases(known)[-1]]
     return DeclaredRun(
         model=model,
-        optimizer=node.config["optimizer"],
+        optimizer=optimizer,
         train=largest_of(left).config(known),
         hardware=node.runtime["hardware"],
         steps=steps,

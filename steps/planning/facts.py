@@ -16,6 +16,7 @@ from steps.budget import told_epochs
 from steps.planning import memory
 from steps.planning.cost import RunTime, checkpoint_bytes, money, run_time
 from steps.planning.declared_run import DeclaredRun, declared_run, model_of
+from steps.planning.measured import speed_here
 from steps.planning.memory import GIB, Fit
 from steps.platforms import chip_of, devices_here
 from training.config import TrainConfig
@@ -48,7 +49,7 @@ def training_facts(node: Node, results: Results) -> Facts:
     resolved = resolve_run(run.model, run.optimizer, train, devices, done=run.done)
     if chip is None:
         line, refusal = _on_this_machine(run, resolved.largest.estimate.activations * devices.count)
-        return Facts((*lines, line), data, refusal)
+        return Facts((*lines, line, *_speed_here(run, results, devices.count)), data, refusal)
     fit = memory.fit_of(resolved.largest, devices)
     step = forecast(run.model, run.optimizer, fit.train, chip, devices.count, devices.slices)
     lines.append(f"memory      by formula {fit.line(chip.name)}")
@@ -154,6 +155,17 @@ def _on_this_machine(run: DeclaredRun, activations: float) -> tuple[str, str]:
     short = ", which may be too little: use more microbatches"
     line = f"memory      {what}; activations about {activations / GIB:.2f} GiB"
     return line + (short if state + activations > available else ""), ""
+
+
+def _speed_here(run: DeclaredRun, results: Results, devices: int) -> list[str]:
+    """A line about the time of the steps that are left, by the last training on this machine."""
+    if not run.flops or (measured := speed_here(results, devices)) is None:
+        return []
+    speed, name = measured
+    return [
+        f"measured    {speed / 1e9:,.1f} GFLOP/s in {name} on this machine, so about "
+        f"{run.flops / speed / 3600:.2f} h of steps"
+    ]
 
 
 def _too_large(run: DeclaredRun, fit: Fit, lines: list[str], data: dict[str, Any]) -> Facts:

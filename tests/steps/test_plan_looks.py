@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
 
 import pytest
 
 import steps
+from models.flops import training_flops_per_token
 from pipeline import Experiment
 from pipeline.errors import InputError, StepFailed
 from pipeline.graph.node import as_node, topological
 from pipeline.plan.facts import results_of, state
 from pipeline.plan.state import look
+from pipeline.store.manifest import load as manifest_of
 from pipeline.store.outputs import Store
+from steps.artifacts import Checkpoint
 from steps.planning.declared_run import declared_run
 from tests.pipeline.helpers import bring_up
 from tests.steps.export.test_hf_chain import tokens_of
@@ -72,7 +77,7 @@ def test_every_file_of_a_source_is_looked_into(tmp_path):
 
 @pytest.mark.slow
 def test_a_step_without_a_checkpoint_is_refused_where_the_run_is_finished(trained):
-    """As the run refuses it; before there is a run, nothing is known of its checkpoints."""
+    """As the run refuses it; before there is a run, its declared intervals tell."""
     store = trained.rpartition("/")[0]
     _, sequences = tokens_of(store)
     model = steps.train(
@@ -90,7 +95,7 @@ def test_a_step_without_a_checkpoint_is_refused_where_the_run_is_finished(traine
     assert found in str(error.value)
     assert refusal(store, steps.export_hf(model, at=7)) == found
     assert not refusal(store, extended(4))
-    assert not refusal(f"{store}-empty", extended(7))
+    assert "no checkpoint of step 7 will be kept" in refusal(f"{store}-empty", extended(7))
 
 
 @pytest.mark.parametrize(
@@ -135,3 +140,40 @@ def test_the_steps_of_a_training_follow_from_a_token_cache_that_is_built():
     assert (run.steps, run.exact) == (20, False)
     exact = {**counted, as_node(sequences).key: {"sequences": 9 * batch}}
     assert declared_run(node, exact).steps == 18
+
+
+@pytest.mark.slow
+def test_what_is_done_here_is_counted(trained, tmp_path):
+    """The speed of a run on this machine predicts the next; an interrupted one is planned from its
+    last checkpoint, another build of the same step is not."""
+    store = str(tmp_path / "store")
+    shutil.copytree(trained.rpartition("/")[0], store)
+    _, sequences = tokens_of(store)
+
+    def facts(training):
+        arguments = {"epochs": 1, "sample_prompts": ("The",)}
+        model = steps.train(sequences, MINI.model, MINI.optimizer, training, **arguments)
+        node = as_node(model)
+        seen = look(topological([node]), Store(store))
+        return node, state([node], results_of(seen.found, store))[node.key]
+
+    longer = dataclasses.replace(MINI.training, steps=80)
+    _, found = facts(longer)
+    (journal,) = Checkpoint(trained, manifest_of(trained)).journals
+    flops = MINI.training.batch_size * MINI.length * MINI.training.steps
+    flops *= training_flops_per_token(MINI.model, MINI.length, causal=True)
+    speed = flops / journal["buckets"]["step"]
+    (line,) = (line for line in found.lines if line.startswith("measured"))
+    hours = 10 * journal["buckets"]["step"] / 3600
+    name = trained.rpartition("/")[2]
+    assert line.removeprefix("measured    ") == (
+        f"{speed / 1e9:,.1f} GFLOP/s in {name} on this machine, so about {hours:.2f} h of steps"
+    )
+    assert found.data["steps_done"] == 0
+    node, found = facts(MINI.training)
+    os.remove(f"{store}/{node.directory}/manifest.json")
+    node, found = facts(MINI.training)
+    assert found.data["steps_done"] == MINI.training.steps
+    assert not found.data["tokens"]
+    shutil.rmtree(f"{store}/{node.directory}/ledger")
+    assert facts(MINI.training)[1].data["steps_done"] == 0

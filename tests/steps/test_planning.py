@@ -13,9 +13,11 @@ from models.flops import training_flops_per_token
 from models.presets import llama_200m
 from pipeline import InputError, pod
 from pipeline.graph.node import as_node, topological
+from pipeline.identity.fingerprint import plain_identity
 from pipeline.plan import facts as known
 from pipeline.prices import price_of
-from steps.continue_training import extend
+from steps.continue_training import extend, warm_start
+from steps.import_hf import import_hf
 from steps.planning import memory
 from steps.planning.declared_run import declared_run
 from steps.train import train as train_step
@@ -191,6 +193,47 @@ def test_several_slices_are_planned_as_one_run():
     assert two["memory"]["need_bytes"] == one["memory"]["need_bytes"]
     rates = [each["predicted"]["tokens_per_second"][1] for each in (one, two)]
     assert 1.6 < rates[1] / rates[0] < 2
+
+
+def test_a_model_to_import_is_planned_by_its_folder(tmp_path):
+    """Size, memory, speed and cost as of a run that declares that shape; of the hub, why not."""
+    shape = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 12}
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+    content = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 1000}
+    content |= {"max_position_embeddings": 4096, "tie_word_embeddings": True, **shape, **heads}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    sequences = node().inputs["sequences"]
+    more = {"optimizer": OptimizerConfig(), "hardware": pod("v6e-8")}
+    training = TrainConfig(steps=100, batch_size=64)
+
+    def of(source, **changes):
+        made = as_node(import_hf(source))
+        train = dataclasses.replace(training, **changes)
+        tuned = as_node(warm_start(made, sequences, take="model", train=train, **more))
+        return made, tuned, known.state([made, tuned], {})
+
+    made, tuned, found = of(str(tmp_path))
+    count = 1000 * 1024 + 12 * (1024 * 128 * (16 + 8 + 8 + 16) + 3 * 1024 * 3072 + 2 * 1024 + 256)
+    count += 1024
+    assert found[made.key].lines == (f"model       Qwen3ForCausalLM, {count:,} parameters",)
+    assert found[tuned.key].data["parameters"] == count
+    assert found[tuned.key].data["memory"]["fits"]
+    heads = [line.split()[0] for line in found[tuned.key].lines if line[0] != " "]
+    assert heads == ["model", "training", "afterwards", "memory", "predicted", "run", "cost"]
+    _, tuned, found = of(str(tmp_path), batch_size=9)
+    assert "a batch of 9 from step 0 on is not divisible by 8" in found[tuned.key].refusal
+    (tmp_path / "config.json").write_text('{"architectures": ["Another"]}')
+    made, tuned, found = of(str(tmp_path))
+    assert "architecture Another cannot be computed" in found[made.key].refusal
+    for source in (str(tmp_path), "hf://owner/name"):
+        _, tuned, found = of(source)
+        (line,) = found[tuned.key].lines
+        assert line.endswith("are known when import_hf is built")
+        # Built, its result has the shape.
+        child = tuned.inputs["checkpoint"]
+        model = plain_identity(dataclasses.replace(llama_200m, layers=2))
+        results = {child.key: {"model": model, "checkpoint": "checkpoint/00000000"}}
+        assert known.state([tuned], results)[tuned.key].data["memory"]["fits"]
 
 
 def test_the_cost_is_hours_times_chips_times_the_dated_price():

@@ -60,7 +60,8 @@ def restore(path: str, like: Tree, *, prefix: str = "", step: int | None = None)
     stored = {name: entry for name, entry in leaves.items() if name.startswith(prefix)}
     if difference := tree_names.mismatch(stored, wanted):
         raise InputError(
-            f"{path}: {difference}; the checkpoint is of another model or optimizer configuration"
+            f"{path}: {difference}; the checkpoint is of another model, or of another "
+            "OptimizerConfig.kind or moment_dtype, TrainConfig.ema or spike_guard"
         )
 
     def read() -> dict[str, jax.Array]:

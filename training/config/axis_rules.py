@@ -118,8 +118,11 @@ def assign(
     for name, (over, devices) in refused.items():
         if not {*over} <= used:
             field = "group" if FSDP in over else "/".join(over)
+            advice = "choose a number that divides it"
+            if name == "vocab":  # its number is the tokenizer's
+                advice = f"set TransformerConfig.vocab_multiple to {devices}"
             raise InputError(
                 f"Parallelism.{field}: {name} {axes[name]} is not divisible by the {devices} "
-                "devices that share it; choose a number that divides it"
+                f"devices that share it; {advice}"
             )
     return found

@@ -56,9 +56,10 @@ def divisible(
     """
     found, failures = list[Parallelism](), list[InputError]()
     for sharding in SHARDINGS if chosen.sharding == "auto" else (chosen.sharding,):
+        parallel = dataclasses.replace(chosen, sharding=sharding)
+        parallel = parallel.within_slices(devices.count, devices.slices)
+        parallel.mesh_shape(devices.count)  # a group that no mesh has is refused for "auto" too
         try:
-            parallel = dataclasses.replace(chosen, sharding=sharding)
-            parallel = parallel.within_slices(devices.count, devices.slices)
             check_model(model, parallel, devices.count)
             found.append(parallel)
         except InputError as error:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from models.attention.backend_choice import BackendChoice, choose_backend
 from models.config import TransformerConfig
+from models.loss.chunk_count import check_chunks
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, TrainConfig
 from training.config.batch_schedule import BatchPhase, batch_phases, largest_of
@@ -118,8 +119,8 @@ def check_run(
 
     Raises:
         InputError: a schedule is longer than the run, sequences are longer than the learned
-            positions, the model or a batch does not divide over the devices, or the attention back
-            end cannot run.
+            positions, the model or a batch does not divide over the devices, the attention back end
+            cannot run, or the loss chunks do not divide the positions.
     """
     check_lengths(model, optimizer, train)
     every = batch_phases(train)
@@ -130,6 +131,9 @@ def check_run(
         for parallel in divisible(model, train.parallel, devices)[:1]:
             check_batch(config, parallel, devices.count, shape.first)
         attention_backend(model, config, devices.platform)
+        if config.loss_chunks != "auto":
+            positions = config.sequence_length // config.parallel.sequence
+            check_chunks(positions, int(config.loss_chunks))
     return left
 
 

@@ -20,6 +20,7 @@ from training.config.batch_schedule import batch_phases
 from training.cost.memory_estimate import GIB
 from training.cost.memory_plan import Devices
 from training.cost.resolved_run import resolve_run
+from training.step.program import build_programs
 from training.trainer import compile_ahead, run_context
 from training.trainer.run_context import RunContext
 from training.trainer.trainer import train
@@ -121,6 +122,23 @@ def test_phases_reach_the_last_step(schedule):
     for done in range(tiny.TRAIN.steps):
         found = resolve_run(tiny.MODEL, tiny.OPTIMIZER, config, one, done=done)
         assert [each.phase.end for each in found.phases] == [end for end in ends if end > done]
+
+
+@pytest.mark.parametrize(
+    ("changes", "done", "batch"),
+    [
+        ({"batch_size": 2, "length_schedule": ((0, 4),)}, 0, 8),
+        ({"batch_size": 4, "length_schedule": ((0, 4),), "microbatches": 2}, 0, 16),
+        ({"batch_size": 4, "batch_schedule": ((4, 8),)}, 4, 8),
+        ({"batch_size": 3, "batch_schedule": ((4, 8), (6, 9))}, 5, 8),
+    ],
+)
+def test_batches_that_no_step_has_are_not_refused(changes, done, batch):
+    """Uncut ones, and those of steps that are done or beyond the last, on eight devices."""
+    config = dataclasses.replace(tiny.TRAIN, **changes)
+    setting = {"eos_id": tiny.EOS, "done": done}
+    found = build_programs(tiny.MODEL, tiny.OPTIMIZER, config, jax.devices()[:8], **setting)
+    assert [program.train.batch_size for _, program in found.phases] == [batch]
 
 
 @pytest.mark.parametrize("largest", [256, 512])

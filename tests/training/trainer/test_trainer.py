@@ -190,7 +190,7 @@ def test_no_sound_checkpoint_stops_the_run(data, tmp_path):
     ("train_changes", "words"),
     [
         ({"parallel": tiny.split(3)}, "8 devices are not divisible by a group of 3"),
-        ({"batch_size": 12}, "12 is not divisible by 8 devices"),
+        ({"batch_size": 12}, "12 from step 0 on is not divisible by 8 devices"),
         ({"attention": "splash"}, "splash cannot run"),
     ],
 )
