@@ -207,9 +207,14 @@ def _check_tokenizer(step: str, checkpoint: Checkpoint, sequences: Sequences) ->
         else checkpoint.sequences.cache.result["tokenizer"]
     )
     if mine != theirs and not _same_ids(sequences, checkpoint):
+        how = ""
+        if checkpoint.imported:
+            own = checkpoint.tokenizer().load()
+            bos, eos = own.decode([own.bos_id]), own.decode([own.eos_id])
+            how = f": steps.tokenizer(its tokenizer.json, bos={bos!r}, eos={eos!r})"
         raise InputError(
             f"{step}: the model's tokenizer has digest {theirs[:12]}, that of the tokens "
-            f"{mine[:12]}; tokenize the documents with the model's tokenizer"
+            f"{mine[:12]}; tokenize the documents with the model's tokenizer{how}"
         )
 
 

@@ -23,6 +23,7 @@ from pipeline import (
 from pipeline.graph.step_context import Emit
 from pipeline.store import storage
 from steps.artifacts import Checkpoint, Scores, Tokenizer
+from steps.checkpoints.find import read_tokenizer
 from steps.coordinator import FLAGS, HUB, coordinator_of
 from training.config import TrainConfig
 
@@ -136,7 +137,6 @@ def _work(
 
 def answer_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str, Any]:
     """One process of the gang of `multiple_choice`; returns the metrics."""
-    from data.tokenizer.text_tokenizer import TextTokenizer
     from models.jax_numerics import fixed_numerics
     from training.evaluate.multiple_choice import accuracy, answer
     from training.sharding import distributed
@@ -144,7 +144,7 @@ def answer_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str,
     del emit
     coordinator = coordinator_of(process)
     distributed.initialize(coordinator)
-    tokenizer = TextTokenizer.load(work.tokenizer)
+    tokenizer = read_tokenizer(work.tokenizer, work.model)
     questions = read_questions(work.settings["questions"], tokenizer, work.settings["delimiter"])
     with fixed_numerics():
         likelihood, model = _loaded(work, tokenizer)
@@ -158,7 +158,6 @@ def harness_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str
     """The only process of the gang of `lm_evaluation`."""
     import importlib.metadata
 
-    from data.tokenizer.text_tokenizer import TextTokenizer
     from models.jax_numerics import fixed_numerics
     from training.evaluate.lm_eval_adapter import adapter, harness, run_tasks
 
@@ -166,7 +165,7 @@ def harness_process(work: Work, *, process: GangProcess, emit: Emit) -> dict[str
     settings = dict(work.settings)
     tasks, folder = settings.pop("tasks"), settings.pop("include_path")
     harness()  # refuses a missing installation before the model is loaded
-    tokenizer = TextTokenizer.load(work.tokenizer)
+    tokenizer = read_tokenizer(work.tokenizer, work.model)
     with fixed_numerics():
         likelihood, model = _loaded(work, tokenizer)
     lm = adapter(model, likelihood, tokenizer, work.train.sequence_length)

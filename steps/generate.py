@@ -11,7 +11,7 @@ from models.generate.sampling_config import Sampling
 from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepContext, local, step
 from pipeline.graph.step_context import Emit
 from steps.artifacts import Checkpoint, Completions, Tokenizer
-from steps.checkpoints.find import open_model
+from steps.checkpoints.find import open_model, read_tokenizer
 from steps.coordinator import FLAGS, coordinator_of
 from steps.declared import nearest_setting
 from training.config.validation import at_least
@@ -124,10 +124,9 @@ def write_process(request: Request, *, process: GangProcess, emit: Emit) -> list
 
 
 def _write(request: Request, emit: Emit) -> list[str]:
-    from data.tokenizer.text_tokenizer import TextTokenizer
     from models.generate.generate import check, stream
 
-    tokenizer = TextTokenizer.load(request.tokenizer)
+    tokenizer = read_tokenizer(request.tokenizer, request.model)
     encoded = [tokenizer.prompt_ids(prompt) for prompt in request.prompts]
     check(request.model, encoded, request.new_tokens)
     longest = max(map(len, encoded)) + request.new_tokens

@@ -129,25 +129,28 @@ def open_tokenizer(trained: Trained, file: str | None = None) -> TextTokenizer:
         InputError: the file is no tokenizer, or has more or fewer ids than the model.
         CorruptOutput: an output between the checkpoint and the tokenizer is gone.
     """
-    tokenizer = _tokenizer_in(file) if file else trained.tokenizer().load()
-    if tokenizer.vocab_size != trained.model.vocab_size:
-        raise InputError(
-            f"{file or trained.path}: the tokenizer has {tokenizer.vocab_size} ids and the model "
-            f"{trained.model.vocab_size}; give the tokenizer it was trained with"
-        )
-    return tokenizer
+    return read_tokenizer(file or trained.tokenizer().file, trained.model)
 
 
-def _tokenizer_in(file: str) -> TextTokenizer:
+def read_tokenizer(file: str, model: TransformerConfig) -> TextTokenizer:
+    """The tokenizer in a tokenizer.json or a directory with one, if it has the model's ids.
+
+    Raises:
+        InputError: the file is no tokenizer, or has more or fewer ids than the model.
+    """
     from data.tokenizer.text_tokenizer import TextTokenizer
 
     inside = storage.join(file, _TOKENIZER)
-    if storage.exists(inside):
-        return TextTokenizer.load(inside)
     try:
-        return TextTokenizer.load(file)
+        tokenizer = TextTokenizer.load(inside if storage.exists(inside) else file)
     except IsADirectoryError as error:
         raise InputError(f"{file}: found a directory without a {_TOKENIZER}; give one") from error
+    if tokenizer.vocab_size != model.vocab_size:
+        raise InputError(
+            f"{file}: the tokenizer has {tokenizer.vocab_size} ids and the model "
+            f"{model.vocab_size}; give the tokenizer it was trained with"
+        )
+    return tokenizer
 
 
 def find(url: str) -> Trained:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from data.tokenizer.text_tokenizer import TextTokenizer, library
-from data.tokenizer.tokenizer_file import ids_of, inserted, parse, with_fields
+from data.tokenizer.tokenizer_file import eos_of, ids_of, inserted, parse, with_fields
 from models.hf.architectures import Architecture
 from pipeline.errors import InputError
 from pipeline.store import storage
@@ -22,7 +22,7 @@ from steps.export.choices import OTHER_TOKENIZER
 from steps.export.gguf_vocabulary import pre_type
 from steps.export.hf_files import read_file, read_json
 
-_CONFIG = "tokenizer_config.json"
+_CONFIG, _MAP = "tokenizer_config.json", "special_tokens_map.json"
 _IDS = ("generation_config.json", "config.json")
 
 
@@ -65,7 +65,7 @@ def write_tokenizer_files(
     for name, content in (
         ("tokenizer.json", description),
         (_CONFIG, config),
-        ("special_tokens_map.json", special),
+        (_MAP, special),
     ):
         text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
         storage.write_atomic(storage.join(folder, name), text.encode())
@@ -96,9 +96,10 @@ def check_auto_tokenizer(tokenizer: TextTokenizer, architecture: Architecture) -
 def read_tokenizer_files(folder: str, eos: str | None = None) -> bytes:
     """The tokenizer.json of a local folder, with the BOS and EOS that `transformers` gives it.
 
-    They are those of tokenizer_config.json, else the ids of special tokens in
-    generation_config.json and config.json, of several the first. What encoding inserts is a matter
-    of tokenizer.json alone: beside it, transformers 5 ignores add_bos_token.
+    They are those of tokenizer_config.json or special_tokens_map.json; else EOS is the token with a
+    well-known name, and both have the ids of special tokens in generation_config.json or
+    config.json, of several the first. What encoding inserts is a matter of tokenizer.json alone:
+    beside it, transformers 5 ignores add_bos_token.
 
     Args:
         folder: path of the folder.
@@ -109,9 +110,15 @@ def read_tokenizer_files(folder: str, eos: str | None = None) -> bytes:
     """
     content = read_file(folder, "tokenizer.json")
     description = parse(content)
-    config, *ids = (_optional(folder, name) for name in (_CONFIG, *_IDS))
-    bos = _named("bos_token", description, config, ids)
-    eos = eos or _named("eos_token", description, config, ids)
+    named, config, *numbered = (_optional(folder, name) for name in (_MAP, _CONFIG, *_IDS))
+    named |= config
+    bos = _named("bos_token", description, named) or _numbered("bos_token", description, numbered)
+    eos = eos or _named("eos_token", description, named)
+    if eos is None:
+        try:
+            eos_of(description)
+        except InputError:
+            eos = _numbered("eos_token", description, numbered)
     return with_fields(content, eos_token=eos, bos_token=bos)
 
 
@@ -119,23 +126,28 @@ def _optional(folder: str, name: str) -> dict[str, Any]:
     return read_json(folder, name) if os.path.exists(os.path.join(folder, name)) else {}
 
 
-def _named(
-    token: str,
-    description: Mapping[str, Any],
-    config: Mapping[str, Any],
-    ids: list[dict[str, Any]],
-) -> str | None:
-    """The name of `token` in a folder's files, if the vocabulary has it."""
-    name = config.get(token)
+def _named(token: str, description: Mapping[str, Any], file: Mapping[str, Any]) -> str | None:
+    """The name that a file gives to `token`, if the vocabulary has it."""
+    name = file.get(token)
     name = name.get("content") if isinstance(name, dict) else name
-    added = {t["id"]: t["content"] for t in description["added_tokens"] if t["special"]}
-    if isinstance(name, str) and (name in added.values() or name in ids_of(description)):
-        return name
-    for file in ids:
+    known = {*ids_of(description), *(t["content"] for t in description["added_tokens"])}
+    return name if isinstance(name, str) and name in known else None
+
+
+def _numbered(
+    token: str, description: Mapping[str, Any], files: list[dict[str, Any]]
+) -> str | None:
+    """The name of the special token whose id the first of some files gives to `token`."""
+    model = description["model"]
+    unknown = model.get("unk_token")
+    if isinstance(index := model.get("unk_id"), int):  # Unigram
+        unknown = {i: piece for piece, i in ids_of(description).items()}.get(index)
+    special = {t["id"]: t["content"] for t in description["added_tokens"] if t["special"]}
+    for file in files:
         index = file.get(f"{token}_id")
         index = index[0] if isinstance(index, list) and index else index
-        if type(index) is int and index in added:
-            return added[index]
+        if type(index) is int and special.get(index, unknown) != unknown:
+            return special[index]
     return None
 
 

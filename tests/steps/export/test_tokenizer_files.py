@@ -173,6 +173,7 @@ _FAST = {"tokenizer_class": "PreTrainedTokenizerFast"}
             "</s>",
         ),
         ("llama2", {"config": {"bos_token_id": 1, "eos_token_id": 2}}, "<s>", "</s>"),
+        ("qwen", {"special_tokens_map": {"eos_token": "<tool_call>"}}, None, "<tool_call>"),
         ("llama2", {"config": {"bos_token_id": 300, "eos_token_id": 99_999}}, "</s>", "</s>"),
         ("llama2", {"config": {"bos_token_id": True, "eos_token_id": "1"}}, "</s>", "</s>"),
         (
