@@ -109,6 +109,7 @@ def sample(
     id: str | None = None,
     score: str = "score",
     skip_nulls: bool = False,
+    skip_invalid: bool = False,
 ) -> Result:
     """Documents of `source` up to a budget of tokens per split.
 
@@ -133,13 +134,16 @@ def sample(
             text.
         score: column or key of the score.
         skip_nulls: skip and count rows with a null instead of refusing them.
+        skip_invalid: likewise rows that are no document: a line that is not JSON, a text that is
+            not UTF-8, an impossible count. A damaged file is refused all the same.
 
     Raises:
-        InputError: the source cannot be read, or has fewer tokens than the budget.
+        InputError: the source cannot be read, has fewer tokens than the budget, or a split would
+            have no document.
     """
     filter = Filter(seed, min_score, drop_duplicates)
     budget = Budget(train=tokens, splits=splits)
-    fields = Fields(text, id, score, skip_nulls)
+    fields = Fields(text, id, score, skip_nulls, skip_invalid)
     request = _Request(run, source, tokenizer, budget, filter, verify_files, fields)
     choice = _choose_documents(request) if unit == "document" else _choose_row_groups(request)
     items = {f"sample/{index:06d}": item for index, item in enumerate(choice.items)}
@@ -159,7 +163,7 @@ def _choose_documents(request: _Request) -> Chosen:
     from data.read.small_files import small_together
     from data.read.work_units import list_units
     from data.select.hash_histogram import merge
-    from data.select.hash_ranges import boundary_bins, thresholds
+    from data.select.hash_ranges import at_the_ends, boundary_bins, thresholds
 
     units = list_units(
         request.source,
@@ -191,12 +195,13 @@ def _choose_documents(request: _Request) -> Chosen:
         items=[SampleItem(group, ranges, request.filter) for group in small_together(units)],
         rate=rate,
         counted=survey,
+        at_the_ends=at_the_ends(ranges, edge),
     )
 
 
 def _no_document(seen: int, filter: Filter) -> str:
     if not seen or filter.min_score is None:
-        return "expected documents, found no row, or a null in every row; name other files"
+        return "expected documents, found none in any row that was not skipped; name other files"
     return f"none of {seen:,} documents scores {filter.min_score} or more; lower min_score"
 
 
@@ -256,7 +261,7 @@ def _choose_row_groups(request: _Request) -> Chosen:
     """
     from data.read.work_units import list_files
     from data.select.row_groups import RowGroupOrder, join_units
-    from data.select.write_sample import NULL, below
+    from data.select.write_sample import below
 
     files, seed = [url for url, _ in list_files(request.source)], request.filter.seed
     rate = _probe_walk(request, RowGroupOrder(files, seed, backwards=False, fields=request.fields))
@@ -278,8 +283,8 @@ def _choose_row_groups(request: _Request) -> Chosen:
         fetched += sum(group.compressed_bytes for group in used)
         for group in taken[name]:
             if not group.documents:
-                low = group.unit.rows - group.nulls
-                skipped.update({NULL: group.nulls, below(request.filter.min_score or 0.0): low})
+                low = group.unit.rows - sum(group.skipped.values())
+                skipped.update({**group.skipped, below(request.filter.min_score or 0.0): low})
         units = join_units(group.unit for group in used)
         items += [SampleItem((unit,), name, request.filter) for unit in units]
     return Chosen(items=items, rate=rate, skipped=+skipped, files=len(files), fetched=fetched)

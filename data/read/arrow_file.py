@@ -40,8 +40,12 @@ class _Counted:
 
     def __init__(self, handle: IO[bytes] | AbstractBufferedFile) -> None:
         self._handle = handle
+        self._size = handle.seek(0, io.SEEK_END)
+        handle.seek(0)
 
     def read(self, size: int = -1) -> memoryview:
+        # A damaged length can ask for more than there is memory.
+        size = self._size if size < 0 else min(size, self._size)
         block = memoryview(self._handle.read(size) or b"")
         _blocks.add(weakref.ref(block, _blocks.discard))
         return block

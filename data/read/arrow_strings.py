@@ -15,14 +15,6 @@ from data.read.unit import BYTES_PER_TOKEN
 _ID_BYTES = 16
 
 
-def is_text(kind: pa.DataType) -> bool:
-    """Whether a column of this type holds text, in any of Arrow's string encodings."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    checks = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    return any(check(kind) for check in checks)
-
-
 def text_offsets(texts: pa.Array) -> np.ndarray:
     """int64[texts + 1]: byte offsets of a string or large_string array's texts in its buffer."""
     buffer = texts.buffers()[1]

@@ -17,6 +17,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
+from stat import S_ISREG
 from typing import IO, Any, NamedTuple
 
 from fsspec.asyn import sync
@@ -58,9 +59,14 @@ def file_state(url: str) -> FileState:
     fs, path = storage.filesystem(url)
     if isinstance(fs, LocalFileSystem):
         try:
-            return _local_state(os.stat(path))
+            stat = os.stat(path)
         except FileNotFoundError:
             raise NotThere(f"{url}: expected a file, found none; check the source") from None
+        if not S_ISREG(stat.st_mode):
+            raise InputError(
+                f"{url}: expected a file, found a pipe or a device; write a file of it"
+            )
+        return _local_state(stat)
     state = state_of(
         with_retries(url, lambda left: run_with_timeout(left, lambda: info(fs, path, left)))
     )

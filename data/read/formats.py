@@ -5,7 +5,8 @@ Planning imports this module, so it imports only the standard library and the st
 
 from __future__ import annotations
 
-import io
+import re
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Literal, TypeAlias
@@ -32,6 +33,10 @@ _REFUSED = {
     *("csv", "tsv", "xlsx", "xls", "pdf", "doc", "docx", "epub", "zip", "tar", "tgz", "rar", "7z"),
     *("bz2", "xz", "lz4", "npy", "npz", "bin", "pkl", "pickle", "pt", "safetensors", "db"),
 }
+_BLOCK = 4 << 20
+_FED = 64 << 10  # bytes of gzip at once: a member's end copies the rest of them
+_GZIP = 16 + zlib.MAX_WBITS
+_LONG_WINDOW = "too much memory"  # of zstd's own message
 READ = "Parquet, JSON lines (.jsonl, .ndjson, .json), Arrow, and text"
 
 
@@ -93,42 +98,85 @@ def open_stream(url: str, state: FileState, begin: int = 0) -> Iterator[IO[bytes
         StorageError: the store does not answer (also when read).
     """
     packed = compression(url)
+    if packed and not state.size:
+        raise InputError(
+            f"{redact(url)}: expected a whole compressed file, found 0 bytes; fetch the file "
+            "again, or leave it out of the source"
+        )
     with open_ranges(url, state) as raw:
         if not packed:
             raw.seek(begin)
             yield raw
             return
+        content = _gunzip(raw) if packed == "gzip" else _unzstd(raw)
+        yield _Unpacked(url, content)  # type: ignore[misc]
+
+
+class _Unpacked:
+    """The content of a compressed file, decompressed; raises `InputError` for corrupt data."""
+
+    def __init__(self, url: str, content: Iterator[bytes]) -> None:
+        self._url, self._content, self._at = url, content, 0
+
+    def read(self, size: int) -> bytes:
+        """The next `size` bytes or up to a block more; fewer only at the end."""
         import pyarrow as pa
 
-        from data.read.arrow_file import arrow_file
-
-        with arrow_file(raw) as source:
-            yield _Unpacked(url, pa.CompressedInputStream(source, packed))  # type: ignore[misc]
-
-
-class _Unpacked(io.RawIOBase):
-    """A decompressed stream that raises `InputError` for corrupt data."""
-
-    def __init__(self, url: str, stream: IO[bytes]) -> None:
-        self._url, self._stream = url, stream
-
-    def read(self, size: int = -1) -> bytes:
-        import pyarrow as pa
-
+        found: list[bytes] = []
+        length = 0
         try:
-            return self._stream.read(size) if size >= 0 else self._stream.read()
-        except (OSError, pa.ArrowException) as error:
+            while length < size and (more := next(self._content, b"")):
+                found.append(more)
+                length += len(more)
+        except (zlib.error, EOFError, OSError, pa.ArrowException) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
+            what, remedy = f"a whole compressed file, found {error}", "fetch the file again"
+            if _LONG_WINDOW in str(error):
+                what = "a window of at most 128 MiB, found a longer one (zstd --long)"
+                remedy = "pack it again, as with zstd -d --long=31 -c OLD.zst | zstd -o NEW.zst"
             raise InputError(
-                f"{redact(self._url)}: expected a whole compressed file, found {error}; fetch the "
-                "file again or leave it out of the source"
+                f"{redact(self._url)}: expected {what} behind {self._at + length:,} bytes of "
+                f"content; {remedy}, or leave it out of the source"
             ) from error
+        self._at += length
+        return b"".join(found)
+
+
+def _gunzip(raw: IO[bytes]) -> Iterator[bytes]:
+    """The content of all gzip members; zeros between and behind them are padding, as for gzip."""
+    member, first = None, True
+    while block := raw.read(_BLOCK):
+        for begin in range(0, len(block), _FED):
+            fed = block[begin : begin + _FED]
+            while fed := fed if member or first else fed.lstrip(b"\0"):
+                member, first = member or zlib.decompressobj(_GZIP), False
+                while data := member.decompress(fed, _BLOCK):
+                    yield data
+                    fed = member.unconsumed_tail
+                fed = member.unused_data
+                if not member.eof:
+                    break
+                member = None
+    if member is not None:
+        raise EOFError("a cut one")
+
+
+def _unzstd(raw: IO[bytes]) -> Iterator[bytes]:
+    """The content of all zstd frames."""
+    import pyarrow as pa
+
+    from data.read.arrow_file import arrow_file
+
+    with arrow_file(raw) as source, pa.CompressedInputStream(source, "zstd") as stream:
+        while data := stream.read(_BLOCK):
+            yield data
 
 
 def _endings(url: str) -> tuple[str, str]:
     """(extension of the format, extension of the compression or ""), in lower case."""
-    name = url.partition("?")[0].rpartition("/")[2].lower()
+    address = re.split("[?#]", url)[0] if url.startswith(("http://", "https://")) else url
+    name = address.rpartition("/")[2].lower()
     parts = name.split(".")[1:]
     packed = parts.pop() if parts and parts[-1] in _COMPRESSED else ""
     return (parts[-1] if parts else ""), packed

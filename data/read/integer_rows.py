@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from data.read.byte_ranges import file_state
-from data.read.parquet_file import open_parquet
+from data.read.parquet_file import check_footer, open_parquet
 from data.read.retry import redact
+from data.read.unit import BATCH_BYTES
 from data.read.work_units import FOOTERS_AT_ONCE, list_files
 from pipeline.errors import InputError
 
@@ -76,7 +77,9 @@ def list_spans(source: str, layout: Layout) -> list[RowSpan]:
 
 
 def _spans(url: str, layout: Layout) -> list[RowSpan]:
-    with open_parquet(url, file_state(url)) as file:
+    state = file_state(url)
+    with open_parquet(url, state) as file:
+        check_footer(url, state, file.metadata)
         schema = file.schema_arrow
         for name in layout.columns:
             kind = schema.field(name).type if name in schema.names else None
@@ -111,14 +114,16 @@ def read_rows(span: RowSpan, layout: Layout) -> Iterator[np.ndarray]:
         StorageError: the store does not answer.
     """
     at = 0
+    where = f"{redact(span.file)}: row group {span.row_group}"
+    rows = max(1, BATCH_BYTES // (8 * layout.length))
     with open_parquet(span.file, file_state(span.file)) as file:
-        for batch in file.iter_batches(row_groups=[span.row_group], columns=layout.columns):
+        for batch in file.iter_batches(rows, row_groups=[span.row_group], columns=layout.columns):
             first, at = at, at + batch.num_rows
             begin, end = max(span.begin, first), min(span.end, at)
             if begin < end:
-                part = batch.slice(begin - first, end - begin)
-                where = f"{redact(span.file)}: row group {span.row_group}"
-                yield _stored(part, layout, where, begin)
+                yield _stored(batch.slice(begin - first, end - begin), layout, where, begin)
+    if at < span.end:
+        raise InputError(f"{where}: expected {span.end:,} rows, found {at:,}; fetch the file again")
 
 
 def _stored(batch: pa.RecordBatch, layout: Layout, where: str, first: int) -> np.ndarray:
@@ -135,7 +140,7 @@ def _stored(batch: pa.RecordBatch, layout: Layout, where: str, first: int) -> np
             f"{where}, row {first + row}: expected ids from 0 to vocab_size - 1 = "
             f"{layout.vocab_size - 1}, found {values[wrong[0]]}"
         )
-    predicted = np.ones(len(values), bool)
+    values, predicted = values.astype(np.int64), np.ones(len(values), bool)
     if layout.mask_column is not None:
         name = layout.mask_column
         mask, of_mask = _flat(batch.column(name), name, where, first)
@@ -157,13 +162,13 @@ def _stored(batch: pa.RecordBatch, layout: Layout, where: str, first: int) -> np
 
 
 def _flat(column: pa.Array, name: str, where: str, first: int) -> tuple[np.ndarray, np.ndarray]:
-    """The concatenated values of a column of lists, int64, and the number of values of each row."""
+    """The concatenated values of a column of lists, and the number of values of each row."""
     nulls = column.is_null().to_numpy(zero_copy_only=False)
     if column.null_count or column.flatten().null_count:
         row = f", row {first + np.flatnonzero(nulls)[0]}" if nulls.any() else ""
         raise InputError(f"{where}{row}: found a null in {name!r}; repair or leave out the row")
     sizes = column.value_lengths().to_numpy(zero_copy_only=False)
-    return column.flatten().cast(pa.int64()).to_numpy(zero_copy_only=False), sizes
+    return column.flatten().to_numpy(zero_copy_only=False), sizes
 
 
 def divide(

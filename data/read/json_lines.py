@@ -1,8 +1,7 @@
 """JSON lines as documents: one object per line, plain or compressed, streamed in blocks.
 
 A plain file is divided at line ends into units that are read separately; a compressed file is one
-unit. An invalid line is an `InputError` with the byte at which it begins (of the decompressed
-file).
+unit. A row's place is the byte at which its line begins (of the decompressed file).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from data.read.arrow_strings import count_by_length
 from data.read.byte_ranges import FileState
 from data.read.formats import compression, open_stream
 from data.read.retry import redact
-from data.read.unit import BATCH_BYTES, BATCH_ROWS, UNKNOWN, Fields, Unit
+from data.read.unit import BATCH_BYTES, BATCH_ROWS, MOST_TEXT, UNKNOWN, Fields, Rows, Unit
 from pipeline.errors import InputError
 
 _BLOCK = 4 << 20
@@ -28,22 +27,20 @@ _SHOWN = 60
 _LONE = re.compile(rb"(?i)\\ud[89ab]..(?!\\ud[c-f])|(?<!\\ud[89ab]..)\\ud[c-f]")
 """An escape of half a character outside the Basic Multilingual Plane, without the other half."""
 _MOST_TOKENS = 1 << 60
+_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 def cut(url: str, state: FileState, fields: Fields, target_bytes: int) -> list[Unit]:
     """The units of a file, of about `target_bytes` each; none of an empty file.
 
     The keys of the first line determine which fields the file has.
+
+    Raises:
+        InputError: that line is no document, or has no text.
     """
-    head = next(_lines(url, state, 0, 0), None)
-    if head is None:
+    keys = _keys(url, state, fields)
+    if keys is None:
         return []
-    keys = _keys(url, *head)
-    if fields.text not in keys:
-        raise InputError(
-            f"{redact(url)}: expected the key {fields.text!r} for the text, found "
-            f"{', '.join(keys) or 'none'}; pass text=<name of the key>"
-        )
     packed = compression(url)
     step = state.size if packed else max(target_bytes, 1)
     name = fields.id or ("id" if "id" in keys else None)
@@ -63,25 +60,35 @@ def cut(url: str, state: FileState, fields: Fields, target_bytes: int) -> list[U
             begin=begin,
             end=0 if packed else begin + step,
             skip_nulls=fields.skip_nulls,
+            skip_invalid=fields.skip_invalid,
         )
         for begin in range(0, max(state.size, 1), max(step, 1))
     ]
 
 
-def read(unit: Unit, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Batches of a unit with `columns`, of which text, id, token_count and score can be null."""
+def read(unit: Unit, columns: Sequence[str]) -> Iterator[Rows]:
+    """The rows of a unit with `columns`."""
     state = FileState(unit.size, unit.version)
     decoder = _decoder(unit)
     rows: list[Any] = []
+    begins: list[int] = []
+    invalid: dict[int, str] = {}
     size = 0
     for begin, line in _lines(unit.file, state, unit.begin, unit.end):
-        rows.append(_row(unit, decoder, begin, line))
+        try:
+            rows.append(decoder.decode(line))
+            if rows[-1].text is msgspec.UNSET:
+                raise ValueError(f"no key {unit.text!r}")
+        except _ERRORS as error:
+            invalid[len(begins)] = _wrong(error, line)
+            rows[len(begins) :] = [None]
+        begins.append(begin)
         size += len(line)
         if size >= BATCH_BYTES or len(rows) >= BATCH_ROWS:
-            yield _batch(unit, rows, columns)
-            rows, size = [], 0
+            yield _rows(unit, rows, begins, invalid, columns)
+            rows, begins, invalid, size = [], [], {}, 0
     if rows:
-        yield _batch(unit, rows, columns)
+        yield _rows(unit, rows, begins, invalid, columns)
 
 
 def _decoder(unit: Unit) -> msgspec.json.Decoder:
@@ -103,33 +110,27 @@ def _decoder(unit: Unit) -> msgspec.json.Decoder:
     return msgspec.json.Decoder(row)
 
 
-def _row(unit: Unit, decoder: msgspec.json.Decoder, begin: int, line: bytes) -> Any:
-    try:
-        row = decoder.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _wrong(unit.file, begin, line, _reason(error, line)) from None
-    if row.text is msgspec.UNSET:
-        raise _wrong(unit.file, begin, line, f"no key {unit.text!r}")
-    return row
+def _rows(
+    unit: Unit, rows: list[Any], begins: list[int], invalid: dict[int, str], columns: Sequence[str]
+) -> Rows:
+    """The decoded lines, of which None is an invalid one."""
+    texts = pa.array([row and row.text for row in rows], pa.string())
+    found: dict[str, pa.Array] = {"text": texts} if unit.id is None or "text" in columns else {}
+    if "id" in columns and unit.id is not None:
+        ids = [None if row is None or row.id is None else str(row.id) for row in rows]
+        found["id"] = pa.array(ids, pa.string())
+    if "token_count" in columns:
+        counts = [row and row.token_count for row in rows] if unit.counted else None
+        found["token_count"] = (
+            count_by_length(texts) if counts is None else pa.array(counts, pa.int64())
+        )
+    if "score" in columns:
+        found["score"] = pa.array([row and row.score for row in rows], pa.float64())
 
+    def place(row: int) -> str:
+        return f"{redact(unit.file)}: the line at byte {begins[row]:,}"
 
-def _batch(unit: Unit, rows: list[Any], columns: Sequence[str]) -> pa.RecordBatch:
-    texts = pa.array([row.text for row in rows], pa.string())
-    found: dict[str, pa.Array] = {}
-    for name in columns:
-        if name == "text":
-            found[name] = texts
-        elif name == "id":
-            ids = [None if row.id is None else str(row.id) for row in rows] if unit.id else None
-            found[name] = pa.nulls(len(rows), pa.string()) if ids is None else pa.array(ids)
-        elif name == "token_count":
-            counts = [row.token_count for row in rows] if unit.counted else None
-            found[name] = count_by_length(texts) if counts is None else pa.array(counts, pa.int64())
-        else:
-            found[name] = pa.array([row.score for row in rows], pa.float64())
-    if unit.id is None and "id" in columns:
-        found["text"] = texts  # ids are computed from it
-    return pa.RecordBatch.from_pydict(found)
+    return Rows(pa.RecordBatch.from_pydict(found), invalid, place)
 
 
 def _lines(url: str, state: FileState, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
@@ -137,7 +138,7 @@ def _lines(url: str, state: FileState, begin: int, end: int) -> Iterator[tuple[i
     # Start one byte early: a newline there means that a line begins exactly at `begin`.
     place = max(begin - 1, 0)
     with open_stream(url, state, place) as stream:
-        for line in _split(stream):
+        for line in _split(url, stream, place):
             first, place = place, place + len(line)
             if first < begin:
                 continue  # the rest of a line that belongs to the unit before
@@ -149,39 +150,58 @@ def _lines(url: str, state: FileState, begin: int, end: int) -> Iterator[tuple[i
                 yield first, line
 
 
-def _split(stream: IO[bytes]) -> Iterator[bytes]:
-    """The lines of a stream, with their line ends."""
+def _split(url: str, stream: IO[bytes], begin: int) -> Iterator[bytes]:
+    """The lines of a stream that starts at byte `begin`, with their line ends."""
     held: list[bytes] = []  # parts of a line that is longer than a block
+    size = 0
     while block := stream.read(_BLOCK):
         lines = block.split(b"\n")
         last = lines.pop()
         for line in lines:
-            yield b"".join([*held, line, b"\n"]) if held else line + b"\n"
-            held = []
+            found = b"".join([*held, line, b"\n"]) if held else line + b"\n"
+            begin += len(found)
+            yield found
+            held, size = [], 0
         if last:
             held.append(last)
+            size += len(last)
+        if size > MOST_TEXT:
+            raise InputError(
+                f"{redact(url)}: the line at byte {begin:,}: 2 GiB or more of one line; cut its "
+                "document, or leave the file out of the source"
+            )
     if held:
         yield b"".join(held)
 
 
-def _keys(url: str, begin: int, line: bytes) -> list[str]:
-    try:
-        found = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _wrong(url, begin, line, _reason(error, line)) from None
-    return list(found)
+def _keys(url: str, state: FileState, fields: Fields) -> list[str] | None:
+    """The keys of the first line, with `skip_invalid` the first with a text; None without lines."""
+    refusal = None
+    for begin, line in _lines(url, state, 0, 0):
+        try:
+            row = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+            if fields.text in row:
+                msgspec.json.decode(row[fields.text], type=str | None)
+                return list(row)
+            found = ", ".join(row) or "none"
+            wrong = (
+                f"expected the key {fields.text!r} for the text, found {found}; "
+                "pass text=<name of the key>"
+            )
+        except _ERRORS as error:
+            wrong = _wrong(error, line)
+        refusal = refusal or f"{redact(url)}: the line at byte {begin:,}: {wrong}"
+        if not fields.skip_invalid:
+            break
+    if refusal is not None:
+        raise InputError(refusal)
+    return None
 
 
-def _reason(error: Exception, line: bytes) -> str:
-    """Why a line cannot be decoded; msgspec takes half a surrogate pair for the end of the data."""
+def _wrong(error: Exception, line: bytes) -> str:
+    """What is wrong with a line; msgspec takes half a surrogate pair for the end of the data."""
     whole = "truncated" in str(error) and line.rstrip().endswith(b"}")
     lone = whole and _LONE.search(line)
-    return "a lone surrogate, which UTF-8 cannot express" if lone else str(error)
-
-
-def _wrong(url: str, begin: int, line: bytes, reason: str) -> InputError:
+    reason = "a lone surrogate, which UTF-8 cannot express" if lone else str(error)
     shown = line[:_SHOWN].decode("utf-8", "replace").strip()
-    return InputError(
-        f"{redact(url)}: the line at byte {begin:,}: expected a JSON object with a document, found "
-        f"{shown!r} ({reason}); repair or leave out the line"
-    )
+    return f"expected a JSON object with a document, found {shown!r} ({reason}); repair the line"

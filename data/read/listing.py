@@ -10,6 +10,7 @@ needed.
 from __future__ import annotations
 
 import functools
+import glob
 import os
 import re
 import time
@@ -166,6 +167,7 @@ def _find(
         )
     end = None if seconds is None else time.monotonic() + seconds
     fs, path = _filesystem(source, seconds)
+    path = _named(fs, path)
     if not isinstance(fs, LocalFileSystem):
         fs.invalidate_cache()
     files, folders = with_retries(
@@ -243,7 +245,33 @@ def _web_glob(fs: Any, path: str) -> list[str]:
 
 
 def _is_pattern(fs: Any, path: str) -> bool:
-    return bool(set(path) & set(_magic(fs)))
+    return bool(set(path) & set(_magic(fs))) and not _is_local_name(fs, path)
+
+
+def _is_local_name(fs: Any, path: str) -> bool:
+    return isinstance(fs, LocalFileSystem) and os.path.lexists(path)
+
+
+def _named(fs: Any, path: str) -> str:
+    """The path, in which a local folder's own name is no pattern.
+
+    Raises:
+        InputError: a name with * ? or [ exists, and as a pattern it matches other files too.
+    """
+    if not isinstance(fs, LocalFileSystem) or not set(path) & set(_magic(fs)):
+        return path
+    known = path
+    while not os.path.lexists(known):
+        known = os.path.dirname(known)
+    if not set(known) & set(_magic(fs)):
+        return path
+    there, rest = glob.escape(known), path.removeprefix(known)
+    if others := set(fs.glob(path)) - set(fs.glob(there + rest)):
+        raise InputError(
+            f"source {path!r}: {known!r} exists, and as a pattern it matches others too, such as "
+            f"{min(others)!r}; rename it, or give the folder"
+        )
+    return there + rest if rest else path
 
 
 def _magic(fs: Any) -> str:

@@ -24,6 +24,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
+from stat import S_ISREG
 
 from pipeline.errors import InputError
 
@@ -91,8 +92,10 @@ def digest_files(paths: Iterable[str]) -> dict[str, tuple[int, str]]:
 def _digest(path: str, known: _Known | None) -> tuple[str, _Known, int]:
     """(path, what is known of the file now, bytes read)."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_without_waiting) as file:
             stat = os.fstat(file.fileno())
+            if not S_ISREG(stat.st_mode):
+                raise OSError("a pipe or a device, not a file with an end")
             mark = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
             same = known is not None and known.mark == mark
             if known is not None and same and known.settled:
@@ -109,6 +112,11 @@ def _digest(path: str, known: _Known | None) -> tuple[str, _Known, int]:
             f"{path}: expected a file that can be read, found {error.strerror or error}; "
             "check the source"
         ) from None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file; a named pipe without waiting for its writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _all(file: int) -> str:

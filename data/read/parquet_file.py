@@ -1,32 +1,31 @@
-"""One Parquet file of a source: opened by byte ranges, with checks of footer, schema and values.
+"""One Parquet file of a source: opened by byte ranges, with checks of footer and schema.
 
-A corrupt file is an `InputError` that names the file, and for a value also the row group and the
-row. Page checksums are verified. Published Parquet files seldom have any, and then a flipped bit
-can read as other text, which only `data.read.sha256sums` detects.
+A corrupt file is an `InputError` that names the file. Page checksums are verified. Published
+Parquet files seldom have any, and then a flipped bit can read as other text, which only
+`data.read.sha256sums` detects.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from data.read.arrow_file import arrow_file
-from data.read.arrow_strings import is_text
 from data.read.byte_ranges import FileState, RangeFile, open_ranges
 from data.read.parquet_table import is_corrupt, one_line
 from data.read.retry import redact
 from data.read.unit import UNKNOWN, Fields, Unit
+from data.read.values import is_text
 from pipeline.errors import InputError, PonenteError
 
 _FOOTERS_KEPT = 8
-_EXPANSION, _FRAME = 11, 64
+_MAGIC = b"PAR1"
+_LONGEST_INDEX = 1 << 20
 _BEGINNINGS = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -98,24 +97,17 @@ class _FooterIsSound(PonenteError):
     """Arrow accepted a footer and went on to read the file."""
 
 
-def row_groups(
-    url: str, size: int, footer: pq.FileMetaData, text: str, wanted: set[str]
-) -> list[tuple[int, int, int]]:
-    """(rows, uncompressed bytes of the text, bytes in the file of the columns) by row group.
-
-    Args:
-        url: the file's name in messages.
-        size: bytes of the file.
-        footer: the file's footer.
-        text, wanted: paths of the text column and of the columns to read.
+def check_footer(url: str, state: FileState, footer: pq.FileMetaData) -> None:
+    """Check what a footer says of its file, before anything else is asked of it.
 
     Raises:
-        InputError: the footer has offsets outside the file, encrypted columns or wrong counts.
+        InputError: the footer has offsets outside the file, encrypted columns or wrong counts, or
+            is that of one of several files in one.
     """
     # Arrow aborts the process when it returns the metadata of a corrupt or encrypted column, but
     # raises when it prepares to read one. So prepare all columns first, and stop at the first read.
     try:
-        with arrow_file(RangeFile(url, FileState(size), _stop)) as source:
+        with arrow_file(RangeFile(url, FileState(state.size), _stop)) as source:
             whole = pq.ParquetFile(source, metadata=footer, pre_buffer=True)
             next(whole.iter_batches(row_groups=range(footer.num_row_groups)), None)
     except _FooterIsSound:
@@ -125,6 +117,40 @@ def row_groups(
             f"{redact(url)}: expected a whole Parquet file that is not encrypted, found "
             f"{redact(one_line(error))}; fetch the file again or leave it out of the source"
         ) from error
+    groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
+    if sum(group.num_rows for group in groups) != footer.num_rows:
+        raise _unsound(url, f"row groups that do not add up to {footer.num_rows:,} rows")
+    ends = [
+        (column.dictionary_page_offset or column.data_page_offset) + column.total_compressed_size
+        for group in groups
+        for column in map(group.column, range(footer.num_columns))
+    ]
+    between = state.size - 8 - footer.serialized_size - max(ends, default=4)
+    if between < 0:
+        raise _unsound(url, f"a footer {-between:,} bytes before the end of the data")
+    if groups and between:  # indices of pages; or, before this file, another one of that size
+        first = max(0, between - _LONGEST_INDEX)
+        with open_ranges(url, state) as handle:
+            handle.seek(first)
+            place = handle.read(between + len(_MAGIC) - first).find(_MAGIC + _MAGIC)
+        if place >= 0:
+            place += first + len(_MAGIC)
+            raise _unsound(url, f"two, of which the second begins at byte {place:,}")
+
+
+def row_groups(
+    url: str, footer: pq.FileMetaData, text: str, wanted: set[str]
+) -> list[tuple[int, int, int]]:
+    """(rows, uncompressed bytes of the text, bytes in the file of the columns) by row group.
+
+    Args:
+        url: the file's name in messages.
+        footer: the file's footer, of which `check_footer` is content.
+        text, wanted: paths of the text column and of the columns to read.
+
+    Raises:
+        InputError: the footer has names or counts of columns that differ.
+    """
     names = _column_names(url, footer)
     leaves = {name: index for index, name in enumerate(names)}
     found = []
@@ -136,8 +162,6 @@ def row_groups(
         compressed = sum(column.total_compressed_size for column in columns)
         uncompressed = group.column(leaves[text]).total_uncompressed_size
         found.append((group.num_rows, uncompressed, compressed))
-    if sum(rows for rows, *_ in found) != footer.num_rows:
-        raise _unsound(url, f"row groups that do not add up to {footer.num_rows:,} rows")
     return found
 
 
@@ -205,78 +229,9 @@ def unit_of(url: str, state: FileState, schema: pa.Schema, fields: Fields) -> Un
         size=state.size,
         version=state.version,
         skip_nulls=fields.skip_nulls,
+        skip_invalid=fields.skip_invalid,
     )
 
 
 def _is_number(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_floating(kind)
-
-
-def check_values(
-    batch: pa.RecordBatch,
-    where: str,
-    first_row: int,
-    most_tokens: int,
-    may_be_null: Collection[str] = (),
-) -> pa.RecordBatch:
-    """The batch, if every value is present, every text is UTF-8, and every count is possible.
-
-    Args:
-        batch: any columns; `token_count`, if present, int64.
-        where: file and row group, for messages.
-        first_row: index of the batch's first row in its row group.
-        most_tokens: upper bound of a document's tokens if its text was not read.
-        may_be_null: names of columns in which nulls are allowed.
-
-    Raises:
-        InputError: a value is invalid; the message has its row and column.
-    """
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if column.null_count and name not in may_be_null:
-            row = first_row + pc.index(column.is_null(), True).as_py()
-            raise InputError(
-                f"{where}, row {row}: expected a value in {name!r}, found null; "
-                "drop such rows from the source, or leave them out with skip_nulls=True"
-            )
-        if pa.types.is_string(column.type):
-            _check_utf8(column, name, where, first_row)
-    if "token_count" in batch.schema.names:
-        counts = batch.column("token_count").to_numpy()
-        most = np.full(len(counts), most_tokens)
-        if "text" in batch.schema.names:
-            sizes = pc.call_function("binary_length", [batch.column("text")]).cast(pa.int64())
-            most = most_tokens_of(pc.fill_null(sizes, most_tokens).to_numpy())
-        wrong = np.flatnonzero((counts < 0) | (counts > most))
-        if len(wrong):
-            raise InputError(
-                f"{where}, row {first_row + wrong[0]}: expected a 'token_count' of 0 to "
-                f"{most[wrong[0]]:,}, found {counts[wrong[0]]:,}; correct it, or leave it out of "
-                "the source"
-            )
-    return batch
-
-
-def most_tokens_of(text_bytes: Any) -> Any:
-    """Upper bound of the tokens of a text of `text_bytes` bytes.
-
-    A token is at least one byte, NFKC normalisation makes at most eleven bytes of one, and a
-    template may add a frame to a document.
-    """
-    return _EXPANSION * text_bytes + _FRAME
-
-
-def _check_utf8(column: pa.Array, name: str, where: str, first_row: int) -> None:
-    """Raise for text that is not UTF-8, since Arrow does not validate strings read from Parquet."""
-    try:
-        column.validate(full=True)
-        return
-    except pa.ArrowInvalid:
-        pass
-    for row, value in enumerate(column.cast(pa.binary())):
-        try:
-            value.as_py().decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"{where}, row {first_row + row}: {name!r} is not UTF-8 (byte {error.start}); "
-                "decode it when the file is written, or drop the row"
-            ) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
@@ -10,11 +10,9 @@ from data.read.arrow_strings import count_by_length
 from data.read.byte_ranges import FileState
 from data.read.formats import READ, compression, open_stream
 from data.read.retry import redact
-from data.read.unit import Fields, Unit
-from pipeline.errors import InputError
+from data.read.unit import BATCH_BYTES, MOST_TEXT, Fields, Rows, Unit
 
 _PACKED = 4  # typical compression ratio of text
-_MOST = (1 << 31) - 1  # most bytes of an Arrow string array
 
 
 def cut(url: str, state: FileState, fields: Fields, target_bytes: int) -> list[Unit]:
@@ -32,34 +30,58 @@ def cut(url: str, state: FileState, fields: Fields, target_bytes: int) -> list[U
             version=state.version,
             kind="text",
             skip_nulls=fields.skip_nulls,
+            skip_invalid=fields.skip_invalid,
         )
     ]
 
 
-def read(units: Sequence[Unit], columns: Sequence[str]) -> pa.RecordBatch:
-    """The documents, with `columns` and always `text`, from which their ids are computed.
+def read(units: Sequence[Unit], columns: Sequence[str]) -> Iterator[Rows]:
+    """The documents, with `text` and, if it is among `columns`, `token_count`."""
+    texts: list[str | None] = []
+    invalid: dict[int, str] = {}
+    first = size = 0
+    for index, unit in enumerate(units):
+        content = _content(unit)
+        if texts and size + len(content) > BATCH_BYTES:
+            yield _rows(units[first:index], texts, invalid, columns)
+            texts, invalid, first, size = [], {}, index, 0
+        try:
+            texts.append(_text(content))
+        except ValueError as error:
+            invalid[len(texts)] = str(error)
+            texts.append(None)
+        size += len(content)
+    yield _rows(units[first:], texts, invalid, columns)
 
-    Raises:
-        InputError: a file is not UTF-8, or is 2 GiB or longer.
-    """
-    texts = pa.array(map(_text, units), pa.string(), size=len(units))
-    found = {
-        "text": texts,
-        "id": pa.nulls(len(units), pa.string()),
-        "token_count": count_by_length(texts),
-    }
-    return pa.RecordBatch.from_pydict({n: found[n] for n in dict.fromkeys((*columns, "text"))})
+
+def _rows(
+    units: Sequence[Unit],
+    texts: list[str | None],
+    invalid: dict[int, str],
+    columns: Sequence[str],
+) -> Rows:
+    found = {"text": pa.array(texts, pa.string())}
+    if "token_count" in columns:
+        found["token_count"] = count_by_length(found["text"])
+    batch = pa.RecordBatch.from_pydict(found)
+    return Rows(batch, invalid, lambda row: redact(units[row].file))
 
 
-def _text(unit: Unit) -> str:
+def _content(unit: Unit) -> bytes:
+    # A file is asked for no more than it has: Python allocates what is asked for.
+    most = MOST_TEXT if compression(unit.file) else min(MOST_TEXT, unit.size)
     with open_stream(unit.file, FileState(unit.size, unit.version)) as stream:
-        content = stream.read(_MOST + 1)
-    if len(content) > _MOST:
-        raise InputError(f"{redact(unit.file)}: 2 GiB or more of one text; cut the file")
+        return stream.read(most + 1)
+
+
+def _text(content: bytes) -> str:
+    """Decode a file. Raises `ValueError` with what is wrong with it."""
+    if len(content) > MOST_TEXT:
+        raise ValueError("2 GiB or more of one text; cut the file")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"{redact(unit.file)}: expected {READ}, found bytes that are not UTF-8 (byte "
-            f"{error.start:,}); convert the file, or leave it out of the source"
+        raise ValueError(
+            f"expected {READ}, found bytes that are not UTF-8 (byte {error.start:,}); "
+            "convert the file"
         ) from None

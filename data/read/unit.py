@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 BATCH_ROWS = 1024
 BATCH_BYTES = 16 << 20  # most bytes of text in one batch, unless one document is longer
 BYTES_PER_TOKEN = 4  # estimate for English text without a token count
+MOST_TEXT = (1 << 31) - 1  # most bytes of a text, as of an Arrow string array
 UNKNOWN = -1
 
 
@@ -20,12 +25,15 @@ class Fields(NamedTuple):
             id computed from the text.
         score: column or key of a number that may be used for selection.
         skip_nulls: skip and count rows in which one of these fields is null.
+        skip_invalid: skip and count rows that are no document, such as a line that is not JSON, a
+            text that is not UTF-8 or an impossible count. A damaged file is refused all the same.
     """
 
     text: str = "text"
     id: str | None = None
     score: str = "score"
     skip_nulls: bool = False
+    skip_invalid: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +54,7 @@ class Unit:
         version: the file's version then, see `data.read.byte_ranges.FileState`.
         kind: the file's format, see `data.read.formats`.
         begin, end: range of bytes; the unit has the lines that begin in it; 0 and 0 for all lines.
-        skip_nulls: skip rows with a null.
+        skip_nulls, skip_invalid: skip rows with a null, and rows that are no document.
     """
 
     file: str
@@ -63,3 +71,19 @@ class Unit:
     begin: int = 0
     end: int = 0
     skip_nulls: bool = False
+    skip_invalid: bool = False
+
+
+class Rows(NamedTuple):
+    """Rows as a reader of files hands them on.
+
+    Attributes:
+        batch: the columns that were asked for, of types string, int64 and float64, with nulls; no
+            `id` if it is to be computed from the text, which is there then.
+        invalid: what is wrong with a row, by its index; the row's values are null.
+        place: where a row is, by its index: the file, and the place in it.
+    """
+
+    batch: pa.RecordBatch
+    invalid: Mapping[int, str]
+    place: Callable[[int], str]

@@ -7,9 +7,10 @@ fetch the text. A huge source can be processed file by file: `list_files` reads 
 `file_units` and `row_groups` read one.
 
 A unit is read as columns `id`, `text`, `token_count`, `score`, whatever their names in the file; a
-document without an id gets one computed from its text. A null, text that is not UTF-8, a missing
-column, a corrupt file and a file that changed since it was listed are an `InputError` with the
-file's URL. The only rows skipped are those with a null, if requested, and they are counted.
+document without an id gets one computed from its text. A null, text that is not UTF-8, an
+impossible count, a line that is no document, a missing column, a corrupt file and a file that
+changed since it was listed are an `InputError` with the file's URL. Rows with a null, and rows that
+are no document, are skipped if requested, and counted; a file is never read in part.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain, pairwise
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -29,30 +33,28 @@ from data.read.arrow_strings import count_by_length, made_ids
 from data.read.byte_ranges import FileState, file_state
 from data.read.formats import compression, kind_of
 from data.read.listing import find_files
-from data.read.parquet_file import (
-    check_values,
-    most_tokens_of,
-    open_parquet,
-    unit_of,
-)
+from data.read.parquet_file import open_parquet, unit_of
 from data.read.retry import redact
 from data.read.small_files import grouped
-from data.read.unit import BATCH_BYTES, BATCH_ROWS, UNKNOWN, Fields, Unit
+from data.read.unit import BATCH_BYTES, BATCH_ROWS, UNKNOWN, Fields, Rows, Unit
+from data.read.values import (
+    converted,
+    impossible_counts,
+    joined,
+    most_tokens_of,
+    pieces,
+)
 from data.source import check_embedded, is_embedded
 from pipeline.errors import InputError
 
+NULL, INVALID = "null", "invalid"  # why a row is skipped
 EMBEDDED_ROW_GROUPS = 8
 FOOTERS_AT_ONCE = 16
 _PARTS = 8 * FOOTERS_AT_ONCE  # parts of the list of files, each handled by one thread
 TARGET_BYTES = 64 << 20
+_STEP_ROWS = 32
 _MOST_PACKED = 1000  # approximate upper bound of the compression ratio
 
-_TYPES = {
-    "id": pa.string(),
-    "text": pa.string(),
-    "token_count": pa.int64(),
-    "score": pa.float64(),
-}
 _CUTS = {"lines": json_lines.cut, "text": text_file.cut, "arrow": arrow_table.cut}
 
 
@@ -163,25 +165,24 @@ def row_groups(url: str, fields: Fields = Fields()) -> list[RowGroup]:
 
 def fields_of(unit: Unit) -> Fields:
     """The unit's names of the fields."""
-    return Fields(unit.text, unit.id, unit.score or "score", unit.skip_nulls)
+    return Fields(unit.text, unit.id, unit.score or "score", unit.skip_nulls, unit.skip_invalid)
 
 
 def read_unit(
     unit: Unit, columns: Sequence[str], tally: Counter[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The unit's rows in source order, as record batches of at most 1,024 rows.
+    """The unit's rows in source order, as record batches of at most 1,024 rows and about 16 MB.
 
     Args:
         unit: from `list_units` or `file_units`.
         columns: any of `id` (string), `text` (string), `token_count` (int64) and `score` (float64,
             NaN is kept). If the file has no `token_count`, it is ceil(UTF-8 bytes / 4) of the text;
             if it has no id, the id is computed from the text.
-        tally: counts all `rows`, and those skipped for a `null`. A row of a file with ids is not
-            skipped for a null text alone, since the text may not have been read.
+        tally: counts all `rows`, and those skipped as `NULL` or `INVALID`.
 
     Raises:
-        InputError: a null, a text that is not UTF-8 or an impossible count (the message has file,
-            row group and row), a corrupt or changed file, or `score` of a file without one.
+        InputError: a null, an invalid value (the message has file, row and column), a corrupt or
+            changed file, or `score` of a file without one.
         StorageError: the store does not answer.
     """
     if "score" in columns and unit.score is None:
@@ -189,23 +190,14 @@ def read_unit(
             f"{redact(unit.file)}: has no column of numbers to read as a score; pass "
             "score=<name of the column>, or do not select by score"
         )
-    packed = _MOST_PACKED if compression(unit.file) else 1
-    most = most_tokens_of(unit.text_bytes * packed)
-    current, row, rows = -1, 0, 0
-    for group, batch in _batches(unit, columns):
-        row = row if group == current else 0
-        where = f"{redact(unit.file)}: " + _where(unit, group)
-        current, row, rows = group, row + batch.num_rows, rows + batch.num_rows
-        kept = _without_nulls(unit, batch) if unit.skip_nulls else batch
-        if tally is not None:
-            tally.update(rows=batch.num_rows, null=batch.num_rows - kept.num_rows)
-        nulls = [*(["id"] if unit.id is None else []), *(["text"] if unit.skip_nulls else [])]
-        checked = check_values(kept, where, row - batch.num_rows, most, nulls)
-        yield _with_ids(unit, checked).select(list(columns))
-    if unit.rows != UNKNOWN and rows != unit.rows:
+    found = 0
+    for rows in _batches(unit, columns):
+        found += rows.batch.num_rows
+        yield _documents(unit, rows, columns, tally)
+    if unit.rows not in (UNKNOWN, found):
         raise InputError(
             f"{redact(unit.file)}: row groups {unit.row_groups[0]} to {unit.row_groups[-1]}: "
-            f"expected {unit.rows:,} rows, found {rows:,}; the file is corrupt: fetch it again"
+            f"expected {unit.rows:,} rows, found {found:,}; the file is corrupt: fetch it again"
         )
 
 
@@ -214,45 +206,60 @@ def read_units(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of units in order, as from `read_unit`.
 
-    Neighbouring text files, which have one row each, share batches of up to 1,024 rows.
+    Neighbouring text files, which have one row each, share batches.
     """
 
     def joins(unit: Unit) -> bool:
         return unit.kind == "text" and "score" not in columns
 
     for together in grouped(units, joins, BATCH_ROWS, BATCH_BYTES):
-        first = together[0]
         if len(together) == 1:
-            yield from read_unit(first, columns, tally)
+            yield from read_unit(together[0], columns, tally)
             continue
-        batch = text_file.read(together, columns)
-        if tally is not None:
-            tally.update(rows=batch.num_rows)
-        yield _with_ids(first, batch).select(list(columns))
+        for rows in text_file.read(together, columns):
+            yield _documents(together[0], rows, columns, tally)
 
 
-def _where(unit: Unit, group: int) -> str:
-    if unit.kind == "parquet":
-        return f"row group {group}"
-    return f"documents from byte {unit.begin:,} on" if unit.begin else "documents"
+def _documents(
+    unit: Unit, rows: Rows, columns: Sequence[str], tally: Counter[str] | None
+) -> pa.RecordBatch:
+    """The columns of the rows that are documents; without leave to skip the others, it raises."""
+    batch = rows.batch
+    packed = _MOST_PACKED if compression(unit.file) else 1
+    most = most_tokens_of(unit.text_bytes * packed)
+    invalid = {**impossible_counts(batch, most), **rows.invalid}
+    null = np.zeros(batch.num_rows, bool)
+    for column in batch.columns:
+        if column.null_count:
+            null |= column.is_null().to_numpy(zero_copy_only=False)
+    null[list(invalid)] = False
+    if invalid and not unit.skip_invalid:
+        row = min(invalid)
+        raise InputError(
+            f"{rows.place(row)}: {invalid[row]}, or leave such rows out with skip_invalid=True"
+        )
+    if null.any() and not unit.skip_nulls:
+        row = int(np.argmax(null))
+        names = [n for n in batch.schema.names if not batch.column(n)[row].is_valid]
+        found = " and ".join(repr(_names(unit)[name]) for name in names)
+        raise InputError(
+            f"{rows.place(row)}: expected a value in {found}, found null; drop such rows from the "
+            "source, or leave them out with skip_nulls=True"
+        )
+    if tally is not None:
+        tally.update({"rows": batch.num_rows, NULL: int(null.sum()), INVALID: len(invalid)})
+    if invalid or null.any():
+        null[list(invalid)] = True
+        batch = batch.filter(pa.array(~null))
+    if "id" in columns and "id" not in batch.schema.names:
+        batch = batch.append_column("id", made_ids(batch.column("text")))
+    return batch.select(list(columns))
 
 
-def _without_nulls(unit: Unit, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows without nulls, except that the text may be null in a file with ids."""
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        made = name == "id" and unit.id is None
-        if not column.null_count or made or (name == "text" and unit.id is not None):
-            continue
-        batch = batch.filter(batch.column(name).is_valid())
-    return batch
-
-
-def _with_ids(unit: Unit, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch, with ids computed from the texts if the file has none."""
-    if unit.id is not None or "id" not in batch.schema.names or is_embedded(unit.file):
-        return batch
-    place = batch.schema.get_field_index("id")
-    return batch.set_column(place, "id", made_ids(batch.column("text")))
+def _names(unit: Unit) -> dict[str, str | None]:
+    """The file's name of each field; None for one that it does not have."""
+    count = "token_count" if unit.counted else None
+    return {"id": unit.id, "text": unit.text, "token_count": count, "score": unit.score}
 
 
 def _found(source: str) -> list[tuple[str, FileState]]:
@@ -285,68 +292,88 @@ def _cut(file: str, state: FileState, fields: Fields, target_bytes: int) -> list
 def _groups(file: str, state: FileState, fields: Fields) -> tuple[Unit, list[RowGroup]]:
     """The file as one unit, and its row groups."""
     with open_parquet(file, state) as parquet:
-        metadata, schema = parquet.metadata, parquet.schema_arrow
-    whole = unit_of(file, state, schema, fields)
-    wanted = {name for name in (whole.id, whole.text, whole.score) if name is not None}
-    wanted |= {"token_count"} if whole.counted else set()
-    found = parquet_file.row_groups(file, state.size, metadata, fields.text, wanted)
+        metadata = parquet.metadata
+        whole = unit_of(file, state, parquet.schema_arrow, fields)
+    parquet_file.check_footer(file, state, metadata)
+    wanted = {name for name in _names(whole).values() if name is not None}
+    found = parquet_file.row_groups(file, metadata, fields.text, wanted)
     return whole, [RowGroup(*group) for group in found]
 
 
-def _batches(unit: Unit, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """(row group, unchecked record batch) of a unit: `columns`, and the text if ids need it."""
+def _batches(unit: Unit, columns: Sequence[str]) -> Iterator[Rows]:
+    """The rows of a unit: `columns`, and the text if ids need it."""
     if is_embedded(unit.file):
         check_embedded(unit.file)
         table = python_docs.documents().select(list(columns))
         for group in unit.row_groups:
             rows = _embedded_rows(table.num_rows)[group]
             for batch in table.slice(rows.start, len(rows)).to_batches(BATCH_ROWS):
-                yield group, batch
+                yield Rows(batch, {}, str)
     elif unit.kind == "lines":
-        for batch in json_lines.read(unit, columns):
-            yield 0, batch
+        yield from json_lines.read(unit, columns)
     elif unit.kind == "text":
-        yield 0, text_file.read((unit,), columns)
+        yield from text_file.read((unit,), columns)
     else:
         yield from _columnar(unit, columns)
 
 
-def _columnar(unit: Unit, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _columnar(unit: Unit, columns: Sequence[str]) -> Iterator[Rows]:
     """`_batches` for a Parquet or Arrow file."""
-    names = {"id": unit.id, "text": unit.text, "token_count": "token_count", "score": unit.score}
+    names = _names(unit)
     length = "token_count" in columns and not unit.counted
-    making = "id" in columns and unit.id is None
-    kept = [*columns, *(["text"] if making and "text" not in columns else [])]
-    wanted = {name for name in kept if name != "token_count" or unit.counted}
-    wanted = {name for name in wanted | ({"text"} if length else set()) if names[name] is not None}
-    in_file = sorted({str(names[name]) for name in wanted})
-    for group, batch in _raw(unit, in_file):
-        # A score may be an integer that float64 rounds; that does not matter for selection.
-        found = {
-            name: batch.column(names[name]).cast(_TYPES[name], safe=name != "score")
-            for name in wanted
-        }
-        if "score" in found and unit.skip_nulls:
-            found["score"] = pc.fill_null(found["score"], float("nan"))
+    wanted = {name for name in columns if names[name] is not None}
+    if length or ("id" in columns and unit.id is None):
+        wanted.add("text")
+
+    def typed(raw: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, str]]:
+        found: dict[str, pa.Array] = {}
+        invalid: dict[int, str] = {}
+        for name in sorted(wanted):
+            known = str(names[name])
+            found[name], wrong = converted(name, known, raw.column(known))
+            invalid |= wrong
         if length:
             found["token_count"] = count_by_length(found["text"])
-        if making:
-            found["id"] = pa.nulls(batch.num_rows, pa.string())
-        yield group, pa.RecordBatch.from_pydict({name: found[name] for name in kept})
+        return pa.RecordBatch.from_pydict(found), invalid
+
+    with _raw(unit, sorted({str(names[name]) for name in wanted})) as raws:
+        for group, batches in raws:
+            first = 0
+            for raw in batches:
+                for piece in pieces(raw):
+                    batch, invalid = typed(piece)
+                    yield Rows(batch, invalid, partial(_place, unit, group, first))
+                    first += batch.num_rows
 
 
-def _raw(unit: Unit, columns: list[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _place(unit: Unit, group: int, first: int, row: int) -> str:
+    inside = f"row group {group}, " if unit.kind == "parquet" else ""
+    return f"{redact(unit.file)}: {inside}row {first + row} (counted from 0)"
+
+
+@contextmanager
+def _raw(
+    unit: Unit, columns: list[str]
+) -> Iterator[Iterator[tuple[int, Iterator[pa.RecordBatch]]]]:
+    """(row group, its batches as they are in the file) of a unit; what fails within is the file."""
     if unit.kind == "arrow":
-        for batch in arrow_table.read(unit, columns):
-            yield 0, batch
+        with arrow_table.open_batches(unit, columns) as batches:
+            yield iter([(0, batches)])
         return
-    rows = max(1, min(BATCH_ROWS, BATCH_BYTES * unit.rows // max(unit.text_bytes, 1)))
     state = FileState(unit.size, unit.version) if unit.size else None
     with open_parquet(unit.file, state) as parquet:
-        for group in unit.row_groups:
-            # One row group at a time: reading several would keep all of them in memory.
-            for batch in parquet.iter_batches(rows, row_groups=[group], columns=columns):
-                yield group, batch
+        kind = parquet.schema_arrow.field(unit.text).type
+        packed = unit.text not in columns or pa.types.is_dictionary(kind)
+        # Few rows at once: a dictionary can make gigabytes of a text that is in the file once.
+        rows = BATCH_ROWS if packed else _STEP_ROWS
+        rows = max(1, min(rows, BATCH_BYTES * unit.rows // max(unit.text_bytes, 1)))
+
+        def read(group: int) -> Iterator[pa.RecordBatch]:
+            found = parquet.iter_batches(rows, row_groups=[group], columns=columns)
+            return found if packed else joined(found)
+
+        # One row group at a time: reading several would keep all of them in memory.
+        yield ((group, read(group)) for group in unit.row_groups)
 
 
 def _embedded_rows(rows: int) -> list[range]:

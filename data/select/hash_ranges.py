@@ -20,6 +20,7 @@ its last document. Without these documents, boundaries are those of bins.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 
@@ -118,23 +119,50 @@ def thresholds(
     up = _Cuts(survey, rate or TokenRatio(), edge, downwards=False)
     splits: list[tuple[str, int, int]] = []
     last, held = HASHES - 1, 0.0
+
+    def refuse(name: str, asked: int) -> NoReturn:
+        cause = "".join(
+            f"; {split}: {why}"
+            for split, count in at_the_ends(Ranges(splits=tuple(splits)), edge).items()
+            if (why := one_id(count))
+        )
+        message = too_much(name, budget, asked, down.total - held, down.total)
+        raise InputError(f"{message}{cause}")
+
     for name, asked in budget.splits:
         if not asked:
             continue
         if asked > down.total - held or last < 0:
-            raise InputError(too_much(name, budget, asked, down.total - held, down.total))
+            refuse(name, asked)
         first, held = down.threshold_for(held + asked)
         splits.append((name, first, last))
         last = first - 1
     left = down.total - held
     if budget.train == ALL_THAT_IS_LEFT:
         if left <= 0:
-            raise InputError(too_much(TRAIN, budget, 1, 0.0, down.total))
+            refuse(TRAIN, 1)
         return Ranges(splits=((TRAIN, 0, last), *splits))
     if budget.train > left:
-        raise InputError(too_much(TRAIN, budget, budget.train, left, down.total))
+        refuse(TRAIN, budget.train)
     end, _ = up.threshold_for(budget.train)
     return Ranges(splits=((TRAIN, 0, min(end, last)), *splits))
+
+
+def at_the_ends(ranges: Ranges, edge: BoundaryDocuments | None) -> dict[str, int]:
+    """How many documents share the hash at each split's inner end, and so are in it together."""
+    hashes = np.empty(0, np.uint64) if edge is None else edge.hashes
+    ends = {name: last if name == TRAIN else first for name, first, last in ranges.splits}
+    return {name: int(np.count_nonzero(hashes == np.uint64(end))) for name, end in ends.items()}
+
+
+def one_id(count: int) -> str:
+    """What it means that `count` documents share a hash; empty if it is one document."""
+    if count < 2:
+        return ""
+    return (
+        f"{count:,} documents have its last id, and documents of one id are in one split; pass "
+        "id=<name of a column whose values differ> (without ids, equal texts have one)"
+    )
 
 
 class _Cuts:

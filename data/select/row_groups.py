@@ -15,11 +15,11 @@ varied as these are.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from data.read.unit import Fields, Unit
-from data.read.work_units import fields_of, file_units, row_groups
+from data.read.work_units import INVALID, NULL, fields_of, file_units, row_groups
 from data.select.document_hash import document_hash
 from data.select.hash_histogram import above_score
 
@@ -54,14 +54,14 @@ class Group:
         documents: number of documents with the minimum score.
         tokens: sum of their `token_count`.
         compressed_bytes: bytes of the file that reading its documents fetches.
-        nulls: number of rows that are skipped for a null.
+        skipped: number of rows that are skipped, by reason.
     """
 
     unit: Unit
     documents: int
     tokens: int
     compressed_bytes: int
-    nulls: int = 0
+    skipped: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, int]:
@@ -145,7 +145,7 @@ def survey_block(
             Group(
                 unit=unit,
                 documents=documents,
-                nulls=tally["null"],
+                skipped={reason: tally[reason] for reason in (NULL, INVALID) if tally[reason]},
                 tokens=tokens,
                 compressed_bytes=size,
             )

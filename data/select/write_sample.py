@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from data.read.parquet_table import TableWriter, read_table
 from data.read.unit import Unit
-from data.read.work_units import fields_of, row_groups
+from data.read.work_units import INVALID, NULL, fields_of, row_groups
 from data.select.document_hash import digest_hex, document_hash, rows_digest, text_hash
 from data.select.hash_histogram import above_score
 from data.select.hash_ranges import Ranges, select
@@ -28,7 +28,6 @@ from data.select.length_histogram import Lengths
 from pipeline.store import storage
 
 EMPTY_TEXT = "empty text"
-NULL = "null"
 OUTSIDE = "outside the ranges"
 DUPLICATE = "duplicate text"
 
@@ -170,8 +169,7 @@ def sample_units(
                     found = batch.take(pa.array(kept)).select(SCHEMA.names)
                     out.write(name, found, places[kept], apart=files)
         counts = out.finish()
-    if tally["null"]:
-        dropped[NULL] = dropped.get(NULL, 0) + tally["null"]
+    dropped |= {reason: tally[reason] for reason in (NULL, INVALID) if tally[reason]}
     # Row groups without a sampled document were not read, but their number of rows is known.
     skipped = sum(whole.rows - unit.rows for whole, unit in read)
     return {
@@ -237,12 +235,7 @@ def _by_split(
         dropped[OUTSIDE] += int((where < 0).sum())
     else:
         names, where = (splits,), np.zeros(batch.num_rows, np.int16)
-    texts = batch.column("text")
-    if texts.null_count:
-        null = texts.is_null().to_numpy(zero_copy_only=False) & (where >= 0)
-        dropped[NULL] = dropped.get(NULL, 0) + int(null.sum())
-        where[null] = -1
-    empty = _is_empty(pc.fill_null(texts, "")) & (where >= 0)
+    empty = _is_empty(batch.column("text")) & (where >= 0)
     dropped[EMPTY_TEXT] += int(empty.sum())
     where[empty] = -1
     for index, name in enumerate(names):
@@ -264,7 +257,8 @@ def _with_sampled(
 
     The documents of those row groups are counted in `dropped`.
     """
-    if unit.kind != "parquet" or unit.skip_nulls or unit.id is None or isinstance(splits, str):
+    skips = unit.skip_nulls or unit.skip_invalid
+    if unit.kind != "parquet" or skips or unit.id is None or isinstance(splits, str):
         return unit
     if splits.share * unit.rows >= _SPARSE * len(unit.row_groups):
         return unit

@@ -62,7 +62,7 @@ def filesystem(url: str, give_up_after: float | None = None) -> tuple[Any, str]:
         options = {} if limit is None else {"give_up_after": limit}
         fs = _bucket_class(url)(use_listings_cache=False, **options)
         return fs, url.partition("://")[2].rstrip("/")
-    if ":" not in url:
+    if "://" not in url:
         return _LOCAL, os.path.abspath(os.path.expanduser(url))
     # Typed as Any: fsspec's annotations allow text where this module uses bytes only.
     return url_to_fs(url)

@@ -29,7 +29,8 @@ def first_documents(node: Node, results: Results) -> Facts:
     if storage.is_local(source):
         from data.read.work_units import file_units, list_files, read_unit
 
-        fields = Fields(config["text"], config["id"], config["score"], config["skip_nulls"])
+        names = ("text", "id", "score", "skip_nulls", "skip_invalid")
+        fields = Fields(**{name: config[name] for name in names})
         score = ["score"] if config["min_score"] is not None else []
         files = list_files(source)
         opened, units = files[:: -(-len(files) // _FILES)], list[Unit]()

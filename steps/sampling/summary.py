@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipeline import Result, StepContext
+from pipeline import InputError, Result, StepContext
 from pipeline.store import storage
 from pipeline.store.parallel import in_order
 from pipeline.store.shards import Shard
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from data.select.token_budget import Budget
     from data.select.token_ratio import TokenRatio
 
+SKIPPED = ("null", "invalid")  # reasons of rows that are no documents
 _FAR_OFF = 0.1  # relative difference from the budget above which the step warns
 
 
@@ -33,6 +34,7 @@ class Chosen:
         skipped: documents of row groups in which none can be chosen, by reason.
         files: number of files of the source, for unit="row_group", which may not open them all.
         fetched: compressed bytes of the chosen row groups, for unit="row_group".
+        at_the_ends: number of documents with the last id of each split, for unit="document".
     """
 
     items: list[SampleItem]
@@ -41,6 +43,7 @@ class Chosen:
     skipped: Mapping[str, int] = field(default_factory=dict)
     files: int | None = None
     fetched: int | None = None
+    at_the_ends: Mapping[str, int] = field(default_factory=dict)
 
 
 def summary(
@@ -67,9 +70,12 @@ def summary(
     if repeated_ids is not None:
         for name, part in splits.items():
             part["duplicates_dropped"] = _dropped_of(name, unique)
-    for line in filter(None, map(_far_off, splits, splits.values())):
-        run.warn(line)
     seen = sum(s.result["seen"] for s in written.values()) + sum(chosen.skipped.values())
+    for name, part in splits.items():
+        if not part["documents"]:
+            raise InputError(_empty(name, seen, dropped))
+        if line := _far_off(name, part, chosen.at_the_ends.get(name, 0)):
+            run.warn(line)
     return {
         "order": list(splits),
         "splits": splits,
@@ -85,7 +91,14 @@ def summary(
             "compressed_bytes": chosen.fetched,
         },
         "content_digest": _sum_hex(part["digest"] for part in splits.values()),
-        "headline": [_line(name, part, counted) for name, part in splits.items()],
+        "headline": [
+            *(_line(name, part, counted) for name, part in splits.items()),
+            *(
+                f"skipped {dropped[reason]:,} {reason} rows"
+                for reason in SKIPPED
+                if dropped[reason]
+            ),
+        ],
     }
 
 
@@ -152,13 +165,27 @@ def _sum_hex(digests: Iterable[str]) -> str:
     return digest_hex(sum(int(digest, 16) for digest in digests))
 
 
-def _far_off(name: str, part: dict[str, Any]) -> str:
-    """The warning about a split that is far from its budget; empty for the others."""
+def _empty(name: str, seen: int, dropped: Mapping[str, int]) -> str:
+    """The error message for a split without documents."""
+    reasons = ", ".join(f"{count:,} ({reason})" for reason, count in dropped.items() if count)
+    return (
+        f"{name}: expected documents, found none: of {seen:,} rows, dropped {reasons}; check the "
+        "text, or leave the split out"
+    )
+
+
+def _far_off(name: str, part: dict[str, Any], at_the_end: int) -> str:
+    """The warning about a split that is far from its budget; empty for the others.
+
+    `at_the_end` documents have its last id.
+    """
+    from data.select.hash_ranges import one_id
+
     share = part["predicted_over_asked"]
     if share is None or abs(share) <= _FAR_OFF:
         return ""
     why = (
-        "its last document or row group is that large"
+        one_id(at_the_end) or "its last document or row group is that large"
         if share > 0
         else "empty texts, nulls and duplicates were counted before they were dropped"
     )

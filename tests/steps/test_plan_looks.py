@@ -35,7 +35,7 @@ def refusal(store, wanted):
     ("text", "arguments", "line"),
     [
         ('{"body": "a"}\n', {}, "expected the key 'text' for the text, found body; pass text="),
-        ('{"text": "a"}\n{"text": null}\n', {}, "row 1: expected a value in 'text', found null"),
+        ('{"text": "a"}\n{"text": null}\n', {}, "byte 14: expected a value in 'text', found null"),
         ('{"text": "a"}\n{"text": "b', {}, "the line at byte 14: expected a JSON object"),
         ('{"text": "a"}\n', {"min_score": 0.5}, "has no column of numbers to read as a score"),
         ('{"body": "a"}\n{"body": null}\n', {"text": "body", "skip_nulls": True}, ""),
@@ -72,7 +72,7 @@ def test_every_file_of_a_source_is_looked_into(tmp_path):
         key = "text" if number < 2 else "body"
         (tmp_path / f"{number}.jsonl").write_text(f'{{"{key}": "a"}}\n')
     wanted = steps.sample(str(tmp_path), tokens=-1)
-    assert f"{tmp_path}/2.jsonl: expected the key 'text'" in refusal(str(tmp_path / "s"), wanted)
+    assert f"{tmp_path}/2.jsonl: the line at byte 0: expected the key 'text'" in refusal(str(tmp_path / "s"), wanted)
 
 
 @pytest.mark.slow

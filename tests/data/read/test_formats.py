@@ -172,7 +172,7 @@ def test_rows_with_nulls_are_left_out_and_counted_when_asked(tmp_path, name):
     batches = [b for u in units for b in read_unit(u, ("id", "token_count"), tally)]
     kept = [r["id"] for r in documents if None not in (r["id"], r["token_count"])]
     assert pa.Table.from_batches(batches)["id"].to_pylist() == kept
-    assert tally == {"rows": 40, "null": 2}
+    assert +tally == {"rows": 40, "null": 2}
     found = sample_units(units, "all", str(tmp_path / "out"), seed=0)
     assert (
         found["seen"] == 40 == found["splits"]["all"]["documents"] + sum(found["dropped"].values())
@@ -226,6 +226,61 @@ def test_a_bad_file_is_named(tmp_path, name, content, words):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=words):
         read_all(list_units(str(tmp_path / name)), ("text",))
+
+
+INVALID_LINES = [line for line, _ in BAD_LINES.values()]
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.parquet", "x.arrow", "x.jsonl.gz"])
+def test_invalid_rows_are_left_out_and_counted_when_asked(tmp_path, name):
+    """By every pass the same; the rows that are there are all accounted for."""
+    good = rows(40)
+    if ".jsonl" in name:
+        first, rest = lines(good[:1]), lines(good[1:])
+        data = b"oops\n" + first + b"\n".join([*INVALID_LINES, rest])
+        (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+        bad = 1 + len(INVALID_LINES)
+    else:
+        texts = [row["text"].encode() for row in good] + [b"caf\xe9", b"good", b"\xff", b"good"]
+        counts = [row["token_count"] for row in good] + [1, 10_000, 2**63, 1]
+        table = pa.table(
+            {
+                "id": [row["id"] for row in good] + ["a", "b", "c", "last"],
+                "text": pa.array(texts, pa.binary()).view(pa.string()),
+                "token_count": pa.array(counts, pa.uint64()),
+            }
+        )
+        if name == "x.parquet":
+            pq.write_table(table, tmp_path / name, row_group_size=30)
+        else:
+            with pa.ipc.new_stream(str(tmp_path / name), table.schema) as out:
+                out.write_table(table)
+        good, bad = [*good, {"id": "last", "text": "good"}], 3
+    with pytest.raises(InputError, match=r"or leave such rows out with skip_invalid=True|repair"):
+        read_all(list_units(str(tmp_path)), ("id", "text", "token_count"))
+    units = list_units(str(tmp_path), Fields(skip_invalid=True))
+    tally = Counter[str]()
+    batches = list(read_units(units, ("id", "text", "token_count"), tally))
+    found = pa.Table.from_batches(batches)
+    assert found["id"].to_pylist() == [row["id"] for row in good]
+    assert found["text"].to_pylist() == [row["text"] for row in good]
+    assert +tally == {"rows": len(good) + bad, "invalid": bad}
+    sampled = sample_units(units, "all", str(tmp_path / "out"), seed=0)
+    assert sampled["dropped"]["invalid"] == bad
+    kept = sampled["splits"]["all"]["documents"]
+    assert sampled["seen"] == kept + sum(sampled["dropped"].values())
+
+
+def test_the_row_of_an_error_is_that_of_the_file(tmp_path):
+    """Whatever was skipped before it, and by the column's own name."""
+    texts = pa.array([None, b"a", None, b"\xff"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"body": texts}), tmp_path / "x.parquet")
+    units = list_units(str(tmp_path / "x.parquet"), Fields(text="body", skip_nulls=True))
+    with pytest.raises(InputError, match=r"row group 0, row 3 .*: 'body' is not UTF-8 \(byte 0\)"):
+        read_all(units, ("text",))
+    units = list_units(str(tmp_path / "x.parquet"), Fields(text="body", skip_invalid=True))
+    with pytest.raises(InputError, match=r"row 0 \(counted from 0\): expected a value in 'body'"):
+        read_all(units, ("text",))
 
 
 def test_small_files_are_together_and_large_ones_alone(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -105,3 +107,26 @@ def test_a_column_of_text_is_refused(tmp_path):
     pq.write_table(pa.table({"ids": ["a"], "mask": [[1]]}), path)
     with pytest.raises(InputError, match="column 'ids' of lists of integers, found string"):
         list_spans(path, LAYOUT)
+
+
+@pytest.mark.parametrize("kind", [pa.uint64(), pa.int8(), pa.int64()])
+def test_an_id_of_any_integer_type_is_an_id(tmp_path, kind):
+    """And one beyond int64 is out of range like any other."""
+    path, layout = str(tmp_path / "x.parquet"), replace(LAYOUT, mask_column=None, vocab_size=300)
+    pq.write_table(pa.table({"ids": pa.array([[5, 3, 9]], pa.list_(kind))}), path)
+    (found,) = (b for span in list_spans(path, layout) for b in read_rows(span, layout))
+    assert found.tolist() == [[305, 3, 309, 300, 300, 300]]
+    if kind == pa.uint64():
+        pq.write_table(pa.table({"ids": pa.array([[1], [1, 2**63 + 5]], pa.list_(kind))}), path)
+        (span,) = list_spans(path, layout)
+        with pytest.raises(InputError, match=rf"x\.parquet: .* row 1: .* found {2**63 + 5}"):
+            list(read_rows(span, layout))
+
+
+def test_two_joined_files_are_refused(tmp_path):
+    """The footer is that of the second, and the first one's bytes are where it looks."""
+    path = tmp_path / "x.parquet"
+    write(path, [[1]], [[1]])
+    path.write_bytes(path.read_bytes() * 2)
+    with pytest.raises(InputError, match=r"x\.parquet: .* two, of which the second begins"):
+        list_spans(str(path), LAYOUT)

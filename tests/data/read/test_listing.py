@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import random
@@ -15,6 +16,7 @@ import pytest
 
 from data.read import local_digest, retry
 from data.read.listing import absolute, list_documents, list_folder, list_source
+from data.read.work_units import list_units, read_units
 from data.source import python_documentation
 from pipeline.errors import InputError, StoreUnavailable
 from pipeline.store import storage
@@ -329,3 +331,48 @@ def test_an_unsupported_format_on_the_hub_is_refused_without_a_request():
     """The source is pinned, so nothing is listed."""
     with pytest.raises(InputError, match=r"found a \.csv file"):
         list_documents(f"hf://datasets/owner/name@{COMMIT}/data/*.csv", SECONDS)
+
+
+NAMES = (
+    *("what is rain?.txt", "why?.jsonl", "page [1].txt", "a*b.jsonl", "[!x].jsonl", "x?y.jsonl.gz"),
+    *("data [1]/a.txt", "q?/b.jsonl", "a::b.txt", "zip::x.jsonl", "s3:x.jsonl", "x#y.jsonl"),
+    *("~x.txt", "%41.txt", "{a,b}.jsonl", "a].txt", "x?.parquet"),
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_local_name_is_a_name(tmp_path, name):
+    """Whatever it would mean as a pattern or a URL: named alone, in its folder, and with others."""
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    line = b'{"text": "a"}' if ".jsonl" in name else b"a"
+    if name.endswith(".parquet"):
+        pq.write_table(pa.table({"text": ["a"]}), path)
+    else:
+        path.write_bytes(gzip.compress(line) if name.endswith(".gz") else line)
+    (tmp_path / "b.txt").write_text("b")
+    for source, texts in ((path, ["a"]), (tmp_path, ["a", "b"])):
+        batches = list(read_units(list_units(str(source)), ("text",)))
+        assert sorted(t for b in batches for t in b["text"].to_pylist()) == texts
+        assert len(listed(source).files) == len(texts)
+
+
+def test_a_name_that_also_matches_others_is_refused(tmp_path):
+    """Reading one of them could be reading a part."""
+    for name in ("s*.txt", "s1.txt", "page [1].txt", "page 1.txt"):
+        (tmp_path / name).write_text("a")
+    for name in ("s*.txt", "page [1].txt"):
+        with pytest.raises(InputError, match=r"exists, and as a pattern it matches others too"):
+            listed(tmp_path / name)
+    assert names(listed(tmp_path / "page [[]1].txt")) == ["page [1].txt"]
+    assert len(listed(tmp_path).files) == 4
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_pipe_is_refused_without_waiting(tmp_path, inside):
+    """Nobody may ever write to it, and it can be read once only."""
+    os.mkfifo(tmp_path / "x.jsonl")
+    source = tmp_path if inside else tmp_path / "x.jsonl"
+    for read in (listed, lambda source: list_units(str(source))):
+        with pytest.raises(InputError, match=r"x\.jsonl: expected a file.*found a pipe"):
+            read(source)
