@@ -279,9 +279,9 @@ def test_a_store_that_does_not_answer_is_given_up_in_time(monkeypatch):
     source = "hf://datasets/owner/name/*.parquet"
     with FakeHub({"x.parquet": b"x"}) as hub:  # so that the clients are imported
         assert names(listed(source)) == names(listed(hub.web("x.parquet")))
-    with FakeHub({}) as hub, quick_retries(patience=20.0):
-        monkeypatch.setattr(retry, "FIRST_WAIT_SECONDS", 0.25)
-        monkeypatch.setattr(retry, "LONGEST_WAIT_SECONDS", 1.0)
+    with FakeHub({}) as hub, quick_retries(patience=20.0), monkeypatch.context() as patch:
+        patch.setattr(retry, "FIRST_WAIT_SECONDS", 0.25)
+        patch.setattr(retry, "LONGEST_WAIT_SECONDS", 1.0)
         hub._server.shutdown()
         hub._server.server_close()
         for place in (hub.web("x.parquet"), source):
