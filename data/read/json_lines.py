@@ -183,7 +183,7 @@ def _keys(url: str, state: FileState, fields: Fields) -> list[str] | None:
             if fields.text in row:
                 msgspec.json.decode(row[fields.text], type=str | None)
                 return list(row)
-            found = ", ".join(row) or "none"
+            found = redact(", ".join(row)) or "none"
             wrong = (
                 f"expected the key {fields.text!r} for the text, found {found}; "
                 "pass text=<name of the key>"
