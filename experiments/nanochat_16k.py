@@ -41,7 +41,10 @@ def nanochat_16k(
     splits, on = (("validation", validation_tokens),), pod(hardware)
     documents = steps.sample(source, tokens=train_tokens, splits=splits)
     tokenizer = steps.train_tokenizer(
-        documents, vocab_size=model.vocab_size, tokens=tokenizer_tokens
+        documents,
+        vocab_size=model.vocab_size,
+        tokens=tokenizer_tokens,
+        pre_tokenizer="nanochat",
     )
     tokens = steps.pack(steps.tokenize(documents, tokenizer), sequence_length=length)
     sequences = steps.block_shuffle(tokens, length)

@@ -58,7 +58,10 @@ def tpuchat(
     splits, on = (("validation", validation_tokens),), pod(hardware)
     documents = steps.sample(source, tokens=train_tokens, splits=splits)
     tokenizer = steps.train_tokenizer(
-        documents, vocab_size=model.vocab_size, tokens=tokenizer_tokens
+        documents,
+        vocab_size=model.vocab_size,
+        tokens=tokenizer_tokens,
+        pre_tokenizer="nanochat",
     )
     sequences = steps.block_shuffle(steps.tokenize(documents, tokenizer), length)
 

@@ -55,8 +55,9 @@ def tokenize(
         run: the attempt.
         documents: sampled documents.
         tokenizer: the tokenizer.
-        backend: "auto" is fastokens if it is installed. Every backend gives the ids of tokenizers:
-            each shard compares a sample, and tokenizers encodes the shard if the sample differs.
+        backend: "auto" is fastokens if it is installed and known to read this tokenizer. Every
+            backend gives the ids of tokenizers: each shard compares a sample, and tokenizers
+            encodes the shard if the sample differs.
     """
     text_tokenizer = tokenizer.load()
     text_tokenizer.checked(backend)  # refuses an unavailable backend before any work
@@ -179,7 +180,10 @@ def _warn(run: StepContext, written: Sequence[Shard]) -> None:
     found = [s for s in written if s.result["measured"]["fell_back"]]
     for shard in found[:_NAMED]:
         difference = shard.result["measured"]["difference"]
-        run.warn(f"{shard.name}: {difference}: tokenizers encoded this shard instead")
+        run.warn(
+            f"{shard.name}: {difference}: tokenizers encoded this shard instead; for certainty "
+            "about the others, build again with backend='tokenizers' and --force tokenize"
+        )
     if len(found) > _NAMED:
         run.warn(f"tokenizers encoded {len(found)} of {len(written)} shards for this reason")
 

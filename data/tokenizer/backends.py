@@ -1,9 +1,10 @@
 """Back ends that turn text into ids, and the check of the fast one against the reference.
 
 The `tokenizers` library is the oracle: its ids are correct by definition. `fastokens`, if it is
-installed, reads the same `tokenizer.json` and is about thirty times as fast. For every shard both
-encode a sample, and if one id differs, the oracle encodes the whole shard. Documents that fastokens
-is known to encode differently always go to the oracle, namely those that contain:
+installed, is about thirty times as fast. It gets only tokenizers all parts of which it is known to
+read as `tokenizers` does, see `data.tokenizer.expressions`. For every shard both encode a sample,
+and if one id differs, the oracle encodes the whole shard. Documents that fastokens is known to
+encode differently always go to the oracle, namely those that contain:
 
 - the text of an added token, around which the libraries strip spaces differently;
 - U+180E, which is white space to the regular expressions of only one of them.
@@ -15,6 +16,7 @@ converting an Arrow array value by value.
 from __future__ import annotations
 
 import array
+import json
 import logging
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -27,6 +29,7 @@ import pyarrow.compute as pc
 from tokenizers import Tokenizer
 
 from data.read.arrow_strings import text_bytes, text_offsets
+from data.tokenizer.expressions import unknown_part
 from pipeline.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -39,8 +42,11 @@ _ALWAYS_ORACLE = "\u180e"
 _MANY_NEEDLES = 8
 _PREFIX = 3  # bytes
 _EVEN, _EXOTIC = 16, 8
-_HEAD = 2048  # characters of a document that are compared
+_PIECE = 2048  # characters of a document that are compared
 _SAMPLE_BYTES, _SAMPLE_SHARE = 64 << 10, 0.01
+_WHOLE_BYTES = 1 << 20  # largest document that is compared whole
+Sample: TypeAlias = list[tuple[int, int, int]]
+"""(document of a shard, first character, end) of every text that is compared."""
 
 
 class Encoder(Protocol):
@@ -125,6 +131,14 @@ def fast_encoder(content: bytes, backend: Backend, *, parallel: bool = False) ->
     """
     if backend == "tokenizers":
         return None
+    if unknown := unknown_part(json.loads(content)):
+        if backend == "fastokens":
+            raise InputError(
+                "backend='fastokens': it is not known to give the ids of tokenizers with "
+                f"{unknown}; use backend='auto'"
+            )
+        logger.info("fastokens is not used with %s: using tokenizers only", unknown)
+        return None
     try:
         return FastEncoder(content, parallel=parallel)
     except ImportError as error:
@@ -153,7 +167,7 @@ class CheckedEncoder:
         added: texts of the tokenizer's added tokens.
 
     Attributes:
-        checked: number of documents whose heads were compared.
+        checked: number of documents that were compared, one whole and the others in part.
         difference: why the oracle encodes the shard instead of `fast`, with the first document
             whose ids differ; None if it does not.
         by_oracle: number of documents that only the oracle may encode.
@@ -172,16 +186,16 @@ class CheckedEncoder:
         """Compare the back ends on a sample of a shard's documents; see `sample_of`."""
         if self._fast is None:
             return
-        places = sample_of(texts)
-        heads = _heads(texts, places)
-        expected = self._oracle.encode(heads)
-        found = self._try(heads)
+        sample = sample_of(texts)
+        compared = _pieces(texts, sample)
+        expected = self._oracle.encode(compared)
+        found = self._try(compared)
         if found is not None and not (
             np.array_equal(found[0], expected[0]) and np.array_equal(found[1], expected[1])
         ):
-            place = places[_first_difference(expected, found)]
+            place, *_ = sample[_first_difference(expected, found)]
             self.difference = f"the ids of document {place} of the shard are not the oracle's"
-        self.checked = len(places)
+        self.checked = len({place for place, *_ in sample})
 
     def encode(self, texts: pa.Array) -> Ids:
         """Ids of every text."""
@@ -244,36 +258,39 @@ class CheckedEncoder:
         return tuple(sorted({text[:_PREFIX] for text in self._added}))
 
 
-def sample_of(texts: Sequence[pa.Array]) -> list[int]:
-    """Documents of a shard to check: evenly spaced ones and those with most continuation bytes.
+def sample_of(texts: Sequence[pa.Array]) -> Sample:
+    """The texts of a shard to compare: one random document, and pieces from inside others.
 
-    Their heads of 2,048 characters are at most 1 % of the text or 64 KiB, whichever is more, but at
-    least one document is checked.
+    The whole document has at most a mebibyte. The pieces, of at most 2,048 characters at a random
+    place, are of evenly spaced documents and of those with most continuation bytes; they are at
+    most 1 % of the text or 64 KiB, whichever is more, but at least one. Equal shards have equal
+    samples.
 
     Args:
         texts: the shard's documents.
-
-    Returns:
-        Indices over all arrays, each once.
     """
     sizes = np.concatenate([np.diff(text_offsets(part)) for part in texts] or [np.empty(0)])
     if not len(sizes):
         return []
     lengths = [pc.call_function("utf8_length", [part]) for part in texts]
     characters = np.concatenate([part.to_numpy(zero_copy_only=False) for part in lengths])
+    random = np.random.default_rng([len(sizes), int(sizes.sum())])
+    short = np.flatnonzero(sizes <= _WHOLE_BYTES)
+    whole = [int(random.choice(short))] if len(short) else []
     exotic = sizes - characters
     spaced = np.linspace(0, len(sizes) - 1, min(_EVEN, len(sizes))).astype(np.int64)
     most = np.argsort(-exotic, kind="stable")[:_EXOTIC]
     wanted = dict.fromkeys([*spaced[:1], *most[exotic[most] > 0], *spaced])
     budget = max(_SAMPLE_BYTES, int(_SAMPLE_SHARE * sizes.sum()))
-    chosen = []
+    pieces: Sample = []
     for place in wanted:
         width = sizes[place] / max(1, characters[place])
-        budget -= min(sizes[place], _HEAD * width)
-        if budget < 0 and chosen:
+        budget -= min(sizes[place], _PIECE * width)
+        if budget < 0 and pieces:
             break
-        chosen.append(int(place))
-    return chosen
+        begin = int(random.integers(max(0, characters[place] - _PIECE) + 1))
+        pieces.append((int(place), begin, begin + _PIECE))
+    return [*((place, 0, int(characters[place])) for place in whole), *pieces]
 
 
 def strings(texts: pa.Array) -> list[str]:
@@ -310,16 +327,16 @@ def _flat(parts: Sequence[Any]) -> Ids:
     return ids, sizes // 4
 
 
-def _heads(texts: Sequence[pa.Array], places: list[int]) -> pa.Array:
+def _pieces(texts: Sequence[pa.Array], sample: Sample) -> pa.Array:
     ends = np.cumsum([len(part) for part in texts])
-    heads = [pa.array([], pa.large_string())]
-    first = pc.SliceOptions(0, _HEAD)
-    for place in places:
+    pieces = [pa.array([], pa.large_string())]
+    for place, first, last in sample:
         part = int(np.searchsorted(ends, place, side="right"))
         within = place - int(ends[part]) + len(texts[part])
-        head = pc.call_function("utf8_slice_codeunits", [texts[part].slice(within, 1)], first)
-        heads.append(head.cast(pa.large_string()))
-    return pa.concat_arrays(heads)
+        document = texts[part].slice(within, 1)
+        piece = pc.call_function("utf8_slice_codeunits", [document], pc.SliceOptions(first, last))
+        pieces.append(piece.cast(pa.large_string()))
+    return pa.concat_arrays(pieces)
 
 
 def _first_difference(expected: Ids, found: Ids) -> int:

@@ -7,7 +7,7 @@ The test takes some milliseconds per load and cannot find a fault that only rare
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -65,7 +65,7 @@ def check_round_trip(
             )
         if lossy:
             continue
-        found = tokenizer.decode(ids, skip_special_tokens=False)
+        found = _native(lambda ids=ids: tokenizer.decode(ids, skip_special_tokens=False))
         if not _same(text, found, description):
             raise InputError(
                 f"tokenizer.json: it changes text: {_differing(text, found)}; take a tokenizer "
@@ -74,15 +74,20 @@ def check_round_trip(
 
 
 def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    found = _native(lambda: tokenizer.encode_batch_fast(list(texts), add_special_tokens=False))
+    return [encoding.ids for encoding in found]
+
+
+def _native(call: Callable[[], Any]) -> Any:
+    """What the library answers; its failure as an `InputError`."""
     try:
-        found = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return call()
     except BaseException as error:  # noqa: BLE001 - a panic in Rust is no Exception
         raise_unless_native(error)
         raise InputError(
             f"tokenizer.json: the tokenizers library fails on a short text: {error}; simplify the "
             "regular expression of its pre-tokenizer, or export it again"
         ) from None
-    return [encoding.ids for encoding in found]
 
 
 def _same(text: str, found: str, description: dict[str, Any]) -> bool:

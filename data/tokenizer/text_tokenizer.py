@@ -29,8 +29,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers.pre_tokenizers import PreTokenizer
 
-from data.tokenizer import long_documents, tokenizer_file
+from data.tokenizer import expressions, long_documents, tokenizer_file
 from data.tokenizer.backends import (
     Backend,
     CheckedEncoder,
@@ -50,28 +51,29 @@ from pipeline.store import storage
 _PIECE, _LAST = 1 << 16, 1 << 10  # characters of a piece; of its end, in which a cut is sought
 _BETWEEN = re.compile("(?<=[A-Za-z])(?= [A-Za-z])")
 _WORD = 1 << 10  # longest word to train on, in characters
-# Every word of GPT-2's pre-tokeniser is at most one of these runs.
-_RUNS = re.compile(r"[^\W\d_]+|\d+|\s+|[^\w\s]+|_+")
+MOST_BYTES = (1 << 31) - 1  # of text to train on: the library counts pairs in 32 bits
 _CACHED = 4  # tokenizers kept in memory by a process
 _read_lock = threading.Lock()
 
 
-def train(texts: Iterable[list[str]], vocab_size: int) -> bytes:
-    """Train byte-level BPE (Sennrich et al. 2016, with the pre-tokeniser of GPT-2).
+def train(texts: Iterable[list[str]], vocab_size: int, expression: str = "gpt2") -> bytes:
+    """Train byte-level BPE (Sennrich et al. 2016).
 
     Args:
-        texts: batches of documents; equal batches give equal bytes.
+        texts: batches of documents, together less than 2 GiB; equal batches give equal bytes.
         vocab_size: number of ids, EOS (id 0) and the 256 bytes included.
+        expression: name of the one in `EXPRESSIONS` that divides texts into words.
 
     Returns:
         The content of a `tokenizer.json`.
 
     Raises:
-        InputError: `vocab_size` is out of range, or the text yields fewer entries.
+        InputError: `vocab_size` is out of range, the text yields fewer entries, or there is too
+            much text.
     """
     check_vocab_size(vocab_size)
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.pre_tokenizer = pre_tokenizer = expressions.pre_tokenizer(expression)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -79,7 +81,8 @@ def train(texts: Iterable[list[str]], vocab_size: int) -> bytes:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(map(_in_pieces, texts), trainer=trainer)
+    parts = (_in_pieces(pre_tokenizer, batch) for batch in _bounded(texts))
+    tokenizer.train_from_iterator(parts, trainer=trainer)
     found = tokenizer.get_vocab_size()
     if found < vocab_size:
         raise InputError(
@@ -89,39 +92,59 @@ def train(texts: Iterable[list[str]], vocab_size: int) -> bytes:
     return tokenizer.to_str().encode("utf-8")
 
 
-def _in_pieces(texts: list[str]) -> list[str]:
+def check_training_bytes(size: int, fewer: str) -> None:
+    """Raise unless `size` bytes of text have fewer pairs than the library can count."""
+    if size > MOST_BYTES:
+        raise InputError(
+            f"expected at most {MOST_BYTES:,} bytes of text to train a tokenizer on (larger counts "
+            f"of a pair of tokens overflow in the tokenizers library), found {size:,}; {fewer}"
+        )
+
+
+def _bounded(texts: Iterable[list[str]]) -> Iterator[list[str]]:
+    size = 0
+    for batch in texts:
+        size += sum(len(text.encode("utf-8")) for text in batch)
+        check_training_bytes(size, "train on a sample of it")
+        yield batch
+
+
+def _in_pieces(pre_tokenizer: PreTokenizer, texts: list[str]) -> list[str]:
     """Texts to train on, long ones in pieces: the trainer keeps all words of a text in memory.
 
-    A piece ends before a space between letters, where the pre-tokeniser splits; a text without one
+    A piece ends before a space between letters, where the pre-tokenizer splits; a text without one
     is cut at the size limit. Words are cut at `_WORD` characters: the trainer's time is quadratic
     in a word's length, and words of thousands of letters do not improve the vocabulary.
     """
     if max(map(len, texts), default=0) <= _WORD:
         return texts
-    return [part for text in texts for piece in _pieces(text) for part in _short_words(piece)]
+    pieces = (piece for text in texts for piece in _pieces(text))
+    return [part for piece in pieces for part in _short_words(pre_tokenizer, piece)]
 
 
-def _short_words(text: str) -> Iterator[str]:
-    """The text, cut inside words longer than `_WORD`."""
+def _short_words(pre_tokenizer: PreTokenizer, text: str) -> Iterator[str]:
+    """The text, cut inside words longer than `_WORD`, not counting a space before a word."""
     begin = 0
-    if _may_have_long_word(text):
-        for run in _RUNS.finditer(text):
-            while run.end() - max(begin, run.start()) > _WORD:
-                end = max(begin, run.start()) + _WORD
-                yield text[begin:end]
-                begin = end
+    words = pre_tokenizer.pre_tokenize_str(text) if _may_have_long_word(text) else ()
+    for _, (first, end) in words:
+        first += text[first] == " " and not text[first : first + 2].isspace()
+        while end - max(begin, first) > _WORD:
+            cut = max(begin, first) + _WORD
+            yield text[begin:cut]
+            begin = cut
     yield text[begin:]
 
 
 def _may_have_long_word(text: str) -> bool:
-    """Whether over `_WORD` characters contain no space or `_WORD` are spaces: a fast pre-check."""
-    begin = 0
+    """Whether over `_WORD` characters contain no space or white space only: a fast pre-check."""
+    half, begin = _WORD // 2, 0
     while len(text) - begin > _WORD:
         space = text.rfind(" ", begin, begin + _WORD + 1)
         if space < 0:
             return True
         begin = space + 1
-    return " " * _WORD in text
+    # A run of `_WORD` contains one of half its length that begins at a multiple of that.
+    return any(text[at : at + half].isspace() for at in range(0, len(text) - half + 1, half))
 
 
 def _pieces(text: str) -> Iterator[str]:

@@ -35,7 +35,8 @@ _DROPPING = {
     *("BertPreTokenizer", "CharDelimiterSplit", "Whitespace", "WhitespaceSplit"),
     *("UnicodeScripts",),
 }
-_BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(256))
+BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(256))
+_PARTS = ("normalizer", "pre_tokenizer", "decoder")
 _MEMBERS = ("normalizers", "pretokenizers", "decoders")
 _BYTE_OF_LETTER = {ord(letter): byte for byte, letter in enumerate(LETTERS)}
 _PROBE = "a"
@@ -45,7 +46,8 @@ def parse(content: bytes) -> dict[str, Any]:
     """The parsed content of a `tokenizer.json`.
 
     Raises:
-        InputError: `content` is not a `tokenizer.json`, has dropout, or has invalid ids.
+        InputError: `content` is not a `tokenizer.json`, a part has another JSON type than the
+            library's, it has dropout, or it has invalid ids.
     """
     try:
         description = json.loads(content.decode("utf-8"))
@@ -56,6 +58,8 @@ def parse(content: bytes) -> dict[str, Any]:
         if any(not isinstance(token["special"], bool) for token in description["added_tokens"]):
             raise ValueError
         pieces = ids_of(description)
+        if not all(isinstance(text, str) for text in (*pieces, *added)):
+            raise ValueError
         dropout = model.get("dropout")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(
@@ -68,6 +72,14 @@ def parse(content: bytes) -> dict[str, Any]:
             "set it to null"
         )
     _check_ids({**pieces, **added}, description.get(SIZE_FIELD, 0))
+    for name in _PARTS:
+        _check_parts(name, description.get(name))
+    for name, kind in ((EOS_FIELD, str), (LOSSY_FIELD, bool)):
+        if not isinstance(found := description.get(name), kind | None):
+            raise InputError(
+                f"tokenizer.json: {name}: expected {kind.__name__} or null, found {found!r:.60}; "
+                "correct it, or leave it out"
+            )
     return description
 
 
@@ -224,7 +236,7 @@ def what_changes(description: Mapping[str, Any]) -> str:
             return f"the pre-tokenizer {part['type']} drops characters"
     pieces = ids_of(description)
     byte_level = is_byte_level(description)
-    needed = LETTERS if byte_level else _BYTE_PIECES
+    needed = LETTERS if byte_level else BYTE_PIECES
     if not byte_level and not description["model"].get("byte_fallback"):
         kinds = ", ".join(part["type"] for part in parts(description.get("decoder"))) or "none"
         return (
@@ -248,7 +260,7 @@ def pieces(description: Mapping[str, Any], tokenizer: Tokenizer) -> list[bytes]:
     if is_byte_level(description):
         texts = map(_bytes_of_letters, known.values())
     elif description["model"].get("byte_fallback"):
-        single = {name: bytes([byte]) for byte, name in enumerate(_BYTE_PIECES)}
+        single = {name: bytes([byte]) for byte, name in enumerate(BYTE_PIECES)}
         texts = (single.get(p) or p.replace(SPACE, " ").encode("utf-8") for p in known.values())
     else:
         (first, *_) = known
@@ -296,6 +308,20 @@ def parts(tree: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
         if not inner:
             yield part
         waiting[:0] = inner[0] if inner else []
+
+
+def _check_parts(name: str, tree: Any) -> None:
+    """Raise unless a part is null or an object with a type, and so are all members of it."""
+    waiting = [] if tree is None else [tree]
+    for part in waiting:  # which grows
+        sound = isinstance(part, dict) and isinstance(part.get("type"), str)
+        members = [part[key] for key in _MEMBERS if key in part] if sound else []
+        if not sound or not all(isinstance(inner, list) for inner in members):
+            raise InputError(
+                f'tokenizer.json: {name}: expected null or an object with a "type" and lists of '
+                f"members, found {part!r:.60}; export it again"
+            )
+        waiting += [inner for several in members for inner in several]
 
 
 def _check_ids(pieces: Mapping[str, int], size: int) -> None:

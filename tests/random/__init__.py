@@ -4,4 +4,13 @@ A suite is a module with `SUITES`, each a `Fault` of `tests.faults.registry`: `c
 gate, `full` are a command, `python -m tests.random --only NAME`.
 """
 
-NAMES = ("configs", "continuations", "files", "plans", "schedules", "special_ids", "tensor_files")
+NAMES = (
+    "configs",
+    "continuations",
+    "files",
+    "plans",
+    "schedules",
+    "special_ids",
+    "tensor_files",
+    "texts",
+)

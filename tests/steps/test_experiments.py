@@ -53,10 +53,10 @@ def test_the_tokenizer_reads_no_validation_text(tmp_path, monkeypatch):
     read = []
     real = tokenizer_training.train
 
-    def watched(texts, vocab_size):
+    def watched(texts, vocab_size, expression):
         kept = [list(batch) for batch in texts]
         read.extend(text for batch in kept for text in batch)
-        return real(kept, vocab_size)
+        return real(kept, vocab_size, expression)
 
     monkeypatch.setattr(tokenizer_training, "train", watched)
     documents, _ = small = Experiment(both).run(prefix=str(tmp_path), executor="inline")

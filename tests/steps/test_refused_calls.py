@@ -180,6 +180,10 @@ WRITER = train(LONG, train=BATCH, epochs=1, **OTHER)
         (lambda: block_shuffle(pack(WORDS, sequence_length=8), 9), "packed into rows of 8"),
         (lambda: mix([LONG, block_shuffle(WORDS, 8)], weights=(1, 1)), "sequence_length 8 and 32"),
         (lambda: train_tokenizer(TEXT, vocab_size=300, tokens=0), "train_tokenizer.tokens"),
+        (
+            lambda: train_tokenizer(TEXT, vocab_size=300, pre_tokenizer="gpt3"),
+            "one of gpt2, cl100k",
+        ),
         (lambda: lm_evaluation(MODEL, TOKENIZER, tasks=()), "names of tasks"),
         (
             lambda: lm_evaluation(MODEL, TOKENIZER, tasks=("a",), hardware=pod("cpu-2x1")),

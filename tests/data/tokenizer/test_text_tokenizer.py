@@ -3,21 +3,24 @@
 import hashlib
 import json
 import os
+import random
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import pre_tokenizers
 
 from data.read import python_docs
-from data.tokenizer import text_tokenizer
+from data.tokenizer import expressions, text_tokenizer
+from data.tokenizer.expressions import EXPRESSIONS
 from data.tokenizer.special_tokens import EOS
 from data.tokenizer.text_tokenizer import TextTokenizer
 from pipeline.errors import CorruptOutput, InputError
+from steps.train_tokenizer import check_size
 
 VOCAB = 600
 
@@ -117,19 +120,52 @@ def test_token_bytes_of_eos_and_single_bytes(trained):
     assert trained.token_bytes[1:].min() == 1
 
 
-@pytest.mark.parametrize("letters", ["ACGT", "=", " ", "\n", "7", "字", "_"])
-def test_a_word_of_thousands_of_letters_is_learnt_from_in_parts(letters):
+@pytest.mark.parametrize("name", EXPRESSIONS)
+@pytest.mark.parametrize(
+    "letters",
+    [
+        *("ACGT", "=", " ", "\n", "7", "字", "_", "_-|", "½1²", "Ⅳ7", " \t", "\n ", "\u3000 "),
+        *("\x1c!", "\u180e.", "a\u0301", "/\n", "ab1", "\u200b", "'s", "aB"),
+    ],
+)
+def test_a_word_of_thousands_of_letters_is_learnt_from_in_parts(name, letters):
     """All of the text is read, no word of it is longer than 1,024, and other texts are whole."""
-    word = (letters * 20_000)[:20_000]
+    draw = random.Random(letters)
+    word = "".join(draw.choice(letters) for _ in range(8_000))
     prose = "\n".join(python_docs.documents()["text"].to_pylist()[:20])
     texts = ["short", prose, f"{prose[:3_000]}{word}{prose[3_000:9_000]}", word]
-    found = text_tokenizer._in_pieces(texts)
+    splitter = expressions.pre_tokenizer(name)
+    found = text_tokenizer._in_pieces(splitter, texts)
     assert "".join(found) == "".join(texts)
     assert found[:2] == ["short", prose]
-    splitter = pre_tokenizers.ByteLevel(add_prefix_space=False)
     words = [end - begin for part in found for _, (begin, end) in splitter.pre_tokenize_str(part)]
-    assert 1_000 < max(words) <= 1_025  # one space more
+    assert max(words) <= 1_025  # one space more
     assert len(found) < 60
+
+
+@pytest.mark.parametrize(("name", "longest"), [("cl100k", 3), ("nanochat", 2), ("qwen2", 1)])
+def test_an_expression_bounds_the_digits_of_an_entry(name, longest):
+    """And fastokens is known to read it."""
+    numbers = "123456789 " * 4_000
+    made = TextTokenizer(text_tokenizer.train([[numbers, *texts(40)]], 700, name))
+    entries = [made.decode([index]) for index in range(1, 700)]
+    assert max(len(entry) for entry in entries if entry.isdigit()) == longest
+    assert expressions.unknown_part(json.loads(made.content)) == ""
+
+
+def test_more_text_than_the_library_can_count_is_refused(monkeypatch):
+    """By the bytes of UTF-8; the step says how many tokens there may be, before it reads."""
+    monkeypatch.setattr(text_tokenizer, "MOST_BYTES", 100_000)
+    text_tokenizer.train([["é one"] * 1_000] * 14, 260)
+    with pytest.raises(InputError, match=r"at most 100,000 bytes .* found 105,000"):
+        text_tokenizer.train([["é one "] * 1_000] * 17, 260)
+    documents = SimpleNamespace(
+        result={"splits": {"train": {"bytes": 10**6, "tokens_counted": 2 * 10**5}}}
+    )
+    for tokens, size in ((None, "1,000,000"), (30_000, "150,000"), (10**9, "1,000,000")):
+        with pytest.raises(InputError, match=rf"found {size}; pass tokens=20,000 or fewer"):
+            check_size(documents, tokens)
+    check_size(documents, 20_000)
 
 
 def test_too_little_text_is_refused():

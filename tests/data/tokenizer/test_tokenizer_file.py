@@ -1,6 +1,11 @@
 """Tokenizers in the shape of published ones: the library's ids, and all of the text comes back."""
 
+import contextlib
+import copy
+import functools
 import json
+import operator
+import random
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +21,7 @@ from pipeline.errors import InputError
 from tests.data.tokenizer.published_shapes import EOS_NAMES, KEEPING, shape
 from tests.data.tokenizer.split_tokenizers import documents
 
+CHANGES = 20  # of each tokenizer; a thousand were tried
 _LOADED: dict[str, TextTokenizer] = {}
 
 
@@ -149,3 +155,67 @@ def test_any_token_may_be_named_eos():
     assert loaded("qwen").token_bytes[ids].sum() == len("a <tool_call> b")
     with pytest.raises(InputError, match="eos='<no>' is not in the vocabulary"):
         tokenizer_file.with_fields(shape("qwen"), eos_token="<no>", vocab_size=None, lossy=False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"decoder": -1},
+        {"decoder": "ByteLevel"},
+        {"decoder": {"type": True}},
+        {"decoder": [{"type": "ByteLevel"}]},
+        {"normalizer": [{}]},
+        {"normalizer": {"type": "Sequence", "normalizers": [1]}},
+        {"normalizer": {"type": "Sequence", "normalizers": {"type": "NFC"}}},
+        {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Sequence"}, None]}},
+        {"pre_tokenizer": {}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": None}},
+        {"pre_tokenizer": False},
+        {"eos_token": ["</s>"]},
+        {"lossy": "no"},
+        {"vocab_size": "1000"},
+    ],
+    ids=str,
+)
+def test_a_part_of_another_type_is_refused_by_its_name(change):
+    """Whatever JSON it is."""
+    description = {**json.loads(shape("gpt2")), **change}
+    with pytest.raises(
+        InputError, match=next(iter(change)) if "vocab" not in str(change) else "ids"
+    ):
+        TextTokenizer(json.dumps(description).encode())
+
+
+_JSON = (None, True, 0, -1, 1.5, "", "BPE", "ByteLevel", [], {}, [1], [None], {"type": "NFC"})
+
+
+def _places(tree, path=()):
+    """Paths of all values, of long collections only the first and the last ones."""
+    yield path
+    if isinstance(tree, dict | list):
+        keys = list(tree) if isinstance(tree, dict) else list(range(len(tree)))
+        for key in {**dict.fromkeys(keys[:8]), **dict.fromkeys(keys[-2:])}:
+            yield from _places(tree[key], (*path, key))
+
+
+@pytest.mark.parametrize("name", KEEPING)
+@pytest.mark.parametrize("lossy", [False, True])
+def test_any_change_of_a_type_is_read_or_refused(name, lossy):
+    """One value or two are removed or replaced: no other error than InputError."""
+    draw = random.Random(f"{name} {lossy}")
+    whole = json.loads(shape(name))
+    places = [place for place in _places(whole) if place]
+    for _ in range(CHANGES):
+        description = copy.deepcopy({**whole, "lossy": lossy})
+        for place in draw.sample(places, draw.choice((1, 1, 2))):
+            try:
+                at = functools.reduce(operator.getitem, place[:-1], description)
+                if draw.random() < 0.3:
+                    del at[place[-1]]
+                else:
+                    at[place[-1]] = draw.choice(_JSON)
+            except (KeyError, IndexError, TypeError):
+                continue  # the first change removed it
+        with contextlib.suppress(InputError):
+            made = TextTokenizer(json.dumps(description).encode())
+            made.checked().encode(pa.array(["some words"]))
