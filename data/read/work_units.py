@@ -291,12 +291,11 @@ def _cut(file: str, state: FileState, fields: Fields, target_bytes: int) -> list
 
 def _groups(file: str, state: FileState, fields: Fields) -> tuple[Unit, list[RowGroup]]:
     """The file as one unit, and its row groups."""
-    with open_parquet(file, state) as parquet:
-        metadata = parquet.metadata
+    with open_parquet(file, state) as parquet:  # its names may not be UTF-8
         whole = unit_of(file, state, parquet.schema_arrow, fields)
-    parquet_file.check_footer(file, state, metadata)
-    wanted = {name for name in _names(whole).values() if name is not None}
-    found = parquet_file.row_groups(file, metadata, fields.text, wanted)
+        parquet_file.check_footer(file, state, parquet.metadata)
+        wanted = {name for name in _names(whole).values() if name is not None}
+        found = parquet_file.row_groups(file, parquet.metadata, fields.text, wanted)
     return whole, [RowGroup(*group) for group in found]
 
 

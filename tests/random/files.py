@@ -161,10 +161,13 @@ def _columns(names: list[str]) -> pa.ipc.IpcReadOptions:
 def _of_table(table: pa.Table, skips: bool) -> Iterator[tuple[Any, ...]]:
     if not skips:
         table.validate(full=True)
-    ids = _values(table, "id") if "id" in table.schema.names else [None] * table.num_rows
-    for row in zip(ids, _values(table, "text"), strict=True):
+    names, missing = table.schema.names, [None] * table.num_rows
+    ids = _values(table, "id") if "id" in names else missing
+    counts = table["token_count"].to_pylist() if "token_count" in names else [0] * len(missing)
+    for *row, tokens in zip(ids, _values(table, "text"), counts, strict=True):
+        absent = row[1] is None or tokens is None or (row[0] is None and "id" in names)
         try:
-            if not skips or row[1] is not None:
+            if not skips or not (absent or not 0 <= tokens <= 11 * len(row[1]) + 64):
                 yield tuple(value if value is None else value.decode() for value in row)
         except UnicodeDecodeError:
             if not skips:

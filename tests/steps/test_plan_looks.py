@@ -72,7 +72,8 @@ def test_every_file_of_a_source_is_looked_into(tmp_path):
         key = "text" if number < 2 else "body"
         (tmp_path / f"{number}.jsonl").write_text(f'{{"{key}": "a"}}\n')
     wanted = steps.sample(str(tmp_path), tokens=-1)
-    assert f"{tmp_path}/2.jsonl: the line at byte 0: expected the key 'text'" in refusal(str(tmp_path / "s"), wanted)
+    found = refusal(str(tmp_path / "s"), wanted)
+    assert f"{tmp_path}/2.jsonl: the line at byte 0: expected the key 'text'" in found
 
 
 @pytest.mark.slow
