@@ -18,6 +18,7 @@ from steps.budget import resolved
 from steps.coordinator import FLAGS, TRACKING
 from steps.declared import check_training, nearest_setting
 from steps.planning.continued import (
+    check_data,
     check_state,
     checkpoint_at,
     continued_optimizer,
@@ -56,6 +57,7 @@ def _check_extend(arguments: Mapping[str, Any]) -> None:
 
 def _facts(node: Node, results: Results) -> Facts:
     checkpoint_at(node, results)
+    check_data(node, results)
     return training_facts(node, results)
 
 

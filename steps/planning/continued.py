@@ -116,6 +116,21 @@ def steps_saved(node: Node, results: Results) -> int:
     return max((shard.result["step"] for shard in saved), default=0)
 
 
+def check_data(node: Node, results: Results) -> None:
+    """Refuse to extend a published run with other sequences than it has read, once both exist."""
+    places = results.places if isinstance(results, Published) else {}
+    before, sequences = node.inputs["checkpoint"].key, node.inputs["sequences"].key
+    if node.step.name != "extend" or before not in places or sequences not in places:
+        return
+    (path, made), (there, shuffled) = places[before], places[sequences]
+    was = made.inputs.get("sequences")
+    if was is not None and was["digest"] != shuffled.content:
+        raise InputError(
+            f"extend: {path} was trained on {was['directory']}, these sequences are {there}; to "
+            "train on other data use warm_start"
+        )
+
+
 def check_state(arguments: Mapping[str, Any], take: str) -> None:
     """Refuse settings with another training state than that of the checkpoint to continue from.
 

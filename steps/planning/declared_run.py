@@ -18,6 +18,7 @@ from steps.declared import nearest_setting, splits
 from steps.planning.continued import continued_optimizer, done_before, steps_saved
 from training.config import OptimizerConfig, TrainConfig
 from training.config.batch_schedule import batch_phases, largest_of, rows_read
+from training.config.job import check_enough
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ def declared_run(node: Node, results: Results) -> DeclaredRun | None:
     steps, exact = _steps(node, sequences, train, results)
     known = dataclasses.replace(train, steps=steps or train.steps)
     done = max(done_before(node, results) or 0, steps_saved(node, results))
+    if "sequences" in result and nearest_setting(sequences, "weights") is None:
+        check_enough(known, result["sequences"])
     optimizer = node.config["optimizer"]
     if node.step.name == "extend":
         optimizer = continued_optimizer(node.config, node.inputs["checkpoint"], results)

@@ -97,6 +97,11 @@ def test_a_step_without_a_checkpoint_is_refused_where_the_run_is_finished(traine
     assert refusal(store, steps.export_hf(model, at=7)) == found
     assert not refusal(store, extended(4))
     assert "no checkpoint of step 7 will be kept" in refusal(f"{store}-empty", extended(7))
+    other = steps.block_shuffle(tokens_of(store)[0], MINI.length, seed=5)
+    bring_up(store, other)
+    more = {"optimizer": MINI.optimizer, "train": longer}
+    assert "these sequences are" in refusal(store, steps.extend(model, other, **more))
+    assert not refusal(store, steps.extend(model, sequences, **more))
 
 
 @pytest.mark.parametrize(

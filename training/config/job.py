@@ -203,7 +203,6 @@ def check_job(job: TrainJob) -> None:
     length = job.train.sequence_length
     if not job.train.steps:
         raise InputError("TrainConfig.steps: expected how many steps to train, found 0")
-    batch = max(phase.rows for phase in batch_phases(job.train))
     if data.sequence_length != length:
         raise InputError(
             f"TrainConfig.sequence_length is {length}, the shuffled sequences are "
@@ -218,11 +217,17 @@ def check_job(job: TrainJob) -> None:
                 f"of {source.name}; shorten it or sample more data"
             )
         sequences += tokens // length
-    if sequences < batch:
-        raise InputError(
-            f"TrainConfig.batch_size: {batch} sequences of {length} tokens are more than the "
-            f"{sequences} sequences in the training tokens; lower it or sample more data"
-        )
+    check_enough(job.train, sequences)
     steps = [step for step, _ in job.resume_from]
     if steps != sorted(steps):
         raise InputError(f"TrainJob.resume_from: expected steps in rising order, got {steps}")
+
+
+def check_enough(train: TrainConfig, sequences: int) -> None:
+    """Raise `InputError` where there are fewer `sequences` than one batch has."""
+    batch = max(phase.rows for phase in batch_phases(train))
+    if sequences < batch:
+        raise InputError(
+            f"TrainConfig.batch_size: {batch} sequences of {train.sequence_length} tokens are more "
+            f"than the {sequences} sequences in the training tokens; lower it or sample more data"
+        )
