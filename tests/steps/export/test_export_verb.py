@@ -88,9 +88,9 @@ def test_a_train_step_becomes_either(export, trained, tmp_path):
     assert status == 0
     assert "Qwen3ForCausalLM, last parameters" in out
     ours, theirs = load(trained), AutoModelForCausalLM.from_pretrained(tmp_path / name)
-    theirs = AutoTokenizer.from_pretrained(tmp_path / name)
-    ids = theirs("Return the name")["input_ids"]
-    assert [theirs.bos_token_id, *ids] == ours.encode("Return the name")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / name)
+    ids = [tokenizer.bos_token_id, *tokenizer("Return the name")["input_ids"]]
+    assert ids == ours.encode("Return the name")
     with torch.no_grad():
         logits = theirs(torch.tensor([ids])).logits[0].numpy()
     np.testing.assert_allclose(ours(ids), logits, atol=1e-4)
