@@ -15,7 +15,7 @@ text, and "vocab_size" is the size of a vocabulary that is larger than its entri
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -71,7 +71,8 @@ def parse(content: bytes) -> dict[str, Any]:
             f"tokenizer.json: found dropout {dropout}, which gives a text other ids each time; "
             "set it to null"
         )
-    _check_ids({**pieces, **added}, description.get(SIZE_FIELD, 0))
+    ids = [*pieces.values(), *(token["id"] for token in description["added_tokens"])]
+    _check_ids([*ids, description.get(SIZE_FIELD, 0)], {**pieces, **added})
     for name in _PARTS:
         _check_parts(name, description.get(name))
     for name, kind in ((EOS_FIELD, str), (LOSSY_FIELD, bool)):
@@ -324,9 +325,9 @@ def _check_parts(name: str, tree: Any) -> None:
         waiting += [inner for several in members for inner in several]
 
 
-def _check_ids(pieces: Mapping[str, int], size: int) -> None:
-    ids = [*pieces.values(), size]
-    wrong = [i for i in ids if not isinstance(i, int) or not 0 <= i <= LARGEST_ID]
+def _check_ids(ids: Sequence[Any], pieces: Mapping[str, int]) -> None:
+    """Raise unless every one of `ids` is in range and no two of `pieces` have the same."""
+    wrong = [i for i in ids if type(i) is not int or not 0 <= i <= LARGEST_ID]
     if wrong:
         raise InputError(
             f"tokenizer.json: expected ids of 0 to {LARGEST_ID:,}, found {wrong[0]!r}; "

@@ -186,6 +186,15 @@ def test_a_part_of_another_type_is_refused_by_its_name(change):
         TextTokenizer(json.dumps(description).encode())
 
 
+def test_an_id_that_is_no_number_is_refused_behind_an_added_token_too():
+    """The added token with the text of an entry does not hide the entry's id."""
+    for wrong in (None, [], {}, True, "5"):
+        description = json.loads(shape("gpt2"))
+        description["model"]["vocab"]["<|endoftext|>"] = wrong
+        with pytest.raises(InputError, match="expected ids of 0 to"):
+            TextTokenizer(json.dumps(description).encode())
+
+
 _JSON = (None, True, 0, -1, 1.5, "", "BPE", "ByteLevel", [], {}, [1], [None], {"type": "NFC"})
 
 
@@ -213,7 +222,7 @@ def test_any_change_of_a_type_is_read_or_refused(name, lossy):
                 if draw.random() < 0.3:
                     del at[place[-1]]
                 else:
-                    at[place[-1]] = draw.choice(_JSON)
+                    at[place[-1]] = copy.deepcopy(draw.choice(_JSON))
             except (KeyError, IndexError, TypeError):
                 continue  # the first change removed it
         with contextlib.suppress(InputError):
