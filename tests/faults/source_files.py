@@ -126,7 +126,7 @@ def null(path: Path, draw: random.Random) -> Outcome:
     """A row without text or id."""
     row, name = draw.randrange(ROWS), draw.choice(("text", "id", "token_count"))
     write(_replaced(draw, name, row, None), path)
-    return [f"row group {row // GROUP}, row {row % GROUP}:", repr(name), "null"]
+    return [f"row group {row // GROUP}, row {row % GROUP} (counted from 0):", repr(name), "null"]
 
 
 def not_utf8(path: Path, draw: random.Random) -> Outcome:
@@ -137,7 +137,7 @@ def not_utf8(path: Path, draw: random.Random) -> Outcome:
     values[row] = draw.choice([b"caf\xe9", b"\xff\xfe", b"\xed\xa0\x80", b"\xc0\x80"])
     strings = pa.array(values, pa.binary()).view(pa.string())
     write(rows.set_column(rows.schema.get_field_index(name), name, strings), path)
-    return [f"row group {row // GROUP}, row {row % GROUP}:", repr(name), "not UTF-8"]
+    return [f"row group {row // GROUP}, row {row % GROUP} (counted from 0):", repr(name), "not UTF-8"]
 
 
 def _encrypted(path: Path, draw: random.Random, plaintext_footer: bool) -> None:
