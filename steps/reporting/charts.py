@@ -327,7 +327,7 @@ PARTS = {
     "checkpoint": ("checkpoint", "#319795"),
     "samples": ("samples", "#d53f8c"),
     "other": ("other", FAINT),
-    "skipped": ("steps not applied", "#975a16"),
+    "skipped": ("steps not applied", "#7f8a3a"),
     "redone": ("lost: done again", "#e53e3e"),
     "dead": ("lost: dead time", "#bf4a4a"),
     "step": ("training steps", GREEN),

@@ -137,7 +137,11 @@ def not_utf8(path: Path, draw: random.Random) -> Outcome:
     values[row] = draw.choice([b"caf\xe9", b"\xff\xfe", b"\xed\xa0\x80", b"\xc0\x80"])
     strings = pa.array(values, pa.binary()).view(pa.string())
     write(rows.set_column(rows.schema.get_field_index(name), name, strings), path)
-    return [f"row group {row // GROUP}, row {row % GROUP} (counted from 0):", repr(name), "not UTF-8"]
+    return [
+        f"row group {row // GROUP}, row {row % GROUP} (counted from 0):",
+        repr(name),
+        "not UTF-8",
+    ]
 
 
 def _encrypted(path: Path, draw: random.Random, plaintext_footer: bool) -> None:

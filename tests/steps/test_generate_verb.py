@@ -153,7 +153,7 @@ def test_refusals(trained, capsys, monkeypatch, tmp_path):
     assert f"{missing}: expected the directory of a train step" in line(missing, "--prompt", "a")
     store = str(Path(trained).parent)
     assert f"give one of {Path(trained).name}" in line(store, "--prompt", "a")
-    (other,) = (n for n in storage.list_names(store) if n.startswith("block_shuffle-"))
+    (other, *_) = (n for n in storage.list_names(store) if n.startswith("block_shuffle-"))
     wrong = line(storage.join(store, other), "--prompt", "a")
     assert "found one of block_shuffle" in wrong
     assert "surrogate" in line(trained, "--prompt", "caf\udce9")

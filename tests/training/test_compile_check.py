@@ -28,7 +28,7 @@ def test_the_compiler_refuses_and_its_answer_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("PONENTE_CACHE", str(tmp_path))
     optimizer = OptimizerConfig(learning_rate=1e-3)
     run = DeclaredRun(
-        SMALL, optimizer, TRAIN, pod("v6e-1"), 10, (), 1, exact=True, done=0, whole=TRAIN
+        SMALL, optimizer, TRAIN, pod("v6e-1"), 10, (), 1, exact=True, done=0, whole=TRAIN, epochs=()
     )
     shown = []
     first = compiled_facts(run, shown.append)
