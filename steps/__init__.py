@@ -12,10 +12,12 @@ import types
 from typing import Any
 
 import pipeline
-from steps.platforms import use_cpu_alone
 
 if not hasattr(pipeline, "Experiment"):
     raise ImportError(f"{pipeline.__file__} hides ponente's package 'pipeline'; rename it")
+
+from steps.platforms import use_cpu_alone
+
 use_cpu_alone()  # before anything imports jax
 
 _FILES = {

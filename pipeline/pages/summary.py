@@ -22,12 +22,13 @@ class Summary:
 
     def __init__(self, prefix: str, run_id: str, started: dict[str, Any], own_log: str) -> None:
         self._follower = Follower(prefix, run_id, own_log=own_log)
-        self._follower.begin(started)
+        self._started = started
         self._over, self._failed = threading.Event(), False
         self._thread = threading.Thread(target=self._beat, name="run-summary", daemon=True)
 
     def begin(self) -> None:
         """Write the first summary, without which the run has no protection; raises its error."""
+        self._follower.begin(self._started)
         self._follower.save()
         self._thread.start()
 
