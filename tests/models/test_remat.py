@@ -138,6 +138,7 @@ def dots(remat) -> int:
     return str(jaxpr).count("dot_general")
 
 
+@pytest.mark.slow
 def test_products_recomputes_no_projection():
     """Under "matmuls" no matmul of the layer is made twice, attention's scores apart."""
     in_scores = 2  # the reference back end makes its scores and their matmul again by itself

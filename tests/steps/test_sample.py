@@ -253,6 +253,7 @@ def test_a_sample_that_was_interrupted_goes_on(
     check_invariants(str(tmp_path / "cut"), finished=True)
 
 
+@pytest.mark.slow
 def test_splits_end_with_a_document_where_nothing_is_counted(tmp_path):
     """Six documents of one length a bin of the hash: no split holds one more than it needs."""
     count = 400_000

@@ -133,6 +133,7 @@ def test_the_screen_names_every_choice(capsys):
     assert last.count("--training.microbatches") == 1
 
 
+@pytest.mark.slow
 def test_the_next_is_asked_where_the_compiler_refuses(declared, monkeypatch):
     """And what it refused is not chosen."""
     asked = []

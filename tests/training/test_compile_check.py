@@ -54,6 +54,7 @@ def test_the_compiler_refuses_and_its_answer_is_kept(tmp_path, monkeypatch):
     assert shown[-1].endswith(f"here 1 such took {seconds} to {seconds} s")
 
 
+@pytest.mark.slow
 def test_what_the_compiler_cannot_take_is_an_input_error(tmp_path, monkeypatch):
     """A slice that does not exist: the error of the process."""
     monkeypatch.setenv("PONENTE_CACHE", str(tmp_path))

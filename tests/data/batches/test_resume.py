@@ -37,6 +37,7 @@ def batches(dataset, batch_size=4, **more):
         return np.array(list(loader))
 
 
+@pytest.mark.slow
 def test_resuming_at_every_step_gives_what_follows(dataset):
     """All of 200 steps, the next four batches of each; every source's epochs end among them."""
     whole = batches(dataset, stop_batch=STEPS + 4)

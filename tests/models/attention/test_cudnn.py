@@ -143,6 +143,7 @@ def test_through_the_common_call_and_over_devices(installed, heads):
     assert "sliding_window_length\\22: 50" in call
 
 
+@pytest.mark.slow
 def test_only_the_newest_jax_gives_packed_keys_offsets_of_their_own():
     """Why documents that share a row are refused: with fewer key than query heads it reads wrong.
 

@@ -91,6 +91,7 @@ SPREAD = {
 
 
 @pytest.mark.parametrize(("axes", "placed", "along"), SPREAD.values(), ids=SPREAD.keys())
+@pytest.mark.slow
 def test_padding_of_a_head_spread_over_devices(axes, placed, along):
     """Some devices hold padding alone: ids are counted over the whole axis."""
     mesh = small.mesh(**axes)
@@ -115,6 +116,7 @@ def two_models(**changes) -> tuple[Transformer, Transformer]:
     return plain_model, jax.tree.unflatten(structure, filled)
 
 
+@pytest.mark.slow
 def test_a_padded_model_trains_as_the_other():
     """Objective and gradients of all parameters; the tables' padding has a gradient of zero."""
     model, wide = two_models(layers=1, tied=False)
@@ -133,6 +135,7 @@ def test_a_padded_model_trains_as_the_other():
         assert small.relative(got, want[path]) < 1e-5, path
 
 
+@pytest.mark.slow
 def test_a_padded_model_scores_and_writes_as_the_other():
     """Token losses, logits of the ids alone, and samples: padding is never drawn."""
     model, wide = two_models(layers=1)

@@ -181,6 +181,7 @@ def test_a_name_fits_every_cloud():
     assert len(job_name("x" * 100, "full")) == 40
 
 
+@pytest.mark.slow
 def test_the_machines_run_what_was_given():
     """Flags of `run`, settings and the store reach the command on the machines."""
     launch = [sys.executable, "-m", "pipeline.cli", "launch", pod_toy.__file__, "--on", "sky"]

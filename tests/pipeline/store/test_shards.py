@@ -106,6 +106,7 @@ def test_a_manifest_from_before_there_were_tables_is_as_good(tmp_path):
 @pytest.mark.parametrize(
     "damage", ["delete", "truncate", "change", "another's", "directory", "loop"]
 )
+@pytest.mark.slow
 def test_a_damaged_table_is_a_damaged_output_and_force_builds_it_again(tmp_path, damage):
     """Plan, run and verify name the file and the remedy."""
     store = str(tmp_path)

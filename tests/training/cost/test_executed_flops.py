@@ -56,6 +56,7 @@ def test_the_train_step_executes_what_its_shapes_say(remat):
     assert traced(remat=remat) == by_hand(remat)
 
 
+@pytest.mark.slow
 def test_microbatches_and_devices_change_nothing():
     """The same matmuls in more parts, on more devices."""
     whole = traced(remat="none")

@@ -247,6 +247,7 @@ def test_no_rows_at_all_are_refused(data, sequences):
         dataclasses.replace(tiny.score_job(""), sequences=sequences)
 
 
+@pytest.mark.slow
 def test_a_batch_is_rounded_up_to_the_devices(data):
     """Six rows on four devices are eight; the losses are those of batches of eight."""
     model = tiny.program(4).init().model

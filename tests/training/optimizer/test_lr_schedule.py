@@ -96,6 +96,7 @@ FRACTION = st.integers(0, 99).map(lambda n: n / 100)
     runs=st.lists(st.integers(21, 400), min_size=2, max_size=4, unique=True).map(sorted),
     data=st.data(),
 )
+@pytest.mark.slow
 def test_an_extension_moves_nothing_into_the_steps_that_are_done(kind, warmup, decay, runs, data):
     """A run, an extension of it at a step k, an extension of that: below each k every schedule has
     the first run's warmup, and between warmup and k a rate that the run without its end has."""

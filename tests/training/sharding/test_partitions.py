@@ -77,6 +77,7 @@ def compiled(name):
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.slow
 def test_the_residual_stream_is_divided_as_the_layout_says(name):
     """In the traced step, forward and backward, and in its evaluation."""
     program = program_of(name)
@@ -119,6 +120,7 @@ def matmul_flops(text):
 
 
 @pytest.mark.parametrize("name", ["tensor4", "sequence4", "fsdp-sequence2-tensor2"])
+@pytest.mark.slow
 def test_no_layout_has_a_device_multiply_what_another_does_too(name):
     """Matmuls of training and of evaluation, a device: as many as with the data split."""
     evaluated = matmul_flops(compiled_evaluation("data"))

@@ -305,6 +305,7 @@ def test_sigterm_does_not_wait_for_an_evaluation(
 
 
 @pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.slow
 def test_an_error_waits_for_the_checkpoint_under_way_and_is_the_one_raised(
     data, tmp_path, monkeypatch, lost
 ):

@@ -110,6 +110,7 @@ def test_a_child_that_takes_no_context_is_reported(tmp_path, monkeypatch):
     assert line.endswith("its process ended with status 4")
 
 
+@pytest.mark.slow
 def test_a_child_that_hangs_is_killed_and_holds_up_no_other(tmp_path, entries, caplog):
     """It never reads; closing ends in time, and the other one has everything."""
     found = trackers(tmp_path, HANGS, CHILD)
