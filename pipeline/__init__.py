@@ -10,7 +10,7 @@ from pipeline.graph.external import External
 from pipeline.graph.hardware import Hardware, local, pod
 from pipeline.graph.live import Live
 from pipeline.graph.module_names import come_first
-from pipeline.graph.node import named
+from pipeline.graph.order import named
 from pipeline.graph.step import Result, step
 from pipeline.graph.step_context import GangProcess, StepContext
 from pipeline.identity.fingerprint import Runtime

@@ -24,7 +24,7 @@ from pipeline.cli import context, options
 from pipeline.errors import InputError
 from pipeline.graph.artifact import Artifact
 from pipeline.graph.declaration import Declaration, load, loading
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.identity.secret_text import is_secret_name
 
 if typing.TYPE_CHECKING:

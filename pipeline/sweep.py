@@ -17,8 +17,8 @@ from typing import Any, Literal, TypeVar, cast
 
 from pipeline.errors import InputError
 from pipeline.graph.artifact import Artifact
-from pipeline.graph.node import as_node, is_display_name, named
-from pipeline.graph.step import step
+from pipeline.graph.order import is_display_name, named
+from pipeline.graph.step import as_node, step
 from pipeline.graph.step_context import Reference, StepContext
 from pipeline.store.manifest import label_of
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from models.config import TransformerConfig, check_same_parameters
 from pipeline import Hardware, InputError, Result, Runtime, StepContext, local, step
 from pipeline.graph.facts import Facts, Results
-from pipeline.graph.node import Node
+from pipeline.graph.step import Node
 from steps.artifacts import Checkpoint, Sequences
 from steps.budget import resolved
 from steps.coordinator import FLAGS, TRACKING

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pipeline import External, InputError, Result, StepContext, step
 from pipeline.graph.facts import Facts, Results
-from pipeline.graph.node import Node
+from pipeline.graph.step import Node
 from pipeline.identity.fingerprint import plain_identity
 from pipeline.identity.listing import Listing
 from pipeline.store import storage

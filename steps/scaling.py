@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import Artifact, InputError, Result, StepContext, step
 from pipeline.graph.facts import Facts, Results
-from pipeline.graph.node import Node
+from pipeline.graph.step import Node
 from pipeline.store import storage
 from pipeline.store.manifest import load
 from steps.artifacts import Checkpoint, Report, Scores

@@ -15,7 +15,8 @@ from typing import Any
 from pipeline.cli import options as flags
 from pipeline.errors import InputError
 from pipeline.graph.declaration import FULL, Declaration, nodes
-from pipeline.graph.node import Node, topological, unique_labels
+from pipeline.graph.order import topological, unique_labels
+from pipeline.graph.step import Node
 from pipeline.identity.secret_text import redacted, refuse_secrets
 from pipeline.plan.state import Selection, pick
 from pipeline.store.outputs import Store

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from pipeline.execute.screen import Copies
-from pipeline.graph.node import Node
+from pipeline.graph.step import Node
 
 if TYPE_CHECKING:
     from rich.console import Console

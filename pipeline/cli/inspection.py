@@ -12,7 +12,8 @@ from typing import Any
 from pipeline.cli.context import Context, other_command, say
 from pipeline.errors import InputError
 from pipeline.graph.facts import Facts
-from pipeline.graph.node import Node, topological, unique_labels
+from pipeline.graph.order import topological, unique_labels
+from pipeline.graph.step import Node
 from pipeline.identity.fingerprint import plain, plain_identity
 from pipeline.pages.readable import command_line
 from pipeline.plan import facts as step_facts

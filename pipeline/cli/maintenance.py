@@ -12,7 +12,8 @@ from pipeline.cli.inspection import say_json
 from pipeline.errors import InputError, PonenteError, StoreUnavailable
 from pipeline.execute import adopt as adoption
 from pipeline.graph.declaration import load as load_experiment
-from pipeline.graph.node import Node, topological
+from pipeline.graph.order import topological
+from pipeline.graph.step import Node
 from pipeline.identity.fingerprint import difference
 from pipeline.pages.readable import duration
 from pipeline.plan.plan import FEW, shards_line

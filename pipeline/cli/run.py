@@ -21,7 +21,8 @@ from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.execute.small import refuse_several_hosts
 from pipeline.graph.facts import Facts
-from pipeline.graph.node import Node, unique_labels
+from pipeline.graph.order import unique_labels
+from pipeline.graph.step import Node
 from pipeline.pages.readable import command_line
 from pipeline.pages.summary import Summary
 from pipeline.plan import facts as step_facts

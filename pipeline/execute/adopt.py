@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pipeline.errors import CorruptOutput, InputError
 from pipeline.execute.reference import refer
-from pipeline.graph.node import Node
+from pipeline.graph.step import Node
 from pipeline.identity import source_code
 from pipeline.plan.changes import ChangeLog
 from pipeline.plan.lineage import users

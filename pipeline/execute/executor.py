@@ -7,9 +7,8 @@ this loop only submits requests, counts tries and reads events. It alone decides
 back-off: a step whose worker died or whose storage failed is retried as a new attempt, a refused
 input is not, and waiting for hardware or a preemption uses no try.
 
-A step is not run when an existing output was made from the same contents: its output refers to that
-one. A published step is run again when an input was rebuilt with other content.
-"""
+A step is not run when an output was made from the same contents: its own is an alias of that one. A
+published step is run again when an input was rebuilt with other content."""
 
 from __future__ import annotations
 
@@ -35,7 +34,8 @@ from pipeline.execute.requests import (
     reuse_same,
 )
 from pipeline.execute.small import why_small
-from pipeline.graph.node import Node, topological
+from pipeline.graph.order import topological
+from pipeline.graph.step import Node
 from pipeline.identity import provenance
 from pipeline.plan.listings import Listings
 from pipeline.plan.plan import source_notes

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.execute.attempt import Outcome
-from pipeline.graph.node import Node
+from pipeline.graph.step import Node
 from pipeline.identity.source_code import record
 from pipeline.store import retry
 

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from pipeline.errors import StorageError, StoreUnavailable
-from pipeline.graph.node import Node
+from pipeline.graph.step import Node
 from pipeline.graph.step_context import Reference
 from pipeline.identity import digests
 from pipeline.identity.listing import Listing

@@ -12,7 +12,7 @@ from pipeline.execute.attempt import Outcome, Request
 from pipeline.execute.node_state import NodeState, States
 from pipeline.execute.reference import refer
 from pipeline.graph.live import Source
-from pipeline.graph.node import Node
+from pipeline.graph.step import Node
 from pipeline.identity import digests, source_code
 from pipeline.plan.listings import Listings
 from pipeline.plan.plan import giving_up

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from pipeline.errors import InputError
 from pipeline.graph.hardware import Hardware
-from pipeline.graph.node import Node
+from pipeline.graph.step import Node
 from pipeline.plan.listings import Listings, external_values
 
 _SOURCE_BYTES = 64 * 2**20  # one core tokenises them in about ten seconds

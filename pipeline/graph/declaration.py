@@ -16,7 +16,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from pipeline.errors import InputError, PonenteError, unknown
 from pipeline.graph import module_names
-from pipeline.graph.node import Node, as_node
+from pipeline.graph.step import Node, as_node
 from pipeline.identity import source_code
 from pipeline.identity.secret_text import REMEDY, SECRET
 

@@ -14,11 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from pipeline.graph.node import Node
-    from pipeline.store.manifest import Manifest
+from pipeline.store.manifest import Manifest
 
 Results = Mapping[str, Mapping[str, Any]]
 """Results of the published outputs, by the key of their node; those of a store are `Published`."""
@@ -53,7 +51,3 @@ class Facts:
     data: Mapping[str, Any] = field(default_factory=dict)
     refusal: str = ""
     examine: Callable[[Callable[[str], None]], Facts] | None = None
-
-
-# From a node and the results of published outputs to its facts; `PonenteError` is a refusal.
-StateFacts = Callable[["Node", Results], Facts]

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from pipeline.errors import InputError
 from pipeline.graph.hardware import Hardware
-from pipeline.graph.node import Node, topological
+from pipeline.graph.order import topological
+from pipeline.graph.step import Node
 from pipeline.store import storage
 
 FOLDER = "launch"  # generated files are written here, and commands read them from here

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable
 
 from pipeline.errors import CorruptOutput
-from pipeline.graph.node import Node
+from pipeline.graph.step import Node
 from pipeline.identity import fingerprint
 from pipeline.store import manifest, storage
 from pipeline.store.manifest import Manifest

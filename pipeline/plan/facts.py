@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from pipeline.errors import InputError, PonenteError
 from pipeline.graph.facts import Facts, Published, Results
-from pipeline.graph.node import Node
+from pipeline.graph.step import Node
 from pipeline.store.outputs import Found
 
 AT_ONCE = 4

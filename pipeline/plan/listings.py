@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.errors import InputError, PonenteError, StoreUnavailable
 from pipeline.graph.external import External
-from pipeline.graph.node import Node
+from pipeline.graph.step import Node
 from pipeline.identity.listing import Listing
 
 LISTING_SECONDS = 8.0  # deadline for one location, so that `plan` ends within 10 seconds

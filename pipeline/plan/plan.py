@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.graph.node import Node, topological
+from pipeline.graph.order import topological
+from pipeline.graph.step import Node
 from pipeline.identity import digests, source_code
 from pipeline.plan.changes import NEVER, ChangeLog
 from pipeline.plan.state import (

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pipeline.errors import CorruptOutput, InputError, unknown
-from pipeline.graph.node import Node, topological, unique_labels
+from pipeline.graph.order import topological, unique_labels
+from pipeline.graph.step import Node
 from pipeline.identity import source_code
 from pipeline.identity.listing import difference
 from pipeline.plan.listings import Listings, list_all

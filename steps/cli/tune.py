@@ -24,7 +24,8 @@ from pipeline.cli import options as engine
 from pipeline.cli.context import say
 from pipeline.errors import UsageError
 from pipeline.graph.declaration import Declaration, load, nodes
-from pipeline.graph.node import Node, topological, unique_labels
+from pipeline.graph.order import topological, unique_labels
+from pipeline.graph.step import Node
 from pipeline.store import storage
 from steps.planning.declared_run import DeclaredRun, declared_run
 from steps.platforms import chip_of

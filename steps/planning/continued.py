@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline import InputError
 from pipeline.graph.facts import Facts, Published, Results
-from pipeline.graph.node import Node
+from pipeline.graph.step import Node
 from pipeline.identity import digests
 from pipeline.store import storage
 from pipeline.store.builds import find_build

@@ -10,7 +10,7 @@ from models.config import TransformerConfig
 from models.flops import training_flops_per_token
 from pipeline import Hardware, InputError
 from pipeline.graph.facts import Results
-from pipeline.graph.node import Node
+from pipeline.graph.step import Node
 from pipeline.store import storage
 from steps.artifacts import TEST, TRAIN, Documents, Sequences, TokenCache
 from steps.budget import budgeted, steps_of

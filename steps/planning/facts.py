@@ -11,7 +11,7 @@ from models.flops import parameters
 from models.hf import architectures
 from pipeline.accelerators import Chip
 from pipeline.graph.facts import Facts, Results
-from pipeline.graph.node import Node
+from pipeline.graph.step import Node
 from steps.budget import told_epochs
 from steps.planning import memory
 from steps.planning.cost import RunTime, checkpoint_bytes, money, run_time

@@ -10,7 +10,7 @@ from data.read.unit import Fields, Unit
 from data.select.token_budget import Budget
 from pipeline import InputError
 from pipeline.graph.facts import Facts, Results
-from pipeline.graph.node import Node
+from pipeline.graph.step import Node
 from pipeline.store import storage
 
 _FILES = 16  # files that are opened, spread over the source

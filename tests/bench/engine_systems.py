@@ -58,7 +58,7 @@ def _git(*arguments: str) -> str:
 
 @functools.cache
 def _directories(graph: str) -> dict[str, str]:
-    from pipeline.graph.node import topological
+    from pipeline.graph.order import topological
     from tests.bench.engine_steps import experiment
 
     return {node.label: node.directory for node in topological(experiment.graph(graph))}

@@ -16,7 +16,8 @@ from typing import Any
 
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
-from pipeline.graph.node import Node, as_node, topological
+from pipeline.graph.order import topological
+from pipeline.graph.step import Node, as_node
 from pipeline.identity import source_code
 from pipeline.plan.plan import plan
 from pipeline.store import storage

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import pod
-from pipeline.graph.node import topological
+from pipeline.graph.order import topological
 from pipeline.plan.facts import state
 from pipeline.prices import PRICES, price_of
 

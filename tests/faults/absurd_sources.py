@@ -30,7 +30,7 @@ from data.read.listing import list_source
 from data.read.parquet_table import read_table
 from data.tokenizer.long_documents import MOST_BYTES
 from pipeline.errors import InputError, StepFailed
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.store import storage
 from pipeline.store.manifest import load
 from tests.faults.registry import Fault, pick, trials

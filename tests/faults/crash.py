@@ -22,7 +22,8 @@ from typing import Any
 from unittest import mock
 
 from pipeline.errors import PonenteError
-from pipeline.graph.node import as_node, topological
+from pipeline.graph.order import topological
+from pipeline.graph.step import as_node
 from pipeline.store import lease, storage
 from pipeline.store.garbage import delete, find_garbage
 from pipeline.store.manifest import load

@@ -15,7 +15,8 @@ from typing import Any
 
 from pipeline import Experiment
 from pipeline.errors import CorruptOutput
-from pipeline.graph.node import as_node, topological
+from pipeline.graph.order import topological
+from pipeline.graph.step import as_node
 from pipeline.plan.explain import explain
 from pipeline.plan.lineage import lineage, users
 from pipeline.plan.plan import plan

@@ -28,7 +28,7 @@ from pipeline.execute.attempt import Outcome, Request, execute
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.execute.inline import InlineWorkers
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.store import google_storage, local_storage, retry
 from pipeline.store.outputs import Store
 from tests.faults.fake_gcs import FakeGCS

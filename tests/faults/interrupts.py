@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.graph.node import as_node, topological
+from pipeline.graph.order import topological
+from pipeline.graph.step import as_node
 from pipeline.store import lease, storage
 from tests.faults.crash import outputs
 from tests.faults.interrupt_graph import EXPERIMENT, build

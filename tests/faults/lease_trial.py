@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.store import lease, manifest, process
 from tests.faults.lease_worker import graph, values
 from tests.pipeline.helpers import check_invariants

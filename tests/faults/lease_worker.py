@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pipeline import Artifact, Result, Runtime, StepContext, step
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.store import lease, manifest, process, storage
 from tests.pipeline.helpers import bring_up
 

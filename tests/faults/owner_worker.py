@@ -18,7 +18,7 @@ from pipeline import Artifact, InputError, Result, Runtime, StepContext, step
 from pipeline.execute.backend import InlineBackend
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
-from pipeline.graph.node import Node, as_node
+from pipeline.graph.step import Node, as_node
 from pipeline.plan.state import Selection
 from pipeline.store import lease, storage
 from pipeline.store.outputs import Store

@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from pipeline.graph.node import Node
+from pipeline.graph.step import Node
 from pipeline.store import integrity, lease, manifest
 from pipeline.store.garbage import Keep, delete, find_garbage
 from pipeline.store.outputs import Store

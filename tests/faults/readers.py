@@ -13,7 +13,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from pipeline.graph.node import Node, as_node, topological
+from pipeline.graph.order import topological
+from pipeline.graph.step import Node, as_node
 from pipeline.store import integrity
 from pipeline.store.garbage import delete, find_garbage
 from pipeline.store.manifest import load

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PonenteError
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.store import storage
 from pipeline.store.manifest import NAME, load, load_verified
 from tests.faults.crash import ALL, graph, outputs

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data.read.parquet_table import read_table
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.plan.plan import Planned, plan
 from pipeline.store import storage
 from pipeline.store.manifest import load

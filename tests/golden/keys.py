@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.run_200m import experiment
-from pipeline.graph.node import topological
+from pipeline.graph.order import topological
 from tests.pipeline.identity import key_values
 from tests.pipeline.identity.identity_fields import leaves
 

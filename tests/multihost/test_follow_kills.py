@@ -11,7 +11,7 @@ import pytest
 from pipeline.execute.backend import InlineBackend
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.store import lease
 from pipeline.store.outputs import Store
 from steps.artifacts import Checkpoint, Scores

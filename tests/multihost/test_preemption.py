@@ -14,7 +14,7 @@ import pytest
 from pipeline import pod
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.store.outputs import Store
 from steps.artifacts import Checkpoint
 from steps.block_shuffle import block_shuffle

@@ -10,7 +10,7 @@ from pipeline.execute import errands, node_state
 from pipeline.execute.backend import InlineBackend
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
-from pipeline.graph.node import Node, as_node
+from pipeline.graph.step import Node, as_node
 from pipeline.plan.state import Selection
 from pipeline.store import storage
 from pipeline.store.ledger import DIRECTORY as LEDGER

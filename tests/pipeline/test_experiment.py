@@ -14,7 +14,7 @@ import pytest
 from pipeline import Artifact, Experiment, InputError
 from pipeline.errors import StepFailed
 from pipeline.graph.declaration import load
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from tests.pipeline.toy import Scale, Total, clamp, numbers, refuse, scaled, total
 
 

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from pipeline import named, select, sweep
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.store import storage
 from steps.artifacts import Report
 from steps.compare import _record, compare, differences

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline import Artifact, Result, StepContext, select, step
-from pipeline.graph.node import as_node, topological
+from pipeline.graph.order import topological
+from pipeline.graph.step import as_node
 from steps.declared import nearest_setting
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.run_200m import experiment
 from pipeline.errors import WorkerLost
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.store import manifest, storage
 from pipeline.store.ledger import Ledger
 from pipeline.store.manifest import Manifest

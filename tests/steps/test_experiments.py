@@ -15,7 +15,7 @@ from data.read.parquet_table import read_table
 from data.tokenizer import text_tokenizer as tokenizer_training
 from experiments import learning_rate, run_200m, tomat_200m
 from pipeline import Experiment
-from pipeline.graph.node import topological
+from pipeline.graph.order import topological
 from pipeline.graph.step import StepSpec
 from pipeline.store.manifest import load
 from pipeline.store.storage import read_bytes

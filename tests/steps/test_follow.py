@@ -13,7 +13,7 @@ import pytest
 from pipeline import Live, Result, StepContext, step
 from pipeline.errors import CorruptOutput, StoreUnavailable, WorkerLost
 from pipeline.graph.live import Source
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger
 from steps.artifacts import Checkpoint

@@ -17,7 +17,8 @@ from experiments.run_200m import experiment
 from models.generate.generate import generate
 from models.generate.sampling_config import Sampling
 from pipeline import select
-from pipeline.graph.node import as_node, topological
+from pipeline.graph.order import topological
+from pipeline.graph.step import as_node
 from pipeline.store import storage
 from pipeline.store.manifest import load
 from steps.checkpoints.find import find, open_model

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import InputError, StepFailed
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.store.manifest import load
 from steps.artifacts import TokenCache
 from steps.integer_rows import integer_rows

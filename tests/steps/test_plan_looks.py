@@ -12,7 +12,8 @@ import steps
 from models.flops import training_flops_per_token
 from pipeline import Experiment
 from pipeline.errors import InputError, StepFailed
-from pipeline.graph.node import as_node, topological
+from pipeline.graph.order import topological
+from pipeline.graph.step import as_node
 from pipeline.plan.facts import results_of, state
 from pipeline.plan.state import look
 from pipeline.store.manifest import load as manifest_of

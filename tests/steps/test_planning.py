@@ -12,7 +12,8 @@ from experiments.run_200m import experiment
 from models.flops import training_flops_per_token
 from models.presets import llama_200m
 from pipeline import InputError, pod
-from pipeline.graph.node import as_node, topological
+from pipeline.graph.order import topological
+from pipeline.graph.step import as_node
 from pipeline.identity.fingerprint import plain_identity
 from pipeline.plan import facts as known
 from pipeline.prices import price_of

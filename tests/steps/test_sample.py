@@ -14,7 +14,7 @@ from data.read import small_files
 from data.read.parquet_table import read_table
 from data.select.document_hash import document_hash
 from pipeline.errors import StepFailed
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.store import storage
 from pipeline.store.manifest import load
 from steps.artifacts import Documents

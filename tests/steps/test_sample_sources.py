@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline.errors import StepFailed
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from steps.sample import sample
 from tests.pipeline.helpers import bring_up
 from tests.steps.test_sample import check_report, documents, published, write

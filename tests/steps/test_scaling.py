@@ -19,7 +19,8 @@ from models.flops import training_flops_per_token
 from models.presets import llama_200m, tiny
 from pipeline import Hardware, InputError, Result, Runtime, StepContext, local, named, select, step
 from pipeline.errors import StepFailed
-from pipeline.graph.node import as_node, topological
+from pipeline.graph.order import topological
+from pipeline.graph.step import as_node
 from pipeline.plan import facts
 from pipeline.store import storage
 from steps.artifacts import Checkpoint, Report, Scores, Sequences

@@ -12,7 +12,7 @@ import pytest
 from experiments.run_200m import experiment
 from pipeline import InputError
 from pipeline.errors import StepFailed
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.plan.plan import plan
 from pipeline.store import storage
 from pipeline.store.outputs import Store

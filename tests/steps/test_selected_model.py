@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from pipeline import select, sweep
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.store import storage
 from steps.checkpoints.find import find
 from steps.continue_training import extend, warm_start

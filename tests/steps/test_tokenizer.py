@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Library
 
 from data.cache.token_array import TokenArray
 from pipeline.errors import StepFailed
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.store import storage
 from pipeline.store.manifest import load
 from steps.artifacts import TokenCache, Tokenizer

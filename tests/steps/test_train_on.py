@@ -7,7 +7,7 @@ import pytest
 
 from models.config import YarnScaling
 from pipeline.errors import InputError, StepFailed
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.store.shards import check_sizes
 from steps.artifacts import Checkpoint
 from steps.block_shuffle import block_shuffle
@@ -43,7 +43,7 @@ def store(tmp_path_factory):
 
 def built(store, node):
     """The artifact of a node, after everything it needs was built."""
-    from pipeline.graph.node import as_node
+    from pipeline.graph.step import as_node
 
     found = bring_up(store, node).published[as_node(node).key]
     return Checkpoint(found.path, found.manifest)

@@ -15,7 +15,7 @@ from pipeline import InputError
 from pipeline.cli import options
 from pipeline.errors import UsageError
 from pipeline.graph.declaration import load, nodes
-from pipeline.graph.node import topological
+from pipeline.graph.order import topological
 from steps.cli import tune
 from steps.planning import memory
 from steps.planning.declared_run import declared_run

@@ -14,7 +14,7 @@ import time
 import pytest
 
 from pipeline import Experiment, InputError, Result, StepContext, step
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.pages.record import runs
 from pipeline.store import integrity, lease, storage
 from pipeline.store.manifest import NAME, load

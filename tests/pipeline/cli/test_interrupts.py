@@ -20,7 +20,7 @@ from pipeline.execute.backend import InlineBackend
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.execute.inline import InlineWorkers
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.store import lease, storage
 from pipeline.store.outputs import Store
 from tests.pipeline.cli.terminal import Terminal

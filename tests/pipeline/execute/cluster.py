@@ -20,7 +20,7 @@ import pipeline
 from pipeline import Result, Runtime, StepContext, step
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.store import storage
 from pipeline.store.outputs import Store
 from tests.pipeline.toy import Numbers, Total

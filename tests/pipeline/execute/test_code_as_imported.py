@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.identity import source_code
 from pipeline.plan.plan import code_warnings
 from pipeline.store import manifest, storage

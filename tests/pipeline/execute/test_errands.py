@@ -17,7 +17,8 @@ from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.execute.inline import InlineWorkers
 from pipeline.execute.node_state import Phase, States
-from pipeline.graph.node import as_node, topological
+from pipeline.graph.order import topological
+from pipeline.graph.step import as_node
 from pipeline.plan.state import Selection
 from pipeline.store import storage
 from pipeline.store.outputs import Store

@@ -22,7 +22,7 @@ from pipeline.execute.attempt import Outcome
 from pipeline.execute.backend import InlineBackend
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.store import integrity, storage
 from pipeline.store.outputs import Store
 from tests.pipeline.graph.live_toy import ThreadBackend

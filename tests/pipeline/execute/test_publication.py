@@ -11,7 +11,7 @@ import pytest
 
 from pipeline import Result, StepContext, step
 from pipeline.errors import StepFailed, WorkerLost
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.store import integrity, lease, manifest, storage
 from pipeline.store.ledger import Ledger
 from tests.pipeline.helpers import bring_up, ledgers

@@ -27,7 +27,7 @@ from pipeline.errors import StepFailed
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
 from pipeline.execute.ray import gang
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.graph.step_context import Emit
 from pipeline.plan.state import Selection
 from pipeline.store.outputs import Store

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.store import storage
 from tests.pipeline.execute import cluster as several
 from tests.pipeline.execute.cluster import fanned, run_on, runs

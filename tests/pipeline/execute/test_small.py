@@ -10,7 +10,8 @@ from pipeline import Artifact, External, Result, Runtime, StepContext, local, po
 from pipeline.errors import StoreUnavailable
 from pipeline.execute.small import why_small
 from pipeline.graph.hardware import Hardware
-from pipeline.graph.node import as_node, topological
+from pipeline.graph.order import topological
+from pipeline.graph.step import as_node
 from pipeline.identity.listing import ListedFile, Listing
 from pipeline.plan.listings import list_all
 

@@ -10,7 +10,7 @@ import pytest
 from pipeline.errors import Cancelled, StepFailed
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.store.outputs import Store
 from tests.pipeline.execute import cluster as several
 from tests.pipeline.execute.cluster import ROOT, run_on

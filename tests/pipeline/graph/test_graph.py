@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pipeline import InputError, named, step
-from pipeline.graph.node import as_node, topological
+from pipeline.graph.order import topological
+from pipeline.graph.step import as_node
 from pipeline.plan.plan import plan
 from pipeline.store.outputs import Store
 from tests.pipeline.helpers import bring_up

@@ -14,8 +14,10 @@ from pipeline import InputError, named, step
 from pipeline.errors import CorruptOutput
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
-from pipeline.graph import node as node_module
-from pipeline.graph.node import as_node, topological, unique_labels
+from pipeline.graph import order
+from pipeline.graph import step as step_module
+from pipeline.graph.order import topological, unique_labels
+from pipeline.graph.step import as_node
 from pipeline.plan import changes
 from pipeline.plan.lineage import lineage
 from pipeline.plan.plan import needed_keys, plan
@@ -112,7 +114,7 @@ def test_two_keys_that_would_share_a_directory_are_refused(tmp_path, monkeypatch
     """Where the shown digits of two keys of one step are equal, neither runs."""
     pair = [as_node(numbers(count=2)), as_node(numbers(count=4))]
     assert len(topological(pair)) == 2
-    monkeypatch.setattr(node_module, "_KEY_DIGITS", 0)
+    monkeypatch.setattr(step_module, "_KEY_DIGITS", 0)
     assert pair[0].directory == pair[1].directory
     for walk in (topological, lambda t: plan(t, Store(str(tmp_path)))):
         with pytest.raises(InputError, match="both write to") as caught:
@@ -124,7 +126,7 @@ def test_two_keys_that_would_share_a_directory_are_refused(tmp_path, monkeypatch
 
 def test_a_directory_with_another_keys_output_is_not_a_hit(tmp_path, monkeypatch):
     """The collision with what an earlier run left: damage, naming both keys, and no overwriting."""
-    monkeypatch.setattr(node_module, "_KEY_DIGITS", 0)
+    monkeypatch.setattr(step_module, "_KEY_DIGITS", 0)
     bring_up(str(tmp_path), numbers(count=2))
     before = (tmp_path / "numbers-" / "manifest.json").read_bytes()
     (entry,) = plan([as_node(numbers(count=4))], Store(str(tmp_path)))
@@ -175,7 +177,7 @@ def test_names_that_imitate_a_key_are_told_apart_too(monkeypatch):
     third = named(numbers(count=2), f"scaled@{as_node(first).key[:6]}")
     nodes = [as_node(n) for n in (first, second, third)]
     assert len(set(unique_labels(nodes).values())) == 3
-    monkeypatch.setattr(node_module, "_SHOWN_DIGITS", 0)
+    monkeypatch.setattr(order, "_SHOWN_DIGITS", 0)
     assert len(set(unique_labels(nodes).values())) == 3
 
 

@@ -9,7 +9,7 @@ from pipeline.cli.inspection import graph as ask_graph
 from pipeline.errors import StepFailed
 from pipeline.execute.events import EventLog
 from pipeline.execute.executor import Execution
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.identity import digests
 from pipeline.plan.explain import explain
 from pipeline.plan.plan import plan

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from pipeline import Experiment, InputError, Result, StepContext, named, step
 from pipeline.errors import StepFailed
-from pipeline.graph.node import as_node
-from pipeline.graph.step import StepSpec
+from pipeline.graph.step import StepSpec, as_node
 from pipeline.plan.lineage import lineage
 from pipeline.store import storage
 from pipeline.store.ledger import Ledger

@@ -22,8 +22,7 @@ import steps
 from experiments.run_200m import experiment
 from models.config import TransformerConfig
 from pipeline import Artifact, Hardware, InputError, Runtime, local, pod, step
-from pipeline.graph.node import Node, as_node
-from pipeline.graph.step import StepSpec
+from pipeline.graph.step import Node, StepSpec, as_node
 from training.config.axis_rules import Rules
 
 SMOKE = experiment.presets["smoke"]

@@ -10,7 +10,7 @@ import pytest
 
 from experiments.run_200m import experiment
 from pipeline import InputError
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.identity import fingerprint
 from tests.pipeline.identity.identity_fields import Leaf, bare, change, leaves, library
 

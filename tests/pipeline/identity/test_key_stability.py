@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.graph.node import as_node, topological
+from pipeline.graph.order import topological
+from pipeline.graph.step import as_node
 
 ROOT = Path(__file__).parents[3]
 
@@ -59,7 +60,8 @@ def graph():
 SCRIPT = """
 import importlib, json, sys
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
-from pipeline.graph.node import as_node, topological
+from pipeline.graph.order import topological
+from pipeline.graph.step import as_node
 graph = importlib.import_module(sys.argv[3]).graph
 print(json.dumps([node.directory for node in topological([as_node(graph())])]))
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.identity import provenance
 from pipeline.store import manifest, storage
 from tests.pipeline.helpers import bring_up

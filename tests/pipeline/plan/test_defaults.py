@@ -11,8 +11,7 @@ import pytest
 
 from pipeline import Artifact, InputError
 from pipeline.errors import StepFailed
-from pipeline.graph.node import as_node
-from pipeline.graph.step import StepSpec
+from pipeline.graph.step import StepSpec, as_node
 from pipeline.plan.explain import explain
 from pipeline.plan.plan import Planned, plan
 from pipeline.store.outputs import Store

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline import InputError, named, select, sweep
-from pipeline.graph.node import as_node, topological
+from pipeline.graph.order import topological
+from pipeline.graph.step import as_node
 from pipeline.plan.state import pick, with_force
 from tests.pipeline.helpers import bring_up, result
 from tests.pipeline.toy import Scale, numbers, scaled, total

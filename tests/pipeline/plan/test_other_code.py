@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import StepFailed
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.plan.plan import Planned, plan
 from pipeline.store import manifest, storage
 from pipeline.store.outputs import Store

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.errors import InputError, StepFailed
 from pipeline.execute.adopt import adopt, choose
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.plan.plan import Planned, plan
 from pipeline.plan.state import look
 from pipeline.store import manifest, storage

@@ -10,7 +10,8 @@ import pytest
 from pipeline import Experiment, Result, StepContext, step
 from pipeline.errors import CorruptOutput
 from pipeline.execute.adopt import adopt, choose, undo
-from pipeline.graph.node import as_node, topological
+from pipeline.graph.order import topological
+from pipeline.graph.step import as_node
 from pipeline.plan.state import look
 from pipeline.store import copies, integrity, storage
 from pipeline.store.copies import bring_home

@@ -9,7 +9,8 @@ import pytest
 
 from pipeline.errors import CorruptOutput, InputError, StepFailed
 from pipeline.execute.adopt import adopt, choose, undo
-from pipeline.graph.node import as_node, named, topological
+from pipeline.graph.order import named, topological
+from pipeline.graph.step import as_node
 from pipeline.plan.plan import plan
 from pipeline.plan.state import look
 from pipeline.store import integrity, storage

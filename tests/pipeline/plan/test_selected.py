@@ -8,7 +8,8 @@ import pytest
 
 from pipeline.errors import CorruptOutput
 from pipeline.execute.adopt import adopt, choose
-from pipeline.graph.node import as_node, topological
+from pipeline.graph.order import topological
+from pipeline.graph.step import as_node
 from pipeline.plan.lineage import lineage
 from pipeline.plan.state import look, pick
 from pipeline.store import storage

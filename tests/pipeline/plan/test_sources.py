@@ -13,7 +13,8 @@ import pytest
 from pipeline import Artifact, External, InputError, Result, StepContext, step
 from pipeline.errors import StepFailed, StoreUnavailable
 from pipeline.execute.adopt import adopt, choose
-from pipeline.graph.node import as_node, named
+from pipeline.graph.order import named
+from pipeline.graph.step import as_node
 from pipeline.identity.listing import ListedFile, Listing
 from pipeline.plan.plan import plan
 from pipeline.plan.state import look

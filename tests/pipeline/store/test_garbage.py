@@ -8,7 +8,8 @@ import uuid
 
 import pytest
 
-from pipeline.graph.node import as_node, topological
+from pipeline.graph.order import topological
+from pipeline.graph.step import as_node
 from pipeline.store import lease, storage
 from pipeline.store.garbage import delete, find_garbage
 from pipeline.store.left_overs import tidy

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline import Artifact, Experiment, Result, StepContext, step
-from pipeline.graph.node import as_node, topological
+from pipeline.graph.order import topological
+from pipeline.graph.step import as_node
 from pipeline.store import lease, run_summary, storage
 from pipeline.store.garbage import delete, find_garbage
 from pipeline.store.left_overs import Tree, tidy, unneeded

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from pipeline.errors import CorruptOutput
-from pipeline.graph.node import as_node, topological
+from pipeline.graph.order import topological
+from pipeline.graph.step import as_node
 from pipeline.identity import digests
 from pipeline.plan.plan import plan
 from pipeline.plan.state import CORRUPT

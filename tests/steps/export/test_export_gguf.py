@@ -8,7 +8,7 @@ import pytest
 from gguf import GGUFReader
 
 from pipeline import InputError, StepContext, step
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.store import storage
 from pipeline.store.manifest import load
 from steps import GgufModel, HuggingFaceModel, export_gguf

@@ -12,7 +12,7 @@ import steps
 from data.cache.token_array import TokenArray
 from models.generate.generate import generate
 from models.hf.architectures import to_json
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.store import storage
 from pipeline.store.manifest import load as manifest_of
 from steps.export.tokenizer_files import write_tokenizer_files

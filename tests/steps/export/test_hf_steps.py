@@ -8,7 +8,7 @@ import pytest
 
 from models import presets
 from pipeline import InputError
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from steps import (
     block_shuffle,
     export_hf,

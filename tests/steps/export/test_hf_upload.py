@@ -10,7 +10,7 @@ from huggingface_hub import constants
 
 import steps
 from pipeline.errors import InputError, StepFailed
-from pipeline.graph.node import as_node
+from pipeline.graph.step import as_node
 from pipeline.store import storage
 from tests.faults.fake_hub import FakeHub, Faults
 from tests.pipeline.helpers import bring_up, executed

@@ -1,83 +1,20 @@
-"""Nodes: calls of steps in a graph, with the keys that identify their outputs."""
+"""The nodes of a graph: in the order of their needs, and under names that tell them apart."""
 
 from __future__ import annotations
 
 import collections
-import typing
 from typing import Any, TypeVar
 
 from pipeline.errors import InputError
 from pipeline.graph.artifact import Artifact
-from pipeline.identity import digests, fingerprint
-from pipeline.identity.digests import Identity
-
-if typing.TYPE_CHECKING:
-    from pipeline.graph.step import StepSpec
+from pipeline.graph.step import Node, as_node
+from pipeline.identity import fingerprint
 
 A = TypeVar("A", bound=Artifact)
 
-_KEY_DIGITS = 20  # hex digits of the key in the path (80 bits); the manifest has all 64
 _SHOWN_DIGITS = 6  # hex digits of the key that distinguish nodes of one label on a screen
 _SHOWN_STEPS = 8  # steps of a cycle in its error message
 _LABEL_LENGTH = 64
-
-
-class Node:
-    """One call of a step in a graph: what to run, on which inputs, with which configuration.
-
-    `label` is the display name: the step's own, or the one set by `named`; `labels` has it and
-    those of equal nodes in the graph. `inputs` are by argument name; those of a tuple are
-    `argument[0]`, `argument[1]`, ...; `live` has the names of the live inputs. `identity` is the
-    step with its version and configuration, without the inputs.
-    """
-
-    def __init__(
-        self,
-        step: StepSpec[..., Any],
-        inputs: dict[str, Node],
-        config: dict[str, Any],
-        runtime: dict[str, Any],
-    ) -> None:
-        self.step = step
-        self.inputs = inputs
-        self.live = frozenset(n for n in inputs if step.inputs[n.partition("[")[0]].live)
-        self.config = config
-        self.runtime = runtime
-        self.output: type[Artifact] = step.output
-        self.label = step.label
-        self.labels: set[str] = set()  # filled by `topological`
-        self.classes: fingerprint.Classes = {}
-        values = {
-            name: fingerprint.canonical(value, f"{step.label}({name}=...)", self.classes)
-            for name, value in config.items()
-        }
-        full = fingerprint.group_fields(values, step.defaults)
-        self.identity = Identity(step.name, step.version, full)
-        self.key = digests.key(self.identity, {name: node.key for name, node in inputs.items()})
-
-    def advice(self) -> list[str]:
-        """Advice of its step about this configuration, for `plan`."""
-        return self.step.advise({**self.config, **self.runtime}) if self.step.advise else []
-
-    @property
-    def reads_lineage(self) -> bool:
-        """Whether its step reads more of its inputs than their contents, see `StepSpec`."""
-        return self.step.reads_lineage
-
-    @property
-    def directory(self) -> str:
-        """Name of its output directory under the store's prefix; independent of the label."""
-        return f"{self.step.name}-{self.key[:_KEY_DIGITS]}"
-
-    def __repr__(self) -> str:
-        return f"<{self.directory}>"
-
-
-def as_node(artifact: Artifact | Node) -> Node:
-    """The node that a step call returned. Raises `InputError` for anything else."""
-    if isinstance(artifact, Node):
-        return artifact
-    raise InputError(f"expected the output of a step call, got {artifact!r}")
 
 
 def named(artifact: A, name: str) -> A:
