@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("pipeline", "steps", "data", "models", "training", "experiments")
 EDGE = {
+    "pipeline.store.append",
     "pipeline.store.decode",
     "pipeline.store.retry",
     "pipeline.store.storage",

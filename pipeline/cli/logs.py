@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from pipeline.cli.context import Context, say
 from pipeline.errors import InputError
-from pipeline.execute.logs import Tail, processes
+from pipeline.execute.logs import processes
 from pipeline.store import lease, storage
+from pipeline.store.append import Tail
 from pipeline.store.shards import ATTEMPTS
 
 _POLL_SECONDS = 2.0

@@ -7,17 +7,15 @@ each is reported once.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
-from typing import IO, Any
+from typing import Any
 
 from pipeline.errors import PonenteError
-from pipeline.execute.logs import Parts
-from pipeline.store import local_storage, storage
+from pipeline.store import storage
+from pipeline.store.append import Appender
 from pipeline.store.decode import json_line
 
 Listener = Callable[[dict[str, Any]], None]
@@ -30,18 +28,16 @@ logger = logging.getLogger("ponente")
 class EventLog:
     """Appends events to the log `<prefix>/events/<run id>.jsonl` and passes them to listeners.
 
-    On an object store the log is a directory of parts, see `logs`.
+    On an object store the log is a directory of parts, see `append`.
     """
 
     def __init__(self, prefix: str, run_id: str, listeners: list[Listener]) -> None:
         self.run_id = run_id
         self.url = storage.join(prefix, "events", f"{run_id}.jsonl")
         self._listeners = listeners
-        self._file: IO[str] | None = None
-        self._parts: Parts | None = None
-        self._pending: list[str] = []
+        self._file = Appender(self.url)
         # By key: the latest progress that is not written yet, and when progress was last written.
-        self._latest: dict[str, str] = {}
+        self._latest: dict[str, bytes] = {}
         self._kept: dict[str, float] = {}
         self._broken = False
         self._lock = threading.RLock()  # threads of the store's clients report retries
@@ -69,7 +65,7 @@ class EventLog:
         self.emit({"event": "listener_lost", "listener": name, "cause": str(error)})
 
     def _keep(self, event: dict[str, Any]) -> None:
-        line, key = json_line(event).decode(), event.get("key", "")
+        line, key = json_line(event), event.get("key", "")
         now = time.monotonic()
         if event["event"] == "progress":
             if now - self._kept.get(key, -_PROGRESS_SECONDS) < _PROGRESS_SECONDS:
@@ -77,48 +73,20 @@ class EventLog:
                 return
             self._kept[key] = now
             self._latest.pop(key, None)
-        elif (latest := self._latest.pop(key, None)) is not None:
-            self._pending.append(latest)
-        self._pending.append(line)
-        self._write()
+        self._write(self._latest.pop(key, b"") + line)
 
-    def _write(self) -> None:
+    def _write(self, lines: bytes) -> None:
         try:
-            self._append()
+            self._file.write(lines)
         except OSError as error:
             if not self._broken:
                 logger.warning("%s: events cannot be written: %s", self.url, error)
             self._broken = True
 
-    def _append(self) -> None:
-        if self._file is None:
-            self._file = self._open()
-        try:
-            self._file.write("".join(self._pending))
-            self._file.flush()
-        except OSError:
-            # A part may have been written: end that line, and write all pending lines again later.
-            file, self._file = self._file, None
-            self._pending.insert(0, "\n")
-            with contextlib.suppress(OSError):
-                file.close()
-            raise
-        self._pending.clear()
-
-    def _open(self) -> IO[str]:
-        if storage.is_local(self.url):
-            path = storage.local_path(self.url)
-            local_storage.make_directory(os.path.dirname(path))
-        else:
-            if self._parts is None:
-                self._parts = Parts(self.url).__enter__()
-            path = self._parts.path
-        return open(path, "a", encoding="utf-8")
-
     @property
     def file(self) -> str:
-        """The local file that events are written to; the log's URL while none can be."""
-        return self._file.name if self._file is not None else self.url
+        """The local file that events are written to."""
+        return self._file.path
 
     def keep_diff(self, diff: str) -> str:
         """Write the diff of uncommitted code; returns its path in the store, empty for none."""
@@ -134,14 +102,6 @@ class EventLog:
 
     def close(self) -> None:
         """Write pending events and close the log."""
-        self._pending += self._latest.values()
+        self._write(b"".join(self._latest.values()))
         self._latest.clear()
-        if self._pending:
-            self._write()
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.close()
-            self._file = None
-        if self._parts is not None:
-            self._parts.__exit__()
-            self._parts = None
+        self._file.close()

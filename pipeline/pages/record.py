@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-from pipeline.execute.logs import Tail
 from pipeline.store import process, run_summary, storage
+from pipeline.store.append import Tail
 from pipeline.store.parallel import concurrently
 
 STATES = {

@@ -24,9 +24,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.execute import logs
 from pipeline.pages.record import Follower
 from pipeline.store import run_summary, storage
+from pipeline.store.append import Appender
 from tests.bench.engine_systems import ROOT
 from tests.faults.fake_gcs import FakeGCS, Faults
 from tests.faults.fake_gcs_store import Stored
@@ -66,14 +66,13 @@ def lines(parts: int) -> Iterator[bytes]:
 def merged(url: str, parts: int) -> None:
     """Upload the log in parts, as the driver does, and its summary shortly before the end."""
     prefix = url.partition("/events/")[0]
-    uploads = logs.Parts(url)
+    uploads = Appender(url)
     for number, text in enumerate(lines(parts)):
-        with open(uploads.path, "ab") as file:
-            file.write(text)
-        uploads._upload()
+        uploads.write(text)
+        uploads.flush()
         if number == parts - _SINCE_SUMMARY:
             Follower(prefix, RUN).save()
-    os.unlink(uploads.path)
+    uploads.close()
 
 
 def fill(server: FakeGCS, layout: str, parts: int) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.execute.logs import Tail, processes
+from pipeline.execute.logs import processes
 from pipeline.store import storage
+from pipeline.store.append import Tail
 
 
 @pytest.mark.slow

@@ -6,10 +6,9 @@ import json
 import time
 import uuid
 
-from pipeline.execute import logs
 from pipeline.execute.events import EventLog
 from pipeline.pages import record
-from pipeline.store import storage
+from pipeline.store import append, storage
 
 
 def test_a_listener_that_fails_is_dropped_and_the_others_hear_of_it(tmp_path):
@@ -31,7 +30,7 @@ def test_a_listener_that_fails_is_dropped_and_the_others_hear_of_it(tmp_path):
 
 def test_events_on_an_object_store_are_appended_in_parts(monkeypatch):
     """The record of the run is whole, and no event is sent twice."""
-    monkeypatch.setattr(logs, "PART_SECONDS", 0.0)
+    monkeypatch.setattr(append, "PART_SECONDS", 0.0)
     prefix = f"memory://events-{uuid.uuid4().hex}"
     log = EventLog(prefix, "r", [])
     for number in range(3):

@@ -10,10 +10,9 @@ import uuid
 
 from pipeline import step
 from pipeline.errors import Preempted
-from pipeline.execute import logs
 from pipeline.execute.events import EventLog
 from pipeline.execute.logs import capture
-from pipeline.store import storage
+from pipeline.store import append, storage
 from tests.pipeline.helpers import bring_up
 from tests.pipeline.toy import Numbers, numbers
 
@@ -70,7 +69,7 @@ def test_a_log_leaves_no_file_open_behind():
 
 def test_a_log_on_an_object_store_is_appended_in_parts_while_it_grows(monkeypatch):
     """What was written is there before the block ends, and no part holds what another one does."""
-    monkeypatch.setattr(logs, "PART_SECONDS", 0.0)
+    monkeypatch.setattr(append, "PART_SECONDS", 0.0)
     url = f"memory://logs/{uuid.uuid4().hex}/log.txt"
     with capture(url, redirect=False):
         for number in range(2):
@@ -86,7 +85,7 @@ def test_a_log_on_an_object_store_is_appended_in_parts_while_it_grows(monkeypatc
         "line 1",
         "line 2",
     ]
-    tail = logs.Tail(url)
+    tail = append.Tail(url)
     assert (tail.more(), tail.more()) == (b"".join(parts), b"")
 
 
@@ -111,62 +110,3 @@ def test_leaving_when_told_to_is_no_error(tmp_path):
     assert "INFO ponente: preempted after step 3" in text
     assert "ERROR" not in text
     assert "Traceback" not in text
-
-
-def _grow(parts, text):
-    """Append to the file of a log on an object store, and upload it."""
-    with open(parts.path, "a") as file:
-        file.write(text)
-    parts._upload()
-    return text.encode()
-
-
-def test_a_long_log_is_few_objects_and_reads_the_same(monkeypatch):
-    """To who reads it all at its end, and to who follows it from any look to the next."""
-    monkeypatch.setattr(logs, "MERGED", 4)
-    url = f"memory://logs/{uuid.uuid4().hex}/log.txt"
-    parts, tails, written = logs.Parts(url), [logs.Tail(url), logs.Tail(url)], b""
-    read = [b"", b""]
-    for number in range(100):
-        written += _grow(parts, f"line {number}\n")
-        read[0] += tails[0].more()
-        if number % 7 == 0:
-            read[1] += tails[1].more()
-    assert read[0] == written
-    assert read[1] + tails[1].more() == written
-    assert storage.list_names(url) == [
-        *("000001-000064.txt", "000065-000080.txt", "000081-000096.txt", "000097-000100.txt")
-    ]
-    assert logs.Tail(url, 650).more() == written[650:]
-
-
-def test_a_writer_killed_before_the_merged_parts_are_deleted_doubles_no_line(monkeypatch):
-    """Nor loses one."""
-    monkeypatch.setattr(logs, "MERGED", 4)
-    url = f"memory://logs/{uuid.uuid4().hex}/log.txt"
-    parts, tail = logs.Parts(url), logs.Tail(url)
-    fs, _ = storage.filesystem(url)
-    written = b"".join(_grow(parts, f"line {number}\n") for number in range(2))
-    read = tail.more()
-    with monkeypatch.context() as killed:
-        killed.setattr(type(fs), "rm", lambda *_: (_ for _ in ()).throw(OSError("killed")))
-        written += b"".join(_grow(parts, f"line {number}\n") for number in range(2, 4))
-    assert len(storage.list_names(url)) == 5
-    assert read + tail.more() == written == logs.Tail(url).more()
-
-
-def test_parts_merged_while_they_are_read_are_read_once(monkeypatch):
-    """What was listed is gone; the reader looks again."""
-    monkeypatch.setattr(logs, "MERGED", 4)
-    url = f"memory://logs/{uuid.uuid4().hex}/log.txt"
-    parts, part = logs.Parts(url), logs._part
-    written = [_grow(parts, f"line {number}\n") for number in range(3)]
-
-    def merged_first(url):
-        if len(written) < 4 and url.endswith("2.txt"):
-            written.append(_grow(parts, "line 3\n"))
-        return part(url)
-
-    monkeypatch.setattr(logs, "_part", merged_first)
-    assert logs.Tail(url).more() == b"".join(written)
-    assert len(written) == 4
