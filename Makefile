@@ -1,10 +1,11 @@
 # Two commands: `make demo` runs the main job in miniature, `make test` sets up and passes the tests.
-PYTHON ?= python3
+# The newest supported Python on the PATH; PYTHON=python3.11 chooses another.
+PYTHON ?= $(or $(shell for p in python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c '' 2>/dev/null && { echo $$p; break; }; done),python3)
 # `no` leaves PyTorch out, and skips what is compared with it: it has no small build for every Python.
 ORACLE ?= yes
-# `newest` installs constraints-newest.txt: the newest JAX, for Python 3.12 and 3.13.
-STACK ?=
-CONSTRAINTS := constraints$(addprefix -,$(STACK)).txt
+# Which constraints-*.txt: `newest` (JAX 0.12, the default from Python 3.12 on) or `oldest` (JAX 0.10).
+STACK ?= $$($(BIN)/python -c 'import sys; print("newest" if sys.version_info >= (3, 12) else "oldest")')
 BIN := .venv/bin
 COMPUTING := tests/models tests/training tests/steps
 ENGINE := tests/pipeline tests/data tests/test_readme.py
@@ -12,7 +13,7 @@ FIRST_PARTY := pipeline steps data models training experiments
 
 # Hundreds of processes start in a run of the tests; none need compile Python's sources again.
 unexport PYTHONDONTWRITEBYTECODE
-INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c $(CONSTRAINTS)
+INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints-$(STACK).txt
 
 .PHONY: demo test test-computing test-engine test-rest fast test-fast lint docs setup clean
 
@@ -53,10 +54,11 @@ setup: .venv/installed
 
 # uv installs in a quarter of pip's time; it comes from the same registry, into the environment. An
 # environment of another Python, such as a set-up that was refused has left, is made again.
+OLDEST := $(if $(filter newest,$(STACK)),3.12,3.11)
 VERSION := -c 'import sys; print("%d.%d" % sys.version_info[:2])'
-.venv/installed: pyproject.toml $(CONSTRAINTS)
-	@case "$$($(PYTHON) $(VERSION))" in 3.11|3.12|3.13) ;; *) echo "error: $(PYTHON) is Python \
-	$$($(PYTHON) $(VERSION)); ponente needs 3.11 to 3.13: make $(or $(MAKECMDGOALS),demo) PYTHON=python3.11" >&2; exit 1;; esac
+.venv/installed: pyproject.toml $(wildcard constraints-*.txt)
+	@case "$$($(PYTHON) $(VERSION))" in $(OLDEST)|3.12|3.13|3.14) ;; *) echo "error: $(PYTHON) is Python \
+	$$($(PYTHON) $(VERSION)); ponente needs $(OLDEST) to 3.14: make $(or $(MAKECMDGOALS),demo) PYTHON=python$(OLDEST)" >&2; exit 1;; esac
 	@[ "$$($(BIN)/python $(VERSION) 2>/dev/null)" = "$$($(PYTHON) $(VERSION))" ] || rm -rf .venv
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.8

@@ -1,8 +1,7 @@
 """Differences between the two supported JAX versions; no other module depends on the version.
 
-constraints.txt pins JAX 0.10, for every Python; constraints-newest.txt pins JAX 0.12, which needs
-Python 3.12. The version comes from the installed package's metadata: importing this module does not
-import JAX.
+constraints-newest.txt pins JAX 0.12, which needs Python 3.12; constraints-oldest.txt pins JAX 0.10.
+The version comes from the installed package's metadata: importing this module imports no JAX.
 """
 
 from __future__ import annotations

@@ -31,11 +31,12 @@ def pins(name: str, python: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("name", "python", "haliax"),
     [
-        ("constraints.txt", "3.11", "haliax"),
-        ("constraints.txt", "3.12", "marin-haliax"),
-        ("constraints.txt", "3.13", "marin-haliax"),
+        ("constraints-oldest.txt", "3.11", "haliax"),
+        ("constraints-oldest.txt", "3.12", "marin-haliax"),
+        ("constraints-oldest.txt", "3.13", "marin-haliax"),
         ("constraints-newest.txt", "3.12", "marin-haliax"),
         ("constraints-newest.txt", "3.13", "marin-haliax"),
+        ("constraints-newest.txt", "3.14", "marin-haliax"),
     ],
 )
 def test_what_is_required_is_pinned_to_a_version_that_is_allowed(name, python, haliax):
@@ -50,6 +51,6 @@ def test_what_is_required_is_pinned_to_a_version_that_is_allowed(name, python, h
 
 def test_the_sets_differ_in_what_follows_from_jax_alone():
     """Everything else has the same version, so a difference between runs is JAX's or Haliax's."""
-    older, newest = (pins(name, "3.12") for name in ("constraints.txt", "constraints-newest.txt"))
+    older, newest = (pins(f"constraints-{name}.txt", "3.12") for name in ("oldest", "newest"))
     different = {name for name in older | newest if older.get(name) != newest.get(name)}
     assert different == {"jax", "jaxlib", "libtpu", "flax"}
