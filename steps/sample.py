@@ -9,15 +9,14 @@ splits disjoint.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from hashlib import sha256
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from data.read.listing import absolute, list_documents
 from data.read.unit import Fields
 from data.select.token_budget import ALL_THAT_IS_LEFT, Budget
-from pipeline import External, InputError, Result, Runtime, StepContext, step
+from pipeline import External, InputError, Result, StepContext, step
 from pipeline.store import storage
 from pipeline.store.shards import Shard
 from steps.artifacts import Documents, Tokenizer
@@ -40,7 +39,6 @@ from steps.sampling.shards import (
     probe_shard,
     sample_shard,
     survey_shard,
-    verify_shard,
 )
 from steps.sampling.summary import Chosen, summary
 
@@ -66,17 +64,7 @@ class _Request:
     tokenizer: Tokenizer | None
     budget: Budget
     filter: Filter
-    verify: bool
     fields: Fields
-    verified: set[str] = field(default_factory=set)
-
-    def verify_files(self, files: Iterable[str]) -> None:
-        """Compare the checksums of files, if asked to, once each and before they are read."""
-        new = {file for file in files if self.verify} - self.verified
-        if new:
-            names = {f"verify/{sha256(file.encode()).hexdigest()[:32]}": file for file in new}
-            self.run.map(verify_shard, names)
-            self.verified.update(new)
 
 
 def _check(arguments: Mapping[str, Any]) -> None:
@@ -104,7 +92,6 @@ def sample(
     min_score: float | None = None,
     unit: Literal["document", "row_group"] = "document",
     drop_duplicates: bool = False,
-    verify_files: Annotated[bool, Runtime] = False,
     text: str = "text",
     id: str | None = None,
     score: str = "score",
@@ -127,8 +114,6 @@ def sample(
             source; "row_group" samples whole row groups and reads little more than the sample.
         drop_duplicates: keep one of the documents with equal text. The budget counts documents
             before duplicates are dropped.
-        verify_files: compare each file that is read with its published SHA-256 first; this reads
-            the whole file. An output that exists already is not built again for it.
         text: column or key of the text.
         id: column or key of the id; None takes "id" if it exists and else derives an id from the
             text.
@@ -144,7 +129,7 @@ def sample(
     filter = Filter(seed, min_score, drop_duplicates)
     budget = Budget(train=tokens, splits=splits)
     fields = Fields(text, id, score, skip_nulls, skip_invalid)
-    request = _Request(run, source, tokenizer, budget, filter, verify_files, fields)
+    request = _Request(run, source, tokenizer, budget, filter, fields)
     choice = _choose_documents(request) if unit == "document" else _choose_row_groups(request)
     items = {f"sample/{index:06d}": item for index, item in enumerate(choice.items)}
     written = run.map(sample_shard, items)
@@ -170,7 +155,6 @@ def _choose_documents(request: _Request) -> Chosen:
         request.fields,
         progress=lambda done, total: request.run.progress(done, total, "files listed"),
     )
-    request.verify_files(unit.file for unit in units)
     items = {
         f"survey/{index:06d}": SurveyItem(group, request.filter)
         for index, group in enumerate(_to_count(units))
@@ -297,7 +281,6 @@ def _probe_walk(request: _Request, walk: RowGroupOrder) -> TokenRatio | None:
     if request.tokenizer is None:
         return None
     blocks = walk.next_blocks(_PROBE_FILES)
-    request.verify_files(block.file for block in blocks)
     most = _PROBE_MOST // _PROBE_PARTS
     tokenizer = request.tokenizer.file, request.tokenizer.digest
     parts = -(-_PROBE_PARTS // len(blocks))
@@ -326,7 +309,6 @@ def _walked(request: _Request, walk: RowGroupOrder, prefix: str) -> Iterator[Gro
 
     at_once, number = 1, 0
     while blocks := walk.next_blocks(at_once):
-        request.verify_files(block.file for block in blocks)
         items = {
             f"{prefix}/{number + index:06d}": BlockItem(block, request.filter)
             for index, block in enumerate(blocks)

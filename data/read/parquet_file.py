@@ -1,8 +1,7 @@
 """One Parquet file of a source: opened by byte ranges, with checks of footer and schema.
 
-A corrupt file is an `InputError` that names the file. Page checksums are verified. Published
-Parquet files seldom have any, and then a flipped bit can read as other text, which only
-`data.read.sha256sums` detects.
+A corrupt file is an `InputError` that names the file. Page checksums are verified; in a file
+without any, as most published ones are, a flipped bit can read as other text.
 """
 
 from __future__ import annotations

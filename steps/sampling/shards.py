@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipeline import InputError, StepContext
+from pipeline import StepContext
 from pipeline.store import storage
 from pipeline.store.parallel import concurrently, in_order
 from pipeline.store.shards import Shard
@@ -194,22 +194,3 @@ def clusters(shards: Mapping[str, Shard]) -> Sequence[Cluster]:
     from data.select.token_ratio import Cluster
 
     return [msgspec.convert(shard.result, Cluster) for shard in shards.values()]
-
-
-def verify_shard(directory: str, file: str) -> Mapping[str, Any]:
-    """Shard writer: compares a file's SHA-256 with the one its publisher gives; writes no file.
-
-    Raises:
-        InputError: no SHA-256 is published, or it differs.
-    """
-    del directory
-    from data.read.sha256sums import expected_checksum, verify_file
-
-    expected = expected_checksum(file)
-    if expected is None:
-        raise InputError(
-            f"{file}: verify_files: expected a SHA-256 published with the file, found none; "
-            "publish one, or leave verify_files out"
-        )
-    verify_file(file, expected)
-    return {"content": None}  # no part of the output's content

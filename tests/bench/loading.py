@@ -34,7 +34,6 @@ from typing import Any
 import numpy as np
 
 from data.batches.dataset import Dataset
-from data.batches.grain_source import GrainSource
 from data.batches.loader import GROUP_TOKENS, Loader
 from tests.bench.loading_measure import emit, measure, read_bytes, versions
 from tests.bench.loading_tokens import mixture, prepare, spec
@@ -75,23 +74,6 @@ def ours(work: Path, options: dict[str, Any]) -> None:
             length=lengths[0],
             **settings,
         )
-    _under_grain(work, lengths[0], settings)
-
-
-def _under_grain(work: Path, length: int, settings: dict[str, Any]) -> None:
-    try:
-        import grain
-    except ImportError as error:
-        emit(name="ponente under grain", skipped=str(error))
-        return
-
-    def make() -> Iterator[Any]:
-        data = grain.MapDataset.source(GrainSource(spec(work, length, 1, _ALL)))
-        data = data.seed(0).shuffle().repeat().batch(settings["batch_size"])
-        return iter(data.to_iter_dataset(grain.ReadOptions(num_threads=0)))
-
-    versioned = {**settings, "versions": versions("grain")}
-    measure(make, name="ponente under grain, full", length=length, **versioned)
 
 
 def parts(work: Path, options: dict[str, Any]) -> None:

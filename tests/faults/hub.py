@@ -22,7 +22,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data.read import retry
-from data.read.sha256sums import expected_checksum, verify_file
 from data.read.work_units import Unit, list_units, read_unit
 from data.select.document_hash import document_hash
 from pipeline.errors import StorageError
@@ -91,7 +90,7 @@ def read_all(units: list[Unit], columns: tuple[str, ...] = COLUMNS) -> pa.Table:
     return pa.Table.from_batches([b for unit in units for b in read_unit(unit, columns)])
 
 
-def check_reading(source: str, target_bytes: int) -> list[Unit]:
+def check_reading(source: str, target_bytes: int) -> None:
     """A survey and a reading of the source give what was written."""
     units = list_units(source, target_bytes=target_bytes)
     whole = everything()
@@ -100,7 +99,6 @@ def check_reading(source: str, target_bytes: int) -> list[Unit]:
     expected = document_hash(whole["id"].to_pylist(), 0)
     assert np.array_equal(document_hash(surveyed["id"].to_pylist(), 0), expected)
     assert read_all(units).equals(whole), "the reading differs"
-    return units
 
 
 def failing_hub(seed: int, count: int, workspace: Path) -> dict[str, Any]:
@@ -113,11 +111,7 @@ def failing_hub(seed: int, count: int, workspace: Path) -> dict[str, Any]:
         for probability in (0.2, 0.5):
             with FakeHub(files, redirect=bool(number % 2)) as hub, quick_retries():
                 hub.faults = Faults(probability, seed=number)
-                units = check_reading(f"{hub.source}/data/*.parquet", 1 << (10 + number % 8))
-                for url in sorted({unit.file for unit in units}):
-                    expected = expected_checksum(url)
-                    assert expected is not None, url
-                    verify_file(url, expected)
+                check_reading(f"{hub.source}/data/*.parquet", 1 << (10 + number % 8))
                 figures["runs"] += 1
                 figures["requests"] += len(hub.log)
                 figures["faults"] += hub.injected()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import gzip
-import hashlib
 import itertools
 import random
 from collections.abc import Callable
@@ -19,7 +18,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.parquet.encryption as pe
 
-from data.read.sha256sums import expected_checksum, verify_file
 from data.read.work_units import list_units, read_unit
 from pipeline.errors import InputError
 from tests.faults.registry import Fault, pick, trials
@@ -318,39 +316,9 @@ def flips(seed: int, count: int, workspace: Path) -> dict[str, Any]:
     return {"trials": trials(seed, count, trial), **figures}
 
 
-def flips_by_checksum(seed: int, count: int, workspace: Path) -> dict[str, Any]:
-    """One bit of a file without page checksums flips: the published SHA-256 catches every one."""
-    rows = table(random.Random(0), 400)
-    path = workspace / "x.parquet"
-    write(rows, path)
-    whole = path.read_bytes()
-    digest = hashlib.sha256(whole).hexdigest()
-    (workspace / "SHA256SUMS").write_text(f"{digest}  x.parquet\n")
-    figures = {"caught": 0, "would_have_read_wrong": 0}
-
-    def trial(number: int) -> None:
-        draw = random.Random(number)
-        data = bytearray(whole)
-        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-        path.write_bytes(data)
-        expected = expected_checksum(str(path))
-        assert expected == digest
-        _, error = _attempt(lambda: verify_file(str(path), digest))
-        assert error is not None, "a flipped bit was not seen"
-        assert all(d in str(error) for d in (digest, hashlib.sha256(data).hexdigest())), str(error)
-        figures["caught"] += 1
-        found, _ = _attempt(lambda: _read(str(path)))
-        figures["would_have_read_wrong"] += found is not None and not found.equals(rows)
-
-    tried = trials(seed, count, trial)
-    assert figures["caught"] == tried
-    return {"trials": tried, **figures}
-
-
 FAULTS = {
     18: [
         Fault("bad source files", 2 * len(KINDS), 20 * len(KINDS), bad_files),
         Fault("flipped bits under page checksums", 100, 1500, flips, slow=False),
-        Fault("flipped bits under SHA-256", 50, 200, flips_by_checksum, slow=False),
     ],
 }

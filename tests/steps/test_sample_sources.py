@@ -1,8 +1,6 @@
-"""Sources that are damaged, sparse or empty: verified, counted by reason, or refused."""
+"""Sources that are damaged, sparse or empty: counted by reason, or refused."""
 
 from __future__ import annotations
-
-import hashlib
 
 import pyarrow as pa
 import pytest
@@ -12,44 +10,6 @@ from pipeline.graph.step import as_node
 from steps.sample import sample
 from tests.pipeline.helpers import bring_up
 from tests.steps.test_sample import check_report, documents, published, write
-
-
-@pytest.mark.parametrize("unit", ["document", "row_group"])
-def test_files_are_verified_before_they_are_read(tmp_path, unit):
-    """Against SHA256SUMS beside them: none, the right ones, and one that is wrong."""
-    source = write(tmp_path / "source", documents())
-    arguments = {"tokens": 2_000, "unit": unit}
-    node = sample(source, **arguments, verify_files=True)
-    assert as_node(node).key == as_node(sample(source, **arguments)).key
-    with pytest.raises(StepFailed, match="verify_files"):
-        bring_up(str(tmp_path / "a"), node)
-    files = sorted((tmp_path / "source").glob("*.parquet"))
-    lines = [f"{hashlib.sha256(f.read_bytes()).hexdigest()}  {f.name}\n" for f in files]
-    sums = tmp_path / "source" / "SHA256SUMS"
-    sums.write_text("".join(lines))
-    checked = published(tmp_path / "b", node)
-    unchecked = published(tmp_path / "c", sample(source, **arguments))
-    assert checked.manifest.content == unchecked.manifest.content
-    sums.write_text("".join("0" * 64 + line[64:] for line in lines))
-    with pytest.raises(StepFailed, match="SHA-256"):
-        bring_up(str(tmp_path / "d"), node)
-
-
-@pytest.mark.parametrize("unit", ["document", "row_group"])
-def test_files_are_verified_though_an_attempt_before_read_them(tmp_path, monkeypatch, unit):
-    """The first attempt, without verification, counted the source and was then lost."""
-    source = write(tmp_path / "source", documents())
-    lost = "data.select.write_sample.sample_units"
-    with monkeypatch.context() as patch:
-        patch.setattr(lost, lambda *_, **__: 1 / 0)
-        with pytest.raises(StepFailed):
-            bring_up(str(tmp_path / "store"), sample(source, tokens=2_000, unit=unit))
-    (tmp_path / "source" / "SHA256SUMS").write_text(
-        "".join(f"{'0' * 64}  {index}.parquet\n" for index in range(3))
-    )
-    node = sample(source, tokens=2_000, unit=unit, verify_files=True)
-    with pytest.raises(StepFailed, match="SHA-256"):
-        bring_up(str(tmp_path / "store"), node)
 
 
 def test_row_groups_of_nulls_are_not_counted_as_low_scores(tmp_path):
