@@ -70,12 +70,7 @@ def python_documentation() -> str:
     return f"{PYTHON_DOCS}{platform.python_version()}"
 
 
-def is_embedded(source: str) -> bool:
-    """Whether `source` is the documentation inside a Python, read without files or network."""
-    return source.startswith(PYTHON_DOCS)
-
-
-def check_embedded(source: str) -> None:
+def check_documentation(source: str) -> None:
     """Raise `InputError` unless `source` is the documentation of the running Python."""
     asked, running = source.removeprefix(PYTHON_DOCS), platform.python_version()
     if asked != running:

@@ -102,7 +102,7 @@ def sample(
 
     Args:
         run: the attempt.
-        source: files, folders or embedded text (see `data/source.py`).
+        source: files, folders, a pattern (see `data/source.py`).
         tokenizer: counts the budget in its own tokens, EOS included (predicted from a probe);
             without it the budget is in the source's own `token_count`.
         tokens: budget of training tokens; -1 for everything that the other splits leave.

@@ -25,6 +25,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
 
 from data.read.retry import Answered, NotThere, TryAgain, redact, run_with_timeout, with_retries
+from data.source import PYTHON_DOCS
 from pipeline.errors import InputError
 from pipeline.store import storage
 
@@ -56,7 +57,7 @@ def file_state(url: str) -> FileState:
         InputError: the file is missing (`NotThere`), not permitted, or of unknown size.
         StorageError: the store does not answer.
     """
-    fs, path = storage.filesystem(url)
+    fs, path = storage.filesystem(_address(url))
     if isinstance(fs, LocalFileSystem):
         try:
             stat = os.stat(path)
@@ -86,9 +87,9 @@ def open_ranges(url: str, state: FileState | None = None) -> IO[bytes]:
         InputError: the file is missing, or its state differs (also when read).
         StorageError: the store does not answer (also when read).
     """
-    fs, path = storage.filesystem(url)
+    fs, path = storage.filesystem(_address(url))
     if isinstance(fs, LocalFileSystem):
-        return _open_local(url, state)
+        return _open_local(path, state)
     state = state or file_state(url)
     return RangeFile(url, state, _fetch(fs, path, url, state))  # type: ignore[return-value]
 
@@ -160,6 +161,15 @@ def state_of(about: Mapping[str, Any]) -> FileState | None:
 
 def _local_state(stat: os.stat_result) -> FileState:
     return FileState(stat.st_size, str(stat.st_mtime_ns))
+
+
+def _address(url: str) -> str:
+    """Where to read a URL: the documentation inside this Python is a file in the user's cache."""
+    if not url.startswith(PYTHON_DOCS):
+        return url
+    from data.read import python_docs
+
+    return python_docs.written(url)
 
 
 def _open_local(url: str, state: FileState | None) -> IO[bytes]:

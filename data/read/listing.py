@@ -2,7 +2,7 @@
 
 The digest of a file is the best that its store gives without sending the file: the hub's SHA-256 or
 Git object id, the MD5 or CRC-32C of gs://, the ETag or else Last-Modified of a web server; for
-local files, that of `data.read.local_digest`. A full hub commit and the embedded documentation are
+local files, that of `data.read.local_digest`. A full hub commit and the documentation are
 pinned and need no request. Planning imports this module, so it imports store clients only when
 needed.
 """
@@ -25,12 +25,12 @@ from data.read.byte_ranges import WEB, FileState, file_state, info, protocol, st
 from data.read.formats import READ, is_document_file, kind_by_name
 from data.read.local_digest import digest_files
 from data.read.retry import redact, run_with_timeout, with_retries
-from data.source import PYTHON_DOCS, check_embedded, is_embedded
+from data.source import PYTHON_DOCS, check_documentation
 from pipeline.errors import InputError
 from pipeline.identity.listing import ListedFile, Listing
 from pipeline.store import storage
 
-_EMBEDDED_BYTES = 8_000_000  # more than the documentation of any supported Python
+_DOCUMENTATION_BYTES = 8_000_000  # more than the documentation of any supported Python
 _AT_ONCE = 16
 _PINNED = re.compile(r"hf://(?:[a-z]+/)?[^/@]+/[^/@]+@([0-9a-f]{40})(?:/|$)")
 # Metadata fields that identify a file's content, the most reliable first.
@@ -60,6 +60,8 @@ def find_files(
         InputError: no file matches, access is not permitted, or `source` is not a URL.
         StorageError: the store could not be listed.
     """
+    if source.startswith(PYTHON_DOCS):
+        return [(source, file_state(source))]
     fs, _, matches, _ = _find(source, None, accept)
     if isinstance(fs, LocalFileSystem):
         return [(name, file_state(name)) for name, _ in matches]
@@ -81,10 +83,10 @@ def list_source(source: str, seconds: float, accept: Accept = is_document_file) 
         InputError: no file matches, access is not permitted, or `source` is not a URL.
         StorageError: the store does not answer.
     """
-    if is_embedded(source):
-        check_embedded(source)
+    if source.startswith(PYTHON_DOCS):
+        check_documentation(source)
         version = source.removeprefix(PYTHON_DOCS)
-        return Listing(source, pinned=f"Python {version}", limit=_EMBEDDED_BYTES)
+        return Listing(source, pinned=f"Python {version}", limit=_DOCUMENTATION_BYTES)
     if found := _PINNED.match(source):
         return Listing(source, pinned=f"commit {found[1]}")
     branch = revision = ""

@@ -146,11 +146,16 @@ def _content(file: int, size: int) -> tuple[str, int]:
     return digest.hexdigest(), sum(length for _, length in ranges)
 
 
-def _cache_file(paths: list[str]) -> Path:
+def user_cache() -> Path:
+    """This project's folder in the user's cache."""
     folder = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(folder) / "ponente"
+
+
+def _cache_file(paths: list[str]) -> Path:
     common = os.path.commonpath([os.path.dirname(path) for path in paths] or ["/"])
     name = hashlib.blake2b(os.fsencode(common), digest_size=16).hexdigest()
-    return Path(folder) / "ponente" / "digests" / f"{name}.json"
+    return user_cache() / "digests" / f"{name}.json"
 
 
 def _load(cache: Path) -> dict[str, _Known]:

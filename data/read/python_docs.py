@@ -7,24 +7,35 @@ enough to fill a context.
 
 The table depends on the Python build only: files are visited in sorted order, repeated docstrings
 are skipped, and neither the locale nor the file system has an influence. Distributors patch the
-library, so two builds of one version may differ in a few documents.
+library, so two builds of one version may differ in a few documents. It is written once, as a
+Parquet file in the user's cache, and read like any other file.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import hashlib
 import inspect
 import os
 import pydoc_data.topics
 import re
+import sys
 import sysconfig
+import tempfile
 import warnings
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from data.read.local_digest import user_cache
+from data.source import check_documentation
+
+_ROW_GROUPS = 8  # so that it fans out like any source
 _SHORTEST_DOCSTRING = 41
 _SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
 _UNDERLINE = re.compile(r"^[ \t]*([*=\-~^#\"'+])\1{2,}[ \t]*$\n?", re.MULTILINE)
@@ -34,12 +45,47 @@ _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionD
 
 
 @functools.cache
+def written(source: str) -> str:
+    """Path of the file that a `python-docs://` URL names, written if this host has none.
+
+    Raises:
+        InputError: it is that of another Python than the running one.
+    """
+    check_documentation(source)
+    build = f"{sys.version}\0{_library()}\0".encode() + Path(__file__).read_bytes()
+    name = f"python-docs-{hashlib.blake2b(build, digest_size=8).hexdigest()}.parquet"
+    folders = user_cache(), Path(tempfile.gettempdir(), f"ponente-{os.getuid()}")
+    if there := next((folder / name for folder in folders if (folder / name).exists()), None):
+        return str(there)
+    try:
+        return _write(folders[0], name)
+    except OSError:  # a home that is read only
+        return _write(folders[1], name)
+
+
+def _write(folder: Path, name: str) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    table = documents()
+    edges = [table.num_rows * index // _ROW_GROUPS for index in range(_ROW_GROUPS + 1)]
+    kept: dict[str, Any] = {"compression": "zstd", "use_dictionary": False}
+    with (
+        tempfile.NamedTemporaryFile(dir=folder, suffix=".tmp", delete=False) as file,
+        pq.ParquetWriter(file, table.schema, write_page_checksum=True, **kept) as writer,
+    ):
+        for start, stop in pairwise(edges):
+            writer.write_table(table.slice(start, stop - start))
+    os.utime(file.name, (0, 0))  # a file's version is its time: the same on every host
+    os.replace(file.name, folder / name)
+    return str(folder / name)
+
+
+@functools.cache
 def documents() -> pa.Table:
     """Every document: `id` (string, unique), `text` (string, never empty) and `token_count`.
 
     The count (int64) is an estimate, UTF-8 bytes / 4 rounded.
     """
-    found = [*_topics(), *module_documents(Path(sysconfig.get_paths()["stdlib"]))]
+    found = [*_topics(), *module_documents(_library())]
     return pa.table(
         {
             "id": pa.array([name for name, _ in found], pa.string()),
@@ -93,6 +139,10 @@ def _topics() -> Iterator[tuple[str, str]]:
     for name, text in sorted(pydoc_data.topics.topics.items()):
         if cleaned := clean_topic(text):
             yield f"topics/{name}", cleaned
+
+
+def _library() -> Path:
+    return Path(sysconfig.get_paths()["stdlib"])
 
 
 def _library_files(library: Path) -> list[Path]:

@@ -41,7 +41,7 @@ class Unit:
     """A part of one source file: row groups of Parquet, lines, or the whole file.
 
     Attributes:
-        file: URL of the file, or of the embedded documentation.
+        file: URL of the file.
         row_groups: indices of the Parquet row groups, ascending and adjacent; (0,) for other kinds.
         rows: number of documents; -1 if it is only known after reading.
         text_bytes: for Parquet the uncompressed bytes of the text column by the footer (a few bytes

@@ -21,14 +21,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from data.read import arrow_table, json_lines, parquet_file, python_docs, text_file
+from data.read import arrow_table, json_lines, parquet_file, text_file
 from data.read.arrow_strings import count_by_length, made_ids
 from data.read.byte_ranges import FileState, file_state
 from data.read.formats import compression, kind_of
@@ -44,11 +43,9 @@ from data.read.values import (
     most_tokens_of,
     pieces,
 )
-from data.source import check_embedded, is_embedded
 from pipeline.errors import InputError
 
 NULL, INVALID = "null", "invalid"  # why a row is skipped
-EMBEDDED_ROW_GROUPS = 8
 FOOTERS_AT_ONCE = 16
 _PARTS = 8 * FOOTERS_AT_ONCE  # parts of the list of files, each handled by one thread
 TARGET_BYTES = 64 << 20
@@ -75,15 +72,10 @@ class RowGroup(NamedTuple):
 def list_files(source: str) -> list[tuple[str, int]]:
     """(URL, bytes) of every file of a source, sorted by name; opens no file.
 
-    The embedded documentation is one file of 0 bytes.
-
     Raises:
         InputError: no file matches, or access is not permitted.
         StorageError: the store could not be listed.
     """
-    if is_embedded(source):
-        check_embedded(source)
-        return [(source, 0)]
     return [(url, state.size) for url, state in _found(source)]
 
 
@@ -107,9 +99,6 @@ def list_units(
             or the source has no rows.
         StorageError: the store could not be listed or read.
     """
-    if is_embedded(source):
-        check_embedded(source)
-        return _embedded_units(source)
     files = _found(source)
     units: list[Unit] = []
     step = max(1, len(files) // _PARTS)
@@ -145,15 +134,11 @@ def file_units(
     Raises:
         InputError, StorageError: as `list_units`.
     """
-    if is_embedded(url):
-        return list_units(url)
     return _cut(url, file_state(url), fields, target_bytes)
 
 
 def row_groups(url: str, fields: Fields = Fields()) -> list[RowGroup]:
     """The row groups of one Parquet file, from its footer; arguments and errors as `file_units`."""
-    if is_embedded(url):
-        return [RowGroup(u.rows, u.text_bytes, u.text_bytes) for u in list_units(url)]
     state = file_state(url)
     if (kind := kind_of(url, state)) != "parquet":
         raise InputError(
@@ -301,14 +286,7 @@ def _groups(file: str, state: FileState, fields: Fields) -> tuple[Unit, list[Row
 
 def _batches(unit: Unit, columns: Sequence[str]) -> Iterator[Rows]:
     """The rows of a unit: `columns`, and the text if ids need it."""
-    if is_embedded(unit.file):
-        check_embedded(unit.file)
-        table = python_docs.documents().select(list(columns))
-        for group in unit.row_groups:
-            rows = _embedded_rows(table.num_rows)[group]
-            for batch in table.slice(rows.start, len(rows)).to_batches(BATCH_ROWS):
-                yield Rows(batch, {}, str)
-    elif unit.kind == "lines":
+    if unit.kind == "lines":
         yield from json_lines.read(unit, columns)
     elif unit.kind == "text":
         yield from text_file.read((unit,), columns)
@@ -373,23 +351,3 @@ def _raw(
 
         # One row group at a time: reading several would keep all of them in memory.
         yield ((group, read(group)) for group in unit.row_groups)
-
-
-def _embedded_rows(rows: int) -> list[range]:
-    """The virtual row groups of the embedded table, so that it fans out like any source."""
-    edges = [rows * index // EMBEDDED_ROW_GROUPS for index in range(EMBEDDED_ROW_GROUPS + 1)]
-    return [range(start, stop) for start, stop in pairwise(edges)]
-
-
-def _embedded_units(source: str) -> list[Unit]:
-    table = python_docs.documents()
-    sizes = pc.call_function("binary_length", [table["text"]]).to_numpy()
-    return [
-        Unit(
-            file=source,
-            row_groups=(index,),
-            rows=len(rows),
-            text_bytes=int(sizes[rows.start : rows.stop].sum()),
-        )
-        for index, rows in enumerate(_embedded_rows(table.num_rows))
-    ]

@@ -47,5 +47,3 @@ def test_an_unknown_subset_is_refused(subset):
 def test_python_documentation_names_the_running_version():
     """The embedded source is the text of this Python."""
     assert source.python_documentation() == f"python-docs://{platform.python_version()}"
-    assert source.is_embedded(source.python_documentation())
-    assert not source.is_embedded(source.fineweb_edu())

@@ -5,10 +5,13 @@ import subprocess
 import sys
 import textwrap
 
+import pyarrow as pa
 import pytest
 
 from data.read import python_docs
-from data.source import check_embedded, python_documentation
+from data.read.byte_ranges import file_state
+from data.read.work_units import list_units, read_units
+from data.source import python_documentation
 from pipeline.errors import InputError
 
 
@@ -104,9 +107,26 @@ def test_clean_topic_removes_markup_and_keeps_prose():
 
 
 def test_another_python_version_is_refused():
-    """The message says both versions; this version passes."""
-    check_embedded(python_documentation())
+    """The message says both versions."""
     running = python_documentation().removeprefix("python-docs://")
     with pytest.raises(InputError, match=r"3\.1\.4") as error:
-        check_embedded("python-docs://3.1.4")
+        list_units("python-docs://3.1.4")
     assert running in str(error.value)
+
+
+def test_the_file_in_the_cache_is_read_like_any_other(tmp_path, monkeypatch):
+    """It is written once, in eight row groups, and has one version on every host."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    python_docs.written.cache_clear()
+    try:
+        (unit,) = list_units(python_documentation())
+        columns = ["id", "text", "token_count"]
+        found = pa.Table.from_batches(list(read_units([unit], columns)))
+        assert found.equals(python_docs.documents())
+        assert (len(unit.row_groups), unit.version) == (8, "0")
+        (file,) = (tmp_path / "ponente").iterdir()
+        python_docs.written.cache_clear()
+        assert file_state(python_documentation()) == (file.stat().st_size, "0")
+        assert python_docs.written(python_documentation()) == str(file)
+    finally:
+        python_docs.written.cache_clear()

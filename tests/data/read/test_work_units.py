@@ -12,9 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
-from data.read import python_docs, work_units
+from data.read import work_units
 from data.read.unit import Fields
-from data.source import python_documentation
 from pipeline.errors import InputError
 
 WORDS = [
@@ -311,8 +310,6 @@ def test_a_score_that_is_not_there_is_refused_when_asked_for(tmp_path, column):
     assert read_all([unit], ["id"]).num_rows == 2
     with pytest.raises(InputError, match=r"x\.parquet: .*score="):
         read_all([unit], ["id", "score"])
-    with pytest.raises(InputError, match="score"):
-        read_all(work_units.list_units(python_documentation())[:1], ["score"])
 
 
 def test_a_null_score_is_named_and_nan_is_passed_on(tmp_path):
@@ -337,15 +334,6 @@ def test_row_groups_and_units_of_one_file(folder):
     groups = [group for url, _ in files for group in work_units.row_groups(url)]
     assert [(g.rows, g.text_bytes) for g in groups] == [(u.rows, u.text_bytes) for u in units]
     assert all(g.text_bytes / 20 < g.compressed_bytes < g.text_bytes * 2 for g in groups)
-
-
-def test_the_embedded_text_is_one_file():
-    """The functions for one file take it too."""
-    source = python_documentation()
-    assert work_units.list_files(source) == [(source, 0)]
-    units = work_units.list_units(source)
-    assert work_units.file_units(source) == units
-    assert [group.rows for group in work_units.row_groups(source)] == [unit.rows for unit in units]
 
 
 def test_a_local_file_that_changes_is_refused(folder):
@@ -382,15 +370,3 @@ def test_a_glob_that_matches_nothing_and_files_without_rows(tmp_path):
     pq.write_table(rows(1).slice(0, 0), tmp_path / "x.parquet")
     with pytest.raises(InputError, match="0 rows"):
         work_units.list_units(f"{tmp_path}/*.parquet")
-
-
-def test_embedded_documents_fan_out():
-    """The embedded table reads as units too, at least four, without loss."""
-    units = work_units.list_units(python_documentation())
-    assert len(units) >= 4
-    columns = ["id", "text", "token_count"]
-    assert read_all(units, columns).equals(python_docs.documents().select(columns))
-    sizes = sum(len(t.encode()) for t in python_docs.documents()["text"].to_pylist())
-    assert sum(unit.text_bytes for unit in units) == sizes
-    with pytest.raises(InputError, match=r"3\.1\.4"):
-        work_units.list_units("python-docs://3.1.4")
