@@ -24,8 +24,13 @@ def nanochat_16k(
     tokenizer_tokens: int = 200_000_000,
     model: TransformerConfig = nanochat_d16,  # "SSSL": three of four layers have a window of 8,192
     optimizer: OptimizerConfig = OptimizerConfig(
-        **{"kind": "muon", "learning_rate": 3e-4, "muon_learning_rate": 2e-2, "muon_rms": None},
-        **{"schedule": "wsd", "decay": 0.4, "weight_decay": 0.0},
+        kind="muon",
+        learning_rate=3e-4,
+        muon_learning_rate=2e-2,
+        muon_rms=None,
+        schedule="wsd",
+        decay=0.4,
+        weight_decay=0.0,
     ),
     training: TrainConfig = TrainConfig(
         batch_size=BATCH // 16_384,

@@ -51,7 +51,7 @@ def recipes(
     seeds: tuple[int, ...] = (0, 1, 2),
     search: bool = False,  # train the learning rates instead of the variants
     optimizer: OptimizerConfig = OptimizerConfig(
-        **{"learning_rate": BEST["adamw"], "schedule": "wsd", "warmup": 0.05, "min_ratio": 0.0}
+        learning_rate=BEST["adamw"], schedule="wsd", warmup=0.05, min_ratio=0.0
     ),
     training: TrainConfig = TrainConfig(
         batch_size=16,

@@ -44,7 +44,10 @@ def tpuchat(
     model: TransformerConfig = tpuchat_130m,
     optimizer: OptimizerConfig = OptimizerConfig(
         learning_rate=7e-4,  # from tpuchat's later sweep; its published run used 1e-4
-        **{"schedule": "wsd", "warmup": 0.02, "decay": 0.5, "min_ratio": 0.0},
+        schedule="wsd",
+        warmup=0.02,
+        decay=0.5,
+        min_ratio=0.0,
         moment_dtype="bfloat16",
     ),
     training: TrainConfig = TrainConfig(batch_size=64, milestones=(5_000, 10_000, 15_000)),

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+from models.shape.validation import at_least
 from pipeline import InputError, Result, Runtime, StepContext, step
 from steps.artifacts import TRAIN, Documents, Sequences, TokenCache
 from steps.declared import nearest_setting
-from training.config.validation import at_least
 
 _MOST_TOKENS = 8  # most tokens of any tokenizer per token of a source's count, maybe bytes / 4
 _WIDEST_TOKEN = 4  # bytes of an id; 2 where the vocabulary has at most 65,536 ids

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from data.read.listing import absolute, list_source
 from models.generate.sampling_config import Sampling
+from models.shape.validation import at_least
 from pipeline import External, Hardware, InputError, Result, Runtime, StepContext, local, step
 from pipeline.store import storage
 from steps.artifacts import Checkpoint, Scores, Tokenizer
 from steps.coordinator import FLAGS
 from steps.generate import Request, write_process
-from training.config.validation import at_least
 from training.evaluate.programs.sandbox import Limits
 
 if TYPE_CHECKING:

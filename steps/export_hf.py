@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 from models.config import TransformerConfig
 from models.hf.architectures import architecture_of
+from models.shape.validation import at_least
 from pipeline import InputError, Result, Runtime, StepContext, step
 from steps.artifacts import Checkpoint, HuggingFaceModel, Tokenizer
 from steps.declared import nearest, nearest_setting
 from steps.planning.continued import checkpoint_at
 from steps.upload_hf import upload_hf
-from training.config.validation import at_least
 
 _MEMORY = 1 << 30  # bytes; 1.24 B parameters need half of it, see tests/bench/export.py
 

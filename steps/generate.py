@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 from models.config import TransformerConfig
 from models.generate.sampling_config import Sampling
+from models.shape.validation import at_least
 from pipeline import GangProcess, Hardware, InputError, Result, Runtime, StepContext, local, step
 from pipeline.graph.step_context import Emit
 from steps.artifacts import Checkpoint, Completions, Tokenizer
 from steps.checkpoints.find import open_model, read_tokenizer
 from steps.coordinator import FLAGS, coordinator_of
 from steps.declared import nearest_setting
-from training.config.validation import at_least
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+from models.shape.validation import at_least, check_value
 from pipeline import External, InputError, Result, StepContext, step
 from pipeline.graph.facts import Facts, Results
 from pipeline.graph.step import Node
@@ -14,8 +15,7 @@ from pipeline.store import storage
 from steps.artifacts import Checkpoint
 from steps.coordinator import HUB
 from training.config import TrainConfig
-from training.config.train import COMPUTE_DTYPES
-from training.config.validation import at_least, one_of
+from training.config.train import ComputeDtype
 
 _MOST_TOKENS = 2048  # most tokens of a sequence by default
 _CHECKPOINT = "checkpoint/00000000"
@@ -42,7 +42,7 @@ def _check(arguments: Mapping[str, Any]) -> None:
         )
     if (length := arguments["sequence_length"]) is not None:
         at_least("import_hf", sequence_length=(length, 2))
-    one_of("import_hf", "compute_dtype", arguments["compute_dtype"], COMPUTE_DTYPES)
+    check_value("import_hf.compute_dtype", arguments["compute_dtype"], ComputeDtype)
 
 
 def _facts(node: Node, results: Results) -> Facts:
@@ -64,7 +64,7 @@ def import_hf(
     source: Annotated[str, External(_list, _absolute)],
     *,
     sequence_length: int | None = None,
-    compute_dtype: str = "bfloat16",
+    compute_dtype: ComputeDtype = "bfloat16",
     ignore_keys: tuple[str, ...] = (),
     eos: str | None = None,
 ) -> Result:

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from data.read.listing import absolute, list_source
+from models.shape.validation import at_least
 from pipeline import External, InputError, Result, StepContext, step
 from pipeline.store import storage
 from pipeline.store.shards import Shard
 from steps.artifacts import TRAIN, TokenCache
 from steps.coordinator import HUB
 from steps.tokenize_documents import OCCURRENCES, occurrences
-from training.config.validation import at_least
 
 if TYPE_CHECKING:
     from data.read.integer_rows import Layout, RowSpan

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from models.shape.validation import at_least
 from pipeline import Artifact, InputError, Result, StepContext, step
 from pipeline.graph.facts import Facts, Results
 from pipeline.graph.step import Node
@@ -23,7 +24,6 @@ from steps.scaling_laws.points import (
     why_not_two_variables,
 )
 from training.config import TrainConfig
-from training.config.validation import at_least
 
 if TYPE_CHECKING:
     from steps.scaling_laws.forecast import ScalingLaw

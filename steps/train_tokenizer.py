@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
 from data.tokenizer.special_tokens import check_vocab_size
+from models.shape.validation import at_least
 from pipeline import InputError, Result, StepContext, step
 from pipeline.store import storage
 from steps.artifacts import TRAIN, Documents, Tokenizer
-from training.config.validation import at_least
 
 Expression: TypeAlias = Literal["gpt2", "cl100k", "nanochat", "qwen2", "o200k"]
 """Names of `data.tokenizer.expressions.EXPRESSIONS`."""

@@ -21,7 +21,7 @@ from steps.planning.memory import GIB, Fit
 from steps.platforms import chip_of, devices_here
 from training.config import TrainConfig
 from training.config.batch_schedule import rows_read
-from training.config.validation import INSTALL, TRACKERS
+from training.config.trackers import INSTALL, TRACKERS
 from training.cost import calibration
 from training.cost.resolved_run import ResolvedRun, resolve_run
 from training.cost.shape_lint import lint

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from models.config import TransformerConfig
 from models.generate.sampling_config import Sampling
+from models.shape.validation import Count, at_least, check_value
 from pipeline import InputError
 from steps.artifacts import TokenCache, Tokenizer
 from training.config import TrainConfig
-from training.config.validation import at_least, check_sequences
 
 if TYPE_CHECKING:
     from training.evaluate.checkpoint_scorer import ScoreJob
@@ -55,9 +55,8 @@ NOTHING_ELSE = Also()
 
 def check_questions(arguments: Mapping[str, Any]) -> None:
     """Refuse a number of sequences or a batch size that is invalid for every checkpoint."""
-    check_sequences(arguments["sequences"])
-    if (size := arguments["batch_size"]) is not None:
-        at_least("evaluation", batch_size=(size, 1))
+    for name in ("sequences", "batch_size"):
+        check_value(f"evaluation.{name}", arguments[name], Count | None)
 
 
 def score_job(

@@ -59,12 +59,13 @@ def candidates(run: DeclaredRun, batches: Sequence[int] = ()) -> Iterator[Candid
     for model, batch, parts, (sequence, tensor), sharding in found:
         if batch % parts:
             continue
-        parallel = {"sharding": sharding, "sequence": sequence, "tensor": tensor}
         tried = dataclasses.replace(
             train,
             batch_size=batch,
             microbatches=parts,
-            parallel=dataclasses.replace(train.parallel, **parallel),
+            parallel=dataclasses.replace(
+                train.parallel, sharding=sharding, sequence=sequence, tensor=tensor
+            ),
         )
         if _divides(model, tried, run.hardware):
             yield Candidate(model=model, train=tried, changes=_changes(run, model, tried))

@@ -96,7 +96,7 @@ WRITER = train(LONG, train=BATCH, epochs=1, **OTHER)
             ),
             "warmup of 5 and decay of 0 steps do not fit into 4 steps",
         ),
-        (lambda: OptimizerConfig(decay=1.5), "decay: expected a fraction .* got 1.5"),
+        (lambda: OptimizerConfig(decay=1.5), "decay: expected a fraction .* found 1.5"),
         (
             lambda: train(SEQUENCES, train=SIX, model=SHORT, optimizer=OptimizerConfig()),
             "16 is more than the 8 learned positions",
@@ -144,7 +144,10 @@ WRITER = train(LONG, train=BATCH, epochs=1, **OTHER)
         (lambda: generate(MODEL, TOKENIZER, prompts=()), "at least one prompt"),
         (lambda: generate(MODEL, TOKENIZER, prompts=("a",), new_tokens=0), "new_tokens"),
         (lambda: generate(MODEL, TOKENIZER, prompts=("a",), temperature=-1), "temperature"),
-        (lambda: evaluate(MODEL, TOKENS, sequences=0), "at least 1 of each split, found 0"),
+        (
+            lambda: evaluate(MODEL, TOKENS, sequences=0),
+            "evaluation.sequences: expected int >= 1, found 0",
+        ),
         (lambda: follow(MODEL, TOKENS, also=Also(prompts=("x",))), "prompts need a tokenizer"),
         (lambda: Also(questions=5, choices=1), "Also.choices"),
         (lambda: Also(top_k=0), "top_k"),

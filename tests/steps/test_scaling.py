@@ -219,7 +219,7 @@ def test_batches_and_lengths_that_change_are_counted(tmp_path):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: scaling(rungs()[:2]), r"scaling.runs: expected a number >= 3, got 2"),
+        (lambda: scaling(rungs()[:2]), r"scaling.runs: expected a number >= 3, found 2"),
         (lambda: scaling((synthetic(),) * 3), "expected runs of training, .* found 'synthetic'"),
         (lambda: scaling(rungs(), budgets=(0.0,)), "budgets: expected FLOPs above 0, got 0"),
         (lambda: scaling(rungs(), resamples=1), "resamples"),

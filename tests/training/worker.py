@@ -14,6 +14,7 @@ from typing import Any
 def main() -> None:
     """Train and write losses, evaluations and commits as JSON."""
     root, output, count, index, port, parallel = sys.argv[1:]
+    from models.shape.validation import from_plain
     from tests.training import tiny
     from training.config import Parallelism
     from training.config.job import MetricsRow
@@ -24,7 +25,8 @@ def main() -> None:
     coordinator = Coordinator(f"127.0.0.1:{port}", int(count), int(index))
     committed: list[tuple[int, str]] = []
 
-    config = dataclasses.replace(tiny.TRAIN, parallel=Parallelism(**json.loads(parallel)))
+    layout = from_plain(Parallelism, json.loads(parallel))
+    config = dataclasses.replace(tiny.TRAIN, parallel=layout)
     job = tiny.make_job(
         root,
         train=config,

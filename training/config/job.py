@@ -8,23 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from models.config import TransformerConfig
 from models.generate.sampling_config import Sampling
+from models.shape.validation import check_value
 from pipeline.errors import InputError
 from training.config.batch_schedule import batch_phases
 from training.config.optimizer import OptimizerConfig
 from training.config.train import TrainConfig
-from training.config.validation import one_of
 
 if TYPE_CHECKING:
     from data.batches.dataset import DatasetSpec
     from data.cache.token_shard import TokenShard
 
 MetricsRow = dict[str, Any]
-
-TAKES = ("model", "moments", "everything")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +45,7 @@ class Start:
     step: int = 0
 
     def __post_init__(self) -> None:
-        one_of("Start", "take", self.take, TAKES)
+        check_value("Start.take", self.take, Literal["model", "moments", "everything"])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Literal, get_args
 
+from models.shape.validation import BelowOne, Count, NotNegative, Positive, Share, check_fields
 from pipeline.errors import InputError
-from training.config.validation import (
-    above_zero,
-    at_least,
-    below_one,
-    check_types,
-    fraction,
-    one_of,
-)
 
-KINDS = ("adamw", "muon", "lion")
-SCHEDULES = ("cosine", "linear", "wsd", "inverse_sqrt", "constant")
+Kind = Literal["adamw", "muon", "lion"]
+Schedule = Literal["cosine", "linear", "wsd", "inverse_sqrt", "constant"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 MOMENT_BYTES = {"float32": 4, "bfloat16": 2}
 
 # A bfloat16 number has 8 significant bits. Multiplied by a larger beta it can round back to itself,
@@ -72,53 +68,36 @@ class OptimizerConfig:
         lion_beta2: decay of the momentum; 0.99 is the paper's.
     """
 
-    kind: str = "adamw"
-    learning_rate: float = 3e-4
-    schedule: str = "cosine"
-    warmup: float = 0.01
-    decay: float = 0.2
-    min_ratio: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-8
-    weight_decay: float = 0.1
+    kind: Kind = "adamw"
+    learning_rate: NotNegative = 3e-4
+    schedule: Schedule = "cosine"
+    warmup: NotNegative = 0.01
+    decay: NotNegative = 0.2
+    min_ratio: Share = 0.1
+    beta1: BelowOne = 0.9
+    beta2: BelowOne = 0.95
+    epsilon: Positive = 1e-8
+    weight_decay: NotNegative = 0.1
     decay_tables: bool = False
-    clip_norm: float = 1.0
-    moment_dtype: str = "float32"
-    muon_learning_rate: float | None = None
-    muon_momentum: float = 0.95
+    clip_norm: Positive = 1.0
+    moment_dtype: Literal["float32", "bfloat16"] = "float32"
+    muon_learning_rate: NotNegative | None = None
+    muon_momentum: BelowOne = 0.95
     muon_nesterov: bool = True
-    muon_steps: int = 5
-    muon_rms: float | None = 0.2
-    lion_beta1: float = 0.9
-    lion_beta2: float = 0.99
+    muon_steps: Count = 5
+    muon_rms: Positive | None = 0.2
+    lion_beta1: BelowOne = 0.9
+    lion_beta2: BelowOne = 0.99
 
     def __post_init__(self) -> None:
+        check_fields(self)
         owner = "OptimizerConfig"
-        check_types(self)
-        one_of(owner, "kind", self.kind, KINDS)
-        one_of(owner, "schedule", self.schedule, SCHEDULES)
-        one_of(owner, "moment_dtype", self.moment_dtype, tuple(MOMENT_BYTES))
-        fraction(owner, min_ratio=self.min_ratio)
-        betas = ("beta1", "beta2", "muon_momentum", "lion_beta1", "lion_beta2")
-        below_one(owner, **{name: getattr(self, name) for name in betas})
-        at_least(
-            owner,
-            learning_rate=(self.learning_rate, 0.0),
-            warmup=(self.warmup, 0.0),
-            decay=(self.decay, 0.0),
-            weight_decay=(self.weight_decay, 0.0),
-            muon_steps=(self.muon_steps, 1),
-        )
         for name in ("warmup", "decay"):
             if (part := getattr(self, name)) > 1.0 and part % 1.0:
                 raise InputError(
                     f"{owner}.{name}: expected a fraction of all steps below 1 or a whole number "
-                    f"of steps, got {part}"
+                    f"of steps, found {part}"
                 )
-        above_zero(owner, epsilon=self.epsilon, clip_norm=self.clip_norm)
-        if self.muon_rms is not None:
-            above_zero(owner, muon_rms=self.muon_rms)
         self._check_muon_rate(owner)
         self._check_moments(owner)
 
@@ -180,10 +159,7 @@ class OptimizerConfig:
         return self.muon_learning_rate / self.learning_rate
 
     def _check_muon_rate(self, owner: str) -> None:
-        if self.muon_learning_rate is None:
-            return
-        at_least(owner, muon_learning_rate=(self.muon_learning_rate, 0.0))
-        if self.muon_learning_rate > 0.0 and self.learning_rate == 0.0:
+        if self.muon_learning_rate and self.learning_rate == 0.0:
             raise InputError(
                 f"{owner}.muon_learning_rate: it scales the schedule of learning_rate, which is "
                 f"0; found {self.muon_learning_rate}, expected learning_rate above 0"

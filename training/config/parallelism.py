@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from models.shape.validation import Count, check_fields
 from pipeline.errors import InputError
 from training.config.axis_rules import AxisRules
-from training.config.validation import count_or, one_of
 
-SHARDINGS = ("auto", "replicated", "zero1", "fsdp")
-PLACES = ("auto", "device", "host")
+Sharding = Literal["auto", "replicated", "zero1", "fsdp"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,23 +32,15 @@ class Parallelism:
             unless nothing fits).
     """
 
-    sharding: str = "auto"
-    group: int | Literal["all"] = "all"
-    sequence: int = 1
-    tensor: int = 1
+    sharding: Sharding = "auto"
+    group: Count | Literal["all"] = "all"
+    sequence: Count = 1
+    tensor: Count = 1
     rules: AxisRules = AxisRules()
-    optimizer_memory: str = "auto"
+    optimizer_memory: Literal["auto", "device", "host"] = "auto"
 
     def __post_init__(self) -> None:
-        if isinstance(self.rules, dict):  # from JSON
-            object.__setattr__(self, "rules", AxisRules(**self.rules))
-        one_of("Parallelism", "sharding", self.sharding, SHARDINGS)
-        one_of("Parallelism", "optimizer_memory", self.optimizer_memory, PLACES)
-        count_or("all", "Parallelism", group=self.group)
-        for name in ("sequence", "tensor"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise InputError(f"Parallelism.{name}: expected a number >= 1, got {value!r}")
+        check_fields(self)
 
     @property
     def splits_state(self) -> bool:

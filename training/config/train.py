@@ -11,24 +11,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from msgspec import Meta
+
 from models.remat_names import saved_names
+from models.shape.validation import (
+    BelowOne,
+    Count,
+    NotNegative,
+    Positive,
+    Seed,
+    Whole,
+    check_fields,
+    from_plain,
+)
 from pipeline.errors import InputError
 from pipeline.identity.fingerprint import Runtime
 from training.config.parallelism import Parallelism
-from training.config.validation import (
-    above_zero,
-    at_least,
-    at_most,
-    below_one,
-    check_trackers,
-    check_types,
-    count_or,
-    one_of,
-    rising,
-)
+from training.config.trackers import Tracker, check_trackers
 
-ATTENTION = ("auto", "reference", "blockwise", "splash", "cudnn")
-COMPUTE_DTYPES = ("bfloat16", "float32")
+ComputeDtype = Literal["bfloat16", "float32"]
+Schedule = tuple[tuple[Whole, Count], ...]
 MOST_STEPS = 2**31 - 1  # the train state counts them in int32
 MOST_OF_START = 0.01  # of an EMA's weight before its bias correction
 LONGEST_SEQUENCE = 2**22  # tokens; tile and batch sizes are searched by counting along a sequence
@@ -83,48 +85,42 @@ class TrainConfig:
         profile: (first step, number of steps) to trace, see `training.metrics.profiler`.
     """
 
-    steps: int = 0
-    batch_size: int
-    sequence_length: int = 0
+    steps: Annotated[int, Meta(ge=0, le=MOST_STEPS)] = 0
+    batch_size: Count
+    sequence_length: Annotated[int, Meta(ge=0, le=LONGEST_SEQUENCE)] = 0
     separate_documents: bool = False
-    microbatches: int = 1
-    seed: int | None = None
-    compute_dtype: str = "bfloat16"
-    z_loss: float = 0.0
-    batch_schedule: tuple[tuple[int, int], ...] = ()
-    length_schedule: tuple[tuple[int, int], ...] = ()
-    ema: float = 0.0
-    spike_guard: float = 0.0
-    evaluate_every: Annotated[int, Runtime] = 1000
-    evaluate_batches: Annotated[int | Literal["all"], Runtime] = 8
-    evaluate_batch_size: Annotated[int | None, Runtime] = None
-    checkpoint_every: Annotated[int, Runtime] = 1000
-    keep_checkpoints: Annotated[int, Runtime] = 2
-    keep_every: int = 0
-    milestones: tuple[int, ...] = ()
-    log_every: Annotated[int, Runtime] = 1
-    max_skipped: Annotated[int, Runtime] = 10
-    watchdog_seconds: Annotated[float, Runtime] = 120.0
+    microbatches: Count = 1
+    seed: Seed | None = None
+    compute_dtype: ComputeDtype = "bfloat16"
+    z_loss: NotNegative = 0.0
+    batch_schedule: Schedule = ()
+    length_schedule: Schedule = ()
+    ema: BelowOne = 0.0
+    spike_guard: NotNegative = 0.0
+    evaluate_every: Annotated[Count, Runtime] = 1000
+    evaluate_batches: Annotated[Count | Literal["all"], Runtime] = 8
+    evaluate_batch_size: Annotated[Count | None, Runtime] = None
+    checkpoint_every: Annotated[Count, Runtime] = 1000
+    keep_checkpoints: Annotated[Count, Runtime] = 2
+    keep_every: Whole = 0
+    milestones: tuple[Count, ...] = ()
+    log_every: Annotated[Count, Runtime] = 1
+    max_skipped: Annotated[Count, Runtime] = 10
+    watchdog_seconds: Annotated[Positive, Runtime] = 120.0
     remat: Annotated[str, Runtime] = "auto"
-    attention: Annotated[str, Runtime] = "auto"
+    attention: Annotated[Literal["auto", "reference", "blockwise", "splash", "cudnn"], Runtime] = (
+        "auto"
+    )
     parallel: Annotated[Parallelism, Runtime] = Parallelism()
-    unroll: Annotated[int, Runtime] = 1
-    loss_chunks: Annotated[int | Literal["auto"], Runtime] = "auto"
-    trackers: Annotated[tuple[str, ...], Runtime] = ()
-    profile: Annotated[tuple[int, int] | None, Runtime] = None
+    unroll: Annotated[Count, Runtime] = 1
+    loss_chunks: Annotated[Count | Literal["auto"], Runtime] = "auto"
+    trackers: Annotated[tuple[Tracker, ...], Runtime] = ()
+    profile: Annotated[tuple[Count, Count] | None, Runtime] = None
 
     @classmethod
     def from_plain(cls, fields: Mapping[str, Any]) -> TrainConfig:
         """A config from the JSON of `dataclasses.asdict`; absent fields have their defaults."""
-        rebuilt = dict(fields)
-        if "parallel" in fields:
-            rebuilt["parallel"] = Parallelism(**fields["parallel"])
-        for name in ("milestones", "trackers", "profile"):
-            if fields.get(name) is not None:
-                rebuilt[name] = tuple(fields[name])
-        for name in ("batch_schedule", "length_schedule"):
-            rebuilt[name] = tuple((first, value) for first, value in fields.get(name, ()))
-        return cls(**rebuilt)
+        return from_plain(cls, fields)
 
     @property
     def short_for_ema(self) -> str:
@@ -160,47 +156,19 @@ class TrainConfig:
         return found
 
     def __post_init__(self) -> None:
+        check_fields(self)
         owner = "TrainConfig"
-        check_types(self)
-        at_least(
-            owner,
-            **{
-                name: (getattr(self, name), 1)
-                for name in (
-                    *("batch_size", "microbatches", "evaluate_every"),
-                    *("checkpoint_every", "keep_checkpoints", "log_every", "max_skipped", "unroll"),
-                )
-            },
-            milestones=(min(self.milestones, default=1), 1),
-            steps=(self.steps, 0),
-            sequence_length=(self.sequence_length, 2 if self.sequence_length else 0),
-            seed=(self.seed or 0, 0),
-            keep_every=(self.keep_every, 0),
-            z_loss=(self.z_loss, 0.0),
-            spike_guard=(self.spike_guard, 0.0),
-        )
-        at_most(owner, steps=(self.steps, MOST_STEPS))
-        at_most(owner, sequence_length=(self.sequence_length, LONGEST_SEQUENCE))
-        at_most(owner, seed=(self.seed or 0, 2**32 - 1))  # JAX uses the lowest 32 bits
-        below_one(owner, ema=self.ema)
-        above_zero(owner, watchdog_seconds=self.watchdog_seconds)
+        if self.sequence_length == 1:
+            raise InputError(f"{owner}.sequence_length: expected a number >= 2, found 1")
         if 0.0 < self.spike_guard <= 1.0:
             raise InputError(
                 f"{owner}.spike_guard: {self.spike_guard} would skip every ordinary step; use 0 "
                 "for none, or a number above 1 such as 3"
             )
         self._check_schedules(owner)
-        count_or("all", owner, evaluate_batches=self.evaluate_batches)
-        count_or("auto", owner, loss_chunks=self.loss_chunks)
-        if self.evaluate_batch_size is not None:
-            at_least(owner, evaluate_batch_size=(self.evaluate_batch_size, 1))
-        one_of(owner, "compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
-        one_of(owner, "attention", self.attention, ATTENTION)
         if self.remat not in ("auto", "none", "dots"):
             saved_names(self.remat)
         check_trackers(f"{owner}.trackers", self.trackers)
-        if self.profile is not None:
-            at_least(owner, profile=(min(self.profile), 1))
         if isinstance(self.loss_chunks, int) and self.sequence_length % self.loss_chunks:
             raise InputError(
                 f"{owner}: sequence_length {self.sequence_length} is not divisible by loss_chunks "
@@ -208,13 +176,18 @@ class TrainConfig:
             )
 
     def _check_schedules(self, owner: str) -> None:
-        rising(owner, "batch_schedule", self.batch_schedule)
+        for name in ("batch_schedule", "length_schedule"):
+            firsts = [first for first, _ in getattr(self, name)]
+            if firsts != sorted({*firsts}):
+                raise InputError(
+                    f"{owner}.{name}: expected pairs (steps done, value) with rising steps, found "
+                    f"{getattr(self, name)}"
+                )
         if self.batch_schedule and not self.batch_schedule[0][0]:
             raise InputError(
-                f"{owner}.batch_schedule: expected steps of at least 1, got {self.batch_schedule}; "
+                f"{owner}.batch_schedule: expected steps from 1, found {self.batch_schedule}; "
                 "batch_size is the size from step 0 on"
             )
-        rising(owner, "length_schedule", self.length_schedule)
         for pieces in (1, *(pieces for _, pieces in self.length_schedule)):
             if self.sequence_length // pieces % self.parallel.sequence:
                 raise InputError(

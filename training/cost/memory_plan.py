@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from dataclasses import dataclass
+from typing import Literal
 
 from models.config import TransformerConfig
 from models.loss.chunk_count import chunk_count, logit_budget
@@ -18,11 +19,12 @@ from models.remat_names import BLOCK_INPUT, MATMULS, widths
 from pipeline.errors import InputError
 from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.config.mesh_division import check_model
+from training.config.parallelism import Sharding
 from training.cost.memory_estimate import GIB, Estimate, estimate
 from training.cost.recompute import block_flops, recomputed
 from training.cost.step_work import orthogonalization_flops
 
-SHARDINGS = {"replicated": 0.0, "zero1": 0.01, "fsdp": 0.1}
+SHARDINGS: dict[Sharding, float] = {"replicated": 0.0, "zero1": 0.01, "fsdp": 0.1}
 """Cost of each sharding for "auto", as a share of the forward pass: gathering parameters once a
 step is nearly free, gathering them layer by layer twice costs as much as 10 % of recomputation."""
 OFFLOADED = f"offload:{BLOCK_INPUT}"
@@ -55,7 +57,8 @@ def divisible(
         InputError: there is none; names the setting.
     """
     found, failures = list[Parallelism](), list[InputError]()
-    for sharding in SHARDINGS if chosen.sharding == "auto" else (chosen.sharding,):
+    tried = tuple(SHARDINGS) if chosen.sharding == "auto" else (chosen.sharding,)
+    for sharding in tried:
         parallel = dataclasses.replace(chosen, sharding=sharding)
         parallel = parallel.within_slices(devices.count, devices.slices)
         parallel.mesh_shape(devices.count)  # a group that no mesh has is refused for "auto" too
@@ -96,7 +99,9 @@ def resolve(
     tokens = train.batch_size * train.sequence_length / count
     forward = tokens * model.layers * block_flops(model, train.sequence_length)
     orthogonalized = orthogonalization_flops(model, optimizer) / forward
-    places = ("device", "host") if memory == "auto" else (memory,)
+    places: tuple[Literal["auto", "device", "host"], ...] = (
+        ("device", "host") if memory == "auto" else (memory,)
+    )
     chunks = {each: _chunks(model, train, each, count, platform) for each in shardings}
     for remat, sharding, place in itertools.product(_remats(model, train), shardings, places):
         parallel = dataclasses.replace(sharding, optimizer_memory=place)

@@ -11,12 +11,12 @@ import jax
 
 from models.config import TransformerConfig
 from models.jax_numerics import fixed_numerics
+from models.shape.validation import Count, check_value
 from models.transformer import Transformer
 from pipeline.errors import InputError
 from training.checkpoint.restore import load_model_onto
 from training.config import OptimizerConfig, Parallelism, TrainConfig
 from training.config.job import MetricsRow, Prompts
-from training.config.validation import check_sequences
 from training.cost.memory_plan import resolve
 from training.cost.resolved_run import attention_backend
 from training.evaluate.continuation_task import Passages, continuation_questions
@@ -67,7 +67,7 @@ class ScoreJob:
     masked: bool = False
 
     def __post_init__(self) -> None:
-        check_sequences(self.sequences)
+        check_value("evaluation.sequences", self.sequences, Count | None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,10 +24,10 @@ import numpy as np
 
 from data.cache.token_array import TokenArray
 from data.cache.token_shard import TokenShard
+from models.shape.validation import Count, check_value
 from models.transformer import Transformer
 from pipeline.errors import InputError
 from training.config.job import MetricsRow
-from training.config.validation import check_sequences
 from training.sharding.layout import Layout
 from training.step.evaluation_step import EvaluationStep
 
@@ -179,7 +179,7 @@ class Evaluator:
         batch_size: int,
         sequences: int | None = None,
     ) -> None:
-        check_sequences(sequences)
+        check_value("evaluation.sequences", sequences, Count | None)
         self._step, self._layout = step, layout
         self._length, self._batch_size = sequence_length, layout.whole_batch(batch_size)
         self._files = ExitStack()

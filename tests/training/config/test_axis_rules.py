@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from models.shape.validation import from_plain
 from pipeline.errors import InputError
 from training.config import SPLIT_TABLES, AxisRules, Parallelism
 from training.config.axis_rules import MESH_AXES, assign
@@ -67,6 +68,6 @@ def test_rules_come_back_from_json():
     """As part of a stored configuration; the preset that splits tables is one of them."""
     parallel = Parallelism(rules=SPLIT_TABLES)
     written = json.loads(json.dumps(dataclasses.asdict(parallel)))
-    assert Parallelism(**written) == parallel
+    assert from_plain(Parallelism, written) == parallel
     assert parallel.rules.splits_tables
     assert not AxisRules().splits_tables

@@ -18,7 +18,7 @@ from typing import Any
 
 from pipeline.errors import InputError
 from pipeline.store import storage
-from training.config.validation import INSTALL, TRACKERS
+from training.config.trackers import INSTALL, TRACKERS
 from training.metrics.spool import Spool
 
 Entry = dict[str, Any]

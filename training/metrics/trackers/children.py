@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from training.config.validation import check_trackers
+from training.config.trackers import check_trackers
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Trackers:
     """The trackers of one attempt.
 
     Args:
-        names: names from `training.config.validation.TRACKERS`.
+        names: names from `training.config.trackers.TRACKERS`.
         context: JSON values that every child gets: `directory` (URL for its files, this attempt's
             own), `shared` (the same for all attempts of the build), `run` (name of the run, the
             same for all its attempts), `build` (distinguishes this run's attempts from those of an
