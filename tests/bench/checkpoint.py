@@ -1,17 +1,15 @@
-"""Saving and restoring a model with its optimizer's state: ours, the machine's limits, and Orbax.
+"""Saving and restoring a model with its optimizer's state: ours, and the machine's limits.
 
-    python -m tests.bench.checkpoint --work DIR [--model llama_200m] [--layers N] \\
-        [--repeat 3] [--peers-python PATH] [--only limits ours orbax]
+    python -m tests.bench.checkpoint --work DIR [--model llama_200m] [--layers N] [--repeat 3]
 
 One JSON object a measurement, each in a process of its own. `limits`: copying as many bytes from
 memory to memory with one thread and with as many as there are cores (into memory that was used
 before), and writing (flushed), reading cold (out of the page cache) and reading warm as many bytes
-in files of 32 MiB, four at a time. `ours` and `orbax`: seconds that `save` keeps its caller, beside
-a copy of the same arrays by all cores just before (`copy_s`), and then until the checkpoint is
-stored; seconds to restore onto the device, cold and warm. Processor seconds are of a save, all
-threads. The first save is told apart: it needs new memory, which ours takes before (`reserve_s`; in
-training a thread does so while the first steps run). `--peers-python` is of an environment with
-orbax-checkpoint; without it a line says so.
+in files of 32 MiB, four at a time. `ours`: seconds that `save` keeps its caller, beside a copy of
+the same arrays by all cores just before (`copy_s`), and then until the checkpoint is stored;
+seconds to restore onto the device, cold and warm. Processor seconds are of a save, all threads. The
+first save is told apart: it needs new memory, which ours takes before (`reserve_s`; in training a
+thread does so while the first steps run).
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ import numpy as np
 
 from tests.bench import checkpoint_measure as common
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 _FILE_BYTES = 32 << 20
 
 
@@ -146,8 +144,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="llama_200m", help="of models/presets.py")
     parser.add_argument("--layers", type=int, help="instead of the model's")
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--peers-python", type=Path)
-    parser.add_argument("--only", nargs="+", choices=("limits", "ours", "orbax"))
     parser.add_argument("--measure", choices=("ours", "limits"), help=argparse.SUPPRESS)
     parser.add_argument("--options", type=json.loads, help=argparse.SUPPRESS)
     flags = parser.parse_args(arguments)
@@ -162,15 +158,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "repeat": flags.repeat,
     }
     mine = [sys.executable, "-m", "tests.bench.checkpoint", "--measure"]
-    for name in [name for name in ("limits", "ours") if not flags.only or name in flags.only]:
+    for name in ("limits", "ours"):
         _run([*mine, name, "--options"], name, options, flags.work)
-    if flags.only and "orbax" not in flags.only:
-        return 0
-    if flags.peers_python is None:
-        common.emit({"measure": "orbax", "absent": "no environment was given"})
-    else:
-        script = str(HERE / "checkpoint_orbax.py")
-        _run([str(flags.peers_python), script], "orbax", options, flags.work)
     return 0
 
 
@@ -181,7 +170,7 @@ def _run(command: list[str], name: str, options: dict[str, Any], work: str | Non
         text = json.dumps({**options, "work": directory})
         done = subprocess.run(
             [*command, text],
-            cwd=HERE.parents[1],
+            cwd=ROOT,
             env=environment,
             capture_output=True,
             text=True,

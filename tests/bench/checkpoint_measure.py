@@ -1,8 +1,4 @@
-"""Clocks, values and files of the checkpoint bench. Standard library and numpy only.
-
-Imported by this project's bench and, as a file beside it, by the script that runs in the peer's
-environment, so that both are measured by the same code on the same values.
-"""
+"""Clocks, values and files of the checkpoint bench."""
 
 from __future__ import annotations
 

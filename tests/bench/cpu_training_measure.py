@@ -1,8 +1,4 @@
-"""Clocks of a training process, and the line it prints. Standard library only.
-
-Imported by this project's bench and, as a file beside it, by the script that runs in the peer's
-environment, so that both are measured by the same code.
-"""
+"""Clocks of a training process, and the line it prints."""
 
 from __future__ import annotations
 

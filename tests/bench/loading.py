@@ -1,29 +1,23 @@
-"""Our loader beside other readers of the same tokens: rates, latency, and bytes read.
+"""Our loader: rates, latency, where the time goes, and bytes read.
 
-    python -m tests.bench.loading --corpus DIR [--peers-python PATH] [--levanter-python PATH]
+    python -m tests.bench.loading --corpus DIR
     python -m tests.bench.loading --corpus DIR --synthetic 1000000000 --work DIR   a larger set
 
 `--corpus` has Parquet files with a column `text`, and a tokenizer.json. It is tokenised once into
-`--work` (a temporary directory by default), as our cache and as one bare file of uint16, from which
-the peers make their files. `--peers-python` is of an environment with datatrove, torch, datasets,
-grain and array-record, `--levanter-python` of one with marin-levanter; what is missing is said.
+`--work` (a temporary directory by default), as our cache and as one bare file of uint16.
 
 One JSON object a measurement. One consumer takes batches and does nothing with them; everything is
 in the page cache after the first round. Rates are tokens per wall second and per processor second
 (all threads of the process), best and median of the rounds. `read_over_used` is the bytes that read
 calls asked for over the bytes that the tokens take on disk; it cannot be known for mapped files.
 `window` lines read one epoch each, for shuffles from none to all, opening the shards included.
-`exit` lines are the seconds a process takes to end while each of eight threads reads for 20 s, with
-the loader's threads and with those of a ThreadPoolExecutor.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -45,7 +39,7 @@ _UNALIGNED = 1500  # a length that is no multiple of the cache's chunks
 
 
 def ours(work: Path, options: dict[str, Any]) -> None:
-    """The loader with its defaults; then with other numbers of threads, and under Grain."""
+    """The loader with its defaults; then with other numbers of threads."""
 
     def make(length: int, shuffle: tuple[int, int], **more: Any) -> Loader:
         dataset = Dataset(spec(work, length, *shuffle))
@@ -166,55 +160,6 @@ def mapped(work: Path, options: dict[str, Any]) -> None:
             )
 
 
-_LOADER = """
-import time
-from data.batches import loader
-loader._CLOSE_SECONDS = 0.1
-class Hanging:
-    sequence_length, sequences, is_local = 8, 100, True
-    def read(self, positions):
-        time.sleep(20)
-with loader.Loader(Hanging(), batch_size=4):
-    time.sleep(0.2)
-print(time.time(), flush=True)
-"""
-_EXECUTOR = """
-import time
-from concurrent.futures import ThreadPoolExecutor
-pool = ThreadPoolExecutor(8)
-reads = [pool.submit(time.sleep, 20) for _ in range(8)]
-time.sleep(0.2)
-pool.shutdown(wait=False, cancel_futures=True)
-print(time.time(), flush=True)
-"""
-
-
-def exits(work: Path, options: dict[str, Any]) -> None:
-    """Seconds from the last line of a program to its end, while its reads hang."""
-    del work, options
-    for name, program in (("loader", _LOADER), ("ThreadPoolExecutor", _EXECUTOR)):
-        done = subprocess.run(
-            [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True
-        )
-        emit(name=f"exit, {name}", seconds=round(time.time() - float(done.stdout), 2))
-
-
-def elsewhere(python: Path | None, script: str, work: Path, options: dict[str, Any]) -> None:
-    """Run a script of this directory in another environment; its lines are printed as they come."""
-    if python is None:
-        emit(name=script, skipped="no interpreter was given for it")
-        return
-    path = Path(__file__).with_name(script)
-    done = subprocess.run(
-        [str(python), str(path), str(work), json.dumps(options)],
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        emit(name=script, failed=done.stderr.strip().splitlines()[-3:])
-
-
 def main() -> None:
     """Prepare, measure, print."""
     parser = argparse.ArgumentParser(
@@ -223,8 +168,6 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--synthetic", type=int, default=0, help="random tokens instead")
     parser.add_argument("--work", type=Path, default=None, help="kept and used again")
-    parser.add_argument("--peers-python", type=Path, default=None)
-    parser.add_argument("--levanter-python", type=Path, default=None)
     parser.add_argument("--lengths", type=int, nargs="+", default=[2048, 8192])
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=1.0, help="of a round")
@@ -242,15 +185,8 @@ def main() -> None:
         prepare(work, args.corpus, args.synthetic)
         tokens = (work / "tokens.bin").stat().st_size // 2
         emit(name="tokens", tokens=tokens, cores=os.cpu_count(), python=sys.version.split()[0])
-        for part in (ours, parts, windows, mapped, exits):
+        for part in (ours, parts, windows, mapped):
             part(work, options)
-        elsewhere(args.peers_python, "loading_peers.py", work, options)
-        levanter = {**options, "tokenizer": str(args.corpus), "cache_bytes": None}
-        elsewhere(args.levanter_python, "loading_levanter.py", work, levanter)
-        if args.levanter_python:
-            # As with a set ten times larger than its cache of chunks (int32).
-            small = {**levanter, "lengths": args.lengths[:1], "cache_bytes": 4 * tokens // 10}
-            elsewhere(args.levanter_python, "loading_levanter.py", work, small)
 
 
 if __name__ == "__main__":

@@ -4,28 +4,19 @@
     python -m tests.bench.request_counts --latency-ms 0 50 --shards 100    and at one that is far
     python -m tests.bench.request_counts --stores own --log requests.jsonl what was asked for
 
-One JSON object a measurement on stdout, a table on stderr. Each is one process of the command line
-that users type, steps executed inline: `cold` runs the graph in an empty store, `plan`, `noop` (a
-run), `verify` and `gc` look at the finished one. `steps` is twenty tiny steps of one shard,
-`shards` one step of many shards and its consumer (see `request_graphs.py`).
+One JSON object a measurement. Each is one process of the command line, steps executed inline:
+`cold` runs the graph in an empty store, `plan`, `noop` (a run), `verify` and `gc` look at the
+finished one. `steps` is twenty tiny steps of one shard, `shards` one step of many shards and its
+consumer (`request_graphs.py`). The stores are the project's test server and the local disk.
 
-The stores: `own` is the project's test server, `fake-gcs-server` a server of others; clients send
-the same to both, unless one of them answers differently. `local` is this machine's disk, without
-any request. `--latency-ms 50` lets every answer come 50 ms later, and so says what a store far away
-costs; new connections and TLS, which cost such a store more, are not delayed. `in_a_row` is how
-many such delays one after another explain the seconds over those of the first latency given: what
-is sent side by side counts once.
+`--latency-ms 50` lets every answer come 50 ms later; new connections and TLS are not delayed.
+`in_a_row` is how many such delays one after another explain the seconds over those of the first
+latency. `kinds` count requests as sent, so one tried again counts twice; `refused` counts answers
+of 400 and above, most of them an expected "not there". Counts of LIST differ from run to run:
+gcsfs sends a GET and a LIST together and drops the later one, which may have left by then.
 
-`kinds` count requests as sent, so one tried again counts twice; `refused` counts answers of 400 and
-above, most of them an expected "not there". Counts of the same code differ from run to run, those
-of LIST most: asked what is at a URL, gcsfs sends a GET and a LIST together and drops the later one,
-which may have left by then or not.
-
-Wall seconds are of one process on a machine that may be busy (`load`); at `own` they include that
-Python server's work, and a listing there takes longer the more objects there are. A process that
-takes longer than `--limit-s` is ended, and its line says `timed_out`, with the requests it had
-sent; a cold run that was ended is followed by one without delay and without a line, so that the
-other verbs have something to look at.
+A process that takes longer than `--limit-s` is ended and `timed_out`; a cold run that was ended is
+followed by one without delay and without a line, so that the other verbs have a finished store.
 """
 
 from __future__ import annotations
@@ -45,8 +36,7 @@ from typing import Any
 from tests.bench import request_graphs
 from tests.bench.engine_process import Ended, Running
 from tests.bench.engine_systems import ROOT, Ponente
-from tests.bench.request_proxy import Noted
-from tests.bench.request_servers import PLACES, Missing, Place, kind
+from tests.bench.request_servers import PLACES, Disk, Noted, kind
 
 VERBS = {"cold": "run", "plan": "plan", "noop": "run", "verify": "verify", "gc": "gc"}
 _FILL_SECONDS = 300.0
@@ -76,16 +66,9 @@ def outcome(ended: Ended | None, limit: float) -> dict[str, Any]:
 
 
 class Bench:
-    """One graph at one place, whose server holds nothing else.
+    """One graph at one place, which is entered and holds nothing else; `limit` in seconds."""
 
-    Args:
-        place: entered already.
-        graph, shards: see `request_graphs.py`.
-        limit: seconds that a process may take.
-        scratch: directory for what processes print.
-    """
-
-    def __init__(self, place: Place, graph: str, shards: int, limit: float, scratch: Path) -> None:
+    def __init__(self, place: Disk, graph: str, shards: int, limit: float, scratch: Path) -> None:
         self._place, self._graph, self._shards = place, graph, shards
         self._limit, self._scratch = limit, scratch
 
@@ -111,7 +94,6 @@ class Bench:
         # What a client no longer waits for when it ends is noted as late as it is answered.
         time.sleep(latency / 1000 + _SETTLE_SECONDS)
         return {
-            "measured": "requests",
             "store": self._place.name,
             "graph": self._graph,
             "steps": request_graphs.STEPS[self._graph],
@@ -159,60 +141,19 @@ def _in_a_row(first: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
 def measure(
     name: str, graph: str, shards: int, latencies: list[float], limit: float
 ) -> Iterator[tuple[dict[str, Any], list[Noted]]]:
-    """Lines of one graph at one place, each with its requests.
-
-    A place that cannot be measured here has one line, which says why.
-    """
+    """Lines of one graph at one place, each with its requests."""
     with tempfile.TemporaryDirectory(prefix="ponente-requests-") as directory:
         scratch = Path(directory)
-        place = PLACES[name](scratch)
-        try:
-            with place:
-                sent = 0
-                # A disk has no latency to choose.
-                asked = latencies if name != "local" else [0.0]
-                for row in Bench(place, graph, shards, limit, scratch).rows(asked):
-                    yield row, place.log[sent:]
-                    sent = len(place.log)
-        except (Missing, TimeoutError) as error:
-            yield {"measured": "nothing", "store": name, "graph": graph, "why": str(error)}, []
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """The measurements, a verb a line."""
-    head = ("store", "graph", "shards", "ms", "verb", "requests", "wall_s", "in_a_row", "kinds")
-    lines = [head]
-    for row in rows:
-        if row["measured"] != "requests":
-            lines.append((row["store"], row["graph"], "", "", "not measured:", row["why"]))
-            continue
-        wall = f">{row['wall_s']:g}" if row["timed_out"] else f"{row['wall_s']:.2f}"
-        kinds = ", ".join(f"{count} {name}" for name, count in row["kinds"].items())
-        lines.append(
-            (row["store"], row["graph"], row["shards"], f"{row['latency_ms']:g}", row["verb"],
-             row["requests"], wall, row.get("in_a_row", ""), row.get("error", kinds))
-        )  # fmt: skip
-    widths = (16, 7, 7, 4, 7, 9, 8, 9, 0)
-    return "\n".join(
-        " ".join(f"{cell!s:<{width}}" for cell, width in zip(line, widths, strict=False)).rstrip()
-        for line in lines
-    )
-
-
-def versions() -> dict[str, Any]:
-    """Of everything whose version could matter."""
-    found = {**Ponente().versions()}
-    found |= {name: version(name) for name in ("gcsfs", "fsspec", "aiohttp")}
-    for place in PLACES.values():
-        try:
-            found |= place.versions()
-        except Missing as missing:
-            found[place.name] = str(missing)
-    return {**found, "cores": os.cpu_count()}
+        with PLACES[name](scratch) as place:
+            sent = 0
+            asked = latencies if name != "local" else [0.0]
+            for row in Bench(place, graph, shards, limit, scratch).rows(asked):
+                yield row, place.log[sent:]
+                sent = len(place.log)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the status, 1 when something could not be measured."""
+    """The command line; returns the status, 1 when a process failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.request_counts")
     parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
@@ -225,22 +166,22 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.log:
         options.log.write_text("")
-    print(json.dumps({"measured": "versions", **versions()}), flush=True)
-    rows = []
+    versions = Ponente().versions() | {name: version(name) for name in ("gcsfs", "aiohttp")}
+    print(json.dumps({**versions, "cores": os.cpu_count()}), flush=True)
+    failed = False
     for graph in options.graphs:
         shards = options.shards if graph == "shards" else 1
         for name in options.stores:
             for row, noted in measure(name, graph, shards, options.latency_ms, options.limit_s):
-                rows.append(row)
+                failed |= "error" in row
                 print(json.dumps(row), flush=True)
                 if options.log:
                     _write_log(options.log, row, noted)
-    print(table(rows), file=sys.stderr)
-    return int(any("error" in row or row["measured"] == "nothing" for row in rows))
+    return int(failed)
 
 
 def _write_log(path: Path, row: dict[str, Any], noted: list[Noted]) -> None:
-    about = {name: row[name] for name in ("store", "graph", "verb", "latency_ms") if name in row}
+    about = {name: row[name] for name in ("store", "graph", "verb", "latency_ms")}
     with path.open("a") as file:
         for method, asked, query, status in noted:
             line = {**about, "kind": kind(method, asked, query), "method": method, "path": asked}

@@ -1,13 +1,8 @@
-"""Documents to a token cache: ours beside the bare encoders and other libraries, on one corpus.
+"""Documents to a token cache: ours beside the bare encoders, on one corpus.
 
     python -m tests.bench.token_cache --corpus DIR
-    python -m tests.bench.token_cache --corpus DIR --peers-python ENV/bin/python \
-        --levanter-python ENV/bin/python
 
-DIR holds Parquet files with a column `text`, and `tokenizer.json`. The first environment has
-`datasets` and `datatrove`, the second Levanter; what is not given is not measured,
-and a line says so. One JSON object a measurement on stdout.
-
+DIR holds Parquet files with a column `text`, and `tokenizer.json`. One JSON object a measurement.
 First the corpus is copied into Parquet files as `steps.sample` writes them, about 16 MiB of text in
 a row group (1 MiB for `tokenizers`, which takes seconds for that: more and shorter turns). Then,
 with each back end in a process of its own (a fast encoder remembers words, so no text is timed
@@ -18,7 +13,7 @@ twice in one process), row groups are taken in turn for
 
 Rates are per wall second and per processor second, the median over row groups without the first of
 each; `share` is ours over the limit. `processes` runs the shard writer in two processes, `step` the
-whole step in one process on all cores. The others get the files of `tokenizers`.
+whole step in one process on all cores.
 """
 
 from __future__ import annotations
@@ -35,18 +30,15 @@ from pathlib import Path
 from tests.bench import token_cache_ours
 
 _SMALL = 1 << 20
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the measurements that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--corpus", type=Path, required=True)
-    parser.add_argument("--peers-python", type=Path)
-    parser.add_argument("--levanter-python", type=Path)
     parser.add_argument("--files", type=int, default=3, help="Parquet files for the fast encoder")
-    parser.add_argument("--slow-files", type=int, default=1, help="for the slow one and the others")
+    parser.add_argument("--slow-files", type=int, default=1, help="for the slow one")
     parser.add_argument("--documents", type=int, default=0, help="of each of these; 0 for all")
     flags = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="token_cache-") as scratch:
@@ -57,30 +49,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for backend, prepared in (("fastokens", large), ("tokenizers", small)):
             for measure in ("backend", "processes", "step"):
                 _ours(measure, backend, prepared, scratch)
-        _peers(flags.peers_python, ("datasets", "datatrove"), small, scratch)
-        _peers(flags.levanter_python, ("levanter",), small, scratch)
     return 0
 
 
 def _ours(measure: str, backend: str, prepared: Path, scratch: str) -> None:
     script = "tests.bench.token_cache_ours"
     command = [sys.executable, "-m", script, measure, backend, str(prepared), scratch]
-    _run(command, f"ours {measure} {backend}", ROOT)
+    _run(command, f"ours {measure} {backend}")
 
 
-def _peers(python: Path | None, names: Sequence[str], prepared: Path, scratch: str) -> None:
-    for name in names:
-        if python is None:
-            print(json.dumps({"measure": name, "absent": "no environment was given"}), flush=True)
-            continue
-        script = HERE / "token_cache_peers.py"
-        _run([str(python), str(script), name, str(prepared), scratch], name, Path(scratch))
-
-
-def _run(command: list[str], name: str, where: Path) -> None:
+def _run(command: list[str], name: str) -> None:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu"}
     found = subprocess.run(
-        command, cwd=where, env=environment, capture_output=True, text=True, check=False
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     lines = [line for line in found.stdout.splitlines() if line.startswith('{"measure"')]
     for line in lines:
