@@ -6,7 +6,6 @@ No machine learning library is imported here, so that planning a graph starts at
 from pipeline.errors import InputError, PonenteError
 from pipeline.experiment import Experiment
 from pipeline.graph.artifact import Artifact
-from pipeline.graph.external import External
 from pipeline.graph.hardware import Hardware, local, pod
 from pipeline.graph.live import Live
 from pipeline.graph.module_names import come_first
@@ -14,6 +13,7 @@ from pipeline.graph.order import named
 from pipeline.graph.step import Result, step
 from pipeline.graph.step_context import GangProcess, StepContext
 from pipeline.identity.fingerprint import Runtime
+from pipeline.identity.listing import External
 from pipeline.sweep import select, sweep
 
 come_first()

@@ -35,13 +35,13 @@ from pipeline.errors import (
 from pipeline.execute.logs import NAME as LOG
 from pipeline.execute.logs import capture
 from pipeline.execute.reference import refer_to
-from pipeline.graph.external import check_unchanged
 from pipeline.graph.live import Live, Source
 from pipeline.graph.step import StepSpec
 from pipeline.graph.step_context import Emit, Reference, StepContext, Workers
 from pipeline.identity import digests, provenance, source_code
 from pipeline.identity.digests import Identity
 from pipeline.identity.listing import Listing
+from pipeline.plan.listings import check_unchanged
 from pipeline.store import lease, left_overs, manifest, outputs, storage
 from pipeline.store.builds import named
 from pipeline.store.copies import bring_home

@@ -13,6 +13,7 @@ from pipeline.errors import InputError
 from pipeline.graph.artifact import Artifact
 from pipeline.graph.live import Live
 from pipeline.identity import fingerprint
+from pipeline.identity.listing import External
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Signature:
         runtime: names of runtime settings.
         classes: by name, the class of each argument that is annotated with one dataclass.
         defaults: canonical default values of the configuration arguments.
+        externals: by name, the marks of arguments that name data outside the store.
     """
 
     parameters: inspect.Signature
@@ -49,6 +51,7 @@ class Signature:
     runtime: frozenset[str]
     classes: Mapping[str, type]
     defaults: Mapping[str, Any]
+    externals: Mapping[str, External]
 
 
 def read_signature(function: Callable[..., Any]) -> Signature:
@@ -61,7 +64,7 @@ def read_signature(function: Callable[..., Any]) -> Signature:
     signature = inspect.signature(function)
     hints = typing.get_type_hints(function, include_extras=True)
     parameters = list(signature.parameters.values())[1:]
-    inputs, runtime, classes, defaults = {}, set(), {}, {}
+    inputs, runtime, classes, defaults, externals = {}, set(), {}, {}, {}
     for parameter in parameters:
         if parameter.name not in hints:
             raise InputError(
@@ -69,6 +72,9 @@ def read_signature(function: Callable[..., Any]) -> Signature:
                 "one: the type distinguishes inputs from configuration"
             )
         hint = hints[parameter.name]
+        for mark in getattr(hint, "__metadata__", ()):
+            if isinstance(mark, External):
+                externals[parameter.name] = mark
         if (declared := _as_input(hint)) is not None:
             inputs[parameter.name] = declared
             continue
@@ -81,7 +87,7 @@ def read_signature(function: Callable[..., Any]) -> Signature:
         if isinstance(plain, type) and is_dataclass(plain):
             classes[parameter.name] = plain
     left = signature.replace(parameters=parameters)
-    return Signature(left, inputs, frozenset(runtime), classes, defaults)
+    return Signature(left, inputs, frozenset(runtime), classes, defaults, externals)
 
 
 def _as_input(annotation: Any) -> Input | None:

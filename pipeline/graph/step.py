@@ -26,12 +26,12 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from pipeline.errors import InputError
 from pipeline.graph.artifact import Artifact
-from pipeline.graph.external import External, read_externals
 from pipeline.graph.facts import Facts, Results
 from pipeline.graph.module_names import by_value
 from pipeline.graph.signature import Input, Signature, read_signature
 from pipeline.identity import digests, fingerprint, source_code
 from pipeline.identity.digests import Identity
+from pipeline.identity.listing import External
 
 if typing.TYPE_CHECKING:
     from pipeline.graph.step_context import StepContext
@@ -186,10 +186,10 @@ class StepSpec(Generic[P, A]):
     def _signature(self) -> Signature:
         return read_signature(self.function)
 
-    @functools.cached_property
+    @property
     def externals(self) -> Mapping[str, External]:
         """Its arguments that name data outside the store."""
-        return read_externals(self.function)
+        return self._signature.externals
 
     @property
     def label(self) -> str:

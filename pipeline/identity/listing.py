@@ -1,14 +1,19 @@
-"""Listings of external locations: their files at one moment, or a revision that pins them.
+"""External locations: their files at one moment, or a revision that pins them.
 
-A path, a pattern or a branch keeps its name while its content changes. Planning resolves it to a
-`Listing`, whose digest replaces the location in a step's recipe: the same files in another folder
-give the same recipe, other files under the same name another one.
+    @step(output=Documents, version=1)
+    def sample(run: StepContext, source: Annotated[str, External(list_source, absolute)]) -> Result:
+
+A path, a pattern or a branch keeps its name, which is in the key, while its content changes. Each
+command lists it once, and the digest of the `Listing` replaces the location in the action digest:
+the same files in another folder give the same one, other files under the same name another.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from pipeline.identity import fingerprint
 
@@ -119,6 +124,21 @@ class Listing:
     def to_bytes(self) -> bytes:
         """JSON for `files_from_bytes`."""
         return json.dumps([asdict(file) for file in self.files], sort_keys=True).encode()
+
+
+@dataclass(frozen=True)
+class External:
+    """Marks an external argument: `Annotated[str, External(...)]`; a value of None has no listing.
+
+    Attributes:
+        list: (value, seconds) -> the current listing; raises `PonenteError` or `OSError` when the
+            store does not answer within these seconds.
+        absolute: value -> the value with relative local paths made absolute, as used in the key
+            and passed to the step's body.
+    """
+
+    list: Callable[[Any, float], Listing]
+    absolute: Callable[[Any], Any] = lambda value: value
 
 
 def files_from_bytes(data: bytes) -> tuple[ListedFile, ...]:

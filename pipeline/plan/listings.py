@@ -1,4 +1,4 @@
-"""Listing the external arguments of a graph, all of them concurrently."""
+"""Listing the external arguments of a graph, and again those of a step while it runs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.errors import InputError, PonenteError, StoreUnavailable
-from pipeline.graph.external import External
 from pipeline.graph.step import Node
-from pipeline.identity.listing import Listing
+from pipeline.identity.listing import External, Listing, difference
 
 LISTING_SECONDS = 8.0  # deadline for one location, so that `plan` ends within 10 seconds
+CHECK_SECONDS = 60.0  # timeout of listing a location again before and after a step's body
 _AT_ONCE = 16
 
 
@@ -80,3 +80,25 @@ def _try_listing(external: External, value: Any, seconds: float) -> Any:
         return external.list(value, seconds)
     except (PonenteError, OSError) as error:
         return error
+
+
+def check_unchanged(
+    label: str,
+    externals: Mapping[str, External],
+    arguments: Mapping[str, Any],
+    planned: Mapping[str, Listing],
+) -> None:
+    """Refuse external arguments whose listing changed since the run was planned.
+
+    Pinned ones cannot change, and are skipped. Raises `StorageError` where one cannot be listed.
+    """
+    for name, listing in planned.items():
+        if listing.pinned:
+            continue
+        now = externals[name].list(arguments[name], CHECK_SECONDS)
+        if now.digest != listing.digest and not now.same_as(listing.files):
+            changes = difference(listing.summary, listing.files, now)
+            raise InputError(
+                f"{label}({name}=...): expected the files that the run was planned with, found "
+                f"{changes}; run again to use the current files, and do not change them meanwhile"
+            )
